@@ -1,0 +1,125 @@
+# One command each. `make demo` and `make test` set up everything they need; `make` lists the rest.
+#
+# The virtual environment is .venv (VENV=... for another place), built with PYTHON (python3). Each requirements file
+# leaves a stamp in it, so a second run installs nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+BIN := $(VENV)/bin
+NATIVE := python/oxidiff/_native.abi3.so
+CLIPPY := $(CARGO) clippy --release --workspace --all-targets
+export VIRTUAL_ENV := $(abspath $(VENV))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The command's own arguments, e.g. `make test-python ARGS="-k unet"`.
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test test-rust test-python golden bless lint lint-rust lint-python fmt bench bench-kernels \
+	dump doc docs-models wheel wheel-manylinux train clean all
+
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- set-up ---------------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "oxidiff needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25"
+
+$(VENV)/.demo-stamp: requirements/demo.txt | $(BIN)/python
+	$(BIN)/pip install --quiet --requirement requirements/demo.txt
+	@touch $@
+
+$(VENV)/.test-stamp: requirements/test.txt $(VENV)/.demo-stamp
+	$(BIN)/pip install --quiet --requirement requirements/test.txt
+	@touch $@
+
+# An editable install, for the entry points (`oxidiff`, torch.compile's backend list) and the package's metadata.
+$(VENV)/.package-stamp: pyproject.toml $(VENV)/.demo-stamp
+	$(BIN)/maturin develop --release --quiet
+	@touch $@
+
+setup: $(VENV)/.test-stamp build ## create .venv with pinned torch and tools, build the extension
+
+build: $(VENV)/.package-stamp ## build the extension in release mode into python/oxidiff
+	$(CARGO) build --release --features python
+	@cmp --silent $(TARGET_DIR)/release/liboxidiff.so $(NATIVE) || cp $(TARGET_DIR)/release/liboxidiff.so $(NATIVE)
+
+# --- the main job ---------------------------------------------------------------------------------------------------
+
+demo: build ## draw digits with an eager and a compiled pipeline: demo-out/digits.png and a table
+	$(BIN)/python examples/demo.py --out demo-out $(ARGS)
+
+train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about half an hour)
+	$(BIN)/python examples/train_digits.py $(ARGS)
+
+# --- tests ----------------------------------------------------------------------------------------------------------
+
+test: lint test-rust test-python ## everything a change must pass: lint, types, Rust and Python tests
+
+test-rust: ## Rust unit, golden, property and tidy tests (no Python needed)
+	$(CARGO) test --release --workspace --quiet $(ARGS)
+
+test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"
+	$(BIN)/python -m pytest --quiet $(ARGS)
+
+golden: ## golden tests of the compiler's stages alone
+	$(CARGO) test --release --test golden
+
+bless: ## rewrite the golden expectations; review the diff
+	OXIDIFF_BLESS=1 $(CARGO) test --release --test golden
+
+# --- style ----------------------------------------------------------------------------------------------------------
+
+lint: lint-rust lint-python ## formatting, clippy, ruff, mypy and the stubs of the extension
+
+lint-rust:
+	$(CARGO) fmt --all --check
+	$(CLIPPY) -- -D warnings
+	$(CLIPPY) --features python -- -D warnings
+
+lint-python: $(VENV)/.test-stamp build
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict
+	$(BIN)/python -m mypy.stubtest oxidiff._native
+
+fmt: $(VENV)/.test-stamp ## format Rust and Python
+	$(CARGO) fmt --all
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+bench: $(VENV)/.test-stamp build ## whole models against eager, into benches/RESULTS.md; ARGS="--only unet-f32"
+	$(BIN)/python benches/run.py $(ARGS)
+
+bench-kernels: ## single kernels against the machine's ceilings
+	$(CARGO) bench --package oxidiff-kernels $(ARGS)
+
+docs-models: $(VENV)/.test-stamp build ## measure every model of the zoo and rewrite docs/models.md
+	$(BIN)/python benches/models.py $(ARGS)
+
+# --- looking inside -------------------------------------------------------------------------------------------------
+
+dump: build ## write every stage of compiling one model as text into dump-out; MODEL=sd15-unet
+	OXIDIFF_DUMP=dump-out $(BIN)/python -m oxidiff.testing $(or $(MODEL),sd15-unet)
+
+doc: ## API documentation of the Rust crates
+	$(CARGO) doc --workspace --no-deps --document-private-items
+
+# --- packaging ------------------------------------------------------------------------------------------------------
+
+wheel: $(BIN)/python ## one abi3 wheel for this machine, in dist
+	$(BIN)/pip wheel . --no-deps --wheel-dir dist
+
+wheel-manylinux: $(VENV)/.test-stamp ## the wheel to publish: runs on glibc 2.17 and newer (zig is the linker)
+	$(BIN)/maturin build --release --zig --compatibility manylinux2014 --out dist
+
+clean: ## remove build results; keeps .venv
+	rm -rf $(TARGET_DIR) dist demo-out dump-out $(NATIVE)
+
+all: build test demo doc wheel ## build, test, demo, documentation and wheel
