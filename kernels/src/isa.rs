@@ -1,0 +1,119 @@
+//! Instruction sets: what this processor can run, and what a caller asks for.
+//!
+//! Kernels take an [`Isa`] from their caller and never probe the machine themselves, so that a test or a developer knob
+//! can force a lower level. Invariant: an entry point given an unavailable level runs the highest available one below
+//! it ([`Isa::clamp`]); it never executes an instruction the processor lacks.
+
+use std::sync::OnceLock;
+
+/// A level of vector instructions; a later level is a superset of the earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust: whatever the compiler makes of it on any architecture.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// The highest level this processor runs.
+    pub fn detect() -> Isa {
+        features().isa
+    }
+
+    /// Every level, lowest first.
+    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// Whether this processor runs the level.
+    pub fn is_available(self) -> bool {
+        self <= Isa::detect()
+    }
+
+    /// This level, or the highest available one below it.
+    pub fn clamp(self) -> Isa {
+        self.min(Isa::detect())
+    }
+
+    /// The name used in kernel names and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// The level of that name.
+    pub fn parse(name: &str) -> Option<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name)
+    }
+}
+
+/// What the processor offers beyond its level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Highest level available.
+    pub isa: Isa,
+    /// `VDPBF16PS` exists.
+    pub avx512_bf16: bool,
+    /// `VDPBF16PS` does more multiply-adds per second than widening to f32 does: true on AMD (Zen 4 and later issue it
+    /// at the rate of an f32 FMA), false on Intel cores seen so far (half the rate of an f32 FMA, so widening wins).
+    pub fast_bf16_dot: bool,
+}
+
+/// The features of this processor, probed once.
+pub fn features() -> &'static Features {
+    static FEATURES: OnceLock<Features> = OnceLock::new();
+    FEATURES.get_or_init(probe)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn probe() -> Features {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = avx2
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    let isa = match (avx512, avx2) {
+        (true, _) => Isa::Avx512,
+        (_, true) => Isa::Avx2,
+        _ => Isa::Portable,
+    };
+    let avx512_bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
+    Features { isa, avx512_bf16, fast_bf16_dot: avx512_bf16 && vendor_is_amd() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn probe() -> Features {
+    Features { isa: Isa::Portable, avx512_bf16: false, fast_bf16_dot: false }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn vendor_is_amd() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx] == [*b"Auth", *b"enti", *b"cAMD"].map(u32::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for isa in Isa::ALL {
+            assert_eq!(Isa::parse(isa.name()), Some(isa));
+        }
+        assert_eq!(Isa::parse("avx1024"), None);
+    }
+
+    #[test]
+    fn clamp_never_exceeds_the_machine() {
+        for isa in Isa::ALL {
+            assert!(isa.clamp() <= isa && isa.clamp().is_available());
+        }
+        assert!(Isa::Portable.is_available());
+    }
+}
