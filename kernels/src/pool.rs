@@ -182,8 +182,7 @@ impl Pool {
         let threads = region.prepare(threads, bytes)?;
         let workers: Vec<Worker> =
             (0..threads).map(|index| Worker { index, scratch: region.scratch_of(index, bytes) }).collect();
-        let job =
-            Job { next: AtomicUsize::new(0), tasks, body: &body, workers: &workers, panic: Mutex::new(None) };
+        let job = Job { next: AtomicUsize::new(0), tasks, body: &body, workers: &workers, panic: Mutex::new(None) };
         region.execute(&job);
         drop(region);
         match job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {

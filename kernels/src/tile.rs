@@ -37,12 +37,28 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Unary {
-    Neg, Abs, Exp, Log, Sin, Cos, Tanh, Sqrt, Rsqrt, Reciprocal, Sigmoid, Silu,
+    Neg,
+    Abs,
+    Exp,
+    Log,
+    Sin,
+    Cos,
+    Tanh,
+    Sqrt,
+    Rsqrt,
+    Reciprocal,
+    Sigmoid,
+    Silu,
     /// Exact GELU: `0.5 x (1 + erf(x / sqrt 2))`.
     Gelu,
     /// Tanh approximation of GELU.
     GeluTanh,
-    Relu, Erf, Floor, Ceil, Trunc, RoundEven,
+    Relu,
+    Erf,
+    Floor,
+    Ceil,
+    Trunc,
+    RoundEven,
     /// 1.0 where the operand is zero, else 0.0.
     Not,
     /// 1.0 where NaN.
@@ -53,29 +69,69 @@ pub enum Unary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Binary {
-    Add, Sub, Mul, Div, Pow,
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Pow,
     /// NaN if either operand is NaN, as in PyTorch.
     Max,
     /// NaN if either operand is NaN, as in PyTorch.
     Min,
-    Eq, Ne, Lt, Le, Gt, Ge, And, Or,
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    And,
+    Or,
 }
 
 /// One instruction. Destination and sources may coincide.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Instr {
-    Load { dst: Reg, src: Source },
-    Unary { dst: Reg, op: Unary, a: Reg },
-    Binary { dst: Reg, op: Binary, a: Reg, b: Reg },
+    Load {
+        dst: Reg,
+        src: Source,
+    },
+    Unary {
+        dst: Reg,
+        op: Unary,
+        a: Reg,
+    },
+    Binary {
+        dst: Reg,
+        op: Binary,
+        a: Reg,
+        b: Reg,
+    },
     /// `dst = a * b + c`, rounded once.
-    Fma { dst: Reg, a: Reg, b: Reg, c: Reg },
+    Fma {
+        dst: Reg,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+    },
     /// `dst = cond != 0 ? a : b`.
-    Select { dst: Reg, cond: Reg, a: Reg, b: Reg },
+    Select {
+        dst: Reg,
+        cond: Reg,
+        a: Reg,
+        b: Reg,
+    },
     /// Rounds through `dtype` (F16 or BF16) and back.
-    Round { dst: Reg, a: Reg, dtype: DType },
+    Round {
+        dst: Reg,
+        a: Reg,
+        dtype: DType,
+    },
     /// Stores to memory operand `out` of [`TileProgram::stores`].
-    Store { src: Reg, out: u8 },
+    Store {
+        src: Reg,
+        out: u8,
+    },
 }
 
 /// A fused pointwise computation, independent of sizes and addresses.
