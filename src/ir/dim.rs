@@ -1,0 +1,417 @@
+//! Symbolic integers: sizes, strides and offsets as expressions of a graph's symbols.
+//!
+//! A [`Dim`] is a polynomial with rational coefficients over *atoms*: symbols (run-time sizes) and floor divisions that do
+//! not come out even. The form is canonical: terms sorted by monomial, no zero coefficients, so equal polynomials are
+//! equal values. `h*w/64` is a term with coefficient 1/64: exact division is part of the number, and evaluation fails
+//! where the result is not an integer (which means that a graph was used outside the class it was verified for).
+//!
+//! Invariant: every `Dim` is canonical; only this module builds terms.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// A run-time size, an index into [`crate::ir::Graph::symbols`]; printed `s0`, `s1`, ...
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sym(pub u32);
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Atom {
+    Sym(Sym),
+    Floor(Box<Dim>, i64),
+}
+
+/// Product of atoms with powers, sorted by atom; empty = 1.
+type Monomial = Vec<(Atom, u32)>;
+
+/// A reduced fraction, denominator positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Ratio {
+    num: i64,
+    den: i64,
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a.abs().max(1) } else { gcd(b, a % b) }
+}
+
+impl Ratio {
+    fn new(num: i64, den: i64) -> Self {
+        let g = gcd(num, den) * den.signum();
+        Self { num: num / g, den: den / g }
+    }
+    fn add(self, o: Self) -> Self {
+        let g = gcd(self.den, o.den);
+        Self::new(self.num * (o.den / g) + o.num * (self.den / g), self.den / g * o.den)
+    }
+    fn mul(self, o: Self) -> Self {
+        let (a, b) = (Self::new(self.num, o.den), Self::new(o.num, self.den));
+        Self { num: a.num * b.num, den: a.den * b.den }
+    }
+}
+
+/// A symbolic integer. Cheap to clone for constants and single terms.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Dim {
+    terms: Vec<(Monomial, Ratio)>,
+}
+
+impl Dim {
+    /// The constant `value`.
+    pub fn constant(value: i64) -> Self {
+        if value == 0 {
+            return Self::default();
+        }
+        Self { terms: vec![(Vec::new(), Ratio { num: value, den: 1 })] }
+    }
+
+    /// The symbol `sym`.
+    pub fn symbol(sym: Sym) -> Self {
+        Self { terms: vec![(vec![(Atom::Sym(sym), 1)], Ratio { num: 1, den: 1 })] }
+    }
+
+    /// The value if no symbol occurs.
+    pub fn as_constant(&self) -> Option<i64> {
+        match self.terms.as_slice() {
+            [] => Some(0),
+            [(m, r)] if m.is_empty() && r.den == 1 => Some(r.num),
+            _ => None,
+        }
+    }
+
+    /// True for the constant `value`.
+    pub fn is(&self, value: i64) -> bool {
+        self.as_constant() == Some(value)
+    }
+
+    fn from_terms(mut terms: Vec<(Monomial, Ratio)>) -> Self {
+        terms.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut out: Vec<(Monomial, Ratio)> = Vec::with_capacity(terms.len());
+        for (m, r) in terms {
+            match out.last_mut() {
+                Some(last) if last.0 == m => last.1 = last.1.add(r),
+                _ => out.push((m, r)),
+            }
+        }
+        out.retain(|(_, r)| r.num != 0);
+        Self { terms: out }
+    }
+
+    fn scaled(&self, by: Ratio) -> Self {
+        Self { terms: self.terms.iter().map(|(m, r)| (m.clone(), r.mul(by))).filter(|(_, r)| r.num != 0).collect() }
+    }
+
+    /// `self / divisor`, known to come out even for every binding the graph is used with.
+    ///
+    /// # Errors
+    /// If `divisor` is zero.
+    pub fn exact_div(&self, divisor: i64) -> Result<Self> {
+        if divisor == 0 {
+            return Err(Error::invalid("division of a size by zero"));
+        }
+        Ok(self.scaled(Ratio::new(1, divisor)))
+    }
+
+    /// `self / divisor` as polynomials if `divisor` is a single term that divides every term of `self`.
+    pub fn checked_div(&self, divisor: &Dim) -> Option<Self> {
+        let [(dm, dr)] = divisor.terms.as_slice() else { return (self == divisor).then(|| Dim::constant(1)) };
+        if self == divisor {
+            return Some(Dim::constant(1));
+        }
+        let mut terms = Vec::with_capacity(self.terms.len());
+        for (m, r) in &self.terms {
+            let mut q = m.clone();
+            for (atom, power) in dm {
+                let slot = q.iter_mut().find(|(a, _)| a == atom)?;
+                slot.1 = slot.1.checked_sub(*power)?;
+            }
+            q.retain(|(_, p)| *p != 0);
+            terms.push((q, r.mul(Ratio::new(dr.den, dr.num))));
+        }
+        Some(Self::from_terms(terms))
+    }
+
+    /// Floor division; stays exact where every coefficient divides.
+    ///
+    /// # Errors
+    /// If `divisor` is not positive.
+    pub fn floor_div(&self, divisor: i64) -> Result<Self> {
+        if divisor <= 0 {
+            return Err(Error::invalid(format!("floor division of a size by {divisor}")));
+        }
+        if let Some(c) = self.as_constant() {
+            return Ok(Self::constant(c.div_euclid(divisor)));
+        }
+        let even = self.terms.iter().all(|(_, r)| r.den == 1 && r.num % divisor == 0);
+        if even {
+            return self.exact_div(divisor);
+        }
+        let atom = Atom::Floor(Box::new(self.clone()), divisor);
+        Ok(Self { terms: vec![(vec![(atom, 1)], Ratio { num: 1, den: 1 })] })
+    }
+
+    /// The value under `bindings` (one entry per symbol of the graph).
+    ///
+    /// # Errors
+    /// If a symbol is unbound, the result is not an integer, or it does not fit an `i64`.
+    pub fn eval(&self, bindings: &[i64]) -> Result<i64> {
+        if let Some(c) = self.as_constant() {
+            return Ok(c);
+        }
+        let (mut num, mut den) = (0i128, 1i128);
+        for (m, r) in &self.terms {
+            let mut v = i128::from(r.num);
+            for (atom, power) in m {
+                let a = match atom {
+                    Atom::Sym(s) => *bindings
+                        .get(s.0 as usize)
+                        .ok_or_else(|| Error::invalid(format!("size symbol s{} has no value", s.0)))?,
+                    Atom::Floor(inner, d) => inner.eval(bindings)?.div_euclid(*d),
+                };
+                for _ in 0..*power {
+                    v = v.checked_mul(i128::from(a)).ok_or_else(|| Error::invalid("a size overflows"))?;
+                }
+            }
+            let d = i128::from(r.den);
+            num = num * d + v * den;
+            den *= d;
+            if num % den == 0 {
+                (num, den) = (num / den, 1);
+            }
+        }
+        if num % den != 0 {
+            return Err(Error::invalid(format!("size {self} is not an integer at {bindings:?}")));
+        }
+        i64::try_from(num / den).map_err(|_| Error::invalid("a size overflows"))
+    }
+
+    /// Calls `f` for every symbol that occurs.
+    pub fn visit_symbols(&self, f: &mut dyn FnMut(Sym)) {
+        for (m, _) in &self.terms {
+            for (atom, _) in m {
+                match atom {
+                    Atom::Sym(s) => f(*s),
+                    Atom::Floor(inner, _) => inner.visit_symbols(f),
+                }
+            }
+        }
+    }
+
+    /// Product of `dims`; 1 for none.
+    pub fn product<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
+        dims.into_iter().fold(Dim::constant(1), |acc, d| &acc * d)
+    }
+}
+
+impl From<i64> for Dim {
+    fn from(value: i64) -> Self {
+        Self::constant(value)
+    }
+}
+
+impl std::ops::Add for &Dim {
+    type Output = Dim;
+    fn add(self, o: &Dim) -> Dim {
+        Dim::from_terms(self.terms.iter().chain(&o.terms).cloned().collect())
+    }
+}
+
+impl std::ops::Sub for &Dim {
+    type Output = Dim;
+    fn sub(self, o: &Dim) -> Dim {
+        self + &o.scaled(Ratio { num: -1, den: 1 })
+    }
+}
+
+impl std::ops::Mul for &Dim {
+    type Output = Dim;
+    fn mul(self, o: &Dim) -> Dim {
+        let mut terms = Vec::with_capacity(self.terms.len() * o.terms.len());
+        for (ma, ra) in &self.terms {
+            for (mb, rb) in &o.terms {
+                let mut m = ma.clone();
+                for (atom, power) in mb {
+                    match m.iter_mut().find(|(a, _)| a == atom) {
+                        Some(slot) => slot.1 += power,
+                        None => m.push((atom.clone(), *power)),
+                    }
+                }
+                m.sort();
+                terms.push((m, ra.mul(*rb)));
+            }
+        }
+        Dim::from_terms(terms)
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.terms.is_empty() {
+            return f.write_str("0");
+        }
+        for (i, (m, r)) in self.terms.iter().enumerate() {
+            if r.num < 0 {
+                f.write_str("-")?;
+            } else if i > 0 {
+                f.write_str("+")?;
+            }
+            let mut factors = Vec::new();
+            if r.num.abs() != 1 || m.is_empty() {
+                factors.push(r.num.unsigned_abs().to_string());
+            }
+            for (atom, power) in m {
+                for _ in 0..*power {
+                    factors.push(match atom {
+                        Atom::Sym(s) => format!("s{}", s.0),
+                        Atom::Floor(inner, d) => format!("floor({inner},{d})"),
+                    });
+                }
+            }
+            f.write_str(&factors.join("*"))?;
+            if r.den != 1 {
+                write!(f, "/{}", r.den)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for Dim {
+    type Err = Error;
+
+    /// Parses what [`Display`](fmt::Display) prints: sums of `[-]factor*factor/int`, a factor being an integer, `s0` or
+    /// `floor(expr,int)`.
+    fn from_str(text: &str) -> Result<Self> {
+        let mut p = DimParser { text: text.as_bytes(), at: 0, depth: 0 };
+        let dim = p.sum()?;
+        if p.at != p.text.len() {
+            return Err(p.unexpected());
+        }
+        Ok(dim)
+    }
+}
+
+struct DimParser<'a> {
+    text: &'a [u8],
+    at: usize,
+    depth: u32,
+}
+
+impl DimParser<'_> {
+    fn unexpected(&self) -> Error {
+        Error::invalid(format!(
+            "size expression `{}`: unexpected input at {}",
+            String::from_utf8_lossy(self.text),
+            self.at
+        ))
+    }
+
+    fn take(&mut self, c: u8) -> bool {
+        let hit = self.text.get(self.at) == Some(&c);
+        self.at += usize::from(hit);
+        hit
+    }
+
+    fn sum(&mut self) -> Result<Dim> {
+        let mut sum = Dim::default();
+        let mut sign = if self.take(b'-') { -1 } else { 1 };
+        loop {
+            sum = &sum + &self.term()?.scaled(Ratio { num: sign, den: 1 });
+            sign = match (self.take(b'+'), self.text.get(self.at)) {
+                (true, _) => 1,
+                (false, Some(b'-')) => {
+                    self.at += 1;
+                    -1
+                }
+                _ => return Ok(sum),
+            };
+        }
+    }
+
+    fn term(&mut self) -> Result<Dim> {
+        let mut product = self.factor()?;
+        loop {
+            if self.take(b'*') {
+                product = &product * &self.factor()?;
+            } else if self.take(b'/') {
+                let divisor = self.integer()?;
+                product = product.exact_div(divisor)?;
+            } else {
+                return Ok(product);
+            }
+        }
+    }
+
+    fn factor(&mut self) -> Result<Dim> {
+        if self.take(b's') {
+            let index = u32::try_from(self.integer()?).map_err(|_| self.unexpected())?;
+            return Ok(Dim::symbol(Sym(index)));
+        }
+        if self.text[self.at..].starts_with(b"floor(") {
+            self.at += 6;
+            self.depth += 1;
+            if self.depth > 16 {
+                return Err(self.unexpected());
+            }
+            let inner = self.sum()?;
+            let comma = self.take(b',');
+            let divisor = self.integer()?;
+            self.depth -= 1;
+            if !comma || !self.take(b')') {
+                return Err(self.unexpected());
+            }
+            return inner.floor_div(divisor);
+        }
+        Ok(Dim::constant(self.integer()?))
+    }
+
+    fn integer(&mut self) -> Result<i64> {
+        let start = self.at;
+        while self.text.get(self.at).is_some_and(u8::is_ascii_digit) {
+            self.at += 1;
+        }
+        let digits = std::str::from_utf8(&self.text[start..self.at]).map_err(|_| self.unexpected())?;
+        digits.parse().map_err(|_| self.unexpected())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, bindings: &[i64], expect: i64) {
+        let dim: Dim = text.parse().unwrap();
+        assert_eq!(dim.to_string().parse::<Dim>().unwrap(), dim, "{text} does not round-trip");
+        assert_eq!(dim.eval(bindings).unwrap(), expect, "{text}");
+    }
+
+    #[test]
+    fn evaluates_and_round_trips() {
+        check("0", &[], 0);
+        check("s0*s1/64", &[64, 32], 32);
+        check("96-s0/32", &[64], 94);
+        check("s1+s0*s0/256", &[32, 77], 81);
+        check("floor(s0-1,2)+1", &[7], 4);
+        check("2*floor(s0+s1,3)", &[4, 4], 4);
+    }
+
+    #[test]
+    fn is_canonical() {
+        let a: Dim = "s0*s1/2".parse().unwrap();
+        let b: Dim = "s1/2*s0".parse().unwrap();
+        assert_eq!(a, b);
+        assert!((&a - &b).is(0));
+        assert_eq!("2*s0".parse::<Dim>().unwrap().floor_div(2).unwrap(), "s0".parse().unwrap());
+        assert_eq!(a.checked_div(&"s0".parse().unwrap()), Some("s1/2".parse().unwrap()));
+        assert_eq!("s0+1".parse::<Dim>().unwrap().checked_div(&"s0".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn refuses_what_is_not_an_integer() {
+        assert!("s0/8".parse::<Dim>().unwrap().eval(&[12]).is_err());
+        assert!("s3".parse::<Dim>().unwrap().eval(&[1]).is_err());
+        for bad in ["", "s", "1+", "floor(s0)", "s0/0", "(s0)", "99999999999999999999"] {
+            assert!(bad.parse::<Dim>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! oxidiff: a compiler for PyTorch diffusion models.
+//!
+//! Modules in the order in which data passes through them; each uses its own layer or a lower one (`tests/tidy.rs` checks).
+//! `ARCHITECTURE.md` follows one op from the Python call to the kernel.
+
+pub mod config;
+pub mod error;
+pub mod ir;
+pub mod kernel_ir;
+pub mod trace;
+
+pub use error::{Error, Result};
