@@ -1,0 +1,128 @@
+"""Draw digits with an eager and with a compiled pipeline, and compare: what `make demo` runs.
+
+    python examples/demo.py --out demo-out
+
+Writes `digits.png` (both styles, eager beside compiled) and prints times, memory and the largest difference. The only
+line that differs between the two columns is `pipe.unet = oxidiff.compile(pipe.unet)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import oxidiff
+from digits import NO_DIGIT, DigitsPipeline, draw_grid, encode_labels, side_by_side
+
+STYLES = ("chalk", "outline")
+LABELS = [digit for digit in range(10) for _ in range(2)]
+COLUMNS = 5
+
+
+def measure_peak(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process's resident memory grew at its highest while `run` ran; None where unknown."""
+    gc.collect()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+        run()
+        return max(0, _status_bytes("VmHWM") - before)
+    except OSError:
+        return None
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def time_interleaved(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each of `runs`, taken in turn so that a busy machine slows all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def main() -> None:
+    """Draw, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for digits.png")
+    parser.add_argument("--steps", type=int, default=25, help="denoising steps")
+    parser.add_argument("--rounds", type=int, default=15, help="timed steps of each kind")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    grids: list[tuple[str, Image.Image]] = []
+    difference = 0.0
+    reports = {}
+    for style in STYLES:
+        pipe = DigitsPipeline.load(style)
+        eager_unet = pipe.unet
+        eager = pipe(LABELS, steps=arguments.steps)
+
+        started = time.perf_counter()
+        pipe.unet = oxidiff.compile(pipe.unet)  # the one line
+        pipe(LABELS, steps=1)
+        first_call = time.perf_counter() - started
+        compiled = pipe(LABELS, steps=arguments.steps)
+
+        reports[style] = (oxidiff.report(pipe.unet), first_call)
+        difference = max(difference, float(np.abs(eager - compiled).max()))
+        grids += [(f"{style}: eager", draw_grid(eager, COLUMNS)), (f"{style}: compiled", draw_grid(compiled, COLUMNS))]
+    picture = arguments.out / "digits.png"
+    side_by_side(grids).save(picture)
+
+    labels = torch.tensor(LABELS)
+    step = (
+        torch.randn(2 * len(LABELS), 1, 24, 24, generator=torch.Generator().manual_seed(0)),
+        torch.tensor(500),
+        encode_labels(torch.cat([torch.full_like(labels, NO_DIGIT), labels])),
+    )
+    with torch.no_grad():
+        runs = {"eager": lambda: eager_unet(*step), "compiled": lambda: pipe.unet(*step)}
+        for run in runs.values():
+            run()
+        peaks = {name: measure_peak(run) for name, run in runs.items()}
+        seconds = time_interleaved(runs, arguments.rounds)
+
+    report, first_call = reports[STYLES[0]]
+    second_report, second_call = reports[STYLES[1]]
+    ratio = seconds["compiled"] / seconds["eager"]
+    rows = [
+        ("", "eager", "compiled"),
+        ("step time, 40 images 24x24", f"{seconds['eager'] * 1e3:.1f} ms", f"{seconds['compiled'] * 1e3:.1f} ms"),
+        ("  relative", "1.00", f"{ratio:.2f}"),
+        ("peak memory of a step", *(_megabytes(peaks[name]) for name in ("eager", "compiled"))),
+        ("capture and compile", "", f"{report.compile_s:.2f} s"),
+        ("first step, all included", "", f"{first_call:.2f} s"),
+        ("  second checkpoint", "", f"{second_call:.2f} s, {second_report.programs} programs compiled"),
+        ("largest pixel difference", "", f"{difference:.1e} of 1.0"),
+        ("calls that ran eager", "", f"{report.eager_calls + second_report.eager_calls}"),
+    ]
+    for name, eager_value, compiled_value in rows:
+        print(f"{name:<28}{eager_value:>12}  {compiled_value}")
+    for reason in [*report.fallbacks, *second_report.fallbacks]:
+        print("ran eager:", reason)
+    print(f"\nwrote {picture}")
+
+
+def _megabytes(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**20:.1f} MiB"
+
+
+if __name__ == "__main__":
+    main()
