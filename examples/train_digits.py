@@ -72,7 +72,8 @@ def train(style: str, unet: UNet2DConditionModel, steps: int, seed: int) -> UNet
                 kept.lerp_(new, 1 - decay)
         running += loss.item()
         if (step + 1) % 100 == 0:
-            print(f"{style} step {step + 1}/{steps} loss {running / 100:.4f} {time.perf_counter() - started:.0f} s", flush=True)
+            seconds = time.perf_counter() - started
+            print(f"{style} step {step + 1}/{steps} loss {running / 100:.4f} {seconds:.0f} s", flush=True)
             running = 0.0
     return average
 
@@ -94,7 +95,7 @@ def main() -> None:
         folder = arguments.out / style
         copy.deepcopy(average).half().save_pretrained(folder, safe_serialization=True)
         scheduler.save_pretrained(folder)
-        sheet = draw_grid(DigitsPipeline(average, scheduler)([digit for digit in range(10)] * 4), columns=10)
+        sheet = draw_grid(DigitsPipeline(average, scheduler)(list(range(10)) * 4), columns=10)
         sheet.save(folder / "samples.png")
         print(f"{style}: wrote {folder}")
 
