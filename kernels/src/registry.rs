@@ -2,8 +2,9 @@
 //!
 //! One row per kernel. A row names the kernel (`<family>_<dtype>_<tile>__<isa>`), says when the machine can run it, and
 //! carries the function that compares it with its plain reference over a range of shapes. `tests/registry.rs` walks the
-//! list, so a kernel without a reference or without a test cannot be listed, and one that is not listed is not chosen.
+//! list, so a kernel without a reference cannot be listed, and a listed one is tested.
 
+use crate::cpu;
 use crate::dtype::DType;
 use crate::isa::Isa;
 
@@ -22,24 +23,28 @@ pub enum Family {
     Tile,
 }
 
+/// The comparison of a kernel with its reference; the error says where they differ and by how much.
+pub type Verify = Box<dyn Fn() -> Result<(), String>>;
+
 /// One kernel.
-#[derive(Clone, Copy)]
 pub struct Row {
     /// `<family>_<dtype>_<tile>__<isa>`.
-    pub name: &'static str,
+    pub name: String,
     /// What it computes.
     pub family: Family,
     /// The level of instructions it needs.
     pub isa: Isa,
-    /// Element type of its main operand.
+    /// Element type of its operands.
     pub dtype: DType,
     /// Whether this processor runs it.
-    pub is_available: fn() -> bool,
-    /// Runs it beside its reference on a list of shapes; the error says where they differ and by how much.
-    pub verify: fn() -> Result<(), String>,
+    pub is_available: Box<dyn Fn() -> bool>,
+    /// Runs it beside its reference on a list of shapes.
+    pub verify: Verify,
 }
 
 /// Every kernel of the crate.
 pub fn rows() -> Vec<Row> {
-    Vec::new()
+    let mut rows = cpu::verify::rows();
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    rows
 }

@@ -1,1 +1,52 @@
 //! Kernels for the CPU.
+//!
+//! [`gemm`] and [`conv`] are the two contractions on top of one blocked engine ([`gemm_driver`]): an operand source
+//! copies rows of A into L2 scratch in the form a micro-kernel reads, B comes as packed panels ([`pack`]), and finished
+//! blocks go to an [`Epilogue`](crate::epilogue::Epilogue).
+
+use std::fmt;
+
+use crate::dtype::DType;
+use crate::pool::OutOfMemory;
+
+pub mod conv;
+pub mod gemm;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod gemm_avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod gemm_avx512;
+pub(crate) mod gemm_driver;
+pub(crate) mod gemm_kernel;
+pub(crate) mod gemm_portable;
+pub mod gemm_store;
+pub mod pack;
+pub mod verify;
+
+/// Why an entry point did not run. Nothing has been written then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelError {
+    /// Scratch memory could not be allocated.
+    OutOfMemory(OutOfMemory),
+    /// The kernel family has no code for this element type.
+    UnsupportedDType(DType),
+    /// Sizes or strides contradict each other; the text names them.
+    Shape(&'static str),
+}
+
+impl From<OutOfMemory> for KernelError {
+    fn from(error: OutOfMemory) -> Self {
+        KernelError::OutOfMemory(error)
+    }
+}
+
+impl fmt::Display for KernelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KernelError::OutOfMemory(error) => error.fmt(f),
+            KernelError::UnsupportedDType(dtype) => write!(f, "no kernel for element type {dtype:?}"),
+            KernelError::Shape(what) => write!(f, "inconsistent sizes: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for KernelError {}

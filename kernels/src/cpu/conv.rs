@@ -1,0 +1,491 @@
+//! Convolutions over channels-last images as implicit matrix products.
+//!
+//! ```text
+//! out[pixel, oc] = epilogue(sum over (kd, kh, kw, ic) of x[pixel's window at (kd, kh, kw), ic] * w[oc, ic, kd, kh, kw])
+//! ```
+//!
+//! A *row* of the product is an output pixel `(batch, depth, height, width)`, flattened; a *term* is one input channel of
+//! one tap. No image-to-column matrix exists: each task copies the rows and terms of its own block into L2 scratch, where
+//! the padding is written as zeros and 16-bit elements are widened. A copy costs about a quarter of a cycle a vector and
+//! serves every output channel of the block. A convolution with kernel 1, stride 1 and no padding over a dense image reads
+//! its input in place.
+//!
+//! How to call: fill a [`Conv`], pack the weight once with [`pack_conv_weight`], call [`conv`]:
+//!
+//! ```
+//! use oxidiff_kernels::cpu::conv::{Conv, Weight, conv, pack_conv_weight};
+//! use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
+//! use oxidiff_kernels::{dtype::DType, isa::Isa, pool::Pool};
+//!
+//! let (pool, isa) = (Pool::global(), Isa::detect());
+//! let shape = Conv::new_2d(2, [8, 8], 4, 6, [3, 3]).padding([0, 1, 1]); // batch, height x width, channels in, out
+//! let (x, w, mut y) = (vec![1f32; 2 * 8 * 8 * 4], vec![1f32; 6 * 4 * 9], vec![0f32; shape.rows() * 6]);
+//! let weight = Weight::contiguous(w.as_ptr().cast(), DType::F32, &shape);
+//! let mut memory = vec![0u8; shape.packed_bytes(DType::F32, isa)];
+//! // SAFETY: the buffers have the sizes that `shape` says.
+//! unsafe {
+//!     let packed = pack_conv_weight(pool, isa, &shape, &weight, memory.as_mut_ptr());
+//!     let out = StoreEpilogue::new(y.as_mut_ptr().cast(), DType::F32, 6);
+//!     conv(pool, isa, &shape, x.as_ptr().cast(), DType::F32, &packed, &out).unwrap();
+//! }
+//! assert_eq!((y[0], y[6 * 9]), (16.0, 36.0));
+//! ```
+
+use super::KernelError;
+use super::gemm_driver::{ASource, BSource, Problem, run};
+use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select};
+use super::pack::{SendMut, elements_per_unit, units, width_at};
+use crate::dtype::DType;
+use crate::epilogue::Epilogue;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// A convolution's sizes. Spatial arrays are (depth, height, width); a 2-D convolution has depth 1 throughout, a 1-D one
+/// also height 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv {
+    /// Images.
+    pub batch: usize,
+    /// Input size before `upsample`.
+    pub input: [usize; 3],
+    /// Input channels, of all groups.
+    pub in_channels: usize,
+    /// Output channels, of all groups.
+    pub out_channels: usize,
+    /// Groups; they divide both channel counts.
+    pub groups: usize,
+    /// Kernel size.
+    pub kernel: [usize; 3],
+    /// Output step.
+    pub stride: [usize; 3],
+    /// Zeros before the first element; what is needed after the last follows from `output`. Negative values crop.
+    pub padding: [isize; 3],
+    /// Distance between taps.
+    pub dilation: [usize; 3],
+    /// Output size.
+    pub output: [usize; 3],
+    /// The input is read as if it had been upsampled to the nearest by these whole factors.
+    pub upsample: [usize; 3],
+    /// Elements between images, planes, rows and pixels of the input; channels are contiguous.
+    pub strides: [isize; 4],
+}
+
+impl Conv {
+    /// A 2-D convolution over a dense NHWC image: stride 1, no padding, one group.
+    pub fn new_2d(batch: usize, size: [usize; 2], in_channels: usize, out_channels: usize, kernel: [usize; 2]) -> Conv {
+        Conv::new_3d(batch, [1, size[0], size[1]], in_channels, out_channels, [1, kernel[0], kernel[1]])
+    }
+
+    /// A 3-D convolution over a dense NDHWC image: stride 1, no padding, one group.
+    pub fn new_3d(
+        batch: usize,
+        input: [usize; 3],
+        in_channels: usize,
+        out_channels: usize,
+        kernel: [usize; 3],
+    ) -> Conv {
+        let [depth, height, width] = input.map(|size| size as isize);
+        let pixel = in_channels as isize;
+        let conv = Conv {
+            batch,
+            input,
+            in_channels,
+            out_channels,
+            groups: 1,
+            kernel,
+            stride: [1; 3],
+            padding: [0; 3],
+            dilation: [1; 3],
+            output: [0; 3],
+            upsample: [1; 3],
+            strides: [depth * height * width * pixel, height * width * pixel, width * pixel, pixel],
+        };
+        conv.with_symmetric_output()
+    }
+
+    /// With this padding on both sides.
+    pub fn padding(self, padding: [isize; 3]) -> Conv {
+        Conv { padding, ..self }.with_symmetric_output()
+    }
+
+    /// With this stride.
+    pub fn stride(self, stride: [usize; 3]) -> Conv {
+        Conv { stride, ..self }.with_symmetric_output()
+    }
+
+    /// With this dilation.
+    pub fn dilation(self, dilation: [usize; 3]) -> Conv {
+        Conv { dilation, ..self }.with_symmetric_output()
+    }
+
+    /// With this many groups.
+    pub fn groups(self, groups: usize) -> Conv {
+        Conv { groups, ..self }
+    }
+
+    /// Over the input upsampled to the nearest by whole factors.
+    pub fn upsample(self, upsample: [usize; 3]) -> Conv {
+        Conv { upsample, ..self }.with_symmetric_output()
+    }
+
+    /// The output size PyTorch gives for the same padding on both sides.
+    fn with_symmetric_output(self) -> Conv {
+        let mut output = [0; 3];
+        for (axis, out) in output.iter_mut().enumerate() {
+            let padded = (self.input[axis] * self.upsample[axis]) as isize + 2 * self.padding[axis];
+            let window = (self.dilation[axis] * (self.kernel[axis].max(1) - 1) + 1) as isize;
+            *out = if padded < window { 0 } else { (padded - window) as usize / self.stride[axis] + 1 };
+        }
+        Conv { output, ..self }
+    }
+
+    /// Rows of the product: output pixels of all images.
+    pub fn rows(&self) -> usize {
+        self.batch * self.output.iter().product::<usize>()
+    }
+
+    /// Terms of the product: channels of one group times taps.
+    pub fn terms(&self) -> usize {
+        self.group_in() * self.kernel.iter().product::<usize>()
+    }
+
+    /// Bytes that [`pack_conv_weight`] writes.
+    pub fn packed_bytes(&self, dtype: DType, isa: Isa) -> usize {
+        self.groups * self.group_bytes(dtype, isa)
+    }
+
+    fn group_bytes(&self, dtype: DType, isa: Isa) -> usize {
+        super::pack::packed_bytes(self.group_out(), self.terms(), dtype, isa).next_multiple_of(64)
+    }
+
+    fn group_in(&self) -> usize {
+        self.in_channels / self.groups
+    }
+
+    fn group_out(&self) -> usize {
+        self.out_channels / self.groups
+    }
+
+    fn check(&self) -> Result<(), KernelError> {
+        if self.groups == 0
+            || !self.in_channels.is_multiple_of(self.groups)
+            || !self.out_channels.is_multiple_of(self.groups)
+        {
+            return Err(KernelError::Shape("groups must divide the channels"));
+        }
+        if self.stride.contains(&0) || self.dilation.contains(&0) || self.upsample.contains(&0) {
+            return Err(KernelError::Shape("stride, dilation and upsample start at 1"));
+        }
+        Ok(())
+    }
+
+    /// Kernel 1, stride 1, no padding over rows of pixels at one distance: a plain matrix product.
+    fn is_plain(&self) -> bool {
+        let [_, depth, height, pixel] = self.strides;
+        let [d, h, w] = self.output.map(|size| size as isize);
+        self.kernel == [1; 3]
+            && self.stride == [1; 3]
+            && self.padding == [0; 3]
+            && self.upsample == [1; 3]
+            && self.output == self.input
+            && (h == 1 || height == w * pixel)
+            && (d == 1 || depth == h * w * pixel)
+            && (self.batch == 1 || self.strides[0] == d * h * w * pixel)
+            && pixel >= 0
+    }
+}
+
+/// A weight `[out channels, in channels / groups, depth, height, width]` in memory, with strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight {
+    /// First element.
+    pub ptr: *const u8,
+    /// Element type: f32, f16 or bf16.
+    pub dtype: DType,
+    /// Element strides in the order of the shape.
+    pub strides: [isize; 5],
+}
+
+// SAFETY: a description of memory; whoever reads through it vouches for the access.
+unsafe impl Sync for Weight {}
+
+impl Weight {
+    /// A weight in PyTorch's contiguous layout.
+    pub fn contiguous(ptr: *const u8, dtype: DType, conv: &Conv) -> Weight {
+        let [depth, height, width] = conv.kernel.map(|size| size as isize);
+        let channel = depth * height * width;
+        let strides = [channel * conv.group_in() as isize, channel, height * width, width, 1];
+        Weight { ptr, dtype, strides }
+    }
+}
+
+/// A packed weight; borrows its memory from the caller.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedWeight {
+    ptr: *const u8,
+    dtype: DType,
+    width: usize,
+    group_bytes: usize,
+    terms: usize,
+    group_out: usize,
+}
+
+// SAFETY: read-only memory that the caller keeps alive.
+unsafe impl Send for PackedWeight {}
+// SAFETY: as above.
+unsafe impl Sync for PackedWeight {}
+
+impl PackedWeight {
+    /// Describes memory that [`pack_conv_weight`] filled earlier for a convolution of the same channels, groups and kernel.
+    pub fn from_raw(ptr: *const u8, dtype: DType, conv: &Conv, isa: Isa) -> PackedWeight {
+        PackedWeight {
+            ptr,
+            dtype,
+            width: panel_width(isa),
+            group_bytes: conv.group_bytes(dtype, isa),
+            terms: conv.terms(),
+            group_out: conv.group_out(),
+        }
+    }
+}
+
+/// Packs a weight into panels, terms in the order (depth, height, width, channel).
+///
+/// # Safety
+/// `weight` must be readable for the shape that `conv` says, `dst` writable for [`Conv::packed_bytes`] bytes.
+pub unsafe fn pack_conv_weight(pool: &Pool, isa: Isa, conv: &Conv, weight: &Weight, dst: *mut u8) -> PackedWeight {
+    let isa = isa.clamp();
+    let packed = PackedWeight::from_raw(dst, weight.dtype, conv, isa);
+    let panels = conv.group_out().div_ceil(packed.width);
+    let target = SendMut(dst);
+    pool.run(conv.groups * panels, |task, _| {
+        let (group, panel) = (task / panels, task % panels);
+        let n0 = panel * packed.width;
+        let panel_bytes = units(packed.terms, weight.dtype) * packed.width * 4;
+        // SAFETY: panels are disjoint and inside `dst`; their source is inside the weight.
+        unsafe {
+            let panel = target.get().add(group * packed.group_bytes + panel * panel_bytes);
+            pack_weight_panel(conv, weight, group * packed.group_out, n0, packed.width, panel);
+        }
+    });
+    packed
+}
+
+/// # Safety
+/// As [`pack_conv_weight`].
+unsafe fn pack_weight_panel(conv: &Conv, weight: &Weight, group0: usize, n0: usize, width: usize, dst: *mut u8) {
+    let width = width_at(conv.group_out(), n0, width);
+    let valid = width.min(conv.group_out() - n0);
+    let size = weight.dtype.size_bytes();
+    let per_unit = elements_per_unit(weight.dtype);
+    let [oc_stride, ic_stride, kd_stride, kh_stride, kw_stride] = weight.strides;
+    let [_, kh, kw] = conv.kernel;
+    let channels = conv.group_in();
+    // SAFETY: every index lies inside the weight and the panel.
+    unsafe {
+        dst.write_bytes(0, units(conv.terms(), weight.dtype) * width * 4);
+        for lane in 0..valid {
+            let row = weight.ptr.byte_offset((group0 + n0 + lane) as isize * oc_stride * size as isize);
+            for tap in 0..conv.kernel.iter().product() {
+                let (d, h, w) = (tap / (kh * kw), tap / kw % kh, tap % kw);
+                let offset = d as isize * kd_stride + h as isize * kh_stride + w as isize * kw_stride;
+                for channel in 0..channels {
+                    let from = row.byte_offset((offset + channel as isize * ic_stride) * size as isize);
+                    let k = tap * channels + channel;
+                    let to = dst.add((k / per_unit * width + lane) * 4 + k % per_unit * size);
+                    std::ptr::copy_nonoverlapping(from, to, size);
+                }
+            }
+        }
+    }
+}
+
+/// Convolves `x` and hands `conv.rows() x conv.out_channels` results to `epilogue`.
+///
+/// # Errors
+/// [`KernelError`] for an element type other than f32, f16 and bf16, for contradicting sizes, or when scratch memory runs
+/// out.
+///
+/// # Safety
+/// `x` must be readable at every input position that `conv` describes, `weight` must hold the packed weight of `conv`, and
+/// `epilogue` must accept the results.
+pub unsafe fn conv(
+    pool: &Pool,
+    isa: Isa,
+    conv: &Conv,
+    x: *const u8,
+    dtype: DType,
+    weight: &PackedWeight,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    // SAFETY: forwarded.
+    unsafe { conv_with(select(isa, dtype, weight.dtype), pool, conv, x, dtype, weight, epilogue) }
+}
+
+/// [`conv`] with a given micro-kernel, which must be available and fit the element types.
+///
+/// # Safety
+/// As [`conv`].
+pub(crate) unsafe fn conv_with(
+    kernel: &'static Kernel,
+    pool: &Pool,
+    conv: &Conv,
+    x: *const u8,
+    dtype: DType,
+    weight: &PackedWeight,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    conv.check()?;
+    for dtype in [dtype, weight.dtype] {
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(KernelError::UnsupportedDType(dtype));
+        }
+    }
+    if (weight.terms, weight.group_out, weight.width) != (conv.terms(), conv.group_out(), kernel.nr) {
+        return Err(KernelError::Shape("the weight was packed for another convolution or other instructions"));
+    }
+    let source = Windows::new(kernel, conv, x, dtype);
+    let problem = Problem {
+        kernel,
+        count: conv.groups,
+        m: conv.rows(),
+        n: conv.group_out(),
+        k: conv.terms(),
+        row_step: 0,
+        col_step: conv.group_out(),
+        a: &source,
+        b: BSource::Packed { ptr: weight.ptr, dtype: weight.dtype, stride: weight.group_bytes },
+    };
+    // SAFETY: the caller vouches for the operands and the epilogue.
+    unsafe { run(pool, &problem, epilogue) }
+}
+
+/// A as windows into an image.
+struct Windows<'a> {
+    conv: &'a Conv,
+    x: *const u8,
+    size: isize,
+    form: Form,
+    copy: CopyRow,
+    /// Rows lie at one distance and can be read where they are.
+    in_place: bool,
+    /// Taps along the width are neighbours in memory, so a window row is one run.
+    merged: bool,
+}
+
+// SAFETY: reads only.
+unsafe impl Sync for Windows<'_> {}
+
+impl<'a> Windows<'a> {
+    fn new(kernel: &Kernel, conv: &'a Conv, x: *const u8, dtype: DType) -> Windows<'a> {
+        let whole = conv.group_in().is_multiple_of(kernel.form.elements_per_unit());
+        Windows {
+            conv,
+            x,
+            size: dtype.size_bytes() as isize,
+            form: kernel.form,
+            copy: copy_row(kernel.isa, dtype, kernel.form),
+            in_place: conv.is_plain() && dtype == kernel.form.dtype() && whole,
+            merged: conv.dilation[2] == 1
+                && conv.upsample[2] == 1
+                && conv.groups == 1
+                && conv.strides[3] == conv.in_channels as isize,
+        }
+    }
+
+    /// Writes terms `k0..k0 + kc` of the window at `at` (its first tap, in upsampled input coordinates).
+    ///
+    /// # Safety
+    /// As [`ASource::block`], for one row.
+    unsafe fn row(&self, image: *const u8, at: [isize; 3], k0: usize, kc: usize, dst: *mut u8) {
+        let conv = self.conv;
+        let [_, kh, kw] = conv.kernel;
+        let run_taps = if self.merged { kw } else { 1 };
+        let run = run_taps * conv.group_in();
+        let runs_per_row = kw / run_taps;
+        let element = self.form.element_bytes();
+        let mut k = k0;
+        while k < k0 + kc {
+            let (index, start) = (k / run, k % run);
+            let end = run.min(start + k0 + kc - k);
+            let taps = [index / runs_per_row / kh, index / runs_per_row % kh, index % runs_per_row];
+            let (inside, from) = self.locate(at, taps, run_taps);
+            let (low, high) = (inside.start.clamp(start, end), inside.end.clamp(start, end));
+            // SAFETY: `low..high` are elements of the image; the parts of the run fill `dst` in order.
+            unsafe {
+                let to = dst.add((k - k0) * element);
+                to.write_bytes(0, (low - start) * element);
+                if low < high {
+                    let from = image.byte_offset((from + low as isize) * self.size);
+                    (self.copy)(from, to.add((low - start) * element), high - low);
+                }
+                to.add((high.max(low) - start) * element).write_bytes(0, (end - high.max(low)) * element);
+            }
+            k += end - start;
+        }
+    }
+
+    /// Which elements of the run of taps that starts at `taps` lie inside the image, and the element offset of the run's
+    /// start from the image's.
+    fn locate(&self, at: [isize; 3], taps: [usize; 3], run_taps: usize) -> (std::ops::Range<usize>, isize) {
+        let conv = self.conv;
+        let mut offset = 0;
+        for axis in 0..3 {
+            let place = at[axis] + (taps[axis] * conv.dilation[axis]) as isize;
+            let size = (conv.input[axis] * conv.upsample[axis]) as isize;
+            if axis == 2 && run_taps > 1 {
+                let low = (-place).clamp(0, run_taps as isize) as usize;
+                let high = (size - place).clamp(low as isize, run_taps as isize) as usize;
+                return (low * conv.group_in()..high * conv.group_in(), offset + place * conv.strides[3]);
+            }
+            if place < 0 || place >= size {
+                return (0..0, 0);
+            }
+            offset += place / conv.upsample[axis] as isize * conv.strides[axis + 1];
+        }
+        (0..conv.group_in(), offset)
+    }
+}
+
+impl ASource for Windows<'_> {
+    unsafe fn block(
+        &self,
+        z: usize,
+        row0: usize,
+        rows: usize,
+        k0: usize,
+        kc: usize,
+        dst: *mut u8,
+        ld: usize,
+    ) -> (*const u8, usize) {
+        let conv = self.conv;
+        let group = self.x.wrapping_byte_offset((z * conv.group_in()) as isize * self.size);
+        let [depth, height, width] = conv.output;
+        let element = self.form.element_bytes();
+        // SAFETY: rows and terms lie inside the convolution; `dst` holds `rows * ld` bytes.
+        unsafe {
+            if self.in_place {
+                let pixel = conv.strides[3] * self.size;
+                let first = group.byte_offset(row0 as isize * pixel + k0 as isize * self.size);
+                return (first, pixel as usize);
+            }
+            for row in 0..rows {
+                let pixel = row0 + row;
+                let place = [pixel / (width * height) % depth, pixel / width % height, pixel % width];
+                let image = pixel / (width * height * depth);
+                let image = group.wrapping_byte_offset(image as isize * conv.strides[0] * self.size);
+                let at = std::array::from_fn(|axis| (place[axis] * conv.stride[axis]) as isize - conv.padding[axis]);
+                let to = dst.add(row * ld);
+                self.row(image, at, k0, kc, to);
+                if !kc.is_multiple_of(self.form.elements_per_unit()) {
+                    to.add(kc * element).write_bytes(0, element);
+                }
+            }
+        }
+        (dst, ld)
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.in_place
+    }
+}

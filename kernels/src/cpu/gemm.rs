@@ -1,0 +1,232 @@
+//! Matrix products: `C[m, n] = epilogue(sum over k of A[m, k] * B[n, k])`.
+//!
+//! A is an activation, B usually a weight in PyTorch's `[out_features, in_features]` layout. How to call:
+//!
+//! ```
+//! use oxidiff_kernels::cpu::gemm::{Operand, gemm};
+//! use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
+//! use oxidiff_kernels::cpu::pack::{Matrix, PackedB, pack_b, packed_bytes};
+//! use oxidiff_kernels::{dtype::DType, isa::Isa, pool::Pool};
+//!
+//! let (m, n, k) = (5, 7, 3);
+//! let (a, w, mut c) = (vec![1f32; m * k], vec![2f32; n * k], vec![0f32; m * n]);
+//! let (pool, isa) = (Pool::global(), Isa::detect());
+//! let weight = Matrix::row_major(w.as_ptr().cast(), DType::F32, k);
+//! let mut memory = vec![0u8; packed_bytes(n, k, DType::F32, isa)];
+//! let epilogue = StoreEpilogue::new(c.as_mut_ptr().cast(), DType::F32, n as isize);
+//! // SAFETY: every pointer is valid for the sizes named.
+//! unsafe {
+//!     let packed: PackedB = pack_b(pool, isa, n, k, &weight, memory.as_mut_ptr());
+//!     let a = Matrix::row_major(a.as_ptr().cast(), DType::F32, k);
+//!     gemm(pool, isa, m, n, k, &a, &Operand::Packed(packed), &epilogue).unwrap();
+//! }
+//! assert!(c.iter().all(|&x| x == 6.0));
+//! ```
+//!
+//! Without a prepacked weight pass [`Operand::Strided`]: panels are then packed while they are used, at a few per cent
+//! of the time for large `m`. [`batched_gemm`] multiplies many pairs of matrices in one region.
+//!
+//! Element types: A and B each f32, f16 or bf16, in any combination. Products are accumulated in f32, in chains of at
+//! most [`K_BLOCK`](super::gemm_driver) terms that are then added up, so the error grows with the square root of the
+//! number of blocks rather than with `k`. Two bf16 operands use `VDPBF16PS` where that is fast (exact products, f32
+//! sums); every other 16-bit operand is widened to f32 on its way into L1 or L2.
+//!
+//! `k = 0` gives zeros to the epilogue; `m = 0` or `n = 0` calls nothing.
+
+use super::KernelError;
+use super::gemm_driver::{ASource, BSource, Problem, run};
+use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, select};
+use super::pack::{Matrix, PackedB};
+use crate::dtype::DType;
+use crate::epilogue::Epilogue;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// The second operand of a product: `[n, k]`.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand {
+    /// Packed beforehand by [`pack_b`](super::pack::pack_b) for the same `n`, `k` and instruction set.
+    Packed(PackedB),
+    /// Rows are output columns; any strides. A `[k, n]` matrix is this with its strides exchanged.
+    Strided(Matrix),
+}
+
+impl Operand {
+    fn dtype(&self) -> DType {
+        match self {
+            Operand::Packed(packed) => packed.dtype,
+            Operand::Strided(matrix) => matrix.dtype,
+        }
+    }
+}
+
+/// One batch dimension of [`batched_gemm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchDim {
+    /// Number of matrix pairs along it.
+    pub size: usize,
+    /// Elements from one A to the next (0 broadcasts).
+    pub a_stride: isize,
+    /// Elements from one B to the next (0 broadcasts).
+    pub b_stride: isize,
+}
+
+/// Computes `A * B^T` and hands the `m x n` results to `epilogue`.
+///
+/// # Errors
+/// [`KernelError`] for an element type other than f32, f16 and bf16, for a packed operand of other sizes, or when scratch
+/// memory runs out.
+///
+/// # Safety
+/// `a` must be readable for `m x k` and `b` for `n x k` elements, and `epilogue` must accept blocks of `m x n` results.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn gemm(
+    pool: &Pool,
+    isa: Isa,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &Matrix,
+    b: &Operand,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    let kernel = select(isa, a.dtype, b.dtype());
+    // SAFETY: forwarded.
+    unsafe { gemm_with(kernel, pool, &[], (m, n, k), a, b, epilogue) }
+}
+
+/// Computes one product per element of the batch space spanned by `batch` (outermost first).
+///
+/// The epilogue sees one matrix of `(batch size * m) x n` results: row `r` of pair `z` is row `z * m + r`.
+///
+/// # Errors
+/// As [`gemm`].
+///
+/// # Safety
+/// As [`gemm`], for every pair.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn batched_gemm(
+    pool: &Pool,
+    isa: Isa,
+    batch: &[BatchDim],
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &Matrix,
+    b: &Matrix,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    let kernel = select(isa, a.dtype, b.dtype);
+    // SAFETY: forwarded.
+    unsafe { gemm_with(kernel, pool, batch, (m, n, k), a, &Operand::Strided(*b), epilogue) }
+}
+
+/// [`gemm`] with a given micro-kernel, which must be available and fit the element types.
+///
+/// # Safety
+/// As [`gemm`].
+pub(crate) unsafe fn gemm_with(
+    kernel: &'static Kernel,
+    pool: &Pool,
+    batch: &[BatchDim],
+    (m, n, k): (usize, usize, usize),
+    a: &Matrix,
+    b: &Operand,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    for dtype in [a.dtype, b.dtype()] {
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(KernelError::UnsupportedDType(dtype));
+        }
+    }
+    let source = Rows { a: *a, k, batch, form: kernel.form, copy: copy_row(kernel.isa, a.dtype, kernel.form) };
+    let b = match b {
+        Operand::Packed(packed) => {
+            if (packed.n, packed.k, packed.width) != (n, k, kernel.nr) {
+                return Err(KernelError::Shape("the packed operand was made for other sizes or instructions"));
+            }
+            BSource::Packed { ptr: packed.ptr, dtype: packed.dtype, stride: 0 }
+        }
+        Operand::Strided(matrix) => BSource::Strided { matrix: *matrix, batch },
+    };
+    let count = batch.iter().map(|dim| dim.size).product();
+    let problem = Problem { kernel, count, m, n, k, row_step: m, col_step: 0, a: &source, b };
+    // SAFETY: the caller vouches for the operands and the epilogue.
+    unsafe { run(pool, &problem, epilogue) }
+}
+
+/// Element offset of pair `z` along `batch`.
+pub(crate) fn batch_offset(batch: &[BatchDim], mut z: usize, stride: impl Fn(&BatchDim) -> isize) -> isize {
+    let mut offset = 0;
+    for dim in batch.iter().rev() {
+        offset += (z % dim.size) as isize * stride(dim);
+        z /= dim.size;
+    }
+    offset
+}
+
+/// A as a plain matrix.
+struct Rows<'a> {
+    a: Matrix,
+    k: usize,
+    batch: &'a [BatchDim],
+    form: Form,
+    copy: CopyRow,
+}
+
+// SAFETY: reads only.
+unsafe impl Sync for Rows<'_> {}
+
+impl ASource for Rows<'_> {
+    unsafe fn block(
+        &self,
+        z: usize,
+        row0: usize,
+        rows: usize,
+        k0: usize,
+        kc: usize,
+        dst: *mut u8,
+        ld: usize,
+    ) -> (*const u8, usize) {
+        let offset = batch_offset(self.batch, z, |dim| dim.a_stride);
+        // SAFETY: the block lies inside the matrix the caller of `gemm` vouched for; `dst` holds `rows x ld` bytes.
+        unsafe {
+            let a = self.a.at(row0, k0).byte_offset(offset * self.a.dtype.size_bytes() as isize);
+            if self.is_readable_in_place() {
+                return (a, self.a.row_stride as usize * self.a.dtype.size_bytes());
+            }
+            let unit = self.form.elements_per_unit();
+            for row in 0..rows {
+                let from = a.byte_offset(row as isize * self.a.row_stride * self.a.dtype.size_bytes() as isize);
+                let to = dst.add(row * ld);
+                if self.a.col_stride == 1 {
+                    (self.copy)(from, to, kc);
+                } else {
+                    let size = self.a.dtype.size_bytes() as isize;
+                    for col in 0..kc {
+                        let element = to.add(col * self.form.element_bytes());
+                        (self.copy)(from.byte_offset(col as isize * self.a.col_stride * size), element, 1);
+                    }
+                }
+                if kc % unit != 0 {
+                    to.add(kc * self.form.element_bytes()).write_bytes(0, self.form.element_bytes());
+                }
+            }
+        }
+        (dst, ld)
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.is_readable_in_place()
+    }
+}
+
+impl Rows<'_> {
+    /// The micro-kernel can read the matrix where it lies: same element form, whole units, forward rows.
+    fn is_readable_in_place(&self) -> bool {
+        self.a.dtype == self.form.dtype()
+            && self.a.col_stride == 1
+            && self.a.row_stride >= 0
+            && self.k.is_multiple_of(self.form.elements_per_unit())
+    }
+}

@@ -1,0 +1,127 @@
+//! Micro-kernels for AVX2 and FMA: 6 rows x 2 vectors of 8, i.e. 12 of 16 registers accumulate.
+
+use std::arch::x86_64::*;
+
+use super::gemm_kernel::{Form, Kernel, Tile};
+use crate::isa::Isa;
+
+/// 6 x 16 f32.
+pub(crate) static F32: Kernel = Kernel {
+    isa: Isa::Avx2,
+    form: Form::F32,
+    mr: 6,
+    nr: 16,
+    tiles: [
+        &[tile::<1, 1> as Tile, tile::<2, 1>, tile::<3, 1>, tile::<4, 1>, tile::<5, 1>, tile::<6, 1>],
+        &[tile::<1, 2> as Tile, tile::<2, 2>, tile::<3, 2>, tile::<4, 2>, tile::<5, 2>, tile::<6, 2>],
+    ],
+};
+
+/// # Safety
+/// `a` must hold `MR` rows of `terms` f32 `lda` bytes apart, `panel` `terms * NV * 8` f32, `c` `MR` rows of `NV * 8`.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile<const MR: usize, const NV: usize>(
+    terms: usize,
+    a: *const u8,
+    lda: usize,
+    panel: *const u8,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+) {
+    // SAFETY: see above.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); NV]; MR];
+        let (mut a, mut b) = (a.cast::<f32>(), panel.cast::<f32>());
+        let lda = lda / 4;
+        for _ in 0..terms {
+            let mut columns = [_mm256_setzero_ps(); NV];
+            for (v, column) in columns.iter_mut().enumerate() {
+                *column = _mm256_loadu_ps(b.add(v * 8));
+            }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let x = _mm256_broadcast_ss(&*a.add(row * lda));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = _mm256_fmadd_ps(x, column, *sum);
+                }
+            }
+            a = a.add(1);
+            b = b.add(NV * 8);
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (v, &sum) in sums.iter().enumerate() {
+                let target = c.add(row * ldc + v * 8);
+                let sum = if accumulate { _mm256_add_ps(sum, _mm256_loadu_ps(target)) } else { sum };
+                _mm256_storeu_ps(target, sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `src` must hold `n` f16 and `dst` `n` f32; AVX2 and F16C must be available.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) unsafe fn widen_f16(src: *const u8, dst: *mut u8, n: usize) {
+    let (src, dst): (*const u16, *mut f32) = (src.cast(), dst.cast());
+    let whole = n / 8 * 8;
+    // SAFETY: whole vectors lie inside the `n` elements; the rest goes through a buffer.
+    unsafe {
+        for i in (0..whole).step_by(8) {
+            _mm256_storeu_ps(dst.add(i), _mm256_cvtph_ps(_mm_loadu_si128(src.add(i).cast())));
+        }
+        let mut tail = [0u16; 8];
+        std::ptr::copy_nonoverlapping(src.add(whole), tail.as_mut_ptr(), n - whole);
+        let mut wide = [0f32; 8];
+        _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(tail.as_ptr().cast())));
+        std::ptr::copy_nonoverlapping(wide.as_ptr(), dst.add(whole), n - whole);
+    }
+}
+
+/// # Safety
+/// `src` must hold `n` bf16 and `dst` `n` f32; AVX2 must be available.
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn widen_bf16(src: *const u8, dst: *mut u8, n: usize) {
+    let (src, dst): (*const u16, *mut u32) = (src.cast(), dst.cast());
+    for i in 0..n {
+        // SAFETY: `i < n`.
+        unsafe { dst.add(i).write(u32::from(src.add(i).read_unaligned()) << 16) }
+    }
+}
+
+/// # Safety
+/// As [`super::gemm_kernel::expand_panel`]; `width` a multiple of 8; AVX2 must be available.
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn expand_bf16(src: *const u32, units: usize, width: usize, dst: *mut f32) {
+    let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+    for unit in 0..units {
+        for lane in (0..width).step_by(8) {
+            // SAFETY: inside the panel.
+            unsafe {
+                let pairs = _mm256_loadu_si256(src.add(unit * width + lane).cast());
+                let row = dst.add(2 * unit * width + lane);
+                _mm256_storeu_ps(row, _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)));
+                _mm256_storeu_ps(row.add(width), _mm256_castsi256_ps(_mm256_and_si256(pairs, high)));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::gemm_kernel::expand_panel`]; `width` a multiple of 8; AVX2 and F16C must be available.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) unsafe fn expand_f16(src: *const u32, units: usize, width: usize, dst: *mut f32) {
+    let low = _mm256_set1_epi32(0xffff);
+    for unit in 0..units {
+        for lane in (0..width).step_by(8) {
+            // SAFETY: inside the panel.
+            unsafe {
+                let pairs = _mm256_loadu_si256(src.add(unit * width + lane).cast());
+                let halves = _mm256_packus_epi32(_mm256_and_si256(pairs, low), _mm256_srli_epi32::<16>(pairs));
+                let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(halves);
+                let row = dst.add(2 * unit * width + lane);
+                _mm256_storeu_ps(row, _mm256_cvtph_ps(_mm256_castsi256_si128(halves)));
+                _mm256_storeu_ps(row.add(width), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)));
+            }
+        }
+    }
+}

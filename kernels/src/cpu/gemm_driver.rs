@@ -1,0 +1,284 @@
+//! The blocked engine under matrix products and convolutions.
+//!
+//! ```text
+//! task = (z, block of nc columns, block of mc rows)          one thread, dynamic hand-out
+//!   for each block of kc terms:
+//!     A block  mc x kc  -> L2 scratch, in the form the micro-kernel reads (or in place)
+//!     for each panel of nr columns:                          kc x nr stays in L1
+//!       widen or pack the panel into L1 if it is not ready to be read
+//!       for each tile of mr rows:  C scratch (+)= A tile * panel        registers
+//!   epilogue(C scratch)                                      mc x nc, still in L2
+//! ```
+//!
+//! Numerics: a register accumulates at most `kc` terms; blocks are added in f32. Invariant: a block is handed to the
+//! epilogue once, after its last term.
+
+use super::KernelError;
+use super::gemm::{BatchDim, batch_offset};
+use super::gemm_kernel::{Form, Kernel, expand_panel};
+use super::pack::{Matrix, elements_per_unit, pack_panel, units, width_at};
+use crate::dtype::DType;
+use crate::epilogue::Epilogue;
+use crate::pool::{Pool, Worker};
+
+/// Longest accumulation chain in bytes of one lane's operands. A panel of 32 f32 columns and 192 terms is 24 KiB: with
+/// the rows of A that stream past, it fits a 48 KiB L1.
+const K_BLOCK_UNITS: usize = 256;
+/// Rows and columns of a task at most: A block (252 x 256 f32) and C block (252 x 384 f32) share a 1 MiB L2 with the
+/// panels that stream through.
+const MAX_ROWS: usize = 252;
+const MAX_COLS: usize = 384;
+
+/// Where rows of A come from.
+pub(crate) trait ASource: Sync {
+    /// Makes rows `row0..row0 + rows`, terms `k0..k0 + kc` of pair `z` readable for the micro-kernel and returns the
+    /// address of the first row and the bytes between rows. `dst` may be used to hold them, `ld` bytes apart.
+    ///
+    /// # Safety
+    /// The block must lie inside the operand; `dst` must hold `rows * ld` bytes, `ld` at least one padded row.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn block(
+        &self,
+        z: usize,
+        row0: usize,
+        rows: usize,
+        k0: usize,
+        kc: usize,
+        dst: *mut u8,
+        ld: usize,
+    ) -> (*const u8, usize);
+
+    /// Whether `block` never uses `dst`.
+    fn is_in_place(&self) -> bool {
+        false
+    }
+}
+
+/// Where panels of B come from.
+pub(crate) enum BSource<'a> {
+    /// Packed panels; `stride` bytes from one pair's to the next.
+    Packed { ptr: *const u8, dtype: DType, stride: usize },
+    /// A matrix per pair, packed panel by panel while it is used.
+    Strided { matrix: Matrix, batch: &'a [BatchDim] },
+}
+
+// SAFETY: reads only.
+unsafe impl Sync for BSource<'_> {}
+
+impl BSource<'_> {
+    fn dtype(&self) -> DType {
+        match self {
+            BSource::Packed { dtype, .. } => *dtype,
+            BSource::Strided { matrix, .. } => matrix.dtype,
+        }
+    }
+}
+
+/// `count` products of the same sizes. Results of pair `z` start at row `z * row_step`, column `z * col_step` of the
+/// epilogue's matrix.
+pub(crate) struct Problem<'a, A: ASource> {
+    pub kernel: &'static Kernel,
+    pub count: usize,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub row_step: usize,
+    pub col_step: usize,
+    pub a: &'a A,
+    pub b: BSource<'a>,
+}
+
+/// Block sizes of one problem, and the scratch memory they need.
+#[derive(Clone, Copy, Debug)]
+struct Blocking {
+    mc: usize,
+    nc: usize,
+    kc: usize,
+    row_blocks: usize,
+    col_blocks: usize,
+    /// Bytes between rows of the A block.
+    a_ld: usize,
+    /// Elements between rows of the C block.
+    c_ld: usize,
+    c_offset: usize,
+    panel_offset: usize,
+    pack_offset: usize,
+    scratch_bytes: usize,
+}
+
+impl Blocking {
+    fn choose<A: ASource>(problem: &Problem<'_, A>, threads: usize) -> Blocking {
+        let kernel = problem.kernel;
+        let (mr, nr) = (kernel.mr, kernel.nr);
+        let unit = kernel.form.elements_per_unit().max(elements_per_unit(problem.b.dtype()));
+        let max_kc = K_BLOCK_UNITS * kernel.form.elements_per_unit();
+        let k_blocks = problem.k.div_ceil(max_kc).max(1);
+        let kc = problem.k.div_ceil(k_blocks).next_multiple_of(unit).max(unit);
+        let split = |size: usize, most: usize, step: usize| {
+            let blocks = size.div_ceil(most);
+            size.div_ceil(blocks).next_multiple_of(step)
+        };
+        let mut mc = split(problem.m, MAX_ROWS / mr * mr, mr);
+        let mut nc = split(problem.n, MAX_COLS, nr);
+        let tasks = |mc: usize, nc: usize| problem.count * problem.m.div_ceil(mc) * problem.n.div_ceil(nc);
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        while tasks(mc, nc) < wanted {
+            let (halved_m, halved_n) = ((mc.div_ceil(2)).next_multiple_of(mr), (nc.div_ceil(2)).next_multiple_of(nr));
+            if halved_m < mc && (mc >= nc / 2 || halved_n == nc || nc <= 2 * nr) {
+                mc = halved_m;
+            } else if halved_n < nc {
+                nc = halved_n;
+            } else {
+                break;
+            }
+        }
+        let a_ld = units(kc, kernel.form.dtype()) * 4 + 64;
+        let c_ld = nc + 16;
+        let a_bytes = if problem.a.is_in_place() { 0 } else { (mc * a_ld).next_multiple_of(4096) };
+        let c_bytes = (mc * c_ld * 4).next_multiple_of(4096);
+        let panel_bytes = ((kc + 2) * nr * 4).next_multiple_of(4096);
+        Blocking {
+            mc,
+            nc,
+            kc,
+            row_blocks: problem.m.div_ceil(mc),
+            col_blocks: problem.n.div_ceil(nc),
+            a_ld,
+            c_ld,
+            c_offset: a_bytes,
+            panel_offset: a_bytes + c_bytes,
+            pack_offset: a_bytes + c_bytes + panel_bytes,
+            scratch_bytes: a_bytes + c_bytes + 2 * panel_bytes,
+        }
+    }
+}
+
+/// Runs a problem on the pool.
+///
+/// # Safety
+/// The operands must be readable for the problem's sizes and the epilogue must accept its results.
+pub(crate) unsafe fn run<A: ASource>(
+    pool: &Pool,
+    problem: &Problem<'_, A>,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    if problem.m == 0 || problem.n == 0 || problem.count == 0 {
+        return Ok(());
+    }
+    let blocking = Blocking::choose(problem, pool.threads());
+    let per_pair = blocking.row_blocks * blocking.col_blocks;
+    pool.run_scratch(problem.count * per_pair, blocking.scratch_bytes, |task, worker| {
+        let (z, block) = (task / per_pair, task % per_pair);
+        let col0 = block / blocking.row_blocks * blocking.nc;
+        let row0 = block % blocking.row_blocks * blocking.mc;
+        // SAFETY: blocks lie inside the problem and are disjoint; scratch has the size `Blocking` asked for.
+        unsafe { run_block(problem, &blocking, worker, z, row0, col0, epilogue) }
+    })?;
+    Ok(())
+}
+
+/// # Safety
+/// As [`run`]; the block must start inside the problem.
+unsafe fn run_block<A: ASource>(
+    problem: &Problem<'_, A>,
+    blocking: &Blocking,
+    worker: Worker,
+    z: usize,
+    row0: usize,
+    col0: usize,
+    epilogue: &dyn Epilogue,
+) {
+    let rows = blocking.mc.min(problem.m - row0);
+    let cols = blocking.nc.min(problem.n - col0);
+    // SAFETY: offsets lie inside the scratch memory; see `Blocking::choose`.
+    unsafe {
+        let c: *mut f32 = worker.scratch.add(blocking.c_offset).cast();
+        if problem.k == 0 {
+            (0..rows).for_each(|row| c.add(row * blocking.c_ld).write_bytes(0, cols));
+        }
+        for k0 in (0..problem.k).step_by(blocking.kc) {
+            let kc = blocking.kc.min(problem.k - k0);
+            let (a, lda) = problem.a.block(z, row0, rows, k0, kc, worker.scratch, blocking.a_ld);
+            let mut n0 = col0;
+            while n0 < col0 + cols {
+                let width = width_at(problem.n, n0, problem.kernel.nr);
+                let panel = ready_panel(problem, blocking, worker, z, n0, k0, kc);
+                let terms = units(kc, problem.kernel.form.dtype());
+                run_tiles(problem.kernel, rows, width, terms, a, lda, panel, c.add(n0 - col0), blocking.c_ld, k0 > 0);
+                n0 += width;
+            }
+        }
+        epilogue.apply(c, blocking.c_ld, z * problem.row_step + row0, z * problem.col_step + col0, rows, cols);
+    }
+}
+
+/// The panel at column `n0`, terms `k0..k0 + kc`, in the form the micro-kernel reads.
+///
+/// # Safety
+/// As [`run_block`].
+unsafe fn ready_panel<A: ASource>(
+    problem: &Problem<'_, A>,
+    blocking: &Blocking,
+    worker: Worker,
+    z: usize,
+    n0: usize,
+    k0: usize,
+    kc: usize,
+) -> *const u8 {
+    let kernel = problem.kernel;
+    let dtype = problem.b.dtype();
+    let width = width_at(problem.n, n0, kernel.nr);
+    let needs_widening = kernel.form == Form::F32 && dtype != DType::F32;
+    // SAFETY: packed panels have the layout of `pack`; the two scratch panels hold `kc` terms each.
+    unsafe {
+        let wide = worker.scratch.add(blocking.panel_offset);
+        let panel = match &problem.b {
+            BSource::Packed { ptr, stride, .. } => {
+                let row = units(k0, dtype) * width;
+                ptr.add(z * stride + (n0 * units(problem.k, dtype) + row) * 4)
+            }
+            BSource::Strided { matrix, batch } => {
+                let offset = batch_offset(batch, z, |dim| dim.b_stride) * dtype.size_bytes() as isize;
+                let matrix = Matrix { ptr: matrix.ptr.byte_offset(offset), ..*matrix };
+                let target = worker.scratch.add(blocking.pack_offset);
+                pack_panel(kernel.isa, &matrix, n0, problem.n, kernel.nr, k0, kc, target);
+                target.cast_const()
+            }
+        };
+        if !needs_widening {
+            return panel;
+        }
+        expand_panel(kernel.isa, dtype, panel.cast(), units(kc, dtype), width, wide.cast());
+        wide
+    }
+}
+
+/// Multiplies one A block with one panel, in tiles of nearly equal height.
+///
+/// # Safety
+/// As [`run_block`].
+#[allow(clippy::too_many_arguments)]
+unsafe fn run_tiles(
+    kernel: &Kernel,
+    rows: usize,
+    width: usize,
+    terms: usize,
+    a: *const u8,
+    lda: usize,
+    panel: *const u8,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+) {
+    let tiles = rows.div_ceil(kernel.mr);
+    let (height, taller) = (rows / tiles, rows % tiles);
+    let narrow = width < kernel.nr;
+    let mut row = 0;
+    for tile in 0..tiles {
+        let height = height + usize::from(tile < taller);
+        let run = kernel.tiles[usize::from(!narrow)][height - 1];
+        // SAFETY: the tile lies inside the A block, the panel and the C block.
+        unsafe { run(terms, a.add(row * lda), lda, panel, c.add(row * ldc), ldc, accumulate) };
+        row += height;
+    }
+}

@@ -1,0 +1,193 @@
+//! The micro-kernels, their table, and the small copies around them.
+//!
+//! A micro-kernel multiplies `rows` rows of A with one panel of B and keeps the `rows x width` results in registers:
+//!
+//! ```text
+//! tile(terms, a, lda, panel, c, ldc, accumulate):   c[i][j] (+)= sum over t of a[i][t] * panel[t][j]
+//! ```
+//!
+//! Per term it loads one panel row and broadcasts one A element per row. On AVX-512 14 rows x 2 vectors use 28 of the 32
+//! registers as accumulators and issue 16 loads for 28 multiply-adds, below the two loads a cycle that the cores have;
+//! on AVX2 it is 6 x 2 of 16 registers.
+
+use crate::cpu::pack::Matrix;
+use crate::dtype::DType;
+use crate::isa::{Isa, features};
+use crate::registry::Family;
+
+use super::gemm_portable;
+#[cfg(target_arch = "x86_64")]
+use super::{gemm_avx2, gemm_avx512};
+
+/// How a micro-kernel reads its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// f32 terms.
+    F32,
+    /// Pairs of bf16 terms.
+    Bf16Pairs,
+}
+
+impl Form {
+    /// The element type both operands have in this form.
+    pub(crate) const fn dtype(self) -> DType {
+        match self {
+            Form::F32 => DType::F32,
+            Form::Bf16Pairs => DType::BF16,
+        }
+    }
+
+    /// Elements of k per four-byte unit.
+    pub(crate) const fn elements_per_unit(self) -> usize {
+        match self {
+            Form::F32 => 1,
+            Form::Bf16Pairs => 2,
+        }
+    }
+
+    /// Bytes of one element.
+    pub(crate) const fn element_bytes(self) -> usize {
+        self.dtype().size_bytes()
+    }
+}
+
+/// `(units, a, lda in bytes, panel, c, ldc in elements, accumulate)`.
+pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool);
+
+/// A family of micro-kernels for one instruction set and operand form.
+pub(crate) struct Kernel {
+    pub isa: Isa,
+    pub form: Form,
+    /// Most rows of a tile.
+    pub mr: usize,
+    /// Columns of a full panel.
+    pub nr: usize,
+    /// `[half panel, full panel][rows - 1]`.
+    pub tiles: [&'static [Tile]; 2],
+}
+
+impl Kernel {
+    /// Whether it multiplies operands of that type.
+    pub(crate) fn reads(&self, dtype: DType) -> bool {
+        match self.form {
+            Form::F32 => matches!(dtype, DType::F32 | DType::F16 | DType::BF16),
+            Form::Bf16Pairs => dtype == DType::BF16,
+        }
+    }
+
+    /// Its name in the registry: `<family>_<operands>[_dot]_<rows>x<columns>__<isa>`.
+    pub(crate) fn row_name(&self, family: Family, dtype: DType) -> String {
+        let family = if family == Family::Conv { "conv" } else { "gemm" };
+        let dot = if self.form == Form::Bf16Pairs { "_dot" } else { "" };
+        let dtype = format!("{dtype:?}").to_lowercase();
+        format!("{family}_{dtype}{dot}_{}x{}__{}", self.mr, self.nr, self.isa.name())
+    }
+
+    /// Whether this processor runs it.
+    pub(crate) fn is_available(&self) -> bool {
+        self.isa.is_available() && (self.form == Form::F32 || features().avx512_bf16)
+    }
+}
+
+/// Every micro-kernel family of this architecture.
+pub(crate) fn kernels() -> Vec<&'static Kernel> {
+    vec![
+        &gemm_portable::F32,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_avx2::F32,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_avx512::F32,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_avx512::BF16,
+    ]
+}
+
+/// The fastest family for operands of these types.
+pub(crate) fn select(isa: Isa, a: DType, b: DType) -> &'static Kernel {
+    match isa.clamp() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if (a, b) == (DType::BF16, DType::BF16) && features().fast_bf16_dot => &gemm_avx512::BF16,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => &gemm_avx512::F32,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => &gemm_avx2::F32,
+        _ => &gemm_portable::F32,
+    }
+}
+
+/// Columns of a full panel, the same for every operand form of an instruction set.
+pub(crate) fn panel_width(isa: Isa) -> usize {
+    match isa.clamp() {
+        Isa::Avx512 => 32,
+        Isa::Avx2 | Isa::Portable => 16,
+    }
+}
+
+/// Copies `n` elements, converting to the form's element type.
+pub(crate) type CopyRow = unsafe fn(*const u8, *mut u8, usize);
+
+/// The copy from `dtype` to what `form` reads.
+pub(crate) fn copy_row(isa: Isa, dtype: DType, form: Form) -> CopyRow {
+    match (form, dtype) {
+        (Form::Bf16Pairs, _) => gemm_portable::copy_16,
+        (Form::F32, DType::F16) => match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => gemm_avx512::widen_f16,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => gemm_avx2::widen_f16,
+            _ => gemm_portable::widen_f16,
+        },
+        (Form::F32, DType::BF16) => match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => gemm_avx512::widen_bf16,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => gemm_avx2::widen_bf16,
+            _ => gemm_portable::widen_bf16,
+        },
+        (Form::F32, _) => gemm_portable::copy_32,
+    }
+}
+
+/// Widens `units` pair rows of a 16-bit panel into `2 * units` f32 rows.
+///
+/// # Safety
+/// `src` must hold `units * width` units and `dst` twice as many f32.
+pub(crate) unsafe fn expand_panel(isa: Isa, dtype: DType, src: *const u32, units: usize, width: usize, dst: *mut f32) {
+    // SAFETY: forwarded; the level is available because the kernel that asks for it is.
+    unsafe {
+        match (isa, dtype) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, DType::F16) => gemm_avx512::expand_f16(src, units, width, dst),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, _) => gemm_avx512::expand_bf16(src, units, width, dst),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, DType::F16) => gemm_avx2::expand_f16(src, units, width, dst),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, _) => gemm_avx2::expand_bf16(src, units, width, dst),
+            (_, DType::F16) => {
+                gemm_portable::expand(src, units, width, dst, |bits| half::f16::from_bits(bits).to_f32())
+            }
+            _ => gemm_portable::expand(src, units, width, dst, |bits| f32::from_bits(u32::from(bits) << 16)),
+        }
+    }
+}
+
+/// Packs as many of the first `units` units of a K-contiguous panel as a vector transpose can; returns how many.
+///
+/// # Safety
+/// `b` must be readable for `valid` rows of `units` units, `dst` writable for `units * width`.
+pub(crate) unsafe fn transpose_units(
+    isa: Isa,
+    b: &Matrix,
+    valid: usize,
+    units: usize,
+    width: usize,
+    dst: *mut u32,
+) -> usize {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: forwarded.
+        Isa::Avx512 => unsafe { gemm_avx512::transpose_units(b, valid, units, width, dst) },
+        _ => 0,
+    }
+}

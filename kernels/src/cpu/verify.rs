@@ -1,0 +1,288 @@
+//! References for the contractions, and the comparison of every kernel with them.
+//!
+//! The references are three nested loops in f64 over the operands as stored. A kernel may differ from them by the rounding
+//! of its sums: with chains of at most `c` f32 additions the error of a sum is bounded by `c * 2^-24 * sum |a b|`
+//! (and the widening of 16-bit operands is exact), so that bound is the tolerance.
+
+use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
+use super::gemm::{BatchDim, Operand, gemm_with};
+use super::gemm_kernel::{Kernel, kernels};
+use super::gemm_store::StoreEpilogue;
+use super::pack::{Matrix, pack_b, packed_bytes};
+use crate::dtype::DType;
+use crate::pool::Pool;
+use crate::registry::{Family, Row};
+use half::{bf16, f16};
+
+/// A deterministic stream of numbers in `-1.0..1.0`.
+pub struct Numbers(u64);
+
+impl Numbers {
+    /// The stream of that seed.
+    pub fn new(seed: u64) -> Numbers {
+        Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next number.
+    pub fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 40) as f32) / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// Elements as stored, 64-byte aligned.
+pub struct Buffer {
+    /// Element type.
+    pub dtype: DType,
+    memory: Vec<[u64; 8]>,
+}
+
+impl Buffer {
+    /// `len` elements of a stream.
+    pub fn random(dtype: DType, len: usize, seed: u64) -> Buffer {
+        let mut numbers = Numbers::new(seed);
+        let mut buffer = Buffer::zeroed(dtype, len);
+        (0..len).for_each(|index| buffer.set(index, numbers.next()));
+        buffer
+    }
+
+    /// `len` zeros.
+    pub fn zeroed(dtype: DType, len: usize) -> Buffer {
+        Buffer { dtype, memory: vec![[0; 8]; (len * dtype.size_bytes()).div_ceil(64)] }
+    }
+
+    /// Address of the first element.
+    pub fn ptr(&self) -> *const u8 {
+        self.memory.as_ptr().cast()
+    }
+
+    /// Address of the first element.
+    pub fn ptr_mut(&mut self) -> *mut u8 {
+        self.memory.as_mut_ptr().cast()
+    }
+
+    /// Stores a rounded value.
+    pub fn set(&mut self, index: usize, value: f32) {
+        assert!((index + 1) * self.dtype.size_bytes() <= self.memory.len() * 64);
+        // SAFETY: inside the memory.
+        unsafe {
+            match self.dtype {
+                DType::F16 => self.ptr_mut().cast::<u16>().add(index).write(f16::from_f32(value).to_bits()),
+                DType::BF16 => self.ptr_mut().cast::<u16>().add(index).write(bf16::from_f32(value).to_bits()),
+                _ => self.ptr_mut().cast::<f32>().add(index).write(value),
+            }
+        }
+    }
+
+    /// An element.
+    pub fn get(&self, index: usize) -> f64 {
+        assert!((index + 1) * self.dtype.size_bytes() <= self.memory.len() * 64);
+        // SAFETY: inside the memory.
+        unsafe {
+            match self.dtype {
+                DType::F16 => f16::from_bits(*self.ptr().cast::<u16>().add(index)).to_f64(),
+                DType::BF16 => bf16::from_bits(*self.ptr().cast::<u16>().add(index)).to_f64(),
+                _ => f64::from(*self.ptr().cast::<f32>().add(index)),
+            }
+        }
+    }
+}
+
+/// A sum and the sum of its terms' magnitudes.
+#[derive(Clone, Copy, Default)]
+pub struct Reference {
+    /// The exact result (to f64).
+    pub sum: f64,
+    /// Scale of the rounding error.
+    pub magnitude: f64,
+}
+
+impl Reference {
+    fn add(&mut self, a: f64, b: f64) {
+        self.sum += a * b;
+        self.magnitude += (a * b).abs();
+    }
+}
+
+/// Compares f32 results with references, allowing chains of `chain` additions.
+pub fn compare(what: &str, results: &Buffer, references: &[Reference], chain: usize) -> Result<(), String> {
+    for (index, reference) in references.iter().enumerate() {
+        let (got, tolerance) = (results.get(index), (chain + 2) as f64 * reference.magnitude * 2f64.powi(-24));
+        let wrong = !((got - reference.sum).abs() <= tolerance);
+        if wrong {
+            return Err(format!("{what}: result {index} is {got}, expected {} within {tolerance:e}", reference.sum));
+        }
+    }
+    Ok(())
+}
+
+/// Longest chain of additions of a sum of `k` terms: one block's terms, and the blocks.
+fn chain(k: usize) -> usize {
+    k.min(512) + k.div_ceil(256)
+}
+
+/// `A * B^T` per pair of the batch, in f64; `(m, n, k)` with dense operands.
+pub fn reference_gemm(a: &Buffer, b: &Buffer, batch: &[BatchDim], (m, n, k): (usize, usize, usize)) -> Vec<Reference> {
+    let count: usize = batch.iter().map(|dim| dim.size).product();
+    let mut results = Vec::with_capacity(count * m * n);
+    for z in 0..count {
+        let a0 = super::gemm::batch_offset(batch, z, |dim| dim.a_stride) as usize;
+        let b0 = super::gemm::batch_offset(batch, z, |dim| dim.b_stride) as usize;
+        for row in 0..m {
+            for col in 0..n {
+                let mut result = Reference::default();
+                (0..k).for_each(|t| result.add(a.get(a0 + row * k + t), b.get(b0 + col * k + t)));
+                results.push(result);
+            }
+        }
+    }
+    results
+}
+
+/// The convolution in f64; dense operands.
+pub fn reference_conv(conv: &Conv, x: &Buffer, w: &Buffer) -> Vec<Reference> {
+    let (channels, outs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+    let [od, oh, ow] = conv.output;
+    let mut results = Vec::with_capacity(conv.rows() * conv.out_channels);
+    for row in 0..conv.rows() {
+        let place = [row / (ow * oh) % od, row / ow % oh, row % ow];
+        let image = row / (ow * oh * od) * conv.strides[0] as usize;
+        for oc in 0..conv.out_channels {
+            let mut result = Reference::default();
+            for tap in 0..conv.kernel.iter().product() {
+                let [_, kh, kw] = conv.kernel;
+                let taps = [tap / (kh * kw), tap / kw % kh, tap % kw];
+                let Some(pixel) = input_offset(conv, place, taps) else { continue };
+                for channel in 0..channels {
+                    let from = image + pixel + oc / outs * channels + channel;
+                    let weight = (oc * channels + channel) * conv.kernel.iter().product::<usize>() + tap;
+                    result.add(x.get(from), w.get(weight));
+                }
+            }
+            results.push(result);
+        }
+    }
+    results
+}
+
+/// Offset of the pixel that a tap reads, unless it is padding.
+fn input_offset(conv: &Conv, place: [usize; 3], taps: [usize; 3]) -> Option<usize> {
+    let mut offset = 0;
+    for axis in 0..3 {
+        let at = (place[axis] * conv.stride[axis] + taps[axis] * conv.dilation[axis]) as isize - conv.padding[axis];
+        let at = usize::try_from(at).ok().filter(|&at| at < conv.input[axis] * conv.upsample[axis])?;
+        offset += at / conv.upsample[axis] * conv.strides[axis + 1] as usize;
+    }
+    Some(offset)
+}
+
+/// Sizes that meet every edge: one row, one column, part of a tile, of a panel and of a block, and several of each.
+const GEMM_SIZES: [(usize, usize, usize); 16] = [
+    (1, 1, 1),
+    (1, 32, 7),
+    (3, 5, 0),
+    (2, 17, 33),
+    (14, 32, 64),
+    (15, 33, 65),
+    (13, 16, 255),
+    (28, 48, 256),
+    (29, 49, 257),
+    (7, 4, 515),
+    (64, 3, 96),
+    (77, 80, 300),
+    (260, 40, 48),
+    (5, 450, 70),
+    (270, 400, 30),
+    (33, 66, 1040),
+];
+
+fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+    let pool = Pool::global();
+    for (m, n, k) in GEMM_SIZES {
+        let (a, b) = (Buffer::random(dtype, m * k, 1), Buffer::random(dtype, n * k, 2));
+        let references = reference_gemm(&a, &b, &[], (m, n, k));
+        let left = Matrix::row_major(a.ptr(), dtype, k);
+        let right = Matrix::row_major(b.ptr(), dtype, k);
+        let mut memory = Buffer::zeroed(DType::U8, packed_bytes(n, k, dtype, kernel.isa));
+        for prepacked in [true, false] {
+            let mut c = Buffer::random(DType::F32, m * n, 3);
+            let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+            // SAFETY: dense buffers of the sizes named.
+            let outcome = unsafe {
+                let packed = Operand::Packed(pack_b(pool, kernel.isa, n, k, &right, memory.ptr_mut()));
+                let operand = if prepacked { packed } else { Operand::Strided(right) };
+                gemm_with(kernel, pool, &[], (m, n, k), &left, &operand, &store)
+            };
+            outcome.map_err(|error| error.to_string())?;
+            let what = format!("{} {m}x{n}x{k} prepacked {prepacked}", kernel.row_name(Family::Gemm, dtype));
+            compare(&what, &c, &references, chain(k))?;
+        }
+    }
+    Ok(())
+}
+
+/// Convolutions that meet every edge.
+pub fn conv_cases() -> Vec<Conv> {
+    let square = |size: usize, ic: usize, oc: usize| Conv::new_2d(2, [size, size], ic, oc, [3, 3]);
+    vec![
+        square(9, 16, 32).padding([0, 1, 1]),
+        square(8, 3, 20).padding([0, 1, 1]),
+        square(8, 4, 4).padding([0, 1, 1]).stride([1, 2, 2]),
+        square(11, 70, 3).padding([0, 1, 1]),
+        square(7, 40, 33).padding([0, 2, 2]).dilation([1, 2, 2]),
+        square(5, 8, 6).padding([0, 1, 1]).upsample([1, 2, 2]),
+        Conv { output: [1, 4, 4], ..square(9, 6, 10).stride([1, 2, 2]) },
+        square(10, 5, 5).padding([0, -1, -2]),
+        square(6, 12, 18).padding([0, 1, 1]).groups(3),
+        square(6, 24, 24).padding([0, 1, 1]).groups(24),
+        Conv::new_2d(1, [13, 9], 24, 40, [1, 1]),
+        Conv::new_2d(3, [7, 5], 9, 8, [1, 1]).stride([1, 2, 2]),
+        Conv::new_2d(1, [20, 20], 3, 16, [7, 7]).padding([0, 3, 3]).stride([1, 2, 2]),
+        Conv::new_2d(2, [1, 31], 5, 7, [1, 4]).padding([0, 0, 1]).stride([1, 1, 3]),
+        Conv::new_3d(2, [4, 5, 6], 7, 9, [3, 3, 3]).padding([1, 1, 1]),
+        Conv::new_3d(1, [5, 6, 4], 4, 6, [3, 1, 2]).padding([2, 0, 0]).stride([2, 1, 1]).dilation([2, 1, 1]),
+        Conv::new_2d(1, [2, 2], 8, 8, [3, 3]),
+        Conv::new_2d(0, [4, 4], 8, 8, [3, 3]).padding([0, 1, 1]),
+    ]
+}
+
+fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+    let pool = Pool::global();
+    for shape in conv_cases() {
+        let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
+        let w = Buffer::random(dtype, shape.out_channels * shape.terms(), 2);
+        let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
+        let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(dtype, kernel.isa));
+        let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
+        // SAFETY: dense buffers of the sizes that `shape` says.
+        let outcome = unsafe {
+            let weight = Weight::contiguous(w.ptr(), dtype, &shape);
+            let packed: PackedWeight = pack_conv_weight(pool, kernel.isa, &shape, &weight, memory.ptr_mut());
+            conv_with(kernel, pool, &shape, x.ptr(), dtype, &packed, &store)
+        };
+        outcome.map_err(|error| error.to_string())?;
+        let references = reference_conv(&shape, &x, &w);
+        compare(&format!("{} {shape:?}", kernel.row_name(Family::Conv, dtype)), &y, &references, chain(shape.terms()))?;
+    }
+    Ok(())
+}
+
+/// Rows of the registry for the contractions of this module.
+pub fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for kernel in kernels() {
+        for (family, verify) in
+            [(Family::Gemm, verify_gemm as fn(_, _) -> _), (Family::Conv, verify_conv as fn(_, _) -> _)]
+        {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                if kernel.reads(dtype) {
+                    let name = kernel.row_name(family, dtype);
+                    let is_available = Box::new(|| kernel.is_available());
+                    let verify = Box::new(move || verify(kernel, dtype));
+                    rows.push(Row { name, family, isa: kernel.isa, dtype, is_available, verify });
+                }
+            }
+        }
+    }
+    rows
+}
