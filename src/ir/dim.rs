@@ -24,29 +24,40 @@ enum Atom {
 /// Product of atoms with powers, sorted by atom; empty = 1.
 type Monomial = Vec<(Atom, u32)>;
 
-/// A reduced fraction, denominator positive.
+/// A reduced fraction, denominator positive; 1/0 where a coefficient overflowed, which [`Dim::eval`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Ratio {
     num: i64,
     den: i64,
 }
 
-fn gcd(a: i64, b: i64) -> i64 {
+fn gcd(a: i128, b: i128) -> i128 {
     if b == 0 { a.abs().max(1) } else { gcd(b, a % b) }
 }
 
 impl Ratio {
+    const OVERFLOW: Ratio = Ratio { num: 1, den: 0 };
+
     fn new(num: i64, den: i64) -> Self {
+        Self::reduced(i128::from(num), i128::from(den))
+    }
+    fn reduced(num: i128, den: i128) -> Self {
+        if den == 0 {
+            return Self::OVERFLOW;
+        }
         let g = gcd(num, den) * den.signum();
-        Self { num: num / g, den: den / g }
+        match (i64::try_from(num / g), i64::try_from(den / g)) {
+            (Ok(num), Ok(den)) => Self { num, den },
+            _ => Self::OVERFLOW,
+        }
     }
     fn add(self, o: Self) -> Self {
-        let g = gcd(self.den, o.den);
-        Self::new(self.num * (o.den / g) + o.num * (self.den / g), self.den / g * o.den)
+        let (an, ad, bn, bd) = (i128::from(self.num), i128::from(self.den), i128::from(o.num), i128::from(o.den));
+        // Each product fits 126 bits.
+        Self::reduced(an * bd + bn * ad, ad * bd)
     }
     fn mul(self, o: Self) -> Self {
-        let (a, b) = (Self::new(self.num, o.den), Self::new(o.num, self.den));
-        Self { num: a.num * b.num, den: a.den * b.den }
+        Self::reduced(i128::from(self.num) * i128::from(o.num), i128::from(self.den) * i128::from(o.den))
     }
 }
 
@@ -173,8 +184,11 @@ impl Dim {
                 }
             }
             let d = i128::from(r.den);
-            num = num * d + v * den;
-            den *= d;
+            let sum = num.checked_mul(d).zip(v.checked_mul(den)).and_then(|(a, b)| a.checked_add(b));
+            (num, den) = match (sum, den.checked_mul(d)) {
+                (Some(num), Some(den)) if den != 0 => (num, den),
+                _ => return Err(Error::invalid("a size overflows")),
+            };
             if num % den == 0 {
                 (num, den) = (num / den, 1);
             }
@@ -410,6 +424,9 @@ mod tests {
     fn refuses_what_is_not_an_integer() {
         assert!("s0/8".parse::<Dim>().unwrap().eval(&[12]).is_err());
         assert!("s3".parse::<Dim>().unwrap().eval(&[1]).is_err());
+        for overflow in ["9223372036854775807*2*s0", "s0/9223372036854775807+s0/9223372036854775806"] {
+            assert!(overflow.parse::<Dim>().is_ok_and(|d| d.eval(&[1]).is_err()), "{overflow}");
+        }
         for bad in ["", "s", "1+", "floor(s0)", "s0/0", "(s0)", "99999999999999999999"] {
             assert!(bad.parse::<Dim>().is_err(), "{bad}");
         }

@@ -1,7 +1,7 @@
 //! The intermediate representation: one ATen-level graph with symbolic sizes and no weights.
 //!
 //! Where to look: [`dim`] symbolic integers, [`dtype`] element types, [`op`] the op set and what it means, [`graph`] nodes and
-//! slots, [`edit`] the one door for changes.
+//! slots, [`edit`] the one door for changes, [`print`] and [`parse`] the text form.
 //!
 //! Invariant: nothing here knows passes, plans, backends or Python.
 
@@ -10,9 +10,13 @@ pub mod dtype;
 pub mod edit;
 pub mod graph;
 pub mod op;
+pub mod parse;
+pub mod print;
 
 pub use dim::{Dim, Sym};
 pub use dtype::DType;
 pub use edit::{Changed, Editor};
 pub use graph::{Constant, Graph, Input, Node, Parameter, PathId, Symbol, ValueId};
 pub use op::{Attr, BinaryOp, Op, PoolOp, ReduceOp, UnaryOp, ValueType};
+pub use parse::parse_graph;
+pub use print::{print_graph, print_node};
