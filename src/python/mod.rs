@@ -1,0 +1,35 @@
+//! The Python extension `oxidiff._native`: the only place that names pyo3.
+//!
+//! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
+//! tensors across by DLPack, [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while
+//! compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name for Python.
+//!
+//! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
+
+mod builder;
+mod errors;
+mod executable;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule]
+fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("NativeError", m.py().get_type::<errors::NativeError>())?;
+    m.add_class::<builder::GraphBuilder>()?;
+    m.add_class::<executable::Program>()?;
+    m.add_class::<executable::Executable>()?;
+    m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::target, m)?)?;
+    m.add_function(wrap_pyfunction!(knobs, m)?)?;
+    Ok(())
+}
+
+/// Name, default and meaning of every environment variable that is read.
+#[pyfunction]
+fn knobs() -> Vec<(&'static str, &'static str, &'static str)> {
+    crate::config::KNOBS.iter().map(|k| (k.name, k.default, k.doc)).collect()
+}
