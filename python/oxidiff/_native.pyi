@@ -96,6 +96,18 @@ class Executable:
     def unload(self) -> None:
         """Drops specializations, derived weights and the arena."""
 
+@final
+class WeightWatch:
+    """The weight slots of a module: slot `i` is `holders[i][names[i]]` (`module._parameters`, `module._buffers` or
+    `module.__dict__`)."""
+
+    def __init__(self, holders: Sequence[dict[str, Any]], names: Sequence[str]) -> None: ...
+    def changes(self) -> tuple[list[int], list[int]] | None:
+        """`(rebound, written)`: slots that hold another tensor or other memory, and slots written in place, since the last
+        call; `None` if nothing changed. Raises `KeyError` if a name is gone. About 0.1 us a slot."""
+    def tensors(self) -> list[Tensor]:
+        """The tensors last seen, in slot order."""
+
 def set_num_threads(threads: int) -> None:
     """Threads of the CPU backend; 0 means one per core."""
 

@@ -10,6 +10,7 @@ mod builder;
 mod errors;
 mod executable;
 mod tensor;
+mod watch;
 
 use pyo3::prelude::*;
 
@@ -21,6 +22,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<builder::GraphBuilder>()?;
     m.add_class::<executable::Program>()?;
     m.add_class::<executable::Executable>()?;
+    m.add_class::<watch::WeightWatch>()?;
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
     m.add_function(wrap_pyfunction!(executable::target, m)?)?;
