@@ -1,0 +1,309 @@
+"""Capturing a module: trace at a few sizes, check that the graphs agree, solve their numbers, verify elsewhere.
+
+A capture takes five traces: at the call's own sizes, at three more where every free size differs, and at a held-out one
+(batch 1, other residues), which must be predicted. Where a guess about the free sizes fails, each is tried alone, with
+other values, and becomes a constant of the program if nothing helps: the graph then serves that value only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureError
+from .dim import Dim
+from .fit import denominators, fit_all, fit_floats
+from .graph import CapturedGraph, Literal, build_graph
+from .meta import META_DEVICE
+from .signature import Binder, Call, Number, labels, rebuild
+from .sizes import SizePlan, Symbol, candidates, held_out, plan_sizes
+from .trace import Trace, trace
+from .weights import WeightIndex
+
+__all__ = ["Capturer", "capture"]
+
+Point = dict[str, Number]
+
+
+def capture(
+    module: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic: bool = True,
+) -> CapturedGraph:
+    """Captures what ``module(*args, **kwargs)`` does, for these and other sizes.
+
+    Args:
+        module: A module or a function of tensors.
+        args: Positional arguments of an example call.
+        kwargs: Keyword arguments of it.
+        dynamic: ``False`` fixes all sizes at the example's.
+
+    Raises:
+        CaptureError: If it cannot be written down as a graph; the message says where and why.
+        TypeError: If the arguments do not fit the signature.
+    """
+    capturer = Capturer(module, dynamic=dynamic)
+    return capturer.capture(capturer.call(args, kwargs or {}))
+
+
+class Capturer:
+    """Captures the calls of one module. Cheap to make; holds no tensors between captures."""
+
+    def __init__(self, module: Callable[..., Any], *, dynamic: bool = True) -> None:
+        self.module = module
+        self.root = module if isinstance(module, torch.nn.Module) else None
+        self.dynamic = dynamic
+        self.binder = Binder(self.root.forward if self.root is not None else module)
+        self.traces = 0
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Takes a call apart; see :meth:`~oxidiff.capture.signature.Binder.call`."""
+        return self.binder.call(args, kwargs)
+
+    def capture(self, call: Call) -> CapturedGraph:
+        """Captures the program of ``call``; see :func:`capture`."""
+        return _Session(self, call).run()
+
+    def extend(self, graph: CapturedGraph, call: Call) -> bool:
+        """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
+
+        Raises:
+            CaptureError: If the call cannot be traced at all.
+        """
+        point = graph.plan.read(call.sizes) if graph.key == call.key else None
+        if point is None:
+            return False
+        session = _Session(self, call)
+        session.plan = graph.plan
+        record = session.trace_at(point)
+        graph.traces += 1
+        if graph.differs_from(record, point) is not None:
+            return False
+        graph.accept(point)
+        return True
+
+
+class _Disagreement(Exception):
+    """Traces at two points are not of the same program."""
+
+
+class _Session:
+    """One capture."""
+
+    def __init__(self, owner: Capturer, call: Call) -> None:
+        self.owner = owner
+        self.call = call
+        self.weights = WeightIndex(owner.root)
+        self.labels = labels(call.bound)
+        self.device = _device_of(call, owner.root)
+        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
+        self.chosen: dict[str, tuple[Number, ...]] = {}
+        self.traces = 0
+        self.fixed: list[str] = []
+
+    def run(self) -> CapturedGraph:
+        if not self.owner.dynamic:
+            self.fix_all()
+        base_point = self.point()
+        base = self.trace_at(base_point)
+        for i, symbol in enumerate(self.plan.symbols):
+            self.chosen[symbol.name] = next(candidates(symbol, i), ())
+        records, points = self.agreeing_traces(base)
+        forms = self.solve(base, records, points)
+        while forms is None:
+            self.fix_unsolved(base)
+            records, points = self.agreeing_traces(base)
+            forms = self.solve(base, records, points)
+        dims = [f for f in set(forms) if isinstance(f, Dim)]
+        names = [s.name for s in self.plan.symbols]
+        moduli = denominators(dims, names)
+        graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
+        for point in points:
+            graph.accept(point)
+        self.hold_out(graph, points)
+        graph.traces = self.traces
+        graph.fixed = tuple(self.fixed)
+        return graph
+
+    # -- tracing -------------------------------------------------------------------------------------------------------
+
+    def point(self) -> Point:
+        return {s.name: s.value for s in self.plan.symbols}
+
+    def trace_at(self, point: Mapping[str, Number]) -> Trace:
+        sizes = self.plan.sizes(point)
+        if sizes is None:
+            raise CaptureError("sizes that depend on each other")
+        tensors = []
+        at = 0
+        for tensor in self.call.tensors:
+            tensors.append(_meta_tensor(sizes[at : at + tensor.dim()], tensor))
+            at += tensor.dim()
+        numbers = sizes[at:]
+        leaves = iter(tensors)
+        rest = iter(numbers)
+
+        def replace(old: Any) -> Any:
+            return next(leaves) if isinstance(old, Tensor) else next(rest)
+
+        bound = {name: rebuild(value, replace) for name, value in self.call.bound.items()}
+        args, kwargs = self.owner.binder.arguments(bound)
+        self.traces += 1
+        self.owner.traces += 1
+        return trace(
+            lambda: self.owner.module(*args, **kwargs),
+            list(zip(tensors, self.labels, strict=False)),
+            self.weights,
+            self.device,
+            [n for n in numbers if isinstance(n, float)],
+        )
+
+    def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
+        """The trace at ``point`` if it can be taken and agrees with ``base``."""
+        try:
+            record = self.trace_at(point)
+        except CaptureError:
+            return None
+        return record if base.difference(record) is None else None
+
+    def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
+        """The base trace and three more at other values of every symbol, all of the same program."""
+        for attempt in range(3):
+            if not self.plan.symbols:
+                break
+            records, points = [base], [self.point()]
+            for i in range(3):
+                point = {s.name: self.chosen[s.name][i] for s in self.plan.symbols}
+                record = self.try_trace(base, point)
+                if record is None:
+                    break
+                records.append(record)
+                points.append(point)
+            else:
+                return records, points
+            if attempt == 0:
+                self.try_each_symbol(base)
+            else:
+                self.fix_all()
+        return [base], [self.point()]
+
+    def try_each_symbol(self, base: Trace) -> None:
+        """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none."""
+        for i, symbol in enumerate(list(self.plan.symbols)):
+            for values in candidates(symbol, i):
+                if self.is_free(base, symbol, values):
+                    self.chosen[symbol.name] = values
+                    break
+            else:
+                self.fix(symbol)
+
+    def is_free(self, base: Trace, symbol: Symbol, values: Sequence[Number]) -> bool:
+        here = self.point()
+        # The extremes of the values decide: a limit that one of them exceeds must show here.
+        extremes = dict.fromkeys((max(values), min(values)))
+        return all(self.try_trace(base, {**here, symbol.name: value}) is not None for value in extremes)
+
+    def fix(self, symbol: Symbol) -> None:
+        self.plan.fix(symbol.name)
+        self.fixed.append(symbol.label)
+
+    def fix_all(self) -> None:
+        for symbol in list(self.plan.symbols):
+            self.fix(symbol)
+
+    # -- solving -------------------------------------------------------------------------------------------------------
+
+    def solve(self, base: Trace, records: Sequence[Trace], points: Sequence[Point]) -> list[Literal] | None:
+        """What each number is as an expression, ``None`` if one cannot be solved."""
+        columns = list(zip(*(r.numbers for r in records), strict=True))
+        distinct = set(columns)
+        real = {c for c in distinct if any(isinstance(v, float) for v in c)}
+        whole = {name for name in points[0] if all(isinstance(p[name], int) for p in points)}
+        sizes = [{name: p[name] for name in whole} for p in points]
+        solved: dict[Any, Any] = {}
+        solved.update(fit_all(distinct - real, sizes))  # type: ignore[arg-type]
+        solved.update(fit_floats(real, points))
+        self.unsolved = [c for c, form in solved.items() if form is None]
+        if self.unsolved:
+            self.unsolved_positions = [i for i, c in enumerate(columns) if solved[c] is None]
+            return None
+        return [solved[c] for c in columns]
+
+    def fix_unsolved(self, base: Trace) -> None:
+        """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else sizes."""
+        suspects = []
+        here = self.point()
+        for symbol in self.plan.symbols:
+            record = self.try_trace(base, {**here, symbol.name: self.chosen[symbol.name][0]})
+            if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):
+                suspects.append(symbol)
+        numbers = [s for s in suspects if s.role in ("int", "float")]
+        for symbol in numbers or suspects or list(self.plan.symbols):
+            self.fix(symbol)
+
+    def hold_out(self, graph: CapturedGraph, points: Sequence[Point]) -> None:
+        """Checks the graph where it was not solved, and narrows its classes if it is wrong there."""
+        if not self.plan.symbols:
+            return
+        for batch_one, residues in ((True, True), (True, False), (False, True)):
+            point: Point = {}
+            for i, symbol in enumerate(self.plan.symbols):
+                seen = [p[symbol.name] for p in points]
+                modulus = graph.moduli[symbol.name]
+                if symbol.role == "batch" and not batch_one:
+                    point[symbol.name] = 4
+                elif symbol.role == "spatial" and not residues:
+                    point[symbol.name] = held_out(symbol, i, 64, seen)
+                else:
+                    point[symbol.name] = held_out(symbol, i, modulus, seen)
+            try:
+                record = self.trace_at(point)
+            except CaptureError:
+                continue
+            if graph.differs_from(record, point) is None:
+                graph.accept(point)
+                if not residues:
+                    self.split_residues(graph, points, point)
+                return
+        # Right at the points it was solved at, and nothing more is known: classes as narrow as those points.
+        self.split_residues(graph, points, None)
+
+    def split_residues(self, graph: CapturedGraph, points: Sequence[Point], also: Point | None) -> None:
+        for symbol in self.plan.symbols:
+            if symbol.role == "spatial":
+                graph.moduli[symbol.name] = max(64, graph.moduli[symbol.name])
+        graph.classes.clear()
+        for point in (*points, also) if also is not None else points:
+            graph.accept(point)
+
+
+def _meta_tensor(shape: Sequence[Any], like: Tensor) -> Tensor:
+    if like.is_contiguous():
+        return torch.empty(tuple(shape), dtype=like.dtype, device=META_DEVICE)
+    strides = like.stride()
+    out = [1] * len(shape)
+    step = 1
+    for i in sorted(range(len(shape)), key=lambda i: (-strides[i], i), reverse=True):
+        out[i] = step
+        step *= shape[i]
+    return torch.empty_strided(tuple(shape), out, dtype=like.dtype, device=META_DEVICE)
+
+
+def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
+    for tensor in call.tensors:
+        if tensor.dim():
+            return tensor.device
+    parameter = next(root.parameters(), None) if root is not None else None
+    if parameter is not None:
+        return parameter.device
+    return call.tensors[0].device if call.tensors else torch.device("cpu")
+
+
+def _channels_of(root: torch.nn.Module | None) -> int | None:
+    value = getattr(getattr(root, "config", None), "in_channels", None)
+    return value if isinstance(value, int) else None

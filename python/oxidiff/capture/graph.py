@@ -1,0 +1,336 @@
+"""The result of capturing: one graph of ATen ops whose sizes are expressions of the call's free sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from .dim import Dim, Size
+from .signature import Number
+from .sizes import SizePlan
+from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
+from .weights import WeightSlot
+
+__all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "OutputSpec", "Ref", "Value"]
+
+Literal = Dim | int | float
+"""A number in a graph; a :class:`Dim` where it depends on the call's free sizes or numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument of a node: the value of that number."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a node produces.
+
+    Attributes:
+        dtype: Its element type.
+        shape: Its sizes.
+        node: The number of the node that makes it.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op.
+
+    ``args`` and ``kwargs`` hold :class:`Ref`, :data:`Literal`, bools, strings, dtypes, ``None`` and tuples of these, as in
+    the overload's schema, trailing defaults left out, devices and memory formats too.
+
+    Attributes:
+        op: The ATen overload; or ``"input"``; ``"weight"`` (``args[0]``: its name); ``"constant"`` (``args``: the elements);
+            ``"extern"`` (``args[0]``: index into :attr:`CapturedGraph.externs`).
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        outputs: The values it makes.
+        path: The submodule in whose ``forward`` it was called, ``""`` for the module itself.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int, ...]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """A tensor argument of the call.
+
+    Attributes:
+        label: The argument's name, with ``[i]`` and ``.key`` for what is inside of one.
+        value: The value it is in the graph.
+    """
+
+    label: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLeaf:
+    """A leaf of what ``forward`` returns: a tensor (``value``), or else a number or another constant (``literal``).
+
+    Attributes:
+        value: The value returned, ``None`` if no tensor.
+        literal: The number, string, flag, dtype or ``None`` returned.
+        order: The tensor's dimensions from the outermost in memory to the innermost.
+        input: The index of the tensor argument if that is returned as it is.
+    """
+
+    value: int | None = None
+    literal: Any = None
+    order: tuple[int, ...] = ()
+    input: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """How the results are put together."""
+
+    leaves: tuple[OutputLeaf, ...]
+    spec: TreeSpec
+
+    def build(self, tensors: Sequence[Tensor], point: Mapping[str, Number]) -> Any:
+        """What ``forward`` returns, from its tensors (one per leaf that has a value, in order)."""
+        if len(self.leaves) == 1 and self.spec.type is tuple:
+            return (tensors[0],) if tensors else (_literal(self.leaves[0].literal, point),)
+        rest = iter(tensors)
+        return tree_unflatten(
+            [next(rest) if leaf.value is not None else _literal(leaf.literal, point) for leaf in self.leaves], self.spec
+        )
+
+
+def _literal(literal: Any, point: Mapping[str, Number]) -> Any:
+    return number_at(literal, point) if isinstance(literal, Dim) else literal
+
+
+def number_at(form: Dim, point: Mapping[str, Any]) -> Number:
+    """The value of a form whose symbols may be floats: an int where it is whole and all symbols are ints."""
+    from fractions import Fraction
+
+    value = form.exact({name: Fraction(point[name]) for name in form.symbols()})
+    if all(isinstance(point[name], int) for name in form.symbols()) and value.denominator == 1:
+        return value.numerator
+    return float(value)
+
+
+@dataclass(slots=True)
+class CapturedGraph:
+    """A module's program for one call structure, at every size of its validity classes.
+
+    Attributes:
+        key: The structure of the calls it serves (:attr:`~oxidiff.capture.signature.Call.key`).
+        plan: How the free sizes are read from a call.
+        inputs: The tensor arguments, in the order of :attr:`~oxidiff.capture.signature.Call.tensors`.
+        nodes: The ops, in an order in which they can run.
+        values: What the nodes produce.
+        weights: The tensors of ``"weight"`` nodes by name.
+        externs: The tensors of ``"extern"`` nodes: made or found in ``forward``, held by no module.
+        outputs: What is returned.
+        moduli: Per symbol, the modulus whose residue decides the class.
+        classes: The validity classes that were checked.
+        box: Per symbol, the smallest and the largest size that was checked.
+        traces: How many traces were taken for it.
+        fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
+        template: The trace at the first call, for comparing.
+        forms: What each of the trace's numbers is.
+    """
+
+    key: tuple[Any, ...]
+    plan: SizePlan
+    inputs: list[GraphInput]
+    nodes: list[Node]
+    values: list[Value]
+    weights: dict[str, WeightSlot]
+    externs: list[Tensor]
+    outputs: OutputSpec
+    moduli: dict[str, int]
+    template: Trace
+    forms: list[Literal]
+    classes: set[tuple[Any, ...]] = field(default_factory=set)
+    box: dict[str, tuple[Number, Number]] = field(default_factory=dict)
+    traces: int = 0
+    fixed: tuple[str, ...] = ()
+
+    def class_of(self, point: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The validity class of a point: residues, and marks for the values that programs treat specially."""
+        out: list[Any] = []
+        for symbol in self.plan.symbols:
+            value = point[symbol.name]
+            if symbol.role in ("int", "float"):
+                out.append((value == 0, value == 1, value < 0))
+            else:
+                out.append((value % self.moduli[symbol.name], value == 1))
+        return tuple(out)
+
+    def accepts(self, point: Mapping[str, Any]) -> bool:
+        """True if the graph is known to be right at ``point``."""
+        for name, (low, high) in self.box.items():
+            if not low <= point[name] <= high:
+                return False
+        return self.class_of(point) in self.classes
+
+    def accept(self, point: Mapping[str, Any]) -> None:
+        """Notes that the graph was checked at ``point``."""
+        self.classes.add(self.class_of(point))
+        for symbol in self.plan.symbols:
+            if symbol.role not in ("int", "float"):
+                value = point[symbol.name]
+                low, high = self.box.get(symbol.name, (value, value))
+                self.box[symbol.name] = (min(low, value), max(high, value))
+
+    def numbers_at(self, point: Mapping[str, Any]) -> list[Number]:
+        """Every number of the trace at ``point``, in its order.
+
+        Raises:
+            ValueError: If a size does not come out whole there.
+        """
+        sizes = {name: value for name, value in point.items() if isinstance(value, int)}
+        known: dict[Dim, Number] = {}
+        for form in set(f for f in self.forms if isinstance(f, Dim)):
+            known[form] = form.evaluate(sizes) if form.symbols() <= sizes.keys() else number_at(form, point)
+        return [known[f] if isinstance(f, Dim) else f for f in self.forms]
+
+    def differs_from(self, record: Trace, point: Mapping[str, Any]) -> str | None:
+        """How a trace taken at ``point`` contradicts the graph, ``None`` if it confirms it."""
+        structural = self.template.difference(record)
+        if structural is not None:
+            return structural
+        try:
+            mine = self.numbers_at(point)
+        except ValueError as error:
+            return str(error)
+        if mine == record.numbers:
+            return None
+        for i, (a, b) in enumerate(zip(mine, record.numbers, strict=True)):
+            if a != b and not (isinstance(b, float) and abs(a - b) <= 1e-12 * max(abs(a), abs(b))):
+                return f"number {i} is {b}, and {self.forms[i]} gives {a}"
+        return None
+
+    def __str__(self) -> str:
+        lines = [f"symbols: {', '.join(f'{s.name} = {s.label}' for s in self.plan.symbols)}"]
+        for node in self.nodes:
+            outs = ", ".join(
+                f"%{v}: {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}" for v in node.outputs
+            )
+            args = [_text(a) for a in node.args] + [f"{k}={_text(v)}" for k, v in node.kwargs.items()]
+            lines.append(f"{outs} = {node.op}({', '.join(args)})" + (f"  // {node.path}" if node.path else ""))
+        lines.append("return " + ", ".join(f"%{x.value}" if x.value is not None else str(x.literal) for x in self.outputs.leaves))
+        return "\n".join(lines)
+
+
+def _text(argument: Any) -> str:
+    if isinstance(argument, Ref):
+        return f"%{argument.value}"
+    if isinstance(argument, tuple):
+        return f"[{', '.join(map(_text, argument))}]"
+    return str(argument)
+
+
+def build_graph(
+    key: tuple[Any, ...], plan: SizePlan, labels: Sequence[str], record: Trace, forms: list[Literal], moduli: dict[str, int]
+) -> CapturedGraph:
+    """Decodes a trace, its numbers replaced by ``forms``, into a graph."""
+    values: list[Value] = []
+    nodes: list[Node] = []
+    inputs: list[GraphInput] = []
+    leaves: list[OutputLeaf] = []
+    for index, (op, tokens, results) in enumerate(record.nodes):
+        numbers = iter(forms[record.starts[index] :])
+        if op == "constant":
+            value = Value(results[0][0], (), len(nodes))
+            elements: list[Any] = [] if not tokens else [float(t) for t in tokens]
+            count = record.starts[index + 1] - record.starts[index] - results[0][1] if not tokens else 0
+            elements += [next(numbers) for _ in range(count)]
+            args: tuple[Any, ...] = tuple(elements)
+            kwargs: dict[str, Any] = {}
+        elif op == "weight":
+            args, kwargs = tokens, {}
+        elif op == "extern":
+            args, kwargs = tokens, {}
+        else:
+            args, kwargs = _decode(tokens, numbers)
+        if op == "output":
+            leaves = _output_leaves(args, record, inputs)
+            continue
+        outputs = []
+        for dtype, rank in results:
+            value = Value(dtype, tuple(_whole(next(numbers)) for _ in range(rank)), len(nodes))
+            outputs.append(len(values))
+            values.append(value)
+        if op == "input":
+            inputs.append(GraphInput(labels[len(inputs)], outputs[0]))
+        nodes.append(Node(op, args, kwargs, tuple(outputs), record.paths[index]))
+    assert record.output_spec is not None, "a finished trace has an output"
+    outputs_spec = OutputSpec(tuple(leaves), record.output_spec)
+    return CapturedGraph(
+        key, plan, inputs, nodes, values, record.weights, record.externs, outputs_spec, moduli, record, forms
+    )
+
+
+def _whole(form: Literal) -> Size:
+    return int(form) if isinstance(form, float) else form
+
+
+def _decode(tokens: Sequence[Any], numbers: Iterator[Literal]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    stack: list[list[Any]] = [args]
+    keyword: str | None = None
+    for token in tokens:
+        if isinstance(token, Keyword):
+            keyword = str(token)
+            continue
+        if token is OPEN:
+            stack.append([])
+            continue
+        item: Any
+        if token is CLOSE:
+            item = tuple(stack.pop())
+        elif token is INT:
+            item = _whole(next(numbers))
+        elif token is FLOAT:
+            number = next(numbers)
+            item = number if isinstance(number, Dim) else float(number)
+        elif token is TRUE or token is FALSE:
+            item = token is TRUE
+        elif token is NONE:
+            item = None
+        elif type(token) is int:
+            item = Ref(token)
+        elif token in ("inf", "-inf", "nan"):
+            item = float(token)
+        else:
+            item = token
+        if keyword is not None and len(stack) == 1:
+            kwargs[keyword] = item
+            keyword = None
+        else:
+            stack[-1].append(item)
+    return tuple(args), kwargs
+
+
+def _output_leaves(args: tuple[Any, ...], record: Trace, inputs: Sequence[GraphInput]) -> list[OutputLeaf]:
+    orders = iter(record.output_orders)
+    by_value = {graph_input.value: i for i, graph_input in enumerate(inputs)}
+    out = []
+    for item in args:
+        if isinstance(item, Ref):
+            out.append(OutputLeaf(item.value, None, next(orders), by_value.get(item.value)))
+        else:
+            out.append(OutputLeaf(literal=item))
+    return out

@@ -1,0 +1,223 @@
+"""What a call looks like, apart from its sizes.
+
+A :class:`Binder` belongs to one callable. It turns ``(args, kwargs)`` into a :class:`Call`: a hashable *key* that holds
+all that selects a program (nesting, dtypes, ranks, memory orders, ``None``, flags, strings), and a flat tuple of *sizes*:
+every dimension of every tensor, then every Python number. Positional and keyword arguments, their order, and arguments
+equal to their default make no difference.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureError
+
+__all__ = ["Binder", "Call", "Number"]
+
+Number = int | float
+
+
+@dataclass(slots=True)
+class Call:
+    """One call, taken apart.
+
+    Attributes:
+        key: What selects the program. Equal keys have equally many tensors of equal ranks, and numbers.
+        sizes: The dimensions of all ``tensors``, then all ``numbers``.
+        tensors: The tensors among the arguments, in canonical order.
+        numbers: The Python ints and floats among the arguments (bools belong to the key).
+        bound: The arguments by parameter name, in the order of the signature.
+    """
+
+    key: tuple[Any, ...]
+    sizes: tuple[Number, ...]
+    tensors: list[Tensor]
+    numbers: list[Number]
+    bound: dict[str, Any]
+
+
+class Binder:
+    """Takes calls of one callable apart and puts them together again."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._parameters: list[tuple[str, Any]] = []
+        self._positional: list[str] = []
+        self._only_positional = 0
+        self._rest: str | None = None
+        self._extra: str | None = None
+        self._required: set[str] = set()
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._rest = name
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self._extra = name
+            else:
+                if parameter.kind is not parameter.KEYWORD_ONLY:
+                    self._positional.append(name)
+                    self._only_positional += parameter.kind is parameter.POSITIONAL_ONLY
+                default = parameter.default
+                if default is parameter.empty:
+                    self._required.add(name)
+                    default = None
+                self._parameters.append((name, default))
+        self._names = {name for name, _ in self._parameters}
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by parameter name with the defaults filled in.
+
+        Raises:
+            TypeError: If the arguments do not fit the signature.
+        """
+        given: dict[str, Any] = dict(zip(self._positional, args, strict=False))
+        rest = args[len(self._positional) :]
+        if rest and self._rest is None:
+            raise TypeError(f"{len(args)} positional arguments, at most {len(self._positional)} are taken")
+        extra = []
+        for name, value in kwargs.items():
+            if name in self._names:
+                if name in given:
+                    raise TypeError(f"got multiple values for argument {name!r}")
+                given[name] = value
+            else:
+                extra.append((name, value))
+        if len(given) < len(self._parameters) and not self._required <= given.keys():
+            raise TypeError(f"missing argument {min(self._required - given.keys())!r}")
+        bound = {name: given.get(name, default) for name, default in self._parameters}
+        if rest and self._rest is not None:
+            bound[f"*{self._rest}"] = tuple(rest)
+        if extra:
+            if self._extra is None:
+                raise TypeError(f"got an unexpected keyword argument {extra[0][0]!r}")
+            bound[f"**{self._extra}"] = dict(sorted(extra))
+        return bound
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Takes a call apart.
+
+        Raises:
+            TypeError: If the arguments do not fit the signature.
+            CaptureError: If an argument is of a kind that a graph cannot take.
+        """
+        bound = self.bind(args, kwargs)
+        key: list[Any] = [torch.get_default_dtype()]
+        tensors: list[Tensor] = []
+        numbers: list[Number] = []
+        for value in bound.values():
+            if value is None:
+                key.append(None)
+            else:
+                _take_apart(value, key, tensors, numbers)
+        sizes: list[Number] = []
+        for tensor in tensors:
+            sizes += tensor.shape
+        sizes += numbers
+        return Call(tuple(key), tuple(sizes), tensors, numbers, bound)
+
+    def arguments(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` that pass ``bound``."""
+        values = dict(bound)
+        rest = values.pop(f"*{self._rest}", ())
+        extra = values.pop(f"**{self._extra}", {})
+        count = len(self._positional) if rest else self._only_positional
+        args = tuple(values.pop(name) for name in self._positional[:count])
+        return (*args, *rest), {**values, **extra}
+
+
+def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list[Number]) -> None:
+    if isinstance(value, Tensor):
+        key.append((value.dtype, _layout(value), value.device))
+        tensors.append(value)
+    elif value is None or isinstance(value, (bool, str)):
+        # `True == 1`, but a flag is not a number.
+        key.append(value if not isinstance(value, bool) else ("flag", value))
+    elif isinstance(value, (int, float)) and not isinstance(value, enum.Enum):
+        key.append(int if isinstance(value, int) else float)
+        numbers.append(value)
+    elif isinstance(value, (list, tuple)):
+        key.append((type(value), len(value)))
+        for item in value:
+            _take_apart(item, key, tensors, numbers)
+    elif isinstance(value, dict):
+        try:
+            names = sorted(value)
+        except TypeError:
+            names = list(value)
+        key.append((type(value), *names))
+        for name in names:
+            _take_apart(value[name], key, tensors, numbers)
+    elif is_dataclass(value) and not isinstance(value, type):
+        key.append(type(value))
+        for field in fields(value):
+            _take_apart(getattr(value, field.name), key, tensors, numbers)
+    elif isinstance(value, (torch.dtype, torch.device, torch.memory_format, enum.Enum, type)):
+        key.append(value)
+    else:
+        raise CaptureError(f"an argument of type {type(value).__name__}")
+
+
+def _layout(tensor: Tensor) -> int | tuple[int, ...]:
+    """The rank of a row-major tensor; else its dimensions from the outermost in memory to the innermost."""
+    if tensor.layout is not torch.strided:
+        raise CaptureError("a sparse argument")
+    rank = tensor.dim()
+    if tensor.is_contiguous():
+        return rank
+    strides = tensor.stride()
+    return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))
+
+
+def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """``value`` with every tensor and number replaced, in the order in which calls are taken apart."""
+    if isinstance(value, Tensor):
+        return replace(value)
+    if value is None or isinstance(value, (bool, str, enum.Enum)):
+        return value
+    if isinstance(value, (int, float)):
+        return replace(value)
+    if isinstance(value, (list, tuple)):
+        items = [rebuild(item, replace) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        try:
+            names = sorted(value)
+        except TypeError:
+            names = list(value)
+        fresh = {name: rebuild(value[name], replace) for name in names}
+        # In the caller's order: a program may go through a dict.
+        return type(value)((name, fresh[name]) for name in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: rebuild(getattr(value, f.name), replace) for f in fields(value)})
+    return value
+
+
+def labels(bound: Mapping[str, Any]) -> list[str]:
+    """A readable name for each tensor and number, in the order in which calls are taken apart."""
+    out: list[str] = []
+    for name, value in bound.items():
+        _label(name.lstrip("*"), value, out)
+    return out
+
+
+def _label(prefix: str, value: Any, out: list[str]) -> None:
+    if isinstance(value, Tensor) or (isinstance(value, (int, float)) and not isinstance(value, (bool, enum.Enum))):
+        out.append(prefix)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _label(f"{prefix}[{i}]", item, out)
+    elif isinstance(value, dict):
+        try:
+            names = sorted(value)
+        except TypeError:
+            names = list(value)
+        for name in names:
+            _label(f"{prefix}.{name}", value[name], out)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            _label(f"{prefix}.{field.name}", getattr(value, field.name), out)

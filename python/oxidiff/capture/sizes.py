@@ -1,0 +1,298 @@
+"""Which sizes of a call are free, which follow from others, and at which values to trace.
+
+Nothing here has to be right: a guess that does not hold shows as traces that fail or differ, and is then corrected by
+trying (see :mod:`~oxidiff.capture.capture`). Good guesses only save traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from .dim import Dim, Size
+from .signature import Call, Number
+
+__all__ = ["SizePlan", "Symbol", "plan_sizes"]
+
+
+@dataclass(slots=True)
+class Symbol:
+    """A free size of a graph.
+
+    Attributes:
+        name: As it appears in expressions.
+        role: ``"batch"``, ``"frames"``, ``"spatial"``, ``"sequence"``, ``"int"`` or ``"float"`` (Python numbers).
+        position: Where to read it in a call's flat sizes.
+        value: What it was in the captured call.
+        label: The argument it was read from, for messages.
+    """
+
+    name: str
+    role: str
+    position: int
+    value: Number
+    label: str = ""
+
+
+@dataclass(slots=True)
+class SizePlan:
+    """How a call's flat sizes follow from the free ones.
+
+    Attributes:
+        symbols: The free sizes.
+        forms: One entry per flat size: what it is as an expression (or a constant that every call must have).
+    """
+
+    symbols: list[Symbol]
+    forms: list[Size | float] = field(default_factory=list)
+
+    def read(self, sizes: Sequence[Number]) -> dict[str, Number] | None:
+        """The free sizes of a call; ``None`` if its sizes do not satisfy the plan."""
+        point = {s.name: sizes[s.position] for s in self.symbols}
+        exact = {name: Fraction(value) for name, value in point.items()}
+        for form, size in zip(self.forms, sizes, strict=True):
+            value = form.exact(exact) if isinstance(form, Dim) else form
+            if value != size:
+                return None
+        return point
+
+    def sizes(self, point: Mapping[str, Number]) -> list[Number] | None:
+        """All flat sizes at ``point``; ``None`` if one is not a positive whole number there."""
+        exact = {name: Fraction(value) for name, value in point.items()}
+        out: list[Number] = []
+        for form in self.forms:
+            if not isinstance(form, Dim):
+                out.append(form)
+            elif (name := form.as_symbol()) is not None:
+                out.append(point[name])
+            else:
+                value = form.exact(exact)
+                if value.denominator != 1 or value < 1:
+                    return None
+                out.append(int(value))
+        return out
+
+    def fix(self, name: str) -> None:
+        """Makes a symbol a constant: other values are another program."""
+        (symbol,) = (s for s in self.symbols if s.name == name)
+        self.symbols = [s for s in self.symbols if s is not symbol]
+        exact = Fraction(symbol.value)
+        for i, form in enumerate(self.forms):
+            if isinstance(form, Dim) and name in form.symbols():
+                if form.as_symbol() == name:
+                    self.forms[i] = symbol.value
+                else:
+                    fixed = form.substitute(name, exact)
+                    constant = fixed.as_int()
+                    self.forms[i] = fixed if constant is None else constant
+
+
+def plan_sizes(call: Call, names: Sequence[str], channels: int | None = None) -> SizePlan:
+    """Guesses the free sizes of a call.
+
+    Args:
+        call: The call.
+        names: A label per tensor and number of the call.
+        channels: The module's number of input channels, if known: tells frames from channels in 5-D tensors.
+    """
+    return _Planner(call, names, channels).run()
+
+
+class _Planner:
+    def __init__(self, call: Call, names: Sequence[str], channels: int | None) -> None:
+        self.call = call
+        self.names = names
+        self.channels = channels
+        self.plan = SizePlan([])
+        self.batch: Symbol | None = None
+        self.spatial: dict[int, Symbol] = {}
+        self.frames: Symbol | None = None
+        self.sequences: dict[int, Symbol] = {}
+        self.used: set[str] = set()
+
+    def run(self) -> SizePlan:
+        tensors = self.call.tensors
+        ranked = [t for t in tensors if t.dim() >= 2] or [t for t in tensors if t.dim()]
+        self.batch_size = ranked[0].shape[0] if ranked else 0
+        # Sequence lengths are first read from tensors that are sure to have one, so that ambiguous ones can be matched.
+        self.sequence_sizes = {t.shape[1] for t in tensors if t.dim() == 3}
+        self.sequence_sizes |= {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
+        for tensor, name in zip(tensors, self.names, strict=False):
+            for axis, size in enumerate(tensor.shape):
+                if size == 0:
+                    raise CaptureError(f"{name} has a dimension of size 0")
+                self.label = name
+                self.plan.forms.append(self.form(tensor, axis, size))
+        for i, number in enumerate(self.call.numbers):
+            self.label = self.names[len(tensors) + i]
+            role = "int" if isinstance(number, int) else "float"
+            self.plan.forms.append(Dim.symbol(self.add(role, "n", number).name))
+        return self.plan
+
+    def add(self, role: str, stem: str, value: Number) -> Symbol:
+        name = stem
+        count = 1
+        while name in self.used:
+            count += 1
+            name = f"{stem}{count}"
+        self.used.add(name)
+        symbol = Symbol(name, role, len(self.plan.forms), value, self.label)
+        self.plan.symbols.append(symbol)
+        return symbol
+
+    def form(self, tensor: torch.Tensor, axis: int, size: int) -> Size:
+        rank = tensor.dim()
+        if axis == 0 and (rank >= 2 or size == self.batch_size):
+            return self.batch_form(tensor, size)
+        if rank == 1:
+            return self.sequence_form(size)
+        if rank == 2:
+            is_sequence = not tensor.dtype.is_floating_point or size in self.sequence_sizes
+            return self.sequence_form(size) if is_sequence and tensor.shape[0] == self.batch_size else size
+        if rank == 3:
+            return self.sequence_form(size) if axis == 1 else size
+        if axis >= rank - 2:
+            if rank == 4 and tensor.shape[1] == 1 and (size in self.sequence_sizes or size == 1):
+                return self.sequence_form(size)
+            return self.spatial_form(axis - rank, size)
+        if rank == 5 and axis == self.frames_axis(tensor):
+            return self.frames_form(size)
+        return size
+
+    def batch_form(self, tensor: torch.Tensor, size: int) -> Size:
+        if size == self.batch_size:
+            if self.batch is None:
+                self.batch = self.add("batch", "b", size)
+            return Dim.symbol(self.batch.name)
+        if self.batch is not None and self.frames is not None and size == self.batch_size * self.frames.value:
+            return Dim.symbol(self.batch.name) * Dim.symbol(self.frames.name)
+        return self.sequence_form(size)
+
+    def sequence_form(self, size: int) -> Size:
+        if size == 1:
+            return 1
+        if size not in self.sequences:
+            self.sequences[size] = self.add("sequence", "s", size)
+        return Dim.symbol(self.sequences[size].name)
+
+    def frames_axis(self, tensor: torch.Tensor) -> int:
+        return 1 if self.channels is not None and tensor.shape[2] == self.channels != tensor.shape[1] else 2
+
+    def frames_form(self, size: int) -> Size:
+        if self.frames is None:
+            self.frames = self.add("frames", "f", size)
+        if self.frames.value == size:
+            return Dim.symbol(self.frames.name)
+        return Dim.symbol(self.add("frames", "f", size).name)
+
+    def spatial_form(self, axis: int, size: int) -> Size:
+        reference = self.spatial.get(axis)
+        stem = "h" if axis == -2 else "w"
+        if reference is None:
+            reference = self.spatial[axis] = self.add("spatial", stem, size)
+            return Dim.symbol(reference.name)
+        base = Dim.symbol(reference.name)
+        value = int(reference.value)
+        if size == value:
+            return base
+        if size == 1:
+            return 1
+        for factor in (2, 4, 8, 16, 32, 64):
+            if size == value * factor:
+                return base * factor
+            # Halved so many times, rounding up: the same form for every size of that residue.
+            if size == -(-value // factor):
+                return base * Fraction(1, factor) + Dim.constant(size - Fraction(value, factor))
+        return Dim.symbol(self.add("spatial", stem, size).name)
+
+
+# -- where to trace --------------------------------------------------------------------------------------------------------
+
+
+def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
+    """Sets of three values at which to trace, the best guess first.
+
+    Args:
+        symbol: The symbol; its own value is not among the candidates.
+        index: The number of the symbol, so that no two take the same values.
+    """
+    for values in _CANDIDATES[symbol.role](symbol.value, index):
+        distinct = [v for v in dict.fromkeys(values) if v != symbol.value]
+        if len(distinct) >= 3:
+            start = index % len(distinct) if symbol.role == "spatial" else 0
+            rotated = distinct[start:] + distinct[:start]
+            yield tuple(rotated[:3])
+
+
+def _batch_values(value: Any, index: int) -> Iterator[list[Number]]:
+    yield [2, 3, 67, 5]
+
+
+def _frames_values(value: Any, index: int) -> Iterator[list[Number]]:
+    yield [value + 2, value + 3, value + 7]
+    yield [value + 4, value + 8, value + 20]
+    yield [v for v in (value - 1, value - 2, value - 3, value - 5) if v > 1]
+
+
+def _sequence_values(value: Any, index: int) -> Iterator[list[Number]]:
+    grid = (89, 151, 337, 61, 211, 433, 97, 263, 523, 71, 181, 389)
+    at = 3 * index % len(grid)
+    yield [*grid[at:], *grid[:at]][:4]
+    below = [int(value * share) - index for share in (0.83, 0.57, 0.36, 0.71, 0.23)]
+    yield [v for v in below if v > 1]
+    yield [value + 64 * k for k in (1, 3, 7)]
+    yield [value - 64 * k for k in (1, 2, 3) if value > 64 * k + 1]
+
+
+def _spatial_values(value: Any, index: int) -> Iterator[list[Number]]:
+    rest = value % 64
+    yield [v for v in (rest + 64 * k for k in (1, 5, 3, 2)) if v > 1]
+    yield [v for v in (rest + 64 * k for k in range(value // 64 + 1)) if 1 < v <= value]
+    for step in (16, 8):
+        first = value % step or step
+        yield [v for v in (first + step * k for k in range(value // step + 1)) if 1 < v < value]
+        yield [value + step * k for k in (1, 2, 3, 5)]
+    yield [value + k for k in (1, 2, 4, 6)]
+
+
+def _int_values(value: Any, index: int) -> Iterator[list[Number]]:
+    yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
+
+
+def _float_values(value: Any, index: int) -> Iterator[list[Number]]:
+    # Sums with multiples of 1/8 stay exact in every dtype a program may convert them to, if the value itself is.
+    yield [value + (1 + index) / 8, value + (9 + index) / 8, value + (21 + 3 * index) / 8]
+
+
+_CANDIDATES: dict[str, Callable[[Any, int], Iterator[list[Number]]]] = {
+    "batch": _batch_values,
+    "frames": _frames_values,
+    "sequence": _sequence_values,
+    "spatial": _spatial_values,
+    "int": _int_values,
+    "float": _float_values,
+}
+
+
+def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -> Number:
+    """A value unlike those traced so far: batch 1, another residue modulo 64 but the same modulo ``modulus``."""
+    value = symbol.value
+    if symbol.role == "batch":
+        return 1 if value != 1 else 4
+    if symbol.role in ("int", "float"):
+        return value + 3 if symbol.role == "int" else value + 3.5
+    assert isinstance(value, int)
+    low, high = int(min(seen)), int(max(seen))
+    if symbol.role == "spatial":
+        step = modulus if 64 % modulus == 0 and modulus < 64 else 64
+        residues = [v for v in range(value % step or step, high + 1, step) if v % 64 != value % 64 and v > 1]
+        wanted = [v for v in residues if v not in seen]
+        return wanted[min(2 + index, len(wanted) - 1)] if wanted else value
+    first = value % modulus or modulus
+    wanted = [v for v in range(first, high, modulus) if v > 4 and v not in seen and (low > 8 or v > low)]
+    return wanted[(5 + 2 * index) % len(wanted)] if wanted else value

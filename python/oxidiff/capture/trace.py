@@ -1,0 +1,651 @@
+"""One run of a module on meta tensors, written down op by op.
+
+A dispatch mode sees every ATen call of the running thread. Because autograd's dispatch keys are excluded meanwhile,
+composite ops (``linear``, ``conv2d``, ``group_norm``, ``scaled_dot_product_attention``, ...) arrive whole. Nothing is
+computed: inputs are meta tensors, and weights are replaced, where they enter an op, by meta twins, so that the module
+itself is never touched. A function mode lets the program believe its tensors live on the real device.
+
+The record is made for comparing: everything that must agree between two sizes is in :attr:`Trace.nodes`, a list that is
+compared with ``==``; everything that may depend on the size is in :attr:`Trace.numbers`, one flat list.
+
+Invariant: whatever happens inside ``forward``, the module, its caches and the interpreter are afterwards as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from ..errors import CaptureError, Error
+from .aliasing import Aliases, functional_overload, is_view_op
+from .meta import META_DEVICE, RULES
+from .weights import WeightIndex, WeightSlot
+
+__all__ = ["CLOSE", "FALSE", "FLOAT", "INT", "NONE", "OPEN", "TRUE", "Keyword", "Trace", "is_tracing", "trace"]
+
+aten = torch.ops.aten
+
+
+class _Token:
+    """A mark in a node's argument list."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+INT = _Token("int")
+FLOAT = _Token("float")
+TRUE = _Token("true")
+FALSE = _Token("false")
+NONE = _Token("none")
+OPEN = _Token("[")
+CLOSE = _Token("]")
+
+
+class Keyword(str):
+    """The name of a keyword argument; the argument's tokens follow."""
+
+    __slots__ = ()
+
+
+Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
+"""``(op, argument tokens, (dtype, rank) of each result)``.
+
+The op is an ATen overload, or one of ``"input"``, ``"weight"``, ``"constant"``, ``"extern"``, ``"output"``. An int token is
+the number of a value; values are numbered in the order in which nodes produce them.
+"""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one run of a module did.
+
+    Attributes:
+        nodes: The structure. Two runs are isomorphic if these lists are equal.
+        numbers: Every integer and float of the arguments, and every result's sizes, in order.
+        starts: For each node, where its numbers start in ``numbers``.
+        paths: For each node, the path of the submodule that was running.
+        weights: The tensors of the ``"weight"`` nodes, by name.
+        externs: The data of the ``"extern"`` nodes: real tensors that no module holds.
+        output_spec: How results are put together, in torch's pytree form.
+        output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    numbers: list[int | float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    weights: dict[str, WeightSlot] = field(default_factory=dict)
+    externs: list[Tensor] = field(default_factory=list)
+    output_spec: TreeSpec | None = None
+    output_orders: list[tuple[int, ...]] = field(default_factory=list)
+
+    def difference(self, other: Trace) -> str | None:
+        """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
+        if self.nodes == other.nodes:
+            for a, b in zip(self.externs, other.externs, strict=True):
+                if a is not b and not (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)):
+                    return "a constant made in forward depends on the sizes"
+            return None
+        for i, (a_node, b_node) in enumerate(zip(self.nodes, other.nodes, strict=False)):
+            if a_node != b_node:
+                return f"node {i} ({self.paths[i] or 'the module'}): {a_node[0]} and {b_node[0]}"
+        return f"{len(self.nodes)} and {len(other.nodes)} nodes"
+
+
+_lock = threading.RLock()
+_current: Recorder | None = None
+
+
+def is_tracing() -> bool:
+    """True inside a ``forward`` that is being traced, in the tracing thread."""
+    return _current is not None and _current.thread == threading.get_ident()
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every ATen call and answers with meta tensors."""
+
+    def __init__(self, weights: WeightIndex, device: torch.device, scalars: Sequence[float] = ()) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.scalars = scalars
+        self.weights = weights
+        self.device = device
+        self.thread = threading.get_ident()
+        self.path = ""
+        self.values: dict[int, int] = {}
+        self.aliases = Aliases(self)
+        self.kept: list[Any] = []
+        self._count = 0
+        self._constants: dict[int, Tensor] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Only adds a wrapper to every call that keeps Dynamo out, which does not run here.
+        return False
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def add_input(self, tensor: Tensor, label: str) -> None:
+        """Makes ``tensor`` the next argument of the graph."""
+        self._append("input", (), (), (tensor,))
+        self.aliases.protected[id(tensor)] = f"its input {label}"
+
+    def _append(self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any) -> None:
+        record = self.trace
+        record.starts.append(len(record.numbers))
+        record.paths.append(self.path)
+        record.numbers.extend(numbers)
+        metas = []
+        for result in results:
+            shape = result.shape
+            metas.append((result.dtype, len(shape)))
+            record.numbers.extend(shape)
+            self.values[id(result)] = self._count
+            self._count += 1
+        self.kept.extend(results)
+        record.nodes.append((op, tokens, tuple(metas)))
+
+    def _bind(self, tensor: Tensor) -> int:
+        """The value of a tensor that comes from outside the trace."""
+        if type(tensor) not in _PLAIN_TENSORS:
+            if not isinstance(tensor, torch.nn.Parameter) or hasattr(tensor, "__tensor_flatten__"):
+                raise self.error(f"forward uses a tensor subclass, {type(tensor).__name__}")
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise self.error("forward uses a sparse or quantized tensor")
+        slot = self.weights.find(tensor)
+        if slot is None and tensor.is_meta:
+            raise self.error("forward uses a tensor that was made where tracing cannot see it")
+        if slot is None and (owner := self.weights.owner_of_memory(tensor)) is not None:
+            raise self.error(f"forward uses a part of {owner} that was taken outside of it")
+        twin = self.weights.twin(tensor)
+        if slot is not None:
+            self._append("weight", (slot.name,), (), (twin,))
+            self.trace.weights[slot.name] = slot
+        else:
+            self._append("extern", (len(self.trace.externs),), (), (twin,))
+            self.trace.externs.append(tensor)
+        value = self.values[id(tensor)] = self._count - 1
+        return value
+
+    def _value(self, tensor: Tensor) -> int:
+        value = self.values.get(id(tensor))
+        if value is None:
+            return self._bind(tensor)
+        if self.aliases.is_active:
+            self.aliases.refresh(tensor)
+            return self.values[id(tensor)]
+        return value
+
+    def error(self, reason: str, op: Any = "") -> CaptureError:
+        """The exception that says where tracing failed."""
+        where = f"in {self.path}: " if self.path else ""
+        return CaptureError(f"{where}{reason}", module=self.path, op=str(op))
+
+    # -- ops -----------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = _HANDLERS.get(func)
+        if handler is None:
+            handler = _HANDLERS[func] = _classify(func)
+        return handler(self, func, args, kwargs or {})
+
+    def emit(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Records one op and returns its result on the meta device."""
+        tokens: list[Any] = []
+        numbers: list[int | float] = []
+        meta_args = [self._argument(a, tokens, numbers) for a in args]
+        if kwargs:
+            meta_kwargs = {}
+            for name, value in kwargs.items():
+                if name in _PLACEMENT:
+                    meta_kwargs[name] = META_DEVICE if name == "device" and value is not None else value
+                    continue
+                tokens.append(_KEYWORDS.setdefault(name, Keyword(name)))
+                meta_kwargs[name] = self._argument(value, tokens, numbers)
+            if "pin_memory" in meta_kwargs:
+                meta_kwargs["pin_memory"] = False
+        else:
+            meta_kwargs = kwargs
+        rule = RULES.get(func)
+        result = rule(*meta_args, **meta_kwargs) if rule is not None else None
+        if result is None:
+            result = _run_meta(func, meta_args, meta_kwargs)
+        if isinstance(result, Tensor):
+            if not result.is_meta:
+                result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=META_DEVICE)
+            self._append(func, tuple(tokens), numbers, (result,))
+        elif isinstance(result, (tuple, list)) and all(isinstance(r, Tensor) for r in result):
+            self._append(func, tuple(tokens), numbers, result)
+        else:
+            raise self.error(f"{func} gives {type(result).__name__}, no tensor", func)
+        return result
+
+    def _argument(self, a: Any, tokens: list[Any], numbers: list[int | float]) -> Any:
+        if isinstance(a, Tensor):
+            tokens.append(self._value(a))
+            return self.weights.twins.get(id(a), a)
+        kind = type(a)
+        if kind is int:
+            tokens.append(INT)
+            numbers.append(a)
+        elif kind is float:
+            if math.isfinite(a):
+                tokens.append(FLOAT)
+                numbers.append(a)
+            else:
+                tokens.append(repr(a))
+        elif kind is bool:
+            tokens.append(TRUE if a else FALSE)
+        elif a is None:
+            tokens.append(NONE)
+        elif isinstance(a, (list, tuple)):
+            tokens.append(OPEN)
+            out = [self._argument(item, tokens, numbers) for item in a]
+            tokens.append(CLOSE)
+            return out
+        elif kind is torch.device:
+            tokens.append(NONE)
+            return META_DEVICE
+        else:
+            tokens.append(a)
+        return a
+
+    def finish(self, result: Any) -> Trace:
+        """Records what ``forward`` returned and gives the trace."""
+        leaves, spec = tree_flatten(result)
+        tokens: list[Any] = []
+        numbers: list[int | float] = []
+        self.path = ""
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                tokens.append(self._value(leaf))
+                self.trace.output_orders.append(_memory_order(leaf))
+            elif leaf is None or isinstance(leaf, (bool, int, float)):
+                self._argument(leaf, tokens, numbers)
+            elif isinstance(leaf, (str, torch.dtype)):
+                tokens.append(leaf)
+            else:
+                raise self.error(f"forward returns {type(leaf).__name__}")
+        self._append("output", tuple(tokens), numbers, ())
+        self.trace.output_spec = spec
+        return self.trace
+
+
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+_KEYWORDS: dict[str, Keyword] = {}
+
+
+def _run_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError:
+        # The strides of the rules in `meta` are those of the common kernels; a view that fits no longer must not fail.
+        if func is aten.view.default:
+            return aten.reshape.default(*args, **kwargs)
+        raise
+
+
+def _memory_order(t: Tensor) -> tuple[int, ...]:
+    rank = t.dim()
+    if t.is_contiguous():
+        return tuple(range(rank))
+    strides = t.stride()
+    return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))
+
+
+# -- handlers: how one kind of op is recorded ----------------------------------------------------------------------------
+
+Handler = Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _plain(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.emit(func, args, kwargs)
+
+
+def _view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = rec.emit(func, args, kwargs)
+    parent = args[0]
+    if isinstance(result, Tensor):
+        if result is not parent and isinstance(parent, Tensor):
+            rec.aliases.add_view(result, parent, func, args, kwargs, None)
+    else:
+        for i, part in enumerate(result):
+            rec.aliases.add_view(part, parent, func, args, kwargs, i)
+    return result
+
+
+def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target = args[0]
+    functional = functional_overload(func)
+    if functional is None or not isinstance(target, Tensor):
+        raise rec.error(f"{func} works in place in a way that is not supported", func)
+    root = rec.aliases.root(target)
+    if id(root) not in rec.values or id(root) in rec.weights.twins:
+        rec._value(root)
+        slot = rec.weights.find(root)
+        raise rec.error(f"{func} writes into {slot.name if slot else 'a tensor from outside'}", func)
+    rec._value(target)
+    result = rec.emit(functional, args, kwargs)
+    if result.dtype is not target.dtype:
+        result = rec.emit(aten.to.dtype, (result, target.dtype), {})
+    if result.shape != target.shape:
+        raise rec.error(f"{func} broadcasts what it writes into", func)
+    rec.aliases.write(target, result)
+    return target
+
+
+def _unchanged(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+def _nothing(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None
+
+
+def _dropout(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, p, train = args
+    if train and p > 0:
+        raise rec.error(f"{func} is random in training mode", func)
+    return x
+
+
+def _same_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``contiguous``, ``clone``, ``detach``: another tensor object, or the same, with the same elements."""
+    x = args[0]
+    value = rec._value(x)
+    source = rec.weights.twins.get(id(x), x)
+    result = func(source, *args[1:], **kwargs)
+    if result is source:
+        return x
+    rec.values[id(result)] = value
+    rec.kept.append(result)
+    rec.aliases.add_view(result, x, func, args, kwargs, None)
+    return result
+
+
+def _fresh_constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.tensor(...)`` in forward: small ones go in by their elements, which may depend on the sizes."""
+    x = args[0]
+    if id(x) in rec.values:
+        return x
+    if x.is_meta:
+        raise rec.error("forward uses a tensor that was made where tracing cannot see it")
+    if x.numel() > _MAX_CONSTANT or x.dtype.is_complex:
+        rec._bind(x)
+        return rec.weights.twin(x)
+    flat = x.flatten().tolist()
+    numbers = [int(e) if isinstance(e, bool) else e for e in flat]
+    if x.dtype.is_floating_point and rec.scalars:
+        # An argument that became an element is known by its value before it was rounded.
+        rounded = {torch.tensor(s, dtype=x.dtype).item(): s for s in rec.scalars}
+        numbers = [rounded.get(n, n) for n in numbers]
+    twin = torch.empty(x.shape, dtype=x.dtype, device=META_DEVICE)
+    if all(math.isfinite(n) for n in numbers):
+        rec._append("constant", (), numbers, (twin,))
+    else:
+        rec._append("constant", tuple(map(repr, numbers)), (), (twin,))
+    rec._constants[id(twin)] = x
+    return twin
+
+
+_MAX_CONSTANT = 64
+
+
+def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every ``to``: devices do not matter here, so it is a conversion of dtype or nothing."""
+    x = args[0]
+    dtype = kwargs.get("dtype")
+    for a in args[1:]:
+        if isinstance(a, torch.dtype):
+            dtype = a
+        elif isinstance(a, Tensor):
+            dtype = a.dtype
+    if dtype is not None and dtype is not x.dtype:
+        return rec.emit(aten.to.dtype, (x, dtype), {})
+    copies = func is aten._to_copy.default or kwargs.get("copy", False) or True in args[3:4]
+    return _same_value(rec, aten.clone.default, (x,), {}) if copies else x
+
+
+def _item(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    constant = rec._constants.get(id(args[0])) if args else None
+    if constant is not None and constant.numel() == 1:
+        return constant.item()
+    return _data_dependent(rec, func, args, kwargs)
+
+
+def _data_dependent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise rec.error(f"{func}: what forward does depends on the values of a tensor", func)
+
+
+def _random(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise rec.error(f"{func} draws random numbers", func)
+
+
+def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
+        return _random(rec, func, args, kwargs)
+    return rec.emit(func, args, kwargs)
+
+
+def _unsupported(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise rec.error(f"{func} writes into its arguments", func)
+
+
+def _decomposed(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with rec:
+        return func.decompose(*args, **kwargs)
+
+
+def _query(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ops that ask about metadata and give no tensor."""
+    return func(*(rec.weights.twins.get(id(a), a) for a in args), **kwargs)
+
+
+def _classify(func: Any) -> Handler:
+    schema = func._schema
+    tags = func.tags
+    if torch.Tag.nondeterministic_seeded in tags:
+        return _random
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return _data_dependent
+    if schema.is_mutable:
+        return _in_place if functional_overload(func) is not None else _unsupported
+    if not any("Tensor" in str(r.type) for r in schema.returns):
+        return _query
+    return _view if is_view_op(func) else _plain
+
+
+_HANDLERS: dict[Any, Handler] = {
+    **dict.fromkeys((aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default), _dropout),
+    **dict.fromkeys((aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default), _same_value),
+    **dict.fromkeys((aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default), _fresh_constant),
+    **dict.fromkeys(
+        (
+            aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default,
+            aten.type_as.default,
+        ),
+        _convert,
+    ),
+    **dict.fromkeys((aten.item.default, aten._local_scalar_dense.default, aten.is_nonzero.default), _item),
+    **dict.fromkeys((aten.equal.default, aten.allclose.default), _data_dependent),
+    **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default, aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
+    aten._assert_tensor_metadata.default: _nothing,
+    aten.scaled_dot_product_attention.default: _attention,
+}  # fmt: skip
+
+
+# -- what the program is told ---------------------------------------------------------------------------------------------
+
+
+class _RealDevice(TorchFunctionMode):
+    """Answers questions about the device of traced tensors with the real one."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        kind = device.type
+        self._answers: dict[Any, Any] = {
+            torch.Tensor.device.__get__: device,  # type: ignore[attr-defined]
+            torch.Tensor.is_meta.__get__: kind == "meta",  # type: ignore[attr-defined]
+            torch.Tensor.is_cpu.__get__: kind == "cpu",  # type: ignore[attr-defined]
+            torch.Tensor.is_cuda.__get__: kind == "cuda",  # type: ignore[attr-defined]
+            torch.Tensor.is_mps.__get__: kind == "mps",  # type: ignore[attr-defined]
+            torch.Tensor.is_xpu.__get__: kind == "xpu",  # type: ignore[attr-defined]
+            torch.Tensor.get_device: -1 if device.index is None else device.index,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._answers and args[0].is_meta:
+            return self._answers[func]
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+@contextmanager
+def _following_modules(recorder: Recorder) -> Iterator[None]:
+    """Keeps ``recorder.path`` at the submodule that is running."""
+    global _current
+    original = torch.nn.Module.__call__
+    paths = recorder.weights.paths
+    thread = recorder.thread
+
+    @functools.wraps(original)
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(self, *args, **kwargs)
+        before = recorder.path
+        recorder.path = paths.get(id(self), before)
+        result = original(self, *args, **kwargs)
+        # Not in a `finally`: after an exception the path says where it was raised.
+        recorder.path = before
+        return result
+
+    outer, _current = _current, recorder
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+        _current = outer
+
+
+class _Unchanged:
+    """Restores the attributes of every module, and says which of them ``forward`` had changed."""
+
+    def __init__(self, weights: WeightIndex) -> None:
+        self._tables = [
+            (path, table, dict(table))
+            for path, module in weights.modules
+            for table in (module.__dict__, module._buffers)
+        ]
+        types = {cls for _, module in weights.modules for cls in type(module).__mro__}
+        self._caches = [
+            value for cls in types for value in vars(cls).values() if isinstance(value, functools._lru_cache_wrapper)
+        ]
+        # A cached method would hand out what it made at another size, and keep meta tensors for later callers.
+        self.clear_caches()
+
+    def clear_caches(self) -> None:
+        for cache in self._caches:
+            cache.cache_clear()
+
+    def restore(self) -> str | None:
+        """Undoes every change and names the first."""
+        self.clear_caches()
+        changed = None
+        for path, table, before in self._tables:
+            if len(table) == len(before) and all(map(is_, table.values(), before.values())):
+                continue
+            names = [k for k in {*table, *before} if table.get(k, self) is not before.get(k, self)]
+            if names:
+                table.clear()
+                table.update(before)
+                changed = changed or (f"{path}.{names[0]}" if path else names[0])
+        return changed
+
+
+def trace(
+    call: Callable[[], Any],
+    inputs: list[tuple[Tensor, str]],
+    weights: WeightIndex,
+    device: torch.device,
+    scalars: Sequence[float] = (),
+) -> Trace:
+    """Runs ``call`` once and records it.
+
+    Args:
+        call: Calls the module on ``inputs``.
+        inputs: The meta tensors that are the graph's arguments, in order, with a label for messages.
+        weights: The module's tensors.
+        device: What the program is to believe its tensors live on.
+        scalars: The Python floats among the arguments.
+
+    Raises:
+        CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
+    """
+    with _lock:
+        if torch.is_autocast_enabled(device.type if device.type != "meta" else "cpu"):
+            raise CaptureError("autocast is on; convert the module to the lower precision instead")
+        collecting = gc.isenabled()
+        gc.disable()
+        guard = _Unchanged(weights)
+        recorder = Recorder(weights, device, scalars)
+        changed = None
+        try:
+            with (
+                torch.no_grad(),
+                torch._C._AutoDispatchBelowAutograd(),
+                _following_modules(recorder),
+                recorder,
+                _RealDevice(device),
+            ):
+                for tensor, label in inputs:
+                    recorder.add_input(tensor, label)
+                result = call()
+            record = recorder.finish(result)
+        except Error:
+            raise
+        except Exception as error:
+            raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
+        finally:
+            changed = guard.restore()
+            if collecting:
+                gc.enable()
+        if changed is not None:
+            raise CaptureError(f"forward changes the attribute {changed}")
+        del result
+        _check_nothing_leaked(recorder)
+        return record
+
+
+def _check_nothing_leaked(recorder: Recorder) -> None:
+    """A meta tensor that outlives its trace sits in some cache, where eager code would find it."""
+    own = {id(t) for t in recorder.weights.twins.values()}
+    made = [weakref.ref(t) for t in recorder.kept if id(t) not in own]
+    inputs = len(recorder.aliases.protected)
+    recorder.kept.clear()
+    recorder.values.clear()
+    recorder.aliases = Aliases(recorder)
+    recorder._constants.clear()
+    if any(ref() is not None for ref in made[inputs:]):
+        gc.collect()
+        if any(ref() is not None for ref in made[inputs:]):
+            raise CaptureError("a tensor made in forward outlived it, so forward keeps state between calls")

@@ -1,0 +1,130 @@
+"""Where the tensors come from that a traced program uses but was not passed.
+
+Parameters and buffers go by their fully qualified name, tied ones by the first. A plain tensor kept as an attribute of a
+module (also inside a list, tuple or dict there) goes by the attribute's path and is bound like a weight. A tensor found
+nowhere, such as one in a closure or an ``lru_cache``, is held by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .meta import META_DEVICE
+
+__all__ = ["WeightIndex", "WeightSlot"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """One tensor a graph is bound to.
+
+    Attributes:
+        name: Fully qualified name; with ``[key]`` parts for a tensor in a container.
+        kind: ``"parameter"``, ``"buffer"``, ``"attribute"`` or ``"captured"``.
+        module: Path of the holding module (``""`` is the root).
+        attribute: The name under which the module holds it.
+        keys: Indices and keys that lead from the attribute to the tensor.
+        tensor: The tensor itself, for ``"captured"`` only.
+    """
+
+    name: str
+    kind: str
+    module: str = ""
+    attribute: str = ""
+    keys: tuple[Any, ...] = ()
+    tensor: Tensor | None = None
+
+    def fetch(self, root: torch.nn.Module | None) -> Tensor:
+        """The tensor as ``root`` holds it now.
+
+        Raises:
+            AttributeError, KeyError, IndexError: If the module no longer has it.
+            TypeError: If something else is there.
+        """
+        if self.tensor is not None:
+            return self.tensor
+        if root is None:
+            raise AttributeError(f"{self.name} needs a module")
+        value: Any = getattr(root.get_submodule(self.module), self.attribute)
+        for key in self.keys:
+            value = value[key]
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{self.name} is no tensor any more but {type(value).__name__}")
+        return value
+
+
+class WeightIndex:
+    """The tensors of one module by identity, with their twins on the meta device."""
+
+    def __init__(self, root: torch.nn.Module | None) -> None:
+        self.slots: dict[int, WeightSlot] = {}
+        self.twins: dict[int, Tensor] = {}
+        self.paths: dict[int, str] = {}
+        self.modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules()) if root is not None else []
+        self._storages: dict[int, str] | None = None
+        self._attributes: dict[int, WeightSlot] | None = None
+        self._held: list[Tensor] = []
+        for path, module in self.modules:
+            self.paths[id(module)] = path
+            prefix = f"{path}." if path else ""
+            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, tensor in table.items():
+                    if tensor is not None and id(tensor) not in self.slots:
+                        self.slots[id(tensor)] = WeightSlot(f"{prefix}{key}", kind, path, key)
+                        self._held.append(tensor)
+
+    def find(self, tensor: Tensor) -> WeightSlot | None:
+        """The slot of ``tensor``, ``None`` if no module holds it."""
+        slot = self.slots.get(id(tensor))
+        if slot is not None:
+            return slot
+        if self._attributes is None:
+            self._attributes = dict(self._scan_attributes())
+        return self._attributes.get(id(tensor))
+
+    def owner_of_memory(self, tensor: Tensor) -> str | None:
+        """The name of a weight that shares memory with ``tensor``."""
+        if self._storages is None:
+            self._storages = {t.untyped_storage()._cdata: self.slots[id(t)].name for t in self._held}
+        return self._storages.get(tensor.untyped_storage()._cdata)
+
+    def twin(self, tensor: Tensor) -> Tensor:
+        """A meta tensor of the same sizes, strides and dtype."""
+        twin = self.twins.get(id(tensor))
+        if twin is None:
+            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META_DEVICE)
+            self.twins[id(tensor)] = twin
+            self._held.append(tensor)
+        return twin
+
+    def _scan_attributes(self) -> Iterator[tuple[int, WeightSlot]]:
+        seen: set[int] = set()
+        for path, module in self.modules:
+            prefix = f"{path}." if path else ""
+            for key, value in module.__dict__.items():
+                if key in ("_parameters", "_buffers", "_modules"):
+                    continue
+                for keys, tensor in _tensors_in(value, 2):
+                    if id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        self._held.append(tensor)
+                        name = prefix + key + "".join(f"[{k!r}]" for k in keys)
+                        yield id(tensor), WeightSlot(name, "attribute", path, key, keys)
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(value, Tensor):
+        yield (), value
+    elif depth and isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            for keys, tensor in _tensors_in(item, depth - 1):
+                yield (i, *keys), tensor
+    elif depth and isinstance(value, dict):
+        for k, item in value.items():
+            for keys, tensor in _tensors_in(item, depth - 1):
+                yield (k, *keys), tensor
