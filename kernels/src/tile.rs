@@ -10,12 +10,16 @@
 
 use crate::dtype::DType;
 
-/// Elements of one register.
-pub const TILE: usize = 512;
+/// Most elements of one register.
+pub const TILE: usize = 1024;
 /// Most dimensions of an iteration space.
 pub const MAX_DIMS: usize = 6;
 /// Most registers of a program.
 pub const MAX_REGS: usize = 24;
+/// Most instructions of a program.
+pub const MAX_INSTRS: usize = 192;
+/// Most memory operands of a program, loads and stores together.
+pub const MAX_OPERANDS: usize = 32;
 
 /// A register of a tile program.
 pub type Reg = u8;
@@ -153,3 +157,101 @@ pub struct Bound {
     /// Element strides, outermost first; entries past the space's rank are ignored.
     pub strides: [isize; MAX_DIMS],
 }
+
+impl Bound {
+    /// A row-major contiguous operand over `space`.
+    pub fn contiguous(ptr: *mut u8, space: &Space) -> Bound {
+        let mut strides = [0; MAX_DIMS];
+        let mut step = 1;
+        for d in (0..space.rank).rev() {
+            strides[d] = step;
+            step *= space.dims[d] as isize;
+        }
+        Bound { ptr, strides }
+    }
+}
+
+/// An iteration space: the last dimension is columns, the others flattened row-major are rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Sizes, outermost first; entries past `rank` are ignored.
+    pub dims: [usize; MAX_DIMS],
+    /// Number of dimensions, at most [`MAX_DIMS`]; 0 is a single element.
+    pub rank: usize,
+}
+
+impl Space {
+    /// A space of these sizes.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_DIMS`].
+    pub fn new(sizes: &[usize]) -> Space {
+        let mut dims = [1; MAX_DIMS];
+        dims[..sizes.len()].copy_from_slice(sizes);
+        Space { dims, rank: sizes.len() }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.dims[..self.rank].iter().product()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size of the last dimension.
+    pub fn cols(&self) -> usize {
+        if self.rank == 0 { 1 } else { self.dims[self.rank - 1] }
+    }
+
+    /// Product of the other dimensions.
+    pub fn rows(&self) -> usize {
+        self.dims[..self.rank.saturating_sub(1)].iter().product()
+    }
+}
+
+/// Why a program cannot be prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TileError {
+    /// An instruction reads a register nothing was written to.
+    UnwrittenRegister {
+        /// Position of the instruction.
+        at: usize,
+        /// The register.
+        reg: Reg,
+    },
+    /// An instruction names a register, operand or type outside the allowed range.
+    OutOfRange {
+        /// Position of the instruction.
+        at: usize,
+    },
+    /// More memory operands than [`MAX_OPERANDS`].
+    TooManyOperands {
+        /// Number of operands.
+        operands: usize,
+    },
+    /// More instructions than [`MAX_INSTRS`].
+    TooLong {
+        /// Number of instructions.
+        instrs: usize,
+    },
+}
+
+impl std::fmt::Display for TileError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            TileError::UnwrittenRegister { at, reg } => write!(f, "instruction {at} reads r{reg} before it is written"),
+            TileError::OutOfRange { at } => {
+                write!(f, "instruction {at} names a register, operand or type out of range")
+            }
+            TileError::TooManyOperands { operands } => {
+                write!(f, "{operands} memory operands, more than {MAX_OPERANDS}")
+            }
+            TileError::TooLong { instrs } => write!(f, "{instrs} instructions, more than {MAX_INSTRS}"),
+        }
+    }
+}
+
+impl std::error::Error for TileError {}

@@ -3,6 +3,8 @@
 //! [`gemm`] and [`conv`] are the two contractions on top of one blocked engine ([`gemm_driver`]): an operand source
 //! copies rows of A into L2 scratch in the form a micro-kernel reads, B comes as packed panels ([`pack`]), and finished
 //! blocks go to an [`Epilogue`](crate::epilogue::Epilogue).
+//!
+//! [`tile_exec`] runs tile programs, as epilogues or as loops of their own, on top of [`simd`] and [`math`].
 
 use std::fmt;
 
@@ -19,7 +21,12 @@ pub(crate) mod gemm_driver;
 pub(crate) mod gemm_kernel;
 pub(crate) mod gemm_portable;
 pub mod gemm_store;
+pub mod math;
 pub mod pack;
+pub mod simd;
+pub mod tile_exec;
+mod tile_exec_ops;
+pub mod tile_exec_ref;
 pub mod verify;
 
 /// Why an entry point did not run. Nothing has been written then.

@@ -1,0 +1,698 @@
+//! The vector instructions of tile programs: one function per operation, operand kinds and instruction set.
+//!
+//! A function works on a block of rows and columns. An operand is either *full* (a value per element, rows `ld` apart)
+//! or a *scalar per row* (one value for the whole row, successive rows `ld` apart, `ld` 0 for one value throughout).
+//! Where all full operands are dense and all scalars uniform the block is treated as one long row.
+
+use super::math;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Portable, Simd, bf16_bits, bf16_value, f16_bits, f16_value};
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::tile::{Binary, Unary};
+
+/// Operands of one instruction over one block. Strides between rows in elements.
+#[derive(Clone, Copy)]
+pub(super) struct Args {
+    pub dst: *mut f32,
+    pub dld: isize,
+    pub a: *const f32,
+    pub ald: isize,
+    pub b: *const f32,
+    pub bld: isize,
+    pub c: *const f32,
+    pub cld: isize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// Executes one instruction over one block.
+pub(super) type OpFn = unsafe fn(&Args);
+
+/// Operands of a transfer between a dense or row-strided f32 block and memory of any type. Strides of memory in bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Move {
+    pub reg: *mut f32,
+    pub ld: isize,
+    pub mem: *mut u8,
+    pub row_stride: isize,
+    pub col_stride: isize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// Executes one load or store over one block.
+pub(super) type MoveFn = unsafe fn(&Move);
+
+/// One-operand operations, those of [`Unary`] and the ones preparation introduces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op1 {
+    Plain(Unary),
+    RoundF16,
+    RoundBf16,
+    Square,
+    Cube,
+    InverseSquare,
+}
+
+trait UnaryOp {
+    /// Cheap enough to gain from unrolling.
+    const LIGHT: bool = true;
+    fn apply<S: Simd>(s: S, a: S::F) -> S::F;
+}
+
+trait BinaryOp {
+    fn apply<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
+}
+
+trait TernaryOp {
+    fn apply<S: Simd>(s: S, a: S::F, b: S::F, c: S::F) -> S::F;
+}
+
+macro_rules! unary_ops {
+    ($($name:ident $light:literal |$s:ident, $a:ident| $e:expr;)*) => {$(
+        struct $name;
+        impl UnaryOp for $name {
+            const LIGHT: bool = $light;
+            #[inline(always)]
+            fn apply<S: Simd>($s: S, $a: S::F) -> S::F { $e }
+        }
+    )*};
+}
+
+macro_rules! binary_ops {
+    ($($name:ident |$s:ident, $a:ident, $b:ident| $e:expr;)*) => {$(
+        struct $name;
+        impl BinaryOp for $name {
+            #[inline(always)]
+            fn apply<S: Simd>($s: S, $a: S::F, $b: S::F) -> S::F { $e }
+        }
+    )*};
+}
+
+#[inline(always)]
+fn truth<S: Simd>(s: S, m: S::M) -> S::F {
+    s.select(m, s.splat(1.0), s.splat(0.0))
+}
+
+unary_ops! {
+    Neg true |s, a| s.neg(a);
+    Abs true |s, a| s.abs(a);
+    Exp false |s, a| math::exp(s, a);
+    Log false |s, a| math::log(s, a);
+    Sin false |s, a| math::sin(s, a);
+    Cos false |s, a| math::cos(s, a);
+    Tanh false |s, a| math::tanh(s, a);
+    Sqrt true |s, a| s.sqrt(a);
+    Rsqrt true |s, a| s.div(s.splat(1.0), s.sqrt(a));
+    Reciprocal true |s, a| s.div(s.splat(1.0), a);
+    Sigmoid false |s, a| math::sigmoid(s, a);
+    Silu false |s, a| math::silu(s, a);
+    Gelu false |s, a| math::gelu(s, a);
+    GeluTanh false |s, a| math::gelu_tanh(s, a);
+    Relu true |s, a| s.select(s.ne(a, a), a, s.max_raw(a, s.splat(0.0)));
+    Erf false |s, a| math::erf(s, a);
+    Floor true |s, a| s.floor(a);
+    Ceil true |s, a| s.ceil(a);
+    Trunc true |s, a| s.trunc(a);
+    RoundEven true |s, a| s.round_even(a);
+    Not true |s, a| truth(s, s.eq(a, s.splat(0.0)));
+    IsNan true |s, a| truth(s, s.ne(a, a));
+    RoundF16 true |s, a| s.round_f16(a);
+    RoundBf16 true |s, a| s.round_bf16(a);
+    Square true |s, a| s.mul(a, a);
+    Cube true |s, a| s.mul(s.mul(a, a), a);
+    InverseSquare true |s, a| s.div(s.splat(1.0), s.mul(a, a));
+}
+
+binary_ops! {
+    Add |s, a, b| s.add(a, b);
+    Sub |s, a, b| s.sub(a, b);
+    Mul |s, a, b| s.mul(a, b);
+    Div |s, a, b| s.div(a, b);
+    Pow |s, a, b| math::pow(s, a, b);
+    Max |s, a, b| math::max(s, a, b);
+    Min |s, a, b| math::min(s, a, b);
+    Eq |s, a, b| truth(s, s.eq(a, b));
+    Ne |s, a, b| truth(s, s.ne(a, b));
+    Lt |s, a, b| truth(s, s.lt(a, b));
+    Le |s, a, b| truth(s, s.le(a, b));
+    Gt |s, a, b| truth(s, s.lt(b, a));
+    Ge |s, a, b| truth(s, s.le(b, a));
+    And |s, a, b| s.select(s.ne(a, s.splat(0.0)), truth(s, s.ne(b, s.splat(0.0))), s.splat(0.0));
+    Or |s, a, b| s.select(s.ne(a, s.splat(0.0)), s.splat(1.0), truth(s, s.ne(b, s.splat(0.0))));
+}
+
+struct Fma;
+impl TernaryOp for Fma {
+    #[inline(always)]
+    fn apply<S: Simd>(s: S, a: S::F, b: S::F, c: S::F) -> S::F {
+        s.fma(a, b, c)
+    }
+}
+
+struct Select;
+impl TernaryOp for Select {
+    #[inline(always)]
+    fn apply<S: Simd>(s: S, a: S::F, b: S::F, c: S::F) -> S::F {
+        s.select(s.ne(a, s.splat(0.0)), b, c)
+    }
+}
+
+/// An operand of a row: a vector of it, or the row's scalar.
+#[inline(always)]
+unsafe fn get<S: Simd, const SCALAR: bool>(s: S, p: *const f32, scalar: S::F, i: usize) -> S::F {
+    // SAFETY: a full operand has a whole vector at column `i`, as the caller vouches.
+    if SCALAR { scalar } else { unsafe { s.load(p.add(i)) } }
+}
+
+#[inline(always)]
+unsafe fn get_n<S: Simd, const SCALAR: bool>(s: S, p: *const f32, scalar: S::F, i: usize, n: usize) -> S::F {
+    // SAFETY: a full operand has `n` elements from column `i`, as the caller vouches.
+    if SCALAR { scalar } else { unsafe { s.load_n(p.add(i), n) } }
+}
+
+#[inline(always)]
+unsafe fn first<S: Simd, const SCALAR: bool>(s: S, p: *const f32) -> S::F {
+    // SAFETY: a scalar operand has one value per row.
+    if SCALAR { s.splat(unsafe { *p }) } else { s.splat(0.0) }
+}
+
+#[inline(always)]
+fn dense(scalar: bool, ld: isize, cols: usize) -> bool {
+    ld == if scalar { 0 } else { cols as isize }
+}
+
+#[inline(always)]
+unsafe fn unary_body<S: Simd, O: UnaryOp>(s: S, g: &Args) {
+    let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
+    if rows > 1 && dense(false, g.dld, cols) && dense(false, g.ald, cols) {
+        (rows, cols) = (1, rows * cols);
+    }
+    for r in 0..rows as isize {
+        // SAFETY: the caller vouches for `rows x cols` elements of every operand at its stride; every access below is at
+        // a column under `cols`.
+        unsafe {
+            let (a, d) = (g.a.offset(r * g.ald), g.dst.offset(r * g.dld));
+            let mut i = 0;
+            if O::LIGHT {
+                while i + 4 * l <= cols {
+                    let x = O::apply(s, s.load(a.add(i)));
+                    let y = O::apply(s, s.load(a.add(i + l)));
+                    let z = O::apply(s, s.load(a.add(i + 2 * l)));
+                    let w = O::apply(s, s.load(a.add(i + 3 * l)));
+                    s.store(d.add(i), x);
+                    s.store(d.add(i + l), y);
+                    s.store(d.add(i + 2 * l), z);
+                    s.store(d.add(i + 3 * l), w);
+                    i += 4 * l;
+                }
+            } else {
+                while i + 2 * l <= cols {
+                    let (x, y) = (s.load(a.add(i)), s.load(a.add(i + l)));
+                    let (x, y) = (O::apply(s, x), O::apply(s, y));
+                    s.store(d.add(i), x);
+                    s.store(d.add(i + l), y);
+                    i += 2 * l;
+                }
+            }
+            while i + l <= cols {
+                s.store(d.add(i), O::apply(s, s.load(a.add(i))));
+                i += l;
+            }
+            if i < cols {
+                let n = cols - i;
+                s.store_n(d.add(i), O::apply(s, s.load_n(a.add(i), n)), n);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn binary_body<S: Simd, O: BinaryOp, const SA: bool, const SB: bool>(s: S, g: &Args) {
+    let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
+    if rows > 1 && dense(false, g.dld, cols) && dense(SA, g.ald, cols) && dense(SB, g.bld, cols) {
+        (rows, cols) = (1, rows * cols);
+    }
+    for r in 0..rows as isize {
+        // SAFETY: the caller vouches for `rows x cols` elements of every operand at its stride; every access below is at
+        // a column under `cols`.
+        unsafe {
+            let (a, b, d) = (g.a.offset(r * g.ald), g.b.offset(r * g.bld), g.dst.offset(r * g.dld));
+            let (sa, sb) = (first::<S, SA>(s, a), first::<S, SB>(s, b));
+            let mut i = 0;
+            while i + 4 * l <= cols {
+                let (j, k, m) = (i + l, i + 2 * l, i + 3 * l);
+                let x = O::apply(s, get::<S, SA>(s, a, sa, i), get::<S, SB>(s, b, sb, i));
+                let y = O::apply(s, get::<S, SA>(s, a, sa, j), get::<S, SB>(s, b, sb, j));
+                let z = O::apply(s, get::<S, SA>(s, a, sa, k), get::<S, SB>(s, b, sb, k));
+                let w = O::apply(s, get::<S, SA>(s, a, sa, m), get::<S, SB>(s, b, sb, m));
+                s.store(d.add(i), x);
+                s.store(d.add(j), y);
+                s.store(d.add(k), z);
+                s.store(d.add(m), w);
+                i += 4 * l;
+            }
+            while i + l <= cols {
+                s.store(d.add(i), O::apply(s, get::<S, SA>(s, a, sa, i), get::<S, SB>(s, b, sb, i)));
+                i += l;
+            }
+            if i < cols {
+                let n = cols - i;
+                let x = O::apply(s, get_n::<S, SA>(s, a, sa, i, n), get_n::<S, SB>(s, b, sb, i, n));
+                s.store_n(d.add(i), x, n);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn ternary_body<S: Simd, O: TernaryOp, const SA: bool, const SB: bool, const SC: bool>(s: S, g: &Args) {
+    let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
+    let flat = dense(false, g.dld, cols) && dense(SA, g.ald, cols) && dense(SB, g.bld, cols) && dense(SC, g.cld, cols);
+    if rows > 1 && flat {
+        (rows, cols) = (1, rows * cols);
+    }
+    for r in 0..rows as isize {
+        // SAFETY: the caller vouches for `rows x cols` elements of every operand at its stride; every access below is at
+        // a column under `cols`.
+        unsafe {
+            let (a, b) = (g.a.offset(r * g.ald), g.b.offset(r * g.bld));
+            let (c, d) = (g.c.offset(r * g.cld), g.dst.offset(r * g.dld));
+            let (sa, sb, sc) = (first::<S, SA>(s, a), first::<S, SB>(s, b), first::<S, SC>(s, c));
+            let mut i = 0;
+            while i + 2 * l <= cols {
+                let j = i + l;
+                let (xa, ya) = (get::<S, SA>(s, a, sa, i), get::<S, SA>(s, a, sa, j));
+                let (xb, yb) = (get::<S, SB>(s, b, sb, i), get::<S, SB>(s, b, sb, j));
+                let (xc, yc) = (get::<S, SC>(s, c, sc, i), get::<S, SC>(s, c, sc, j));
+                s.store(d.add(i), O::apply(s, xa, xb, xc));
+                s.store(d.add(j), O::apply(s, ya, yb, yc));
+                i += 2 * l;
+            }
+            while i < cols {
+                let n = l.min(cols - i);
+                let (xa, xb) = (get_n::<S, SA>(s, a, sa, i, n), get_n::<S, SB>(s, b, sb, i, n));
+                let xc = get_n::<S, SC>(s, c, sc, i, n);
+                s.store_n(d.add(i), O::apply(s, xa, xb, xc), n);
+                i += l;
+            }
+        }
+    }
+}
+
+/// One value of memory, widened or narrowed to f32.
+///
+/// # Safety
+/// `p` must point to a value of the type (alignment is not required).
+#[inline(always)]
+pub(crate) unsafe fn load_scalar(dtype: DType, p: *const u8) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => p.cast::<f32>().read_unaligned(),
+            DType::F16 => f16_value(p.cast::<u16>().read_unaligned()),
+            DType::BF16 => bf16_value(p.cast::<u16>().read_unaligned()),
+            DType::F64 => p.cast::<f64>().read_unaligned() as f32,
+            DType::I64 => p.cast::<i64>().read_unaligned() as f32,
+            DType::I32 => p.cast::<i32>().read_unaligned() as f32,
+            DType::U8 => *p as f32,
+            DType::Bool => (*p != 0) as u8 as f32,
+        }
+    }
+}
+
+/// Conversion to an integer as x86 truncates: out of range and NaN give the smallest value.
+#[inline(always)]
+pub(crate) fn to_i64(x: f32) -> i64 {
+    if x >= -9.223_372e18 && x < 9.223_372e18 { x as i64 } else { i64::MIN }
+}
+
+/// As [`to_i64`], for 32 bits.
+#[inline(always)]
+pub(crate) fn to_i32(x: f32) -> i32 {
+    if x >= -2_147_483_648.0 && x < 2_147_483_648.0 { x as i32 } else { i32::MIN }
+}
+
+/// Stores one value, rounded to nearest even for floating types, truncated for integers (PyTorch's casts on x86).
+///
+/// # Safety
+/// `p` must be valid for writing a value of the type (alignment is not required).
+#[inline(always)]
+pub(crate) unsafe fn store_scalar(dtype: DType, p: *mut u8, x: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => p.cast::<f32>().write_unaligned(x),
+            DType::F16 => p.cast::<u16>().write_unaligned(f16_bits(x)),
+            DType::BF16 => p.cast::<u16>().write_unaligned(bf16_bits(x)),
+            DType::F64 => p.cast::<f64>().write_unaligned(x as f64),
+            DType::I64 => p.cast::<i64>().write_unaligned(to_i64(x)),
+            DType::I32 => p.cast::<i32>().write_unaligned(to_i32(x)),
+            DType::U8 => *p = to_i64(x) as u8,
+            DType::Bool => *p = (x != 0.0) as u8,
+        }
+    }
+}
+
+const fn dtype_of(code: u8) -> DType {
+    match code {
+        0 => DType::F32,
+        1 => DType::F16,
+        2 => DType::BF16,
+        3 => DType::F64,
+        4 => DType::I64,
+        5 => DType::I32,
+        6 => DType::U8,
+        _ => DType::Bool,
+    }
+}
+
+/// Loads a block of memory of type `dtype_of(T)` into a register.
+#[inline(always)]
+unsafe fn load_body<S: Simd, const T: u8>(s: S, g: &Move) {
+    let dtype = dtype_of(T);
+    let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
+    let size = dtype.size_bytes() as isize;
+    // SAFETY: the caller vouches for `rows x cols` elements of both sides at their strides.
+    unsafe {
+        if g.col_stride != size {
+            strided_load::<T>(g);
+            return;
+        }
+        if rows > 1 && dense(false, g.ld, cols) && g.row_stride == cols as isize * size {
+            (rows, cols) = (1, rows * cols);
+        }
+        for r in 0..rows as isize {
+            let (m, d) = (g.mem.offset(r * g.row_stride), g.reg.offset(r * g.ld));
+            let mut i = 0;
+            match dtype {
+                DType::F32 => {
+                    while i < cols {
+                        let n = l.min(cols - i);
+                        s.store_n(d.add(i), s.load_n(m.cast::<f32>().add(i), n), n);
+                        i += l;
+                    }
+                }
+                DType::BF16 => {
+                    while i + l <= cols {
+                        s.store(d.add(i), s.load_bf16(m.cast::<u16>().add(i)));
+                        i += l;
+                    }
+                    if i < cols {
+                        s.store_n(d.add(i), s.load_bf16_n(m.cast::<u16>().add(i), cols - i), cols - i);
+                    }
+                }
+                DType::F16 => {
+                    while i + l <= cols {
+                        s.store(d.add(i), s.load_f16(m.cast::<u16>().add(i)));
+                        i += l;
+                    }
+                    if i < cols {
+                        s.store_n(d.add(i), s.load_f16_n(m.cast::<u16>().add(i), cols - i), cols - i);
+                    }
+                }
+                _ => {
+                    while i < cols {
+                        *d.add(i) = load_scalar(dtype, m.offset(i as isize * size));
+                        i += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Stores a register (a full one, or one scalar per row if `SCALAR`) to memory of type `dtype_of(T)`.
+#[inline(always)]
+unsafe fn store_body<S: Simd, const T: u8, const SCALAR: bool>(s: S, g: &Move) {
+    let dtype = dtype_of(T);
+    let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
+    let size = dtype.size_bytes() as isize;
+    // SAFETY: the caller vouches for `rows x cols` elements of both sides at their strides.
+    unsafe {
+        if g.col_stride != size {
+            strided_store::<T, SCALAR>(g);
+            return;
+        }
+        if rows > 1 && dense(SCALAR, g.ld, cols) && g.row_stride == cols as isize * size {
+            (rows, cols) = (1, rows * cols);
+        }
+        for r in 0..rows as isize {
+            let (m, p) = (g.mem.offset(r * g.row_stride), g.reg.cast_const().offset(r * g.ld));
+            let v = first::<S, SCALAR>(s, p);
+            let mut i = 0;
+            match dtype {
+                DType::F32 => {
+                    while i < cols {
+                        let n = l.min(cols - i);
+                        s.store_n(m.cast::<f32>().add(i), get_n::<S, SCALAR>(s, p, v, i, n), n);
+                        i += l;
+                    }
+                }
+                DType::BF16 => {
+                    while i + l <= cols {
+                        s.store_bf16(m.cast::<u16>().add(i), get::<S, SCALAR>(s, p, v, i));
+                        i += l;
+                    }
+                    if i < cols {
+                        let n = cols - i;
+                        s.store_bf16_n(m.cast::<u16>().add(i), get_n::<S, SCALAR>(s, p, v, i, n), n);
+                    }
+                }
+                DType::F16 => {
+                    while i + l <= cols {
+                        s.store_f16(m.cast::<u16>().add(i), get::<S, SCALAR>(s, p, v, i));
+                        i += l;
+                    }
+                    if i < cols {
+                        let n = cols - i;
+                        s.store_f16_n(m.cast::<u16>().add(i), get_n::<S, SCALAR>(s, p, v, i, n), n);
+                    }
+                }
+                _ => {
+                    while i < cols {
+                        store_scalar(dtype, m.offset(i as isize * size), *p.add(if SCALAR { 0 } else { i }));
+                        i += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Element by element, the dimension with the smaller memory stride inside: the register is in L1, memory is not.
+#[inline(always)]
+unsafe fn strided_load<const T: u8>(g: &Move) {
+    let (dtype, rows, cols) = (dtype_of(T), g.rows as isize, g.cols as isize);
+    // SAFETY: the caller vouches for `rows x cols` elements of both sides at their strides.
+    unsafe {
+        if g.row_stride.unsigned_abs() < g.col_stride.unsigned_abs() {
+            for c in 0..cols {
+                let (m, d) = (g.mem.offset(c * g.col_stride), g.reg.offset(c));
+                for r in 0..rows {
+                    *d.offset(r * g.ld) = load_scalar(dtype, m.offset(r * g.row_stride));
+                }
+            }
+        } else {
+            for r in 0..rows {
+                let (m, d) = (g.mem.offset(r * g.row_stride), g.reg.offset(r * g.ld));
+                for c in 0..cols {
+                    *d.offset(c) = load_scalar(dtype, m.offset(c * g.col_stride));
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn strided_store<const T: u8, const SCALAR: bool>(g: &Move) {
+    let (dtype, rows, cols) = (dtype_of(T), g.rows as isize, g.cols as isize);
+    let step = if SCALAR { 0 } else { 1 };
+    // SAFETY: the caller vouches for `rows x cols` elements of both sides at their strides.
+    unsafe {
+        if g.row_stride.unsigned_abs() < g.col_stride.unsigned_abs() {
+            for c in 0..cols {
+                let (m, p) = (g.mem.offset(c * g.col_stride), g.reg.offset(c * step));
+                for r in 0..rows {
+                    store_scalar(dtype, m.offset(r * g.row_stride), *p.offset(r * g.ld));
+                }
+            }
+        } else {
+            for r in 0..rows {
+                let (m, p) = (g.mem.offset(r * g.row_stride), g.reg.offset(r * g.ld));
+                for c in 0..cols {
+                    store_scalar(dtype, m.offset(c * g.col_stride), *p.offset(c * step));
+                }
+            }
+        }
+    }
+}
+
+/// Functions of one signature per level from a generic body.
+macro_rules! levels {
+    ($args:ty, $fn:ty, $body:ident, $pick:ident, $a512:ident, $a256:ident, $plain:ident,
+     [$($gen:tt)*], [$($use:tt)*]) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn $a512<$($gen)*>(g: &$args) {
+            // SAFETY: the function's features make the token valid; the rest is the caller's promise.
+            unsafe { $body::<Avx512, $($use)*>(Avx512::new(), g) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $a256<$($gen)*>(g: &$args) {
+            // SAFETY: the function's features make the token valid; the rest is the caller's promise.
+            unsafe { $body::<Avx2, $($use)*>(Avx2::new(), g) }
+        }
+        unsafe fn $plain<$($gen)*>(g: &$args) {
+            // SAFETY: the caller's promise.
+            unsafe { $body::<Portable, $($use)*>(Portable, g) }
+        }
+        fn $pick<$($gen)*>(isa: Isa) -> $fn {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => $a512::<$($use)*>,
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => $a256::<$($use)*>,
+                _ => $plain::<$($use)*>,
+            }
+        }
+    };
+}
+
+levels!(Args, OpFn, unary_body, pick_unary, unary_512, unary_256, unary_plain, [O: UnaryOp], [O]);
+levels!(Args, OpFn, binary_body, pick_binary, binary_512, binary_256, binary_plain,
+    [O: BinaryOp, const SA: bool, const SB: bool], [O, SA, SB]);
+levels!(Args, OpFn, ternary_body, pick_ternary, ternary_512, ternary_256, ternary_plain,
+    [O: TernaryOp, const SA: bool, const SB: bool, const SC: bool], [O, SA, SB, SC]);
+levels!(Move, MoveFn, load_body, pick_load, load_512, load_256, load_plain, [const T: u8], [T]);
+levels!(Move, MoveFn, store_body, pick_store, store_512, store_256, store_plain,
+    [const T: u8, const SCALAR: bool], [T, SCALAR]);
+
+/// The function of a one-operand operation. `isa` must be available here and below.
+pub(super) fn unary_fn(isa: Isa, op: Op1) -> OpFn {
+    match op {
+        Op1::Plain(op) => match op {
+            Unary::Neg => pick_unary::<Neg>(isa),
+            Unary::Abs => pick_unary::<Abs>(isa),
+            Unary::Exp => pick_unary::<Exp>(isa),
+            Unary::Log => pick_unary::<Log>(isa),
+            Unary::Sin => pick_unary::<Sin>(isa),
+            Unary::Cos => pick_unary::<Cos>(isa),
+            Unary::Tanh => pick_unary::<Tanh>(isa),
+            Unary::Sqrt => pick_unary::<Sqrt>(isa),
+            Unary::Rsqrt => pick_unary::<Rsqrt>(isa),
+            Unary::Reciprocal => pick_unary::<Reciprocal>(isa),
+            Unary::Sigmoid => pick_unary::<Sigmoid>(isa),
+            Unary::Silu => pick_unary::<Silu>(isa),
+            Unary::Gelu => pick_unary::<Gelu>(isa),
+            Unary::GeluTanh => pick_unary::<GeluTanh>(isa),
+            Unary::Relu => pick_unary::<Relu>(isa),
+            Unary::Erf => pick_unary::<Erf>(isa),
+            Unary::Floor => pick_unary::<Floor>(isa),
+            Unary::Ceil => pick_unary::<Ceil>(isa),
+            Unary::Trunc => pick_unary::<Trunc>(isa),
+            Unary::RoundEven => pick_unary::<RoundEven>(isa),
+            Unary::Not => pick_unary::<Not>(isa),
+            Unary::IsNan => pick_unary::<IsNan>(isa),
+        },
+        Op1::RoundF16 => pick_unary::<RoundF16>(isa),
+        Op1::RoundBf16 => pick_unary::<RoundBf16>(isa),
+        Op1::Square => pick_unary::<Square>(isa),
+        Op1::Cube => pick_unary::<Cube>(isa),
+        Op1::InverseSquare => pick_unary::<InverseSquare>(isa),
+    }
+}
+
+fn binary_kinds<O: BinaryOp>(isa: Isa, sa: bool, sb: bool) -> OpFn {
+    match (sa, sb) {
+        (false, false) => pick_binary::<O, false, false>(isa),
+        (true, false) => pick_binary::<O, true, false>(isa),
+        (false, true) => pick_binary::<O, false, true>(isa),
+        (true, true) => pick_binary::<O, true, true>(isa),
+    }
+}
+
+/// The function of a two-operand operation; `sa`, `sb` say which operands are scalars per row.
+pub(super) fn binary_fn(isa: Isa, op: Binary, sa: bool, sb: bool) -> OpFn {
+    match op {
+        Binary::Add => binary_kinds::<Add>(isa, sa, sb),
+        Binary::Sub => binary_kinds::<Sub>(isa, sa, sb),
+        Binary::Mul => binary_kinds::<Mul>(isa, sa, sb),
+        Binary::Div => binary_kinds::<Div>(isa, sa, sb),
+        Binary::Pow => binary_kinds::<Pow>(isa, sa, sb),
+        Binary::Max => binary_kinds::<Max>(isa, sa, sb),
+        Binary::Min => binary_kinds::<Min>(isa, sa, sb),
+        Binary::Eq => binary_kinds::<Eq>(isa, sa, sb),
+        Binary::Ne => binary_kinds::<Ne>(isa, sa, sb),
+        Binary::Lt => binary_kinds::<Lt>(isa, sa, sb),
+        Binary::Le => binary_kinds::<Le>(isa, sa, sb),
+        Binary::Gt => binary_kinds::<Gt>(isa, sa, sb),
+        Binary::Ge => binary_kinds::<Ge>(isa, sa, sb),
+        Binary::And => binary_kinds::<And>(isa, sa, sb),
+        Binary::Or => binary_kinds::<Or>(isa, sa, sb),
+    }
+}
+
+/// Three-operand operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op3 {
+    Fma,
+    Select,
+}
+
+fn ternary_kinds<O: TernaryOp>(isa: Isa, s: [bool; 3]) -> OpFn {
+    match s {
+        [false, false, false] => pick_ternary::<O, false, false, false>(isa),
+        [true, false, false] => pick_ternary::<O, true, false, false>(isa),
+        [false, true, false] => pick_ternary::<O, false, true, false>(isa),
+        [false, false, true] => pick_ternary::<O, false, false, true>(isa),
+        [true, true, false] => pick_ternary::<O, true, true, false>(isa),
+        [true, false, true] => pick_ternary::<O, true, false, true>(isa),
+        [false, true, true] => pick_ternary::<O, false, true, true>(isa),
+        [true, true, true] => pick_ternary::<O, true, true, true>(isa),
+    }
+}
+
+/// The function of a three-operand operation; `scalar` says which operands are scalars per row.
+pub(super) fn ternary_fn(isa: Isa, op: Op3, scalar: [bool; 3]) -> OpFn {
+    match op {
+        Op3::Fma => ternary_kinds::<Fma>(isa, scalar),
+        Op3::Select => ternary_kinds::<Select>(isa, scalar),
+    }
+}
+
+/// The function that loads a block of a type.
+pub(super) fn load_fn(isa: Isa, dtype: DType) -> MoveFn {
+    match dtype {
+        DType::F32 => pick_load::<0>(isa),
+        DType::F16 => pick_load::<1>(isa),
+        DType::BF16 => pick_load::<2>(isa),
+        DType::F64 => pick_load::<3>(isa),
+        DType::I64 => pick_load::<4>(isa),
+        DType::I32 => pick_load::<5>(isa),
+        DType::U8 => pick_load::<6>(isa),
+        DType::Bool => pick_load::<7>(isa),
+    }
+}
+
+/// The function that stores a block of a type; `scalar` if the register holds one value per row.
+pub(super) fn store_fn(isa: Isa, dtype: DType, scalar: bool) -> MoveFn {
+    macro_rules! pick {
+        ($t:literal) => {
+            if scalar { pick_store::<$t, true>(isa) } else { pick_store::<$t, false>(isa) }
+        };
+    }
+    match dtype {
+        DType::F32 => pick!(0),
+        DType::F16 => pick!(1),
+        DType::BF16 => pick!(2),
+        DType::F64 => pick!(3),
+        DType::I64 => pick!(4),
+        DType::I32 => pick!(5),
+        DType::U8 => pick!(6),
+        DType::Bool => pick!(7),
+    }
+}

@@ -1,0 +1,475 @@
+//! Tile programs against their reference: every operation, random programs over random strides, every level.
+
+use oxidiff_kernels::cpu::tile_exec::{Block, BoundProgram, Prepared, TileEpilogue, run_loop};
+use oxidiff_kernels::cpu::tile_exec_ref as reference;
+use oxidiff_kernels::dtype::DType;
+use oxidiff_kernels::epilogue::Epilogue;
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+use oxidiff_kernels::tile::*;
+
+const UNARY: [Unary; 22] = [
+    Unary::Neg,
+    Unary::Abs,
+    Unary::Exp,
+    Unary::Log,
+    Unary::Sin,
+    Unary::Cos,
+    Unary::Tanh,
+    Unary::Sqrt,
+    Unary::Rsqrt,
+    Unary::Reciprocal,
+    Unary::Sigmoid,
+    Unary::Silu,
+    Unary::Gelu,
+    Unary::GeluTanh,
+    Unary::Relu,
+    Unary::Erf,
+    Unary::Floor,
+    Unary::Ceil,
+    Unary::Trunc,
+    Unary::RoundEven,
+    Unary::Not,
+    Unary::IsNan,
+];
+const BINARY: [Binary; 15] = [
+    Binary::Add,
+    Binary::Sub,
+    Binary::Mul,
+    Binary::Div,
+    Binary::Pow,
+    Binary::Max,
+    Binary::Min,
+    Binary::Eq,
+    Binary::Ne,
+    Binary::Lt,
+    Binary::Le,
+    Binary::Gt,
+    Binary::Ge,
+    Binary::And,
+    Binary::Or,
+];
+const DTYPES: [DType; 8] =
+    [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::Bool];
+
+/// xorshift64*: seeded, printed nowhere because it never varies.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 33) as usize % n
+    }
+    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+    fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 24) as f32
+    }
+}
+
+/// Units in the last place of an f32 of this size.
+fn ulp(x: f64) -> f64 {
+    let e = (x.abs() as f32).max(f32::MIN_POSITIVE);
+    (f32::from_bits(e.to_bits() + 1) - e) as f64
+}
+
+fn same(a: f32, b: f32) -> bool {
+    a == b || (a.is_nan() && b.is_nan())
+}
+
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+fn unary_program(op: Unary) -> TileProgram {
+    TileProgram {
+        instrs: vec![
+            Instr::Load { dst: 0, src: Source::Memory(0) },
+            Instr::Unary { dst: 1, op, a: 0 },
+            Instr::Store { src: 1, out: 0 },
+        ],
+        loads: vec![DType::F32],
+        stores: vec![DType::F32],
+    }
+}
+
+fn run_unary(isa: Isa, op: Unary, x: &mut [f32]) -> Vec<f32> {
+    let pool = Pool::new(2);
+    let prepared = Prepared::new(&unary_program(op), isa).unwrap();
+    let space = Space::new(&[x.len()]);
+    let mut y = vec![f32::NAN; x.len()];
+    let (a, b) = (Bound::contiguous(x.as_mut_ptr().cast(), &space), Bound::contiguous(y.as_mut_ptr().cast(), &space));
+    // SAFETY: both buffers hold the whole space.
+    unsafe { run_loop(&pool, &prepared, &space, &[a], &[b]) };
+    y
+}
+
+/// Relative error allowed, in units in the last place of the exact result, with the range it is promised on.
+fn promise(op: Unary) -> (f64, f32, f32) {
+    match op {
+        Unary::Exp => (2.0, -87.0, 88.5),
+        Unary::Log => (2.0, 1e-38, 1e38),
+        Unary::Sin | Unary::Cos => (2.0, -1e6, 1e6),
+        Unary::Tanh => (3.0, -30.0, 30.0),
+        Unary::Sigmoid | Unary::Silu => (3.0, -80.0, 80.0),
+        Unary::Gelu => (6.0, -12.0, 20.0),
+        // e^(-2u) turns the rounding of u, up to 40 here, into a relative error of the negative tail.
+        Unary::GeluTanh => (60.0, -5.0, 20.0),
+        Unary::Erf => (2.5, -10.0, 10.0),
+        Unary::Rsqrt => (1.5, 1e-30, 1e30),
+        _ => (0.5, -1e30, 1e30),
+    }
+}
+
+#[test]
+fn elementary_functions_are_accurate() {
+    for op in UNARY {
+        let (limit, low, high) = promise(op);
+        let mut rng = Rng(1);
+        let mut x: Vec<f32> = (0..40_000)
+            .map(|i| {
+                let u = rng.uniform();
+                if i % 2 == 0 {
+                    low + (high - low) * u
+                } else {
+                    10f32.powf(-6.0 + 8.0 * u) * if i % 4 == 1 { 1.0 } else { -1.0 }
+                }
+            })
+            .map(|v: f32| v.clamp(low, high))
+            .collect();
+        for isa in isas() {
+            let y = run_unary(isa, op, &mut x);
+            let mut worst = (0.0, 0.0);
+            for (&x, &y) in x.iter().zip(&y) {
+                let exact = reference::unary(op, x);
+                // Sines near multiples of pi are judged against an absolute unit of 2^-24 times the argument's ulp-free
+                // size; everything else relative to the result.
+                let scale = ulp(exact as f64).max(if matches!(op, Unary::Sin | Unary::Cos) { 6e-8 } else { 0.0 });
+                let error = if same(exact, y) { 0.0 } else { ((y as f64 - exact as f64) / scale).abs() };
+                if !(error <= worst.0) {
+                    worst = (error, x);
+                }
+            }
+            assert!(worst.0 <= limit + 0.5, "{op:?} on {}: {} ulp at {}", isa.name(), worst.0, worst.1);
+        }
+    }
+}
+
+#[test]
+fn special_values_are_pytorchs() {
+    let mut x = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -0.0, 0.0, -1e30, 1e30, 1e-41, -1e-41, f32::MAX, f32::MIN];
+    for op in UNARY {
+        for isa in isas() {
+            let y = run_unary(isa, op, &mut x);
+            for (&x, &y) in x.iter().zip(&y) {
+                let exact = reference::unary(op, x);
+                let near = (y - exact).abs() <= 4e-7 * exact.abs() + 1e-37;
+                assert!(same(y, exact) || near, "{op:?}({x}) on {}: {y}, not {exact}", isa.name());
+                if exact == 0.0 && x == 0.0 {
+                    assert_eq!(y.is_sign_negative(), exact.is_sign_negative(), "{op:?}({x:?})");
+                }
+            }
+        }
+    }
+}
+
+/// A memory operand with its own buffer and random strides.
+struct Operand {
+    dtype: DType,
+    data: Vec<u8>,
+    strides: [isize; MAX_DIMS],
+    origin: isize,
+}
+
+impl Operand {
+    /// `broadcast` allows stride 0 (loads only). Values are small integers and halves, so that every type holds them.
+    fn random(rng: &mut Rng, dtype: DType, space: &Space, broadcast: bool) -> Operand {
+        let mut order: Vec<usize> = (0..space.rank).collect();
+        if rng.below(3) == 0 {
+            for i in (1..order.len()).rev() {
+                order.swap(i, rng.below(i + 1));
+            }
+        }
+        let (mut strides, mut step, mut low) = ([0isize; MAX_DIMS], 1isize, 0isize);
+        if rng.below(6) == 0 {
+            step = 2;
+        }
+        for &d in order.iter().rev() {
+            if broadcast && rng.below(3) == 0 {
+                continue;
+            }
+            strides[d] = step;
+            step *= space.dims[d] as isize;
+            if rng.below(5) == 0 {
+                step += 3;
+            }
+            if broadcast && rng.below(8) == 0 {
+                low += strides[d] * (space.dims[d] as isize - 1);
+                strides[d] = -strides[d];
+            }
+        }
+        let size = dtype.size_bytes();
+        let mut data = vec![0u8; (step as usize + 8) * size];
+        for chunk in data.chunks_exact_mut(size) {
+            let (i, h) = (rng.below(7) as i64 - 3, rng.below(33) as f32 / 8.0 - 2.0);
+            match dtype {
+                DType::F32 => chunk.copy_from_slice(&h.to_le_bytes()),
+                DType::F64 => chunk.copy_from_slice(&(h as f64).to_le_bytes()),
+                DType::F16 => chunk.copy_from_slice(&half::f16::from_f32(h).to_le_bytes()),
+                DType::BF16 => chunk.copy_from_slice(&half::bf16::from_f32(h).to_le_bytes()),
+                DType::I64 => chunk.copy_from_slice(&i.to_le_bytes()),
+                DType::I32 => chunk.copy_from_slice(&(i as i32).to_le_bytes()),
+                DType::U8 => chunk[0] = rng.below(200) as u8,
+                DType::Bool => chunk[0] = rng.below(2) as u8,
+            }
+        }
+        Operand { dtype, data, strides, origin: low }
+    }
+
+    fn bound(&mut self) -> Bound {
+        let ptr = self.data.as_mut_ptr().wrapping_offset(self.origin * self.dtype.size_bytes() as isize);
+        Bound { ptr, strides: self.strides }
+    }
+}
+
+/// Operations whose results are exact or correctly rounded, so that results compare bit for bit.
+fn random_program(rng: &mut Rng, acc: bool, row_scalars: u8) -> TileProgram {
+    let loads: Vec<DType> =
+        (0..1 + rng.below(4)).map(|_| if rng.below(2) == 0 { DType::F32 } else { rng.pick(&DTYPES) }).collect();
+    let stores: Vec<DType> =
+        (0..1 + rng.below(2)).map(|_| if rng.below(2) == 0 { DType::F32 } else { rng.pick(&DTYPES) }).collect();
+    let mut instrs = vec![];
+    let mut regs = 0u8;
+    for i in 0..loads.len() {
+        instrs.push(Instr::Load { dst: regs, src: Source::Memory(i as u8) });
+        regs += 1;
+    }
+    instrs.push(Instr::Load { dst: regs, src: Source::Const(0.75) });
+    regs += 1;
+    if acc {
+        instrs.push(Instr::Load { dst: regs, src: Source::Acc });
+        regs += 1;
+    }
+    for i in 0..row_scalars {
+        instrs.push(Instr::Load { dst: regs, src: Source::RowScalar(i) });
+        regs += 1;
+    }
+    let unary =
+        [Unary::Neg, Unary::Abs, Unary::Floor, Unary::Relu, Unary::RoundEven, Unary::Not, Unary::IsNan, Unary::Ceil];
+    let binary: Vec<Binary> = BINARY.into_iter().filter(|b| !matches!(b, Binary::Pow | Binary::Div)).collect();
+    for _ in 0..1 + rng.below(12) {
+        let [a, b, c] = [0; 3].map(|_| rng.below(regs as usize) as u8);
+        let dst = if regs < MAX_REGS as u8 && rng.below(2) == 0 { regs } else { rng.below(regs as usize) as u8 };
+        regs = regs.max(dst + 1);
+        instrs.push(match rng.below(8) {
+            0 | 1 => Instr::Unary { dst, op: rng.pick(&unary), a },
+            2..=4 => Instr::Binary { dst, op: rng.pick(&binary), a, b },
+            5 => Instr::Fma { dst, a, b, c },
+            6 => Instr::Select { dst, cond: c, a, b },
+            _ => Instr::Round { dst, a, dtype: rng.pick(&[DType::F16, DType::BF16]) },
+        });
+    }
+    for out in 0..stores.len() {
+        instrs.push(Instr::Store { src: rng.below(regs as usize) as u8, out: out as u8 });
+    }
+    TileProgram { instrs, loads, stores }
+}
+
+fn random_space(rng: &mut Rng) -> Space {
+    let sizes: Vec<usize> = (0..rng.below(5)).map(|_| rng.pick(&[1, 2, 3, 5, 8, 17, 40])).collect();
+    let mut sizes = sizes;
+    if rng.below(8) == 0 {
+        sizes = vec![rng.pick(&[3000, 70_001])];
+    }
+    if rng.below(30) == 0 && !sizes.is_empty() {
+        sizes[0] = 0;
+    }
+    Space::new(&sizes)
+}
+
+#[test]
+fn random_loops_equal_the_reference() {
+    let pool = Pool::new(2);
+    for seed in 1..1200u64 {
+        let mut rng = Rng(seed * 7919);
+        let (space, program) = (random_space(&mut rng), random_program(&mut rng, false, 0));
+        let mut loads: Vec<Operand> =
+            program.loads.iter().map(|&t| Operand::random(&mut rng, t, &space, true)).collect();
+        let stores: Vec<Operand> =
+            program.stores.iter().map(|&t| Operand::random(&mut rng, t, &space, false)).collect();
+        let mut results = vec![];
+        for isa in isas().map(Some).chain([None]) {
+            let mut out: Vec<Operand> = stores.iter().map(|s| Operand { data: s.data.clone(), ..*s }).collect();
+            let ins: Vec<Bound> = loads.iter_mut().map(Operand::bound).collect();
+            let outs: Vec<Bound> = out.iter_mut().map(Operand::bound).collect();
+            // SAFETY: the buffers span the space at their strides.
+            unsafe {
+                match isa {
+                    Some(isa) => run_loop(&pool, &Prepared::new(&program, isa).unwrap(), &space, &ins, &outs),
+                    None => reference::run(&program, &space, &ins, &outs, &[], &[]),
+                }
+            }
+            results.push(out.into_iter().map(|o| o.data).collect::<Vec<_>>());
+        }
+        let expected = results.pop().unwrap();
+        for (result, isa) in results.iter().zip(isas()) {
+            for (i, (r, e)) in result.iter().zip(&expected).enumerate() {
+                assert!(equal(program.stores[i], r, e), "seed {seed}, {}, {space:?}\n{program:?}", isa.name());
+            }
+        }
+    }
+}
+
+/// Bytes equal, NaNs of any payload and zeros of any sign alike.
+fn equal(dtype: DType, a: &[u8], b: &[u8]) -> bool {
+    let value = |c: &[u8]| match dtype {
+        DType::F32 => f32::from_le_bytes(c.try_into().unwrap()),
+        DType::F16 => half::f16::from_le_bytes(c.try_into().unwrap()).to_f32(),
+        DType::BF16 => half::bf16::from_le_bytes(c.try_into().unwrap()).to_f32(),
+        _ => 0.0,
+    };
+    let float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    a.chunks_exact(dtype.size_bytes())
+        .zip(b.chunks_exact(dtype.size_bytes()))
+        .all(|(x, y)| x == y || (float && same(value(x), value(y))))
+}
+
+#[test]
+fn random_blocks_equal_the_reference() {
+    for seed in 1..600u64 {
+        let mut rng = Rng(seed * 104_729);
+        let with_scalars = rng.below(2) == 0;
+        let (space, program) =
+            (random_space(&mut rng), random_program(&mut rng, true, if with_scalars { 2 } else { 0 }));
+        let (rows, cols) = (space.rows(), space.cols());
+        let mut loads: Vec<Operand> =
+            program.loads.iter().map(|&t| Operand::random(&mut rng, t, &space, true)).collect();
+        let stores: Vec<Operand> =
+            program.stores.iter().map(|&t| Operand::random(&mut rng, t, &space, false)).collect();
+        let acc: Vec<f32> = (0..rows * cols).map(|_| rng.below(33) as f32 / 8.0 - 2.0).collect();
+        let scalars: Vec<Vec<f32>> = (0..2).map(|_| (0..rows).map(|_| rng.below(9) as f32 / 4.0).collect()).collect();
+        let (block_rows, block_cols) = (1 + rng.below(20), 1 + rng.below(70));
+        let ins: Vec<Bound> = loads.iter_mut().map(Operand::bound).collect();
+        let mut expected: Vec<Operand> = stores.iter().map(|s| Operand { data: s.data.clone(), ..*s }).collect();
+        let outs: Vec<Bound> = expected.iter_mut().map(Operand::bound).collect();
+        let lists: Vec<&[f32]> = scalars.iter().map(Vec::as_slice).collect();
+        // SAFETY: the buffers span the space at their strides.
+        unsafe { reference::run(&program, &space, &ins, &outs, &acc, &lists) };
+        for isa in isas() {
+            let prepared = Prepared::new(&program, isa).unwrap();
+            let mut out: Vec<Operand> = stores.iter().map(|s| Operand { data: s.data.clone(), ..*s }).collect();
+            let outs: Vec<Bound> = out.iter_mut().map(Operand::bound).collect();
+            let epilogue = (!with_scalars).then(|| TileEpilogue::new(&prepared, &space, &ins, &outs));
+            let bound = BoundProgram::new(&prepared, &space, &ins, &outs);
+            for row0 in (0..rows).step_by(block_rows) {
+                for col0 in (0..cols).step_by(block_cols) {
+                    let (m, n) = (block_rows.min(rows - row0), block_cols.min(cols - col0));
+                    let mut part: Vec<f32> = (0..m * block_cols).map(|_| f32::NAN).collect();
+                    for r in 0..m {
+                        part[r * block_cols..][..n].copy_from_slice(&acc[(row0 + r) * cols + col0..][..n]);
+                    }
+                    let scalars = [scalars[0][row0..].as_ptr(), scalars[1][row0..].as_ptr()];
+                    // SAFETY: the buffers span the space, `part` the block.
+                    unsafe {
+                        match &epilogue {
+                            Some(e) => e.apply(part.as_mut_ptr(), block_cols, row0, col0, m, n),
+                            None => bound.run_block(&Block {
+                                acc: part.as_mut_ptr(),
+                                acc_ld: block_cols,
+                                row_scalars: &scalars,
+                                row0,
+                                col0,
+                                rows: m,
+                                cols: n,
+                            }),
+                        }
+                    }
+                }
+            }
+            for (i, (r, e)) in out.iter().zip(&expected).enumerate() {
+                assert!(
+                    equal(program.stores[i], &r.data, &e.data),
+                    "seed {seed}, {}, {space:?}\n{program:?}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn stores_over_operands_see_the_old_values() {
+    // y = x * x + x over x itself, and a second result that reads x after the first store.
+    let program = TileProgram {
+        instrs: vec![
+            Instr::Load { dst: 0, src: Source::Memory(0) },
+            Instr::Fma { dst: 1, a: 0, b: 0, c: 0 },
+            Instr::Store { src: 1, out: 0 },
+            Instr::Unary { dst: 2, op: Unary::Neg, a: 0 },
+            Instr::Store { src: 2, out: 1 },
+        ],
+        loads: vec![DType::F32],
+        stores: vec![DType::F32, DType::F32],
+    };
+    for isa in isas() {
+        let space = Space::new(&[5000]);
+        let mut x: Vec<f32> = (0..5000).map(|i| i as f32).collect();
+        let mut y = vec![0f32; 5000];
+        let (a, b) =
+            (Bound::contiguous(x.as_mut_ptr().cast(), &space), Bound::contiguous(y.as_mut_ptr().cast(), &space));
+        // SAFETY: the buffers hold the space; `a` is stored over itself element for element.
+        unsafe { run_loop(&Pool::new(2), &Prepared::new(&program, isa).unwrap(), &space, &[a], &[a, b]) };
+        for i in 0..5000 {
+            let v = i as f32;
+            assert_eq!((x[i], y[i]), (v.mul_add(v, v), -v));
+        }
+    }
+}
+
+#[test]
+fn powers_follow_pytorch() {
+    for e in [0.5, -0.5, -1.0, 2.0, 3.0, -2.0, 1.7, 0.0] {
+        let program = TileProgram {
+            instrs: vec![
+                Instr::Load { dst: 0, src: Source::Memory(0) },
+                Instr::Load { dst: 1, src: Source::Const(e) },
+                Instr::Binary { dst: 0, op: Binary::Pow, a: 0, b: 1 },
+                Instr::Store { src: 0, out: 0 },
+            ],
+            loads: vec![DType::F32],
+            stores: vec![DType::F32],
+        };
+        for isa in isas() {
+            let mut x = [-2.0, 0.0, 0.3, 5.0, f32::INFINITY, f32::NAN];
+            let mut y = [0f32; 6];
+            let space = Space::new(&[6]);
+            let (a, b) =
+                (Bound::contiguous(x.as_mut_ptr().cast(), &space), Bound::contiguous(y.as_mut_ptr().cast(), &space));
+            // SAFETY: the buffers hold the space.
+            unsafe { run_loop(&Pool::new(1), &Prepared::new(&program, isa).unwrap(), &space, &[a], &[b]) };
+            for (x, y) in x.iter().zip(&y) {
+                let exact = reference::binary(Binary::Pow, *x, e);
+                assert!(same(*y, exact) || (y - exact).abs() <= 2.5e-7 * exact.abs(), "{x}^{e} = {y}, not {exact}");
+            }
+        }
+    }
+}
+
+#[test]
+fn malformed_programs_are_refused() {
+    let program = |instrs| TileProgram { instrs, loads: vec![DType::F32], stores: vec![DType::F32] };
+    let refused = |instrs| Prepared::new(&program(instrs), Isa::Portable).unwrap_err();
+    assert_eq!(refused(vec![Instr::Store { src: 3, out: 0 }]), TileError::UnwrittenRegister { at: 0, reg: 3 });
+    assert_eq!(refused(vec![Instr::Load { dst: 0, src: Source::Memory(1) }]), TileError::OutOfRange { at: 0 });
+    assert_eq!(refused(vec![Instr::Load { dst: 24, src: Source::Acc }]), TileError::OutOfRange { at: 0 });
+    let round = Instr::Round { dst: 0, a: 0, dtype: DType::F32 };
+    assert_eq!(refused(vec![Instr::Load { dst: 0, src: Source::Acc }, round]), TileError::OutOfRange { at: 1 });
+    let long = vec![Instr::Load { dst: 0, src: Source::Acc }; MAX_INSTRS + 1];
+    assert_eq!(refused(long), TileError::TooLong { instrs: MAX_INSTRS + 1 });
+}
