@@ -8,6 +8,7 @@
 //! minimax fits made for this file (relative error of the fits: 1.3e-9 and 1.6e-8).
 
 use super::simd::Simd;
+use std::f32::consts;
 
 #[inline(always)]
 fn poly<S: Simd, const N: usize>(s: S, x: S::F, c: [f32; N]) -> S::F {
@@ -25,7 +26,7 @@ fn poly<S: Simd, const N: usize>(s: S, x: S::F, c: [f32; N]) -> S::F {
 pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     // The operand order makes NaN survive the clamps.
     let x = s.max_raw(s.splat(-104.0), s.min_raw(s.splat(89.0), x));
-    let n = s.round_even(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    let n = s.round_even(s.mul(x, s.splat(consts::LOG2_E)));
     let r = s.mla(n, s.splat(-0.693_359_4), x);
     let r = s.mla(n, s.splat(2.121_944_4e-4), r);
     let p = poly(s, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
@@ -53,9 +54,9 @@ pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
     let bits = s.bits(y);
     let e = s.to_float(s.sub_i(s.shr_i::<23>(bits), s.splat_i(126)));
     let e = s.select(tiny, s.sub(e, s.splat(23.0)), e);
-    let m = s.from_bits(s.or_i(s.and_i(bits, s.splat_i(0x007f_ffff)), s.splat_i(0x3f00_0000)));
+    let m = s.of_bits(s.or_i(s.and_i(bits, s.splat_i(0x007f_ffff)), s.splat_i(0x3f00_0000)));
     // m in [0.5, 1): below sqrt(1/2) double it, so that m - 1 is in [-0.3, 0.42].
-    let low = s.lt(m, s.splat(std::f32::consts::FRAC_1_SQRT_2));
+    let low = s.lt(m, s.splat(consts::FRAC_1_SQRT_2));
     let e = s.select(low, s.sub(e, one), e);
     let f = s.sub(s.select(low, s.add(m, m), m), one);
     let z = s.mul(f, f);
@@ -71,7 +72,7 @@ pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
             -1.666_805_7e-1,
             2.000_071_5e-1,
             -2.499_999_4e-1,
-            3.333_333_1e-1,
+            3.333_333e-1,
         ],
     );
     let r = s.mul(s.mul(p, f), z);
@@ -89,7 +90,7 @@ const TRIG_LIMIT: f32 = 30_000.0;
 /// Sine (`SHIFT` 0) or cosine (`SHIFT` 1).
 #[inline(always)]
 fn trig<S: Simd, const SHIFT: i32>(s: S, x: S::F) -> S::F {
-    let n = s.round_even(s.mul(x, s.splat(std::f32::consts::FRAC_2_PI)));
+    let n = s.round_even(s.mul(x, s.splat(consts::FRAC_2_PI)));
     // Three-term Cody-Waite reduction; with fused multiply-add each term leaves a relative error of 2^-24 only.
     let r = s.fma(n, s.splat(-1.570_796_4), x);
     let r = s.fma(n, s.splat(4.371_139e-8), r);
@@ -102,7 +103,7 @@ fn trig<S: Simd, const SHIFT: i32>(s: S, x: S::F) -> S::F {
     let odd = s.eq_i(s.and_i(q, s.splat_i(1)), s.splat_i(1));
     let y = s.select(odd, cos, sin);
     let flip = s.shl_i::<30>(s.and_i(q, s.splat_i(2)));
-    let y = s.from_bits(s.xor_i(s.bits(y), flip));
+    let y = s.of_bits(s.xor_i(s.bits(y), flip));
     let large = s.lt(s.splat(TRIG_LIMIT), s.abs(x));
     let infinite = s.eq(s.abs(x), s.splat(f32::INFINITY));
     let y = s.select(infinite, s.splat(f32::NAN), y);
@@ -145,7 +146,7 @@ pub fn cos<S: Simd>(s: S, x: S::F) -> S::F {
 pub fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     let a = s.abs(x);
     let z = s.mul(x, x);
-    let p = poly(s, z, [-5.704_988_7e-3, 2.063_908_8e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1]);
+    let p = poly(s, z, [-5.704_988_7e-3, 2.063_908_8e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1]);
     let small = s.mla(s.mul(p, z), a, a);
     let one = s.splat(1.0);
     // 1 - 2 / (e^(2a) + 1); past 9.1 this is 1.
@@ -212,7 +213,7 @@ pub fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
 pub fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
     let z = s.mul(x, x);
     let u = s.mla(s.mul(z, x), s.splat(0.044_715), x);
-    s.div(x, s.add(s.splat(1.0), exp(s, s.mul(u, s.splat(-1.595_769_1)))))
+    s.div(x, s.add(s.splat(1.0), exp(s, s.mul(u, s.splat(-1.595_769)))))
 }
 
 /// Error function.
@@ -223,10 +224,18 @@ pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     let p = poly(
         s,
         z,
-        [7.853_861e-5, -8.010_193e-4, 5.188_327_7e-3, -2.685_381_1e-2, 1.128_358_54e-1, -3.761_262_6e-1, 1.128_379_1],
+        [
+            7.853_861e-5,
+            -8.010_193e-4,
+            5.188_327_7e-3,
+            -2.685_381_1e-2,
+            1.128_358_54e-1,
+            -3.761_262_6e-1,
+            consts::FRAC_2_SQRT_PI,
+        ],
     );
     let small = s.mul(p, x);
-    let tail = normal_tail(s, s.mul(a, s.splat(std::f32::consts::SQRT_2)));
+    let tail = normal_tail(s, s.mul(a, s.splat(consts::SQRT_2)));
     let large = s.with_sign(s.mla(tail, s.splat(-2.0), s.splat(1.0)), x);
     let y = s.select(s.lt(a, s.splat(1.0)), small, large);
     s.select(s.ne(x, x), x, y)

@@ -65,7 +65,7 @@ pub trait Simd: Copy {
 
     fn splat_i(self, x: i32) -> Self::I;
     fn bits(self, a: Self::F) -> Self::I;
-    fn from_bits(self, a: Self::I) -> Self::F;
+    fn of_bits(self, a: Self::I) -> Self::F;
     /// Nearest integer (ties to even); lanes out of range give `i32::MIN`, or saturate on the portable level.
     fn to_int(self, a: Self::F) -> Self::I;
     fn to_float(self, a: Self::I) -> Self::F;
@@ -99,19 +99,19 @@ pub trait Simd: Copy {
     /// Absolute value.
     #[inline(always)]
     fn abs(self, a: Self::F) -> Self::F {
-        self.from_bits(self.and_i(self.bits(a), self.splat_i(0x7fff_ffff)))
+        self.of_bits(self.and_i(self.bits(a), self.splat_i(0x7fff_ffff)))
     }
 
     /// Sign flipped, of NaN too.
     #[inline(always)]
     fn neg(self, a: Self::F) -> Self::F {
-        self.from_bits(self.xor_i(self.bits(a), self.splat_i(i32::MIN)))
+        self.of_bits(self.xor_i(self.bits(a), self.splat_i(i32::MIN)))
     }
 
     /// Magnitude of `a` (whose sign must be clear) with the sign of `s`.
     #[inline(always)]
     fn with_sign(self, a: Self::F, s: Self::F) -> Self::F {
-        self.from_bits(self.or_i(self.bits(a), self.and_i(self.bits(s), self.splat_i(i32::MIN))))
+        self.of_bits(self.or_i(self.bits(a), self.and_i(self.bits(s), self.splat_i(i32::MIN))))
     }
 
     /// Rounds to bfloat16 (nearest even; NaN stays NaN) and back.
@@ -120,7 +120,7 @@ pub trait Simd: Copy {
         let u = self.bits(a);
         let odd = self.and_i(self.shr_i::<16>(u), self.splat_i(1));
         let r = self.and_i(self.add_i(self.add_i(u, self.splat_i(0x7fff)), odd), self.splat_i(-65536));
-        self.select(self.ne(a, a), self.splat(f32::NAN), self.from_bits(r))
+        self.select(self.ne(a, a), self.splat(f32::NAN), self.of_bits(r))
     }
 }
 
@@ -320,7 +320,7 @@ impl Simd for Portable {
         lanewise!(a, |x: f32| x.to_bits() as i32)
     }
     #[inline(always)]
-    fn from_bits(self, a: [i32; 8]) -> [f32; 8] {
+    fn of_bits(self, a: [i32; 8]) -> [f32; 8] {
         lanewise!(a, |x: i32| f32::from_bits(x as u32))
     }
     #[inline(always)]
@@ -608,7 +608,7 @@ mod x86 {
             has!(_mm512_castps_si512(a))
         }
         #[inline(always)]
-        fn from_bits(self, a: __m512i) -> __m512 {
+        fn of_bits(self, a: __m512i) -> __m512 {
             has!(_mm512_castsi512_ps(a))
         }
         #[inline(always)]
@@ -870,7 +870,7 @@ mod x86 {
             has!(_mm256_castps_si256(a))
         }
         #[inline(always)]
-        fn from_bits(self, a: __m256i) -> __m256 {
+        fn of_bits(self, a: __m256i) -> __m256 {
             has!(_mm256_castsi256_ps(a))
         }
         #[inline(always)]

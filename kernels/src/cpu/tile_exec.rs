@@ -388,7 +388,7 @@ impl<'a> BoundProgram<'a> {
     /// Whether a value of this kind can be the operand's memory itself.
     fn is_direct(&self, operand: usize, kind: Kind) -> bool {
         let o = &self.operands[operand];
-        let aligned = o.ptr as usize % 4 == 0 && o.rows.iter().all(|s| s % 4 == 0);
+        let aligned = (o.ptr as usize).is_multiple_of(4) && o.rows.iter().all(|s| s % 4 == 0);
         self.dtype(operand) == DType::F32
             && aligned
             && match kind {
@@ -459,22 +459,21 @@ impl<'a> BoundProgram<'a> {
         }
         // The rest gets scratch registers, reused once their value is dead.
         let mut free: Vec<u8> = Vec::new();
-        for at in 0..nodes.len() {
+        for (at, node) in nodes.iter().enumerate() {
             // An operand that dies here may give its register to the result: every function reads an element before it
             // writes it. A scalar operand is read for the whole row, so it may not.
             let level = self.kinds[at];
             let mut released: Vec<u8> = Vec::new();
-            for v in nodes[at].operands() {
-                if let Place::Slot(slot) = self.places[v as usize] {
-                    if last_use[v as usize] == at && !released.contains(&slot) {
-                        released.push(slot);
-                        if self.kinds[v as usize] == level {
-                            free.push(slot);
-                        }
+            for v in node.operands() {
+                let Place::Slot(slot) = self.places[v as usize] else { continue };
+                if last_use[v as usize] == at && !released.contains(&slot) {
+                    released.push(slot);
+                    if self.kinds[v as usize] == level {
+                        free.push(slot);
                     }
                 }
             }
-            if self.places[at] == Place::None && !matches!(nodes[at], Node::Store { .. }) {
+            if self.places[at] == Place::None && !matches!(node, Node::Store { .. }) {
                 let slot = free.pop().unwrap_or_else(|| {
                     self.slots += 1;
                     (self.slots - 1) as u8

@@ -326,13 +326,13 @@ pub(crate) unsafe fn load_scalar(dtype: DType, p: *const u8) -> f32 {
 /// Conversion to an integer as x86 truncates: out of range and NaN give the smallest value.
 #[inline(always)]
 pub(crate) fn to_i64(x: f32) -> i64 {
-    if x >= -9.223_372e18 && x < 9.223_372e18 { x as i64 } else { i64::MIN }
+    if (-9.223_372e18..9.223_372e18).contains(&x) { x as i64 } else { i64::MIN }
 }
 
 /// As [`to_i64`], for 32 bits.
 #[inline(always)]
 pub(crate) fn to_i32(x: f32) -> i32 {
-    if x >= -2_147_483_648.0 && x < 2_147_483_648.0 { x as i32 } else { i32::MIN }
+    if (-2_147_483_648.0..2_147_483_648.0).contains(&x) { x as i32 } else { i32::MIN }
 }
 
 /// Stores one value, rounded to nearest even for floating types, truncated for integers (PyTorch's casts on x86).
