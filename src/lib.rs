@@ -3,10 +3,12 @@
 //! Modules in the order in which data passes through them; each uses its own layer or a lower one (`tests/tidy.rs` checks).
 //! `ARCHITECTURE.md` follows one op from the Python call to the kernel.
 
+pub mod analysis;
 pub mod config;
 pub mod error;
 pub mod ir;
 pub mod kernel_ir;
+pub mod passes;
 pub mod trace;
 
 pub use error::{Error, Result};

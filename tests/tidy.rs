@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["error", "config", "trace", "target"],
     &["ir"],
+    &["kernel_ir"],
     &["analysis"],
     &["passes"],
-    &["kernel_ir"],
     &["codegen"],
     &["select"],
     &["memory"],
@@ -271,11 +271,11 @@ fn every_module_says_what_it_is_for() {
     fails("a module starts with a comment on its purpose", &failures);
 }
 
-/// Names of the passes: files of `src/passes` that define a `PASS`.
+/// Names of the passes: files of `src/passes` that define a `PASS`, and `form_groups`, whose result is no graph.
 fn pass_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for line in code("src/passes") {
-        if line.code.contains("pub const PASS:") {
+        if line.code.contains("pub const PASS:") || line.code.starts_with("pub fn form_groups(") {
             names.insert(line.path.file_stem().expect("a file").to_string_lossy().into_owned());
         }
     }

@@ -8,6 +8,12 @@
 //! A [`Body`] is a straight-line program of pointwise ops over one iteration space, in the compute type; stores round. Both
 //! backends lower it: the CPU to a tile program, CUDA to source text.
 
+pub mod print;
+pub mod verify;
+
+pub use print::print;
+pub use verify::verify;
+
 use crate::ir::{BinaryOp, DType, Dim, UnaryOp, ValueId};
 
 /// A group, `@gn` in text.

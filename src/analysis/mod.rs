@@ -1,0 +1,8 @@
+//! Questions about graphs that several passes and the plan ask.
+//!
+//! Invariant: nothing here changes a graph.
+
+pub mod compute_class;
+pub mod shape;
+
+pub use compute_class::{ComputeClass, group_class, node_class};

@@ -1,0 +1,92 @@
+//! Passes over the graph, in the order in which they run, and the forming of groups.
+//!
+//! A pass is a function from a graph to a graph: it walks the old one in execution order and builds the new one through
+//! [`Editor`](crate::ir::Editor), so order and dominance hold by construction. `docs/passes.md` has a row for each.
+//!
+//! Invariant: a pass keeps the meaning that `ir/interp` gives the graph, up to the rounding that [`Precision`] allows, and
+//! its inputs, parameters and outputs.
+
+pub mod canonicalize;
+pub mod eliminate_common_subexpressions;
+pub mod eliminate_dead_code;
+pub mod form_groups;
+
+use std::time::{Duration, Instant};
+
+use crate::config::config;
+use crate::error::Result;
+use crate::ir::{Changed, Graph};
+
+pub use form_groups::form_groups;
+
+/// Where values are rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Where eager PyTorch rounds: after every op.
+    #[default]
+    Eager,
+    /// Only where values reach memory: 16-bit models keep f32 inside a fused kernel.
+    Fast,
+}
+
+/// What passes may ask about the compile that they are part of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PassCtx {
+    /// Rounding rules.
+    pub precision: Precision,
+}
+
+/// One pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// verb_noun, as the file and the golden folder.
+    pub name: &'static str,
+    /// The new graph, and whether it differs.
+    pub run: fn(&Graph, &PassCtx) -> Result<(Graph, Changed)>,
+}
+
+/// Every pass in order, with the reason for its place.
+pub const PIPELINE: &[(Pass, &str)] = &[
+    (eliminate_dead_code::PASS, "capture leaves unused shape arithmetic behind; no later pass should look at it"),
+    (canonicalize::PASS, "the recognisers below match one form of each pattern"),
+    (eliminate_common_subexpressions::PASS, "recognisers compare values by identity"),
+    (eliminate_dead_code::PASS, "single-user tests must not count dead users"),
+];
+
+/// The pass of that name.
+pub fn find(name: &str) -> Option<Pass> {
+    PIPELINE.iter().map(|(pass, _)| *pass).find(|p| p.name == name)
+}
+
+/// Runs [`PIPELINE`] as the configuration says; `on_pass` sees every result with the time it took.
+///
+/// # Errors
+/// Those of the passes, and of the verifier where `OXIDIFF_VERIFY` is on.
+pub fn run_pipeline(
+    graph: Graph,
+    ctx: &PassCtx,
+    on_pass: &mut dyn FnMut(&'static str, &Graph, Changed, Duration),
+) -> Result<Graph> {
+    let mut graph = graph;
+    for (pass, _) in PIPELINE {
+        if !config().disable_pass.iter().any(|p| p == pass.name) {
+            graph = run_pass(pass, graph, ctx, on_pass)?;
+        }
+        if config().stop_after.as_deref() == Some(pass.name) {
+            break;
+        }
+    }
+    Ok(graph)
+}
+
+fn run_pass(
+    pass: &Pass,
+    graph: Graph,
+    ctx: &PassCtx,
+    on_pass: &mut dyn FnMut(&'static str, &Graph, Changed, Duration),
+) -> Result<Graph> {
+    let start = Instant::now();
+    let (new, changed) = (pass.run)(&graph, ctx)?;
+    on_pass(pass.name, &new, changed, start.elapsed());
+    Ok(new)
+}
