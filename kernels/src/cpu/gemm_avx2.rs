@@ -28,6 +28,7 @@ unsafe fn tile<const MR: usize, const NV: usize>(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
+    _prefetch: *const u8,
 ) {
     // SAFETY: see above.
     unsafe {

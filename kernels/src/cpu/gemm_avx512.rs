@@ -7,29 +7,29 @@ use super::pack::Matrix;
 use crate::isa::Isa;
 
 macro_rules! heights {
-    ($tile:ident, $vectors:literal) => {
+    ($tile:ident) => {
         &[
-            $tile::<1, $vectors> as Tile,
-            $tile::<2, $vectors>,
-            $tile::<3, $vectors>,
-            $tile::<4, $vectors>,
-            $tile::<5, $vectors>,
-            $tile::<6, $vectors>,
-            $tile::<7, $vectors>,
-            $tile::<8, $vectors>,
-            $tile::<9, $vectors>,
-            $tile::<10, $vectors>,
-            $tile::<11, $vectors>,
-            $tile::<12, $vectors>,
-            $tile::<13, $vectors>,
-            $tile::<14, $vectors>,
+            $tile::<1> as Tile,
+            $tile::<2>,
+            $tile::<3>,
+            $tile::<4>,
+            $tile::<5>,
+            $tile::<6>,
+            $tile::<7>,
+            $tile::<8>,
+            $tile::<9>,
+            $tile::<10>,
+            $tile::<11>,
+            $tile::<12>,
+            $tile::<13>,
+            $tile::<14>,
         ]
     };
 }
 
 /// 14 x 32 f32.
 pub(crate) static F32: Kernel =
-    Kernel { isa: Isa::Avx512, form: Form::F32, mr: 14, nr: 32, tiles: [heights!(tile_f32, 1), heights!(tile_f32, 2)] };
+    Kernel { isa: Isa::Avx512, form: Form::F32, mr: 14, nr: 32, tiles: [heights!(narrow_f32), &f32_tiles::TILES] };
 
 /// 14 x 32 with `VDPBF16PS`: two terms an instruction.
 pub(crate) static BF16: Kernel = Kernel {
@@ -37,14 +37,258 @@ pub(crate) static BF16: Kernel = Kernel {
     form: Form::Bf16Pairs,
     mr: 14,
     nr: 32,
-    tiles: [heights!(tile_bf16, 1), heights!(tile_bf16, 2)],
+    tiles: [heights!(narrow_bf16), &bf16_tiles::TILES],
 };
 
+/// Address of row `$row` of A: three base registers five rows apart, and the row distance once, twice, three, four times.
+macro_rules! row_address {
+    (0) => {
+        "{p0}"
+    };
+    (1) => {
+        "{p0} + {lda}"
+    };
+    (2) => {
+        "{p0} + {lda}*2"
+    };
+    (3) => {
+        "{p0} + {lda3}"
+    };
+    (4) => {
+        "{p0} + {lda}*4"
+    };
+    (5) => {
+        "{p5}"
+    };
+    (6) => {
+        "{p5} + {lda}"
+    };
+    (7) => {
+        "{p5} + {lda}*2"
+    };
+    (8) => {
+        "{p5} + {lda3}"
+    };
+    (9) => {
+        "{p5} + {lda}*4"
+    };
+    (10) => {
+        "{p10}"
+    };
+    (11) => {
+        "{p10} + {lda}"
+    };
+    (12) => {
+        "{p10} + {lda}*2"
+    };
+    (13) => {
+        "{p10} + {lda3}"
+    };
+}
+
+/// The two accumulators of row `$row`.
+macro_rules! accumulators {
+    ($with:ident, 0 $($rest:tt)*) => { $with!("zmm4", "zmm5" $($rest)*) };
+    ($with:ident, 1 $($rest:tt)*) => { $with!("zmm6", "zmm7" $($rest)*) };
+    ($with:ident, 2 $($rest:tt)*) => { $with!("zmm8", "zmm9" $($rest)*) };
+    ($with:ident, 3 $($rest:tt)*) => { $with!("zmm10", "zmm11" $($rest)*) };
+    ($with:ident, 4 $($rest:tt)*) => { $with!("zmm12", "zmm13" $($rest)*) };
+    ($with:ident, 5 $($rest:tt)*) => { $with!("zmm14", "zmm15" $($rest)*) };
+    ($with:ident, 6 $($rest:tt)*) => { $with!("zmm16", "zmm17" $($rest)*) };
+    ($with:ident, 7 $($rest:tt)*) => { $with!("zmm18", "zmm19" $($rest)*) };
+    ($with:ident, 8 $($rest:tt)*) => { $with!("zmm20", "zmm21" $($rest)*) };
+    ($with:ident, 9 $($rest:tt)*) => { $with!("zmm22", "zmm23" $($rest)*) };
+    ($with:ident, 10 $($rest:tt)*) => { $with!("zmm24", "zmm25" $($rest)*) };
+    ($with:ident, 11 $($rest:tt)*) => { $with!("zmm26", "zmm27" $($rest)*) };
+    ($with:ident, 12 $($rest:tt)*) => { $with!("zmm28", "zmm29" $($rest)*) };
+    ($with:ident, 13 $($rest:tt)*) => { $with!("zmm30", "zmm31" $($rest)*) };
+}
+
+macro_rules! clear {
+    ($x:literal, $y:literal) => {
+        concat!("vpxord ", $x, ", ", $x, ", ", $x, "\nvpxord ", $y, ", ", $y, ", ", $y, "\n")
+    };
+}
+
+/// One term (or pair) of one row: broadcast, two multiply-adds.
+macro_rules! multiply {
+    ($x:literal, $y:literal, $broadcast:literal, $fma:literal, $row:tt, $offset:literal) => {
+        concat!(
+            $broadcast,
+            " zmm2, dword ptr [",
+            row_address!($row),
+            " + ",
+            $offset,
+            "]\n",
+            $fma,
+            " ",
+            $x,
+            ", zmm2, zmm0\n",
+            $fma,
+            " ",
+            $y,
+            ", zmm2, zmm1\n"
+        )
+    };
+}
+
+macro_rules! prefetch_result {
+    ($x:literal, $y:literal) => {
+        "prefetcht0 [{at}]\nprefetcht0 [{at} + 64]\nadd {at}, {ldc}\n"
+    };
+}
+
+macro_rules! add_result {
+    ($x:literal, $y:literal) => {
+        concat!("vaddps ", $x, ", ", $x, ", [{at}]\nvaddps ", $y, ", ", $y, ", [{at} + 64]\nadd {at}, {ldc}\n")
+    };
+}
+
+macro_rules! store_result {
+    ($x:literal, $y:literal) => {
+        concat!("vmovups [{c}], ", $x, "\nvmovups [{c} + 64], ", $y, "\nadd {c}, {ldc}\n")
+    };
+}
+
+/// One unit of all rows: two loads of the panel, and every row's share.
+macro_rules! unit {
+    ($broadcast:literal, $fma:literal, $offset:literal, $panel:literal, $($row:tt)*) => {
+        concat!(
+            "vmovups zmm0, [{b} + ", $panel, "]\nvmovups zmm1, [{b} + ", $panel, " + 64]\n",
+            $(accumulators!(multiply, $row, $broadcast, $fma, $row, $offset)),*
+        )
+    };
+}
+
+/// A micro-kernel in assembly, because the compiler neither addresses fourteen rows with six registers nor keeps the
+/// accumulators in registers across the loop's end. Four units a round; one line of the next panel is fetched into L2
+/// per round, so that the first tile of the next panel does not wait for memory.
+macro_rules! tile {
+    ($name:ident, $features:literal, $broadcast:literal, $fma:literal, $($row:tt)*) => {
+        /// # Safety
+        /// As [`super::super::gemm_kernel::Tile`] says; the instructions must be available.
+        #[target_feature(enable = $features)]
+        unsafe fn $name(
+            terms: usize,
+            a: *const u8,
+            lda: usize,
+            panel: *const u8,
+            c: *mut f32,
+            ldc: usize,
+            accumulate: bool,
+            prefetch: *const u8,
+        ) {
+            // SAFETY: reads A rows, panel and (to accumulate) C, writes C, all inside what the caller vouches for;
+            // prefetches do not fault. All vector registers written are declared.
+            unsafe {
+                std::arch::asm!(
+                    "/* low tiles use neither {lda} nor {lda3} */",
+                    $(accumulators!(clear, $row),)*
+                    "test {flag:l}, {flag:l}",
+                    "je 6f",
+                    "mov {at}, {c}",
+                    $(accumulators!(prefetch_result, $row),)*
+                    "6:",
+                    "mov {at}, {n}",
+                    "shr {at}, 2",
+                    "je 3f",
+                    ".p2align 5",
+                    "2:",
+                    unit!($broadcast, $fma, "0", "0", $($row)*),
+                    "prefetcht1 [{next}]",
+                    "add {next}, 64",
+                    unit!($broadcast, $fma, "4", "128", $($row)*),
+                    unit!($broadcast, $fma, "8", "256", $($row)*),
+                    unit!($broadcast, $fma, "12", "384", $($row)*),
+                    "add {p0}, 16",
+                    "add {p5}, 16",
+                    "add {p10}, 16",
+                    "add {b}, 512",
+                    "dec {at}",
+                    "jne 2b",
+                    "3:",
+                    "and {n}, 3",
+                    "je 5f",
+                    "4:",
+                    unit!($broadcast, $fma, "0", "0", $($row)*),
+                    "add {p0}, 4",
+                    "add {p5}, 4",
+                    "add {p10}, 4",
+                    "add {b}, 128",
+                    "dec {n}",
+                    "jne 4b",
+                    "5:",
+                    "test {flag:l}, {flag:l}",
+                    "je 7f",
+                    "mov {at}, {c}",
+                    $(accumulators!(add_result, $row),)*
+                    "7:",
+                    $(accumulators!(store_result, $row),)*
+                    p0 = inout(reg) a => _,
+                    p5 = inout(reg) a.wrapping_add(5 * lda) => _,
+                    p10 = inout(reg) a.wrapping_add(10 * lda) => _,
+                    lda = in(reg) lda,
+                    lda3 = in(reg) 3 * lda,
+                    b = inout(reg) panel => _,
+                    n = inout(reg) terms => _,
+                    at = out(reg) _,
+                    c = inout(reg) c => _,
+                    ldc = in(reg) 4 * ldc,
+                    next = inout(reg) prefetch => _,
+                    flag = in(reg) usize::from(accumulate),
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+                    out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
+                    out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
+                    out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
+                    out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _,
+                    out("zmm30") _, out("zmm31") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+/// The fourteen heights of one family.
+macro_rules! tiles {
+    ($features:literal, $broadcast:literal, $fma:literal) => {
+        use super::super::gemm_kernel::Tile;
+
+        pub(super) static TILES: [Tile; 14] = [
+            rows_1, rows_2, rows_3, rows_4, rows_5, rows_6, rows_7, rows_8, rows_9, rows_10, rows_11, rows_12, rows_13,
+            rows_14,
+        ];
+        tile!(rows_1, $features, $broadcast, $fma, 0);
+        tile!(rows_2, $features, $broadcast, $fma, 0 1);
+        tile!(rows_3, $features, $broadcast, $fma, 0 1 2);
+        tile!(rows_4, $features, $broadcast, $fma, 0 1 2 3);
+        tile!(rows_5, $features, $broadcast, $fma, 0 1 2 3 4);
+        tile!(rows_6, $features, $broadcast, $fma, 0 1 2 3 4 5);
+        tile!(rows_7, $features, $broadcast, $fma, 0 1 2 3 4 5 6);
+        tile!(rows_8, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7);
+        tile!(rows_9, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8);
+        tile!(rows_10, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9);
+        tile!(rows_11, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10);
+        tile!(rows_12, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10 11);
+        tile!(rows_13, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10 11 12);
+        tile!(rows_14, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10 11 12 13);
+    };
+}
+
+mod f32_tiles {
+    tiles!("avx512f", "vbroadcastss", "vfmadd231ps");
+}
+
+mod bf16_tiles {
+    tiles!("avx512f,avx512bf16", "vpbroadcastd", "vdpbf16ps");
+}
+
+/// The half-width panel of f32.
+///
 /// # Safety
-/// `a` must hold `MR` rows of `terms` f32 `lda` bytes apart, `panel` `terms * NV * 16` f32, `c` `MR` rows of `NV * 16`;
-/// AVX-512 must be available.
+/// As [`super::gemm_kernel::Tile`] says; AVX-512 must be available.
 #[target_feature(enable = "avx512f")]
-unsafe fn tile_f32<const MR: usize, const NV: usize>(
+unsafe fn narrow_f32<const MR: usize>(
     terms: usize,
     a: *const u8,
     lda: usize,
@@ -52,33 +296,28 @@ unsafe fn tile_f32<const MR: usize, const NV: usize>(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
+    _prefetch: *const u8,
 ) {
     // SAFETY: see above.
     unsafe {
-        let mut sums = [[_mm512_setzero_ps(); NV]; MR];
-        let (mut a, mut b) = (a, panel.cast::<f32>());
-        for _ in 0..terms {
-            let mut columns = [_mm512_setzero_ps(); NV];
-            for (v, column) in columns.iter_mut().enumerate() {
-                *column = _mm512_loadu_ps(b.add(v * 16));
+        let mut sums = [_mm512_setzero_ps(); MR];
+        for term in 0..terms {
+            let column = _mm512_loadu_ps(panel.cast::<f32>().add(term * 16));
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let x = a.add(row * lda).cast::<f32>().add(term).read_unaligned();
+                *sum = _mm512_fmadd_ps(_mm512_set1_ps(x), column, *sum);
             }
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(a.add(row * lda).cast::<f32>().read_unaligned());
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = _mm512_fmadd_ps(x, column, *sum);
-                }
-            }
-            a = a.add(4);
-            b = b.add(NV * 16);
         }
-        store(&sums, c, ldc, accumulate);
+        store_narrow(&sums, c, ldc, accumulate);
     }
 }
 
+/// The half-width panel of bf16 pairs.
+///
 /// # Safety
-/// As [`tile_f32`] with pairs of bf16 instead of f32; `VDPBF16PS` must be available.
+/// As [`super::gemm_kernel::Tile`] says; `VDPBF16PS` must be available.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn tile_bf16<const MR: usize, const NV: usize>(
+unsafe fn narrow_bf16<const MR: usize>(
     pairs: usize,
     a: *const u8,
     lda: usize,
@@ -86,47 +325,33 @@ unsafe fn tile_bf16<const MR: usize, const NV: usize>(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
+    _prefetch: *const u8,
 ) {
     // SAFETY: see above; the two vector types are both 512 plain bits.
     unsafe {
-        let mut sums = [[_mm512_setzero_ps(); NV]; MR];
-        let (mut a, mut b) = (a, panel.cast::<u32>());
-        for _ in 0..pairs {
-            let mut columns = [_mm512_setzero_si512(); NV];
-            for (v, column) in columns.iter_mut().enumerate() {
-                *column = _mm512_loadu_si512(b.add(v * 16).cast());
+        let mut sums = [_mm512_setzero_ps(); MR];
+        for pair in 0..pairs {
+            let column = _mm512_loadu_si512(panel.cast::<u32>().add(pair * 16).cast());
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let x = _mm512_set1_epi32(a.add(row * lda).cast::<i32>().add(pair).read_unaligned());
+                *sum = _mm512_dpbf16_ps(*sum, std::mem::transmute(x), std::mem::transmute(column));
             }
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_epi32(a.add(row * lda).cast::<i32>().read_unaligned());
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = _mm512_dpbf16_ps(*sum, std::mem::transmute(x), std::mem::transmute(column));
-                }
-            }
-            a = a.add(4);
-            b = b.add(NV * 16);
         }
-        store(&sums, c, ldc, accumulate);
+        store_narrow(&sums, c, ldc, accumulate);
     }
 }
 
 /// # Safety
-/// `c` must hold `MR` rows of `NV * 16` f32, `ldc` apart.
+/// `c` must hold `MR` rows of 16 f32, `ldc` apart.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store<const MR: usize, const NV: usize>(
-    sums: &[[__m512; NV]; MR],
-    c: *mut f32,
-    ldc: usize,
-    accumulate: bool,
-) {
-    for (row, sums) in sums.iter().enumerate() {
-        for (v, &sum) in sums.iter().enumerate() {
-            // SAFETY: see above.
-            unsafe {
-                let target = c.add(row * ldc + v * 16);
-                let sum = if accumulate { _mm512_add_ps(sum, _mm512_loadu_ps(target)) } else { sum };
-                _mm512_storeu_ps(target, sum);
-            }
+unsafe fn store_narrow<const MR: usize>(sums: &[__m512; MR], c: *mut f32, ldc: usize, accumulate: bool) {
+    for (row, &sum) in sums.iter().enumerate() {
+        // SAFETY: see above.
+        unsafe {
+            let target = c.add(row * ldc);
+            let sum = if accumulate { _mm512_add_ps(sum, _mm512_loadu_ps(target)) } else { sum };
+            _mm512_storeu_ps(target, sum);
         }
     }
 }

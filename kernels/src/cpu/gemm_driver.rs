@@ -204,7 +204,9 @@ unsafe fn run_block<A: ASource>(
                 let width = width_at(problem.n, n0, problem.kernel.nr);
                 let panel = ready_panel(problem, blocking, worker, z, n0, k0, kc);
                 let terms = units(kc, problem.kernel.form.dtype());
-                run_tiles(problem.kernel, rows, width, terms, a, lda, panel, c.add(n0 - col0), blocking.c_ld, k0 > 0);
+                let c = c.add(n0 - col0);
+                let next = next_panel(problem, z, n0, k0, kc, panel);
+                run_tiles(problem.kernel, rows, width, terms, a, lda, panel, c, blocking.c_ld, k0 > 0, next);
                 n0 += width;
             }
         }
@@ -253,6 +255,25 @@ unsafe fn ready_panel<A: ASource>(
     }
 }
 
+/// Where the panel after the one at `n0` starts, to be fetched ahead; `current` where it needs preparation first.
+fn next_panel<A: ASource>(
+    problem: &Problem<'_, A>,
+    z: usize,
+    n0: usize,
+    k0: usize,
+    kc: usize,
+    current: *const u8,
+) -> *const u8 {
+    match &problem.b {
+        BSource::Packed { ptr, dtype, stride } if *dtype == problem.kernel.form.dtype() => {
+            let width = problem.kernel.nr;
+            let (n0, k0) = if n0 + width < problem.n { (n0 + width, k0) } else { (0, k0 + kc) };
+            ptr.wrapping_add(z * stride + (n0 * units(problem.k, *dtype) + units(k0, *dtype) * width) * 4)
+        }
+        _ => current,
+    }
+}
+
 /// Multiplies one A block with one panel, in tiles of nearly equal height.
 ///
 /// # Safety
@@ -269,7 +290,10 @@ unsafe fn run_tiles(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
+    next: *const u8,
 ) {
+    let lines = terms / 4 * 64;
+    let panel_bytes = terms * width * 4;
     let tiles = rows.div_ceil(kernel.mr);
     let (height, taller) = (rows / tiles, rows % tiles);
     let narrow = width < kernel.nr;
@@ -278,7 +302,10 @@ unsafe fn run_tiles(
         let height = height + usize::from(tile < taller);
         let run = kernel.tiles[usize::from(!narrow)][height - 1];
         // SAFETY: the tile lies inside the A block, the panel and the C block.
-        unsafe { run(terms, a.add(row * lda), lda, panel, c.add(row * ldc), ldc, accumulate) };
+        unsafe {
+            let ahead = if tile * lines < panel_bytes { next.wrapping_add(tile * lines) } else { panel };
+            run(terms, a.add(row * lda), lda, panel, c.add(row * ldc), ldc, accumulate, ahead);
+        }
         row += height;
     }
 }

@@ -51,8 +51,11 @@ impl Form {
     }
 }
 
-/// `(units, a, lda in bytes, panel, c, ldc in elements, accumulate)`.
-pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool);
+/// `(units, a, lda in bytes, panel, c, ldc in elements, accumulate, prefetch)`.
+///
+/// `a` holds the tile's rows of `units` units, `panel` `units` rows of the panel's width, `c` the tile's rows of the
+/// panel's width. `prefetch` is any address: a kernel may fetch `units / 4` lines from there into L2.
+pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool, *const u8);
 
 /// A family of micro-kernels for one instruction set and operand form.
 pub(crate) struct Kernel {

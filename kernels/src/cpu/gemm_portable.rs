@@ -26,6 +26,7 @@ unsafe fn tile<const MR: usize, const WIDTH: usize>(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
+    _prefetch: *const u8,
 ) {
     let mut sums = [[0f32; WIDTH]; MR];
     // SAFETY: see above.
