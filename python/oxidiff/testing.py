@@ -382,7 +382,8 @@ _CONTROLNET = "diffusers.ControlNetModel"
 _DECODER = "diffusers.AutoencoderKL:decoder"
 _ENCODER = "diffusers.AutoencoderKL:encoder"
 _LATENTS = ((8, 8), (16, 24))
-_PIXELS = ((64, 64), (96, 128))
+_SMALL_LATENTS = ((8, 8), (8, 12))
+_PIXELS = ((64, 64), (64, 96))
 _TEXTS = ((77,), (50,))
 
 ZOO: Mapping[str, Model] = {
@@ -409,11 +410,11 @@ ZOO: Mapping[str, Model] = {
             (128, 128),
             _LATENTS,
         ),
-        Model("sd15-vae-decoder", _DECODER, _SD15_VAE, _VAE_TINY, _decoder_inputs, (64, 64), _LATENTS),
+        Model("sd15-vae-decoder", _DECODER, _SD15_VAE, _VAE_TINY, _decoder_inputs, (64, 64), _SMALL_LATENTS),
         Model("sd15-vae-encoder", _ENCODER, _SD15_VAE, _VAE_TINY, _encoder_inputs, (512, 512), _PIXELS),
-        Model("sdxl-vae-decoder", _DECODER, _SDXL_VAE, _VAE_TINY, _decoder_inputs, (128, 128), _LATENTS),
+        Model("sdxl-vae-decoder", _DECODER, _SDXL_VAE, _VAE_TINY, _decoder_inputs, (128, 128), _SMALL_LATENTS),
         Model("sdxl-vae-encoder", _ENCODER, _SDXL_VAE, _VAE_TINY, _encoder_inputs, (1024, 1024), _PIXELS),
-        Model("flux-vae-decoder", _DECODER, _FLUX_VAE, _VAE_TINY, _decoder_inputs, (128, 128), _LATENTS),
+        Model("flux-vae-decoder", _DECODER, _FLUX_VAE, _VAE_TINY, _decoder_inputs, (128, 128), _SMALL_LATENTS),
         Model("flux-vae-encoder", _ENCODER, _FLUX_VAE, _VAE_TINY, _encoder_inputs, (1024, 1024), _PIXELS),
         Model("clip-l", "transformers.CLIPTextModel", _CLIP_L, _CLIP_TINY, _text_inputs, (77,), _TEXTS),
         Model("clip-g", "transformers.CLIPTextModelWithProjection", _CLIP_G, _CLIP_TINY, _text_inputs, (77,), _TEXTS),
