@@ -2,7 +2,7 @@
 //!
 //! Where to look: [`dim`] symbolic integers, [`dtype`] element types, [`op`] the op set and what it means, [`graph`] nodes and
 //! slots, [`edit`] the one door for changes, [`print`] and [`parse`] the text form,
-//! [`infer`] types, [`verify`] invariants.
+//! [`infer`] types, [`verify`] invariants, [`interp`] the executable meaning.
 //!
 //! Invariant: nothing here knows passes, plans, backends or Python.
 
@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod edit;
 pub mod graph;
 pub mod infer;
+pub mod interp;
 pub mod op;
 pub mod parse;
 pub mod print;

@@ -27,7 +27,7 @@ fn shape_error(place: Place, why: String) -> Error {
     Error::Shape { place, why }
 }
 
-fn place_of(op: &Op, operands: &[&ValueType]) -> Place {
+pub(crate) fn place_of(op: &Op, operands: &[&ValueType]) -> Place {
     let operands: Vec<String> = operands.iter().map(|ty| ty.to_string()).collect();
     Place { module: String::new(), op: op.name().to_owned(), operands: operands.join(", ") }
 }
