@@ -2,7 +2,7 @@
 
     python examples/train_digits.py            # writes examples/assets/{chalk,outline}
 
-`chalk` is trained from scratch on scikit-learn's bundled digits (1797 scans of 8x8 pixels, enlarged to 24x24);
+`chalk` is trained from scratch on scikit-learn's bundled digits (1797 scans of 8x8 pixels, enlarged);
 `outline` is the same architecture, trained further from `chalk` on the contours of the same digits. Weights are
 stored as f16 safetensors, with a sheet of samples beside them, after every `SAVE_EVERY` steps.
 """
@@ -21,6 +21,8 @@ from sklearn.datasets import load_digits
 
 from digits import ASSETS, NO_DIGIT, SIZE, DigitsPipeline, draw_grid, encode_labels, new_unet
 
+MARGIN = 2
+"""Empty pixels around a digit: the scans touch their edges."""
 BATCH = 32
 UNCONDITIONAL_SHARE = 0.1
 """The share of training images whose label is hidden, so that the model also learns the unguided direction."""
@@ -33,7 +35,9 @@ def load_images(style: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images `[1797, 1, SIZE, SIZE]` f32 in -1..=1 and their int64 labels."""
     bunch = load_digits()
     scans = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
-    enlarged = torch.nn.functional.interpolate(scans, size=(SIZE, SIZE), mode="bicubic", align_corners=False)
+    inner = (SIZE - 2 * MARGIN, SIZE - 2 * MARGIN)
+    enlarged = torch.nn.functional.interpolate(scans, size=inner, mode="bicubic", align_corners=False)
+    enlarged = torch.nn.functional.pad(enlarged, (MARGIN,) * 4)
     stroke = torch.sigmoid((enlarged - 0.45) * 9)
     if style == "outline":
         stroke = 1 - 4 * stroke * (1 - stroke)

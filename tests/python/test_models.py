@@ -34,7 +34,7 @@ def test_close_to_f64_at_every_size_with_one_program(name: str, dtype: str) -> N
             else:
                 own = testing.relative_error(module(**inputs), exact)
                 assert error <= HALF_ERROR_RATIO * own, f"{case}: {error:.2e}, eager {own:.2e}"
-            report = compiled.report()
+            report = oxidiff.report(compiled)
             first = first or (report.captures, report.programs)
             assert (report.captures, report.programs) == first, f"{case} captured or compiled again"
     assert not report.fallbacks

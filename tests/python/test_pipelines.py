@@ -147,7 +147,7 @@ def assert_same_images(kind: str, scheduler: str | None = None, **changes: Any) 
 
 def counts(pipe: Any) -> dict[str, tuple[int, int]]:
     """Captures and programs of every compiled part."""
-    reports = {name: getattr(pipe, name).report() for name in PARTS if getattr(pipe, name, None) is not None}
+    reports = {name: oxidiff.report(getattr(pipe, name)) for name in PARTS if getattr(pipe, name, None) is not None}
     return {name: (report.captures, report.programs) for name, report in reports.items()}
 
 
@@ -163,7 +163,7 @@ def test_pipeline_draws_what_eager_draws(kind: str) -> None:
     for name in PARTS:
         part = getattr(compiled, name, None)
         if part is not None:
-            assert not part.report().fallbacks, name
+            assert not oxidiff.report(part).fallbacks, name
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -1,0 +1,177 @@
+"""Every model of the zoo, measured: `make docs-models` rewrites docs/models.md from what this finds.
+
+    python benches/models.py                      # every model
+    python benches/models.py --only clip-l flux   # some; the other rows stay
+
+Each model runs in a process of its own, at the public configuration where that and its f64 reference fit into memory;
+where not, the row says what was made smaller. `benches/models.json` keeps the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import oxidiff
+from measure import DTYPES, ROOT, describe_machine, interleave, ratio_with_spread, run_in_process, table
+from oxidiff import testing
+
+DOC = ROOT / "docs" / "models.md"
+FIGURES = ROOT / "benches" / "models.json"
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one model is measured."""
+
+    size: tuple[int, ...]
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Changes to the public configuration, where it is too large for an f64 reference."""
+
+
+CASES = {
+    "sd15-unet": Case((32, 32)),
+    "sd21-unet": Case((32, 32)),
+    "sdxl-unet": Case((32, 32), {"transformer_layers_per_block": (1, 2, 4)}),
+    "sd15-controlnet": Case((32, 32)),
+    "sdxl-controlnet": Case((32, 32), {"transformer_layers_per_block": (1, 2, 4)}),
+    **{f"{family}-vae-decoder": Case((24, 24)) for family in ("sd15", "sdxl", "flux")},
+    **{f"{family}-vae-encoder": Case((192, 192)) for family in ("sd15", "sdxl", "flux")},
+    "clip-l": Case((77,)),
+    "clip-g": Case((77,)),
+    "t5-xxl": Case((128,), {"num_layers": 3}),
+    "t5-small": Case((128,)),
+    "flux": Case((32, 32), {"num_layers": 1, "num_single_layers": 2}),
+    "sd3": Case((32, 32), {"num_layers": 8}),
+    "sd35-medium": Case((32, 32), {"num_layers": 8, "dual_attention_layers": (0, 1, 2, 3)}),
+    "pixart-alpha": Case((32, 32), {"num_layers": 14}),
+    "pixart-sigma": Case((32, 32), {"num_layers": 14}),
+}
+
+
+@torch.no_grad()
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """Captures, fallbacks, errors and step ratios of one model, in three dtypes."""
+    case = CASES[name]
+    overrides = case.overrides or None
+    answer: dict[str, Any] = {}
+    for label, dtype in DTYPES.items():
+        module = testing.build(name, tiny=False, dtype=dtype, overrides=overrides)
+        inputs = testing.example_inputs(name, tiny=False, size=case.size, dtype=dtype, overrides=overrides)
+        exact = testing.reference(module, inputs)
+        gc.collect()
+        compiled = oxidiff.compile(module, options=oxidiff.CompileOptions(cache=False, tune="off"))
+        error = testing.relative_error(compiled(**inputs), exact)
+        own = testing.relative_error(module(**inputs), exact)
+        del exact
+        runs = {
+            "eager": lambda module=module, inputs=inputs: module(**inputs),
+            "compiled": lambda compiled=compiled, inputs=inputs: compiled(**inputs),
+        }
+        ratio, spread = ratio_with_spread(interleave(runs, rounds), "compiled", "eager")
+        report = oxidiff.report(compiled)
+        answer[label] = {
+            "captures": report.captures,
+            "variants": report.variants,
+            "eager_calls": report.eager_calls,
+            "fallbacks": [f"{item['module']} {item['op']}: {item['reason']}" for item in report.fallbacks],
+            "error": error,
+            "own_error": own,
+            "ratio": ratio,
+            "spread": spread,
+        }
+        oxidiff.unload(compiled)
+        del runs, module, compiled
+        gc.collect()
+    return answer
+
+
+def row(name: str, figures: dict[str, Any]) -> list[str]:
+    """The line of one model in the table."""
+    case = CASES[name]
+    size = "x".join(map(str, case.size))
+    changes = ", ".join(f"{key}={value}" for key, value in case.overrides.items())
+    if "error" in figures:
+        return [f"`{name}`", size, "failed", figures["error"], "", "", "", "", "", changes]
+    reasons = {reason for label in DTYPES for reason in figures[label]["fallbacks"]}
+    halves = [f"{figures[label]['error'] / figures[label]['own_error']:.2f}" for label in ("bf16", "f16")]
+    ratios = [f"{figures[label]['ratio']:.2f} ± {figures[label]['spread']:.2f}" for label in DTYPES]
+    graphs = str(figures["f32"]["variants"])
+    return [
+        f"`{name}`",
+        size,
+        graphs,
+        "; ".join(sorted(reasons)) or "none",
+        f"{figures['f32']['error']:.1e}",
+        *halves,
+        *ratios,
+        changes,
+    ]
+
+
+def write_page(figures: dict[str, Any]) -> None:
+    """docs/models.md, from every model's last figures."""
+    header = [
+        "model",
+        "size",
+        "graphs",
+        "fallbacks",
+        "f32 error",
+        "bf16 error",
+        "f16 error",
+        "f32 step",
+        "bf16 step",
+        "f16 step",
+        "smaller than public",
+    ]
+    lines = [
+        "# Models",
+        "",
+        "Written by `make docs-models`. Public configurations with random weights (`oxidiff.testing`), batch 1, inputs "
+        "of the size given (latents, pixels for a VAE encoder, tokens for a text encoder).",
+        "",
+        "- *graphs*: how many graphs the model is captured in; one means that no part of it runs eager.",
+        "- *f32 error*: relative to f64 (the promise is 2e-5). *bf16*, *f16 error*: error against f64 over eager's own "
+        "(1.25).",
+        "- *step*: time of a call over eager's, median of interleaved pairs ± half the distance of the quartiles.",
+        "",
+        *describe_machine(),
+        "",
+        *table(header, [row(name, figures[name]) for name in CASES if name in figures]),
+        "",
+    ]
+    DOC.write_text("\n".join(lines))
+    FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+
+
+def main() -> None:
+    """Measure models, each in a process of its own, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(CASES), metavar="MODEL", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved runs of each kind")
+    parser.add_argument("--model", choices=list(CASES), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    if arguments.model:
+        print(json.dumps(measure(arguments.model, arguments.rounds)), flush=True)
+        return
+    unknown = [name for name in arguments.only if name not in CASES]
+    if unknown:
+        parser.error(f"no model {', '.join(unknown)}")
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for name in arguments.only:
+        started = time.perf_counter()
+        figures[name] = run_in_process("models.py", "--model", name, "--rounds", str(arguments.rounds))
+        print(" ".join(row(name, figures[name])), f"({time.perf_counter() - started:.0f} s)", flush=True)
+        write_page(figures)
+    print(f"wrote {DOC.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Whole models against eager PyTorch, side by side: `make bench`.
+
+    python benches/run.py                        # every row, into benches/RESULTS.md
+    python benches/run.py --only unet-f32 sizes  # some rows; the others keep their last figures
+
+Each row runs in a process of its own. Steps are timed interleaved with eager in that process; memory is the kernel's
+own high-water mark. `benches/results.json` keeps the figures that the table is made of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import oxidiff
+from measure import (
+    DTYPES,
+    ROOT,
+    describe_machine,
+    interleave,
+    ratio_with_spread,
+    reset_peak,
+    run_in_process,
+    status_bytes,
+    table,
+)
+from oxidiff import testing
+
+RESULTS = ROOT / "benches" / "RESULTS.md"
+FIGURES = ROOT / "benches" / "results.json"
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    figure: str
+    bar: str
+    measure: Callable[[argparse.Namespace], Answer]
+    """Runs in a process of its own and returns `value` (text), `ok` and optionally `note`."""
+
+
+def _options(**fields: Any) -> oxidiff.CompileOptions:
+    """Nothing from an earlier run: neither a stored program nor a remembered tuning choice."""
+    return oxidiff.CompileOptions(cache=False, tune="off", **fields)
+
+
+@torch.no_grad()
+def step_over_eager(
+    arguments: argparse.Namespace, *, name: str, dtype: str, size: tuple[int, ...], bar: float
+) -> Answer:
+    """The time of a call over eager's."""
+    module = testing.build(name, tiny=False, dtype=DTYPES[dtype])
+    inputs = testing.example_inputs(name, tiny=False, size=size, dtype=DTYPES[dtype])
+    compiled = oxidiff.compile(module, options=_options())
+    runs = {"eager": lambda: module(**inputs), "compiled": lambda: compiled(**inputs)}
+    times = interleave(runs, arguments.rounds)
+    ratio, spread = ratio_with_spread(times, "compiled", "eager")
+    seconds = ", ".join(f"{key} {value.median:.3f} s ± {value.spread:.0%}" for key, value in times.items())
+    return {
+        "value": f"{ratio:.2f} ± {spread:.2f}",
+        "ok": ratio <= bar and not oxidiff.report(compiled).eager_calls,
+        "note": f"{seconds}, {arguments.rounds} interleaved rounds",
+    }
+
+
+@torch.no_grad()
+def peak_of(arguments: argparse.Namespace, *, name: str, size: tuple[int, ...]) -> Answer:
+    """Peak memory of a call beyond the module's weights: of eager or of the compiled module (`--what`)."""
+    module = testing.build(name, tiny=False)
+    inputs = testing.example_inputs(name, tiny=False, size=size)
+    call = module if arguments.what == "eager" else oxidiff.compile(module, options=_options())
+    reset_peak()
+    before = status_bytes("VmRSS")
+    call(**inputs)
+    first = status_bytes("VmHWM") - before
+    reset_peak()
+    call(**inputs)
+    return {"peak": status_bytes("VmHWM") - before, "first": first}
+
+
+def peak_over_eager(arguments: argparse.Namespace, *, row: str, bar: float) -> Answer:
+    """Peak memory over eager's, each measured in a process of its own; derived weights count."""
+    parts = {what: run_in_process("run.py", "--row", row, "--what", what) for what in ("eager", "compiled")}
+    for part in parts.values():
+        if "error" in part:
+            return part
+    ratio = parts["compiled"]["peak"] / parts["eager"]["peak"]
+    first = parts["compiled"]["first"] / parts["eager"]["first"]
+    sizes = ", ".join(f"{what} {part['peak'] / 2**20:.0f} MiB" for what, part in parts.items())
+    note = f"growth of resident memory beyond the weights: {sizes}; first call, compile included: {first:.2f}"
+    return {"value": f"{ratio:.2f}", "ok": ratio <= bar, "note": note}
+
+
+@torch.no_grad()
+def compile_seconds(arguments: argparse.Namespace, *, name: str, dtype: str, bar: float) -> Answer:
+    """Capture and compile, cold: nothing cached, nothing tuned."""
+    module = testing.build(name, tiny=False, dtype=DTYPES[dtype])
+    inputs = testing.example_inputs(name, tiny=False, size=(32, 32), dtype=DTYPES[dtype])
+    module(**inputs)
+    compiled = oxidiff.compile(module, options=_options())
+    started = time.perf_counter()
+    oxidiff.warmup(compiled, **inputs)
+    seconds = time.perf_counter() - started
+    calls = []
+    for _ in range(2):
+        started = time.perf_counter()
+        compiled(**inputs)
+        calls.append(time.perf_counter() - started)
+    report = oxidiff.report(compiled)
+    return {
+        "value": f"{seconds:.1f} s",
+        "ok": seconds <= bar and not report.eager_calls,
+        "note": f"of it {report.compile_s:.1f} s compiling, the rest capture ({report.captures}); the first call takes "
+        f"{calls[0] - calls[1]:.1f} s more than the second (weights prepared)",
+    }
+
+
+@torch.no_grad()
+def added_by_sizes(arguments: argparse.Namespace, *, name: str) -> Answer:
+    """Captures and programs added by further sizes and batches."""
+    module = testing.build(name, tiny=False)
+    compiled = oxidiff.compile(module, options=_options())
+
+    def call(batch: int, size: tuple[int, int]) -> tuple[int, int]:
+        compiled(**testing.example_inputs(name, tiny=False, batch=batch, size=size))
+        report = oxidiff.report(compiled)
+        return report.captures, report.programs
+
+    captures, programs = call(1, (32, 32))
+    added = [call(1, (40, 24)), call(1, (64, 64)), call(3, (32, 32))]
+    total = (added[-1][0] - captures, added[-1][1] - programs)
+    return {
+        "value": f"{total[0]} captures, {total[1]} programs",
+        "ok": total == (0, 0) and not oxidiff.report(compiled).eager_calls,
+        "note": f"after {captures} captures and {programs} programs for 32x32: 40x24, 64x64, batch 3",
+    }
+
+
+@torch.no_grad()
+def call_overhead(arguments: argparse.Namespace, *, name: str, bar: float) -> Answer:
+    """What a call costs outside its kernels: the wall time of a call less the time of its steps."""
+    module = testing.build(name)
+    inputs = testing.example_inputs(name, size=(8, 8))
+    compiled = oxidiff.compile(module, options=_options())
+    compiled(**inputs)
+    walls, steps = [], []
+    gc.disable()
+    for _ in range(20 * arguments.rounds):
+        started = time.perf_counter()
+        compiled(**inputs)
+        walls.append(time.perf_counter() - started)
+        steps.append(oxidiff.profile(compiled, **inputs).seconds)
+    gc.enable()
+    overhead = statistics.median(walls) - statistics.median(steps)
+    return {
+        "value": f"{overhead * 1e6:.0f} us",
+        "ok": overhead * 1e6 <= bar,
+        "note": "median wall time of a call less its steps; a tiny SD1.5 UNet, as many weights and steps",
+    }
+
+
+ERROR_SIZES = {"unet": (32, 32), "controlnet": (16, 16), "decoder": (16, 16), "encoder": (128, 128)}
+
+
+@torch.no_grad()
+def error_against_f64(arguments: argparse.Namespace, *, name: str, overrides: dict[str, Any] | None = None) -> Answer:
+    """Error against f64, of the public configuration: f32 relative, 16-bit over eager's own."""
+    size = ERROR_SIZES.get(name.rpartition("-")[2])
+    errors = {}
+    for label, dtype in DTYPES.items():
+        module = testing.build(name, tiny=False, dtype=dtype, overrides=overrides)
+        inputs = testing.example_inputs(name, tiny=False, size=size, dtype=dtype, overrides=overrides)
+        exact = testing.reference(module, inputs)
+        own = testing.relative_error(module(**inputs), exact)
+        compiled = oxidiff.compile(module, options=_options())
+        error = testing.relative_error(compiled(**inputs), exact)
+        errors[label] = error if label == "f32" else error / own
+        if oxidiff.report(compiled).eager_calls:
+            return {"error": f"{label} ran eager: {oxidiff.report(compiled).fallbacks}"}
+        oxidiff.unload(compiled)
+        del module, compiled, exact
+        gc.collect()
+    reduced = f"; with {', '.join(f'{key}={value}' for key, value in overrides.items())}" if overrides else ""
+    return {
+        "value": f"f32 {errors['f32']:.1e}, bf16 {errors['bf16']:.2f}x, f16 {errors['f16']:.2f}x",
+        "ok": errors["f32"] <= 2e-5 and max(errors["bf16"], errors["f16"]) <= 1.25,
+        "note": f"size {'x'.join(map(str, size)) if size else testing.ZOO[name].size[0]}, random weights{reduced}",
+    }
+
+
+def _error_row(name: str, **overrides: Any) -> Row:
+    measure = functools.partial(error_against_f64, name=name, overrides=overrides or None)
+    return Row(f"error against f64, {name}", "2e-5, 1.25x, 1.25x", measure)
+
+
+ROWS = {
+    "unet-f32": Row(
+        "SD1.5 UNet, f32, latent 64x64, batch 1: step over eager",
+        "1.0",
+        functools.partial(step_over_eager, name="sd15-unet", dtype="f32", size=(64, 64), bar=1.0),
+    ),
+    "unet-bf16": Row(
+        "SD1.5 UNet, bf16, latent 64x64, batch 1: step over eager bf16",
+        "0.7",
+        functools.partial(step_over_eager, name="sd15-unet", dtype="bf16", size=(64, 64), bar=0.7),
+    ),
+    "vae-f32": Row(
+        "VAE decoder, f32, latent 64x64: over eager",
+        "1.0",
+        functools.partial(step_over_eager, name="sd15-vae-decoder", dtype="f32", size=(64, 64), bar=1.0),
+    ),
+    "vae-memory": Row(
+        "VAE decoder, f32, latent 64x64: peak memory over eager's",
+        "1.0",
+        functools.partial(peak_over_eager, row="vae-memory", bar=1.0),
+    ),
+    "compile-sd15": Row(
+        "capture and compile, SD1.5 UNet, no tuning",
+        "4 s",
+        functools.partial(compile_seconds, name="sd15-unet", dtype="f32", bar=4.0),
+    ),
+    "compile-sdxl": Row(
+        "capture and compile, SDXL UNet, no tuning",
+        "6 s",
+        functools.partial(compile_seconds, name="sdxl-unet", dtype="bf16", bar=6.0),
+    ),
+    "sizes": Row(
+        "second size, third size, batch 3: captures and programs added",
+        "0",
+        functools.partial(added_by_sizes, name="sd15-unet"),
+    ),
+    "overhead": Row(
+        "a call's time outside its kernels, SD1.5 UNet",
+        "60 us",
+        functools.partial(call_overhead, name="sd15-unet", bar=60.0),
+    ),
+    "error-sd15-unet": _error_row("sd15-unet"),
+    # In f64 the whole SDXL UNet (20 GB) and T5-XXL (38 GB) do not fit the machines that this runs on.
+    "error-sdxl-unet": _error_row("sdxl-unet", transformer_layers_per_block=(1, 2, 4)),
+    "error-sd15-controlnet": _error_row("sd15-controlnet"),
+    "error-sdxl-controlnet": _error_row("sdxl-controlnet"),
+    **{
+        f"error-{family}-vae-{part}": _error_row(f"{family}-vae-{part}")
+        for family in ("sd15", "sdxl", "flux")
+        for part in ("decoder", "encoder")
+    },
+    "error-clip-l": _error_row("clip-l"),
+    "error-clip-g": _error_row("clip-g"),
+    "error-t5-xxl": _error_row("t5-xxl", num_layers=3),
+    "error-t5-small": _error_row("t5-small"),
+}
+
+
+def write_results(figures: dict[str, Answer]) -> None:
+    """The table, from every row's last figures."""
+    rows = []
+    for name, row in ROWS.items():
+        answer = figures.get(name)
+        if answer is None:
+            continue
+        verdict = "failed" if "error" in answer else ("yes" if answer["ok"] else "no")
+        value = answer.get("value", "-")
+        rows.append(
+            [
+                f"`{name}`",
+                row.figure,
+                value,
+                row.bar,
+                verdict,
+                answer.get("note", answer.get("error", "")),
+                answer["at"],
+            ]
+        )
+    header = ["row", "figure", "measured", "bar", "met", "how", "taken"]
+    lines = [
+        "# Results",
+        "",
+        "`make bench` writes this file: whole models with random weights and public configurations, against eager "
+        "PyTorch in the same process. Ratios below 1 are faster or smaller than eager.",
+        "",
+        *describe_machine(),
+        "",
+        *table(header, rows),
+        "",
+    ]
+    RESULTS.write_text("\n".join(lines))
+    FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+
+
+def main() -> None:
+    """Run rows, each in a process of its own, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(ROWS), metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved runs of each kind")
+    parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
+    parser.add_argument("--what", choices=["eager", "compiled"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    if arguments.row:
+        measure = ROWS[arguments.row].measure
+        if arguments.what:
+            measure = functools.partial(peak_of, name="sd15-vae-decoder", size=(64, 64))
+        print(json.dumps(measure(arguments)), flush=True)
+        return
+
+    unknown = [name for name in arguments.only if name not in ROWS]
+    if unknown:
+        parser.error(f"no row {', '.join(unknown)}")
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for name in arguments.only:
+        print(f"{name}: {ROWS[name].figure}", flush=True)
+        answer = run_in_process("run.py", "--row", name, "--rounds", str(arguments.rounds))
+        figures[name] = {**answer, "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
+        print(
+            f"    {answer.get('value', '-')} (bar {ROWS[name].bar}) {answer.get('note', answer.get('error', ''))}",
+            flush=True,
+        )
+        write_results(figures)
+    print(f"wrote {Path(RESULTS).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
