@@ -32,6 +32,7 @@
 //! ```
 
 use super::KernelError;
+use super::conv_direct::{self, Direct};
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select};
 use super::pack::{SendMut, elements_per_unit, units, width_at};
@@ -222,12 +223,12 @@ impl Weight {
 /// A packed weight; borrows its memory from the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedWeight {
-    ptr: *const u8,
-    dtype: DType,
-    width: usize,
-    group_bytes: usize,
-    terms: usize,
-    group_out: usize,
+    pub(crate) ptr: *const u8,
+    pub(crate) dtype: DType,
+    pub(crate) width: usize,
+    pub(crate) group_bytes: usize,
+    pub(crate) terms: usize,
+    pub(crate) group_out: usize,
 }
 
 // SAFETY: read-only memory that the caller keeps alive.
@@ -343,6 +344,13 @@ pub(crate) unsafe fn conv_with(
     }
     if (weight.terms, weight.group_out, weight.width) != (conv.terms(), conv.group_out(), kernel.nr) {
         return Err(KernelError::Shape("the weight was packed for another convolution or other instructions"));
+    }
+    if conv.rows() == 0 || conv.out_channels == 0 {
+        return Ok(());
+    }
+    if !conv.is_plain() && conv_direct::suits(conv, weight.dtype) {
+        // SAFETY: forwarded.
+        return unsafe { Direct::new(kernel, conv, x, dtype, weight, pool.threads()).run(pool, epilogue) };
     }
     let source = Windows::new(kernel, conv, x, dtype);
     let problem = Problem {

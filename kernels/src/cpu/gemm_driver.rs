@@ -230,7 +230,6 @@ unsafe fn ready_panel<A: ASource>(
     let kernel = problem.kernel;
     let dtype = problem.b.dtype();
     let width = width_at(problem.n, n0, kernel.nr);
-    let needs_widening = kernel.form == Form::F32 && dtype != DType::F32;
     // SAFETY: packed panels have the layout of `pack`; the two scratch panels hold `kc` terms each.
     unsafe {
         let wide = worker.scratch.add(blocking.panel_offset);
@@ -247,12 +246,28 @@ unsafe fn ready_panel<A: ASource>(
                 target.cast_const()
             }
         };
-        if !needs_widening {
-            return panel;
-        }
-        expand_panel(kernel.isa, dtype, panel.cast(), units(kc, dtype), width, wide.cast());
-        wide
+        widened(kernel, dtype, panel, kc, width, wide)
     }
+}
+
+/// The panel in the form the micro-kernel reads: itself, or its f32 copy in `wide`.
+///
+/// # Safety
+/// `panel` must hold `kc` terms of `width` columns, `wide` room for `kc + 1` rows of f32.
+pub(crate) unsafe fn widened(
+    kernel: &Kernel,
+    dtype: DType,
+    panel: *const u8,
+    kc: usize,
+    width: usize,
+    wide: *mut u8,
+) -> *const u8 {
+    if kernel.form != Form::F32 || dtype == DType::F32 {
+        return panel;
+    }
+    // SAFETY: forwarded.
+    unsafe { expand_panel(kernel.isa, dtype, panel.cast(), units(kc, dtype), width, wide.cast()) };
+    wide
 }
 
 /// Where the panel after the one at `n0` starts, to be fetched ahead; `current` where it needs preparation first.

@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::pool::OutOfMemory;
 
 pub mod conv;
+pub(crate) mod conv_direct;
 pub mod gemm;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod gemm_avx2;

@@ -118,7 +118,7 @@ pub fn compare(what: &str, results: &Buffer, references: &[Reference], chain: us
 
 /// Longest chain of additions of a sum of `k` terms: one block's terms, and the blocks.
 fn chain(k: usize) -> usize {
-    k.min(512) + k.div_ceil(256)
+    k.min(640) + k.div_ceil(48)
 }
 
 /// `A * B^T` per pair of the batch, in f64; `(m, n, k)` with dense operands.
@@ -242,6 +242,17 @@ pub fn conv_cases() -> Vec<Conv> {
         Conv::new_3d(2, [4, 5, 6], 7, 9, [3, 3, 3]).padding([1, 1, 1]),
         Conv::new_3d(1, [5, 6, 4], 4, 6, [3, 1, 2]).padding([2, 0, 0]).stride([2, 1, 1]).dilation([2, 1, 1]),
         Conv::new_2d(1, [2, 2], 8, 8, [3, 3]),
+        Conv::new_2d(2, [9, 21], 64, 48, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [11, 70], 66, 40, [3, 3]).padding([0, 1, 1]).stride([1, 2, 2]),
+        Conv::new_2d(1, [9, 9], 49, 33, [3, 3]).padding([0, 2, 2]).dilation([1, 2, 2]),
+        Conv::new_2d(1, [9, 9], 50, 4, [5, 5]).padding([0, 2, 2]),
+        Conv::new_2d(2, [5, 6], 400, 20, [3, 3]).padding([0, 1, 1]).upsample([1, 2, 2]),
+        Conv { output: [1, 8, 8], ..Conv::new_2d(1, [16, 16], 64, 33, [3, 3]).stride([1, 2, 2]) },
+        Conv::new_2d(1, [12, 14], 60, 5, [3, 3]).padding([0, -1, -2]),
+        Conv::new_2d(1, [9, 9], 128, 96, [3, 3]).padding([0, 1, 1]).groups(2),
+        Conv::new_3d(1, [3, 4, 9], 64, 17, [3, 3, 3]).padding([1, 1, 1]),
+        Conv::new_2d(1, [2, 20], 1024, 8, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [1, 30], 64, 8, [1, 9]).padding([0, 0, 12]),
         Conv::new_2d(0, [4, 4], 8, 8, [3, 3]).padding([0, 1, 1]),
     ]
 }

@@ -1,0 +1,409 @@
+//! Direct convolution: micro-kernel tiles that read the image itself, tap by tap.
+//!
+//! ```text
+//! task = (group, block of nc channels, image, block of output rows x columns)
+//!   C scratch = 0
+//!   for each chunk of kc input channels:
+//!     for each tap:                       pixels of an output row that the tap reads inside the image lie at one
+//!       for each panel of nr channels:    distance: they are the rows of A, in place
+//!         for each tile of mr pixels of one output row:   C scratch += pixels * panel
+//!   epilogue(C scratch)
+//! ```
+//!
+//! A tap that falls into the padding is not multiplied at all, so padding costs nothing. Where the image cannot be read
+//! in place (its elements have to be widened, it is upsampled on the way, or its pixels are a multiple of 4 KiB apart and
+//! would evict each other from L1), the chunk of the block's input window is first copied into L2 scratch, padding
+//! included: one copy serves all taps, where the general path of [`conv`](super::conv) copies once per tap.
+//!
+//! Weights are the panels of `pack`, terms in the order (depth, height, width, channel), as in the general path.
+
+use super::KernelError;
+use super::conv::{Conv, PackedWeight};
+use super::gemm_driver::widened;
+use super::gemm_kernel::{CopyRow, Kernel, copy_row};
+use super::pack::{elements_per_unit, units, width_at};
+use crate::dtype::DType;
+use crate::epilogue::Epilogue;
+use crate::pool::{Pool, Worker};
+
+/// Output pixels and channels of a task at most, and terms of one accumulation chain: A (256 x 320 f32) and C
+/// (256 x 384 f32) share a 1 MiB L2 with the panels that stream through, and a panel (320 x 32 f32) stays in L1.
+const MAX_PIXELS: usize = 256;
+const MAX_WIDTH: usize = 64;
+const MAX_COLS: usize = 384;
+const CHUNK_UNITS: usize = 320;
+/// Shorter chains and narrower images than these are left to the general path, whose tiles span rows and taps.
+const MIN_CHANNELS: usize = 48;
+const MIN_WIDTH: usize = 8;
+
+/// Whether this path is the better one for a convolution. Taps must start at whole units of the packed weight.
+pub(crate) fn suits(conv: &Conv, weight: DType) -> bool {
+    let channels = conv.in_channels / conv.groups;
+    channels >= MIN_CHANNELS && channels.is_multiple_of(elements_per_unit(weight)) && conv.output[2] >= MIN_WIDTH
+}
+
+/// Tiles of one tap: `rows` pixels at `a`, results at `c`.
+#[derive(Clone, Copy)]
+struct TileJob {
+    a: *const u8,
+    c: *mut f32,
+    rows: usize,
+}
+
+const MAX_TILES: usize = 256;
+
+/// One convolution, and how it is cut.
+pub(crate) struct Direct<'a> {
+    kernel: &'static Kernel,
+    conv: &'a Conv,
+    x: *const u8,
+    dtype: DType,
+    weight: &'a PackedWeight,
+    copy: CopyRow,
+    in_place: bool,
+    /// Channels of a chunk.
+    kc: usize,
+    nc: usize,
+    /// Output rows and columns of a block.
+    block: [usize; 2],
+    /// Blocks along channels, rows and columns.
+    blocks: [usize; 3],
+    /// Staged pixels along height and width, and bytes between them.
+    window: [usize; 2],
+    stage_ld: usize,
+    c_ld: usize,
+    c_offset: usize,
+    panel_offset: usize,
+    scratch_bytes: usize,
+}
+
+// SAFETY: reads only.
+unsafe impl Sync for Direct<'_> {}
+
+/// What one task computes.
+#[derive(Clone, Copy)]
+struct Task {
+    group: usize,
+    col0: usize,
+    cols: usize,
+    image: usize,
+    depth: usize,
+    row0: usize,
+    rows: usize,
+    pixel0: usize,
+    pixels: usize,
+}
+
+/// Where a tap's pixels are read: address of the pixel (0, 0) of the window, bytes between rows and pixels.
+#[derive(Clone, Copy)]
+struct View {
+    origin: *const u8,
+    row_bytes: isize,
+    pixel_bytes: isize,
+}
+
+impl<'a> Direct<'a> {
+    pub(crate) fn new(
+        kernel: &'static Kernel,
+        conv: &'a Conv,
+        x: *const u8,
+        dtype: DType,
+        weight: &'a PackedWeight,
+        threads: usize,
+    ) -> Direct<'a> {
+        let channels = conv.in_channels / conv.groups;
+        let outs = conv.out_channels / conv.groups;
+        let per_unit = kernel.form.elements_per_unit();
+        let step = conv.strides[3] * conv.stride[2] as isize * dtype.size_bytes() as isize;
+        let in_place = dtype == kernel.form.dtype() && conv.upsample == [1; 3] && step > 0 && step % 4096 != 0;
+        let unit = per_unit.max(elements_per_unit(weight.dtype));
+        let most = if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 } * per_unit;
+        let kc = channels.div_ceil(channels.div_ceil(most)).next_multiple_of(unit);
+        let mut direct = Direct {
+            kernel,
+            conv,
+            x,
+            dtype,
+            weight,
+            copy: copy_row(kernel.isa, dtype, kernel.form),
+            in_place,
+            kc,
+            nc: outs.div_ceil(outs.div_ceil(MAX_COLS)).next_multiple_of(kernel.nr),
+            block: [1, 1],
+            blocks: [1, 1, 1],
+            window: [0, 0],
+            stage_ld: units(kc, kernel.form.dtype()) * 4 + 64,
+            c_ld: 0,
+            c_offset: 0,
+            panel_offset: 0,
+            scratch_bytes: 0,
+        };
+        direct.choose_blocks(threads);
+        direct.lay_out_scratch();
+        direct
+    }
+
+    fn choose_blocks(&mut self, threads: usize) {
+        let [depth, height, width] = self.conv.output;
+        let outs = self.conv.out_channels / self.conv.groups;
+        let columns = width.div_ceil(width.div_ceil(MAX_WIDTH));
+        let mut rows = (MAX_PIXELS / columns).clamp(1, height);
+        let images = self.conv.batch * self.conv.groups * depth * width.div_ceil(columns);
+        let tasks = |rows: usize, nc: usize| images * height.div_ceil(rows) * outs.div_ceil(nc);
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        while tasks(rows, self.nc) < wanted {
+            let halved = self.nc.div_ceil(2).next_multiple_of(self.kernel.nr);
+            if rows * columns > 128 && rows > 1 {
+                rows = rows.div_ceil(2);
+            } else if halved < self.nc && self.nc > 64 {
+                self.nc = halved;
+            } else {
+                break;
+            }
+        }
+        rows = height.div_ceil(height.div_ceil(rows));
+        self.block = [rows, columns];
+        self.blocks = [outs.div_ceil(self.nc), height.div_ceil(rows), width.div_ceil(columns)];
+    }
+
+    fn lay_out_scratch(&mut self) {
+        let conv = self.conv;
+        let reach = |axis: usize, block: usize| {
+            (block - 1) * conv.stride[axis] + (conv.kernel[axis] - 1) * conv.dilation[axis] + 1
+        };
+        self.window = [reach(1, self.block[0]), reach(2, self.block[1])];
+        let staged = if self.in_place { 0 } else { conv.kernel[0] * self.window[0] * self.window[1] * self.stage_ld };
+        self.c_ld = self.nc + 16;
+        self.c_offset = staged.next_multiple_of(4096);
+        self.panel_offset = self.c_offset + (self.block[0] * self.block[1] * self.c_ld * 4).next_multiple_of(4096);
+        self.scratch_bytes = self.panel_offset + ((self.kc + 2) * self.kernel.nr * 4).next_multiple_of(4096);
+    }
+
+    /// Runs the convolution.
+    ///
+    /// # Safety
+    /// As [`conv`](super::conv::conv).
+    pub(crate) unsafe fn run(&self, pool: &Pool, epilogue: &dyn Epilogue) -> Result<(), KernelError> {
+        let [col_blocks, row_blocks, pixel_blocks] = self.blocks;
+        let per_image = row_blocks * pixel_blocks;
+        let per_group = self.conv.batch * self.conv.output[0] * per_image;
+        let tasks = self.conv.groups * col_blocks * per_group;
+        pool.run_scratch(tasks, self.scratch_bytes, |index, worker| {
+            let (columns, place) = (index / per_group, index % per_group);
+            let (plane, place) = (place / per_image, place % per_image);
+            let col0 = columns % col_blocks * self.nc;
+            let (row0, pixel0) = (place / pixel_blocks * self.block[0], place % pixel_blocks * self.block[1]);
+            let task = Task {
+                group: columns / col_blocks,
+                col0,
+                cols: self.nc.min(self.conv.out_channels / self.conv.groups - col0),
+                image: plane / self.conv.output[0],
+                depth: plane % self.conv.output[0],
+                row0,
+                rows: self.block[0].min(self.conv.output[1] - row0),
+                pixel0,
+                pixels: self.block[1].min(self.conv.output[2] - pixel0),
+            };
+            // SAFETY: tasks are disjoint blocks of the output; scratch has the size laid out above.
+            unsafe { self.run_task(&task, worker, epilogue) }
+        })?;
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn run_task(&self, task: &Task, worker: Worker, epilogue: &dyn Epilogue) {
+        let channels = self.conv.in_channels / self.conv.groups;
+        // SAFETY: offsets lie inside the scratch memory; channels inside the group.
+        unsafe {
+            let c: *mut f32 = worker.scratch.add(self.c_offset).cast();
+            c.write_bytes(0, task.rows * task.pixels * self.c_ld);
+            for c0 in (0..channels).step_by(self.kc) {
+                let kc = self.kc.min(channels - c0);
+                for kd in 0..self.conv.kernel[0] {
+                    let Some(view) = self.view(task, worker, kd, c0, kc) else { continue };
+                    for kh in 0..self.conv.kernel[1] {
+                        for kw in 0..self.conv.kernel[2] {
+                            self.run_tap(task, worker, &view, [kd, kh, kw], (c0, kc), c);
+                        }
+                    }
+                }
+            }
+            self.finish(task, c, epilogue);
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn finish(&self, task: &Task, c: *mut f32, epilogue: &dyn Epilogue) {
+        let [depth, height, width] = self.conv.output;
+        let col0 = task.group * (self.conv.out_channels / self.conv.groups) + task.col0;
+        let row = ((task.image * depth + task.depth) * height + task.row0) * width + task.pixel0;
+        // SAFETY: the block lies inside C scratch and the output.
+        unsafe {
+            if task.pixels == width {
+                epilogue.apply(c, self.c_ld, row, col0, task.rows * task.pixels, task.cols);
+                return;
+            }
+            for line in 0..task.rows {
+                let c = c.add(line * task.pixels * self.c_ld);
+                epilogue.apply(c, self.c_ld, row + line * width, col0, task.pixels, task.cols);
+            }
+        }
+    }
+
+    /// The input window of a task for one plane of taps and one chunk of channels; `None` if the plane is padding.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn view(&self, task: &Task, worker: Worker, kd: usize, c0: usize, kc: usize) -> Option<View> {
+        let conv = self.conv;
+        let size = self.dtype.size_bytes() as isize;
+        let plane = (task.depth * conv.stride[0] + kd * conv.dilation[0]) as isize - conv.padding[0];
+        if plane < 0 || plane >= (conv.input[0] * conv.upsample[0]) as isize {
+            return None;
+        }
+        let channel = task.group * (conv.in_channels / conv.groups) + c0;
+        let offset = task.image as isize * conv.strides[0]
+            + plane / conv.upsample[0] as isize * conv.strides[1]
+            + channel as isize;
+        let plane = self.x.wrapping_byte_offset(offset * size);
+        let row = (task.row0 * conv.stride[1]) as isize - conv.padding[1];
+        let pixel = (task.pixel0 * conv.stride[2]) as isize - conv.padding[2];
+        if self.in_place {
+            let origin = plane.wrapping_byte_offset((row * conv.strides[2] + pixel * conv.strides[3]) * size);
+            return Some(View { origin, row_bytes: conv.strides[2] * size, pixel_bytes: conv.strides[3] * size });
+        }
+        let row_bytes = self.window[1] * self.stage_ld;
+        let stage = worker.scratch.wrapping_add(kd * self.window[0] * row_bytes);
+        // SAFETY: the stage holds a window per plane of taps.
+        unsafe { self.fill_stage(task, plane, [row, pixel], kc, stage) };
+        Some(View { origin: stage, row_bytes: row_bytes as isize, pixel_bytes: self.stage_ld as isize })
+    }
+
+    /// Copies the window that starts at `[row, pixel]` (upsampled coordinates), padding as zeros.
+    ///
+    /// # Safety
+    /// `plane` must be an image plane at the chunk's first channel; `stage` must hold the window.
+    unsafe fn fill_stage(&self, task: &Task, plane: *const u8, [row, pixel]: [isize; 2], kc: usize, stage: *mut u8) {
+        let conv = self.conv;
+        let size = self.dtype.size_bytes() as isize;
+        let limits = [1, 2].map(|axis| (conv.input[axis] * conv.upsample[axis]) as isize);
+        let reach = |axis: usize, block: usize| {
+            (block - 1) * conv.stride[axis] + (conv.kernel[axis] - 1) * conv.dilation[axis] + 1
+        };
+        let padded = units(kc, self.kernel.form.dtype()) * 4;
+        let filled = kc * self.kernel.form.element_bytes();
+        for line in 0..reach(1, task.rows) {
+            let at = row + line as isize;
+            for column in 0..reach(2, task.pixels) {
+                let place = pixel + column as isize;
+                // SAFETY: inside the window and, where read, inside the image.
+                unsafe {
+                    let to = stage.add((line * self.window[1] + column) * self.stage_ld);
+                    if at < 0 || at >= limits[0] || place < 0 || place >= limits[1] {
+                        to.write_bytes(0, padded);
+                        continue;
+                    }
+                    let from = at / conv.upsample[1] as isize * conv.strides[2]
+                        + place / conv.upsample[2] as isize * conv.strides[3];
+                    (self.copy)(plane.byte_offset(from * size), to, kc);
+                    to.add(filled).write_bytes(0, padded - filled);
+                }
+            }
+        }
+    }
+
+    /// Adds one tap's products over one chunk of channels.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn run_tap(
+        &self,
+        task: &Task,
+        worker: Worker,
+        view: &View,
+        tap: [usize; 3],
+        (c0, kc): (usize, usize),
+        c: *mut f32,
+    ) {
+        let mut jobs = [TileJob { a: std::ptr::null(), c, rows: 0 }; MAX_TILES];
+        let count = self.tiles(task, view, tap, c, &mut jobs);
+        if count == 0 {
+            return;
+        }
+        let conv = self.conv;
+        let (kernel, dtype) = (self.kernel, self.weight.dtype);
+        let tap = (tap[0] * conv.kernel[1] + tap[1]) * conv.kernel[2] + tap[2];
+        let k0 = tap * (conv.in_channels / conv.groups) + c0;
+        let outs = conv.out_channels / conv.groups;
+        let lda = view.pixel_bytes as usize * conv.stride[2];
+        let terms = units(kc, kernel.form.dtype());
+        let panel_at = |n0: usize| {
+            let row = units(k0, dtype) * width_at(outs, n0, kernel.nr);
+            let offset = (n0 * units(self.weight.terms, dtype) + row) * 4;
+            self.weight.ptr.wrapping_add(task.group * self.weight.group_bytes + offset)
+        };
+        let mut n0 = task.col0;
+        while n0 < task.col0 + task.cols {
+            let width = width_at(outs, n0, kernel.nr);
+            let family = kernel.tiles[usize::from(width == kernel.nr)];
+            // SAFETY: panels have the layout of `pack`; jobs lie inside the view and C scratch.
+            unsafe {
+                let packed = panel_at(n0);
+                let panel = widened(kernel, dtype, packed, kc, width, worker.scratch.add(self.panel_offset));
+                let next = if n0 + width < task.col0 + task.cols { panel_at(n0 + width) } else { packed };
+                let lines = terms / 4 * 64;
+                for (index, job) in jobs[..count].iter().enumerate() {
+                    let ahead =
+                        if index * lines < terms * width * 4 { next.wrapping_add(index * lines) } else { panel };
+                    let c = job.c.add(n0 - task.col0);
+                    family[job.rows - 1](terms, job.a, lda, panel, c, self.c_ld, true, ahead);
+                }
+            }
+            n0 += width;
+        }
+    }
+
+    /// Cuts the pixels of a task that a tap reads inside the window into tiles; returns their number.
+    fn tiles(&self, task: &Task, view: &View, tap: [usize; 3], c: *mut f32, jobs: &mut [TileJob; MAX_TILES]) -> usize {
+        let conv = self.conv;
+        let mut count = 0;
+        let (from, to) = self.inside(2, task.pixel0, task.pixels, tap[2]);
+        if from >= to {
+            return 0;
+        }
+        let (pieces, shift) = ((to - from).div_ceil(self.kernel.mr), tap[2] * conv.dilation[2]);
+        let (lines_from, lines_to) = self.inside(1, task.row0, task.rows, tap[1]);
+        for line in lines_from..lines_to {
+            let row = (line * conv.stride[1] + tap[1] * conv.dilation[1]) as isize * view.row_bytes;
+            for piece in 0..pieces {
+                let first = from + piece * (to - from) / pieces;
+                let rows = from + (piece + 1) * (to - from) / pieces - first;
+                let pixel = (first * conv.stride[2] + shift) as isize * view.pixel_bytes;
+                jobs[count] = TileJob {
+                    a: view.origin.wrapping_byte_offset(row + pixel),
+                    c: c.wrapping_add((line * task.pixels + first) * self.c_ld),
+                    rows,
+                };
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// The range of `0..count` outputs from `first` whose tap reads inside the image (or anywhere in a staged window).
+    fn inside(&self, axis: usize, first: usize, count: usize, tap: usize) -> (usize, usize) {
+        if !self.in_place {
+            return (0, count);
+        }
+        let conv = self.conv;
+        let stride = conv.stride[axis] as isize;
+        let start = (first * conv.stride[axis] + tap * conv.dilation[axis]) as isize - conv.padding[axis];
+        let low = (-start).max(0).div_euclid(stride) + isize::from((-start).max(0) % stride != 0);
+        let room = conv.input[axis] as isize - 1 - start;
+        let high = if room < 0 { 0 } else { room / stride + 1 };
+        let (low, high) = (low.min(count as isize) as usize, high.min(count as isize) as usize);
+        (low, high.max(low))
+    }
+}
