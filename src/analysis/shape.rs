@@ -30,63 +30,34 @@ pub struct Block {
     pub new: std::ops::Range<usize>,
 }
 
-/// Splits a row-major reshape into the smallest independent blocks, from the left; dimensions of size 1 go with the
-/// block before them. `None` if the two shapes cannot be seen to have the same number of elements.
+/// Splits a row-major reshape into the smallest independent blocks, from the left: a boundary is where as many elements
+/// lie on the left of it before and after. Dimensions of size 1 go with the block behind them, the last ones with the
+/// block before. `None` if the two shapes cannot be seen to have the same number of elements.
 pub fn reshape_blocks(old: &[Dim], new: &[Dim]) -> Option<Vec<Block>> {
+    let (old_products, new_products) = (prefix_products(old), prefix_products(new));
+    if old_products.last() != new_products.last() {
+        return None;
+    }
     let mut blocks: Vec<Block> = Vec::new();
-    let (mut i, mut j) = (0, 0);
-    while i < old.len() || j < new.len() {
-        let (start_i, start_j) = (i, j);
-        let (mut a, mut b) = (Dim::constant(1), Dim::constant(1));
-        loop {
-            if (i > start_i || j > start_j) && a == b {
-                break;
-            }
-            // The side that is provably behind takes the next dimension; where that cannot be seen, the other one.
-            if i < old.len() && (behind(&a, &b) || j == new.len()) {
-                a = &a * &old[i];
-                i += 1;
-            } else if j < new.len() {
-                b = &b * &new[j];
-                j += 1;
-            } else {
-                return None;
-            }
-        }
-        blocks.push(Block { old: start_i..i, new: start_j..j });
+    let (mut i0, mut j0) = (0, 0);
+    for i in 1..=old.len() {
+        let Some(j) = (j0 + 1..=new.len()).find(|j| new_products[*j] == old_products[i]) else { continue };
+        blocks.push(Block { old: i0..i, new: j0..j });
+        (i0, j0) = (i, j);
     }
-    Some(merge_units(blocks, old, new))
+    match blocks.last_mut() {
+        Some(last) => (last.old.end, last.new.end) = (old.len(), new.len()),
+        None => blocks.push(Block { old: 0..old.len(), new: 0..new.len() }),
+    }
+    Some(blocks)
 }
 
-/// Whether `a` must grow to become `b`: it divides `b`, or `b` does not divide it.
-fn behind(a: &Dim, b: &Dim) -> bool {
-    match (a.as_constant(), b.as_constant()) {
-        (Some(x), Some(y)) => x <= y,
-        (Some(1), None) => true,
-        _ => b.checked_div(a).is_some_and(|q| is_whole(&q)) || a.checked_div(b).is_none_or(|q| !is_whole(&q)),
+fn prefix_products(shape: &[Dim]) -> Vec<Dim> {
+    let mut products = vec![Dim::constant(1)];
+    for d in shape {
+        products.push(&products[products.len() - 1] * d);
     }
-}
-
-/// Whether a quotient is visibly a product of whole numbers.
-fn is_whole(q: &Dim) -> bool {
-    q.as_constant().is_some() || !q.to_string().contains('/')
-}
-
-/// Blocks with nothing on one side (a size-1 dimension that appears or vanishes) join a neighbour.
-fn merge_units(blocks: Vec<Block>, old: &[Dim], new: &[Dim]) -> Vec<Block> {
-    let mut out: Vec<Block> = Vec::new();
-    for b in blocks {
-        match out.last_mut() {
-            Some(last) if b.old.is_empty() || b.new.is_empty() || last.old.is_empty() || last.new.is_empty() => {
-                last.old.end = b.old.end;
-                last.new.end = b.new.end;
-            }
-            _ => out.push(b),
-        }
-    }
-    debug_assert_eq!(out.last().map_or(0, |b| b.old.end), old.len());
-    debug_assert_eq!(out.last().map_or(0, |b| b.new.end), new.len());
-    out
+    products
 }
 
 #[cfg(test)]
