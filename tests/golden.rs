@@ -13,7 +13,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use oxidiff::ir::{Graph, parse_graph, print_graph};
+use oxidiff::ir::{Graph, parse_graph, print_graph, verify_graph};
 use oxidiff::kernel_ir;
 use oxidiff::passes::{self, PassCtx, Precision};
 
@@ -49,6 +49,10 @@ fn settings(text: &str) -> (Vec<String>, PassCtx) {
 fn run(input: &str, path: &Path) -> String {
     let (names, ctx) = settings(input);
     let mut graph: Graph = parse_graph(input).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let verify = |graph: &Graph, pass: &str| {
+        verify_graph(graph, pass).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    };
+    verify(&graph, "parse");
     for name in &names {
         if name == "form_groups" {
             let groups = passes::form_groups(&graph, &ctx).expect("groups form");
@@ -57,6 +61,7 @@ fn run(input: &str, path: &Path) -> String {
         }
         let pass = passes::find(name).unwrap_or_else(|| panic!("{}: no pass `{name}`", path.display()));
         graph = (pass.run)(&graph, &ctx).unwrap_or_else(|e| panic!("{}: {e}", path.display())).0;
+        verify(&graph, name);
     }
     print_graph(&graph)
 }

@@ -3,6 +3,8 @@
 //! Invariant: nothing here changes a graph.
 
 pub mod compute_class;
+pub mod layout;
 pub mod shape;
 
 pub use compute_class::{ComputeClass, group_class, node_class};
+pub use layout::Layout;

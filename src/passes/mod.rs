@@ -10,12 +10,13 @@ pub mod canonicalize;
 pub mod eliminate_common_subexpressions;
 pub mod eliminate_dead_code;
 pub mod form_groups;
+pub mod propagate_layout;
 
 use std::time::{Duration, Instant};
 
 use crate::config::config;
 use crate::error::Result;
-use crate::ir::{Changed, Graph};
+use crate::ir::{Changed, Graph, verify_graph};
 
 pub use form_groups::form_groups;
 
@@ -51,6 +52,10 @@ pub const PIPELINE: &[(Pass, &str)] = &[
     (canonicalize::PASS, "the recognisers below match one form of each pattern"),
     (eliminate_common_subexpressions::PASS, "recognisers compare values by identity"),
     (eliminate_dead_code::PASS, "single-user tests must not count dead users"),
+    (propagate_layout::PASS, "patterns are recognised in the order of dimensions in which models are written"),
+    (canonicalize::PASS, "what stood on both sides of a permute meets"),
+    (eliminate_common_subexpressions::PASS, "a value permuted for several users is permuted once"),
+    (eliminate_dead_code::PASS, "groups look at users"),
 ];
 
 /// The pass of that name.
@@ -88,5 +93,8 @@ fn run_pass(
     let start = Instant::now();
     let (new, changed) = (pass.run)(&graph, ctx)?;
     on_pass(pass.name, &new, changed, start.elapsed());
+    if config().verify {
+        verify_graph(&new, pass.name)?;
+    }
     Ok(new)
 }
