@@ -40,8 +40,8 @@ pub fn reshape_blocks(old: &[Dim], new: &[Dim]) -> Option<Vec<Block>> {
     }
     let mut blocks: Vec<Block> = Vec::new();
     let (mut i0, mut j0) = (0, 0);
-    for i in 1..=old.len() {
-        let Some(j) = (j0 + 1..=new.len()).find(|j| new_products[*j] == old_products[i]) else { continue };
+    for (i, product) in old_products.iter().enumerate().skip(1) {
+        let Some(j) = (j0 + 1..=new.len()).find(|j| new_products[*j] == *product) else { continue };
         blocks.push(Block { old: i0..i, new: j0..j });
         (i0, j0) = (i, j);
     }

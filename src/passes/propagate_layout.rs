@@ -124,10 +124,10 @@ impl Walk<'_> {
         if ty.shape.iter().all(|d| d.is(1)) && ty.rank() <= rank {
             return x;
         }
-        let mut shape = vec![Dim::constant(1); rank - ty.rank()];
+        let missing = rank - ty.rank();
+        let mut shape = vec![Dim::constant(1); missing];
         shape.extend(ty.shape);
-        let wide =
-            if shape.len() == ty_rank(&self.edit, x) { x } else { self.edit.emit(Op::Reshape, &[x], ty.dtype, shape) };
+        let wide = if missing == 0 { x } else { self.edit.emit(Op::Reshape, &[x], ty.dtype, shape) };
         self.permute(wide, layout.inverse().dims())
     }
 
@@ -159,7 +159,9 @@ impl Walk<'_> {
         };
         let layout = Layout::channels_last(node.ty.rank());
         let mut operands = vec![self.aligned(node.inputs[0], node.ty.rank(), &layout)];
-        operands.extend(node.inputs[1..].iter().map(|i| *i).collect::<Vec<_>>().into_iter().map(|i| self.logical(i)));
+        for &w in &node.inputs[1..] {
+            operands.push(self.logical(w));
+        }
         let op = Op::Convolution { stride, padding, dilation, groups, channels_last: true };
         let value = self.edit.emit(op, &operands, node.ty.dtype, layout.to_physical(&node.ty.shape));
         Held { value, layout }
@@ -243,10 +245,6 @@ impl Walk<'_> {
         let value = self.edit.emit(op, &operands, node.ty.dtype, layout.to_physical(&node.ty.shape));
         Some(Held { value, layout })
     }
-}
-
-fn ty_rank(edit: &Editor<'_>, v: ValueId) -> usize {
-    edit.graph().ty(v).rank()
 }
 
 /// The op over physical dimensions, if it can be done there.
