@@ -144,6 +144,7 @@ class CapturedGraph:
         moduli: Per symbol, the modulus whose residue decides the class.
         classes: The validity classes that were checked.
         box: Per symbol, the smallest and the largest size that was checked.
+        points: The values of the free sizes at which it was traced and found right.
         traces: How many traces were taken for it.
         fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
         template: The trace at the first call, for comparing.
@@ -163,6 +164,7 @@ class CapturedGraph:
     forms: list[Literal]
     classes: set[tuple[Any, ...]] = field(default_factory=set)
     box: dict[str, tuple[Number, Number]] = field(default_factory=dict)
+    points: list[dict[str, Number]] = field(default_factory=list)
     traces: int = 0
     fixed: tuple[str, ...] = ()
 
@@ -187,6 +189,8 @@ class CapturedGraph:
     def accept(self, point: Mapping[str, Any]) -> None:
         """Notes that the graph was checked at ``point``."""
         self.classes.add(self.class_of(point))
+        if point not in self.points:
+            self.points.append(dict(point))
         for symbol in self.plan.symbols:
             if symbol.role not in ("int", "float"):
                 value = point[symbol.name]

@@ -1,0 +1,452 @@
+"""From a captured graph of ATen ops to the compiler's graph.
+
+:class:`Lowering` walks the nodes and looks each op up in the table of :mod:`~oxidiff.capture.aten`; a *row* there is a
+function from the op's arguments to :class:`T` handles, written with the methods of this class. Result types come from
+the trace, so rows rarely compute shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import UnsupportedError
+from .dim import Dim, Size, dim_of, dim_or_int
+from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref
+from .signature import Number
+from .weights import WeightSlot
+
+if TYPE_CHECKING:
+    from .._native import GraphBuilder
+
+__all__ = ["DTYPES", "ArgumentSource", "LoweredGraph", "Lowering", "T", "lower"]
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.bool: "bool",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+"""The element types of the compiler's graph."""
+
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class T:
+    """A value of the graph under construction."""
+
+    id: int
+    dtype: torch.dtype
+    shape: Shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSource:
+    """What to pass as one argument of the program: ``call.tensors[index]``, or ``call.numbers[index]``."""
+
+    is_number: bool
+    index: int
+    label: str
+
+
+@dataclass(slots=True)
+class LoweredGraph:
+    """A graph for the compiler, and how to call what it is compiled to.
+
+    Attributes:
+        builder: The graph.
+        symbols: The run-time sizes by name, in the order in which ``Executable.run`` takes them.
+        arguments: Where each argument comes from.
+        weights: The tensor of each weight slot.
+        outputs: How the results are put together; tensors come in the order of its leaves.
+    """
+
+    builder: GraphBuilder
+    symbols: list[str]
+    arguments: list[ArgumentSource]
+    weights: list[WeightSlot]
+    outputs: OutputSpec
+
+    def sizes(self, point: Mapping[str, Number]) -> list[int]:
+        """The run-time sizes at a point that the captured graph accepts."""
+        return [int(point[name]) for name in self.symbols]
+
+
+def lower(graph: CapturedGraph, builder: GraphBuilder) -> LoweredGraph:
+    """Lowers ``graph`` into ``builder``, which must be empty.
+
+    Raises:
+        UnsupportedError: If the graph has an op, or an argument of one, that is not supported; it names the submodule.
+    """
+    return Lowering(graph, builder).run()
+
+
+class Lowering:
+    """One graph being lowered. The methods are the vocabulary of the rows."""
+
+    def __init__(self, graph: CapturedGraph, builder: GraphBuilder) -> None:
+        self.graph = graph
+        self.builder = builder
+        self.node: Node = graph.nodes[0] if graph.nodes else Node("input", (), {}, (), "")
+        self.lowered: dict[int, T] = {}
+        self.texts: dict[str, str] = {}
+        self.symbol_names: list[str] = []
+        self.numbers: dict[str, T] = {}
+        self.arguments: list[ArgumentSource] = []
+        self.weights: list[WeightSlot] = []
+        self.sizes: dict[Dim, str] = {}
+        self.last_path: str | None = None
+        self.scalars: dict[tuple[float, torch.dtype], T] = {}
+
+    def run(self) -> LoweredGraph:
+        from .aten import ROWS
+
+        self.declare_symbols()
+        for node in self.graph.nodes:
+            if node.op == "input":
+                self.declare_input(node)
+        self.declare_numbers()
+        for node in self.graph.nodes:
+            self.node = node
+            if node.path != self.last_path:
+                self.builder.path(node.path)
+                self.last_path = node.path
+            if isinstance(node.op, str):
+                self.lower_source(node)
+                continue
+            row = ROWS.get(node.op)
+            if row is None:
+                raise self.unsupported("the op is not supported")
+            results = row(self, *self.bind(node))
+            if isinstance(results, T):
+                results = (results,)
+            for value, result in zip(node.outputs, results, strict=True):
+                declared = self.graph.values[value]
+                if result.dtype is not declared.dtype:
+                    result = self.convert(result, declared.dtype)
+                self.lowered[value] = result
+        for leaf in self.graph.outputs.leaves:
+            if leaf.value is not None:
+                self.builder.output(self.lowered[leaf.value].id)
+        return LoweredGraph(self.builder, self.symbol_names, self.arguments, self.weights, self.graph.outputs)
+
+    def unsupported(self, why: str) -> UnsupportedError:
+        """The exception for the node being lowered."""
+        where = f" in {self.node.path}" if self.node.path else ""
+        shapes = ", ".join(
+            f"{str(self.graph.values[a.value].dtype).removeprefix('torch.')}{list(self.graph.values[a.value].shape)}"
+            for a in self.node.args
+            if isinstance(a, Ref)
+        )
+        return UnsupportedError(
+            f"{self.node.op}{where}: {why} (operands: {shapes or 'none'})", module=self.node.path, op=str(self.node.op)
+        )
+
+    # -- sources -------------------------------------------------------------------------------------------------------
+
+    def declare_symbols(self) -> None:
+        in_shapes: set[str] = set()
+        for value in self.graph.values:
+            for size in value.shape:
+                if isinstance(size, Dim):
+                    in_shapes |= size.symbols()
+        for symbol in self.graph.plan.symbols:
+            if symbol.role in ("int", "float") and symbol.name not in in_shapes:
+                continue
+            samples = [int(point[symbol.name]) for point in self.graph.points]
+            self.texts[symbol.name] = self.builder.symbol(symbol.name, samples)
+            self.symbol_names.append(symbol.name)
+
+    def declare_input(self, node: Node) -> None:
+        index = len(self.arguments)
+        value = self.graph.values[node.outputs[0]]
+        label = self.graph.inputs[index].label
+        self.node = node
+        result = self.builder.input(label, self.dtype_name(value.dtype), self.shape_text(value.shape))
+        self.lowered[node.outputs[0]] = T(result, value.dtype, value.shape)
+        self.arguments.append(ArgumentSource(False, index, label))
+
+    def declare_numbers(self) -> None:
+        used: set[str] = set()
+        for form in set(f for f in self.graph.forms if isinstance(f, Dim)):
+            used |= form.symbols()
+        base = sum(len(self.graph.values[i.value].shape) for i in self.graph.inputs)
+        for symbol in self.graph.plan.symbols:
+            if symbol.role in ("int", "float") and symbol.name in used and symbol.name not in self.texts:
+                dtype = torch.int64 if symbol.role == "int" else torch.float64
+                self.numbers[symbol.name] = T(self.builder.input(symbol.label, DTYPES[dtype], []), dtype, ())
+                self.arguments.append(ArgumentSource(True, symbol.position - base, symbol.label))
+
+    def lower_source(self, node: Node) -> None:
+        if node.op == "input":
+            return
+        (value,) = node.outputs
+        meta = self.graph.values[value]
+        shape = tuple(self.static(size, "a weight's size") for size in meta.shape)
+        if node.op == "weight":
+            slot = self.graph.weights[node.args[0]]
+            result = self.builder.parameter(slot.name, self.dtype_name(meta.dtype), shape)
+            self.weights.append(slot)
+            self.lowered[value] = T(result, meta.dtype, shape)
+        elif node.op == "extern":
+            tensor = self.graph.externs[node.args[0]]
+            slot = WeightSlot(f"captured{node.args[0]}", "captured", tensor=tensor)
+            self.lowered[value] = T(self.builder.parameter(slot.name, self.dtype_name(meta.dtype), shape), meta.dtype, shape)
+            self.weights.append(slot)
+        else:
+            self.lowered[value] = self.lower_constant(node.args, meta.dtype, shape)
+
+    def lower_constant(self, elements: Sequence[Literal], dtype: torch.dtype, shape: tuple[int, ...]) -> T:
+        if not any(isinstance(e, Dim) for e in elements):
+            return self.constant([e for e in elements if not isinstance(e, Dim)], dtype, shape)
+        parts = [self.reshape(self.convert(self.scalar(e, dtype), dtype), (1,)) for e in elements]
+        return self.reshape(self.cat(parts, 0) if len(parts) > 1 else parts[0], shape)
+
+    def constant(self, elements: Sequence[float], dtype: torch.dtype, shape: Sequence[int]) -> T:
+        """Data that is the same at every size."""
+        if len(elements) == 1 and math.isfinite(elements[0]):
+            return self.full(elements[0], dtype, tuple(shape))
+        data = torch.tensor(list(elements), dtype=dtype).contiguous().view(torch.uint8).numpy().tobytes()
+        return T(self.builder.constant(self.dtype_name(dtype), list(shape), data), dtype, tuple(shape))
+
+    # -- arguments -----------------------------------------------------------------------------------------------------
+
+    def bind(self, node: Node) -> list[Any]:
+        """The arguments in the order of the schema, references resolved, defaults filled in."""
+        names = _schema(node.op)
+        out = [self.resolve(a) for a in node.args]
+        for name, default in names[len(out) :]:
+            out.append(self.resolve(node.kwargs[name]) if name in node.kwargs else default)
+        return out
+
+    def resolve(self, argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return self.lowered[argument.value]
+        if isinstance(argument, tuple):
+            return tuple(self.resolve(a) for a in argument)
+        return argument
+
+    def result(self, index: int = 0) -> tuple[torch.dtype, Shape]:
+        """Dtype and shape that the trace saw as result ``index`` of the node being lowered."""
+        value = self.graph.values[self.node.outputs[index]]
+        return value.dtype, value.shape
+
+    def static(self, size: Any, what: str) -> int:
+        """``size`` as a plain int; it must not depend on the call."""
+        if isinstance(size, Dim):
+            raise self.unsupported(f"{what} depends on the input's size: {size}")
+        return int(size)
+
+    def sign(self, size: Size) -> int:
+        """-1, 0 or 1: the same at every point that was traced."""
+        if not isinstance(size, Dim):
+            return (size > 0) - (size < 0)
+        signs = set()
+        for point in self.graph.points:
+            value = size.exact({name: Fraction(point[name]) for name in size.symbols()})
+            signs.add((value > 0) - (value < 0))
+        if len(signs) > 1:
+            raise self.unsupported(f"{size} changes its sign with the input's size")
+        return signs.pop()
+
+    def dtype_name(self, dtype: torch.dtype) -> str:
+        name = DTYPES.get(dtype)
+        if name is None:
+            raise self.unsupported(f"values of type {dtype}")
+        return name
+
+    def shape_text(self, shape: Sequence[Size]) -> list[int | str]:
+        return [self.size_text(size) if isinstance(size, Dim) else size for size in shape]
+
+    def size_text(self, size: Dim) -> str:
+        text = self.sizes.get(size)
+        if text is None:
+            text = self.sizes[size] = self._size_text(size)
+        return text
+
+    def _size_text(self, size: Dim) -> str:
+        out = ""
+        for monomial, coefficient in size.terms:
+            sign = "-" if coefficient < 0 else "+" if out else ""
+            factors = [self.texts[name] for name, power in monomial for _ in range(power)]
+            if abs(coefficient.numerator) != 1 or not factors:
+                factors.insert(0, str(abs(coefficient.numerator)))
+            out += sign + "*".join(factors)
+            if coefficient.denominator != 1:
+                out += f"/{coefficient.denominator}"
+        return out or "0"
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def emit(self, op: str, inputs: Sequence[T], dtype: torch.dtype, shape: Sequence[Size], **attributes: Any) -> T:
+        """Appends a node; attributes are numbers, flags, :class:`Dim` or lists of these."""
+        attrs = {name: self._attribute(value) for name, value in attributes.items()} if attributes else None
+        shape = tuple(map(dim_or_int, shape))
+        result = self.builder.node(op, [t.id for t in inputs], self.dtype_name(dtype), self.shape_text(shape), attrs)
+        return T(result, dtype, shape)
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, Dim):
+            constant = value.as_int()
+            return self.size_text(value) if constant is None else constant
+        if isinstance(value, (list, tuple)):
+            return [self._attribute(item) for item in value]
+        return value
+
+    def full(self, value: float, dtype: torch.dtype, shape: Sequence[Size] = ()) -> T:
+        """Every element is ``value``."""
+        if shape:
+            return self.emit("full", (), dtype, shape, value=float(value))
+        key = (float(value), dtype)
+        if key not in self.scalars or math.copysign(1.0, value) < 0:
+            self.scalars[key] = self.emit("full", (), dtype, (), value=float(value))
+        return self.scalars[key]
+
+    def scalar(self, value: Any, like: torch.dtype) -> T:
+        """A number as a 0-d value for arithmetic with values of type ``like``: not rounded to a 16-bit type."""
+        if isinstance(value, T):
+            return value
+        if isinstance(value, Dim):
+            return self.number(value)
+        if isinstance(value, bool):
+            return self.full(value, torch.bool)
+        if like.is_floating_point:
+            return self.full(value, opmath(like))
+        return self.full(value, torch.int64 if isinstance(value, int) else torch.float32)
+
+    def number(self, form: Dim) -> T:
+        """A number that depends on the call's sizes or numbers."""
+        if form.symbols() <= self.texts.keys():
+            scale = math.lcm(*(c.denominator for _, c in form.terms))
+            size = self.emit("size_of", (), torch.int64, (), size=form * scale)
+            return size if scale == 1 else self.binary("div", size, self.full(scale, torch.float64), torch.float64)
+        real = any(c.denominator != 1 for _, c in form.terms)
+        real = real or any(self.numbers[n].dtype is torch.float64 for n in form.symbols() if n in self.numbers)
+        dtype = torch.float64 if real else torch.int64
+        total: T | None = None
+        for monomial, coefficient in form.terms:
+            term: T | None = None
+            for name, power in monomial:
+                symbol = self.numbers[name] if name in self.numbers else self.number(Dim.symbol(name))
+                for _ in range(power):
+                    term = symbol if term is None else self.binary("mul", term, symbol, dtype)
+            if term is None:
+                term = self.full(float(coefficient), dtype)
+            elif coefficient != 1:
+                term = self.binary("mul", term, self.full(float(coefficient), dtype), dtype)
+            total = term if total is None else self.binary("add", total, term, dtype)
+        return total if total is not None else self.full(0, dtype)
+
+    def unary(self, op: str, x: T, dtype: torch.dtype | None = None) -> T:
+        """A pointwise op of one operand."""
+        return self.emit(op, (x,), dtype or x.dtype, x.shape)
+
+    def binary(self, op: str, x: T, y: T, dtype: torch.dtype) -> T:
+        """A pointwise op of two operands, broadcast."""
+        return self.emit(op, (x, y), dtype, self.broadcast(x.shape, y.shape))
+
+    def broadcast(self, *shapes: Sequence[Size]) -> Shape:
+        """The shape that operands of these shapes are stretched to."""
+        rank = max(map(len, shapes))
+        out: list[Size] = [1] * rank
+        for shape in shapes:
+            for i, size in enumerate(shape, rank - len(shape)):
+                if out[i] == 1:
+                    out[i] = size
+        return tuple(out)
+
+    def where(self, condition: T, x: T, y: T, dtype: torch.dtype) -> T:
+        """``x`` where ``condition`` holds, else ``y``."""
+        return self.emit("where", (condition, x, y), dtype, self.broadcast(condition.shape, x.shape, y.shape))
+
+    def convert(self, x: T, dtype: torch.dtype) -> T:
+        """``x`` in another element type."""
+        return x if x.dtype is dtype else self.emit("convert", (x,), dtype, x.shape)
+
+    def reshape(self, x: T, shape: Sequence[Size]) -> T:
+        """The same elements in another shape."""
+        shape = tuple(map(dim_or_int, shape))
+        return x if x.shape == shape else self.emit("reshape", (x,), x.dtype, shape)
+
+    def permute(self, x: T, dims: Sequence[int]) -> T:
+        """Dimensions in another order."""
+        dims = [d % x.rank for d in dims]
+        if dims == list(range(x.rank)):
+            return x
+        return self.emit("permute", (x,), x.dtype, [x.shape[d] for d in dims], dims=dims)
+
+    def transpose(self, x: T, a: int, b: int) -> T:
+        """Two dimensions swapped."""
+        dims = list(range(x.rank))
+        if dims:
+            dims[a], dims[b] = dims[b], dims[a]
+        return self.permute(x, dims)
+
+    def expand(self, x: T, shape: Sequence[Size]) -> T:
+        """Stretched to ``shape``."""
+        shape = tuple(map(dim_or_int, shape))
+        return x if x.shape == shape else self.emit("expand", (x,), x.dtype, shape)
+
+    def slice(self, x: T, dim: int, start: Size, length: Size, step: int = 1) -> T:
+        """``length`` elements from ``start``, ``step`` apart."""
+        length = dim_or_int(length)
+        if length == x.shape[dim] and step == 1:
+            return x
+        shape = [*x.shape[:dim], length, *x.shape[dim + 1 :]]
+        return self.emit("slice", (x,), x.dtype, shape, dim=dim, start=dim_of(start), step=step)
+
+    def cat(self, parts: Sequence[T], dim: int) -> T:
+        """Parts one after the other along ``dim``."""
+        if len(parts) == 1:
+            return parts[0]
+        total: Size = 0
+        for part in parts:
+            total = dim_of(part.shape[dim]) + total
+        shape = [*parts[0].shape[:dim], total, *parts[0].shape[dim + 1 :]]
+        return self.emit("cat", parts, parts[0].dtype, shape, dim=dim)
+
+    def arange(self, length: Size, dtype: torch.dtype, start: Size = 0, step: Size = 1) -> T:
+        """``start``, ``start + step``, ..."""
+        return self.emit("arange", (), dtype, [length], start=dim_of(start), step=dim_of(step))
+
+    def reduce(self, op: str, x: T, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> T:
+        """A reduction over ``dims``."""
+        dims = sorted({d % x.rank for d in dims}) if x.rank else []
+        shape = [1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims]
+        return self.emit(op, (x,), dtype, shape, dims=dims, keepdim=keepdim)
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The type arithmetic is done in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
+
+
+_schemas: dict[Any, list[tuple[str, Any]]] = {}
+
+
+def _schema(op: Any) -> list[tuple[str, Any]]:
+    known = _schemas.get(op)
+    if known is None:
+        known = _schemas[op] = [
+            (a.name, a.default_value if a.has_default_value() else None) for a in op._schema.arguments
+        ]
+    return known
+
+
+Row = Callable[..., Any]

@@ -1,0 +1,1 @@
+"""Rows of the op table, a module per family of ops."""

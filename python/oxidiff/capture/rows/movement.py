@@ -1,0 +1,356 @@
+"""Ops that move elements: views, concatenation, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dim import Dim, Size, dim_of, dim_or_int
+from ..lowering import Lowering, T
+from .registry import row
+
+
+@row(
+    "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default",
+    "squeeze.default", "squeeze.dim", "squeeze.dims", "view_as.default", "reshape_as.default", "ravel.default",
+    "_reshape_alias.default", "atleast_1d.default", "atleast_2d.default", "atleast_3d.default",
+)  # fmt: skip
+def reshape(cx: Lowering, x: T, *_: Any) -> T:
+    return cx.reshape(x, cx.result()[1])
+
+
+@row("alias.default", "detach.default", "contiguous.default", "clone.default", "lift_fresh.default", "view.dtype")
+def same(cx: Lowering, x: T, *_: Any) -> T:
+    if cx.result()[0] is not x.dtype:
+        raise cx.unsupported("bits are read as another type")
+    return x
+
+
+@row("transpose.int", "swapaxes.default", "swapdims.default")
+def transpose(cx: Lowering, x: T, a: int, b: int) -> T:
+    return cx.transpose(x, a, b)
+
+
+@row("t.default", "numpy_T.default", "mT.default", "matrix_H.default", "adjoint.default")
+def t(cx: Lowering, x: T) -> T:
+    return cx.transpose(x, -2, -1) if x.rank >= 2 else x
+
+
+@row("permute.default")
+def permute(cx: Lowering, x: T, dims: Sequence[int]) -> T:
+    return cx.permute(x, dims)
+
+
+@row("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
+def movedim(cx: Lowering, x: T, source: Any, destination: Any) -> T:
+    sources = [d % x.rank for d in ([source] if isinstance(source, int) else source)]
+    targets = [d % x.rank for d in ([destination] if isinstance(destination, int) else destination)]
+    order: list[int | None] = [None] * x.rank
+    for s, d in zip(sources, targets, strict=True):
+        order[d] = s
+    rest = iter(d for d in range(x.rank) if d not in sources)
+    return cx.permute(x, [next(rest) if d is None else d for d in order])
+
+
+@row("expand.default", "broadcast_to.default", "expand_as.default")
+def expand(cx: Lowering, x: T, *_: Any) -> T:
+    return cx.expand(x, cx.result()[1])
+
+
+@row("broadcast_tensors.default")
+def broadcast_tensors(cx: Lowering, tensors: Sequence[T]) -> list[T]:
+    return [cx.expand(x, cx.result(i)[1]) for i, x in enumerate(tensors)]
+
+
+@row("meshgrid.default", "meshgrid.indexing")
+def meshgrid(cx: Lowering, tensors: Sequence[T], indexing: str = "ij") -> list[T]:
+    rank = len(tensors)
+    out = []
+    for i, x in enumerate(tensors):
+        axis = 1 - i if indexing == "xy" and i < 2 <= rank else i
+        line = cx.reshape(x, [x.shape[0] if x.rank and d == axis else 1 for d in range(rank)])
+        out.append(cx.expand(line, cx.result(i)[1]))
+    return out
+
+
+def _from_end(cx: Lowering, index: Size, size: Size) -> Size:
+    return dim_or_int(dim_of(index) + size) if cx.sign(index) < 0 else index
+
+
+@row("slice.Tensor")
+def slice_tensor(cx: Lowering, x: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> T:
+    dim %= x.rank
+    length = cx.result()[1][dim]
+    return cx.slice(x, dim, _slice_start(cx, x.shape[dim], start), length, step)
+
+
+def _slice_start(cx: Lowering, size: Size, start: Any) -> Size:
+    """Where a slice really starts: from the end if negative, not before the first and not after the last element."""
+    if start is None:
+        return 0
+    first = _from_end(cx, start, size)
+    if cx.sign(first) < 0:
+        return 0
+    if first != 0 and cx.sign(dim_or_int(dim_of(size) - first)) < 0:
+        return size
+    return first
+
+
+@row("narrow.default")
+def narrow(cx: Lowering, x: T, dim: int, start: Any, length: Any) -> T:
+    dim %= x.rank
+    return cx.slice(x, dim, _from_end(cx, start, x.shape[dim]), length)
+
+
+@row("select.int")
+def select(cx: Lowering, x: T, dim: int, index: Any) -> T:
+    dim %= x.rank
+    one = cx.slice(x, dim, _from_end(cx, index, x.shape[dim]), 1)
+    return cx.reshape(one, [s for i, s in enumerate(x.shape) if i != dim])
+
+
+@row("unbind.int")
+def unbind(cx: Lowering, x: T, dim: int = 0) -> list[T]:
+    dim %= x.rank
+    shape = [s for i, s in enumerate(x.shape) if i != dim]
+    return [cx.reshape(cx.slice(x, dim, i, 1), shape) for i in range(len(cx.node.outputs))]
+
+
+@row("chunk.default", "unsafe_chunk.default", "split.Tensor", "split.sizes", "split_with_sizes.default",
+     "unsafe_split.Tensor", "unsafe_split_with_sizes.default", "tensor_split.sections", "tensor_split.indices")  # fmt: skip
+def split(cx: Lowering, x: T, _: Any, dim: int = 0) -> list[T]:
+    dim %= x.rank
+    parts = []
+    start: Size = 0
+    for i in range(len(cx.node.outputs)):
+        length = cx.result(i)[1][dim]
+        parts.append(cx.slice(x, dim, start, length))
+        start = dim_or_int(dim_of(start) + length)
+    return parts
+
+
+@row("cat.default", "concat.default", "concatenate.default")
+def cat(cx: Lowering, tensors: Sequence[T], dim: int = 0) -> T:
+    dtype, shape = cx.result()
+    # ATen takes an empty 1-D tensor beside tensors of any rank.
+    parts = [cx.convert(x, dtype) for x in tensors if not (x.shape == (0,) and len(shape) != 1)]
+    return cx.cat(parts, dim % len(shape)) if parts else cx.full(0, dtype, shape)
+
+
+@row("stack.default")
+def stack(cx: Lowering, tensors: Sequence[T], dim: int = 0) -> T:
+    dtype, shape = cx.result()
+    dim %= len(shape)
+    one = (*shape[:dim], 1, *shape[dim + 1 :])
+    return cx.cat([cx.reshape(cx.convert(x, dtype), one) for x in tensors], dim)
+
+
+@row("hstack.default")
+def hstack(cx: Lowering, tensors: Sequence[T]) -> T:
+    return cat(cx, tensors, 0 if tensors[0].rank <= 1 else 1)
+
+
+@row("vstack.default")
+def vstack(cx: Lowering, tensors: Sequence[T]) -> T:
+    return cat(cx, [cx.reshape(x, (1, *x.shape)) if x.rank == 1 else x for x in tensors], 0)
+
+
+@row("repeat.default", "tile.default")
+def repeat(cx: Lowering, x: T, repeats: Sequence[Any]) -> T:
+    _, shape = cx.result()
+    rank = len(shape)
+    counts = [1] * (rank - len(repeats)) + list(repeats)
+    sizes: list[Size] = [1] * (rank - x.rank) + list(x.shape)
+    # Each dimension as (count, size), the count stretched.
+    ones: list[Size] = []
+    wide: list[Size] = []
+    for count, size in zip(counts, sizes, strict=True):
+        ones += [size] if count == 1 else [1, size]
+        wide += [size] if count == 1 else [count, size]
+    return cx.reshape(cx.expand(cx.reshape(x, ones), wide), shape)
+
+
+@row("repeat_interleave.self_int")
+def repeat_interleave(cx: Lowering, x: T, repeats: Any, dim: int | None = None, output_size: Any = None) -> T:
+    _, shape = cx.result()
+    if dim is None:
+        total: Dim = dim_of(1)
+        for size in x.shape:
+            total = total * size
+        x = cx.reshape(x, (total,))
+        dim = 0
+    dim %= x.rank
+    before, after = x.shape[: dim + 1], x.shape[dim + 1 :]
+    return cx.reshape(cx.expand(cx.reshape(x, (*before, 1, *after)), (*before, repeats, *after)), shape)
+
+
+@row("flip.default", "fliplr.default", "flipud.default")
+def flip(cx: Lowering, x: T, dims: Sequence[int] | None = None) -> T:
+    if dims is None:
+        dims = [1] if "fliplr" in str(cx.node.op) else [0]
+    return cx.emit("flip", (x,), x.dtype, x.shape, dims=[d % x.rank for d in dims]) if dims else x
+
+
+@row("roll.default")
+def roll(cx: Lowering, x: T, shifts: Sequence[Any], dims: Sequence[int] = ()) -> T:
+    shape = x.shape
+    if not dims:
+        total: Dim = dim_of(1)
+        for size in shape:
+            total = total * size
+        x, dims = cx.reshape(x, (total,)), [0]
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim %= x.rank
+        size = x.shape[dim]
+        if isinstance(shift, int) and isinstance(size, int):
+            shift %= max(size, 1)
+        else:
+            shift = _from_end(cx, shift, size)
+        if shift != 0:
+            rest = dim_or_int(dim_of(size) - shift)
+            x = cx.cat([cx.slice(x, dim, rest, shift), cx.slice(x, dim, 0, rest)], dim)
+    return cx.reshape(x, shape)
+
+
+@row("pixel_shuffle.default")
+def pixel_shuffle(cx: Lowering, x: T, factor: int) -> T:
+    _, shape = cx.result()
+    *batch, _, height, width = x.shape
+    n = len(batch)
+    split_shape = (*batch, shape[n], factor, factor, height, width)
+    order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    return cx.reshape(cx.permute(cx.reshape(x, split_shape), order), shape)
+
+
+@row("pixel_unshuffle.default")
+def pixel_unshuffle(cx: Lowering, x: T, factor: int) -> T:
+    _, shape = cx.result()
+    *batch, channels, _, _ = x.shape
+    n = len(batch)
+    split_shape = (*batch, channels, shape[n + 1], factor, shape[n + 2], factor)
+    order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
+    return cx.reshape(cx.permute(cx.reshape(x, split_shape), order), shape)
+
+
+@row("channel_shuffle.default", "native_channel_shuffle.default")
+def channel_shuffle(cx: Lowering, x: T, groups: int) -> T:
+    batch, channels, *rest = x.shape
+    grouped = cx.reshape(x, (batch, groups, cx.static(channels, "the number of channels") // groups, *rest))
+    return cx.reshape(cx.transpose(grouped, 1, 2), x.shape)
+
+
+# -- padding ---------------------------------------------------------------------------------------------------------------
+
+
+@row("constant_pad_nd.default")
+def constant_pad(cx: Lowering, x: T, pad: Sequence[Any], value: Any = 0) -> T:
+    return _pad(cx, x, pad, "constant", value)
+
+
+@row("pad.default")
+def pad_default(cx: Lowering, x: T, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> T:
+    return _pad(cx, x, pad, mode, 0 if value is None else value)
+
+
+@row("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
+def reflection_pad(cx: Lowering, x: T, pad: Sequence[Any]) -> T:
+    return _pad(cx, x, pad, "reflect", 0)
+
+
+@row("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
+def replication_pad(cx: Lowering, x: T, pad: Sequence[Any]) -> T:
+    return _pad(cx, x, pad, "replicate", 0)
+
+
+def _pad(cx: Lowering, x: T, pad: Sequence[Any], mode: str, value: Any) -> T:
+    """``pad`` lists (before, after) from the last dimension to the first; negative ones cut off."""
+    if isinstance(value, Dim):
+        raise cx.unsupported("the padding value depends on the call")
+    before: list[Size] = [0] * x.rank
+    after: list[Size] = [0] * x.rank
+    for i in range(len(pad) // 2):
+        before[x.rank - 1 - i], after[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    for dim in range(x.rank):
+        cut_before = dim_of(before[dim]) * -1 if cx.sign(before[dim]) < 0 else dim_of(0)
+        cut_after = dim_of(after[dim]) * -1 if cx.sign(after[dim]) < 0 else dim_of(0)
+        if cut_before != 0 or cut_after != 0:
+            length = dim_or_int(dim_of(x.shape[dim]) - cut_before - cut_after)
+            x = cx.slice(x, dim, dim_or_int(cut_before), length)
+            before[dim] = 0 if cut_before != 0 else before[dim]
+            after[dim] = 0 if cut_after != 0 else after[dim]
+    if mode == "constant":
+        if all(p == 0 for p in (*before, *after)):
+            return x
+        shape = [dim_of(s) + b + a for s, b, a in zip(x.shape, before, after, strict=True)]
+        return cx.emit("pad", (x,), x.dtype, shape, before=[dim_of(b) for b in before], value=float(value))
+    for dim in range(x.rank):
+        if before[dim] != 0 or after[dim] != 0:
+            x = _pad_from_itself(cx, x, dim, before[dim], after[dim], mode)
+    return x
+
+
+def _pad_from_itself(cx: Lowering, x: T, dim: int, before: Size, after: Size, mode: str) -> T:
+    size = dim_of(x.shape[dim])
+
+    def stretched(start: Size, length: Size) -> T:
+        edge = cx.slice(x, dim, start, 1)
+        return cx.expand(edge, (*x.shape[:dim], length, *x.shape[dim + 1 :]))
+
+    def reversed_part(start: Size, length: Size) -> T:
+        part = cx.slice(x, dim, start, length)
+        return cx.emit("flip", (part,), part.dtype, part.shape, dims=[dim])
+
+    parts = [x]
+    if mode == "replicate":
+        first, last = (0, before), (dim_or_int(size - 1), after)
+        make: Any = stretched
+    elif mode == "reflect":
+        first, last = (1, before), (dim_or_int(size - after - 1), after)
+        make = reversed_part
+    elif mode == "circular":
+        first, last = (dim_or_int(size - before), before), (0, after)
+
+        def make(start: Size, length: Size) -> T:
+            return cx.slice(x, dim, start, length)
+    else:
+        raise cx.unsupported(f"padding mode {mode}")
+    if before != 0:
+        parts.insert(0, make(*first))
+    if after != 0:
+        parts.append(make(*last))
+    return cx.cat(parts, dim)
+
+
+# -- writing into a part ---------------------------------------------------------------------------------------------------
+
+
+@row("slice_scatter.default")
+def slice_scatter(cx: Lowering, x: T, source: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> T:
+    dim %= x.rank
+    return _scatter(cx, x, source, dim, _slice_start(cx, x.shape[dim], start), step)
+
+
+@row("select_scatter.default")
+def select_scatter(cx: Lowering, x: T, source: T, dim: int, index: Any) -> T:
+    dim %= x.rank
+    row_shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    return _scatter(cx, x, cx.reshape(source, row_shape), dim, _from_end(cx, index, x.shape[dim]), 1)
+
+
+def _scatter(cx: Lowering, x: T, source: T, dim: int, start: Size, step: int) -> T:
+    source = cx.convert(source, x.dtype)
+    if source.shape[dim] == x.shape[dim] and step == 1:
+        return source
+    return cx.emit("slice_scatter", (x, source), x.dtype, x.shape, dim=dim, start=dim_of(start), step=step)
+
+
+@row("tril.default", "triu.default")
+def triangle(cx: Lowering, x: T, diagonal: Any = 0) -> T:
+    rows, columns = x.shape[-2:]
+    lower = "tril" in str(cx.node.op)
+    row_index = cx.reshape(cx.arange(rows, torch.int64, diagonal), (rows, 1))
+    column_index = cx.arange(columns, torch.int64)
+    kept = cx.binary("le" if lower else "ge", column_index, row_index, torch.bool)
+    return cx.where(kept, x, cx.full(0, x.dtype), x.dtype)

@@ -1,0 +1,201 @@
+"""Reductions, running sums, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dim import Dim, Size, dim_of, dim_or_int
+from ..lowering import Lowering, T, opmath
+from .registry import row
+
+
+def _dims(x: T, dim: Any) -> list[int]:
+    if dim is None or (not isinstance(dim, int) and not dim):
+        return list(range(x.rank))
+    return [d % max(x.rank, 1) for d in ([dim] if isinstance(dim, int) else dim)]
+
+
+def _count(x: T, dims: Sequence[int]) -> Size:
+    total: Dim = dim_of(1)
+    for d in dims:
+        total = total * x.shape[d]
+    return dim_or_int(total)
+
+
+def _reduce(cx: Lowering, op: str, x: T, dim: Any, keepdim: bool, dtype: torch.dtype) -> T:
+    dims = _dims(x, dim)
+    if not x.rank:
+        return cx.convert(x, dtype)
+    return cx.reduce(op, x, dims, keepdim, dtype)
+
+
+def _two_forms(name: str, op: str) -> None:
+    @row(f"{name}.default", f"{name}.dim", f"{name}.dims", f"{name}.dim_IntList", f"{name}.dim_int")
+    def lower_reduction(cx: Lowering, x: T, *rest: Any) -> T:
+        takes_dims = "dim" in cx.node.op._overloadname
+        dim, keepdim = (rest[0], bool(rest[1])) if takes_dims else (None, False)
+        dtype = cx.result()[0]
+        if not dtype.is_floating_point and x.dtype.is_floating_point and op not in ("any", "all"):
+            x = cx.convert(x, dtype)
+        return _reduce(cx, op, x, dim, keepdim, dtype)
+
+
+for _name, _op in (("sum", "sum"), ("mean", "mean"), ("prod", "prod"), ("any", "any"), ("all", "all")):
+    _two_forms(_name, _op)
+
+
+@row("amax.default")
+def amax(cx: Lowering, x: T, dim: Any = (), keepdim: bool = False) -> T:
+    return _reduce(cx, "amax", x, dim, keepdim, x.dtype)
+
+
+@row("amin.default")
+def amin(cx: Lowering, x: T, dim: Any = (), keepdim: bool = False) -> T:
+    return _reduce(cx, "amin", x, dim, keepdim, x.dtype)
+
+
+@row("max.default")
+def max_all(cx: Lowering, x: T) -> T:
+    return _reduce(cx, "amax", x, None, False, x.dtype)
+
+
+@row("min.default")
+def min_all(cx: Lowering, x: T) -> T:
+    return _reduce(cx, "amin", x, None, False, x.dtype)
+
+
+@row("max.dim", "min.dim")
+def extreme_dim(cx: Lowering, x: T, dim: int, keepdim: bool = False) -> tuple[T, T]:
+    value, index = ("amax", "argmax") if cx.node.op._schema.name == "aten::max" else ("amin", "argmin")
+    return _reduce(cx, value, x, dim, keepdim, x.dtype), _argument(cx, index, x, dim, keepdim)
+
+
+@row("argmax.default")
+def argmax(cx: Lowering, x: T, dim: int | None = None, keepdim: bool = False) -> T:
+    return _argument(cx, "argmax", x, dim, keepdim)
+
+
+@row("argmin.default")
+def argmin(cx: Lowering, x: T, dim: int | None = None, keepdim: bool = False) -> T:
+    return _argument(cx, "argmin", x, dim, keepdim)
+
+
+def _argument(cx: Lowering, op: str, x: T, dim: int | None, keepdim: bool) -> T:
+    if dim is None:
+        flat = cx.reshape(x, (_count(x, range(x.rank)),))
+        return cx.reshape(cx.reduce(op, flat, [0], False, torch.int64), [1] * x.rank if keepdim else ())
+    if not x.rank:
+        return cx.full(0, torch.int64)
+    return cx.reduce(op, x, [dim], keepdim, torch.int64)
+
+
+@row("cumsum.default")
+def cumsum(cx: Lowering, x: T, dim: int, dtype: torch.dtype | None = None) -> T:
+    result = cx.result()[0]
+    x = cx.convert(x, result) if x.dtype.is_floating_point and not result.is_floating_point else x
+    return cx.emit("cumsum", (x,), result, x.shape, dim=dim % x.rank) if x.rank else cx.convert(x, result)
+
+
+@row("softmax.int", "_softmax.default")
+def softmax(cx: Lowering, x: T, dim: int, dtype: Any = None) -> T:
+    result = cx.result()[0]
+    if x.rank == 0:
+        return cx.full(1, result)
+    x = x if x.dtype.is_floating_point else cx.convert(x, result)
+    return cx.emit("softmax", (x,), result, x.shape, dim=dim % x.rank)
+
+
+@row("log_softmax.int", "_log_softmax.default")
+def log_softmax(cx: Lowering, x: T, dim: int, dtype: Any = None) -> T:
+    result = cx.result()[0]
+    wide = opmath(result)
+    top = cx.reduce("amax", x, [dim], True, x.dtype)
+    shifted = cx.binary("sub", x, top, wide)
+    total = cx.unary("log", cx.reduce("sum", cx.unary("exp", shifted), [dim], True, wide))
+    return cx.binary("sub", shifted, total, result)
+
+
+@row("logsumexp.default")
+def logsumexp(cx: Lowering, x: T, dim: Any, keepdim: bool = False) -> T:
+    dtype, shape = cx.result()
+    wide = opmath(dtype)
+    dims = _dims(x, dim)
+    top = cx.reduce("amax", x, dims, True, x.dtype)
+    # Where all are infinite, the difference must not be.
+    finite = cx.where(cx.unary("isinf", top, torch.bool), cx.full(0, x.dtype), top, x.dtype)
+    total = cx.reduce("sum", cx.unary("exp", cx.binary("sub", x, finite, wide)), dims, True, wide)
+    return cx.reshape(cx.binary("add", cx.unary("log", total), finite, dtype), shape)
+
+
+# -- moments ---------------------------------------------------------------------------------------------------------------
+
+
+def _moments(cx: Lowering, x: T, dim: Any, correction: Any, keepdim: bool, dtype: torch.dtype) -> tuple[T, T]:
+    """Variance and mean, in the op-math type."""
+    wide = opmath(dtype)
+    dims = _dims(x, dim)
+    mean = cx.reduce("mean", x, dims, True, wide)
+    centred = cx.binary("sub", x, mean, wide)
+    total = cx.reduce("sum", cx.binary("mul", centred, centred, wide), dims, keepdim, wide)
+    freedom = cx.scalar(dim_or_int(dim_of(_count(x, dims)) - (1 if correction is None else int(correction))), torch.int64)
+    variance = cx.binary("div", total, freedom, wide)
+    if not keepdim:
+        mean = cx.reshape(mean, variance.shape)
+    return variance, mean
+
+
+def _correction(unbiased: Any) -> int:
+    return 1 if unbiased is None or unbiased is True else 0
+
+
+@row("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
+def var_correction(cx: Lowering, x: T, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
+    return _variance(cx, x, dim, 1 if correction is None else correction, keepdim)
+
+
+@row("var.dim", "std.dim", "var_mean.dim", "std_mean.dim")
+def var_dim(cx: Lowering, x: T, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _variance(cx, x, dim, _correction(unbiased), keepdim)
+
+
+@row("var.default", "std.default", "var_mean.default", "std_mean.default")
+def var_all(cx: Lowering, x: T, unbiased: bool = True) -> Any:
+    return _variance(cx, x, None, _correction(unbiased), False)
+
+
+def _variance(cx: Lowering, x: T, dim: Any, correction: Any, keepdim: bool) -> Any:
+    dtype = cx.result()[0]
+    name = cx.node.op._schema.name
+    variance, mean = _moments(cx, x, dim, correction, keepdim, dtype)
+    spread = cx.unary("sqrt", variance) if "std" in name else variance
+    spread = cx.convert(spread, dtype)
+    return (spread, cx.convert(mean, dtype)) if "_mean" in name else spread
+
+
+@row("linalg_vector_norm.default")
+def vector_norm(cx: Lowering, x: T, order: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> T:
+    return _norm(cx, x, order, dim, keepdim)
+
+
+@row("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.Scalar")
+def norm(cx: Lowering, x: T, order: Any = 2, dim: Any = None, keepdim: bool = False, *_: Any) -> T:
+    return _norm(cx, x, 2 if order is None else order, dim, keepdim)
+
+
+def _norm(cx: Lowering, x: T, order: Any, dim: Any, keepdim: bool) -> T:
+    dtype = cx.result()[0]
+    wide = opmath(dtype)
+    if order == 2:
+        total = _reduce(cx, "sum", cx.binary("mul", x, x, wide), dim, keepdim, wide)
+        return cx.unary("sqrt", total, dtype)
+    magnitude = cx.unary("abs", x)
+    if order == 1:
+        return _reduce(cx, "sum", magnitude, dim, keepdim, dtype)
+    if order in (float("inf"), float("-inf")):
+        return cx.convert(_reduce(cx, "amax" if order > 0 else "amin", magnitude, dim, keepdim, x.dtype), dtype)
+    power = cx.binary("pow", cx.convert(magnitude, wide), cx.scalar(order, wide), wide)
+    total = _reduce(cx, "sum", power, dim, keepdim, wide)
+    return cx.binary("pow", total, cx.scalar(1 / order, wide), dtype)

@@ -1,0 +1,206 @@
+"""Resizing and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dim import Dim, Size, dim_of
+from ..lowering import Lowering, T, opmath
+from .registry import row
+
+
+def _nearest(cx: Lowering, x: T, scales: Sequence[float], exact: bool) -> T:
+    dtype, shape = cx.result()
+    return cx.emit("upsample_nearest", (x,), dtype, shape, first_dim=2, scales=[float(s) for s in scales], exact=exact)
+
+
+@row(
+    "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
+    "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec",
+)  # fmt: skip
+def nearest_vec(cx: Lowering, x: T, output_size: Any, scale_factors: Sequence[float] | None) -> T:
+    return _nearest(cx, x, _scales(cx, x, scale_factors), "exact" in str(cx.node.op))
+
+
+@row(
+    "upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default",
+    "_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default", "_upsample_nearest_exact3d.default",
+)  # fmt: skip
+def nearest(cx: Lowering, x: T, output_size: Any, *scales: Any) -> T:
+    given = None if any(s is None for s in scales) else scales
+    return _nearest(cx, x, _scales(cx, x, given), "exact" in str(cx.node.op))
+
+
+def _scales(cx: Lowering, x: T, scales: Sequence[Any] | None) -> list[float]:
+    """Scale factors; 0 where the ratio is that of the sizes."""
+    if scales is None:
+        return [0.0] * (x.rank - 2)
+    if any(isinstance(s, Dim) for s in scales):
+        raise cx.unsupported("a scale factor depends on the input's size")
+    return [float(s) for s in scales]
+
+
+# -- linear and cubic: a matrix product per dimension ----------------------------------------------------------------------
+
+
+@row("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
+def linear_vec(cx: Lowering, x: T, output_size: Any, align_corners: bool, scale_factors: Any) -> T:
+    return _separable(cx, x, align_corners, _scales(cx, x, scale_factors), cubic=False)
+
+
+@row("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
+def linear(cx: Lowering, x: T, output_size: Any, align_corners: bool, *scales: Any) -> T:
+    given = None if any(s is None for s in scales) else scales
+    return _separable(cx, x, align_corners, _scales(cx, x, given), cubic=False)
+
+
+@row("upsample_bicubic2d.vec")
+def bicubic_vec(cx: Lowering, x: T, output_size: Any, align_corners: bool, scale_factors: Any) -> T:
+    return _separable(cx, x, align_corners, _scales(cx, x, scale_factors), cubic=True)
+
+
+@row("upsample_bicubic2d.default")
+def bicubic(cx: Lowering, x: T, output_size: Any, align_corners: bool, *scales: Any) -> T:
+    given = None if any(s is None for s in scales) else scales
+    return _separable(cx, x, align_corners, _scales(cx, x, given), cubic=True)
+
+
+def _separable(cx: Lowering, x: T, align_corners: bool, scales: Sequence[float], cubic: bool) -> T:
+    dtype, shape = cx.result()
+    wide = opmath(dtype)
+    out = cx.convert(x, wide)
+    for i, scale in enumerate(scales):
+        dim = 2 + i
+        matrix = _weights(cx, x.shape[dim], shape[dim], align_corners, scale, cubic, wide)
+        last = out.rank - 1
+        out = cx.transpose(out, dim, last)
+        out = cx.emit("matmul", (out, matrix), wide, (*out.shape[:-1], shape[dim]))
+        out = cx.transpose(out, dim, last)
+    return cx.convert(out, dtype)
+
+
+def _weights(
+    cx: Lowering, size: Size, out_size: Size, align_corners: bool, scale: float, cubic: bool, wide: torch.dtype
+) -> T:
+    """The [in, out] matrix of interpolation weights along one dimension."""
+    sizes, outs = cx.scalar(size, torch.int64), cx.scalar(out_size, torch.int64)
+    index = cx.arange(out_size, wide)
+    if align_corners:
+        gaps = cx.binary("maximum", cx.binary("sub", outs, cx.full(1, torch.int64), torch.int64), cx.full(1, torch.int64), torch.int64)
+        ratio = cx.binary("div", cx.binary("sub", sizes, cx.full(1, torch.int64), torch.int64), gaps, wide)
+        source = cx.binary("mul", index, ratio, wide)
+    else:
+        ratio = cx.full(1 / scale, wide) if scale else cx.binary("div", sizes, outs, wide)
+        centre = cx.binary("mul", cx.binary("add", index, cx.full(0.5, wide), wide), ratio, wide)
+        source = cx.binary("sub", centre, cx.full(0.5, wide), wide)
+        if not cubic:
+            source = cx.binary("maximum", source, cx.full(0, wide), wide)
+    below = cx.unary("floor", source)
+    part = cx.binary("sub", source, below, wide)
+    taps = _cubic_taps(cx, part, wide) if cubic else [(0, cx.binary("sub", cx.full(1, wide), part, wide)), (1, part)]
+    rows = cx.reshape(cx.arange(size, wide), (size, 1))
+    last = cx.scalar(dim_of(size) - 1 if isinstance(size, Dim) else size - 1, torch.int64)
+    total: T | None = None
+    for offset, weight in taps:
+        at = cx.binary("add", below, cx.full(offset, wide), wide)
+        at = cx.binary("minimum", cx.binary("maximum", at, cx.full(0, wide), wide), last, wide)
+        hit = cx.binary("eq", rows, at, torch.bool)
+        term = cx.where(hit, weight, cx.full(0, wide), wide)
+        total = term if total is None else cx.binary("add", total, term, wide)
+    assert total is not None
+    return total
+
+
+def _cubic_taps(cx: Lowering, t: T, wide: torch.dtype) -> list[tuple[int, T]]:
+    """Keys' kernel with a = -0.75, as ATen."""
+    a = -0.75
+
+    def polynomial(x: T, coefficients: Sequence[float]) -> T:
+        out = cx.full(coefficients[0], wide)
+        for c in coefficients[1:]:
+            out = cx.binary("add", cx.binary("mul", out, x, wide), cx.full(c, wide), wide)
+        return out
+
+    near = (a + 2, -(a + 3), 0, 1)
+    far = (a, -5 * a, 8 * a, -4 * a)
+    one = cx.full(1, wide)
+    rest = cx.binary("sub", one, t, wide)
+    return [
+        (-1, polynomial(cx.binary("add", t, one, wide), far)),
+        (0, polynomial(t, near)),
+        (1, polynomial(rest, near)),
+        (2, polynomial(cx.binary("add", rest, one, wide), far)),
+    ]
+
+
+# -- pooling ---------------------------------------------------------------------------------------------------------------
+
+
+def _each(values: Any, count: int) -> list[int]:
+    values = [values] if isinstance(values, int) else list(values)
+    return values * count if len(values) == 1 else values
+
+
+def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool) -> T:
+    dtype, shape = cx.result()
+    rank = int(cx.node.op._schema.name[-2]) if cx.node.op._schema.name[-1] == "d" else 2
+    kernels = _each(kernel, rank)
+    strides = _each(stride, rank) if stride else kernels
+    paddings = _each(padding, rank)
+    first = x.rank - rank
+    if ceil_mode:
+        for i in range(rank):
+            size = cx.static(x.shape[first + i], "a size with ceil_mode")
+            if (size + 2 * paddings[i] - kernels[i]) % strides[i]:
+                raise cx.unsupported("ceil_mode with a window that overhangs")
+    return cx.emit(
+        op, (x,), dtype, shape, first_dim=first, kernel=kernels, stride=strides, padding=paddings, count_include_pad=include
+    )
+
+
+@row("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def avg_pool(
+    cx: Lowering,
+    x: T,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> T:
+    if divisor_override is not None:
+        raise cx.unsupported("divisor_override")
+    return _pool(cx, "avg_pool", x, kernel, stride, padding, ceil_mode, count_include_pad)
+
+
+@row("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
+def max_pool(
+    cx: Lowering, x: T, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> T:
+    if any(d != 1 for d in _each(dilation, 1)):
+        raise cx.unsupported("dilated windows")
+    return _pool(cx, "max_pool", x, kernel, stride, padding, ceil_mode, False)
+
+
+@row("adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "adaptive_avg_pool3d.default")
+def adaptive_avg_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> T:
+    dtype, shape = cx.result()
+    count = len(output_size)
+    first = x.rank - count
+    if all(s == 1 for s in shape[first:]):
+        return cx.reduce("mean", x, range(first, x.rank), True, dtype)
+    kernel = []
+    for have, want in zip(x.shape[first:], shape[first:], strict=True):
+        window = dim_of(have).divide(want)
+        value = window.as_int() if window is not None else None
+        if value is None:
+            raise cx.unsupported("windows of different sizes")
+        kernel.append(value)
+    return cx.emit(
+        "avg_pool", (x,), dtype, shape, first_dim=first, kernel=kernel, stride=kernel, padding=[0] * count,
+        count_include_pad=True,
+    )  # fmt: skip
