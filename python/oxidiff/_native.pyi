@@ -97,16 +97,20 @@ class Executable:
         """Drops specializations, derived weights and the arena."""
 
 @final
-class WeightWatch:
-    """The weight slots of a module: slot `i` is `holders[i][names[i]]` (`module._parameters`, `module._buffers` or
-    `module.__dict__`)."""
+class Watch:
+    """What a compiled module depends on, as it was when this object was made: dictionaries and tensors, held."""
 
-    def __init__(self, holders: Sequence[dict[str, Any]], names: Sequence[str]) -> None: ...
-    def changes(self) -> tuple[list[int], list[int]] | None:
-        """`(rebound, written)`: slots that hold another tensor or other memory, and slots written in place, since the last
-        call; `None` if nothing changed. Raises `KeyError` if a name is gone. About 0.1 us a slot."""
-    def tensors(self) -> list[Tensor]:
-        """The tensors last seen, in slot order."""
+    def __init__(self, dicts: Sequence[dict[Any, Any]], tensors: Sequence[Tensor]) -> None:
+        """Raises `TypeError` where this interpreter or torch cannot be watched; see `is_available`."""
+    @staticmethod
+    def is_available() -> bool:
+        """Whether the interpreter counts versions of dictionaries, and torch's tensors are laid out as expected."""
+    def poll(self) -> int:
+        """Bits of what may have changed since: 1 a dictionary was written, 2 a tensor was written or has other memory. Never
+        0 where something did, except for writes past torch's version counter (through `p.data`) that leave the first,
+        middle and last eight bytes of the tensor as they were."""
+    def changed_tensors(self) -> list[int]:
+        """Indices of the tensors that may have changed."""
 
 def set_num_threads(threads: int) -> None:
     """Threads of the CPU backend; 0 means one per core."""

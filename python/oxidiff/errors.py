@@ -1,4 +1,8 @@
-"""The exceptions of this package: one class per cause, all below :class:`Error`."""
+"""The exceptions of this package: one class per cause, all below :class:`Error`.
+
+The extension raises one exception, ``_native.NativeError(kind, message, module, op)``; :func:`from_native` turns it
+into the class of its cause. Nothing else in the package looks at the kind.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ __all__ = [
     "CaptureError",
     "CheckError",
     "Error",
+    "FallbackWarning",
     "OutOfMemoryError",
     "ShapeError",
     "UnsupportedError",
+    "from_native",
 ]
 
 
@@ -57,3 +63,44 @@ class CacheError(Error):
 
 class CheckError(Error):
     """A compiled result differs from eager by more than the tolerance."""
+
+
+class FallbackWarning(UserWarning):
+    """Something runs in eager PyTorch instead of compiled code; the message says what, where and why."""
+
+
+_OF_KIND: dict[str, type[Error]] = {
+    "invalid": Error,
+    "unsupported": UnsupportedError,
+    "shape": ShapeError,
+    "verify": BackendError,
+    "parse": ArtifactError,
+    "backend": BackendError,
+    "out_of_memory": OutOfMemoryError,
+    "artifact": ArtifactError,
+    "cache": CacheError,
+}
+
+
+def from_native(error: BaseException) -> Error:
+    """The exception of this module for one that the extension raised, with its cause attached.
+
+    Args:
+        error: A ``NativeError`` with the arguments ``(kind, message, module, op)``; other exceptions become a plain
+            :class:`Error` with their type in the message.
+    """
+    if isinstance(error, Error):
+        return error
+    text = [str(part) for part in error.args]
+    if isinstance(error, MemoryError):
+        translated: Error = OutOfMemoryError(
+            str(error) or "out of memory; try a smaller size or batch, or memory='low'"
+        )
+    elif type(error).__name__ != "NativeError" or len(text) < 2:
+        translated = Error(f"internal: {type(error).__name__}: {error}")
+    else:
+        kind, message, module, op = [*text, "", ""][:4]
+        cls = _OF_KIND.get(kind, Error)
+        translated = cls(message, module=module, op=op) if issubclass(cls, CaptureError) else cls(message)
+    translated.__cause__ = error
+    return translated

@@ -1,7 +1,7 @@
 //! The Python extension `oxidiff._native`: the only place that names pyo3.
 //!
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
-//! tensors across by DLPack, [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while
+//! tensors across by DLPack, [`watch`] notices changes of a module, [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while
 //! compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name for Python.
 //!
 //! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
@@ -9,6 +9,7 @@
 mod builder;
 mod errors;
 mod executable;
+mod layout;
 mod tensor;
 mod watch;
 
@@ -22,7 +23,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<builder::GraphBuilder>()?;
     m.add_class::<executable::Program>()?;
     m.add_class::<executable::Executable>()?;
-    m.add_class::<watch::WeightWatch>()?;
+    m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
     m.add_function(wrap_pyfunction!(executable::target, m)?)?;

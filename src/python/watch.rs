@@ -1,86 +1,135 @@
-//! `WeightWatch`: have the tensors behind a module's weight slots changed since the last look?
+//! `Watch`: may a module have changed since it was compiled?
 //!
-//! A slot is a dictionary (`module._parameters`, `module._buffers` or `module.__dict__`) and a name in it. Three things can
-//! change: the dictionary holds another object (`module.weight = Parameter(...)`), the object points to other memory
-//! (`p.data = ...`, which is what `module.to(...)` does), or its contents were written in place (`load_state_dict`,
-//! `copy_`: torch's version counter). All three are read natively, about 0.1 us a slot.
+//! A program is right for one structure of the module (its dictionaries: attributes, parameters, buffers, submodules, hooks)
+//! and one set of weights. Both can be changed by anybody between two calls; a call has microseconds to notice. So
+//! [`Watch::poll`] compares words: the version tag of every dictionary, and of every tensor its storage, memory, version
+//! counter, and three words of its contents. The last catches what torch does not count: writes through `p.data` or numpy.
+//! It samples, so a write through these that leaves the first, middle and last eight bytes as they were goes unseen.
 
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyBool, PyDict};
 
-use super::tensor::Exchange;
+use super::layout::{DictLayout, TensorLayout, TensorState};
 
-struct Slot {
-    holder: Py<PyDict>,
-    name: Py<PyString>,
-    /// The tensor last seen; compared by identity, held so that its address is not reused.
+/// Bit of [`Watch::poll`]: a dictionary was written.
+const STRUCTURE: u32 = 1;
+/// Bit of [`Watch::poll`]: a tensor was written or has other memory.
+const WEIGHTS: u32 = 2;
+
+struct WatchedDict {
+    dict: Py<PyDict>,
+    version: u64,
+}
+
+struct WatchedTensor {
     tensor: Py<PyAny>,
-    data: usize,
-    /// `None` for tensors without a counter (made in inference mode): compared by address alone.
-    version: Option<u64>,
+    state: TensorState,
+    /// Addresses inside the memory, and the words that were there.
+    samples: [(usize, u64); 3],
 }
 
-/// The weight slots of one module.
-#[pyclass(module = "oxidiff._native")]
-pub struct WeightWatch {
-    slots: Vec<Slot>,
-}
-
-fn version_of(tensor: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
-    match tensor.getattr(pyo3::intern!(tensor.py(), "_version")) {
-        Ok(version) => Ok(Some(version.extract()?)),
-        Err(e) if e.is_instance_of::<pyo3::exceptions::PyRuntimeError>(tensor.py()) => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
-fn current<'py>(holder: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
-    holder.get_item(name)?.ok_or_else(|| PyKeyError::new_err(format!("the module no longer has `{name}`")))
+/// Everything a compiled module depends on, as it was when this object was made.
+#[pyclass(module = "oxidiff._native", frozen)]
+pub struct Watch {
+    dicts: Vec<WatchedDict>,
+    tensors: Vec<WatchedTensor>,
+    dict_layout: DictLayout,
+    tensor_layout: TensorLayout,
 }
 
 #[pymethods]
-impl WeightWatch {
+impl Watch {
+    /// Fails with `TypeError` where interpreter or torch cannot be watched this way; see `is_available`.
     #[new]
-    fn new(py: Python<'_>, holders: Vec<Bound<'_, PyDict>>, names: Vec<Bound<'_, PyString>>) -> PyResult<Self> {
-        let exchange = Exchange::get(py)?;
-        let slots = holders.iter().zip(&names).map(|(holder, name)| {
-            let tensor = current(holder, name)?;
-            Ok(Slot {
-                data: exchange.address(&tensor)?,
-                version: version_of(&tensor)?,
-                holder: holder.clone().unbind(),
-                name: name.clone().unbind(),
-                tensor: tensor.unbind(),
-            })
-        });
-        Ok(Self { slots: slots.collect::<PyResult<_>>()? })
+    fn new(py: Python<'_>, dicts: Vec<Bound<'_, PyDict>>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let (Some(dict_layout), Some(tensor_layout)) = (DictLayout::get(py), TensorLayout::get(py)) else {
+            return Err(PyTypeError::new_err(
+                "dictionaries or tensors cannot be watched in this build of Python or torch",
+            ));
+        };
+        let tensor_type = py.import("torch")?.getattr("Tensor")?;
+        let dicts = dicts
+            .into_iter()
+            // SAFETY: a live dictionary, under the GIL.
+            .map(|d| WatchedDict { version: unsafe { dict_layout.version(d.as_ptr().cast()) }, dict: d.unbind() })
+            .collect();
+        let tensors = tensors.into_iter().map(|t| WatchedTensor::new(t, &tensor_type, tensor_layout));
+        Ok(Self { dicts, tensors: tensors.collect::<PyResult<_>>()?, dict_layout, tensor_layout })
     }
 
-    /// `(rebound, written)`: slots whose tensor or memory is another one, and slots written in place, since the last call;
-    /// both are remembered as seen. `None` if nothing changed.
-    #[allow(clippy::type_complexity, reason = "it is the Python signature")]
-    fn changes(&mut self, py: Python<'_>) -> PyResult<Option<(Vec<usize>, Vec<usize>)>> {
-        let exchange = Exchange::get(py)?;
-        let (mut rebound, mut written) = (Vec::new(), Vec::new());
-        for (i, slot) in self.slots.iter_mut().enumerate() {
-            let tensor = current(slot.holder.bind(py), slot.name.bind(py))?;
-            let data = exchange.address(&tensor)?;
-            let version = version_of(&tensor)?;
-            if data != slot.data || !tensor.is(&slot.tensor) {
-                rebound.push(i);
-            } else if version != slot.version {
-                written.push(i);
-            } else {
-                continue;
-            }
-            (slot.data, slot.version, slot.tensor) = (data, version, tensor.unbind());
+    /// Whether `Watch` can be used in this process.
+    #[staticmethod]
+    fn is_available(py: Python<'_>) -> bool {
+        DictLayout::get(py).is_some() && TensorLayout::get(py).is_some()
+    }
+
+    /// Bits of what may have changed: 1 a dictionary, 2 a tensor. A few nanoseconds for each.
+    fn poll(&self, py: Python<'_>) -> u32 {
+        let is_tensor_changed = self.tensors.iter().any(|t| self.is_changed(t, py));
+        u32::from(self.is_dict_changed(py)) * STRUCTURE + u32::from(is_tensor_changed) * WEIGHTS
+    }
+
+    /// Indices of the tensors that may have changed.
+    fn changed_tensors(&self, py: Python<'_>) -> Vec<usize> {
+        self.tensors.iter().enumerate().filter(|(_, t)| self.is_changed(t, py)).map(|(i, _)| i).collect()
+    }
+}
+
+impl Watch {
+    fn is_dict_changed(&self, _py: Python<'_>) -> bool {
+        // SAFETY: each dictionary is kept alive by `self`; `_py` proves that the GIL is held.
+        self.dicts.iter().any(|d| unsafe { self.dict_layout.version(d.dict.as_ptr().cast()) } != d.version)
+    }
+
+    fn is_changed(&self, tensor: &WatchedTensor, _py: Python<'_>) -> bool {
+        // SAFETY: the tensor is kept alive by `self` and was checked to be one; `_py` proves that the GIL is held.
+        let state = unsafe { self.tensor_layout.read(tensor.tensor.as_ptr().cast()) };
+        // SAFETY: reached only if the tensor still has the storage and memory inside which the samples lie.
+        state != tensor.state || tensor.samples.iter().any(|&(at, word)| at != 0 && unsafe { sample(at) } != word)
+    }
+}
+
+impl WatchedTensor {
+    fn new(tensor: Bound<'_, PyAny>, tensor_type: &Bound<'_, PyAny>, layout: TensorLayout) -> PyResult<Self> {
+        if !tensor.is_instance(tensor_type)? {
+            return Err(PyTypeError::new_err("not a tensor"));
         }
-        Ok((!rebound.is_empty() || !written.is_empty()).then_some((rebound, written)))
+        // SAFETY: a live tensor, under the GIL.
+        let state = unsafe { layout.read(tensor.as_ptr().cast()) };
+        let is_cpu = tensor.getattr("is_cpu")?.cast::<PyBool>()?.is_true();
+        let start: usize = tensor.call_method0("data_ptr")?.extract()?;
+        let bytes = span_bytes(&tensor)?;
+        let mut samples = [(0, 0); 3];
+        if is_cpu && start != 0 && bytes >= size_of::<u64>() {
+            let last = bytes - size_of::<u64>();
+            for (slot, offset) in samples.iter_mut().zip([0, last / 2, last]) {
+                let at = start + offset;
+                // SAFETY: eight bytes at `offset` lie inside the `bytes` of memory that the tensor spans and keeps.
+                *slot = (at, unsafe { sample(at) });
+            }
+        }
+        Ok(Self { tensor: tensor.unbind(), state, samples })
     }
+}
 
-    /// The tensors last seen, in slot order.
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.slots.iter().map(|s| s.tensor.bind(py)))
+/// Bytes from a tensor's first to the end of its last element in memory.
+fn span_bytes(tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
+    let strides: Vec<usize> = tensor.call_method0("stride")?.extract()?;
+    if shape.contains(&0) {
+        return Ok(0);
     }
+    let item: usize = tensor.call_method0("element_size")?.extract()?;
+    Ok((1 + shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<usize>()) * item)
+}
+
+/// Eight bytes of a tensor's memory.
+///
+/// # Safety
+/// `at` must lie eight bytes or more inside live memory. Another thread may write it meanwhile; the value is only
+/// compared, never used.
+unsafe fn sample(at: usize) -> u64 {
+    // SAFETY: see above.
+    unsafe { std::ptr::with_exposed_provenance::<u64>(at).read_unaligned() }
 }

@@ -1,0 +1,57 @@
+"""What surrounds a call: modes of the process that a program depends on, and inputs that no program takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._device import DeviceContext
+
+__all__ = ["ambient_mode", "tensor_obstacle"]
+
+_C = torch._C
+
+
+def ambient_mode() -> tuple[Any, ...] | str:
+    """The ambient state that a program depends on, or why no program may run under it."""
+    if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack():
+        return _mode_of_stacks()
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on; convert the module to the lower precision instead"
+    if _C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    if _C._get_tracing_state() is not None:
+        return "torch.jit is tracing"
+    return torch.get_default_dtype(), torch.get_float32_matmul_precision()
+
+
+def _mode_of_stacks() -> tuple[Any, ...] | str:
+    if _C._len_torch_dispatch_stack():
+        return "a torch dispatch mode is active"
+    for i in range(_C._len_torch_function_stack()):
+        mode = _C._get_function_stack_at(i)
+        if type(mode) is not DeviceContext or mode.device.type != "cpu":
+            return f"a torch function mode is active ({type(mode).__name__})"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on; convert the module to the lower precision instead"
+    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), "cpu"
+
+
+_SUPPORTED = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    }
+)  # fmt: skip
+
+
+def tensor_obstacle(tensor: Tensor) -> str | None:
+    """Why no program takes this argument."""
+    if tensor.device.type != "cpu":
+        return f"there is no backend for tensors on {tensor.device} yet"
+    if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
+        return f"there is no kernel for arguments of {tensor.dtype}"
+    if tensor.numel() == 0:
+        return f"an argument of shape {tuple(tensor.shape)} has no elements"
+    return None

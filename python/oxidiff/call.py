@@ -1,0 +1,154 @@
+"""A call's arguments as a key and a flat list of leaves.
+
+The key has everything of a call that decides which program runs and which sizes it runs at: how the arguments nest,
+types, tensors' dtypes, sizes and strides, flags and strings. It does not have the values of tensors and of numbers:
+these are the leaves, in the order of the walk. Two calls with equal keys have leaves that fit the same program.
+
+Making a key is on the path of every call, hence one function per type in a table instead of a general tree walk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Leaf", "NotAKeyError", "key_of", "replace_leaves"]
+
+Leaf = Tensor | int | float
+"""What varies between calls of one key."""
+
+_strided = torch.strided
+_Tensor = Tensor
+_Parameter = torch.nn.Parameter
+
+
+class NotAKeyError(Exception):
+    """An argument that a program cannot take; the message says which and why."""
+
+
+def _tensor(value: Any, leaves: list[Leaf]) -> Any:
+    if value.layout is not _strided:
+        raise NotAKeyError(f"a tensor of layout {value.layout}")
+    leaves.append(value)
+    shape = value.shape
+    if value.is_neg() or value.is_conj():
+        raise NotAKeyError("a tensor with torch's lazy negation or conjugation bit")
+    return value.dtype, shape, value.stride(), value.device
+
+
+def _number(value: Any, leaves: list[Leaf]) -> Any:
+    leaves.append(value)
+    return type(value)
+
+
+def _itself(value: Any, leaves: list[Leaf]) -> Any:
+    return value
+
+
+def _flag(value: Any, leaves: list[Leaf]) -> Any:
+    # Not the bool itself: True and 1 are the same key to a dict.
+    return "true" if value else "false"
+
+
+def _text(value: Any, leaves: list[Leaf]) -> Any:
+    return str, value
+
+
+def _tuple(value: Any, leaves: list[Leaf]) -> Any:
+    return tuple, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
+
+
+def _list(value: Any, leaves: list[Leaf]) -> Any:
+    return list, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
+
+
+def _dict(value: Any, leaves: list[Leaf]) -> Any:
+    return (
+        type(value),
+        tuple(value),
+        *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value.values()],
+    )
+
+
+def _other(value: Any, leaves: list[Leaf]) -> Any:
+    kind = type(value)
+    if isinstance(value, Tensor):
+        raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
+    if isinstance(value, enum.Enum):
+        return kind, value.name
+    if isinstance(value, tuple):
+        return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
+    if isinstance(value, dict):
+        return _dict(value, leaves)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in items]
+    raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
+
+
+_DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
+    Tensor: _tensor,
+    _Parameter: _tensor,
+    torch.nn.Buffer: _tensor,
+    int: _number,
+    float: _number,
+    bool: _flag,
+    type(None): _itself,
+    str: _text,
+    tuple: _tuple,
+    list: _list,
+    dict: _dict,
+    torch.Size: _tuple,
+    torch.dtype: _itself,
+    torch.device: _itself,
+}
+
+
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> tuple[Any, ...]:
+    """The key of a call; appends its leaves to ``leaves``.
+
+    Raises:
+        NotAKeyError: An argument is of a kind that no program takes.
+    """
+    find = _DESCRIBE.get
+    key: list[Any] = [find(type(value), _other)(value, leaves) for value in args]
+    if kwargs:
+        for name, value in kwargs.items():
+            key.append(name)
+            key.append(find(type(value), _other)(value, leaves))
+    return tuple(key)
+
+
+def replace_leaves(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with other leaves, in the order of :func:`key_of`."""
+    rest = iter(leaves)
+
+    def replace(value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, Tensor) or kind is int or kind is float:
+            return next(rest)
+        if isinstance(value, dict):
+            return _rebuilt(value, ((name, replace(item)) for name, item in value.items()))
+        if isinstance(value, tuple):
+            items = [replace(item) for item in value]
+            return kind(*items) if hasattr(value, "_fields") else kind(items)
+        if isinstance(value, list):
+            return [replace(item) for item in value]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return kind(**{field.name: replace(getattr(value, field.name)) for field in dataclasses.fields(value)})
+        return value
+
+    return tuple(replace(value) for value in args), {name: replace(value) for name, value in kwargs.items()}
+
+
+def _rebuilt(value: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+    """A dict of the same class; dataclass-like output classes of diffusers and transformers take keywords."""
+    kind: Any = type(value)
+    return kind(**dict(items)) if dataclasses.is_dataclass(kind) else kind(items)

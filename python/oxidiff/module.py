@@ -1,0 +1,407 @@
+"""`oxidiff.compile` and what it returns.
+
+A compiled module stands where the module stood. It is an instance of a subclass, made on the fly, of the module's own
+class, and *its `__dict__` is the module's `__dict__`*: parameters, buffers, submodules, hooks, flags and attributes
+are not forwarded but shared, so there is nothing that could be forgotten or go stale. Only the call is replaced. What
+belongs to the compiled side lives in one slot. The module itself keeps its class and with it its eager call.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import torch
+from torch import Tensor, nn
+
+from .dispatch import Dispatcher
+from .engine import is_tracing
+from .errors import FallbackWarning, UnsupportedError
+from .options import CompileOptions
+from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
+from .warmup import warm_up
+
+__all__ = ["CompiledFunction", "CompiledModule", "compile", "dispatcher_of"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class _Method(Generic[P, R]):
+    """A method that steps back where the module has a parameter, buffer, submodule or attribute of the same name.
+
+    Methods of the module's class win because that class comes first in the method resolution order; plain attributes
+    win because this is not a data descriptor.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+        self._name = function.__name__
+        functools.update_wrapper(cast(Any, self), function)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        for table in _TABLES:
+            held = instance.__dict__.get(table, {})
+            if self._name in held:
+                return held[self._name]
+        return types.MethodType(self._function, instance)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+
+class CompiledModule(nn.Module):
+    """What :func:`compile` makes of a module; see there. Not to be instantiated.
+
+    Where the module has something of the name of a method listed here, the module's is what ``compiled.name`` gives,
+    and ``oxidiff.name(compiled, ...)`` is the method.
+    """
+
+    @property
+    def _orig_mod(self) -> nn.Module:
+        """The module that was compiled; it runs eager."""
+        return dispatcher_of(self).module
+
+    def warmup(self, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
+        """See :func:`oxidiff.warmup`."""
+        warm_up(dispatcher_of(self), args, kwargs, shapes)
+
+    def report(self) -> Report:
+        """See :func:`oxidiff.report`."""
+        return report_of(dispatcher_of(self))
+
+    def explain(self) -> Explanation:
+        """See :func:`oxidiff.explain`."""
+        return explain_of(dispatcher_of(self))
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """See :func:`oxidiff.profile`."""
+        return profile_of(dispatcher_of(self), args, kwargs)
+
+    def unload(self) -> None:
+        """See :func:`oxidiff.unload`."""
+        dispatcher_of(self).unload()
+
+    def eager(self) -> AbstractContextManager[nn.Module]:
+        """See :func:`oxidiff.eager`."""
+        return dispatcher_of(self).eager()
+
+
+for _name in ("warmup", "report", "explain", "profile", "unload", "eager"):
+    setattr(CompiledModule, _name, _Method(getattr(CompiledModule, _name)))
+
+
+class CompiledFunction(Generic[P, R]):
+    """What :func:`compile` makes of a plain function: call it like the function.
+
+    Modules, tensors and numbers that the function reads from its closure or from globals are noticed when they change.
+    """
+
+    def __init__(self, function: Callable[P, R], options: CompileOptions) -> None:
+        self._holder = _Function(function)
+        self._compiled = compile_module(self._holder, options)
+        self.__wrapped__ = function
+        functools.update_wrapper(cast(Any, self), function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function, compiled where possible."""
+        self._holder.sync()
+        return cast(R, self._compiled(*args, **kwargs))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def warmup(self, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
+        """See :func:`oxidiff.warmup`."""
+        self._holder.sync()
+        warm_up(dispatcher_of(self), args, kwargs, shapes)
+
+    def report(self) -> Report:
+        """See :func:`oxidiff.report`."""
+        return report_of(dispatcher_of(self))
+
+    def explain(self) -> Explanation:
+        """See :func:`oxidiff.explain`."""
+        return explain_of(dispatcher_of(self))
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """See :func:`oxidiff.profile`."""
+        self._holder.sync()
+        return profile_of(dispatcher_of(self), args, kwargs)
+
+    def unload(self) -> None:
+        """See :func:`oxidiff.unload`."""
+        dispatcher_of(self).unload()
+
+    def eager(self) -> AbstractContextManager[nn.Module]:
+        """See :func:`oxidiff.eager`."""
+        return dispatcher_of(self).eager()
+
+
+class _Function(nn.Module):
+    """Holds a function, and what it reads from outside, as a module would."""
+
+    outside: dict[str, Any]
+
+    forward: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.forward = function
+        self.outside = {}
+        self.__class__ = type(getattr(function, "__name__", "function"), (_Function,), {})
+        self.sync()
+
+    def sync(self) -> None:
+        """Takes over what the function would read now."""
+        for name, value in _outside(self.function):
+            if name in self._modules:
+                held: Any = self._modules[name]
+            else:
+                held = self.outside.get(name, self)
+            if held is value:
+                continue
+            self._modules.pop(name, None)
+            self.outside.pop(name, None)
+            if isinstance(value, nn.Module):
+                self._modules[name] = value
+            else:
+                self.outside[name] = value
+
+
+_NOTICED = (Tensor, nn.Module, int, float, str, bool, type(None), list, tuple, dict)
+
+
+def _outside(function: Any) -> list[tuple[str, Any]]:
+    """What a function reads that is not an argument: the object it is bound to, its closure, its globals."""
+    found: list[tuple[str, Any]] = []
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module):
+        found.append(("self", owner))
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        if isinstance(function, nn.Module):
+            found.append(("self", function))
+        return found
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        if isinstance(value, _NOTICED):
+            found.append((name, value))
+    table = function.__globals__
+    for name in code.co_names:
+        value = table.get(name, function)
+        if value is not function and isinstance(value, _NOTICED):
+            found.append((name, value))
+    return found
+
+
+# --- the subclass ---------------------------------------------------------------------------------------------------
+
+_subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
+_module_call = nn.Module.__call__
+_global_hooks = tuple(
+    getattr(nn.modules.module, name)
+    for name in (
+        "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+    )
+)  # fmt: skip
+_C = torch._C
+
+
+def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class of the compiled instances of ``cls``: the same name, another call."""
+    made = _subclasses.get(cls)
+    if made is not None:
+        return made
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if torch.compiler.is_compiling() or (_C._len_torch_dispatch_stack() and is_tracing()):
+            return cls.__call__(self, *args, **kwargs)
+        table = self.__dict__
+        if (
+            table["_forward_hooks"]
+            or table["_forward_pre_hooks"]
+            or table["_backward_hooks"]
+            or table["_backward_pre_hooks"]
+            or "_hf_hook" in table
+            or any(_global_hooks)
+        ):
+            return _call_with_hooks(self, cls, args, kwargs)
+        return get(self)(args, kwargs)
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace.update(
+            __slots__=("_oxidiff",),
+            __module__=cls.__module__,
+            __qualname__=cls.__qualname__,
+            __doc__=cls.__doc__,
+            __call__=__call__,
+            __copy__=_copy,
+            __deepcopy__=_deepcopy,
+            __reduce_ex__=_reduce_ex,
+        )
+
+    bases = (CompiledModule,) if cls is nn.Module else (cls, CompiledModule)
+    made = types.new_class(cls.__name__, bases, exec_body=fill)
+    get = made.__dict__["_oxidiff"].__get__
+    _subclasses[cls] = made
+    return made
+
+
+def _copy(self: Any) -> Any:
+    dispatcher = dispatcher_of(self)
+    return compile_module(copy.copy(dispatcher.module), dispatcher.options)
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    dispatcher = dispatcher_of(self)
+    return compile_module(copy.deepcopy(dispatcher.module, memo), dispatcher.options)
+
+
+def _reduce_ex(self: Any, protocol: int) -> Any:
+    dispatcher = dispatcher_of(self)
+    return compile_module, (dispatcher.module, dispatcher.options)
+
+
+def _call_with_hooks(self: Any, cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call with the hooks of the module itself around it, as `nn.Module._call_impl` runs them."""
+    table = self.__dict__
+    dispatcher = dispatcher_of(self)
+    needs_autograd = torch.is_grad_enabled() and (table["_backward_hooks"] or table["_backward_pre_hooks"])
+    if needs_autograd or table["_forward_hooks_always_called"] or any(_global_hooks):
+        reason = "a global, backward or always-called hook is registered"
+        return dispatcher.run_eager(UnsupportedError(reason), lambda: cls.__call__(self, *args, **kwargs))
+    for number, hook in tuple(table["_forward_pre_hooks"].items()):
+        if number in table["_forward_pre_hooks_with_kwargs"]:
+            changed = hook(self, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+        else:
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+    offload = table.get("_hf_hook")
+    if offload is None:
+        result = dispatcher(args, kwargs)
+    else:
+        args, kwargs = offload.pre_forward(self, *args, **kwargs)
+        with torch.no_grad() if offload.no_grad else torch.set_grad_enabled(torch.is_grad_enabled()):
+            result = dispatcher(args, kwargs)
+        result = offload.post_forward(self, result)
+    for number, hook in tuple(table["_forward_hooks"].items()):
+        changed = (
+            hook(self, args, kwargs, result)
+            if number in table["_forward_hooks_with_kwargs"]
+            else hook(self, args, result)
+        )
+        if changed is not None:
+            result = changed
+    return result
+
+
+# --- compile --------------------------------------------------------------------------------------------------------
+
+
+def dispatcher_of(compiled: object) -> Dispatcher:
+    """The compiled state behind what :func:`compile` returned.
+
+    Raises:
+        TypeError: It is not compiled.
+    """
+    if isinstance(compiled, CompiledFunction):
+        compiled = compiled._compiled
+    if not isinstance(compiled, CompiledModule):
+        raise TypeError(f"not compiled: {type(compiled).__name__}; pass what oxidiff.compile returned")
+    found = type(compiled).__dict__["_oxidiff"].__get__(compiled)
+    assert isinstance(found, Dispatcher)
+    return found
+
+
+def compile_module(module: M, options: CompileOptions) -> M:
+    """The compiled instance of one module."""
+    cls = type(module)
+    reason = None
+    if isinstance(module, torch.jit.ScriptModule):
+        reason = "it is a TorchScript module"
+    else:
+        try:
+            made = _subclass(cls)
+        except TypeError as error:
+            reason = f"its class cannot be subclassed ({error})"
+    if reason is not None:
+        if options.strict:
+            raise UnsupportedError(f"{cls.__name__} cannot be compiled: {reason}")
+        warnings.warn(f"{cls.__name__} runs in eager PyTorch: {reason}", FallbackWarning, stacklevel=3)
+        return module
+    compiled = object.__new__(made)
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    dispatcher = Dispatcher(module, options)
+    if any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):
+        dispatcher.obstacle = "its class defines __call__ itself"
+    made.__dict__["_oxidiff"].__set__(compiled, dispatcher)
+    return cast(M, compiled)
+
+
+@overload
+def compile(module: M, *, options: CompileOptions | Mapping[str, Any] | None = None, **fields: Any) -> M: ...
+@overload
+def compile(
+    module: Callable[P, R], *, options: CompileOptions | Mapping[str, Any] | None = None, **fields: Any
+) -> CompiledFunction[P, R]: ...
+@overload
+def compile(
+    module: None = None, *, options: CompileOptions | Mapping[str, Any] | None = None, **fields: Any
+) -> Callable[[F], F]: ...
+def compile(module: Any = None, *, options: Any = None, **fields: Any) -> Any:
+    """Compiles a module, or a function of tensors, lazily: at its first call, or by ``warmup``.
+
+    The result is an instance of the module's class and of :class:`CompiledModule`. It shares everything with ``module``
+    (parameters, buffers, submodules, hooks, attributes; ``state_dict`` keys are unchanged), which itself stays eager:
+    ``compiled._orig_mod is module``. One program serves all sizes. Weights may change in place or be replaced at any
+    time. What cannot be compiled runs in eager PyTorch with one warning that says why, or raises with ``strict=True``;
+    so does a call that needs gradients.
+
+    Used as a decorator, with or without options, it takes the module or function below.
+
+    Args:
+        module: The module or function. A compiled one is returned as it is, or compiled anew if options are given.
+        options: A :class:`CompileOptions`, a mapping or OneDiff's options.
+        fields: Single options, see :class:`CompileOptions`.
+
+    Raises:
+        TypeError: ``module`` is neither a module nor a function, or an option does not exist.
+        ValueError: An option has a wrong value.
+    """
+    chosen = CompileOptions.of(options, **fields)
+    if module is None:
+        return functools.partial(compile, options=chosen)
+    if isinstance(module, CompiledModule | CompiledFunction):
+        dispatcher = dispatcher_of(module)
+        if (options is None and not fields) or chosen == dispatcher.options:
+            return module
+        if isinstance(module, CompiledFunction):
+            return CompiledFunction(module.__wrapped__, chosen)
+        return compile_module(dispatcher.module, chosen)
+    if isinstance(module, nn.Module):
+        return compile_module(module, chosen)
+    if isinstance(module, type) or not callable(module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise TypeError(f"compile takes a torch.nn.Module or a function of tensors, not {what}")
+    return CompiledFunction(module, chosen)

@@ -1,0 +1,67 @@
+"""Compiling ahead of the first call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dispatch import Dispatcher
+
+__all__ = ["warm_up"]
+
+
+def warm_up(
+    dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Iterable[Any] | None = None
+) -> None:
+    """Compiles for these example arguments and for further sizes; see :func:`oxidiff.warmup`."""
+    calls = [(args, kwargs)]
+    calls += [_resized(args, kwargs, shape) for shape in shapes or ()]
+    for i, (some_args, some_kwargs) in enumerate(calls):
+        with torch.no_grad():
+            dispatcher.prepare(some_args, some_kwargs)
+        if len(calls) > 1 and sys.stderr.isatty():
+            end = "\n" if i + 1 == len(calls) else ""
+            print(f"\r{dispatcher.name}: {i + 1} of {len(calls)} sizes ready", end=end, file=sys.stderr, flush=True)
+
+
+def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example call with other sizes: a shape of the first tensor, or a mapping from argument to shape."""
+    by_name: dict[int | str, Sequence[int]] = {}
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    tensors = [(place, value) for place, value in places if isinstance(value, Tensor)]
+    if isinstance(shape, Mapping):
+        unknown = [place for place in shape if place not in dict(tensors)]
+        if unknown:
+            raise ValueError(f"warmup: no tensor is passed as {unknown[0]!r}")
+        by_name.update(shape)
+    else:
+        if not tensors:
+            raise ValueError("warmup: shapes need an example call with a tensor")
+        by_name[tensors[0][0]] = tuple(shape)
+    batch = None
+    for place, tensor in tensors:
+        if place in by_name:
+            wanted = by_name[place]
+            if len(wanted) != tensor.dim():
+                raise ValueError(f"warmup: shape {tuple(wanted)} for a tensor of {tensor.dim()} dimensions ({place!r})")
+            if batch is None and wanted:
+                batch = (tensor.shape[0], wanted[0])
+
+    def resize(place: int | str | None, value: Any) -> Any:
+        if isinstance(value, dict):
+            return type(value)((name, resize(None, item)) for name, item in value.items())
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(resize(None, item) for item in value)
+        if not isinstance(value, Tensor):
+            return value
+        wanted = by_name.get(place) if place is not None else None
+        if wanted is None and batch is not None and value.dim() and value.shape[0] == batch[0]:
+            wanted = (batch[1], *value.shape[1:])
+        return value if wanted is None else value.new_zeros(tuple(wanted))
+
+    new_args = tuple(resize(i, value) for i, value in enumerate(args))
+    return new_args, {name: resize(name, value) for name, value in kwargs.items()}
