@@ -4,7 +4,8 @@
 //! copies rows of A into L2 scratch in the form a micro-kernel reads, B comes as packed panels ([`pack`]), and finished
 //! blocks go to an [`Epilogue`](crate::epilogue::Epilogue).
 //!
-//! [`tile_exec`] runs tile programs, as epilogues or as loops of their own, on top of [`simd`] and [`math`].
+//! [`tile_exec`] runs tile programs, as epilogues or as loops of their own, on top of [`simd`] and [`math`]; [`norm`] hands
+//! them statistics. [`softmax`], [`reduce`], [`copy`], [`gather`] and [`resample`] are what a program cannot say.
 
 use std::fmt;
 
@@ -13,6 +14,8 @@ use crate::pool::OutOfMemory;
 
 pub mod conv;
 pub(crate) mod conv_direct;
+pub mod copy;
+pub mod gather;
 pub mod gemm;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod gemm_avx2;
@@ -23,8 +26,12 @@ pub(crate) mod gemm_kernel;
 pub(crate) mod gemm_portable;
 pub mod gemm_store;
 pub mod math;
+pub mod norm;
 pub mod pack;
+pub mod reduce;
+pub mod resample;
 pub mod simd;
+pub mod softmax;
 pub mod tile_exec;
 mod tile_exec_ops;
 pub mod tile_exec_ref;

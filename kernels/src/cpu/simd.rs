@@ -992,6 +992,102 @@ mod x86 {
     }
 }
 
+/// A floating element type vectors are loaded from and stored to.
+///
+/// # Safety of the memory operations
+/// Offsets are in elements; as for [`Simd`]'s own.
+#[allow(clippy::missing_safety_doc)]
+pub trait Element: Copy {
+    /// Bytes.
+    const SIZE: usize;
+
+    unsafe fn load<S: Simd>(self, s: S, p: *const u8, at: usize) -> S::F;
+    unsafe fn load_n<S: Simd>(self, s: S, p: *const u8, at: usize, n: usize) -> S::F;
+    unsafe fn store<S: Simd>(self, s: S, p: *mut u8, at: usize, v: S::F);
+    unsafe fn store_n<S: Simd>(self, s: S, p: *mut u8, at: usize, v: S::F, n: usize);
+    unsafe fn get(self, p: *const u8, at: isize) -> f32;
+    unsafe fn put(self, p: *mut u8, at: isize, x: f32);
+}
+
+macro_rules! element {
+    ($(#[$meta:meta])* $name:ident, $t:ty, $load:ident, $load_n:ident, $store:ident, $store_n:ident, $get:expr, $put:expr) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy)]
+        pub struct $name;
+
+        impl Element for $name {
+            const SIZE: usize = size_of::<$t>();
+
+            #[inline(always)]
+            unsafe fn load<S: Simd>(self, s: S, p: *const u8, at: usize) -> S::F {
+                // SAFETY: the caller vouches for the memory.
+                unsafe { s.$load(p.cast::<$t>().add(at)) }
+            }
+            #[inline(always)]
+            unsafe fn load_n<S: Simd>(self, s: S, p: *const u8, at: usize, n: usize) -> S::F {
+                // SAFETY: the caller vouches for the memory.
+                unsafe { s.$load_n(p.cast::<$t>().add(at), n) }
+            }
+            #[inline(always)]
+            unsafe fn store<S: Simd>(self, s: S, p: *mut u8, at: usize, v: S::F) {
+                // SAFETY: the caller vouches for the memory.
+                unsafe { s.$store(p.cast::<$t>().add(at), v) }
+            }
+            #[inline(always)]
+            unsafe fn store_n<S: Simd>(self, s: S, p: *mut u8, at: usize, v: S::F, n: usize) {
+                // SAFETY: the caller vouches for the memory.
+                unsafe { s.$store_n(p.cast::<$t>().add(at), v, n) }
+            }
+            #[inline(always)]
+            unsafe fn get(self, p: *const u8, at: isize) -> f32 {
+                // SAFETY: the caller vouches for the memory.
+                $get(unsafe { p.cast::<$t>().offset(at).read_unaligned() })
+            }
+            #[inline(always)]
+            unsafe fn put(self, p: *mut u8, at: isize, x: f32) {
+                // SAFETY: the caller vouches for the memory.
+                unsafe { p.cast::<$t>().offset(at).write_unaligned($put(x)) }
+            }
+        }
+    };
+}
+
+element!(
+    /// IEEE binary32 in memory.
+    ElementF32, f32, load, load_n, store, store_n, std::convert::identity, std::convert::identity
+);
+element!(
+    /// IEEE binary16 in memory.
+    ElementF16, u16, load_f16, load_f16_n, store_f16, store_f16_n, f16_value, f16_bits
+);
+element!(
+    /// bfloat16 in memory.
+    ElementBf16, u16, load_bf16, load_bf16_n, store_bf16, store_bf16_n, bf16_value, bf16_bits
+);
+
+/// Evaluates an expression with the element token of a floating type, or another for the types vectors do not load.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! with_element {
+    ($dtype:expr, $e:ident => $body:expr, else $other:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F32 => {
+                let $e = $crate::cpu::simd::ElementF32;
+                $body
+            }
+            $crate::dtype::DType::F16 => {
+                let $e = $crate::cpu::simd::ElementF16;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                let $e = $crate::cpu::simd::ElementBf16;
+                $body
+            }
+            _ => $other,
+        }
+    };
+}
+
 /// Instantiates a generic body for every level: defines `fn $name(isa, args...)` that dispatches to it.
 ///
 /// The body is called as `$body::<S>(s, args...)` and must be `#[inline(always)]`.

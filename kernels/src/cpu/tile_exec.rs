@@ -98,14 +98,14 @@ impl Prepared {
         })
     }
 
-    /// Number of memory operands read.
-    pub fn num_loads(&self) -> usize {
-        self.loads.len()
+    /// Element types of the memory operands read.
+    pub fn load_types(&self) -> &[DType] {
+        &self.loads
     }
 
-    /// Number of memory operands written.
-    pub fn num_stores(&self) -> usize {
-        self.stores.len()
+    /// Element types of the memory operands written.
+    pub fn store_types(&self) -> &[DType] {
+        &self.stores
     }
 
     /// The level of instructions it was prepared for.

@@ -1,0 +1,460 @@
+//! Normalisation: statistics here, application as a tile program.
+//!
+//! *Group norm* of NHWC images: per-channel sums of `x - k` and `(x - k)^2` over chunks of pixels, `k` being the image's
+//! first pixel, so that a mean far from zero does not eat the variance; chunks and channels are combined in f64. The
+//! result is one scale and one shift per image and channel, `y = x * scale + shift`, which a tile program applies
+//! together with whatever follows (SiLU, a time-embedding shift, ...).
+//!
+//! *Layer norm and RMS norm* over the last dimension: two passes over a row in L1 (mean, then squared distances), then
+//! the program over the same rows with `RowScalar(0)` the mean (0 for RMS norm) and `RowScalar(1)` the reciprocal
+//! standard deviation.
+
+use super::KernelError;
+use super::copy::Shared;
+use super::simd::{Element, Simd};
+use super::tile_exec::{Block, BoundProgram, Prepared};
+use super::tile_exec_ops::load_scalar;
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::pool::{OutOfMemory, Pool};
+use crate::tile::{Bound, Space};
+use crate::{simd_dispatch, with_element};
+
+/// Images of contiguous channels: `x[n][pixel][channel]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Channels {
+    /// First element.
+    pub ptr: *const u8,
+    /// Element type: F32, F16 or BF16.
+    pub dtype: DType,
+    /// Images.
+    pub batch: usize,
+    /// Pixels of an image.
+    pub pixels: usize,
+    /// Channels of a pixel.
+    pub channels: usize,
+    /// Elements between images.
+    pub image_stride: isize,
+    /// Elements between pixels.
+    pub pixel_stride: isize,
+}
+
+/// A vector of one value per channel, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelVector {
+    /// First element; null if there is no such vector.
+    pub ptr: *const u8,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl ChannelVector {
+    /// No vector: a weight of 1, a bias of 0.
+    pub const NONE: ChannelVector = ChannelVector { ptr: std::ptr::null(), dtype: DType::F32 };
+
+    unsafe fn get(&self, at: usize, missing: f64) -> f64 {
+        if self.ptr.is_null() {
+            return missing;
+        }
+        // SAFETY: the caller vouches for the vector's length.
+        unsafe { load_scalar(self.dtype, self.ptr.add(at * self.dtype.size_bytes())) as f64 }
+    }
+}
+
+/// What group norm needs besides its input.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupNorm {
+    /// Groups the channels are split into.
+    pub groups: usize,
+    /// Added to the variance.
+    pub eps: f64,
+    /// Weight per channel.
+    pub gamma: ChannelVector,
+    /// Bias per channel.
+    pub beta: ChannelVector,
+}
+
+/// Pixels summed in f32 before the sums go to f64.
+const CHUNK: usize = 256;
+
+/// Computes `scale` and `shift`, `batch x channels` f32 each: the group norm of `x` is `x * scale + shift`.
+///
+/// # Errors
+/// If the type is not floating, the channels do not divide into the groups, or memory runs out.
+///
+/// # Safety
+/// `x` must describe valid memory, gamma and beta hold `channels` values, `scale` and `shift` be valid for writes.
+pub unsafe fn group_norm_scale_shift(
+    pool: &Pool,
+    isa: Isa,
+    x: &Channels,
+    norm: &GroupNorm,
+    scale: *mut f32,
+    shift: *mut f32,
+) -> Result<(), KernelError> {
+    if x.channels == 0 || x.batch == 0 {
+        return Ok(());
+    }
+    if norm.groups == 0 || !x.channels.is_multiple_of(norm.groups) {
+        return Err(KernelError::Shape("channels do not divide into groups"));
+    }
+    if !matches!(x.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(KernelError::UnsupportedDType(x.dtype));
+    }
+    let c = x.channels;
+    if x.pixels == 0 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::write_bytes(scale, 0, x.batch * c);
+            std::ptr::write_bytes(shift, 0, x.batch * c);
+        }
+        return Ok(());
+    }
+    // Per image, so many parts that the threads are busy and each part is worth its sums.
+    let parts = (4 * pool.threads()).div_ceil(x.batch).min(x.pixels * c / 16_384).clamp(1, x.pixels.max(1));
+    let mut sums: Vec<f64> = Vec::new();
+    let len = x.batch * parts * 2 * c;
+    sums.try_reserve_exact(len).map_err(|_| OutOfMemory { bytes: len * 8 })?;
+    sums.resize(len, 0.0);
+    let (ptr, out) = (Shared(x.ptr.cast_mut()), Shared(sums.as_mut_ptr().cast()));
+    let (dtype, pixels, image_stride, pixel_stride) = (x.dtype, x.pixels, x.image_stride, x.pixel_stride);
+    let size = dtype.size_bytes() as isize;
+    pool.run_scratch(x.batch * parts, 3 * c * 4 + 64, |task, worker| {
+        let (n, part) = (task / parts, task % parts);
+        let image = ptr.at(n as isize * image_stride * size);
+        let (from, to) = (pixels * part / parts, pixels * (part + 1) / parts);
+        let own = out.at((task * 2 * c * 8) as isize).cast::<f64>();
+        // SAFETY: pixels of the image; the sums of this task; scratch of the size asked for.
+        unsafe { sum_pixels(isa, dtype, image, pixel_stride, from, to, c, worker.scratch.cast(), own) };
+    })?;
+    for n in 0..x.batch {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let image = x.ptr.offset(n as isize * x.image_stride * size);
+            let at = n * parts * 2 * c;
+            let (a, b) = (scale.add(n * c), shift.add(n * c));
+            combine(x, norm, image, &sums[at..at + parts * 2 * c], a, b);
+        }
+    }
+    Ok(())
+}
+
+/// Turns the sums of one image into its scales and shifts.
+unsafe fn combine(x: &Channels, norm: &GroupNorm, image: *const u8, sums: &[f64], scale: *mut f32, shift: *mut f32) {
+    let (c, per_group, hw) = (x.channels, x.channels / norm.groups, x.pixels as f64);
+    let size = x.dtype.size_bytes();
+    for g in 0..norm.groups {
+        let channels = g * per_group..(g + 1) * per_group;
+        // (k, sum of x - k, sum of (x - k)^2) of each channel.
+        let moments = |ch: usize| {
+            // SAFETY: the first pixel of a non-empty image.
+            let k = unsafe { load_scalar(x.dtype, image.add(ch * size)) as f64 };
+            let total = |at: usize| sums.chunks_exact(2 * c).map(|part| part[at]).sum::<f64>();
+            (k, total(ch), total(c + ch))
+        };
+        let count = hw * per_group as f64;
+        let mean = channels.clone().map(moments).map(|(k, s, _)| s + hw * k).sum::<f64>() / count;
+        let square = |(k, s, q): (f64, f64, f64)| q + 2.0 * (k - mean) * s + hw * (k - mean) * (k - mean);
+        let variance = channels.clone().map(moments).map(square).sum::<f64>() / count;
+        let rstd = 1.0 / (variance.max(0.0) + norm.eps).sqrt();
+        let rstd = if variance.is_nan() { f64::NAN } else { rstd };
+        for ch in channels {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (gamma, beta) = (norm.gamma.get(ch, 1.0), norm.beta.get(ch, 0.0));
+                *scale.add(ch) = (gamma * rstd) as f32;
+                *shift.add(ch) = (beta - mean * rstd * gamma) as f32;
+            }
+        }
+    }
+}
+
+simd_dispatch! {
+    /// Adds the sums of `x - k` and `(x - k)^2` over pixels `from..to` to `out` (two rows of `c`).
+    unsafe fn sum_pixels(
+        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, scratch: *mut f32, out: *mut f64,
+    ) = sum_pixels_body
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn sum_pixels_body<S: Simd>(
+    s: S,
+    dtype: DType,
+    image: *const u8,
+    stride: isize,
+    from: usize,
+    to: usize,
+    c: usize,
+    scratch: *mut f32,
+    out: *mut f64,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { with_element!(dtype, e => sum_pixels_of(s, e, image, stride, from, to, c, scratch, out), else ()) }
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn sum_pixels_of<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    image: *const u8,
+    stride: isize,
+    from: usize,
+    to: usize,
+    c: usize,
+    scratch: *mut f32,
+    out: *mut f64,
+) {
+    // SAFETY: pixels `from..to` of `c` elements each, three rows of `c` f32 of scratch, two rows of `c` f64 of sums.
+    unsafe {
+        let (k, sum, square) = (scratch, scratch.add(c), scratch.add(2 * c));
+        for i in 0..c {
+            *k.add(i) = e.get(image, i as isize);
+        }
+        let pixel = |p: usize| image.offset(p as isize * stride * E::SIZE as isize);
+        let mut p = from;
+        while p < to {
+            let end = to.min(p + CHUNK);
+            for i in 0..c {
+                (*sum.add(i), *square.add(i)) = (0.0, 0.0);
+            }
+            while p + 4 <= end {
+                let rows = [pixel(p), pixel(p + 1), pixel(p + 2), pixel(p + 3)];
+                let mut i = 0;
+                while i < c {
+                    let n = S::LANES.min(c - i);
+                    let kv = s.load_n(k.add(i), n);
+                    let (mut a, mut b) = (s.load_n(sum.add(i), n), s.load_n(square.add(i), n));
+                    let (v, w, x, y) = if n == S::LANES {
+                        (e.load(s, rows[0], i), e.load(s, rows[1], i), e.load(s, rows[2], i), e.load(s, rows[3], i))
+                    } else {
+                        let tail = (e.load_n(s, rows[0], i, n), e.load_n(s, rows[1], i, n));
+                        (tail.0, tail.1, e.load_n(s, rows[2], i, n), e.load_n(s, rows[3], i, n))
+                    };
+                    let (v, w, x, y) = (s.sub(v, kv), s.sub(w, kv), s.sub(x, kv), s.sub(y, kv));
+                    a = s.add(a, s.add(s.add(v, w), s.add(x, y)));
+                    b = s.mla(v, v, s.mla(w, w, b));
+                    b = s.mla(x, x, s.mla(y, y, b));
+                    s.store_n(sum.add(i), a, n);
+                    s.store_n(square.add(i), b, n);
+                    i += S::LANES;
+                }
+                p += 4;
+            }
+            while p < end {
+                let row = pixel(p);
+                let mut i = 0;
+                while i < c {
+                    let n = S::LANES.min(c - i);
+                    let v = s.sub(e.load_n(s, row, i, n), s.load_n(k.add(i), n));
+                    s.store_n(sum.add(i), s.add(s.load_n(sum.add(i), n), v), n);
+                    s.store_n(square.add(i), s.mla(v, v, s.load_n(square.add(i), n)), n);
+                    i += S::LANES;
+                }
+                p += 1;
+            }
+            for i in 0..c {
+                *out.add(i) += *sum.add(i) as f64;
+                *out.add(c + i) += *square.add(i) as f64;
+            }
+        }
+    }
+}
+
+/// Group norm with its application: the statistics of each image, then the program over that image while the caches
+/// still hold it.
+///
+/// The program's space has the image as its first dimension and channels as its last. It finds `scale` and `shift` among
+/// its loads, bound by the caller with strides `(channels, 0, ..., 0, 1)`.
+///
+/// # Errors
+/// As for [`group_norm_scale_shift`].
+///
+/// # Safety
+/// As for [`group_norm_scale_shift`] and [`run_loop`](super::tile_exec::run_loop). The program may store over `x`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn group_norm_apply(
+    pool: &Pool,
+    isa: Isa,
+    x: &Channels,
+    norm: &GroupNorm,
+    scale: *mut f32,
+    shift: *mut f32,
+    program: &Prepared,
+    space: &Space,
+    loads: &[Bound],
+    stores: &[Bound],
+) -> Result<(), KernelError> {
+    let images = if space.rank > 1 { space.dims[0] } else { 1 };
+    if images != x.batch || space.cols() != x.channels {
+        return Err(KernelError::Shape("the program's space is not that of the images"));
+    }
+    let mut rest = *space;
+    rest.dims[0] = 1;
+    for n in 0..images {
+        let image = Channels {
+            ptr: x.ptr.wrapping_offset(n as isize * x.image_stride * x.dtype.size_bytes() as isize),
+            batch: 1,
+            ..*x
+        };
+        let shifted = |b: &Bound, dtype: DType| Bound {
+            ptr: b.ptr.wrapping_offset(n as isize * b.strides[0] * dtype.size_bytes() as isize),
+            ..*b
+        };
+        let ins: Vec<Bound> = loads.iter().zip(program.load_types()).map(|(b, t)| shifted(b, *t)).collect();
+        let outs: Vec<Bound> = stores.iter().zip(program.store_types()).map(|(b, t)| shifted(b, *t)).collect();
+        // SAFETY: the part of the caller's memory that belongs to this image.
+        unsafe {
+            group_norm_scale_shift(pool, isa, &image, norm, scale.add(n * x.channels), shift.add(n * x.channels))?;
+            super::tile_exec::run_loop(pool, program, &rest, &ins, &outs);
+        }
+    }
+    Ok(())
+}
+
+/// Which statistics a row-wise norm uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowNorm {
+    /// Mean and variance.
+    Layer,
+    /// Mean square; `RowScalar(0)` is 0.
+    Rms,
+}
+
+/// Rows of contiguous elements: the last dimension of a space is the row, its stride 1.
+#[derive(Clone, Copy, Debug)]
+pub struct RowInput {
+    /// Operand over the program's space.
+    pub bound: Bound,
+    /// Element type: F32, F16 or BF16.
+    pub dtype: DType,
+}
+
+/// Most rows handed to the program at once.
+const ROWS: usize = 16;
+
+/// Layer norm or RMS norm over the last dimension of `space`.
+///
+/// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean and
+/// `RowScalar(1)` the reciprocal of `sqrt(variance + eps)`. The program loads `x` (as a memory operand), weight and bias
+/// itself.
+///
+/// # Errors
+/// If `x` is not floating or its rows are not contiguous.
+///
+/// # Safety
+/// `x` must be valid for reads over the space, the program's operands as for [`BoundProgram::run_block`].
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn row_norm(
+    pool: &Pool,
+    isa: Isa,
+    kind: RowNorm,
+    eps: f64,
+    x: &RowInput,
+    program: &Prepared,
+    space: &Space,
+    loads: &[Bound],
+    stores: &[Bound],
+) -> Result<(), KernelError> {
+    if !matches!(x.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(KernelError::UnsupportedDType(x.dtype));
+    }
+    let (rows, cols) = (space.rows(), space.cols());
+    if cols > 1 && space.rank > 0 && x.bound.strides[space.rank - 1] != 1 {
+        return Err(KernelError::Shape("rows of the normalised operand are not contiguous"));
+    }
+    if rows * cols == 0 {
+        return Ok(());
+    }
+    let bound = BoundProgram::new(program, space, loads, stores);
+    let size = x.dtype.size_bytes();
+    // Rows small enough together to stay in half of L1 between their statistics and the program.
+    let batch = (16_384 / (cols * size)).clamp(1, ROWS);
+    let units = rows.div_ceil(batch);
+    let tasks = ((rows * cols * size) >> 15).clamp(1, pool.threads() * 4).min(units);
+    let (ptr, strides, dtype, space) = (Shared(x.bound.ptr), x.bound.strides, x.dtype, *space);
+    pool.run(tasks, |task, _| {
+        let (mut mean, mut rstd) = ([0f32; ROWS], [0f32; ROWS]);
+        for unit in units * task / tasks..units * (task + 1) / tasks {
+            let (row0, n) = (unit * batch, batch.min(rows - unit * batch));
+            for r in 0..n {
+                let (mut rest, mut offset) = (row0 + r, 0);
+                for d in (0..space.rank.saturating_sub(1)).rev() {
+                    offset += (rest % space.dims[d]) as isize * strides[d];
+                    rest /= space.dims[d];
+                }
+                // SAFETY: a row of `x`.
+                let (m, v) = unsafe { row_statistics(isa, dtype, ptr.at(offset * size as isize), cols, kind) };
+                (mean[r], rstd[r]) = (m as f32, (1.0 / (v + eps).sqrt()) as f32);
+            }
+            let scalars = [mean.as_ptr(), rstd.as_ptr()];
+            let block = Block { row_scalars: &scalars, row0, rows: n, cols, ..Block::default() };
+            // SAFETY: rows of the space, disjoint between tasks; the scalars hold `n` values.
+            unsafe { bound.run_block(&block) };
+        }
+    });
+    Ok(())
+}
+
+simd_dispatch! {
+    /// Mean and variance (or 0 and mean square) of a row.
+    unsafe fn row_statistics(dtype: DType, x: *const u8, n: usize, kind: RowNorm) -> (f64, f64) = row_statistics_body
+}
+
+#[inline(always)]
+unsafe fn row_statistics_body<S: Simd>(s: S, dtype: DType, x: *const u8, n: usize, kind: RowNorm) -> (f64, f64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_element!(dtype, e => {
+            let mean = match kind {
+                RowNorm::Layer => sum_row::<S, _, false>(s, e, x, n, 0.0) / n as f64,
+                RowNorm::Rms => 0.0,
+            };
+            // Distances from the rounded mean; the rest of the mean is corrected for.
+            let center = mean as f32;
+            let square = sum_row::<S, _, true>(s, e, x, n, center) / n as f64;
+            let rest = if mean.is_finite() { mean - center as f64 } else { 0.0 };
+            (mean, (square - rest * rest).max(0.0) + 0.0 * square)
+        }, else (0.0, 0.0))
+    }
+}
+
+/// Sum of `x` or of `(x - center)^2`: f32 over short pieces, f64 between them.
+#[inline(always)]
+unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(s: S, e: E, x: *const u8, n: usize, center: f32) -> f64 {
+    let (l, c, zero) = (S::LANES, s.splat(center), s.splat(0.0));
+    let mut total = 0f64;
+    let mut at = 0;
+    while at < n {
+        let end = n.min(at + 64 * l);
+        let mut acc = [zero; 4];
+        // SAFETY: positions below `n`, by the caller's promise.
+        unsafe {
+            while at + 4 * l <= end {
+                let v = [e.load(s, x, at), e.load(s, x, at + l), e.load(s, x, at + 2 * l), e.load(s, x, at + 3 * l)];
+                let mut j = 0;
+                while j < 4 {
+                    let d = s.sub(v[j], c);
+                    acc[j] = if SQUARE { s.mla(d, d, acc[j]) } else { s.add(acc[j], v[j]) };
+                    j += 1;
+                }
+                at += 4 * l;
+            }
+            while at + l <= end {
+                let v = e.load(s, x, at);
+                let d = s.sub(v, c);
+                acc[0] = if SQUARE { s.mla(d, d, acc[0]) } else { s.add(acc[0], v) };
+                at += l;
+            }
+            while at < end {
+                let v = e.get(x, at as isize);
+                let d = v - center;
+                total += if SQUARE { (d * d) as f64 } else { v as f64 };
+                at += 1;
+            }
+        }
+        total += s.reduce_add(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3]))) as f64;
+    }
+    total
+}

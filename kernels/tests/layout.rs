@@ -1,0 +1,262 @@
+//! Copies, padding, gathers and resampling against plain loops.
+
+use oxidiff_kernels::cpu::copy::{Side, copy, copy_reference, fill, pad};
+use oxidiff_kernels::cpu::gather::{Indices, Rows, gather};
+use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
+use oxidiff_kernels::dtype::DType;
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+
+const DTYPES: [DType; 8] =
+    [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::Bool];
+
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+/// Row-major strides of sizes permuted by `order`: `order[0]` is outermost in memory.
+fn strides(sizes: &[usize], order: &[usize]) -> Vec<isize> {
+    let mut strides = vec![0; sizes.len()];
+    let mut step = 1;
+    for &d in order.iter().rev() {
+        strides[d] = step;
+        step *= sizes[d] as isize;
+    }
+    strides
+}
+
+/// Bytes that are small values of the type: 0..64, so that conversions are exact everywhere but bool.
+fn values(dtype: DType, n: usize) -> Vec<u8> {
+    (0..n)
+        .flat_map(|i| {
+            let v = (i * 37 + i / 64) % 64;
+            match dtype {
+                DType::F32 => (v as f32).to_le_bytes().to_vec(),
+                DType::F16 => half::f16::from_f32(v as f32).to_le_bytes().to_vec(),
+                DType::BF16 => half::bf16::from_f32(v as f32).to_le_bytes().to_vec(),
+                DType::F64 => (v as f64).to_le_bytes().to_vec(),
+                DType::I64 => (v as i64).to_le_bytes().to_vec(),
+                DType::I32 => (v as i32).to_le_bytes().to_vec(),
+                DType::U8 => vec![v as u8],
+                DType::Bool => vec![(v % 2) as u8],
+            }
+        })
+        .collect()
+}
+
+fn check_copy(sizes: &[usize], src_order: &[usize], dst_order: &[usize], from: DType, to: DType) {
+    let n: usize = sizes.iter().product();
+    let (a, b) = (strides(sizes, src_order), strides(sizes, dst_order));
+    let mut src = values(from, n);
+    let mut expected = vec![0xa5u8; n * to.size_bytes()];
+    let side = |data: &mut Vec<u8>, dtype, strides| Side { ptr: data.as_mut_ptr(), dtype, strides };
+    // SAFETY: both buffers hold all indices.
+    unsafe { copy_reference(sizes, side(&mut src, from, &a), side(&mut expected, to, &b)) };
+    for isa in isas() {
+        let mut dst = vec![0xa5u8; n * to.size_bytes()];
+        // SAFETY: as above.
+        unsafe { copy(&Pool::new(2), isa, sizes, side(&mut src, from, &a), side(&mut dst, to, &b)) };
+        assert!(dst == expected, "{sizes:?} {src_order:?} -> {dst_order:?}, {from:?} -> {to:?}, {}", isa.name());
+    }
+}
+
+#[test]
+fn layouts_convert_both_ways() {
+    for dtype in DTYPES {
+        for sizes in [[2, 4, 9, 13], [1, 70, 8, 16], [2, 3, 65, 130], [1, 1, 1, 1], [3, 0, 2, 2], [2, 64, 16, 16]] {
+            check_copy(&sizes, &[0, 1, 2, 3], &[0, 2, 3, 1], dtype, dtype);
+            check_copy(&sizes, &[0, 2, 3, 1], &[0, 1, 2, 3], dtype, dtype);
+            check_copy(&sizes, &[3, 1, 0, 2], &[0, 2, 1, 3], dtype, dtype);
+            check_copy(&sizes, &[0, 1, 2, 3], &[0, 1, 2, 3], dtype, dtype);
+        }
+    }
+    check_copy(&[], &[], &[], DType::F32, DType::F32);
+    check_copy(&[300_001], &[0], &[0], DType::F16, DType::F16);
+}
+
+#[test]
+fn every_type_converts_to_every_other() {
+    for from in DTYPES {
+        for to in DTYPES {
+            check_copy(&[2, 3, 40], &[0, 1, 2], &[1, 2, 0], from, to);
+            check_copy(&[2, 1, 1, 2, 2, 1, 5, 2], &[0, 1, 2, 3, 4, 5, 6, 7], &[7, 0, 1, 2, 3, 4, 5, 6], from, to);
+        }
+    }
+}
+
+#[test]
+fn conversions_follow_pytorch() {
+    let one = |from: DType, bytes: &[u8], to: DType| {
+        let (mut src, mut dst) = (bytes.to_vec(), vec![0u8; 8]);
+        let (s, d) = (
+            Side { ptr: src.as_mut_ptr(), dtype: from, strides: &[] },
+            Side { ptr: dst.as_mut_ptr(), dtype: to, strides: &[] },
+        );
+        // SAFETY: one element each.
+        unsafe { copy(&Pool::new(1), Isa::detect(), &[], s, d) };
+        dst[..to.size_bytes()].to_vec()
+    };
+    let f = |x: f32, to| one(DType::F32, &x.to_le_bytes(), to);
+    assert_eq!(f(f32::NAN, DType::I64), i64::MIN.to_le_bytes());
+    assert_eq!(f(3e9, DType::I64), 3_000_000_000i64.to_le_bytes());
+    assert_eq!(f(3e9, DType::I32), i32::MIN.to_le_bytes());
+    assert_eq!(f(-1.7, DType::I32), (-1i32).to_le_bytes());
+    assert_eq!(f(-1.7, DType::U8), [255]);
+    assert_eq!(f(300.0, DType::U8), [44]);
+    assert_eq!(f(f32::NAN, DType::Bool), [1]);
+    let big = (1i64 << 53) + 1;
+    assert_eq!(one(DType::I64, &big.to_le_bytes(), DType::I64), big.to_le_bytes());
+    assert_eq!(one(DType::I64, &big.to_le_bytes(), DType::I32), 1i32.to_le_bytes());
+    assert_eq!(one(DType::I64, &16_777_217i64.to_le_bytes(), DType::F64), 16_777_217f64.to_le_bytes());
+    assert_eq!(one(DType::F64, &f64::NAN.to_le_bytes(), DType::I64), i64::MIN.to_le_bytes());
+}
+
+#[test]
+fn broadcast_and_negative_strides() {
+    let mut src = values(DType::F32, 12);
+    let mut dst = vec![0f32; 3 * 5 * 4];
+    let last = src.as_mut_ptr().wrapping_add(8 * 4);
+    let s = Side { ptr: last, dtype: DType::F32, strides: &[-4, 0, 1] };
+    let d = Side { ptr: dst.as_mut_ptr().cast(), dtype: DType::F32, strides: &[20, 4, 1] };
+    // SAFETY: rows 2, 1, 0 of four elements, each five times.
+    unsafe { copy(&Pool::new(2), Isa::detect(), &[3, 5, 4], s, d) };
+    for (i, &x) in dst.iter().enumerate() {
+        let (row, col) = (2 - i / 20, i % 4);
+        let at = (row * 4 + col) * 4;
+        assert_eq!(x, f32::from_le_bytes(src[at..at + 4].try_into().unwrap()));
+    }
+}
+
+#[test]
+fn padding_adds_and_crops() {
+    for dtype in [DType::F32, DType::BF16, DType::I64, DType::Bool] {
+        for (before, after) in
+            [([0, 1, 2], [0, 1, 3]), ([0, -1, 2], [1, 0, -3]), ([0, 0, 0], [0, 0, 0]), ([0, -9, 0], [0, 0, 2])]
+        {
+            let sizes = [2usize, 5, 30];
+            let out: Vec<usize> = (0..3).map(|d| (sizes[d] as isize + before[d] + after[d]).max(0) as usize).collect();
+            let (a, b) = (strides(&sizes, &[0, 1, 2]), strides(&out, &[0, 1, 2]));
+            let mut src = values(dtype, 300);
+            let n: usize = out.iter().product();
+            let mut dst = vec![0xa5u8; n * dtype.size_bytes()];
+            let mut expected = dst.clone();
+            let mut one = vec![0u8; 8];
+            let s = Side { ptr: src.as_mut_ptr(), dtype, strides: &a };
+            let d = Side { ptr: dst.as_mut_ptr(), dtype, strides: &b };
+            // SAFETY: the buffers hold the sizes.
+            unsafe {
+                fill(&Pool::new(1), Isa::detect(), &[], Side { ptr: one.as_mut_ptr(), dtype, strides: &[] }, 1.0);
+                pad(&Pool::new(2), Isa::detect(), &sizes, &before, &after, 1.0, s, d);
+            }
+            let size = dtype.size_bytes();
+            for at in 0..n {
+                let i = [at / (out[1] * out[2]), at / out[2] % out[1], at % out[2]];
+                let from: Vec<isize> = (0..3).map(|d| i[d] as isize - before[d]).collect();
+                let inside = (0..3).all(|d| (0..sizes[d] as isize).contains(&from[d]));
+                let at_src = if inside { from[0] * a[0] + from[1] * a[1] + from[2] } else { 0 } as usize * size;
+                let v = if inside { &src[at_src..at_src + size] } else { &one[..size] };
+                expected[at * size..(at + 1) * size].copy_from_slice(v);
+            }
+            assert!(dst == expected, "{dtype:?} {before:?} {after:?}");
+        }
+    }
+}
+
+#[test]
+fn fill_reaches_every_element_and_no_other() {
+    let mut data = vec![7i32; 40 * 50];
+    let side = Side { ptr: data.as_mut_ptr().wrapping_add(3).cast(), dtype: DType::I32, strides: &[50, 1] };
+    // SAFETY: 40 rows of 44 elements from the fourth on.
+    unsafe { fill(&Pool::new(2), Isa::detect(), &[40, 44], side, -5.0) };
+    for (i, &x) in data.iter().enumerate() {
+        assert_eq!(x, if (3..47).contains(&(i % 50)) { -5 } else { 7 });
+    }
+}
+
+#[test]
+fn rows_are_picked_or_refused() {
+    let table: Vec<u16> = (0..50 * 24).collect();
+    let mut out = vec![0u16; 2 * 4 * 12];
+    let indices = [3i64, 0, 24, -1];
+    let list = Indices { ptr: indices.as_ptr().cast(), dtype: DType::I64, len: 4, stride: 1 };
+    let rows = Rows {
+        src: table.as_ptr().cast(),
+        rows: 25,
+        src_row: 24,
+        dst: out.as_mut_ptr().cast(),
+        dst_row: 24,
+        row_bytes: 24,
+        outer: 2,
+        src_outer: 25 * 24,
+        dst_outer: 4 * 24,
+    };
+    // SAFETY: two slices of 25 rows of 12 elements; four rows each out.
+    let refused = unsafe { gather(&Pool::new(2), list, false, rows) }.unwrap_err();
+    assert_eq!((refused.index, refused.at, refused.rows), (-1, 3, 25));
+    assert!(out.iter().all(|&x| x == 0));
+    // SAFETY: as above.
+    unsafe { gather(&Pool::new(2), list, true, rows) }.unwrap();
+    for (o, (at, index)) in (0..2).flat_map(|o| [3, 0, 24, 24].into_iter().enumerate().map(move |x| (o, x))) {
+        assert_eq!(out[(o * 4 + at) * 12..][..12], table[(o * 25 + index) * 12..][..12]);
+    }
+    // SAFETY: no index is read.
+    unsafe { gather(&Pool::new(2), Indices { len: 0, ..list }, false, rows) }.unwrap();
+}
+
+/// The lists are what `torch.nn.functional.interpolate` 2.11 gives.
+#[test]
+fn nearest_indices_are_pytorchs() {
+    let axis = |input, output, scale| Axis { input, output, scale, src: 1, dst: 1 };
+    assert_eq!(axis(3, 6, None).source(false), [0, 0, 1, 1, 2, 2]);
+    assert_eq!(axis(5, 3, None).source(false), [0, 1, 3]);
+    assert_eq!(axis(5, 3, None).source(true), [0, 2, 4]);
+    assert_eq!(axis(4, 9, Some(2.3)).source(false), [0, 0, 0, 1, 1, 2, 2, 3, 3]);
+    assert_eq!(axis(7, 7, Some(1.05)).source(false), [0, 0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn images_are_resampled_in_any_layout() {
+    let pool = Pool::new(2);
+    let (n, c, sizes, out) = (2usize, 5usize, [2usize, 3, 4], [3usize, 6, 7]);
+    for element in [1usize, 2, 4, 8] {
+        for last in [true, false] {
+            let order: &[usize] = if last { &[0, 2, 3, 4, 1] } else { &[0, 1, 2, 3, 4] };
+            let a = strides(&[n, c, sizes[0], sizes[1], sizes[2]], order);
+            let b = strides(&[n, c, out[0], out[1], out[2]], order);
+            let src: Vec<u8> = (0..n * c * 24 * element).map(|i| (i * 31 % 251) as u8).collect();
+            let mut dst = vec![0u8; n * c * 126 * element];
+            let e = element as isize;
+            let axes = [0, 1, 2].map(|d| Axis {
+                input: sizes[d],
+                output: out[d],
+                scale: None,
+                src: a[d + 2] * e,
+                dst: b[d + 2] * e,
+            });
+            let images = Images {
+                src: src.as_ptr(),
+                dst: dst.as_mut_ptr(),
+                batch: n,
+                src_batch: a[0] * e,
+                dst_batch: b[0] * e,
+                channels: c,
+                src_channel: a[1] * e,
+                dst_channel: b[1] * e,
+                element_bytes: element,
+                axes,
+            };
+            // SAFETY: the buffers hold the images.
+            unsafe { nearest(&pool, false, &images) };
+            let maps = axes.map(|x| x.source(false));
+            for at in 0..n * c * 126 {
+                let i = [at / (c * 126), at / 126 % c, at / 42 % 3, at / 7 % 6, at % 7];
+                let s = i[0] as isize * a[0]
+                    + i[1] as isize * a[1]
+                    + (0..3).map(|d| maps[d][i[d + 2]] as isize * a[d + 2]).sum::<isize>();
+                let d: isize = (0..5).map(|k| i[k] as isize * b[k]).sum();
+                let (s, d) = (s as usize * element, d as usize * element);
+                assert_eq!(dst[d..d + element], src[s..s + element]);
+            }
+        }
+    }
+}
