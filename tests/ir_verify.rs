@@ -163,7 +163,8 @@ fn tables_and_order() {
         g
     };
     verify_graph(&graph(), "test").unwrap();
-    let breaks: [(&str, fn(&mut Graph)); 9] = [
+    type Damage = fn(&mut Graph);
+    let breaks: [(&str, Damage); 9] = [
         ("output %9", |g| g.outputs[0].0 = 9),
         ("does not come before", |g| {
             g.nodes[0].op = Op::Convert;

@@ -2,7 +2,8 @@
 //!
 //! Where to look: [`dim`] symbolic integers, [`dtype`] element types, [`op`] the op set and what it means, [`graph`] nodes and
 //! slots, [`edit`] the one door for changes, [`print`] and [`parse`] the text form,
-//! [`infer`] types, [`verify`] invariants, [`interp`] the executable meaning.
+//! [`infer`] types, [`verify`] invariants, [`interp`] the executable meaning,
+//! [`hash`] identity, [`testing`] random graphs.
 //!
 //! Invariant: nothing here knows passes, plans, backends or Python.
 
@@ -10,11 +11,14 @@ pub mod dim;
 pub mod dtype;
 pub mod edit;
 pub mod graph;
+pub mod hash;
 pub mod infer;
 pub mod interp;
 pub mod op;
 pub mod parse;
 pub mod print;
+#[doc(hidden)]
+pub mod testing;
 pub mod verify;
 
 pub use dim::{Dim, Sym};

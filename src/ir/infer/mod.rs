@@ -105,10 +105,11 @@ pub fn check_static(graph: &Graph, value: ValueId) -> Result<()> {
 /// are known to fit the ranks ([`check_static`]).
 pub(crate) fn check_sizes(op: &Op, operands: &[&[i64]], result: &[i64], bindings: &[i64]) -> Check {
     ranges::check_numel(result)?;
-    if let Some(expected) = shapes::result_shape(op, operands)? {
-        if expected != result {
+    match shapes::result_shape(op, operands)? {
+        Some(expected) if expected != result => {
             return Err(format!("the result has shape {expected:?}, declared as {result:?}"));
         }
+        Some(_) | None => {}
     }
     ranges::check_ranges(op, operands, result, bindings)
 }

@@ -70,8 +70,7 @@ impl Tensor {
     /// # Errors
     /// If the shape is impossible or the number of bytes is not that of the shape.
     pub fn new(dtype: DType, shape: Vec<i64>, mut bytes: Vec<u8>) -> Result<Self> {
-        let sizes = shape.iter().map(|&d| usize::try_from(d).ok());
-        let len = sizes.fold(Some(dtype.size_bytes()), |n, d| n?.checked_mul(d?));
+        let len = shape.iter().try_fold(dtype.size_bytes(), |n, &d| n.checked_mul(usize::try_from(d).ok()?));
         if len != Some(bytes.len()) {
             let why = format!("{} bytes for {dtype}{shape:?}", bytes.len());
             return Err(Error::Shape { place: Place { op: "tensor".to_owned(), ..Place::default() }, why });
