@@ -4,6 +4,7 @@
 
 pub mod compute_class;
 pub mod layout;
+pub mod pattern;
 pub mod shape;
 
 pub use compute_class::{ComputeClass, group_class, node_class};

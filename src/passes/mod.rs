@@ -9,8 +9,15 @@
 pub mod canonicalize;
 pub mod eliminate_common_subexpressions;
 pub mod eliminate_dead_code;
+pub mod fold_constants;
 pub mod form_groups;
+pub mod merge_conversions;
 pub mod propagate_layout;
+pub mod recognise_activations;
+pub mod recognise_attention;
+pub mod recognise_norms;
+pub mod sink_views;
+pub mod split_projections;
 
 use std::time::{Duration, Instant};
 
@@ -50,9 +57,17 @@ pub struct Pass {
 pub const PIPELINE: &[(Pass, &str)] = &[
     (eliminate_dead_code::PASS, "capture leaves unused shape arithmetic behind; no later pass should look at it"),
     (canonicalize::PASS, "the recognisers below match one form of each pattern"),
+    (fold_constants::PASS, "canonical form leaves constants next to each other"),
     (eliminate_common_subexpressions::PASS, "recognisers compare values by identity"),
     (eliminate_dead_code::PASS, "single-user tests must not count dead users"),
+    (recognise_norms::PASS, "before conversions and views move"),
+    (recognise_activations::PASS, "before conversions and views move"),
+    (recognise_attention::PASS, "after norms: query and key norms are part of no attention"),
+    (eliminate_dead_code::PASS, "what was recognised leaves its formula behind"),
+    (merge_conversions::PASS, "recognisers are done with conversions; fewer values to move"),
+    (split_projections::PASS, "after activations: the gate is what the pieces are split for"),
     (propagate_layout::PASS, "patterns are recognised in the order of dimensions in which models are written"),
+    (sink_views::PASS, "permutes have settled; reshapes between a contraction and its residual are left"),
     (canonicalize::PASS, "what stood on both sides of a permute meets"),
     (eliminate_common_subexpressions::PASS, "a value permuted for several users is permuted once"),
     (eliminate_dead_code::PASS, "groups look at users"),

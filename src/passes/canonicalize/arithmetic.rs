@@ -1,6 +1,7 @@
 //! Rules of pointwise ops and reductions.
 
 use super::Rule;
+use crate::analysis::pattern::holds;
 use crate::analysis::shape::broadcast;
 use crate::ir::{BinaryOp, DType, Editor, Node, Op, ReduceOp, UnaryOp, ValueId, ValueType};
 
@@ -157,22 +158,6 @@ fn exact_detour(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
     }
     let x = inner.inputs[0];
     Some(edit.emit(Op::Convert, &[x], node.ty.dtype, node.ty.shape.clone()))
-}
-
-/// Whether every value of `narrow` is a value of `wide`.
-pub(super) fn holds(wide: DType, narrow: DType) -> bool {
-    use DType::{BF16, Bool, F16, F32, F64, I8, I32, I64, U8};
-    match narrow {
-        Bool => true,
-        U8 => !matches!(wide, Bool | I8),
-        I8 => !matches!(wide, Bool | U8),
-        I32 => matches!(wide, I32 | I64 | F64),
-        I64 => wide == I64,
-        F16 => matches!(wide, F16 | F32 | F64),
-        BF16 => matches!(wide, BF16 | F32 | F64),
-        F32 => matches!(wide, F32 | F64),
-        F64 => wide == F64,
-    }
 }
 
 fn constant(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
