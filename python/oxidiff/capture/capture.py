@@ -7,8 +7,8 @@ other values, and becomes a constant of the program if nothing helps: the graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from ..errors import CaptureError
 from .dim import Dim
 from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
+from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, labels, rebuild
 from .sizes import SizePlan, Symbol, candidates, held_out, plan_sizes
 from .trace import Trace, trace
 from .weights import WeightIndex
+
+if TYPE_CHECKING:
+    from .._native import GraphBuilder
 
 __all__ = ["Capturer", "capture"]
 
@@ -69,6 +73,27 @@ class Capturer:
         """Captures the program of ``call``; see :func:`capture`."""
         return _Session(self, call).run()
 
+    def lowered(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, LoweredGraph]:
+        """Captures the program of ``call`` and lowers it. A size that the compiler must know becomes a constant.
+
+        Args:
+            call: The call.
+            make_builder: Makes an empty builder, ``oxidiff._native.GraphBuilder``.
+
+        Raises:
+            CaptureError: As :func:`capture`.
+            UnsupportedError: As :func:`~oxidiff.capture.lowering.lower`.
+        """
+        fixed: set[str] = set()
+        while True:
+            graph = _Session(self, call, fixed).run()
+            try:
+                return graph, lower(graph, make_builder())
+            except SizeDependentError as error:
+                if error.symbols <= fixed:
+                    raise
+                fixed |= error.symbols
+
     def extend(self, graph: CapturedGraph, call: Call) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
 
@@ -95,7 +120,7 @@ class _Disagreement(Exception):
 class _Session:
     """One capture."""
 
-    def __init__(self, owner: Capturer, call: Call) -> None:
+    def __init__(self, owner: Capturer, call: Call, fixed: Set[str] = frozenset()) -> None:
         self.owner = owner
         self.call = call
         self.weights = WeightIndex(owner.root)
@@ -105,6 +130,8 @@ class _Session:
         self.chosen: dict[str, tuple[Number, ...]] = {}
         self.traces = 0
         self.fixed: list[str] = []
+        for symbol in [s for s in self.plan.symbols if s.name in fixed]:
+            self.fix(symbol)
 
     def run(self) -> CapturedGraph:
         if not self.owner.dynamic:

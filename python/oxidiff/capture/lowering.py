@@ -24,7 +24,7 @@ from .weights import WeightSlot
 if TYPE_CHECKING:
     from .._native import GraphBuilder
 
-__all__ = ["DTYPES", "ArgumentSource", "LoweredGraph", "Lowering", "T", "lower"]
+__all__ = ["DTYPES", "ArgumentSource", "LoweredGraph", "Lowering", "SizeDependentError", "T", "lower", "opmath"]
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
@@ -40,6 +40,14 @@ DTYPES: dict[torch.dtype, str] = {
 """The element types of the compiler's graph."""
 
 Shape = tuple[Size, ...]
+
+
+class SizeDependentError(UnsupportedError):
+    """A number that the compiler needs to know depends on the call. ``symbols``: the sizes to fix, so that it does not."""
+
+    def __init__(self, message: str, symbols: set[str], *, module: str = "", op: str = "") -> None:
+        super().__init__(message, module=module, op=op)
+        self.symbols = symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,12 @@ class Lowering:
             row = ROWS.get(node.op)
             if row is None:
                 raise self.unsupported("the op is not supported")
-            results = row(self, *self.bind(node))
+            arguments = self.bind(node)
+            try:
+                results = row(self, *arguments)
+            except (TypeError, KeyError) as error:
+                # A row that computes with a number it takes to be known.
+                raise self.size_dependent(str(error), _symbols_in(arguments)) from error
             if isinstance(results, T):
                 results = (results,)
             for value, result in zip(node.outputs, results, strict=True):
@@ -158,14 +171,17 @@ class Lowering:
             f"{self.node.op}{where}: {why} (operands: {shapes or 'none'})", module=self.node.path, op=str(self.node.op)
         )
 
+    def size_dependent(self, why: str, symbols: set[str]) -> UnsupportedError:
+        """The exception for a number of the node being lowered that depends on ``symbols``."""
+        error = self.unsupported(why)
+        return SizeDependentError(str(error), symbols, module=error.module, op=error.op) if symbols else error
+
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def declare_symbols(self) -> None:
         in_shapes: set[str] = set()
         for value in self.graph.values:
-            for size in value.shape:
-                if isinstance(size, Dim):
-                    in_shapes |= size.symbols()
+            in_shapes |= _symbols_in(value.shape)
         for symbol in self.graph.plan.symbols:
             if symbol.role in ("int", "float") and symbol.name not in in_shapes:
                 continue
@@ -250,7 +266,7 @@ class Lowering:
     def static(self, size: Any, what: str) -> int:
         """``size`` as a plain int; it must not depend on the call."""
         if isinstance(size, Dim):
-            raise self.unsupported(f"{what} depends on the input's size: {size}")
+            raise self.size_dependent(f"{what} depends on the input's size: {size}", size.symbols())
         return int(size)
 
     def sign(self, size: Size) -> int:
@@ -262,7 +278,7 @@ class Lowering:
             value = size.exact({name: Fraction(point[name]) for name in size.symbols()})
             signs.add((value > 0) - (value < 0))
         if len(signs) > 1:
-            raise self.unsupported(f"{size} changes its sign with the input's size")
+            raise self.size_dependent(f"{size} changes its sign with the input's size", size.symbols())
         return signs.pop()
 
     def dtype_name(self, dtype: torch.dtype) -> str:
@@ -430,6 +446,14 @@ class Lowering:
         dims = sorted({d % x.rank for d in dims}) if x.rank else []
         shape = [1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims]
         return self.emit(op, (x,), dtype, shape, dims=dims, keepdim=keepdim)
+
+
+def _symbols_in(arguments: Any) -> set[str]:
+    if isinstance(arguments, Dim):
+        return arguments.symbols()
+    if isinstance(arguments, (list, tuple)):
+        return set().union(*map(_symbols_in, arguments))
+    return set()
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:

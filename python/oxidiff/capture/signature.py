@@ -53,7 +53,12 @@ class Binder:
         self._rest: str | None = None
         self._extra: str | None = None
         self._required: set[str] = set()
-        for name, parameter in inspect.signature(function).parameters.items():
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError:
+            # A builtin: what it takes is not known, so arguments stay as they are passed.
+            parameters = inspect.signature(_anything).parameters
+        for name, parameter in parameters.items():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 self._rest = name
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -130,6 +135,10 @@ class Binder:
         return (*args, *rest), {**values, **extra}
 
 
+def _anything(*args: Any, **kwargs: Any) -> None:
+    """The signature of a callable that has none."""
+
+
 def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list[Number]) -> None:
     if isinstance(value, Tensor):
         key.append((value.dtype, _layout(value), value.device))
@@ -145,10 +154,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         for item in value:
             _take_apart(item, key, tensors, numbers)
     elif isinstance(value, dict):
-        try:
-            names = sorted(value)
-        except TypeError:
-            names = list(value)
+        names = _names(value)
         key.append((type(value), *names))
         for name in names:
             _take_apart(value[name], key, tensors, numbers)
@@ -185,11 +191,7 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
         items = [rebuild(item, replace) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        try:
-            names = sorted(value)
-        except TypeError:
-            names = list(value)
-        fresh = {name: rebuild(value[name], replace) for name in names}
+        fresh = {name: rebuild(value[name], replace) for name in _names(value)}
         # In the caller's order: a program may go through a dict.
         return type(value)((name, fresh[name]) for name in value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -198,26 +200,33 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def labels(bound: Mapping[str, Any]) -> list[str]:
-    """A readable name for each tensor and number, in the order in which calls are taken apart."""
-    out: list[str] = []
+    """A readable name for each tensor, then for each number, in the order in which calls are taken apart."""
+    tensors: list[str] = []
+    numbers: list[str] = []
     for name, value in bound.items():
-        _label(name.lstrip("*"), value, out)
-    return out
+        _label(name.lstrip("*"), value, tensors, numbers)
+    return tensors + numbers
 
 
-def _label(prefix: str, value: Any, out: list[str]) -> None:
-    if isinstance(value, Tensor) or (isinstance(value, (int, float)) and not isinstance(value, (bool, enum.Enum))):
-        out.append(prefix)
+def _label(prefix: str, value: Any, tensors: list[str], numbers: list[str]) -> None:
+    if isinstance(value, Tensor):
+        tensors.append(prefix)
+    elif isinstance(value, (int, float)) and not isinstance(value, (bool, enum.Enum)):
+        numbers.append(prefix)
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            _label(f"{prefix}[{i}]", item, out)
+            _label(f"{prefix}[{i}]", item, tensors, numbers)
     elif isinstance(value, dict):
-        try:
-            names = sorted(value)
-        except TypeError:
-            names = list(value)
-        for name in names:
-            _label(f"{prefix}.{name}", value[name], out)
+        for name in _names(value):
+            _label(f"{prefix}.{name}", value[name], tensors, numbers)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            _label(f"{prefix}.{field.name}", getattr(value, field.name), out)
+            _label(f"{prefix}.{field.name}", getattr(value, field.name), tensors, numbers)
+
+
+def _names(mapping: Mapping[Any, Any]) -> list[Any]:
+    """The keys of a mapping in an order that does not depend on how it was filled, where they can be ordered."""
+    try:
+        return sorted(mapping)
+    except TypeError:
+        return list(mapping)

@@ -446,6 +446,18 @@ def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return rec.emit(func, args, kwargs)
 
 
+def _index(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+        return _data_dependent(rec, func, args, kwargs)
+    return rec.emit(func, args, kwargs)
+
+
+def _one_hot(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) < 2 or args[1] < 0:
+        return _data_dependent(rec, func, args, kwargs)
+    return rec.emit(func, args, kwargs)
+
+
 def _unsupported(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise rec.error(f"{func} writes into its arguments", func)
 
@@ -490,6 +502,8 @@ _HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default, aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
     aten._assert_tensor_metadata.default: _nothing,
     aten.scaled_dot_product_attention.default: _attention,
+    aten.index.Tensor: _index,
+    aten.one_hot.default: _one_hot,
 }  # fmt: skip
 
 

@@ -1,0 +1,429 @@
+"""Every row of the op table: captured at one size, interpreted there and at another, compared with eager."""
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+native = pytest.importorskip("oxidiff._native")
+
+from oxidiff.capture import Capturer  # noqa: E402
+from oxidiff.capture.aten import ROWS  # noqa: E402
+
+SIZES = ((2, 8, 6), (3, 16, 10))
+"""Batch, height and width at the capture, and at a call that the same graph must serve."""
+
+
+def rand(*shape, dtype=torch.float32, low=-2.0, high=2.0):
+    return (torch.rand(*shape, dtype=torch.float64) * (high - low) + low).to(dtype)
+
+
+def image(b, h, w, channels=4):
+    return rand(b, channels, h, w)
+
+
+def positive(b, h, w):
+    return rand(b, 4, h, w, low=0.1, high=3.0)
+
+
+def unit(b, h, w):
+    return rand(b, 4, h, w, low=-0.9, high=0.9)
+
+
+def ints(b, h, w):
+    return torch.randint(-5, 9, (b, 4, h, w))
+
+
+def bools(b, h, w):
+    return torch.rand(b, 4, h, w) > 0.5
+
+
+def tokens(b, h, w, width=8):
+    return rand(b, h, width)
+
+
+def ids(b, h, w):
+    return torch.randint(0, 11, (b, h))
+
+
+@functools.cache
+def fixed(*shape, seed=0, **kwargs):
+    """A weight: the same at every size."""
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    out = rand(*shape, **kwargs)
+    torch.set_rng_state(state)
+    return out
+
+
+def heads(b, h, w):
+    # Not 4-D: the last two dimensions of an image are free sizes, a head's is not.
+    return rand(b, h, 32)
+
+
+def nearest_value(x):
+    """Away from the points where rounding is a matter of taste."""
+    return x * 3 + 0.25
+
+
+CASES = {}
+
+
+def case(name, function, *makers):
+    assert name not in CASES, name
+    CASES[name] = (function, makers)
+
+
+# -- pointwise -------------------------------------------------------------------------------------------------------------
+
+for op in ("neg", "abs", "sign", "exp", "sin", "cos", "tanh", "sigmoid", "relu", "erf", "floor", "ceil", "trunc", "square",
+           "isnan", "isinf", "isfinite", "exp2", "expm1", "nan_to_num"):  # fmt: skip
+    case(op, getattr(torch, op), image)
+case("round", lambda x: torch.round(nearest_value(x)), image)
+for op in ("log", "sqrt", "rsqrt", "reciprocal", "log2", "log10", "log1p"):
+    case(op, getattr(torch, op), positive)
+case("tan", torch.tan, unit)
+for op in ("silu", "gelu", "softplus", "mish", "elu", "selu", "celu", "leaky_relu", "hardswish", "hardsigmoid", "relu6",
+           "hardtanh", "softsign", "logsigmoid"):  # fmt: skip
+    case(op, getattr(F, op), image)
+case("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), image)
+case("softplus_beta", lambda x: F.softplus(x, beta=2.0), image)
+case("elu_alpha", lambda x: F.elu(x, alpha=0.7), image)
+case("prelu", lambda x: F.prelu(x, fixed(4)), image)
+case("glu", lambda x: F.glu(x, dim=1), image)
+case("logical_not", torch.logical_not, bools)
+case("bitwise_not", torch.bitwise_not, ints)
+case("cos_of_int", torch.cos, ints)
+for op in ("add", "sub", "mul", "maximum", "minimum", "atan2", "eq", "ne", "lt", "le", "gt", "ge"):
+    case(op, getattr(torch, op), image, image)
+    case(f"{op}_int", getattr(torch, op), ints, ints)
+case("div", torch.div, image, positive)
+case("div_int", torch.div, ints, lambda b, h, w: torch.full((b, 4, h, w), 3))
+case("div_floor", lambda x, y: torch.div(x, y, rounding_mode="floor"), image, positive)
+case("div_trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc"), image, positive)
+case("div_trunc_int", lambda x: torch.div(x, 3, rounding_mode="trunc"), ints)
+case("floor_divide", lambda x: x // 3, ints)
+case("remainder", lambda x: x % 3, ints)
+case("remainder_float", torch.remainder, image, positive)
+case("fmod", torch.fmod, image, positive)
+case("add_alpha", lambda x, y: torch.add(x, y, alpha=0.5), image, image)
+case("sub_alpha", lambda x, y: torch.sub(x, y, alpha=2), image, image)
+case("rsub", lambda x: 1 - x, image)
+case("scalars", lambda x: ((x + 1) * 0.3 - 2) / 0.7, image)
+case("broadcast", lambda x, y: x * y[:, :1, :, :1], image, image)
+case("promote", lambda x, y: x + y, image, ints)
+case("pow_2", lambda x: x**2, image)
+case("pow_3", lambda x: x**3, image)
+case("pow_half", lambda x: x**0.5, positive)
+case("pow_real", lambda x: x**1.7, positive)
+case("pow_negative", lambda x: x**-1, positive)
+case("pow_of_scalar", lambda x: 2.0**x, image)
+case("pow_tensor", torch.pow, positive, image)
+case("bitwise_and", lambda x, y: x & y, ints, ints)
+case("bitwise_or", lambda x, y: x | y, bools, bools)
+case("bitwise_xor", lambda x, y: x ^ y, bools, bools)
+for op in ("logical_and", "logical_or", "logical_xor"):
+    case(op, getattr(torch, op), bools, bools)
+case("max_other", torch.max, image, image)
+case("min_other", torch.min, ints, ints)
+case("clamp", lambda x: x.clamp(-0.5, 0.7), image)
+case("clamp_min", lambda x: x.clamp(min=0.1), image)
+case("clamp_max", lambda x: x.clamp(max=1), ints)
+case("where", torch.where, bools, image, image)
+case("where_scalar_other", lambda c, x: torch.where(c, x, 0.0), bools, image)
+case("where_scalar_self", lambda c, x: torch.where(c, 1.5, x), bools, image)
+case("masked_fill", lambda x, c: x.masked_fill(c, -1e4), image, bools)
+case("masked_fill_inf", lambda x, c: x.masked_fill(c, float("-inf")), image, bools)
+case("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.5), image, image, image)
+case("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z), image, image, positive)
+case("lerp", lambda x, y: torch.lerp(x, y, 0.3), image, image)
+case("to_int", lambda x: (x * 3).to(torch.int32), image)
+case("to_bool", lambda x: x.to(torch.bool), ints)
+case("to_double", lambda x: x.double() * 2, image)
+case("type_as", lambda x, y: x.type_as(y), ints, image)
+
+# -- movement --------------------------------------------------------------------------------------------------------------
+
+case("view", lambda x: x.view(x.shape[0], -1), image)
+case("reshape", lambda x: x.permute(0, 2, 3, 1).reshape(x.shape[0], x.shape[2] * x.shape[3], 4), image)
+case("flatten", lambda x: x.flatten(2).transpose(1, 2), image)
+case("unflatten", lambda x: x.unflatten(1, (2, 2)), image)
+case("squeeze", lambda x: x[:, :1].squeeze(1).unsqueeze(-1), image)
+case("t", lambda x: x[0, 0].t(), image)
+case("movedim", lambda x: x.movedim(1, -1), image)
+case("swapaxes", lambda x: x.swapaxes(1, 3), image)
+case("expand", lambda x: x[:, :1].expand(-1, 5, -1, -1), image)
+case("expand_as", lambda x, y: x[:1].expand_as(y), image, image)
+case("broadcast_to", lambda x: torch.broadcast_to(x[:1], x.shape), image)
+case("slice", lambda x: x[:, 1:3, ::2, -3:], image)
+case("slice_beyond", lambda x: x[:, :100, 2:], image)
+case("slice_negative_end", lambda x: x[..., 1:-1], image)
+case("slice_by_size", lambda x: x[:, :, : x.shape[2] // 2, x.shape[3] // 2 :], image)
+case("select", lambda x: x[:, -1, 0], image)
+case("narrow", lambda x: x.narrow(1, 1, 2), image)
+case("unbind", lambda x: torch.unbind(x, 1)[2] - x.unbind(1)[0], image)
+case("chunk", lambda x: [a * 2 for a in x.chunk(3, dim=1)], image)
+case("split", lambda x: x.split(3, dim=1), image)
+case("split_sizes", lambda x: x.split([1, 3], dim=1)[1], image)
+case("tensor_split", lambda x: torch.tensor_split(x, 3, dim=1)[2], image)
+case("cat", lambda x, y: torch.cat([x, y[:, :1]], dim=1), image, image)
+case("cat_promotes", lambda x, y: torch.cat([x, y], dim=-3), image, ints)
+case("stack", lambda x, y: torch.stack([x, y], dim=-1), image, image)
+case("repeat", lambda x: x.repeat(1, 2, 1, 3), image)
+case("repeat_leading", lambda x: x.repeat(2, 1, 1, 1, 1), image)
+case("tile", lambda x: x.tile(2), image)
+case("repeat_interleave", lambda x: x.repeat_interleave(3, dim=1), image)
+case("repeat_interleave_flat", lambda x: x.repeat_interleave(2), image)
+case("flip", lambda x: x.flip(1, 3), image)
+case("roll", lambda x: x.roll((1, -2), (1, 3)), image)
+case("roll_flat", lambda x: x.roll(3), image)
+case("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), image)
+case("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), image)
+case("channel_shuffle", lambda x: F.channel_shuffle(x, 2), image)
+case("meshgrid", lambda x: torch.meshgrid(x[0, 0, :, 0], x[0, 0, 0, :], indexing="ij"), image)
+case("meshgrid_xy", lambda x: torch.meshgrid(x[0, 0, :, 0], x[0, 0, 0, :], indexing="xy")[0], image)
+case("pad", lambda x: F.pad(x, (1, 2, 0, 3), value=0.5), image)
+case("pad_asymmetric", lambda x: F.pad(x, (0, 1, 0, 1)), image)
+case("pad_negative", lambda x: F.pad(x, (-1, 2)), image)
+case("pad_reflect", lambda x: F.pad(x, (1, 2, 3, 1), mode="reflect"), image)
+case("pad_replicate", lambda x: F.pad(x, (1, 2, 3, 1), mode="replicate"), image)
+case("pad_circular", lambda x: F.pad(x, (1, 2, 3, 1), mode="circular"), image)
+case("tril", lambda x: x.tril(1), image)
+case("triu", lambda x: x.triu(-1), image)
+
+# -- creation --------------------------------------------------------------------------------------------------------------
+
+case("zeros", lambda x: x + torch.zeros(x.shape[2], x.shape[3]), image)
+case("ones_like", lambda x: torch.ones_like(x) * x, image)
+case("full", lambda x: torch.full((x.shape[2], 1), 2.5) * x, image)
+case("full_like", lambda x: torch.full_like(x, 3), ints)
+case("new_ones", lambda x: x.new_ones(x.shape[0], 2), image)
+case("arange", lambda x: torch.arange(x.shape[3]) + x, image)
+case("arange_start", lambda x: torch.arange(1, x.shape[3] + 1, dtype=torch.float32) + x, image)
+case("arange_step", lambda x: torch.arange(0, 2 * x.shape[3], 2) + x, image)
+case("arange_real", lambda x: torch.arange(0.5, 4.0, 0.25) + x.mean(), image)
+case("linspace", lambda x: torch.linspace(-1, 1, x.shape[3]) + x, image)
+case("eye", lambda x: torch.eye(x.shape[2]) + x[:, :, :, :1], image)
+case("one_hot", lambda x: F.one_hot(x, 11), ids)
+case("tensor", lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None], image)
+case("tensor_by_size", lambda x: x * torch.tensor([x.shape[2], x.shape[3]])[0], image)
+case("size_as_number", lambda x: x * x.shape[2] + x.shape[3], image)
+
+# -- indexing --------------------------------------------------------------------------------------------------------------
+
+case("embedding", lambda i: F.embedding(i, fixed(11, 5)), ids)
+case("index_select", lambda x: x.index_select(1, torch.tensor([2, 0, 2])), image)
+case("index", lambda x: x[:, torch.tensor([1, 3])], image)
+case("index_negative", lambda x: x[:, torch.tensor([-1, 0])], image)
+case("index_pair", lambda x, i: x[torch.arange(x.shape[0]), i.argmax(dim=-1)], tokens, ids)
+case("index_apart", lambda x: x[torch.tensor([0, 1]), :, torch.tensor([2, 3])], image)
+case("gather", lambda x, i: x.gather(1, i[:, :, None].clamp(0, 3).expand(-1, -1, 2)), tokens, ids)
+case("masked_assign", lambda x: x.clone().index_put_((x > 0,), torch.tensor(0.5)), image)
+
+# -- reductions ------------------------------------------------------------------------------------------------------------
+
+case("sum", lambda x: x.sum(dim=(2, 3)), image)
+case("sum_all", lambda x: x.sum(), image)
+case("sum_bool", lambda x: x.sum(dim=-1), bools)
+case("mean", lambda x: x.mean(dim=-1, keepdim=True), image)
+case("mean_all", lambda x: x.mean(), image)
+case("amax", lambda x: x.amax(dim=(1, 2)), image)
+case("amin", lambda x: x.amin(dim=1, keepdim=True), image)
+case("max_all", lambda x: x.max(), image)
+case("max_dim", lambda x: x.max(dim=2), image)
+case("min_dim", lambda x: tuple(x.min(dim=1, keepdim=True)), image)
+case("argmax", lambda x: x.argmax(dim=-1), image)
+case("argmax_flat", lambda x: x.argmax(), image)
+case("argmin", lambda x: x.argmin(dim=1, keepdim=True), image)
+case("any", lambda x: x.any(dim=1), bools)
+case("all", lambda x: x.all(), bools)
+case("prod", lambda x: x.prod(dim=1), image)
+case("cumsum", lambda x: x.cumsum(dim=2), image)
+case("cumsum_bool", lambda x: x.cumsum(dim=-1), bools)
+case("softmax", lambda x: x.softmax(dim=1), image)
+case("log_softmax", lambda x: F.log_softmax(x, dim=-1), image)
+case("logsumexp", lambda x: x.logsumexp(dim=(1, 2)), image)
+case("var", lambda x: x.var(dim=-1), image)
+case("var_biased", lambda x: x.var(dim=(1, 2), unbiased=False, keepdim=True), image)
+case("std", lambda x: x.std(), image)
+case("std_mean", lambda x: torch.std_mean(x, dim=1), image)
+case("vector_norm", lambda x: torch.linalg.vector_norm(x, dim=1), image)
+case("norm_1", lambda x: torch.linalg.vector_norm(x, ord=1, dim=(1, 2)), image)
+case("norm_inf", lambda x: torch.linalg.vector_norm(x, ord=math.inf, dim=-1), image)
+case("norm_3", lambda x: torch.linalg.vector_norm(x, ord=3, dim=1), image)
+case("normalize", lambda x: F.normalize(x, dim=1), image)
+
+# -- contractions ----------------------------------------------------------------------------------------------------------
+
+case("linear", lambda x: F.linear(x, fixed(5, 8), fixed(5)), tokens)
+case("linear_no_bias", lambda x: F.linear(x, fixed(5, 8)), tokens)
+case("matmul", lambda x: x @ x.transpose(-1, -2), image)
+case("matmul_vector", lambda x: x @ fixed(8), tokens)
+case("matmul_broadcast", lambda x: x @ fixed(8, 3), tokens)
+case("bmm", lambda x: torch.bmm(x, x.transpose(1, 2)), tokens)
+case("mm", lambda x: torch.mm(x[0], fixed(8, 3)), tokens)
+case("addmm", lambda x: torch.addmm(fixed(3), x[0], fixed(8, 3)), tokens)
+case("addmm_scaled", lambda x: torch.addmm(fixed(3), x[0], fixed(8, 3), beta=0.5, alpha=2.0), tokens)
+case("baddbmm", lambda x: torch.baddbmm(x @ x.transpose(1, 2), x, x.transpose(1, 2), beta=0.5), tokens)
+case("outer", lambda x: torch.outer(x[0, :, 0], fixed(4)), tokens)
+case("einsum_heads", lambda x: torch.einsum("bic,bjc->bij", x, x), tokens)
+case("einsum_patches", lambda x: torch.einsum("nchw->nhwc", x), image)
+case("einsum_outer", lambda x: torch.einsum("...m,d->...md", x[:, :, 0], fixed(3)), tokens)
+case("einsum_sum", lambda x: torch.einsum("bsc,cd->bd", x, fixed(8, 3)), tokens)
+case("sdpa", lambda q, k: F.scaled_dot_product_attention(split_heads(q), split_heads(k), split_heads(k)), heads, heads)
+case("sdpa_causal", lambda q: F.scaled_dot_product_attention(split_heads(q), split_heads(q), split_heads(q), is_causal=True),
+     heads)  # fmt: skip
+
+
+def sdpa_masked(x, boolean):
+    q = split_heads(x)
+    mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril() if boolean else q @ q.transpose(-1, -2)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+case("sdpa_bool_mask", lambda x: sdpa_masked(x, True), heads)
+case("sdpa_float_mask", lambda x: sdpa_masked(x, False), heads)
+case("sdpa_scale", lambda x: F.scaled_dot_product_attention(split_heads(x), split_heads(x), split_heads(x), scale=0.3), heads)
+
+
+def sdpa_gqa(x):
+    q = split_heads(x)
+    return F.scaled_dot_product_attention(q, q[:, :2], q[:, 2:], enable_gqa=True)
+
+
+case("sdpa_gqa", sdpa_gqa, heads)
+case("conv2d", lambda x: F.conv2d(x, fixed(5, 4, 3, 3), fixed(5), padding=1), image)
+case("conv2d_stride", lambda x: F.conv2d(x, fixed(5, 4, 3, 3), stride=2, padding=1), image)
+case("conv2d_groups", lambda x: F.conv2d(x, fixed(6, 2, 3, 3), fixed(6), groups=2, dilation=2, padding=2), image)
+case("conv2d_same", lambda x: F.conv2d(x, fixed(5, 4, 4, 4), fixed(5), padding="same"), image)
+case("conv1d", lambda x: F.conv1d(x.transpose(1, 2), fixed(5, 8, 3), fixed(5)), tokens)
+case("conv3d", lambda x: F.conv3d(x[:, :, None].repeat(1, 1, 3, 1, 1), fixed(5, 4, 3, 3, 3), fixed(5), padding=1), image)
+case("conv_transpose2d", lambda x: F.conv_transpose2d(x, fixed(4, 5, 3, 3), fixed(5), stride=2, padding=1, output_padding=1),
+     image)  # fmt: skip
+case("conv_transpose2d_groups", lambda x: F.conv_transpose2d(x, fixed(4, 3, 2, 2), stride=2, groups=2), image)
+case("conv_transpose1d", lambda x: F.conv_transpose1d(x.transpose(1, 2), fixed(8, 5, 4), stride=2, padding=1), tokens)
+
+# -- norms -----------------------------------------------------------------------------------------------------------------
+
+case("group_norm", lambda x: F.group_norm(x, 2, fixed(4), fixed(4, seed=1), eps=1e-6), image)
+case("group_norm_plain", lambda x: F.group_norm(x, 4), image)
+case("layer_norm", lambda x: F.layer_norm(x, (8,), fixed(8), fixed(8, seed=1)), tokens)
+case("layer_norm_plain", lambda x: F.layer_norm(x, (8,)), tokens)
+case("layer_norm_no_bias", lambda x: F.layer_norm(x, (8,), fixed(8)), tokens)
+case("rms_norm", lambda x: F.rms_norm(x, (8,), fixed(8), eps=1e-6), tokens)
+case("rms_norm_plain", lambda x: F.rms_norm(x, (8,)), tokens)
+case("batch_norm", lambda x: F.batch_norm(x, fixed(4), fixed(4, low=0.5), fixed(4), fixed(4, seed=1)), image)
+case("instance_norm", lambda x: F.instance_norm(x, weight=fixed(4), bias=fixed(4, seed=1)), image)
+
+# -- resampling ------------------------------------------------------------------------------------------------------------
+
+case("nearest", lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), image)
+case("nearest_size", lambda x: F.interpolate(x, size=(x.shape[2] * 2, x.shape[3] // 2), mode="nearest"), image)
+case("nearest_exact", lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest-exact"), image)
+case("nearest_1d", lambda x: F.interpolate(x.transpose(1, 2), scale_factor=2.0), tokens)
+case("bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), image)
+case("bilinear_corners", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True), image)
+case("bilinear_down", lambda x: F.interpolate(x, size=(4, 3), mode="bilinear"), image)
+case("bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), image)
+case("avg_pool", lambda x: F.avg_pool2d(x, 2), image)
+case("avg_pool_padded", lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False), image)
+case("max_pool", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), image)
+case("adaptive_one", lambda x: F.adaptive_avg_pool2d(x, 1), image)
+
+# -- in-place and aliasing -------------------------------------------------------------------------------------------------
+
+
+def write_into_slices(x):
+    out = torch.empty_like(x)
+    out[..., 0::2] = x[..., 1::2]
+    out[..., 1::2] = -x[..., 0::2]
+    return out
+
+
+def write_through_views(x):
+    y = x * 1
+    row = y[:, 1]
+    flat = y.view(y.shape[0], -1)
+    row.add_(1)
+    part = flat[:, :3]
+    part.mul_(2)
+    y.transpose(2, 3)[:, 0].fill_(0.5)
+    return y, row, part, flat
+
+
+case("write_into_slices", write_into_slices, image)
+case("write_through_views", write_through_views, image)
+case("zero_", lambda x: (x * 1).zero_() + x, image)
+case("copy_", lambda x, y: (x * 1).copy_(y[:, :1]), image, image)
+case("chunk_write", lambda x: [c.mul_(i) for i, c in enumerate((x * 1).chunk(2, dim=1))], image)
+case("relu_", lambda x: F.relu(x * 1, inplace=True), image)
+case("div_", lambda x: (x * 1).div_(3), image)
+
+
+def split_heads(x):
+    return x.unflatten(-1, (4, 8)).transpose(1, 2)
+
+
+def run(function, makers, dtype=torch.float32):
+    capturer = Capturer(function)
+    calls = []
+    for i, size in enumerate(SIZES):
+        torch.manual_seed(i)
+        made = [make(*size) for make in makers]
+        function(*made)  # fills the cache of `fixed`
+        calls.append(tuple(t.to(dtype) if t.dtype is torch.float32 else t for t in made))
+    graph, lowered = capturer.lowered(capturer.call(calls[0], {}), native.GraphBuilder)
+    lowered.builder.verify()
+    for args in calls:
+        call = capturer.call(args, {})
+        point = graph.plan.read(call.sizes)
+        assert point is not None
+        assert graph.accepts(point) or capturer.extend(graph, call)
+        inputs = [(call.numbers if a.is_number else call.tensors)[a.index] for a in lowered.arguments]
+        weights = [slot.fetch(None) for slot in lowered.weights]
+        outputs = lowered.builder.interpret(lowered.sizes(point), inputs, weights)
+        yield lowered.outputs.build(outputs, point), function(*args)
+
+
+TOLERANCES = {torch.float32: 2e-5, torch.float64: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+"""Relative: a few roundings of the type; f32 leaves room for sums of up to 300 products."""
+
+
+def check(got, wanted):
+    if isinstance(wanted, (tuple, list)):
+        assert len(got) == len(wanted)
+        for a, b in zip(got, wanted, strict=True):
+            check(a, b)
+        return
+    assert got.dtype is wanted.dtype
+    assert got.shape == wanted.shape
+    if not wanted.dtype.is_floating_point:
+        assert torch.equal(got, wanted)
+        return
+    tolerance = TOLERANCES[wanted.dtype]
+    scale = wanted[torch.isfinite(wanted)].abs().max().item() if torch.isfinite(wanted).any() else 1.0
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_row(name):
+    function, makers = CASES[name]
+    for got, wanted in run(function, makers):
+        check(got, wanted)
+
+
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "scalars", "softmax", "mean", "group_norm_plain", "layer_norm_plain", "cat"])
+def test_row_16_bit(name, dtype):
+    function, makers = CASES[name]
+    for got, wanted in run(function, makers, dtype):
+        check(got, wanted)
+
+
+def test_every_row_is_a_known_overload():
+    assert len(ROWS) > 300
+    assert all(isinstance(op, torch._ops.OpOverload) for op in ROWS)
