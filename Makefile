@@ -53,7 +53,7 @@ build: $(VENV)/.package-stamp ## build the extension in release mode into python
 demo: build ## draw digits with an eager and a compiled pipeline: demo-out/digits.png and a table
 	$(BIN)/python examples/demo.py --out demo-out $(ARGS)
 
-train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about half an hour)
+train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about ten minutes on an idle machine)
 	$(BIN)/python examples/train_digits.py $(ARGS)
 
 # --- tests ----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ wheel: $(BIN)/python ## one abi3 wheel for this machine, in dist
 	$(BIN)/pip wheel . --no-deps --wheel-dir dist
 
 wheel-manylinux: $(VENV)/.test-stamp ## the wheel to publish: runs on glibc 2.17 and newer (zig is the linker)
-	$(BIN)/maturin build --release --zig --compatibility manylinux2014 --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux2014 --out dist
 
 clean: ## remove build results; keeps .venv
 	rm -rf $(TARGET_DIR) dist demo-out dump-out $(NATIVE)

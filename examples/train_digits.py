@@ -1,4 +1,4 @@
-"""Train the two digit checkpoints that the demo ships: about a quarter of an hour on two CPU cores.
+"""Train the two digit checkpoints that the demo ships: about ten minutes on two CPU cores.
 
     python examples/train_digits.py            # writes examples/assets/{chalk,outline}
 
@@ -27,8 +27,8 @@ BATCH = 32
 UNCONDITIONAL_SHARE = 0.1
 """The share of training images whose label is hidden, so that the model also learns the unguided direction."""
 EMA_DECAY = 0.995
-SAVE_EVERY = 300
-STEPS = {"chalk": 1800, "outline": 900}
+SAVE_EVERY = 250
+STEPS = {"chalk": 1000, "outline": 500}
 
 
 def load_images(style: str) -> tuple[torch.Tensor, torch.Tensor]:
