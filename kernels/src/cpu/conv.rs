@@ -34,8 +34,8 @@
 use super::KernelError;
 use super::conv_direct::{self, Direct};
 use super::gemm_driver::{ASource, BSource, Problem, run};
-use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select};
-use super::pack::{SendMut, elements_per_unit, units, width_at};
+use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, spread_rows};
+use super::pack::{Matrix, SendMut, elements_per_unit, pack_panel, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
@@ -266,7 +266,7 @@ pub unsafe fn pack_conv_weight(pool: &Pool, isa: Isa, conv: &Conv, weight: &Weig
         // SAFETY: panels are disjoint and inside `dst`; their source is inside the weight.
         unsafe {
             let panel = target.get().add(group * packed.group_bytes + panel * panel_bytes);
-            pack_weight_panel(conv, weight, group * packed.group_out, n0, packed.width, panel);
+            pack_weight_panel(isa, conv, weight, group * packed.group_out, n0, packed.width, panel);
         }
     });
     packed
@@ -274,27 +274,53 @@ pub unsafe fn pack_conv_weight(pool: &Pool, isa: Isa, conv: &Conv, weight: &Weig
 
 /// # Safety
 /// As [`pack_conv_weight`].
-unsafe fn pack_weight_panel(conv: &Conv, weight: &Weight, group0: usize, n0: usize, width: usize, dst: *mut u8) {
-    let width = width_at(conv.group_out(), n0, width);
-    let valid = width.min(conv.group_out() - n0);
-    let size = weight.dtype.size_bytes();
-    let per_unit = elements_per_unit(weight.dtype);
-    let [oc_stride, ic_stride, kd_stride, kh_stride, kw_stride] = weight.strides;
+unsafe fn pack_weight_panel(
+    isa: Isa,
+    conv: &Conv,
+    weight: &Weight,
+    group0: usize,
+    n0: usize,
+    width: usize,
+    dst: *mut u8,
+) {
+    let (outs, channels, terms) = (conv.group_out(), conv.group_in(), conv.terms());
     let [_, kh, kw] = conv.kernel;
-    let channels = conv.group_in();
+    let taps: usize = conv.kernel.iter().product();
+    let size = weight.dtype.size_bytes() as isize;
+    let [oc_stride, ic_stride, kd_stride, kh_stride, kw_stride] = weight.strides;
+    let first = weight.ptr.wrapping_byte_offset(group0 as isize * oc_stride * size);
+    let across = |stride: isize, of: usize, channel: isize| of == 1 || stride == channel;
+    let tap_strides = [kd_stride, kh_stride, kw_stride];
+    let dense = |unit: isize| {
+        let expected = [(kh * kw) as isize * unit, kw as isize * unit, unit];
+        (0..3).all(|axis| across(tap_strides[axis], conv.kernel[axis], expected[axis]))
+    };
     // SAFETY: every index lies inside the weight and the panel.
     unsafe {
-        dst.write_bytes(0, units(conv.terms(), weight.dtype) * width * 4);
-        for lane in 0..valid {
-            let row = weight.ptr.byte_offset((group0 + n0 + lane) as isize * oc_stride * size as isize);
-            for tap in 0..conv.kernel.iter().product() {
-                let (d, h, w) = (tap / (kh * kw), tap / kw % kh, tap % kw);
-                let offset = d as isize * kd_stride + h as isize * kh_stride + w as isize * kw_stride;
-                for channel in 0..channels {
-                    let from = row.byte_offset((offset + channel as isize * ic_stride) * size as isize);
-                    let k = tap * channels + channel;
-                    let to = dst.add((k / per_unit * width + lane) * 4 + k % per_unit * size);
-                    std::ptr::copy_nonoverlapping(from, to, size);
+        if across(ic_stride, channels, 1) && dense(channels as isize) {
+            let matrix = Matrix { ptr: first, dtype: weight.dtype, row_stride: oc_stride, col_stride: 1 };
+            return pack_panel(isa, &matrix, n0, outs, width, 0, terms, dst);
+        }
+        let width = width_at(outs, n0, width);
+        let valid = width.min(outs - n0);
+        dst.write_bytes(0, units(terms, weight.dtype) * width * 4);
+        let first = first.byte_offset(n0 as isize * oc_stride * size);
+        let place = |index: usize| index % taps * channels + index / taps;
+        let is_spread = across(ic_stride, channels, taps as isize)
+            && dense(1)
+            && spread_rows(isa, weight.dtype, first, oc_stride * size, valid, terms, dst.cast(), width, place);
+        if !is_spread {
+            let per_unit = elements_per_unit(weight.dtype);
+            for (tap, channel) in (0..taps).flat_map(|tap| (0..channels).map(move |channel| (tap, channel))) {
+                let offset = (tap / (kh * kw)) as isize * kd_stride
+                    + (tap / kw % kh) as isize * kh_stride
+                    + (tap % kw) as isize * kw_stride
+                    + channel as isize * ic_stride;
+                let k = tap * channels + channel;
+                let row = dst.add(k / per_unit * width * 4 + k % per_unit * size as usize);
+                for lane in 0..valid {
+                    let from = first.byte_offset((offset + lane as isize * oc_stride) * size);
+                    std::ptr::copy_nonoverlapping(from, row.add(lane * 4), size as usize);
                 }
             }
         }

@@ -194,3 +194,37 @@ pub(crate) unsafe fn transpose_units(
         _ => 0,
     }
 }
+
+/// Spreads `valid` contiguous rows of `len` elements over the columns of a panel that is all zero: element `j` of row
+/// `lane` becomes term `place(j)` of column `lane`. Returns false if there is no vector code for it.
+///
+/// # Safety
+/// `src` must hold the rows, `row_bytes` apart; `dst` must be a panel of `width` columns with every term named.
+#[allow(clippy::too_many_arguments)]
+pub(crate) unsafe fn spread_rows(
+    isa: Isa,
+    dtype: DType,
+    src: *const u8,
+    row_bytes: isize,
+    valid: usize,
+    len: usize,
+    dst: *mut u32,
+    width: usize,
+    place: impl Fn(usize) -> usize + Copy,
+) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        for lane in (0..valid).step_by(16) {
+            // SAFETY: sixteen lanes at a time of the rows and the panel.
+            unsafe {
+                let (src, count) = (src.byte_offset(lane as isize * row_bytes), (valid - lane).min(16));
+                match dtype.size_bytes() {
+                    4 => gemm_avx512::spread_32(src, row_bytes, count, len, dst.add(lane), width, place),
+                    _ => gemm_avx512::spread_16(src, row_bytes, count, len, dst.add(lane), width, place),
+                }
+            }
+        }
+        return true;
+    }
+    false
+}

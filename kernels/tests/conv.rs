@@ -1,0 +1,132 @@
+//! Convolutions through the public entry points: weight layouts, sliced inputs, coverage, bad arguments.
+
+use std::sync::Mutex;
+
+use oxidiff_kernels::cpu::KernelError;
+use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
+use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
+use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
+use oxidiff_kernels::dtype::DType;
+use oxidiff_kernels::epilogue::Epilogue;
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+
+struct Coverage {
+    cols: usize,
+    seen: Mutex<Vec<u32>>,
+}
+
+impl Epilogue for Coverage {
+    unsafe fn apply(&self, _: *mut f32, _: usize, row0: usize, col0: usize, rows: usize, cols: usize) {
+        let mut seen = self.seen.lock().unwrap();
+        for row in row0..row0 + rows {
+            seen[row * self.cols + col0..][..cols].iter_mut().for_each(|count| *count += 1);
+        }
+    }
+}
+
+#[test]
+fn every_result_is_handed_over_once() {
+    let pool = Pool::new(3);
+    for shape in conv_cases() {
+        let x = Buffer::random(DType::F32, shape.batch * shape.strides[0] as usize, 1);
+        let memory = Buffer::zeroed(DType::U8, shape.packed_bytes(DType::F32, Isa::detect()));
+        let packed = PackedWeight::from_raw(memory.ptr(), DType::F32, &shape, Isa::detect());
+        let seen = Mutex::new(vec![0; shape.rows() * shape.out_channels]);
+        let coverage = Coverage { cols: shape.out_channels, seen };
+        // SAFETY: buffers of the sizes that `shape` says.
+        unsafe { conv(&pool, Isa::detect(), &shape, x.ptr(), DType::F32, &packed, &coverage).unwrap() };
+        assert!(coverage.seen.into_inner().unwrap().iter().all(|&count| count == 1), "{shape:?}");
+    }
+}
+
+/// Contiguous, channels-last and scattered weights pack to the same bytes.
+#[test]
+fn weight_layout_does_not_matter() {
+    for (channels, outs, kernel) in [(32, 40, [1, 3, 3]), (7, 33, [1, 3, 3]), (48, 16, [3, 3, 3]), (20, 5, [1, 1, 1])] {
+        let shape = Conv::new_3d(1, [5, 5, 5], channels, outs, kernel);
+        let taps: usize = kernel.iter().product();
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let dense = Buffer::random(dtype, outs * channels * taps, 1);
+            let contiguous = Weight::contiguous(dense.ptr(), dtype, &shape);
+            let layouts = [[channels * taps, 1, taps], [1, outs, outs * channels]];
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                let expected = packed_bytes_of(isa, &shape, &contiguous);
+                for [oc_stride, ic_stride, tap_stride] in layouts.map(|[oc, ic, tap]| match tap == taps {
+                    true => [oc, ic, channels],
+                    false => [oc, ic, tap],
+                }) {
+                    let mut other = Buffer::zeroed(dtype, outs * channels * taps);
+                    for index in 0..outs * channels * taps {
+                        let (oc, ic, tap) = (index / (channels * taps), index / taps % channels, index % taps);
+                        other.set(oc * oc_stride + ic * ic_stride + tap * tap_stride, dense.get(index) as f32);
+                    }
+                    let [_, kh, kw] = kernel;
+                    let strides = [oc_stride, ic_stride, kh * kw * tap_stride, kw * tap_stride, tap_stride];
+                    let weight = Weight { ptr: other.ptr(), dtype, strides: strides.map(|stride| stride as isize) };
+                    assert!(packed_bytes_of(isa, &shape, &weight) == expected, "{isa:?} {dtype:?} {strides:?}");
+                }
+            }
+        }
+    }
+}
+
+fn packed_bytes_of(isa: Isa, shape: &Conv, weight: &Weight) -> Vec<u8> {
+    let mut memory = vec![0xa5; shape.packed_bytes(weight.dtype, isa)];
+    // SAFETY: the memory has the size asked for, the weight that of `shape`.
+    unsafe { pack_conv_weight(Pool::global(), isa, shape, weight, memory.as_mut_ptr()) };
+    memory
+}
+
+/// The input is a slice of channels of a wider image, and a crop of it.
+#[test]
+fn sliced_inputs_are_read_in_place() {
+    let (size, channels, wide, outs) = (12, 64, 100, 24);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let image = Buffer::random(dtype, 2 * size * size * wide, 1);
+        let shape = Conv::new_2d(2, [size - 2, size - 2], channels, outs, [3, 3]).padding([0, 1, 1]);
+        let pixel = wide as isize;
+        let strides = [(size * size) as isize * pixel, 0, size as isize * pixel, pixel];
+        let sliced = Conv { strides, ..shape };
+        let offset = (size + 1) * wide + 20;
+        let mut dense = Buffer::zeroed(dtype, 2 * (size - 2) * (size - 2) * channels);
+        for index in 0..2 * (size - 2) * (size - 2) * channels {
+            let (pixel, channel) = (index / channels, index % channels);
+            let (n, h, w) = (pixel / ((size - 2) * (size - 2)), pixel / (size - 2) % (size - 2), pixel % (size - 2));
+            dense.set(index, image.get(offset + ((n * size + h) * size + w) * wide + channel) as f32);
+        }
+        let w = Buffer::random(dtype, outs * shape.terms(), 2);
+        let references = reference_conv(&shape, &dense, &w);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(dtype, isa));
+            let mut y = Buffer::zeroed(DType::F32, shape.rows() * outs);
+            let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, outs as isize);
+            let x = image.ptr().wrapping_add(offset * dtype.size_bytes());
+            // SAFETY: the slice lies inside the image.
+            unsafe {
+                let weight = Weight::contiguous(w.ptr(), dtype, &shape);
+                let packed = pack_conv_weight(Pool::global(), isa, &shape, &weight, memory.ptr_mut());
+                conv(Pool::global(), isa, &sliced, x, dtype, &packed, &store).unwrap();
+            }
+            compare(&format!("{isa:?} {dtype:?}"), &y, &references, shape.terms()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn bad_arguments_are_errors() {
+    let shape = Conv::new_2d(1, [4, 4], 8, 8, [3, 3]);
+    let x = Buffer::random(DType::F32, 4 * 4 * 8, 1);
+    let memory = Buffer::zeroed(DType::U8, shape.packed_bytes(DType::F32, Isa::detect()));
+    let packed = PackedWeight::from_raw(memory.ptr(), DType::F32, &shape, Isa::detect());
+    let mut y = Buffer::zeroed(DType::F32, shape.rows() * 8);
+    let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 8);
+    let run = |shape: &Conv, dtype: DType| {
+        // SAFETY: nothing is read or written through arguments that are refused.
+        unsafe { conv(Pool::global(), Isa::detect(), shape, x.ptr(), dtype, &packed, &store) }
+    };
+    assert!(matches!(run(&Conv { groups: 3, ..shape }, DType::F32), Err(KernelError::Shape(_))));
+    assert!(matches!(run(&Conv { stride: [1, 0, 1], ..shape }, DType::F32), Err(KernelError::Shape(_))));
+    assert!(matches!(run(&Conv { kernel: [1, 5, 5], ..shape }, DType::F32), Err(KernelError::Shape(_))));
+    assert_eq!(run(&shape, DType::F64), Err(KernelError::UnsupportedDType(DType::F64)));
+}

@@ -1,0 +1,159 @@
+//! Matrix products through the public entry points: batches, strides, mixed element types, epilogues, bad arguments.
+
+use std::sync::Mutex;
+
+use oxidiff_kernels::cpu::KernelError;
+use oxidiff_kernels::cpu::gemm::{BatchDim, Operand, batched_gemm, gemm};
+use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
+use oxidiff_kernels::cpu::pack::{Matrix, pack_b, packed_bytes};
+use oxidiff_kernels::cpu::verify::{Buffer, compare, reference_gemm};
+use oxidiff_kernels::dtype::DType;
+use oxidiff_kernels::epilogue::Epilogue;
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+
+/// Counts how often each result is handed over.
+struct Coverage {
+    cols: usize,
+    seen: Mutex<Vec<u32>>,
+}
+
+impl Epilogue for Coverage {
+    unsafe fn apply(&self, _: *mut f32, ld: usize, row0: usize, col0: usize, rows: usize, cols: usize) {
+        assert!(ld >= cols);
+        let mut seen = self.seen.lock().unwrap();
+        for row in row0..row0 + rows {
+            seen[row * self.cols + col0..][..cols].iter_mut().for_each(|count| *count += 1);
+        }
+    }
+}
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+#[test]
+fn every_result_is_handed_over_once() {
+    for threads in [1, 2, 5] {
+        let pool = Pool::new(threads);
+        for (m, n, k) in [(1, 1, 3), (300, 70, 5), (5, 2000, 300), (513, 777, 1), (3, 3, 0), (0, 4, 4), (4, 0, 4)] {
+            let (a, b) = (Buffer::random(DType::F32, m * k, 1), Buffer::random(DType::F32, n * k, 2));
+            let coverage = Coverage { cols: n, seen: Mutex::new(vec![0; m * n]) };
+            let left = Matrix::row_major(a.ptr(), DType::F32, k);
+            let right = Operand::Strided(Matrix::row_major(b.ptr(), DType::F32, k));
+            // SAFETY: dense buffers of the sizes named.
+            unsafe { gemm(&pool, Isa::detect(), m, n, k, &left, &right, &coverage).unwrap() };
+            assert!(coverage.seen.into_inner().unwrap().iter().all(|&count| count == 1), "{m}x{n}x{k}");
+        }
+    }
+}
+
+#[test]
+fn batches_broadcast_and_transpose() {
+    let (m, n, k) = (17, 21, 40);
+    // Two by three pairs; A is shared along the second dimension, B along the first.
+    let batch = [
+        BatchDim { size: 2, a_stride: (m * k) as isize, b_stride: 0 },
+        BatchDim { size: 3, a_stride: 0, b_stride: (n * k) as isize },
+    ];
+    for isa in available() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let (a, b) = (Buffer::random(dtype, 2 * m * k, 1), Buffer::random(dtype, 3 * n * k, 2));
+            let mut transposed = Buffer::zeroed(dtype, 3 * n * k);
+            for (z, row, col) in (0..3 * n * k).map(|i| (i / (n * k), i / k % n, i % k)) {
+                transposed.set((z * k + col) * n + row, b.get((z * n + row) * k + col) as f32);
+            }
+            let references = reference_gemm(&a, &b, &batch, (m, n, k));
+            let left = Matrix::row_major(a.ptr(), dtype, k);
+            let by_rows = Matrix::row_major(b.ptr(), dtype, k);
+            let by_columns = Matrix::row_major(transposed.ptr(), dtype, n).transposed();
+            for right in [by_rows, by_columns] {
+                let mut c = Buffer::zeroed(DType::F32, 6 * m * n);
+                let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+                // SAFETY: dense buffers of the sizes named.
+                unsafe { batched_gemm(Pool::global(), isa, &batch, m, n, k, &left, &right, &store).unwrap() };
+                compare(&format!("{isa:?} {dtype:?}"), &c, &references, k).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_and_mixed_operands() {
+    let (m, n, k, gap) = (19, 35, 50, 3);
+    for isa in available() {
+        for left in [DType::F32, DType::BF16, DType::F16] {
+            for right in [DType::F32, DType::BF16, DType::F16] {
+                let (a, b) = (Buffer::random(left, m * k, 1), Buffer::random(right, n * k, 2));
+                // A with gaps between its elements, B with rows in reverse order.
+                let mut spread = Buffer::zeroed(left, m * k * gap);
+                (0..m * k).for_each(|index| spread.set(index * gap, a.get(index) as f32));
+                let mut reversed = Buffer::zeroed(right, n * k);
+                for (row, col) in (0..n * k).map(|index| (index / k, index % k)) {
+                    reversed.set((n - 1 - row) * k + col, b.get(row * k + col) as f32);
+                }
+                let last = reversed.ptr().wrapping_add((n - 1) * k * right.size_bytes());
+                let row_stride = (k * gap) as isize;
+                let strided = Matrix { ptr: spread.ptr(), dtype: left, row_stride, col_stride: gap as isize };
+                let backwards = Matrix { ptr: last, dtype: right, row_stride: -(k as isize), col_stride: 1 };
+                let mut c = Buffer::zeroed(DType::F32, m * n);
+                let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+                // SAFETY: the strides stay inside the buffers.
+                unsafe {
+                    gemm(Pool::global(), isa, m, n, k, &strided, &Operand::Strided(backwards), &store).unwrap();
+                }
+                let references = reference_gemm(&a, &b, &[], (m, n, k));
+                compare(&format!("{isa:?} {left:?} {right:?}"), &c, &references, k).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_plain_epilogue_adds_bias_and_residual_and_rounds_once() {
+    let (m, n, k) = (23, 37, 16);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (a, b) = (Buffer::random(dtype, m * k, 1), Buffer::random(dtype, n * k, 2));
+        let (bias, residual) = (Buffer::random(dtype, n, 3), Buffer::random(dtype, m * n, 4));
+        let mut c = Buffer::zeroed(dtype, m * n);
+        let store = StoreEpilogue::new(c.ptr_mut(), dtype, n as isize).with_bias(bias.ptr(), dtype).with_residual(
+            residual.ptr(),
+            dtype,
+            n as isize,
+        );
+        let left = Matrix::row_major(a.ptr(), dtype, k);
+        let right = Operand::Strided(Matrix::row_major(b.ptr(), dtype, k));
+        // SAFETY: dense buffers of the sizes named.
+        unsafe { gemm(Pool::global(), Isa::detect(), m, n, k, &left, &right, &store).unwrap() };
+        let half_ulp = match dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 2f64.powi(-24),
+        };
+        for (index, reference) in reference_gemm(&a, &b, &[], (m, n, k)).iter().enumerate() {
+            let expected = reference.sum + bias.get(index % n) + residual.get(index);
+            let accumulated = (k + 4) as f64 * 2f64.powi(-24) * (reference.magnitude + 2.0);
+            let error = (c.get(index) - expected).abs();
+            assert!(error <= half_ulp * expected.abs() * 1.01 + accumulated, "{dtype:?} {index}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn bad_arguments_are_errors() {
+    let a = Buffer::random(DType::F32, 64, 1);
+    let mut memory = Buffer::zeroed(DType::U8, packed_bytes(8, 8, DType::F32, Isa::detect()));
+    let mut c = Buffer::zeroed(DType::F32, 64);
+    let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, 8);
+    let matrix = Matrix::row_major(a.ptr(), DType::F32, 8);
+    let integers = Matrix::row_major(a.ptr(), DType::I32, 8);
+    let (pool, isa) = (Pool::global(), Isa::detect());
+    // SAFETY: nothing is read or written through arguments that are refused.
+    unsafe {
+        let packed = Operand::Packed(pack_b(pool, isa, 8, 8, &matrix, memory.ptr_mut()));
+        let outcome = gemm(pool, isa, 8, 8, 4, &matrix, &packed, &store);
+        assert!(matches!(outcome, Err(KernelError::Shape(_))), "{outcome:?}");
+        let outcome = gemm(pool, isa, 8, 8, 8, &integers, &packed, &store);
+        assert_eq!(outcome, Err(KernelError::UnsupportedDType(DType::I32)));
+    }
+}
