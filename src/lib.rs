@@ -4,11 +4,19 @@
 //! `ARCHITECTURE.md` follows one op from the Python call to the kernel.
 
 pub mod analysis;
+pub mod backend;
+pub mod codegen;
+pub mod compiler;
 pub mod config;
 pub mod error;
 pub mod ir;
 pub mod kernel_ir;
+pub mod memory;
 pub mod passes;
+pub mod plan;
+pub mod runtime;
+pub mod select;
+pub mod target;
 pub mod trace;
 
 pub use error::{Error, Result};

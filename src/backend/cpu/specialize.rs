@@ -1,0 +1,76 @@
+//! From a plan's step and concrete sizes to a call.
+
+use std::sync::Arc;
+
+use oxidiff_kernels::cpu::tile_exec::Prepared;
+use oxidiff_kernels::isa::Isa;
+
+use super::run::{Call, Slot};
+use super::{NAME, Program, convolution, copy, interpret, product, tile};
+use crate::memory::Request;
+use crate::plan::{Access, ConcreteAccess, Plan, Step};
+use crate::select::Kernel;
+use crate::{Error, Result};
+
+/// Makes the call of one step.
+pub(super) struct Maker<'a> {
+    pub program: &'a Program,
+    pub bindings: &'a [i64],
+    pub step: &'a Step,
+    pub body: Option<&'a Arc<Prepared>>,
+    /// Index of the step.
+    pub at: usize,
+    /// Scratch buffers of all steps so far; they follow the plan's buffers in the table of addresses.
+    pub scratch: &'a mut Vec<Request>,
+}
+
+/// An operand: where it starts and how it lies.
+#[derive(Clone, Debug)]
+pub(super) struct Operand {
+    pub slot: Slot,
+    pub access: ConcreteAccess,
+}
+
+impl<'a> Maker<'a> {
+    pub fn plan(&self) -> &'a Plan {
+        &self.program.plan
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.program.isa
+    }
+
+    pub fn operand(&self, access: &Access) -> Result<Operand> {
+        let access = access.concrete(self.bindings)?;
+        let slot = Slot { buffer: access.buffer.index(), offset: access.byte_offset() };
+        Ok(Operand { slot, access })
+    }
+
+    pub fn operands(&self) -> Result<Vec<Operand>> {
+        self.step.operands.iter().map(|a| self.operand(a)).collect()
+    }
+
+    /// Scratch memory for the duration of this step.
+    pub fn scratch(&mut self, bytes: usize) -> Slot {
+        self.scratch.push(Request { bytes, first: self.at, last: self.at });
+        Slot { buffer: self.plan().buffers.len() + self.scratch.len() - 1, offset: 0 }
+    }
+
+    pub fn refuse<T>(&self, why: impl std::fmt::Display) -> Result<T> {
+        Err(Error::Backend { backend: NAME, what: format!("{}: {why}", self.plan().step_name(self.step)) })
+    }
+
+    pub fn make(mut self) -> Result<Box<dyn Call>> {
+        Ok(match self.step.kernel {
+            Kernel::Copy => copy::make(&self)?,
+            Kernel::Loop => tile::make(&self)?,
+            Kernel::Linear => product::make_linear(&mut self)?,
+            Kernel::Matmul => product::make_matmul(&self)?,
+            Kernel::Convolution => convolution::make(&mut self)?,
+            Kernel::Interpret => interpret::make(&self)?,
+            Kernel::Attention | Kernel::GroupNorm | Kernel::LayerNorm | Kernel::RmsNorm | Kernel::Softmax => {
+                return self.refuse("no such kernel");
+            }
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! In-place steps: a pointwise result takes over the buffer of an operand that dies.
+//!
+//! Every element of the result is stored by the thread that has loaded the same element of the operand, so sharing is
+//! safe where both lie dense in buffers of one size, and where the operand is read through the body alone.
+
+use std::collections::HashMap;
+
+use super::liveness::{LiveRange, live_ranges};
+use super::{Access, Buffer, BufferId, BufferKind, Step};
+use crate::select::Kernel;
+
+/// Merges buffers of results into those of operands that die; unused buffers stay listed and cost nothing.
+pub(super) fn reuse(steps: &mut [Step], buffers: &[Buffer]) {
+    let mut ranges = live_ranges(steps, buffers.len());
+    let mut merged: HashMap<BufferId, BufferId> = HashMap::new();
+    for at in 0..steps.len() {
+        for access in steps[at].accesses_mut() {
+            while let Some(&into) = merged.get(&access.buffer) {
+                access.buffer = into;
+            }
+        }
+        for store in 0..steps[at].stores.len() {
+            let Some((from, into)) = candidate(&steps[at], store, at, buffers, &ranges) else { continue };
+            merged.insert(from, into);
+            let end = ranges[from.index()].map_or(at, |r| r.last);
+            if let Some(range) = &mut ranges[into.index()] {
+                range.last = end;
+            }
+            steps[at].stores[store].buffer = into;
+        }
+    }
+}
+
+/// The buffer that store `store` of the step writes, and the one it can take over.
+fn candidate(
+    step: &Step,
+    store: usize,
+    at: usize,
+    buffers: &[Buffer],
+    ranges: &[Option<LiveRange>],
+) -> Option<(BufferId, BufferId)> {
+    if !matches!(step.kernel, Kernel::Loop | Kernel::Linear | Kernel::Matmul | Kernel::Convolution) {
+        return None;
+    }
+    let out = &step.stores[store];
+    let starts_here = ranges[out.buffer.index()].is_some_and(|r| r.first == at);
+    let written_once = step.stores.iter().filter(|s| s.buffer == out.buffer).count() == 1;
+    if !starts_here || !written_once || !fills(out, buffers) {
+        return None;
+    }
+    let dies = |a: &Access| ranges[a.buffer.index()].is_some_and(|r| r.last == at);
+    let only_load = |a: &Access| {
+        step.operands.iter().all(|o| o.buffer != a.buffer)
+            && step.stores.iter().all(|s| s.buffer != a.buffer)
+            && step.loads.iter().filter(|l| l.buffer == a.buffer).count() == 1
+    };
+    let fits = |a: &Access| {
+        a.shape == out.shape
+            && a.strides == out.strides
+            && a.dtype.size_bytes() == out.dtype.size_bytes()
+            && fills(a, buffers)
+    };
+    let load = step.loads.iter().find(|a| fits(a) && dies(a) && only_load(a))?;
+    Some((out.buffer, load.buffer))
+}
+
+/// The access covers an arena buffer, whole and once.
+fn fills(access: &Access, buffers: &[Buffer]) -> bool {
+    let buffer = &buffers[access.buffer.index()];
+    buffer.kind == BufferKind::Arena
+        && access.offset.is(0)
+        && crate::ir::Dim::product(&access.shape) == buffer.numel
+        && access.strides.iter().zip(&access.shape).all(|(stride, size)| size.is(1) || !stride.is(0))
+}

@@ -1,0 +1,114 @@
+//! Which kernel family each group gets, and what that family asks of its operands' layout.
+//!
+//! The tuner will choose among candidates here; for now there is one family per kind of group, and the interpreter where
+//! no kernel has the group's element types.
+
+use oxidiff_kernels::tile::MAX_DIMS;
+
+use crate::codegen::TileBody;
+use crate::ir::{DType, Graph, Op, ValueId};
+use crate::kernel_ir::{Group, GroupKind};
+
+/// A kernel family: what one step of a plan runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Moves elements from one strided place to another.
+    Copy,
+    /// A tile program over a space.
+    Loop,
+    /// `x [rows, K]` times a weight `[N, K]`.
+    Linear,
+    /// Products of pairs of matrices.
+    Matmul,
+    /// Convolution over channels-last images.
+    Convolution,
+    /// Scaled dot product attention.
+    Attention,
+    /// Group normalisation over channels-last images.
+    GroupNorm,
+    /// Layer normalisation.
+    LayerNorm,
+    /// RMS normalisation.
+    RmsNorm,
+    /// Softmax over the last dimension.
+    Softmax,
+    /// The interpreter, node by node: correct for everything, fast for nothing.
+    Interpret,
+}
+
+impl Kernel {
+    /// Name in plans and profiles.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kernel::Copy => "copy",
+            Kernel::Loop => "loop",
+            Kernel::Linear => "linear",
+            Kernel::Matmul => "matmul",
+            Kernel::Convolution => "convolution",
+            Kernel::Attention => "attention",
+            Kernel::GroupNorm => "group_norm",
+            Kernel::LayerNorm => "layer_norm",
+            Kernel::RmsNorm => "rms_norm",
+            Kernel::Softmax => "softmax",
+            Kernel::Interpret => "interpret",
+        }
+    }
+}
+
+/// What a kernel asks of the place of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Any strides.
+    Any,
+    /// Neighbours along the last dimension are neighbours in memory.
+    UnitColumns,
+    /// Unit columns, and all dimensions between the first and the last walk with one stride.
+    Rows,
+}
+
+/// The layout a kernel asks of operand `index` of its root.
+pub fn operand_layout(kernel: Kernel, index: usize) -> Layout {
+    match (kernel, index) {
+        (Kernel::Linear, 0) => Layout::Rows,
+        (Kernel::Matmul | Kernel::Convolution | Kernel::GroupNorm, 0) => Layout::UnitColumns,
+        (Kernel::Attention, 0..=2) => Layout::UnitColumns,
+        (Kernel::LayerNorm | Kernel::RmsNorm | Kernel::Softmax, 0) => Layout::UnitColumns,
+        _ => Layout::Any,
+    }
+}
+
+const fn is_kernel_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// The family that runs `group`, given its lowered body (`None` where it has no exact tile program).
+pub fn select(graph: &Graph, group: &Group, body: Option<&TileBody>) -> Kernel {
+    let rank = group.root.map_or(group.body.space.len(), |root| graph.ty(root).rank());
+    if body.is_none() || rank > MAX_DIMS {
+        return Kernel::Interpret;
+    }
+    match (group.kind, group.root) {
+        (GroupKind::Loop, _) => Kernel::Loop,
+        (GroupKind::Contraction | GroupKind::Norm, Some(root)) => select_root(graph, root),
+        _ => Kernel::Interpret,
+    }
+}
+
+fn select_root(graph: &Graph, root: ValueId) -> Kernel {
+    let node = graph.node(root);
+    let floats = |count: usize| node.inputs.iter().take(count).all(|&v| is_kernel_float(graph.ty(v).dtype));
+    if !is_kernel_float(node.ty.dtype) {
+        return Kernel::Interpret;
+    }
+    match &node.op {
+        Op::Linear if floats(3) => Kernel::Linear,
+        Op::Matmul if floats(2) => Kernel::Matmul,
+        Op::Convolution { stride, .. } if floats(3) && (1..=3).contains(&stride.len()) => Kernel::Convolution,
+        Op::ScaledDotProductAttention { .. } if floats(3) => Kernel::Attention,
+        Op::GroupNorm { .. } if floats(3) => Kernel::GroupNorm,
+        Op::LayerNorm { .. } if floats(3) => Kernel::LayerNorm,
+        Op::RmsNorm { .. } if floats(2) => Kernel::RmsNorm,
+        Op::Softmax { dim } if floats(1) && dim + 1 == node.ty.rank() => Kernel::Softmax,
+        _ => Kernel::Interpret,
+    }
+}
