@@ -45,7 +45,11 @@ named_enum! {
         Gelu = "gelu",
         /// The tanh approximation.
         GeluTanh = "gelu_tanh",
-        Relu = "relu", Erf = "erf", Softplus = "softplus", Floor = "floor", Ceil = "ceil", Round = "round", Trunc = "trunc",
+        Relu = "relu", Erf = "erf",
+        /// `log(1 + exp x)`, x itself above 20.
+        Softplus = "softplus", Floor = "floor", Ceil = "ceil",
+        /// Half to even.
+        Round = "round", Trunc = "trunc",
         /// Bool result.
         LogicalNot = "logical_not",
         /// Integers; on bool the same as `logical_not`.
@@ -104,7 +108,8 @@ impl UnaryOp {
 }
 
 named_enum! {
-    /// Reductions over dimensions. `argmax` and `argmin` reduce exactly one dimension, give i64 and the first of equals.
+    /// Reductions over dimensions. `argmax` and `argmin` reduce exactly one dimension, give i64 and the first of equals. NaN
+    /// is the largest and the smallest.
     ReduceOp {
         Sum = "sum", Mean = "mean", Amax = "amax", Amin = "amin", Prod = "prod", Any = "any", All = "all",
         Argmax = "argmax", Argmin = "argmin",
@@ -162,9 +167,10 @@ pub enum Op {
     Flip { dims: Vec<usize> },
 
     // -- gather --------------------------------------------------------------------------------------------------------
-    /// `(x, index)`: rows of x along `dim` chosen by an integer tensor of any rank, which takes the place of `dim`.
+    /// `(x, index)`: rows of x along `dim` chosen by an integer tensor of any rank, which takes the place of `dim`. An index
+    /// below 0 or past the end is an error at run time.
     IndexSelect { dim: usize },
-    /// `(x, index)`: aten.gather, index of the result's shape.
+    /// `(x, index)`: aten.gather, index of the result's shape; out of range is an error as in `index_select`.
     Gather { dim: usize },
 
     // -- reductions ----------------------------------------------------------------------------------------------------
@@ -184,7 +190,8 @@ pub enum Op {
     /// and so is the result; `padding` is on both sides.
     Convolution { stride: Vec<i64>, padding: Vec<i64>, dilation: Vec<i64>, groups: i64, channels_last: bool },
     /// `(query [..., L, E], key [..., S, E], value [..., S, Ev], mask?)`, batch dimensions broadcast; a bool mask lets
-    /// attend where true, a float mask is added. `scale` multiplies the products.
+    /// attend where true, a float mask is added. `scale` multiplies the products; `is_causal` lets row i attend to columns
+    /// 0 to i. A row that may attend to nothing gives 0.
     ScaledDotProductAttention { is_causal: bool, scale: f64 },
 
     // -- norms ---------------------------------------------------------------------------------------------------------
