@@ -150,5 +150,5 @@ def replace_leaves(
 
 def _rebuilt(value: Any, items: Iterable[tuple[Any, Any]]) -> Any:
     """A dict of the same class; dataclass-like output classes of diffusers and transformers take keywords."""
-    kind: Any = type(value)
-    return kind(**dict(items)) if dataclasses.is_dataclass(kind) else kind(items)
+    make: Callable[..., Any] = type(value)
+    return make(**dict(items)) if dataclasses.is_dataclass(value) else make(items)

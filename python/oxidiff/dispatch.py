@@ -131,6 +131,16 @@ class _Epoch:
 _EMPTY = torch.nn.Module()
 
 
+_threads = 0
+
+
+def follow_threads() -> None:
+    """Gives the CPU backend as many threads as torch has."""
+    global _threads
+    _threads = torch.get_num_threads()
+    _native.set_num_threads(_threads)
+
+
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -182,6 +192,8 @@ class Dispatcher:
         """Calls the module with ``args`` and ``kwargs``, compiled where possible. Hooks of the module itself are the
         caller's business."""
         next(self._calls)
+        if torch.get_num_threads() != _threads:
+            follow_threads()
         if self.disabled or self.eager_depth:
             next(self._eager_calls)
             return self._forward(args, kwargs)

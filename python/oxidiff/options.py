@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["CompileOptions", "parse_bytes"]
+__all__ = ["ONEDIFF_FIELDS", "CompileOptions", "parse_bytes"]
 
 _UNITS: Final[Mapping[str, int]] = {
     "": 1,
@@ -42,13 +42,15 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 _ONEDIFF: Final[Mapping[str, str | None]] = {
     "dynamic": "dynamic",
     "max_cached_graph_size": "max_specializations",
-    "graph_file": "graph_file",
     "use_graph": None,
     "debug_level": None,
     "graph_file_device": None,
     "run_graph_by_vm": None,
     "graph_delay_variable_op_execution": None,
-    "graph_save_path": "graph_file",
+    "graph_save_path": None,
+    "memory_format": None,
+    "mode": None,
+    "options": None,
     "conv_allow_half_precision_accumulation": None,
     "matmul_allow_half_precision_accumulation": None,
     "attention_allow_half_precision_accumulation": None,
@@ -58,6 +60,9 @@ _ONEDIFF: Final[Mapping[str, str | None]] = {
     "mlp_enable_nhwc": None,
     "use_layout_optimization": None,
 }
+
+ONEDIFF_FIELDS: Final = frozenset((*_ONEDIFF, "graph_file"))
+"""Names of OneDiff's options."""
 
 
 def parse_bytes(text: object) -> int:
@@ -163,7 +168,7 @@ class CompileOptions:
         elif isinstance(options, Mapping):
             base = cls.of(**{str(name): value for name, value in options.items()})
         else:
-            base = cls.of(**_onediff_fields(options))
+            base = cls.of(**_onediff_fields(options))  # an object of OneDiff's own class
         changes: dict[str, Any] = {}
         ignored: list[str] = []
         for name, value in fields.items():
@@ -209,8 +214,11 @@ def _onediff_fields(options: object) -> dict[str, Any]:
     values = getattr(options, "__dict__", None)
     if not isinstance(values, dict):
         raise TypeError(f"options must be a CompileOptions or a mapping, not {type(options).__name__}")
+    nested = getattr(values.get("oneflow"), "__dict__", {})
+    # Of the fields whose names are the same here and there, those that are not built yet are ignored, not refused.
+    renamed = {"graph_file": "graph_save_path"}
     return {
-        name: value
-        for name, value in values.items()
+        renamed.get(name, name): value
+        for name, value in {**values, **nested}.items()
         if not name.startswith("_") and name not in ("oneflow", "nexfort") and value is not None
     }

@@ -1,0 +1,146 @@
+"""OneDiff's import names: after ``import oxidiff.compat.onediff``, scripts written for OneDiff run unchanged.
+
+``onediff.infer_compiler`` gives ``compile``, ``oneflow_compile``, ``OneflowCompileOptions``, ``CompileOptions``,
+``compile_options`` and ``DeployableModule``; ``onediffx`` gives ``compile_pipe``; ``onediffx.lora`` the functions
+that load and fuse adapters, which are plain diffusers calls here because weights may change at any time. Where the
+real OneDiff is installed nothing happens.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from .. import pipelines
+from ..module import CompiledModule
+from ..module import compile as _compile
+from ..options import ONEDIFF_FIELDS
+
+__all__ = [
+    "DeployableModule",
+    "OneflowCompileOptions",
+    "compile",
+    "compile_options",
+    "compile_pipe",
+    "install",
+    "load_and_fuse_lora",
+    "oneflow_compile",
+    "set_and_fuse_adapters",
+    "unfuse_lora",
+]
+
+DeployableModule = CompiledModule
+"""OneDiff's name of a compiled module."""
+
+
+class OneflowCompileOptions(types.SimpleNamespace):
+    """OneDiff's options by their names; which have a meaning here is decided where they are used.
+
+    Raises:
+        TypeError: A name is not one of OneDiff's.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        unknown = [name for name in fields if name not in ONEDIFF_FIELDS]
+        if unknown:
+            raise TypeError(f"unknown option {unknown[0]!r}; OneDiff has {', '.join(sorted(ONEDIFF_FIELDS))}")
+        super().__init__(**fields)
+
+
+compile_options = OneflowCompileOptions()
+"""OneDiff's global options: what is set here holds for every compile without options of its own."""
+
+
+def _options(options: Any) -> Any:
+    if isinstance(options, str):
+        options = json.loads(options)
+    return compile_options if options is None else options
+
+
+def compile(torch_module: nn.Module, *, backend: str = "oneflow", options: Any = None) -> Any:
+    """OneDiff's ``compile``; the choice of a backend has no meaning here. See :func:`oxidiff.compile`."""
+    return _compile(torch_module, options=_options(options))
+
+
+def oneflow_compile(torch_module: nn.Module, *, options: Any = None) -> Any:
+    """OneDiff's ``oneflow_compile``; see :func:`oxidiff.compile`."""
+    return _compile(torch_module, options=_options(options))
+
+
+def compile_pipe(
+    pipe: Any,
+    *,
+    backend: str = "oneflow",
+    options: Any = None,
+    ignores: Iterable[str] = (),
+    fuse_qkv_projections: bool = False,
+) -> Any:
+    """OneDiff's ``compile_pipe``; see :func:`oxidiff.compile_pipe`.
+
+    Args:
+        pipe: The pipeline.
+        backend: Has no meaning here.
+        options: See :func:`oxidiff.compile`.
+        ignores: Parts to leave alone.
+        fuse_qkv_projections: Has no meaning here: projections of the same input are merged while compiling.
+    """
+    return pipelines.compile_pipe(pipe, options=_options(options), ignores=ignores)
+
+
+def load_and_fuse_lora(
+    pipeline: Any, lora: Any, adapter_name: str | None = None, *, lora_scale: float = 1.0, **kwargs: Any
+) -> None:
+    """Loads an adapter into a pipeline and merges it into the weights; nothing is compiled again."""
+    pipeline.load_lora_weights(lora, adapter_name=adapter_name, **kwargs)
+    pipeline.fuse_lora(lora_scale=lora_scale)
+
+
+def set_and_fuse_adapters(
+    pipeline: Any, adapter_names: str | Sequence[str], adapter_weights: Sequence[float] | None = None
+) -> None:
+    """Merges other adapters, among those that are loaded, into the weights of a pipeline."""
+    names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+    pipeline.unfuse_lora()
+    pipeline.set_adapters(names, adapter_weights)
+    pipeline.fuse_lora(adapter_names=names)
+
+
+def unfuse_lora(pipeline: Any) -> None:
+    """Takes merged adapters out of the weights of a pipeline again."""
+    pipeline.unfuse_lora()
+
+
+def install() -> bool:
+    """Makes the names importable; false, and nothing done, where the real OneDiff is installed."""
+    if "onediff" in sys.modules:
+        return getattr(sys.modules["onediff"], "__oxidiff__", False)
+    if importlib.util.find_spec("onediff") is not None:
+        return False
+    served: dict[str, list[Any]] = {
+        "onediff": [],
+        "onediff.infer_compiler": [compile, oneflow_compile, OneflowCompileOptions, DeployableModule],
+        "onediffx": [compile_pipe, OneflowCompileOptions],
+        "onediffx.lora": [load_and_fuse_lora, set_and_fuse_adapters, unfuse_lora],
+    }
+    for name, members in served.items():
+        module = types.ModuleType(name, f"Served by oxidiff; see {__name__}.")
+        module.__dict__["__oxidiff__"] = True
+        module.__dict__["__path__"] = []
+        for member in members:
+            setattr(module, "DeployableModule" if member is DeployableModule else member.__name__, member)
+        sys.modules[name] = module
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, module)
+    infer_compiler = sys.modules["onediff.infer_compiler"]
+    infer_compiler.__dict__.update(compile_options=compile_options, CompileOptions=OneflowCompileOptions)
+    return True
+
+
+install()

@@ -1,0 +1,62 @@
+"""`oxidiff doctor`: what was found on this machine, what is missing, one line each."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+
+import torch
+from packaging.version import Version
+
+from . import _native
+
+__all__ = ["Finding", "examine", "text"]
+
+_OLDEST_TORCH = "2.9"
+
+Finding = tuple[bool, str, str]
+"""``(is_fine, subject, what was found)``."""
+
+
+def examine() -> Iterator[Finding]:
+    """Looks at everything that this package uses."""
+    yield True, "oxidiff", _native.__version__
+    yield True, "python", f"{platform.python_version()} ({platform.platform()})"
+    is_new = Version(torch.__version__).release >= Version(_OLDEST_TORCH).release
+    yield is_new, "torch", torch.__version__ + ("" if is_new else f": {_OLDEST_TORCH} or newer is needed")
+    has_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    yield True, "tensors", "by the DLPack C exchange API" if has_exchange else "by attributes (torch >= 2.10 is faster)"
+    is_watched = _native.Watch.is_available()
+    how = "by version tags" if is_watched else "by comparing everything, milliseconds a call, in this Python or torch"
+    yield is_watched, "changes of a module", f"noticed {how}"
+    target = ", ".join(f"{name} {value}" for name, value in _native.target().items())
+    yield True, "cpu", f"{target}; torch uses {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        yield False, "cuda", f"{names}: found, but this version of oxidiff has no CUDA backend; modules there run eager"
+    else:
+        yield True, "cuda", "no device"
+    for name, purpose in (
+        ("diffusers", "pipelines"),
+        ("transformers", "text encoders"),
+        ("peft", "LoRA adapters"),
+        ("accelerate", "offloading"),
+    ):
+        try:
+            yield True, name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield True, name, f"not installed ({purpose})"
+    for name, default, meaning in _native.knobs():
+        value = os.environ.get(name)
+        yield True, name, f"{meaning} [{default}]" if value is None else f"{meaning}: set to {value!r}"
+
+
+def text() -> tuple[str, bool]:
+    """The findings, a line each, and whether all is fine."""
+    findings = list(examine())
+    width = max(len(subject) for _, subject, _ in findings)
+    lines = [f"{'ok' if fine else '!!'}  {subject.ljust(width)}  {found}" for fine, subject, found in findings]
+    return "\n".join(lines), all(fine for fine, _, _ in findings)
