@@ -192,8 +192,10 @@ impl<'g> Former<'g> {
         self.drafts[g].nodes.iter().filter(|n| self.is_needed_outside(**n, g)).count().saturating_sub(1)
     }
 
+    /// Whether `g` has to store `v`; a dead value counts, so that every group has a result.
     fn is_needed_outside(&self, v: ValueId, g: usize) -> bool {
-        self.is_output[v.index()] || self.users[v.index()].iter().any(|u| self.group_of[u.index()] != Some(g))
+        let users = &self.users[v.index()];
+        self.is_output[v.index()] || users.is_empty() || users.iter().any(|u| self.group_of[u.index()] != Some(g))
     }
 
     /// Whether a placed node outside `g` and `also` reads a value of `g`, directly or through views.
