@@ -12,6 +12,8 @@ use std::fmt;
 use crate::dtype::DType;
 use crate::pool::OutOfMemory;
 
+pub mod attention;
+mod attention_kernel;
 pub mod conv;
 pub(crate) mod conv_direct;
 pub mod copy;

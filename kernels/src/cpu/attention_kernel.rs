@@ -1,0 +1,611 @@
+//! The parts of [`attention`](super::attention) that run on vectors: packing, micro-kernels, online softmax.
+
+use super::attention::{Attention, BLOCK_KEYS, Heads, PANEL, TILE_ROWS};
+use super::math;
+use super::simd::{Element, Simd};
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::{simd_dispatch, with_element};
+
+/// Elements between rows of scores: an odd number of cache lines, so that rows fall into different sets of L1.
+const SCORE_STRIDE: usize = BLOCK_KEYS + 16;
+
+/// Layout of the packed keys and values of one head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packing {
+    lanes: usize,
+    dim: usize,
+    dim_v: usize,
+    seq_k: usize,
+}
+
+impl Packing {
+    pub(super) fn new(isa: Isa, a: &Attention) -> Packing {
+        let lanes = if isa.clamp() == Isa::Avx512 { 16 } else { 8 };
+        Packing { lanes, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k }
+    }
+
+    /// Keys of a panel.
+    pub(super) fn panel_keys(&self) -> usize {
+        PANEL * self.lanes
+    }
+
+    /// Columns of V with padding.
+    pub(super) fn value_columns(&self) -> usize {
+        self.dim_v.next_multiple_of(self.lanes)
+    }
+
+    /// f32 of packed K.
+    fn key_len(&self) -> usize {
+        self.seq_k.next_multiple_of(self.panel_keys()) * self.dim
+    }
+
+    /// Bytes of a head, a multiple of a cache line.
+    pub(super) fn bytes(&self) -> usize {
+        ((self.key_len() + self.seq_k * self.value_columns()) * 4).next_multiple_of(64)
+    }
+
+    /// Elements between queries: an odd number of cache lines, from a short list the kernels are compiled for.
+    pub(super) fn query_stride(&self) -> usize {
+        match self.dim {
+            ..=80 => 80,
+            ..=176 => 176,
+            _ => 528,
+        }
+    }
+
+    /// Keys of a block: both operands within a quarter of L2.
+    fn block_keys(&self) -> usize {
+        let fit = (256 << 10) / ((self.dim + self.value_columns()) * 4).max(1);
+        (fit / 32 * 32).clamp(64, BLOCK_KEYS)
+    }
+}
+
+/// Bytes of a task's own scratch memory.
+pub(super) fn task_bytes(packing: &Packing, rows: usize) -> usize {
+    let per_row = packing.query_stride() + packing.value_columns() + 2;
+    (rows * per_row + TILE_ROWS * SCORE_STRIDE + BLOCK_KEYS) * 4 + 64
+}
+
+/// A block of queries of one head.
+#[derive(Clone, Copy)]
+pub(super) struct Task {
+    pub batch: usize,
+    pub head: usize,
+    pub q0: usize,
+    pub rows: usize,
+    /// Packed keys and values.
+    pub packed: *const f32,
+    pub scratch: *mut f32,
+}
+
+/// Vectors of columns worked on together when weights multiply V, widest first: as many as registers allow.
+#[inline(always)]
+fn group_width(lanes: usize, left: usize) -> usize {
+    match (lanes, left) {
+        (16, 5) => 3,
+        (16, _) => left.min(4),
+        _ => left.min(2),
+    }
+}
+
+simd_dispatch! {
+    /// Packs keys `from..to` (`from` at a panel's start) of key-value head `unit` into `packed`.
+    pub(super) unsafe fn pack(
+        a: &Attention, packing: &Packing, unit: usize, from: usize, to: usize, packed: *mut f32,
+    ) = pack_body
+}
+
+#[inline(always)]
+unsafe fn pack_body<S: Simd>(
+    s: S,
+    a: &Attention,
+    packing: &Packing,
+    unit: usize,
+    from: usize,
+    to: usize,
+    packed: *mut f32,
+) {
+    let (batch, head) = ((unit / a.kv_heads) as isize, (unit % a.kv_heads) as isize);
+    let start =
+        |h: &Heads| h.ptr.wrapping_offset((batch * h.strides[0] + head * h.strides[1]) * h.dtype.size_bytes() as isize);
+    let values = packed.wrapping_add(packing.key_len());
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_element!(a.k.dtype, e => pack_keys(s, e, start(&a.k), a.k.strides, packing, from, to, packed), else ());
+        with_element!(a.v.dtype, e => pack_values(s, e, start(&a.v), a.v.strides, packing, from, to, values), else ());
+    }
+}
+
+/// `[panel][dim][key]`, missing keys 0.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn pack_keys<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    k: *const u8,
+    strides: [isize; 4],
+    packing: &Packing,
+    from: usize,
+    to: usize,
+    out: *mut f32,
+) {
+    let (width, dim, l) = (PANEL * S::LANES, packing.dim, S::LANES);
+    let mut row = [0f32; 16];
+    let mut key = from;
+    // SAFETY: keys below `to` of the head; panels that hold them.
+    unsafe {
+        while key < to {
+            let panel = out.add(key * dim);
+            for j in 0..width {
+                let source = k.offset((key + j) as isize * strides[2] * E::SIZE as isize);
+                if key + j >= to {
+                    for d in 0..dim {
+                        *panel.add(d * width + j) = 0.0;
+                    }
+                } else if strides[3] == 1 {
+                    let mut d = 0;
+                    while d < dim {
+                        let n = l.min(dim - d);
+                        s.store(row.as_mut_ptr(), e.load_n(s, source, d, n));
+                        for i in 0..n {
+                            *panel.add((d + i) * width + j) = row[i];
+                        }
+                        d += n;
+                    }
+                } else {
+                    for d in 0..dim {
+                        *panel.add(d * width + j) = e.get(source, d as isize * strides[3]);
+                    }
+                }
+            }
+            key += width;
+        }
+    }
+}
+
+/// `[group of columns][key][column]`, missing columns 0.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn pack_values<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    v: *const u8,
+    strides: [isize; 4],
+    packing: &Packing,
+    from: usize,
+    to: usize,
+    out: *mut f32,
+) {
+    let (l, vectors) = (S::LANES, packing.value_columns() / S::LANES);
+    let mut first = 0;
+    // SAFETY: keys below `to` of the head; groups that hold them.
+    unsafe {
+        while first < vectors {
+            let width = group_width(l, vectors - first);
+            let group = out.add(packing.seq_k * first * l);
+            for key in from..to {
+                let source = v.offset(key as isize * strides[2] * E::SIZE as isize);
+                for i in 0..width {
+                    let (c, to) = ((first + i) * l, group.add((key * width + i) * l));
+                    let n = l.min(packing.dim_v - c.min(packing.dim_v));
+                    if strides[3] == 1 {
+                        s.store(to, e.load_n(s, source.add(c * E::SIZE), 0, n));
+                    } else {
+                        s.store(to, s.splat(0.0));
+                        for j in 0..n {
+                            *to.add(j) = e.get(source, (c + j) as isize * strides[3]);
+                        }
+                    }
+                }
+            }
+            first += width;
+        }
+    }
+}
+
+simd_dispatch! {
+    /// Attention of one block of queries.
+    pub(super) unsafe fn run(a: &Attention, packing: &Packing, task: &Task) = run_body
+}
+
+#[inline(always)]
+unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match packing.query_stride() {
+            80 => run_block::<S, 80>(s, a, packing, task),
+            176 => run_block::<S, 176>(s, a, packing, task),
+            _ => run_block::<S, 528>(s, a, packing, task),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn run_block<S: Simd, const LDQ: usize>(s: S, a: &Attention, packing: &Packing, task: &Task) {
+    let (l, columns) = (S::LANES, packing.value_columns());
+    let rows = task.rows.next_multiple_of(TILE_ROWS);
+    // SAFETY: `task_bytes` of scratch memory; the caller's promise for the operands.
+    unsafe {
+        let scores = task.scratch.add(task.scratch.align_offset(64));
+        let queries = scores.add(TILE_ROWS * SCORE_STRIDE);
+        let results = queries.add(rows * LDQ);
+        let bias = results.add(rows * columns);
+        let (top, sum) = (bias.add(BLOCK_KEYS), bias.add(BLOCK_KEYS + rows));
+        with_element!(a.q.dtype, e => load_queries::<S, _, LDQ>(s, e, a, task, rows, queries), else ());
+        for r in 0..rows {
+            (*top.add(r), *sum.add(r)) = (f32::NEG_INFINITY, 0.0);
+        }
+        std::ptr::write_bytes(results, 0, rows * columns);
+        let last_query = task.q0 + task.rows - 1;
+        let seen = if a.causal { packing.seq_k.min(last_query + 1) } else { packing.seq_k };
+        let step = packing.block_keys();
+        let mut key = 0;
+        while key < seen {
+            let keys = step.min(packing.seq_k - key);
+            for t in (0..task.rows).step_by(TILE_ROWS) {
+                let valid = TILE_ROWS.min(task.rows - t);
+                if a.causal && key > task.q0 + t + valid - 1 {
+                    continue;
+                }
+                multiply_keys::<S, LDQ>(s, packing, task.packed, queries.add(t * LDQ), valid, key, keys, scores);
+                let width = keys.next_multiple_of(l);
+                mask_scores(s, a, task, t, valid, key, keys, width, scores, bias);
+                for r in 0..valid {
+                    let row = scores.add(r * SCORE_STRIDE);
+                    let out = results.add((t + r) * columns);
+                    soften(s, row, width, top.add(t + r), sum.add(t + r), out, columns);
+                }
+                let values = task.packed.add(packing.key_len());
+                multiply_values(s, packing, values, scores, valid, key, keys, results.add(t * columns));
+            }
+            key += keys;
+        }
+        with_element!(a.out.dtype, e => store_results(s, e, a, task, results, columns, sum), else ());
+    }
+}
+
+/// Queries as f32, scaled into units of log2; rows past the valid ones are 0.
+#[inline(always)]
+unsafe fn load_queries<S: Simd, E: Element, const LDQ: usize>(
+    s: S,
+    e: E,
+    a: &Attention,
+    task: &Task,
+    rows: usize,
+    out: *mut f32,
+) {
+    let (l, scale, st) = (S::LANES, a.scale * std::f32::consts::LOG2_E, a.q.strides);
+    let start = task.batch as isize * st[0] + task.head as isize * st[1] + task.q0 as isize * st[2];
+    // SAFETY: queries of the block; `rows` rows of LDQ >= dim elements.
+    unsafe {
+        for r in 0..rows {
+            let to = out.add(r * LDQ);
+            if r >= task.rows {
+                std::ptr::write_bytes(to, 0, a.dim);
+                continue;
+            }
+            let from = a.q.ptr.offset((start + r as isize * st[2]) * E::SIZE as isize);
+            let mut d = 0;
+            while d < a.dim {
+                let n = l.min(a.dim - d);
+                if st[3] == 1 {
+                    s.store_n(to.add(d), s.mul(e.load_n(s, from, d, n), s.splat(scale)), n);
+                } else {
+                    for i in d..d + n {
+                        *to.add(i) = e.get(from, i as isize * st[3]) * scale;
+                    }
+                }
+                d += n;
+            }
+        }
+    }
+}
+
+/// `c[MR][NV * LANES] (+)= a[MR][k] * b[k][NV * LANES]`: every accumulator in a register.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn product<S: Simd, const MR: usize, const NV: usize, const LDA: usize, const ADD: bool>(
+    s: S,
+    k: usize,
+    a: *const f32,
+    b: *const f32,
+    ldb: usize,
+    c: *mut f32,
+    ldc: usize,
+) {
+    let l = S::LANES;
+    let mut acc = [[s.splat(0.0); NV]; MR];
+    // SAFETY: the caller vouches for the three blocks.
+    unsafe {
+        if ADD {
+            for i in 0..MR {
+                for j in 0..NV {
+                    acc[i][j] = s.load(c.add(i * ldc + j * l));
+                }
+            }
+        }
+        let mut b = b;
+        for p in 0..k {
+            let mut row = [s.splat(0.0); NV];
+            for j in 0..NV {
+                row[j] = s.load(b.add(j * l));
+            }
+            for i in 0..MR {
+                let x = s.splat(*a.add(i * LDA + p));
+                for j in 0..NV {
+                    acc[i][j] = s.mla(x, row[j], acc[i][j]);
+                }
+            }
+            b = b.add(ldb);
+        }
+        for i in 0..MR {
+            for j in 0..NV {
+                s.store(c.add(i * ldc + j * l), acc[i][j]);
+            }
+        }
+    }
+}
+
+/// Scores of a tile of queries and a block of keys.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn multiply_keys<S: Simd, const LDQ: usize>(
+    s: S,
+    packing: &Packing,
+    packed: *const f32,
+    queries: *const f32,
+    valid: usize,
+    key: usize,
+    keys: usize,
+    scores: *mut f32,
+) {
+    let (l, width, dim) = (S::LANES, PANEL * S::LANES, packing.dim);
+    let mut at = 0;
+    // SAFETY: panels of the head; TILE_ROWS queries and rows of scores.
+    unsafe {
+        while at < keys {
+            let panel = packed.add((key + at) * dim);
+            let narrow = keys - at <= l;
+            macro_rules! rows {
+                ($mr:literal, $nv:literal) => {
+                    for g in (0..valid).step_by($mr) {
+                        let (q, c) = (queries.add(g * LDQ), scores.add(g * SCORE_STRIDE + at));
+                        product::<S, $mr, $nv, LDQ, false>(s, dim, q, panel, width, c, SCORE_STRIDE);
+                    }
+                };
+            }
+            match (l == 16, narrow) {
+                (true, false) => rows!(12, 2),
+                (true, true) => rows!(12, 1),
+                (false, false) => rows!(6, 2),
+                (false, true) => rows!(6, 1),
+            }
+            at += width;
+        }
+    }
+}
+
+/// Adds weights times values to the results of a tile.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn multiply_values<S: Simd>(
+    s: S,
+    packing: &Packing,
+    values: *const f32,
+    weights: *const f32,
+    valid: usize,
+    key: usize,
+    keys: usize,
+    results: *mut f32,
+) {
+    let (l, columns) = (S::LANES, packing.value_columns());
+    let vectors = columns / l;
+    let mut first = 0;
+    // SAFETY: groups of the head; TILE_ROWS rows of weights and results.
+    unsafe {
+        while first < vectors {
+            let width = group_width(l, vectors - first);
+            let b = values.add((packing.seq_k * first + key * width) * l);
+            macro_rules! rows {
+                ($mr:literal, $nv:literal) => {
+                    for g in (0..valid).step_by($mr) {
+                        let (w, c) = (weights.add(g * SCORE_STRIDE), results.add(g * columns + first * l));
+                        product::<S, $mr, $nv, SCORE_STRIDE, true>(s, keys, w, b, width * l, c, columns);
+                    }
+                };
+            }
+            match (l == 16, width) {
+                (true, 4) => rows!(6, 4),
+                (true, 3) => rows!(8, 3),
+                (true, 2) => rows!(12, 2),
+                (true, _) => rows!(12, 1),
+                (false, 2) => rows!(6, 2),
+                (false, _) => rows!(6, 1),
+            }
+            first += width;
+        }
+    }
+}
+
+/// Adds the mask, applies causality, and sets scores past the last key to -infinity.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn mask_scores<S: Simd>(
+    s: S,
+    a: &Attention,
+    task: &Task,
+    t: usize,
+    valid: usize,
+    key: usize,
+    keys: usize,
+    width: usize,
+    scores: *mut f32,
+    bias: *mut f32,
+) {
+    // SAFETY: rows of the tile; mask elements of its queries and keys.
+    unsafe {
+        if let Some(mask) = &a.mask {
+            let st = mask.strides;
+            let start = task.batch as isize * st[0] + task.head as isize * st[1] + key as isize * st[3];
+            for r in 0..valid {
+                if r == 0 || st[2] != 0 {
+                    let at = start + (task.q0 + t + r) as isize * st[2];
+                    let p = mask.ptr.offset(at * mask.dtype.size_bytes() as isize);
+                    load_bias(s, mask.dtype, p, st[3], keys, width, bias);
+                }
+                let row = scores.add(r * SCORE_STRIDE);
+                for c in (0..width).step_by(S::LANES) {
+                    s.store(row.add(c), s.add(s.load(row.add(c)), s.load(bias.add(c))));
+                }
+            }
+        }
+        for r in 0..valid {
+            let seen = if a.causal { (task.q0 + t + r + 1).saturating_sub(key).min(keys) } else { keys };
+            for c in seen..width {
+                *scores.add(r * SCORE_STRIDE + c) = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// A row of the mask as something to add to scores in units of log2.
+#[inline(always)]
+unsafe fn load_bias<S: Simd>(
+    s: S,
+    dtype: DType,
+    p: *const u8,
+    stride: isize,
+    keys: usize,
+    width: usize,
+    bias: *mut f32,
+) {
+    // SAFETY: `keys` elements of the mask; `width` of the bias.
+    unsafe {
+        with_element!(dtype, e => {
+            for c in (0..width).step_by(S::LANES) {
+                let n = S::LANES.min(keys - c.min(keys));
+                if stride == 1 {
+                    let x = s.mul(e.load_n(s, p, c, n), s.splat(std::f32::consts::LOG2_E));
+                    s.store(bias.add(c), x);
+                } else {
+                    for j in c..c + n {
+                        *bias.add(j) = e.get(p, j as isize * stride) * std::f32::consts::LOG2_E;
+                    }
+                }
+            }
+        }, else {
+            for j in 0..keys {
+                *bias.add(j) = if *p.offset(j as isize * stride) != 0 { 0.0 } else { f32::NEG_INFINITY };
+            }
+        });
+        for j in keys..width {
+            *bias.add(j) = 0.0;
+        }
+    }
+}
+
+/// One step of the online softmax: scores become weights relative to the running maximum; sum and results follow it.
+#[inline(always)]
+unsafe fn soften<S: Simd>(
+    s: S,
+    row: *mut f32,
+    width: usize,
+    top: *mut f32,
+    sum: *mut f32,
+    out: *mut f32,
+    columns: usize,
+) {
+    let l = S::LANES;
+    // SAFETY: `width` scores, `columns` results, both multiples of LANES.
+    unsafe {
+        let old = *top;
+        let mut m = s.load(row);
+        let mut m1 = m;
+        let mut c = l;
+        while c + l < width {
+            m = s.max_raw(m, s.load(row.add(c)));
+            m1 = s.max_raw(m1, s.load(row.add(c + l)));
+            c += 2 * l;
+        }
+        if c < width {
+            m = s.max_raw(m, s.load(row.add(c)));
+        }
+        let block = s.reduce_max(s.max_raw(m, m1));
+        let new = if block > old { block } else { old };
+        // With nothing to attend to yet every weight is 2^(-inf - 0) = 0.
+        let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
+        let mv = s.splat(base);
+        let (mut a, mut b) = (s.splat(0.0), s.splat(0.0));
+        c = 0;
+        while c + 2 * l <= width {
+            let x = math::exp2_nonpositive(s, s.sub(s.load(row.add(c)), mv));
+            let y = math::exp2_nonpositive(s, s.sub(s.load(row.add(c + l)), mv));
+            s.store(row.add(c), x);
+            s.store(row.add(c + l), y);
+            a = s.add(a, x);
+            b = s.add(b, y);
+            c += 2 * l;
+        }
+        if c < width {
+            let x = math::exp2_nonpositive(s, s.sub(s.load(row.add(c)), mv));
+            s.store(row.add(c), x);
+            a = s.add(a, x);
+        }
+        let total = s.reduce_add(s.add(a, b));
+        if new > old {
+            let factor = (old - base).exp2();
+            *sum = *sum * factor + total;
+            *top = new;
+            let f = s.splat(factor);
+            let mut d = 0;
+            while d < columns {
+                s.store(out.add(d), s.mul(s.load(out.add(d)), f));
+                d += l;
+            }
+        } else {
+            *sum += total;
+        }
+    }
+}
+
+/// Divides by the sums and stores.
+#[inline(always)]
+unsafe fn store_results<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    a: &Attention,
+    task: &Task,
+    results: *const f32,
+    columns: usize,
+    sum: *const f32,
+) {
+    let (l, st) = (S::LANES, a.out.strides);
+    let start = task.batch as isize * st[0] + task.head as isize * st[1] + task.q0 as isize * st[2];
+    // SAFETY: results of the block.
+    unsafe {
+        for r in 0..task.rows {
+            let total = *sum.add(r);
+            let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
+            let from = results.add(r * columns);
+            let to = a.out.ptr.offset((start + r as isize * st[2]) * E::SIZE as isize);
+            if st[3] == 1 {
+                let mut d = 0;
+                while d < a.dim_v {
+                    let n = l.min(a.dim_v - d);
+                    let x = s.mul(s.load(from.add(d)), s.splat(factor));
+                    if n == l {
+                        e.store(s, to, d, x)
+                    } else {
+                        e.store_n(s, to, d, x, n)
+                    }
+                    d += l;
+                }
+            } else {
+                for d in 0..a.dim_v {
+                    e.put(to, d as isize * st[3], *from.add(d) * factor);
+                }
+            }
+        }
+    }
+}

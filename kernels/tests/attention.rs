@@ -1,0 +1,258 @@
+//! Attention against f64 loops.
+
+use oxidiff_kernels::cpu::attention::*;
+use oxidiff_kernels::dtype::DType;
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+/// Deterministic values in -1.5..1.5, encoded.
+fn values(dtype: DType, n: usize, seed: u64) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed) + 1;
+    (0..n)
+        .flat_map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let x = ((state >> 40) as f32 / (1u64 << 24) as f32 - 0.5) * 3.0;
+            match dtype {
+                DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+                DType::BF16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+                DType::Bool => vec![(x > -0.5) as u8],
+                _ => x.to_le_bytes().to_vec(),
+            }
+        })
+        .collect()
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::F16 => bytes.chunks(2).map(|c| half::f16::from_le_bytes(c.try_into().unwrap()).to_f32()).collect(),
+        DType::BF16 => bytes.chunks(2).map(|c| half::bf16::from_le_bytes(c.try_into().unwrap()).to_f32()).collect(),
+        _ => bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect(),
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sizes: [usize; 5],
+    kv_heads: usize,
+    dim_v: usize,
+    dtype: DType,
+    causal: bool,
+    mask: Option<(DType, [bool; 4])>,
+    /// Whether operands are `[batch, position, head, dim]` in memory.
+    interleaved: bool,
+}
+
+impl Case {
+    fn new(batch: usize, heads: usize, seq_q: usize, seq_k: usize, dim: usize) -> Case {
+        Case {
+            sizes: [batch, heads, seq_q, seq_k, dim],
+            kv_heads: heads,
+            dim_v: dim,
+            dtype: DType::F32,
+            causal: false,
+            mask: None,
+            interleaved: true,
+        }
+    }
+
+    fn check(self) {
+        let [batch, heads, seq_q, seq_k, dim] = self.sizes;
+        let size = self.dtype.size_bytes();
+        let strides = |h: usize, n: usize, d: usize| match self.interleaved {
+            true => [(h * n * d) as isize, d as isize, (h * d) as isize, 1],
+            // Dim outermost within a head: no stride is 1 there.
+            false => [(h * n * d) as isize, (n * d) as isize, 1, n as isize],
+        };
+        let mut data = [
+            values(self.dtype, batch * heads * seq_q * dim, 1),
+            values(self.dtype, batch * self.kv_heads * seq_k * dim, 2),
+            values(self.dtype, batch * self.kv_heads * seq_k * self.dim_v, 3),
+        ];
+        let mask_sizes = [batch, heads, seq_q, seq_k];
+        let mut mask_data = vec![];
+        let mask = self.mask.map(|(dtype, kept)| {
+            let (mut strides, mut step) = ([0isize; 4], 1);
+            for d in (0..4).rev().filter(|&d| kept[d]) {
+                strides[d] = step;
+                step *= mask_sizes[d] as isize;
+            }
+            mask_data = values(dtype, step as usize, 4);
+            Mask { ptr: mask_data.as_ptr(), dtype, strides }
+        });
+        let n = batch * heads * seq_q * self.dim_v;
+        let mut expected = vec![0u8; n * 4];
+        let [q, k, v] = &mut data;
+        let heads_of = |data: &mut Vec<u8>, dtype, strides| Heads { ptr: data.as_mut_ptr(), dtype, strides };
+        let mut a = Attention {
+            batch,
+            heads,
+            kv_heads: self.kv_heads,
+            seq_q,
+            seq_k,
+            dim,
+            dim_v: self.dim_v,
+            scale: 1.0 / (dim as f32).sqrt(),
+            causal: self.causal,
+            q: heads_of(q, self.dtype, strides(heads, seq_q, dim)),
+            k: heads_of(k, self.dtype, strides(self.kv_heads, seq_k, dim)),
+            v: heads_of(v, self.dtype, strides(self.kv_heads, seq_k, self.dim_v)),
+            mask,
+            out: heads_of(&mut expected, DType::F32, strides(heads, seq_q, self.dim_v)),
+        };
+        // SAFETY: the buffers hold the sizes.
+        unsafe { attention_reference(&a) };
+        let expected = decode(DType::F32, &expected);
+        // f32 dot products of `dim` terms below 2.25 shift a score by at most dim * 2.25 * scale * 2^-24 or so, which is
+        // a relative error of the weights; results are averages of values below 1.5. 16-bit results are rounded.
+        let rounding = match self.dtype {
+            DType::BF16 => 1.5 / 256.0,
+            DType::F16 => 1.5 / 2048.0,
+            _ => 0.0,
+        };
+        let bound = 1.5 * (2.25 * (dim as f32).sqrt() * 6e-8 * 2.0 + 1e-6) + rounding;
+        for isa in isas() {
+            let mut out = vec![0u8; n * size];
+            a.out = Heads { ptr: out.as_mut_ptr(), dtype: self.dtype, ..a.out };
+            // SAFETY: the buffers hold the sizes.
+            unsafe { attention(&Pool::new(2), isa, &a) }.unwrap();
+            for (i, (x, e)) in decode(self.dtype, &out).iter().zip(&expected).enumerate() {
+                assert!((x - e).abs() <= bound, "{self:?} {}: element {i} is {x}, not {e}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn head_sizes_and_lengths() {
+    for dim in [1, 8, 20, 40, 64, 72, 80, 96, 128, 160, 200, 512] {
+        Case::new(1, 2, 50, 77, dim).check();
+    }
+    for (seq_q, seq_k) in [(1, 1), (1, 300), (23, 16), (24, 17), (25, 32), (100, 33), (7, 513), (300, 256), (64, 700)] {
+        Case::new(2, 3, seq_q, seq_k, 40).check();
+    }
+    Case::new(1, 1, 30, 600, 512).check();
+    Case { dim_v: 24, ..Case::new(1, 2, 30, 90, 64) }.check();
+    Case { dim_v: 130, ..Case::new(1, 2, 30, 90, 16) }.check();
+}
+
+#[test]
+fn types_and_layouts() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for interleaved in [true, false] {
+            Case { dtype, interleaved, ..Case::new(2, 2, 40, 100, 40) }.check();
+            Case { dtype, interleaved, ..Case::new(1, 1, 26, 40, 33) }.check();
+        }
+    }
+}
+
+#[test]
+fn grouped_queries() {
+    Case { kv_heads: 2, ..Case::new(2, 6, 30, 70, 32) }.check();
+    Case { kv_heads: 1, causal: true, ..Case::new(1, 4, 90, 90, 32) }.check();
+}
+
+#[test]
+fn causal_in_the_top_left_sense() {
+    for (seq_q, seq_k) in [(77, 77), (5, 300), (600, 100), (300, 300), (1, 9)] {
+        Case { causal: true, ..Case::new(1, 2, seq_q, seq_k, 16) }.check();
+    }
+}
+
+#[test]
+fn masks_of_every_type_and_shape() {
+    for dtype in [DType::Bool, DType::F32, DType::BF16, DType::F16] {
+        for kept in
+            [[true; 4], [true, false, false, true], [false, false, true, true], [false, true, true, false], [false; 4]]
+        {
+            Case { mask: Some((dtype, kept)), ..Case::new(2, 2, 30, 290, 16) }.check();
+        }
+    }
+    Case { causal: true, mask: Some((DType::F32, [true; 4])), ..Case::new(1, 2, 50, 50, 16) }.check();
+}
+
+fn tiny(q: &mut [f32], k: &mut [f32], out: &mut [f32], mask: Option<Mask>) -> Attention {
+    let (n, m) = (q.len() / 4, k.len() / 4);
+    let heads = |p: &mut [f32], n: usize| Heads {
+        ptr: p.as_mut_ptr().cast(),
+        dtype: DType::F32,
+        strides: [(n * 4) as isize, (n * 4) as isize, 4, 1],
+    };
+    Attention {
+        batch: 1,
+        heads: 1,
+        kv_heads: 1,
+        seq_q: n,
+        seq_k: m,
+        dim: 4,
+        dim_v: 4,
+        scale: 1.0,
+        causal: false,
+        q: heads(q, n),
+        k: heads(k, m),
+        v: heads(k, m),
+        mask,
+        out: heads(out, n),
+    }
+}
+
+#[test]
+fn nothing_to_attend_to_gives_zeros() {
+    let (mut q, mut k) = ([0.5f32; 12], [0.25f32; 20]);
+    for isa in isas() {
+        let mut out = [9f32; 12];
+        let infinite = [f32::NEG_INFINITY; 5];
+        let mask = Mask { ptr: infinite.as_ptr().cast(), dtype: DType::F32, strides: [0, 0, 0, 1] };
+        // SAFETY: the buffers hold the sizes.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
+        assert_eq!(out, [0.0; 12]);
+        let mut out = [9f32; 12];
+        let row = [1u8, 0, 0];
+        let mask = Mask { ptr: row.as_ptr(), dtype: DType::Bool, strides: [0, 0, 1, 0] };
+        // SAFETY: as above.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
+        assert_eq!((out[0], out[4], out[11]), (0.25, 0.0, 0.0));
+        let mut out = [9f32; 12];
+        // SAFETY: as above.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut [], &mut out, None)) }.unwrap();
+        assert_eq!(out, [0.0; 12]);
+    }
+}
+
+#[test]
+fn nan_and_infinity_stay_in_their_rows() {
+    for isa in isas() {
+        let (mut q, mut k) = ([0.5f32; 12], [0.25f32; 20]);
+        q[5] = f32::NAN;
+        q[8] = f32::INFINITY;
+        let mut out = [9f32; 12];
+        // SAFETY: the buffers hold the sizes.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, None)) }.unwrap();
+        assert_eq!(out[..4], [0.25; 4]);
+        assert!(out[4..].iter().all(|x| x.is_nan()), "{out:?}");
+    }
+}
+
+#[test]
+fn impossible_descriptions_are_refused() {
+    let (mut q, mut k, mut out) = ([0.5f32; 12], [0.25f32; 20], [9f32; 12]);
+    let good = tiny(&mut q, &mut k, &mut out, None);
+    let int = Attention { q: Heads { dtype: DType::I32, ..good.q }, ..good };
+    for a in [
+        Attention { kv_heads: 0, ..good },
+        Attention { heads: 3, kv_heads: 2, ..good },
+        Attention { dim: 513, ..good },
+        int,
+    ] {
+        // SAFETY: refused before any access.
+        assert!(unsafe { attention(&Pool::new(1), Isa::detect(), &a) }.is_err());
+    }
+    // SAFETY: no queries.
+    unsafe { attention(&Pool::new(1), Isa::detect(), &Attention { seq_q: 0, ..good }) }.unwrap();
+    assert_eq!(out, [9.0; 12]);
+}
