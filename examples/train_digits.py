@@ -1,6 +1,7 @@
 """Train the two digit checkpoints that the demo ships: about ten minutes on two CPU cores.
 
-    python examples/train_digits.py            # writes examples/assets/{chalk,outline}
+    python examples/train_digits.py                  # writes examples/assets/{chalk,outline}
+    python examples/train_digits.py --only outline   # from the chalk that is there
 
 `chalk` is trained from scratch on scikit-learn's bundled digits (1797 scans of 8x8 pixels, enlarged);
 `outline` is the same architecture, trained further from `chalk` on the contours of the same digits. Weights are
@@ -28,7 +29,7 @@ UNCONDITIONAL_SHARE = 0.1
 """The share of training images whose label is hidden, so that the model also learns the unguided direction."""
 EMA_DECAY = 0.995
 SAVE_EVERY = 250
-STEPS = {"chalk": 1000, "outline": 500}
+STEPS = {"chalk": 1000, "outline": 300}
 
 
 def load_images(style: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,15 +98,18 @@ def main() -> None:
     """Train both styles and write weights, scheduler configs and a contact sheet of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder for the checkpoints")
+    parser.add_argument("--only", choices=list(STEPS), help="train one style")
     parser.add_argument("--steps", type=float, default=1.0, help="factor on the number of training steps")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
     torch.manual_seed(arguments.seed)
-    unet = new_unet()
-    print(f"{sum(parameter.numel() for parameter in unet.parameters()) / 1e6:.2f} M parameters")
-    for style, steps in STEPS.items():
-        train(style, unet, max(1, int(steps * arguments.steps)), arguments.seed, arguments.out)
+    for style in [arguments.only] if arguments.only else list(STEPS):
+        if style == "outline":
+            unet = UNet2DConditionModel.from_pretrained(arguments.out / "chalk", torch_dtype=torch.float32)
+        else:
+            unet = new_unet()
+        train(style, unet, max(1, int(STEPS[style] * arguments.steps)), arguments.seed, arguments.out)
 
 
 if __name__ == "__main__":
