@@ -120,7 +120,7 @@ impl GraphBuilder {
     }
 
     fn text(&self) -> String {
-        ir::print(&self.graph)
+        ir::print_graph(&self.graph)
     }
 
     fn hash(&self) -> String {
@@ -128,7 +128,7 @@ impl GraphBuilder {
     }
 
     fn verify(&self) -> PyResult<()> {
-        guarded("verifying a graph", || ir::verify(&self.graph))
+        guarded("verifying a graph", || ir::verify_graph(&self.graph, "capture"))
     }
 
     fn interpret<'py>(

@@ -15,6 +15,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt};
 
+use super::errors::to_python;
+use crate::Result;
 use crate::ir::{DType, interp};
 
 /// dtype codes of DLPack: (code, bits).
@@ -74,6 +76,18 @@ impl Drop for Owner {
                     deleter(handle.as_ptr());
                 }
             }
+        }
+    }
+}
+
+impl Tensor {
+    /// Address, type, shape and strides for the runtime; valid as long as this value.
+    pub fn describe(&self) -> crate::backend::Tensor {
+        crate::backend::Tensor {
+            ptr: self.data,
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            strides: self.strides.clone(),
         }
     }
 }
@@ -272,20 +286,20 @@ impl Exchange {
     /// Copies of tensors (or numbers) for the interpreter.
     pub fn to_host(&self, values: &[Bound<'_, PyAny>], types: &[DType]) -> PyResult<Vec<interp::Tensor>> {
         let numbers = types.iter().copied().chain(std::iter::repeat(DType::F64));
-        values.iter().zip(numbers).map(|(v, ty)| Ok(host_copy(&self.argument(v, ty)?))).collect()
+        values.iter().zip(numbers).map(|(v, ty)| host_copy(&self.argument(v, ty)?).map_err(|e| to_python(&e))).collect()
     }
 
     /// A torch tensor with the contents of `tensor`.
     pub fn from_host<'py>(&self, py: Python<'py>, tensor: &interp::Tensor) -> PyResult<Bound<'py, PyAny>> {
-        let (object, target) = self.allocate(py, tensor.dtype, &tensor.shape)?;
-        let bytes = tensor.to_bytes();
+        let (object, target) = self.allocate(py, tensor.dtype(), tensor.shape())?;
+        let bytes = tensor.bytes();
         // SAFETY: `target` is fresh, contiguous and of the same dtype and shape, so it holds exactly these bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.data, bytes.len()) };
         Ok(object)
     }
 }
 
-fn host_copy(tensor: &Tensor) -> interp::Tensor {
+fn host_copy(tensor: &Tensor) -> Result<interp::Tensor> {
     let size = tensor.dtype.size_bytes();
     let count: i64 = tensor.shape.iter().product();
     let mut bytes = Vec::with_capacity(count as usize * size);
@@ -303,7 +317,7 @@ fn host_copy(tensor: &Tensor) -> interp::Tensor {
             index[d] = 0;
         }
     }
-    interp::Tensor::from_bytes(tensor.dtype, tensor.shape.clone(), &bytes)
+    interp::Tensor::new(tensor.dtype, tensor.shape.clone(), bytes)
 }
 
 const fn torch_name(dtype: DType) -> &'static str {
