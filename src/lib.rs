@@ -14,6 +14,8 @@ pub mod kernel_ir;
 pub mod memory;
 pub mod passes;
 pub mod plan;
+#[cfg(feature = "python")]
+mod python;
 pub mod runtime;
 pub mod select;
 pub mod target;

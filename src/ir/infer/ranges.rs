@@ -188,7 +188,7 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
             expect(eval(step)? != 0, || "step 0".to_owned())?;
             eval(start).map(drop)
         }
-        Op::Reshape => expect(operands[0].iter().product::<i64>() == result.iter().product(), || {
+        Op::Reshape => expect(operands[0].iter().product::<i64>() == result.iter().product::<i64>(), || {
             format!("{:?} has not as many elements as {result:?}", operands[0])
         }),
         Op::Expand => check_expand(operands[0], result),
