@@ -6,7 +6,7 @@
 """
 
 from ..errors import CaptureError, UnsupportedError
-from .capture import Capturer, capture
+from .capturer import Capturer, capture
 from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .signature import Binder, Call

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -581,19 +582,39 @@ class _Unchanged:
         for cache in self._caches:
             cache.cache_clear()
 
-    def restore(self) -> str | None:
-        """Undoes every change and names the first."""
+    def restore(self) -> list[tuple[str, dict[str, Any], str, Any]]:
+        """Undoes every change; gives ``(path, table, name, value after)`` of each."""
         self.clear_caches()
-        changed = None
+        changed = []
         for path, table, before in self._tables:
             if len(table) == len(before) and all(map(is_, table.values(), before.values())):
                 continue
-            names = [k for k in {*table, *before} if table.get(k, self) is not before.get(k, self)]
-            if names:
-                table.clear()
-                table.update(before)
-                changed = changed or (f"{path}.{names[0]}" if path else names[0])
+            for name in {*table, *before}:
+                after = table.get(name, self)
+                if after is not before.get(name, self):
+                    changed.append((f"{path}.{name}" if path else name, table, name, after))
+            table.clear()
+            table.update(before)
         return changed
+
+
+@contextmanager
+def _telling_transformers(thread: int) -> Iterator[None]:
+    """Lets transformers build masks without looking at their values, as it does for every tracer it knows."""
+    library = sys.modules.get("transformers.utils.import_utils")
+    original = getattr(library, "is_jit_tracing", None)
+    if library is None or original is None:
+        yield
+        return
+
+    def is_jit_tracing() -> Any:
+        return threading.get_ident() == thread or original()
+
+    library.is_jit_tracing = is_jit_tracing  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library.is_jit_tracing = original  # type: ignore[attr-defined]
 
 
 def trace(
@@ -620,34 +641,54 @@ def trace(
             raise CaptureError("autocast is on; convert the module to the lower precision instead")
         collecting = gc.isenabled()
         gc.disable()
-        guard = _Unchanged(weights)
-        recorder = Recorder(weights, device, scalars)
-        changed = None
         try:
-            with (
-                torch.no_grad(),
-                torch._C._AutoDispatchBelowAutograd(),
-                _following_modules(recorder),
-                recorder,
-                _RealDevice(device),
-            ):
-                for tensor, label in inputs:
-                    recorder.add_input(tensor, label)
-                result = call()
-            record = recorder.finish(result)
-        except Error:
-            raise
-        except Exception as error:
-            raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
+            record, changed = _run(call, inputs, weights, device, scalars)
+            if changed and not any(isinstance(value, Tensor) for *_, value in changed):
+                # What a first call sets up once (lazily installed hooks, say) a second one finds as it is.
+                for _, table, name, value in changed:
+                    table[name] = value
+                record, again = _run(call, inputs, weights, device, scalars)
+                changed = changed if again else []
+            if changed:
+                raise CaptureError(f"forward changes the attribute {changed[0][0]}")
+            return record
         finally:
-            changed = guard.restore()
             if collecting:
                 gc.enable()
-        if changed is not None:
-            raise CaptureError(f"forward changes the attribute {changed}")
-        del result
-        _check_nothing_leaked(recorder)
-        return record
+
+
+def _run(
+    call: Callable[[], Any],
+    inputs: list[tuple[Tensor, str]],
+    weights: WeightIndex,
+    device: torch.device,
+    scalars: Sequence[float],
+) -> tuple[Trace, list[tuple[str, dict[str, Any], str, Any]]]:
+    """One run; also the attributes that it changed, which are restored."""
+    guard = _Unchanged(weights)
+    recorder = Recorder(weights, device, scalars)
+    try:
+        with (
+            torch.no_grad(),
+            torch._C._AutoDispatchBelowAutograd(),
+            _following_modules(recorder),
+            _telling_transformers(recorder.thread),
+            recorder,
+            _RealDevice(device),
+        ):
+            for tensor, label in inputs:
+                recorder.add_input(tensor, label)
+            result = call()
+        record = recorder.finish(result)
+    except Error:
+        raise
+    except Exception as error:
+        raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
+    finally:
+        changed = guard.restore()
+    del result
+    _check_nothing_leaked(recorder)
+    return record, changed
 
 
 def _check_nothing_leaked(recorder: Recorder) -> None:
