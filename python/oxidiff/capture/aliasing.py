@@ -31,6 +31,9 @@ class Emitter(Protocol):
     def emit(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Records ``func`` on tensors and returns its result."""
 
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """The meta tensor that ops see for ``tensor``."""
+
 
 @dataclass(slots=True)
 class _View:
@@ -72,7 +75,7 @@ class Aliases:
     def _view(self, t: Tensor) -> _View | None:
         view = self._views.get(id(t))
         # Ops such as `reshape` and `contiguous` copy where they must: then the result stands alone.
-        if view is not None and t.untyped_storage()._cdata != view.parent.untyped_storage()._cdata:
+        if view is not None and _storage(self._emitter.stand_in(t)) != _storage(self._emitter.stand_in(view.parent)):
             return None
         return view
 
@@ -109,6 +112,10 @@ class Aliases:
         writes = self._writes[id(root)] = self._writes.get(id(root), 0) + 1
         for member in chain:
             self._seen[id(member)] = writes
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
 
 
 def is_view_op(func: Any) -> bool:

@@ -231,6 +231,7 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
 
 def _batch_values(value: Any, index: int) -> Iterator[list[Number]]:
     yield [2, 3, 67, 5]
+    yield [value * 2, value * 3, value * 5]
 
 
 def _frames_values(value: Any, index: int) -> Iterator[list[Number]]:

@@ -18,6 +18,7 @@ import gc
 import math
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -195,6 +196,10 @@ class Recorder(TorchDispatchMode):
             return self.values[id(tensor)]
         return value
 
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """The meta tensor that ops see for ``tensor``."""
+        return self.weights.twins.get(id(tensor), tensor)
+
     def error(self, reason: str, op: Any = "") -> CaptureError:
         """The exception that says where tracing failed."""
         where = f"in {self.path}: " if self.path else ""
@@ -242,7 +247,7 @@ class Recorder(TorchDispatchMode):
     def _argument(self, a: Any, tokens: list[Any], numbers: list[int | float]) -> Any:
         if isinstance(a, Tensor):
             tokens.append(self._value(a))
-            return self.weights.twins.get(id(a), a)
+            return self.stand_in(a)
         kind = type(a)
         if kind is int:
             tokens.append(INT)
@@ -268,6 +273,16 @@ class Recorder(TorchDispatchMode):
         else:
             tokens.append(a)
         return a
+
+    def release(self) -> list[weakref.ref[Tensor]]:
+        """Lets go of all tensors; gives references to those made while tracing."""
+        own = {id(t) for t in self.weights.twins.values()}
+        made = [weakref.ref(t) for t in self.kept[len(self.aliases.protected) :] if id(t) not in own]
+        self.kept.clear()
+        self.values.clear()
+        self._constants.clear()
+        self.aliases = Aliases(self)
+        return made
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
@@ -373,7 +388,7 @@ def _same_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """``contiguous``, ``clone``, ``detach``: another tensor object, or the same, with the same elements."""
     x = args[0]
     value = rec._value(x)
-    source = rec.weights.twins.get(id(x), x)
+    source = rec.stand_in(x)
     result = func(source, *args[1:], **kwargs)
     if result is source:
         return x
@@ -470,7 +485,7 @@ def _decomposed(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _query(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Ops that ask about metadata and give no tensor."""
-    return func(*(rec.weights.twins.get(id(a), a) for a in args), **kwargs)
+    return func(*map(rec.stand_in, args), **kwargs)
 
 
 def _classify(func: Any) -> Handler:
@@ -511,13 +526,18 @@ _HANDLERS: dict[Any, Handler] = {
 # -- what the program is told ---------------------------------------------------------------------------------------------
 
 
+_NEW_TENSOR = torch.Tensor.new_tensor
+
+
 class _RealDevice(TorchFunctionMode):
     """Answers questions about the device of traced tensors with the real one."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self._device = device
+        self._recorder = recorder
+        device = recorder.device
         kind = device.type
+        self._autocast_type = kind if kind != "meta" else "cpu"
         self._answers: dict[Any, Any] = {
             torch.Tensor.device.__get__: device,  # type: ignore[attr-defined]
             torch.Tensor.is_meta.__get__: kind == "meta",  # type: ignore[attr-defined]
@@ -529,8 +549,17 @@ class _RealDevice(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_autocast_enabled(self._autocast_type):
+            # Meta tensors are not cast, so the trace would not show what eager does.
+            raise self._recorder.error("autocast is on; convert the module to the lower precision instead", func)
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
+        if func is _NEW_TENSOR and args[0].is_meta:
+            # On the meta device it would not keep the data.
+            wanted = dict(kwargs) if kwargs else {}
+            data = wanted.pop("data") if "data" in wanted else args[1]
+            wanted.setdefault("dtype", args[0].dtype)
+            return torch.tensor(data, **wanted)
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
@@ -562,40 +591,108 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         _current = outer
 
 
-class _Unchanged:
-    """Restores the attributes of every module, and says which of them ``forward`` had changed."""
+_ABSENT = object()
+
+
+@dataclass(slots=True)
+class _Change:
+    """An attribute that ``forward`` changed."""
+
+    label: str
+    table: dict[str, Any]
+    name: str
+    before: Any
+    after: Any
+
+    def undo(self) -> None:
+        self._put(self.before)
+
+    def redo(self) -> None:
+        self._put(self.after)
+
+    def _put(self, value: Any) -> None:
+        if value is _ABSENT:
+            self.table.pop(self.name, None)
+        else:
+            self.table[self.name] = value
+
+
+class _Guard:
+    """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places."""
 
     def __init__(self, weights: WeightIndex) -> None:
+        self._weights = weights
         self._tables = [
             (path, table, dict(table))
             for path, module in weights.modules
             for table in (module.__dict__, module._buffers)
         ]
-        types = {cls for _, module in weights.modules for cls in type(module).__mro__}
-        self._caches = [
-            value for cls in types for value in vars(cls).values() if isinstance(value, functools._lru_cache_wrapper)
-        ]
-        # A cached method would hand out what it made at another size, and keep meta tensors for later callers.
-        self.clear_caches()
+        if weights.caches is None:
+            types = {cls for _, module in weights.modules for cls in type(module).__mro__}
+            weights.caches = [
+                value for cls in types for value in vars(cls).values() if isinstance(value, functools._lru_cache_wrapper)
+            ]
+        # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
+        self._clear_caches()
 
-    def clear_caches(self) -> None:
-        for cache in self._caches:
+    def _clear_caches(self) -> None:
+        for cache in self._weights.caches or ():
             cache.cache_clear()
 
-    def restore(self) -> list[tuple[str, dict[str, Any], str, Any]]:
-        """Undoes every change; gives ``(path, table, name, value after)`` of each."""
-        self.clear_caches()
-        changed = []
+    def restore(self) -> list[_Change]:
+        """Undoes changes of attributes, and lists them."""
+        self._clear_caches()
+        changes = []
         for path, table, before in self._tables:
             if len(table) == len(before) and all(map(is_, table.values(), before.values())):
                 continue
-            for name in {*table, *before}:
-                after = table.get(name, self)
-                if after is not before.get(name, self):
-                    changed.append((f"{path}.{name}" if path else name, table, name, after))
+            prefix = f"{path}." if path else ""
+            for name in dict.fromkeys((*table, *before)):
+                old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                if old is not new:
+                    changes.append(_Change(f"{prefix}{name}", table, name, old, new))
             table.clear()
             table.update(before)
-        return changed
+        return changes
+
+    def forget(self, recorder: Recorder) -> bool:
+        """Looks for meta tensors that outlive their trace, in caches and containers, and removes them from there.
+
+        Returns:
+            True if there were some.
+        """
+        made = recorder.release()
+        if not any(ref() is not None for ref in made):
+            return False
+        gc.collect()
+        if not any(ref() is not None for ref in made):
+            return False
+        known = self._weights.caches
+        assert known is not None
+        for found in gc.get_objects():
+            if type(found) is functools._lru_cache_wrapper and found not in known and _is_foreign(found):
+                known.append(found)
+        self._clear_caches()
+        for ref in made:
+            tensor = ref()
+            if tensor is not None:
+                _remove_from_containers(tensor)
+        return True
+
+
+def _is_foreign(cache: Any) -> bool:
+    """A cache of the program's own, of which one may forget the contents."""
+    module = str(getattr(cache, "__module__", "") or "")
+    return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
+
+
+def _remove_from_containers(tensor: Tensor) -> None:
+    for holder in gc.get_referrers(tensor):
+        if type(holder) is list:
+            holder[:] = [item for item in holder if item is not tensor]
+        elif isinstance(holder, dict) and "__builtins__" not in holder:
+            for name in [k for k, v in holder.items() if v is tensor]:
+                del holder[name]
 
 
 @contextmanager
@@ -637,24 +734,53 @@ def trace(
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
     """
     with _lock:
-        if torch.is_autocast_enabled(device.type if device.type != "meta" else "cpu"):
-            raise CaptureError("autocast is on; convert the module to the lower precision instead")
         collecting = gc.isenabled()
         gc.disable()
         try:
-            record, changed = _run(call, inputs, weights, device, scalars)
-            if changed and not any(isinstance(value, Tensor) for *_, value in changed):
-                # What a first call sets up once (lazily installed hooks, say) a second one finds as it is.
-                for _, table, name, value in changed:
-                    table[name] = value
-                record, again = _run(call, inputs, weights, device, scalars)
-                changed = changed if again else []
-            if changed:
-                raise CaptureError(f"forward changes the attribute {changed[0][0]}")
+            record, changes, leaked = _run(call, inputs, weights, device, scalars)
+            if changes or leaked:
+                record = _run_again(call, inputs, weights, device, scalars, changes)
             return record
         finally:
             if collecting:
                 gc.enable()
+
+
+def _run_again(
+    call: Callable[[], Any],
+    inputs: list[tuple[Tensor, str]],
+    weights: WeightIndex,
+    device: torch.device,
+    scalars: Sequence[float],
+    changes: list[_Change],
+) -> Trace:
+    """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
+    for change in changes:
+        if _holds_tensor(change.after):
+            raise CaptureError(f"forward keeps a tensor in the attribute {change.label}")
+    for change in changes:
+        change.redo()
+    settled = False
+    try:
+        record, again, leaked = _run(call, inputs, weights, device, scalars)
+        if again:
+            raise CaptureError(f"forward changes the attribute {again[0].label}")
+        if leaked:
+            raise CaptureError("a tensor made in forward outlived it, so forward keeps state between calls")
+        settled = True
+        return record
+    finally:
+        if not settled:
+            for change in changes:
+                change.undo()
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    return isinstance(value, Tensor)
 
 
 def _run(
@@ -663,9 +789,9 @@ def _run(
     weights: WeightIndex,
     device: torch.device,
     scalars: Sequence[float],
-) -> tuple[Trace, list[tuple[str, dict[str, Any], str, Any]]]:
-    """One run; also the attributes that it changed, which are restored."""
-    guard = _Unchanged(weights)
+) -> tuple[Trace, list[_Change], bool]:
+    """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
+    guard = _Guard(weights)
     recorder = Recorder(weights, device, scalars)
     try:
         with (
@@ -674,33 +800,25 @@ def _run(
             _following_modules(recorder),
             _telling_transformers(recorder.thread),
             recorder,
-            _RealDevice(device),
+            _RealDevice(recorder),
         ):
             for tensor, label in inputs:
                 recorder.add_input(tensor, label)
             result = call()
         record = recorder.finish(result)
-    except Error:
-        raise
+        del result
     except Exception as error:
+        guard.restore()
+        # The frames of the traceback hold what forward made.
+        traceback.clear_frames(error.__traceback__)
+        guard.forget(recorder)
+        if isinstance(error, Error):
+            raise
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
-    finally:
-        changed = guard.restore()
-    del result
-    _check_nothing_leaked(recorder)
-    return record, changed
-
-
-def _check_nothing_leaked(recorder: Recorder) -> None:
-    """A meta tensor that outlives its trace sits in some cache, where eager code would find it."""
-    own = {id(t) for t in recorder.weights.twins.values()}
-    made = [weakref.ref(t) for t in recorder.kept if id(t) not in own]
-    inputs = len(recorder.aliases.protected)
-    recorder.kept.clear()
-    recorder.values.clear()
-    recorder.aliases = Aliases(recorder)
-    recorder._constants.clear()
-    if any(ref() is not None for ref in made[inputs:]):
-        gc.collect()
-        if any(ref() is not None for ref in made[inputs:]):
-            raise CaptureError("a tensor made in forward outlived it, so forward keeps state between calls")
+    except BaseException:
+        guard.restore()
+        raise
+    changes = guard.restore()
+    # Tensors that changed attributes hold are not leaks: they went with the attributes.
+    leaked = not changes and guard.forget(recorder)
+    return record, changes, leaked

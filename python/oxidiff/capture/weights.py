@@ -65,6 +65,7 @@ class WeightIndex:
         self.slots: dict[int, WeightSlot] = {}
         self.twins: dict[int, Tensor] = {}
         self.paths: dict[int, str] = {}
+        self.caches: list[Any] | None = None
         self.modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules()) if root is not None else []
         self._storages: dict[int, str] | None = None
         self._attributes: dict[int, WeightSlot] | None = None
