@@ -42,7 +42,7 @@ from .errors import (
 from .options import CompileOptions
 from .watch import STRUCTURE, Structure, Watch
 
-__all__ = ["Dispatcher", "Fallback"]
+__all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
@@ -397,26 +397,37 @@ class Dispatcher:
             return "it is in training mode and needs gradients; call .eval() and use torch.no_grad() for inference"
         return "gradients are needed (grad mode is on and a tensor requires grad); call it under torch.no_grad()"
 
+    def family(self) -> list[tuple[str, Dispatcher]]:
+        """This dispatcher and those of compiled submodules, with their paths."""
+        found = ((path, find_dispatcher(child)) for path, child in self.module.named_modules() if path)
+        return [("", self), *((path, other) for path, other in found if other is not None)]
+
     def unload(self) -> None:
         """Gives back everything that was compiled; the next call compiles again."""
-        with self._lock:
-            epochs = list(self._epochs.values())
-            self._epochs.clear()
-            self._epoch = None
-        for epoch in epochs:
-            epoch.engine.unload()
-            epoch.retire()
+        for _, member in self.family():
+            with member._lock:
+                epochs = list(member._epochs.values())
+                member._epochs.clear()
+                member._epoch = None
+            for epoch in epochs:
+                epoch.engine.unload()
+                epoch.retire()
 
     @contextmanager
     def eager(self) -> Iterator[torch.nn.Module]:
         """Runs calls in eager PyTorch meanwhile, in every thread."""
-        with self._lock:
-            self.eager_depth += 1
+        members = [member for _, member in self.family()]
+        for member in members:
+            member._add_eager(1)
         try:
             yield self.module
         finally:
-            with self._lock:
-                self.eager_depth -= 1
+            for member in members:
+                member._add_eager(-1)
+
+    def _add_eager(self, count: int) -> None:
+        with self._lock:
+            self.eager_depth += count
 
     # -- eager ---------------------------------------------------------------------------------------------------------
 
@@ -466,6 +477,12 @@ class Dispatcher:
 
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()
+
+
+def find_dispatcher(compiled: object) -> Dispatcher | None:
+    """The dispatcher in the slot of a compiled module, ``None`` if it is not one."""
+    slot = getattr(type(compiled), "_oxidiff", None)
+    return None if slot is None else cast(Dispatcher, slot.__get__(compiled))
 
 
 _alive: weakref.WeakSet[Dispatcher] = weakref.WeakSet()

@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 import torch
 from torch import Tensor, nn
 
-from .dispatch import Dispatcher
+from .dispatch import Dispatcher, find_dispatcher
 from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
 from .options import CompileOptions
@@ -327,10 +327,9 @@ def dispatcher_of(compiled: object) -> Dispatcher:
     """
     if isinstance(compiled, CompiledFunction):
         compiled = compiled._compiled
-    if not isinstance(compiled, CompiledModule):
+    found = find_dispatcher(compiled)
+    if found is None:
         raise TypeError(f"not compiled: {type(compiled).__name__}; pass what oxidiff.compile returned")
-    found = type(compiled).__dict__["_oxidiff"].__get__(compiled)
-    assert isinstance(found, Dispatcher)
     return found
 
 

@@ -108,7 +108,7 @@ class Explanation:
     name: str
     """The module's class."""
     variants: list[dict[str, Any]]
-    """One per call structure: ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``, and the
+    """One per call structure: ``module``, ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``, and the
     program's own account (``groups`` by kind, ``ops`` by name, ``steps``, ``passes`` in seconds)."""
     fallbacks: list[dict[str, Any]]
     """See :attr:`Report.fallbacks`."""
@@ -182,14 +182,20 @@ class Profile:
 
 
 def _fallbacks(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    places = sorted(dispatcher.fallbacks.copy().items(), key=lambda item: -item[1])
-    return [{"module": path, "op": op, "reason": reason, "count": count} for (path, op, reason), count in places]
+    rows = [
+        {"module": ".".join(filter(None, (prefix, path))), "op": op, "reason": reason, "count": count}
+        for prefix, member in dispatcher.family()
+        for (path, op, reason), count in member.fallbacks.copy().items()
+    ]
+    return sorted(rows, key=lambda row: -row["count"])
 
 
 def report_of(dispatcher: Dispatcher) -> Report:
-    """The report of one module; see :func:`oxidiff.report`."""
-    engines = dispatcher.engines()
-    variants = [variant for engine in engines for variant in engine.variants]
+    """The report of one module and the compiled modules inside of it; see :func:`oxidiff.report`."""
+    members = [member for _, member in dispatcher.family()]
+    every = [member.engines() for member in members]
+    current = [variant for engines in every for variant in (engines[-1].variants if engines else [])]
+    variants = [variant for engines in every for engine in engines for variant in engine.variants]
     stats = [variant.stats() for variant in variants]
 
     def total(name: str) -> int:
@@ -198,22 +204,21 @@ def report_of(dispatcher: Dispatcher) -> Report:
     def largest(name: str) -> int:
         return max((int(s.get(name, 0)) for s in stats), default=0)
 
-    current = engines[-1].variants if engines else []
     return Report(
         name=dispatcher.name,
-        captures=dispatcher.captures,
+        captures=sum(member.captures for member in members),
         programs=sum(variant.is_own for variant in variants),
         variants=len(current),
         specializations=total("specializations"),
-        calls=dispatcher.calls,
-        eager_calls=dispatcher.eager_calls,
+        calls=sum(member.calls for member in members),
+        eager_calls=sum(member.eager_calls for member in members),
         fallbacks=_fallbacks(dispatcher),
         graph_hash=current[0].program.hash if current else None,
         shared_with=max((variant.program.shared_with - 1 for variant in current), default=0),
         compile_s=sum(variant.program.compile_s for variant in variants if variant.is_own),
         tune_s=0.0,
         load_s=0.0,
-        weight_bytes=engines[-1].weight_bytes() if engines else 0,
+        weight_bytes=sum(engines[-1].weight_bytes() for engines in every if engines),
         derived_bytes=total("derived_bytes"),
         arena_bytes=largest("arena_bytes"),
         arena_lower_bound_bytes=largest("arena_lower_bound_bytes"),
@@ -225,8 +230,11 @@ def report_of(dispatcher: Dispatcher) -> Report:
 
 def explain_of(dispatcher: Dispatcher) -> Explanation:
     """What was compiled for one module; see :func:`oxidiff.explain`."""
-    engines = dispatcher.engines()
-    variants = [variant.explain() for variant in (engines[-1].variants if engines else [])]
+    variants = []
+    for path, member in dispatcher.family():
+        engines = member.engines()
+        for variant in engines[-1].variants if engines else []:
+            variants.append({"module": path or member.name, **variant.explain()})
     return Explanation(dispatcher.name, variants, _fallbacks(dispatcher))
 
 

@@ -1,7 +1,8 @@
 """Which components of a diffusers pipeline are worth compiling.
 
-A part is named by its path from the pipeline, e.g. ``"unet"`` or ``"vae.decoder"``. Of an autoencoder only the two
-networks are compiled: the class around them decides about tiling, slicing and scaling and keeps doing so.
+A part is named by its path from the pipeline, e.g. ``"unet"`` or ``"vae.decoder"``. An autoencoder is called by its
+methods ``encode`` and ``decode``, which decide about tiling, slicing and scaling, and keep doing so: what is compiled
+are the two networks inside, and the class around them for who calls it as a whole.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ PARTS: Final = (
     "decoder",
     "vae.encoder",
     "vae.decoder",
+    "vae",
     "vqgan.encoder",
     "vqgan.decoder",
+    "vqgan",
     "movq.encoder",
     "movq.decoder",
+    "movq",
 )

@@ -32,7 +32,7 @@ def compile_pipe(
     Args:
         pipe: The pipeline.
         options: For all parts; see :class:`oxidiff.CompileOptions`.
-        ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"``.
+        ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"`` too.
         parts: The parts to compile instead of those of :data:`oxidiff.pipelines.PARTS`.
         fields: Single options.
 

@@ -1,0 +1,49 @@
+"""Small modules that the contract tests share, and the tolerance they are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# The longest reduction in these nets has 72 terms: sqrt(72) roundings of 2^-24, with a margin for three layers.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+class Net(nn.Module):
+    """Convolution, norm, activation, linear; scales by an attribute and by an argument."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, channels, 3, padding=1)
+        self.norm = nn.GroupNorm(2, channels)
+        self.act = nn.SiLU()
+        self.linear = nn.Linear(channels, channels)
+        self.scale = 1.5
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        x = self.act(self.norm(self.conv(x)))
+        return self.linear(x.permute(0, 2, 3, 1)) * self.scale * factor
+
+
+class Returns(nn.Module):
+    """Calls a function of its input and its weight."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x, self.weight)
+
+
+def image(*shape: int, seed: int = 0) -> Tensor:
+    """Normal random numbers; a batch of two 12x10 images by default."""
+    return torch.randn(shape or (2, 3, 12, 10), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    """Same structure, shapes, dtypes, and values up to rounding."""
+    torch.testing.assert_close(actual, expected, **TOLERANCE)

@@ -1,0 +1,264 @@
+"""The functions on the package's namespace, and options."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, assert_close, image
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff import CompileOptions
+from oxidiff.options import parse_bytes
+
+
+def test_public_names_are_documented() -> None:
+    assert sorted(oxidiff.__all__) == list(oxidiff.__all__)
+    for name in oxidiff.__all__:
+        assert inspect.getdoc(getattr(oxidiff, name)), name
+    assert oxidiff.oneflow_compile is oxidiff.compile
+
+
+@torch.no_grad()
+def test_decorator() -> None:
+    @oxidiff.compile
+    def plain(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum(-1)
+
+    @oxidiff.compile(precision="eager", strict=True)
+    def with_options(x: Tensor) -> Tensor:
+        """Doubles."""
+        return x * 2
+
+    x, y = image(5, 7), image(5, 7, seed=1)
+    assert_close(plain(x, y), (x * y).sum(-1))
+    assert_close(plain(x[:2], y[:2]), (x[:2] * y[:2]).sum(-1))
+    assert_close(with_options(x), x * 2)
+    assert with_options.__doc__ == "Doubles."
+    assert oxidiff.report(plain).calls == 2
+    assert with_options.report().eager_calls == 0
+
+
+@torch.no_grad()
+def test_function_follows_what_it_reads_from_outside() -> None:
+    linear, shift, power = nn.Linear(4, 4).eval(), torch.ones(4), 2
+
+    def function(x: Tensor) -> Tensor:
+        return linear(x) ** power + shift
+
+    compiled = oxidiff.compile(function)
+    x = image(3, 4)
+    assert_close(compiled(x), function(x))
+    linear.weight.mul_(3)
+    assert_close(compiled(x), function(x))
+    shift.add_(1)
+    assert_close(compiled(x), function(x))
+    shift = torch.zeros(4)
+    assert_close(compiled(x), function(x))
+    power = 3
+    assert_close(compiled(x), function(x))
+    linear = nn.Linear(4, 4).eval()
+    assert_close(compiled(x), function(x))
+
+
+@torch.no_grad()
+def test_bound_method() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def decode(self, x: Tensor) -> Tensor:
+            return self.linear(x) * 2
+
+    model = Model().eval()
+    decode = oxidiff.compile(model.decode, strict=True)
+    x = image(3, 4)
+    assert_close(decode(x), model.decode(x))
+    model.linear.weight.zero_()
+    assert_close(decode(x), model.decode(x))
+
+
+@torch.no_grad()
+def test_new_sizes_need_nothing_new() -> None:
+    module = Net().eval()
+    compiled = oxidiff.compile(module, strict=True)
+    compiled(image(2, 3, 32, 32))
+    before = oxidiff.report(compiled)
+    for shape in ((2, 3, 40, 24), (1, 3, 64, 64), (5, 3, 16, 48), (2, 3, 32, 32)):
+        assert_close(compiled(image(*shape)), module(image(*shape)))
+    after = oxidiff.report(compiled)
+    assert (after.captures, after.programs, after.variants) == (before.captures, before.programs, before.variants)
+    assert after.eager_calls == 0
+
+
+@torch.no_grad()
+def test_two_modules_share_a_program() -> None:
+    modules = [Net().eval() for _ in range(3)]
+    compiled: list[Any] = [oxidiff.compile(m, strict=True) for m in modules]
+    for module, fast in zip(modules, compiled, strict=True):
+        assert_close(fast(image()), module(image()))
+    reports = [oxidiff.report(c) for c in compiled]
+    assert [r.programs for r in reports] == [1, 0, 0]
+    assert len({r.graph_hash for r in reports}) == 1
+    assert [r.shared_with for r in reports] == [2, 2, 2]
+    other = oxidiff.compile(modules[0], precision="fast")
+    other(image())
+    assert oxidiff.report(other).programs == 1
+
+
+@torch.no_grad()
+def test_warmup() -> None:
+    module = Net().eval()
+    compiled = oxidiff.compile(module, strict=True)
+    oxidiff.warmup(compiled, image(), shapes=[(3, 3, 16, 16), {0: (1, 3, 20, 12)}])
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.calls) == (1, 0)
+    assert_close(compiled(image(3, 3, 16, 16)), module(image(3, 3, 16, 16)))
+    with pytest.raises(ValueError, match="4 dimensions"):
+        oxidiff.warmup(compiled, image(), shapes=[(3, 16)])
+    with pytest.raises(ValueError, match="'y'"):
+        oxidiff.warmup(compiled, image(), shapes=[{"y": (3, 16)}])
+
+
+def test_warmup_without_no_grad() -> None:
+    compiled = oxidiff.compile(Net().eval())
+    compiled.warmup(image())  # type: ignore[operator]
+    with torch.no_grad():
+        compiled(image())
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_not_dynamic() -> None:
+    module = Net().eval()
+    compiled = oxidiff.compile(module, dynamic=False, strict=True)
+    for shape in ((2, 3, 12, 10), (2, 3, 12, 12)):
+        assert_close(compiled(image(*shape)), module(image(*shape)))
+    assert oxidiff.report(compiled).captures == 2
+    assert not oxidiff.explain(compiled).variants[0]["symbols"]
+
+
+@torch.no_grad()
+def test_check() -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module, check=True)
+    assert_close(compiled(image()), module(image()))
+    strict: Any = oxidiff.compile(module, check=1e-30)
+    module.linear.weight.mul_(1.0001)
+    with pytest.raises(oxidiff.CheckError, match="relative error"):
+        strict(image())
+        raise oxidiff.CheckError("a relative error of exactly 0 is fine as well")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("precision", "high", ValueError),
+        ("tune", True, ValueError),
+        ("memory", "huge", ValueError),
+        ("dynamic", 1, TypeError),
+        ("strict", None, TypeError),
+        ("max_specializations", 0, ValueError),
+        ("max_specializations", 2.5, TypeError),
+        ("tune_budget_s", -1, ValueError),
+        ("tune_budget_s", float("nan"), ValueError),
+        ("memory_budget", "2 parsecs", ValueError),
+        ("memory_budget", -5, ValueError),
+        ("memory_budget", 1.5, TypeError),
+        ("check", "yes", TypeError),
+        ("check", -1.0, ValueError),
+        ("background", True, ValueError),
+        ("nan_guard", True, ValueError),
+        ("graph_file", "x", ValueError),
+    ],
+)
+def test_wrong_options_name_the_field(field: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"{field}|size in bytes|a size is"):
+        CompileOptions(**{field: value})
+    with pytest.raises(error):
+        oxidiff.compile(Net(), **{field: value})
+
+
+def test_option_objects() -> None:
+    assert CompileOptions(memory_budget="2GiB").memory_budget == 2**31
+    assert CompileOptions(check=False).check is None
+    assert CompileOptions().replace(tune="off").tune == "off"
+    assert copy.deepcopy(CompileOptions(check=0.1)) == CompileOptions(check=0.1)
+    assert CompileOptions.of({"strict": True}, tune="off") == CompileOptions(strict=True, tune="off")
+    assert hash(CompileOptions()) == hash(CompileOptions())
+    with pytest.raises(AttributeError):
+        CompileOptions().tune = "off"  # type: ignore[misc]
+    with pytest.raises(TypeError, match="did you mean 'precision'"):
+        oxidiff.compile(Net(), precison="fast")
+    with pytest.raises(TypeError, match="options are"):
+        CompileOptions.of(zzz=1)
+    with pytest.raises(TypeError, match="CompileOptions or a mapping"):
+        CompileOptions.of(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2GiB", 2**31), ("500 MB", 5 * 10**8), ("1.5k", 1500), (".5kib", 512), (7, 7), ("7", 7)]
+)
+def test_parse_bytes(text: Any, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+def test_onediff_options() -> None:
+    with pytest.warns(UserWarning, match="use_graph"):
+        options = CompileOptions.of(use_graph=True, max_cached_graph_size=3)
+    assert options.max_specializations == 3
+
+
+def test_onediff_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("onediff", "onediffx")]:
+        monkeypatch.delitem(sys.modules, name)
+    import oxidiff.compat.onediff as compat
+
+    if not compat.install():
+        pytest.skip("the real OneDiff is installed")
+    from onediff.infer_compiler import OneflowCompileOptions, oneflow_compile
+    from onediffx import compile_pipe
+    from onediffx.lora import load_and_fuse_lora
+
+    assert callable(compile_pipe)
+    assert callable(load_and_fuse_lora)
+    options = OneflowCompileOptions(max_cached_graph_size=5, run_graph_by_vm=True)
+    with pytest.warns(UserWarning, match="run_graph_by_vm"):
+        compiled = oneflow_compile(Net(), options=options)
+    assert oxidiff.module.dispatcher_of(compiled).options.max_specializations == 5
+    with pytest.raises(TypeError, match="unknown option"):
+        OneflowCompileOptions(zzz=1)
+
+
+@torch.no_grad()
+def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDIFF_DISABLE", "1")
+    compiled = oxidiff.compile(Net().eval(), strict=True)
+    compiled(image())
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (0, 1)
+
+
+def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from oxidiff.__main__ import main
+
+    assert main(["doctor"]) in (0, 1)
+    shown = capsys.readouterr().out
+    for word in ("torch", "cpu", "changes of a module", "OXIDIFF_DEBUG"):
+        assert word in shown
+    assert all(line[:2] in ("ok", "!!") for line in shown.splitlines())
+    assert main(["bench", "sd15-vae-decoder", "--tiny", "--runs", "1"]) == 0
+    assert "compiled" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["bench", "no-such-model"])
+
+
+def test_not_compiled() -> None:
+    with pytest.raises(TypeError, match="Linear"):
+        oxidiff.report(nn.Linear(1, 1))

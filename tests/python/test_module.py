@@ -1,0 +1,365 @@
+"""The module contract: a compiled module stands where the module stood."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, assert_close, image
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff import testing
+
+
+@pytest.fixture
+def module() -> Net:
+    return Net().eval()
+
+
+@pytest.fixture
+def compiled(module: Net) -> Any:
+    return oxidiff.compile(module, strict=True)
+
+
+def count(compiled: Any) -> tuple[int, int]:
+    report = oxidiff.report(compiled)
+    return report.captures, report.eager_calls
+
+
+@torch.no_grad()
+def test_same_values_and_module_stays_eager(module: Net, compiled: Any) -> None:
+    expected = module(image())
+    assert_close(compiled(image()), expected)
+    assert type(module) is Net
+    assert count(compiled) == (1, 0)
+
+
+def test_is_the_module(module: Net, compiled: Any) -> None:
+    assert isinstance(compiled, Net)
+    assert isinstance(compiled, oxidiff.CompiledModule)
+    assert not isinstance(module, oxidiff.CompiledModule)
+    assert compiled._orig_mod is module
+    assert type(compiled).__name__ == "Net"
+    assert repr(compiled) == repr(module)
+    assert list(compiled.state_dict()) == list(module.state_dict())
+    assert [id(p) for p in compiled.parameters()] == [id(p) for p in module.parameters()]
+    assert compiled.conv is module.conv
+    assert dict(compiled.named_modules()).keys() == dict(module.named_modules()).keys()
+
+
+def test_attributes_both_ways(module: Net, compiled: Any) -> None:
+    compiled.scale = 3.0
+    assert module.scale == 3.0
+    module.extra = "x"
+    assert compiled.extra == "x"
+    del compiled.extra
+    assert not hasattr(module, "extra")
+    compiled.more = nn.Linear(2, 2)
+    assert "more.weight" in module.state_dict()
+    compiled.train()
+    assert module.training
+    with pytest.raises(AttributeError, match="missing"):
+        _ = compiled.missing
+
+
+def test_own_names_win_over_methods() -> None:
+    class Clash(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.report = nn.Linear(2, 2)
+            self.eager = "attribute"
+
+        def warmup(self) -> str:
+            return "mine"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.report(x)
+
+    compiled: Any = oxidiff.compile(Clash().eval())
+    assert isinstance(compiled.report, nn.Linear)
+    assert compiled.eager == "attribute"
+    assert compiled.warmup() == "mine"
+    with torch.no_grad():
+        oxidiff.warmup(compiled, torch.ones(3, 2))
+    assert oxidiff.report(compiled).captures == 1
+    with oxidiff.eager(compiled) as original:
+        assert type(original) is Clash
+
+
+@torch.no_grad()
+def test_attribute_that_forward_reads_is_noticed(module: Net, compiled: Any) -> None:
+    compiled(image())
+    module.scale = 4.0
+    assert_close(compiled(image()), module(image()))
+    captures = count(compiled)[0]
+    module.scale = 1.5
+    assert_close(compiled(image()), module(image()))
+    assert count(compiled)[0] == captures, "a structure that was seen before is remembered"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.conv.weight.mul_(1.25),
+        lambda m: m.conv.weight.data.mul_(1.25),
+        lambda m: setattr(m.conv.weight, "data", torch.randn_like(m.conv.weight)),
+        lambda m: setattr(m.linear, "weight", nn.Parameter(torch.randn_like(m.linear.weight))),
+        lambda m: m.load_state_dict({k: torch.randn_like(v) for k, v in m.state_dict().items()}),
+        lambda m: m.load_state_dict({k: torch.randn_like(v) for k, v in m.state_dict().items()}, assign=True),
+        lambda m: m.norm.bias.numpy(force=True).__setitem__(slice(None), 0.5),
+        lambda m: m.linear.bias.fill_(3),
+        lambda m: torch.utils.swap_tensors(m.linear.bias, nn.Parameter(torch.ones(8))),
+    ],
+    ids=["in place", "data in place", "data", "parameter", "load", "assign", "numpy", "fill", "swap"],
+)
+def test_weights_are_followed_without_compiling(module: Net, compiled: Any, change: Any) -> None:
+    module.requires_grad_(False)
+    compiled(image())
+    change(compiled)
+    assert_close(compiled(image()), module(image()))
+    assert count(compiled) == (1, 0)
+
+
+@torch.no_grad()
+def test_failed_load_keeps_the_weights(module: Net, compiled: Any) -> None:
+    expected = compiled(image())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        compiled.load_state_dict({**module.state_dict(), "linear.bias": torch.ones(3)})
+    assert torch.equal(compiled(image()), expected)
+
+
+@torch.no_grad()
+def test_submodule_replaced(module: Net, compiled: Any) -> None:
+    compiled(image())
+    compiled.linear = nn.Linear(8, 5).eval()
+    assert_close(compiled(image()), module(image()))
+    compiled.act = nn.ReLU().eval()
+    assert_close(compiled(image()), module(image()))
+    module.forward = lambda x: x * 2
+    assert_close(compiled(image()), image() * 2)
+
+
+@torch.no_grad()
+def test_to_and_half(module: Net) -> None:
+    compiled: Any = oxidiff.compile(module)
+    compiled(image())
+    assert compiled.to(torch.bfloat16) is compiled
+    x = image().to(torch.bfloat16)
+    # One rounding of bf16 after each of the four ops.
+    torch.testing.assert_close(compiled(x), module(x), rtol=4 * 2**-8, atol=4 * 2**-8)
+    compiled.float()
+    assert_close(compiled(image()), module(image()))
+    compiled.double()
+    torch.testing.assert_close(compiled(image().double()), module(image().double()))
+
+
+@torch.no_grad()
+def test_hooks_of_the_module_run(module: Net, compiled: Any) -> None:
+    seen: list[Any] = []
+    before = module.register_forward_pre_hook(lambda m, args: seen.append(m) or (args[0] * 2,))
+    compiled(image())
+    after = compiled.register_forward_hook(lambda m, args, out: out + 1)
+    keyword = compiled.register_forward_pre_hook(
+        lambda m, args, kwargs: (args, {**kwargs, "factor": 2.0}), with_kwargs=True
+    )
+    assert_close(compiled(image()), module(image()))
+    assert seen[0] is compiled
+    for handle in (before, after, keyword):
+        handle.remove()
+    assert_close(compiled(image()), module(image()))
+    assert count(compiled)[1] == 0
+
+
+@torch.no_grad()
+def test_hook_on_a_submodule_runs_eager(module: Net) -> None:
+    compiled: Any = oxidiff.compile(module)
+    compiled(image())
+    seen: list[Any] = []
+    handle = module.act.register_forward_hook(lambda m, args, out: seen.append(out) or out * 2)
+    with pytest.warns(oxidiff.FallbackWarning, match=r"Net\.act .*forward hook"):
+        assert_close(compiled(image()), module(image()))
+    assert len(seen) == 2
+    assert oxidiff.report(compiled).fallbacks[0]["module"] == "act"
+    handle.remove()
+    assert_close(compiled(image()), module(image()))
+    assert oxidiff.report(compiled).eager_calls == 1
+
+
+@torch.no_grad()
+def test_accelerate_hook(module: Net, compiled: Any) -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    calls: list[str] = []
+
+    class Hook(hooks.ModelHook):
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            calls.append("before")
+            return args, kwargs
+
+        def post_forward(self, module: nn.Module, output: Any) -> Any:
+            calls.append("after")
+            return output + 1
+
+    expected = module(image())
+    hooks.add_hook_to_module(compiled, Hook())
+    assert_close(compiled(image()), expected + 1)
+    assert calls == ["before", "after"]
+    assert_close(module(image()), expected + 1)
+    hooks.remove_hook_from_module(compiled)
+    assert_close(compiled(image()), expected)
+    assert count(compiled)[1] == 0
+
+
+@torch.no_grad()
+def test_copies_are_independent(module: Net, compiled: Any) -> None:
+    compiled(image())
+    buffer = io.BytesIO()
+    torch.save(compiled, buffer)
+    buffer.seek(0)
+    for twin in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled)), torch.load(buffer, weights_only=False)):
+        assert isinstance(twin, oxidiff.CompiledModule)
+        assert isinstance(twin, Net)
+        assert_close(twin(image()), module(image()))
+        twin.conv.weight.zero_()
+        assert not torch.equal(twin(image()), compiled(image()))
+    shallow = copy.copy(compiled)
+    assert shallow.conv is compiled.conv
+    assert_close(shallow(image()), module(image()))
+    assert_close(compiled(image()), module(image()))
+
+
+def test_compile_of_compiled(compiled: Any) -> None:
+    assert oxidiff.compile(compiled) is compiled
+    assert oxidiff.compile(compiled, strict=True) is compiled
+    other: Any = oxidiff.compile(compiled, strict=False)
+    assert other is not compiled
+    assert other._orig_mod is compiled._orig_mod
+
+
+@torch.no_grad()
+def test_compiled_inside_compiled(module: Net) -> None:
+    outer = nn.Sequential(oxidiff.compile(module), nn.ReLU()).eval()
+    compiled: Any = oxidiff.compile(outer, strict=True)
+    assert_close(compiled(image()), module(image()).relu())
+    assert oxidiff.report(compiled).captures == 1
+    assert list(outer.state_dict())[0] == "0.conv.weight"
+
+
+def test_structure_of_a_class() -> None:
+    assert type(oxidiff.compile(Net())) is type(oxidiff.compile(Net()))
+    with pytest.raises(TypeError, match="class Net"):
+        oxidiff.compile(Net)
+    with pytest.raises(TypeError, match="int"):
+        oxidiff.compile(3)  # type: ignore[call-overload]
+    compiled: Any = oxidiff.compile(nn.Module())
+    with pytest.raises(NotImplementedError):
+        compiled(1)
+
+
+@torch.no_grad()
+def test_nothing_is_kept_alive() -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module)
+    x = image()
+    compiled(x)
+    watched = [weakref.ref(o) for o in (module, compiled, module.conv.weight, x)]
+    gc.disable()
+    try:
+        del module, compiled, x
+        gc.collect()
+    finally:
+        gc.enable()
+    assert [ref() for ref in watched] == [None] * 4
+
+
+@torch.no_grad()
+def test_old_weights_are_let_go(module: Net, compiled: Any) -> None:
+    compiled(image())
+    old = [weakref.ref(p) for p in module.parameters()]
+    compiled.load_state_dict({k: torch.randn_like(v) for k, v in module.state_dict().items()}, assign=True)
+    compiled(image())
+    gc.collect()
+    assert not any(ref() is not None for ref in old)
+
+
+@torch.no_grad()
+def test_unload(module: Net, compiled: Any) -> None:
+    compiled(image())
+    compiled.unload()
+    report = oxidiff.report(compiled)
+    assert (report.variants, report.derived_bytes, report.arena_bytes, report.weight_bytes) == (0, 0, 0, 0)
+    assert_close(compiled(image()), module(image()))
+
+
+@torch.no_grad()
+def test_eager_context(module: Net, compiled: Any) -> None:
+    with compiled.eager() as original:
+        assert original is module
+        assert torch.equal(compiled(image()), module(image()))
+    assert count(compiled) == (0, 1)
+    compiled(image())
+    assert count(compiled) == (1, 1)
+    assert not oxidiff.report(compiled).fallbacks
+
+
+@torch.no_grad()
+def test_diffusers_model(tmp_path: Path) -> None:
+    unet = testing.build("sd15-unet")
+    compiled: Any = oxidiff.compile(unet, strict=True)
+    inputs = testing.example_inputs("sd15-unet")
+    assert compiled.config is unet.config
+    assert compiled.dtype is torch.float32
+    assert compiled.device.type == "cpu"
+    first = compiled(**inputs)
+    assert type(first) is type(unet(**inputs))
+    compiled.save_pretrained(tmp_path)
+    again = type(unet).from_pretrained(tmp_path)
+    assert list(again.state_dict()) == list(compiled.state_dict())
+    assert torch.equal(again.conv_in.weight, unet.conv_in.weight)
+    from diffusers.models.attention_processor import AttnProcessor
+
+    compiled.set_attn_processor(AttnProcessor())
+    assert testing.relative_error(compiled(**inputs), testing.reference(unet, inputs)) < 2e-5
+    assert isinstance(next(iter(unet.attn_processors.values())), AttnProcessor)
+    compiled.set_default_attn_processor()
+    assert testing.relative_error(compiled(**inputs), first) < 2e-5
+
+
+@torch.no_grad()
+def test_lora_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    unet = testing.build("sd15-unet")
+    compiled: Any = oxidiff.compile(unet, strict=True)
+    inputs = testing.example_inputs("sd15-unet")
+    base = compiled(**inputs).sample
+
+    def check(is_base: bool = False) -> None:
+        ours, eager = compiled(**inputs).sample, unet(**inputs).sample
+        assert testing.relative_error(ours, eager) < 2e-5
+        assert (testing.relative_error(ours, base) < 2e-5) == is_base
+
+    for name, rank in (("one", 4), ("two", 2)):
+        config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["to_q", "to_v"], init_lora_weights=False)
+        compiled.add_adapter(config, adapter_name=name)
+        compiled.eval()
+        check()
+    compiled.set_adapters(["one", "two"], [0.7, 0.2])
+    check()
+    compiled.set_adapters("one", 0.3)
+    check()
+    compiled.disable_adapters()
+    check(is_base=True)
+    compiled.enable_adapters()
+    compiled.fuse_lora(lora_scale=0.5)
+    check()
+    compiled.unfuse_lora()
+    compiled.delete_adapters(["one", "two"])
+    check(is_base=True)
