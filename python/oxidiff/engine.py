@@ -18,7 +18,7 @@ from torch import Tensor
 from . import _native
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
-from .capture.lowering import lower
+from .capture.lowering import LoweredGraph
 from .errors import CaptureError, UnsupportedError
 from .options import CompileOptions
 from .watch import weight_state
@@ -55,13 +55,14 @@ class Variant:
 
     Attributes:
         graph: The graph.
+        lowered: The same for the compiler, and how to call what it is compiled to.
         program: The compiled program, possibly shared with other modules.
         is_own: Whether this module was the one that compiled it.
     """
 
-    def __init__(self, graph: CapturedGraph, options: CompileOptions) -> None:
+    def __init__(self, graph: CapturedGraph, lowered: LoweredGraph, options: CompileOptions) -> None:
         self.graph = graph
-        self.lowered = lower(graph, _native.GraphBuilder())
+        self.lowered = lowered
         self.program, self.is_own = _native.compile(
             self.lowered.builder,
             precision=options.precision,
@@ -207,7 +208,7 @@ class Engine:
             if self._capturer.extend(variant.graph, call):
                 return variant
         self.captures += 1
-        variant = Variant(self._capturer.capture(call), self.options)
+        variant = Variant(*self._capturer.lowered(call, _native.GraphBuilder), self.options)
         variant.bind(self.module)
         self.variants.append(variant)
         return variant
