@@ -1,0 +1,122 @@
+"""`torch.compile(backend="oxidiff")`: Dynamo's graphs run as compiled modules."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, assert_close, image
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff import backend, testing
+
+
+@pytest.fixture
+def islands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The compiled modules that Dynamo's graphs became."""
+    found: list[Any] = []
+    original = backend.compile_module
+
+    def compile_module(module: nn.Module, options: oxidiff.CompileOptions) -> Any:
+        found.append(original(module, options))
+        return found[-1]
+
+    monkeypatch.setattr(backend, "compile_module", compile_module)
+    yield found
+
+
+def reports(islands: list[Any]) -> list[oxidiff.Report]:
+    return [oxidiff.report(island) for island in islands]
+
+
+def test_entry_point() -> None:
+    entries = importlib.metadata.entry_points(group="torch_dynamo_backends", name="oxidiff")
+    if not entries:
+        pytest.skip("the package is not installed, only on the path")
+    assert next(iter(entries)).load() is backend.oxidiff
+
+
+@torch.no_grad()
+def test_module(islands: list[Any]) -> None:
+    module = Net().eval()
+    compiled = torch.compile(module, backend=backend.oxidiff)
+    assert_close(compiled(image()), module(image()))
+    (report,) = reports(islands)
+    assert (report.calls, report.eager_calls, report.captures) == (1, 0, 1)
+    module.linear.weight.mul_(2)
+    assert_close(compiled(image()), module(image()))
+    module.linear.weight = nn.Parameter(torch.randn(8, 8))
+    assert_close(compiled(image()), module(image()))
+    assert not any(r.fallbacks for r in reports(islands))
+
+
+@torch.no_grad()
+def test_dynamic_sizes_share_one_program(islands: list[Any]) -> None:
+    module = Net().eval()
+    compiled = torch.compile(module, backend=backend.oxidiff, dynamic=True)
+    for shape in ((2, 3, 32, 32), (3, 3, 40, 24), (5, 3, 64, 48)):
+        assert_close(compiled(image(*shape)), module(image(*shape)))
+    (report,) = reports(islands)
+    assert (report.calls, report.eager_calls, report.captures) == (3, 0, 1)
+
+
+@torch.no_grad()
+def test_graph_breaks(islands: list[Any]) -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            if x.sum() > 0:
+                x = x * 2
+            return self.second(x)
+
+    module = Breaks().eval()
+    compiled = torch.compile(module, backend=backend.oxidiff)
+    for seed in range(6):
+        assert_close(compiled(image(3, 4, seed=seed)), module(image(3, 4, seed=seed)))
+    assert len(islands) >= 2
+    assert all(r.eager_calls == 0 for r in reports(islands))
+
+
+def test_gradients_are_not_lost() -> None:
+    module = Net().eval()
+    compiled = torch.compile(module, backend=backend.oxidiff)
+    with pytest.warns(oxidiff.FallbackWarning, match="gradients"):
+        compiled(image()).sum().backward()
+    actual = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
+    module(image()).sum().backward()
+    assert_close(actual, [p.grad for p in module.parameters()])
+
+
+@torch.no_grad()
+def test_options(islands: list[Any]) -> None:
+    torch.compile(Net().eval(), backend=backend.oxidiff, options={"strict": True, "precision": "fast"})(image())
+    options = oxidiff.module.dispatcher_of(islands[0]).options
+    assert (options.strict, options.precision) == (True, "fast")
+
+
+@torch.no_grad()
+def test_compiled_module_inside_torch_compile() -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module)
+    outer = torch.compile(lambda x: compiled(x) + 1, backend="eager")
+    assert_close(outer(image()), module(image()) + 1)
+    assert not oxidiff.report(compiled).fallbacks
+
+
+@torch.no_grad()
+def test_unet(islands: list[Any]) -> None:
+    unet = testing.build("sd15-unet")
+    inputs = testing.example_inputs("sd15-unet")
+    compiled = torch.compile(unet, backend=backend.oxidiff)
+    assert testing.relative_error(compiled(**inputs), testing.reference(unet, inputs)) < 2e-5
+    assert len(islands) == 1
+    assert reports(islands)[0].eager_calls == 0

@@ -1,0 +1,64 @@
+"""Exceptions: one class per cause, translated from the extension, with module, op and advice."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import oxidiff
+from oxidiff import _native
+from oxidiff.errors import from_native
+
+
+def test_hierarchy() -> None:
+    names = (
+        "CaptureError", "UnsupportedError", "ShapeError", "BackendError", "OutOfMemoryError", "ArtifactError",
+        "CacheError", "CheckError",
+    )  # fmt: skip
+    for name in names:
+        assert issubclass(getattr(oxidiff, name), oxidiff.Error)
+    assert issubclass(oxidiff.Error, Exception)
+    assert issubclass(oxidiff.FallbackWarning, UserWarning)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [
+        ("invalid", oxidiff.Error),
+        ("unsupported", oxidiff.UnsupportedError),
+        ("shape", oxidiff.ShapeError),
+        ("backend", oxidiff.BackendError),
+        ("out_of_memory", oxidiff.OutOfMemoryError),
+        ("never heard of", oxidiff.Error),
+    ],
+)
+def test_translation(kind: str, cls: type[oxidiff.Error]) -> None:
+    native = _native.NativeError(kind, "what happened", "down.0", "linear")
+    error = from_native(native)
+    assert type(error) is cls
+    assert str(error) == "what happened"
+    assert error.__cause__ is native
+    if isinstance(error, oxidiff.CaptureError):
+        assert (error.module, error.op) == ("down.0", "linear")
+
+
+def test_translation_of_other_exceptions() -> None:
+    assert isinstance(from_native(MemoryError("no 9 bytes")), oxidiff.OutOfMemoryError)
+    assert "TypeError" in str(from_native(TypeError("odd")))
+    own = oxidiff.ShapeError("mine")
+    assert from_native(own) is own
+
+
+def test_extension_errors_have_four_arguments() -> None:
+    with pytest.raises(_native.NativeError) as caught:
+        _native.compile(_native.GraphBuilder(), precision="no such")
+    assert len(caught.value.args) == 4
+    assert "no such" in str(from_native(caught.value))
+
+
+def test_errors_can_be_pickled() -> None:
+    for error in (oxidiff.CheckError("a"), oxidiff.UnsupportedError("b", module="m", op="o")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert vars(again) == vars(error)

@@ -1,0 +1,148 @@
+"""Reports, explanations, profiles: right numbers, and readable in a terminal, a notebook and a file."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, image
+from torch import nn
+
+import oxidiff
+
+FIELDS = {
+    "captures", "programs", "variants", "specializations", "calls", "eager_calls", "fallbacks", "graph_hash",
+    "shared_with", "compile_s", "tune_s", "load_s", "weight_bytes", "derived_bytes", "arena_bytes",
+    "arena_lower_bound_bytes", "graph_bytes", "peak_bytes", "sizes",
+}  # fmt: skip
+
+
+@pytest.fixture
+def compiled() -> Any:
+    compiled: Any = oxidiff.compile(Net().eval())
+    with torch.no_grad():
+        compiled(image())
+        compiled(image(1, 3, 40, 24))
+    return compiled
+
+
+def test_fields(compiled: Any) -> None:
+    report = compiled.report()
+    fields = report.to_dict()
+    assert fields.keys() >= FIELDS
+    assert (report.captures, report.programs, report.variants, report.calls, report.eager_calls) == (1, 1, 1, 2, 0)
+    assert report.specializations == len(report.sizes) == 2
+    assert report.fallbacks == []
+    assert report.shared_with == 0
+    assert report.compile_s > 0
+    assert report.weight_bytes == sum(p.nbytes for p in compiled.parameters())
+    assert report.peak_bytes >= report.arena_bytes >= report.arena_lower_bound_bytes > 0
+    assert isinstance(report.graph_hash, str)
+    json.dumps(fields)
+
+
+def test_before_the_first_call() -> None:
+    compiled: Any = oxidiff.compile(Net())
+    report = compiled.report()
+    assert (report.captures, report.calls, report.graph_hash, report.sizes) == (0, 0, None, [])
+    assert "nothing is compiled yet" in str(compiled.explain())
+
+
+class Checker(HTMLParser):
+    """Counts tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_text_and_html(compiled: Any, tmp_path: Path) -> None:
+    compiled.act.register_forward_hook(lambda *_: None)
+    with torch.no_grad(), pytest.warns(oxidiff.FallbackWarning):
+        compiled(image())
+    report = compiled.report()
+    text = str(report)
+    for word in ("Net", "captures", "fallbacks", "forward hook", "sizes"):
+        assert word in text
+    assert max(map(len, text.splitlines())) < 200
+    report.save_html(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for source in (page.removeprefix("<!DOCTYPE html>"), report._repr_html_()):
+        checker = Checker()
+        checker.feed(source)
+        assert not checker.open
+        assert "forward hook" in checker.text
+
+
+def test_html_is_escaped() -> None:
+    module = nn.Sequential()
+    module.add_module("<script>", nn.ReLU())
+    module[0].register_forward_hook(lambda *_: None)
+    compiled: Any = oxidiff.compile(module.eval())
+    with torch.no_grad(), pytest.warns(oxidiff.FallbackWarning):
+        compiled(image())
+    assert "<script>" not in compiled.report()._repr_html_()
+    assert "<script>" in str(compiled.report())
+
+
+def test_explain(compiled: Any) -> None:
+    explanation = compiled.explain()
+    (variant,) = explanation.variants
+    assert variant["inputs"] == ["x: float32[b, 3, h, w]"]
+    assert variant["outputs"] == ["float32[b, h, w, 8]"]
+    assert sum(variant["steps"].values()) > 0
+    assert variant["hash"] == compiled.report().graph_hash
+    assert "variant 0" in str(explanation)
+
+
+def test_profile(compiled: Any) -> None:
+    profile = compiled.profile(image())
+    assert profile.seconds > 0
+    assert {"step", "kernel", "module", "seconds", "flops", "bytes"} <= profile.steps[0].keys()
+    by_module = profile.by("module")
+    assert sum(seconds for _, seconds in by_module) == pytest.approx(profile.seconds)
+    assert by_module[0][1] >= by_module[-1][1]
+    assert "GFLOP/s" in str(profile)
+    assert profile._repr_html_().startswith("<table>")
+    with pytest.raises(oxidiff.Error):
+        compiled.profile(image().to_sparse())
+
+
+def test_nested_modules_are_counted() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = oxidiff.compile(Net())
+
+        def forward(self, x: Any) -> Any:
+            return x
+
+        def decode(self, x: Any) -> Any:
+            return self.net(x)
+
+    holder: Any = oxidiff.compile(Holder().eval())
+    with torch.no_grad():
+        holder.decode(image())
+    report = oxidiff.report(holder)
+    assert (report.captures, report.calls) == (1, 1)
+    assert oxidiff.explain(holder).variants[0]["module"] == "net"
+    with oxidiff.eager(holder), torch.no_grad():
+        holder.decode(image())
+    assert oxidiff.report(holder).eager_calls == 1
+    oxidiff.unload(holder)
+    assert oxidiff.report(holder).variants == 0

@@ -1,0 +1,164 @@
+"""Compiled modules in many threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, assert_close, image
+
+import oxidiff
+from oxidiff import engine
+
+
+def in_threads(count: int, work: Callable[[int], None], stack_bytes: int = 0) -> None:
+    """Runs ``work(i)`` in ``count`` threads that start together, and raises what any of them raised."""
+    barrier = threading.Barrier(count)
+    failures: list[BaseException] = []
+
+    def body(i: int) -> None:
+        try:
+            barrier.wait(30)
+            with torch.no_grad():
+                work(i)
+        except BaseException as error:
+            failures.append(error)
+
+    before = threading.stack_size(stack_bytes)
+    try:
+        threads = [threading.Thread(target=body, args=(i,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+    finally:
+        threading.stack_size(before)
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+def test_first_calls_together_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    lowered = engine.Capturer.lowered
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.2)
+        return lowered(*args)
+
+    monkeypatch.setattr(engine.Capturer, "lowered", slowly)
+    results: list[torch.Tensor] = []
+    in_threads(6, lambda i: results.append(compiled(image())))
+    with torch.no_grad():
+        expected = module(image())
+    for result in results:
+        assert_close(result, expected)
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.calls, report.eager_calls) == (1, 1, 6, 0)
+
+
+def test_own_sizes() -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+
+    def work(i: int) -> None:
+        for k in range(20):
+            x = image(1 + i % 3, 3, 8 + 2 * i, 9 + k, seed=k)
+            assert_close(compiled(x), module(x))
+
+    in_threads(6, work)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_two_modules_one_program() -> None:
+    modules = [Net().eval() for _ in range(4)]
+    compiled: list[Any] = [oxidiff.compile(m, strict=True) for m in modules]
+
+    def work(i: int) -> None:
+        for k in range(20):
+            assert_close(compiled[i](image(seed=k)), modules[i](image(seed=k)))
+
+    in_threads(4, work)
+    assert sum(oxidiff.report(c).programs for c in compiled) == 1
+
+
+def test_short_threads_with_small_stacks() -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+    with torch.no_grad():
+        expected = compiled(image())
+    before = threading.active_count()
+    for _ in range(25):
+        in_threads(4, lambda i: assert_close(compiled(image()), expected), stack_bytes=512 * 1024)
+    assert threading.active_count() == before
+
+
+def test_weights_switched_during_calls() -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    states = [Net().state_dict() for _ in range(3)]
+    stop = threading.Event()
+
+    def work(i: int) -> None:
+        if i == 0:
+            for k in range(30):
+                module.load_state_dict(states[k % 3], assign=bool(k % 2))
+                time.sleep(0.002)
+            stop.set()
+            return
+        while not stop.is_set():
+            assert compiled(image()).isfinite().all()
+
+    in_threads(3, work)
+    with torch.no_grad():
+        assert_close(compiled(image()), module(image()))
+
+
+def test_module_deleted_and_unloaded_during_calls() -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+    with torch.no_grad():
+        expected = compiled(image())
+
+    def work(i: int) -> None:
+        mine = compiled
+        for _ in range(15):
+            if i == 0:
+                mine.unload()
+            assert_close(mine(image()), expected)
+
+    in_threads(3, work)
+    holder = [oxidiff.compile(Net().eval())]
+    in_threads(2, lambda i: (holder.clear() if i else None, holder[0](image()) if holder else None))
+
+
+@pytest.mark.slow
+def test_other_threads_run_meanwhile() -> None:
+    """The GIL is released while kernels run: another thread's longest gap is far below the length of a call."""
+    compiled: Any = oxidiff.compile(torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).eval())
+    x = torch.randn(2, 64, 128, 128)
+    gaps: list[float] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    with torch.no_grad():
+        compiled(x)
+        thread = threading.Thread(target=watch)
+        thread.start()
+        started = time.perf_counter()
+        compiled(x)
+        seconds = time.perf_counter() - started
+        stop.set()
+        thread.join()
+    assert len(gaps) > 5
+    assert sorted(gaps)[-2] < 0.4 * seconds
