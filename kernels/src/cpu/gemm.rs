@@ -79,7 +79,6 @@ pub struct BatchDim {
 ///
 /// # Safety
 /// `a` must be readable for `m x k` and `b` for `n x k` elements, and `epilogue` must accept blocks of `m x n` results.
-#[allow(clippy::too_many_arguments)]
 pub unsafe fn gemm(
     pool: &Pool,
     isa: Isa,
@@ -104,7 +103,6 @@ pub unsafe fn gemm(
 ///
 /// # Safety
 /// As [`gemm`], for every pair.
-#[allow(clippy::too_many_arguments)]
 pub unsafe fn batched_gemm(
     pool: &Pool,
     isa: Isa,
@@ -208,7 +206,7 @@ impl ASource for Rows<'_> {
                         (self.copy)(from.byte_offset(col as isize * self.a.col_stride * size), element, 1);
                     }
                 }
-                if kc % unit != 0 {
+                if !kc.is_multiple_of(unit) {
                     to.add(kc * self.form.element_bytes()).write_bytes(0, self.form.element_bytes());
                 }
             }

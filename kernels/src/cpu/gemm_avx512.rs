@@ -327,18 +327,23 @@ unsafe fn narrow_bf16<const MR: usize>(
     accumulate: bool,
     _prefetch: *const u8,
 ) {
-    // SAFETY: see above; the two vector types are both 512 plain bits.
+    // SAFETY: see above.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); MR];
         for pair in 0..pairs {
             let column = _mm512_loadu_si512(panel.cast::<u32>().add(pair * 16).cast());
             for (row, sum) in sums.iter_mut().enumerate() {
                 let x = _mm512_set1_epi32(a.add(row * lda).cast::<i32>().add(pair).read_unaligned());
-                *sum = _mm512_dpbf16_ps(*sum, std::mem::transmute(x), std::mem::transmute(column));
+                *sum = _mm512_dpbf16_ps(*sum, as_bf16(x), as_bf16(column));
             }
         }
         store_narrow(&sums, c, ldc, accumulate);
     }
+}
+
+fn as_bf16(bits: __m512i) -> __m512bh {
+    // SAFETY: both types are 512 plain bits.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(bits) }
 }
 
 /// # Safety

@@ -36,7 +36,6 @@ pub(crate) trait ASource: Sync {
     ///
     /// # Safety
     /// The block must lie inside the operand; `dst` must hold `rows * ld` bytes, `ld` at least one padded row.
-    #[allow(clippy::too_many_arguments)]
     unsafe fn block(
         &self,
         z: usize,
@@ -293,7 +292,6 @@ fn next_panel<A: ASource>(
 ///
 /// # Safety
 /// As [`run_block`].
-#[allow(clippy::too_many_arguments)]
 unsafe fn run_tiles(
     kernel: &Kernel,
     rows: usize,

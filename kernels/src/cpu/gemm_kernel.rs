@@ -200,7 +200,6 @@ pub(crate) unsafe fn transpose_units(
 ///
 /// # Safety
 /// `src` must hold the rows, `row_bytes` apart; `dst` must be a panel of `width` columns with every term named.
-#[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn spread_rows(
     isa: Isa,
     dtype: DType,

@@ -121,7 +121,6 @@ pub unsafe fn pack_b(pool: &Pool, isa: Isa, n: usize, k: usize, b: &Matrix, dst:
 ///
 /// # Safety
 /// As [`pack_b`]; `dst` must hold the panel's `units(kc) * width` units.
-#[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn pack_panel(
     isa: Isa,
     b: &Matrix,

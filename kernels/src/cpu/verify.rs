@@ -24,7 +24,7 @@ impl Numbers {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> f32 {
+    pub fn draw(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 40) as f32) / (1u64 << 23) as f32 - 1.0
     }
@@ -42,7 +42,7 @@ impl Buffer {
     pub fn random(dtype: DType, len: usize, seed: u64) -> Buffer {
         let mut numbers = Numbers::new(seed);
         let mut buffer = Buffer::zeroed(dtype, len);
-        (0..len).for_each(|index| buffer.set(index, numbers.next()));
+        (0..len).for_each(|index| buffer.set(index, numbers.draw()));
         buffer
     }
 
@@ -108,8 +108,8 @@ impl Reference {
 pub fn compare(what: &str, results: &Buffer, references: &[Reference], chain: usize) -> Result<(), String> {
     for (index, reference) in references.iter().enumerate() {
         let (got, tolerance) = (results.get(index), (chain + 2) as f64 * reference.magnitude * 2f64.powi(-24));
-        let wrong = !((got - reference.sum).abs() <= tolerance);
-        if wrong {
+        let error = (got - reference.sum).abs();
+        if error.is_nan() || error > tolerance {
             return Err(format!("{what}: result {index} is {got}, expected {} within {tolerance:e}", reference.sum));
         }
     }
