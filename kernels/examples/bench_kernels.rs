@@ -3,8 +3,8 @@
 //! `cargo run --release -p oxidiff-kernels --example bench_kernels -- [filter] [--isa avx2] [--threads 2]`
 //!
 //! One line per shape and element type: median and best time of several runs, the best in GFLOP/s, and its share of the
-//! rate at which all threads together execute f32 multiply-adds from registers. The best run is the one to compare on a
-//! machine that does other work at the same time.
+//! rate at which all threads together execute f32 multiply-adds from registers. On a machine that does other work at the
+//! same time compare best runs with `--threads 1`, which counts processor time.
 
 use std::time::{Duration, Instant};
 
@@ -118,7 +118,34 @@ fn options() -> Options {
 fn report(name: &str, flops: f64, peak: f64, times: [Duration; 2]) {
     let [median, best] = times.map(|time| time.as_secs_f64() * 1e3);
     let rate = flops / best / 1e6;
-    println!("{name:58} {median:>9.3} ms {best:>9.3} ms {rate:>6.0} GFLOP/s {:>4.0} %", 100.0 * rate / peak);
+    let share = if peak > 0.0 { 100.0 * rate / peak } else { 0.0 };
+    println!("{name:58} {median:>9.3} ms {best:>9.3} ms {rate:>6.0} GFLOP/s {share:>4.0} %");
+}
+
+/// Processor time of this thread, so that a run on one thread is measured as if the machine were idle.
+#[cfg(target_os = "linux")]
+fn thread_time() -> Duration {
+    #[repr(C)]
+    struct Timespec {
+        seconds: i64,
+        nanoseconds: i64,
+    }
+    unsafe extern "C" {
+        fn clock_gettime(clock: i32, time: *mut Timespec) -> i32;
+    }
+    const THREAD_CPUTIME: i32 = 3;
+    let mut time = Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: the structure has the layout of a 64-bit `timespec`.
+    unsafe { clock_gettime(THREAD_CPUTIME, &mut time) };
+    Duration::new(time.seconds as u64, time.nanoseconds as u32)
+}
+
+fn now(origin: Instant) -> Duration {
+    #[cfg(target_os = "linux")]
+    if Pool::global().threads() == 1 {
+        return thread_time();
+    }
+    origin.elapsed()
 }
 
 /// Median and best of at least five runs and a quarter of a second.
@@ -127,9 +154,9 @@ fn measure(mut run: impl FnMut()) -> [Duration; 2] {
     let start = Instant::now();
     let mut times = Vec::new();
     while times.len() < 5 || (start.elapsed() < Duration::from_millis(250) && times.len() < 200) {
-        let begin = Instant::now();
+        let begin = now(start);
         run();
-        times.push(begin.elapsed());
+        times.push(now(start) - begin);
     }
     times.sort();
     [times[times.len() / 2], times[0]]
@@ -171,14 +198,14 @@ fn bench_conv(pool: &Pool, isa: Isa, dtype: DType, shape: &Conv) -> [Duration; 2
     }
 }
 
-/// Rate of f32 multiply-adds that never leave the registers, all threads together.
+/// Rate of f32 multiply-adds that never leave the registers, all threads together; 0 where only the compiler knows.
 fn peak_gflops(pool: &Pool, isa: Isa) -> f64 {
     const ROUNDS: usize = 400_000;
     let threads = pool.threads();
     let lanes = match isa.clamp() {
         Isa::Avx512 => 16,
         Isa::Avx2 => 8,
-        Isa::Portable => 4,
+        Isa::Portable => 0,
     };
     let [_, time] = measure(|| {
         pool.run(threads, |_, _| {
@@ -189,25 +216,12 @@ fn peak_gflops(pool: &Pool, isa: Isa) -> f64 {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 Isa::Avx2 => unsafe { peak::avx2(ROUNDS) },
-                _ => peak_portable(ROUNDS),
+                _ => 0.0,
             };
             std::hint::black_box(sum);
         })
     });
     (threads * ROUNDS * 12 * lanes * 2) as f64 / time.as_secs_f64() / 1e9
-}
-
-fn peak_portable(rounds: usize) -> f32 {
-    let mut sums = [[0.5f32; 4]; 12];
-    let x = std::hint::black_box(0.999f32);
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            for lane in sum.iter_mut() {
-                *lane = *lane * x + x;
-            }
-        }
-    }
-    sums.iter().flatten().sum()
 }
 
 #[cfg(target_arch = "x86_64")]
