@@ -285,7 +285,11 @@ def sdpa_masked(x, boolean):
 
 case("sdpa_bool_mask", lambda x: sdpa_masked(x, True), heads)
 case("sdpa_float_mask", lambda x: sdpa_masked(x, False), heads)
-case("sdpa_scale", lambda x: F.scaled_dot_product_attention(split_heads(x), split_heads(x), split_heads(x), scale=0.3), heads)
+case(
+    "sdpa_scale",
+    lambda x: F.scaled_dot_product_attention(split_heads(x), split_heads(x), split_heads(x), scale=0.3),
+    heads,
+)
 
 
 def sdpa_gqa(x):
@@ -299,7 +303,9 @@ case("conv2d_stride", lambda x: F.conv2d(x, fixed(5, 4, 3, 3), stride=2, padding
 case("conv2d_groups", lambda x: F.conv2d(x, fixed(6, 2, 3, 3), fixed(6), groups=2, dilation=2, padding=2), image)
 case("conv2d_same", lambda x: F.conv2d(x, fixed(5, 4, 4, 4), fixed(5), padding="same"), image)
 case("conv1d", lambda x: F.conv1d(x.transpose(1, 2), fixed(5, 8, 3), fixed(5)), tokens)
-case("conv3d", lambda x: F.conv3d(x[:, :, None].repeat(1, 1, 3, 1, 1), fixed(5, 4, 3, 3, 3), fixed(5), padding=1), image)
+case(
+    "conv3d", lambda x: F.conv3d(x[:, :, None].repeat(1, 1, 3, 1, 1), fixed(5, 4, 3, 3, 3), fixed(5), padding=1), image
+)
 case("conv_transpose2d", lambda x: F.conv_transpose2d(x, fixed(4, 5, 3, 3), fixed(5), stride=2, padding=1, output_padding=1),
      image)  # fmt: skip
 case("conv_transpose2d_groups", lambda x: F.conv_transpose2d(x, fixed(4, 3, 2, 2), stride=2, groups=2), image)
@@ -414,10 +420,10 @@ def test_row(name):
         check(got, wanted)
 
 
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("name", ["silu", "gelu", "scalars", "softmax", "mean", "group_norm_plain", "layer_norm_plain", "cat"])
+@pytest.mark.parametrize(
+    "name", ["silu", "gelu", "scalars", "softmax", "mean", "group_norm_plain", "layer_norm_plain", "cat"]
+)
 def test_row_16_bit(name, dtype):
     function, makers = CASES[name]
     for got, wanted in run(function, makers, dtype):

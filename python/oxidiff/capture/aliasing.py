@@ -60,7 +60,9 @@ class Aliases:
         """True once something was written in place, so that tensors can be out of date."""
         return bool(self._writes)
 
-    def add_view(self, out: Tensor, parent: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> None:
+    def add_view(
+        self, out: Tensor, parent: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None
+    ) -> None:
         """Notes that ``out`` is result ``index`` (``None``: the only one) of a view op on ``parent`` (``args[0]``)."""
         self._views[id(out)] = _View(parent, func, args, kwargs, index)
         if self._writes:
@@ -115,7 +117,7 @@ class Aliases:
 
 
 def _storage(t: Tensor) -> int:
-    return t.untyped_storage()._cdata
+    return int(t.untyped_storage()._cdata)
 
 
 def is_view_op(func: Any) -> bool:

@@ -20,7 +20,7 @@ from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, labels, rebuild
-from .sizes import SizePlan, Symbol, candidates, held_out, plan_sizes
+from .sizes import Symbol, candidates, held_out, plan_sizes
 from .trace import Trace, trace
 from .weights import WeightIndex
 
@@ -305,6 +305,7 @@ class _Session:
             if symbol.role == "spatial":
                 graph.moduli[symbol.name] = max(64, graph.moduli[symbol.name])
         graph.classes.clear()
+        graph.marks.clear()
         for point in (*points, also) if also is not None else points:
             graph.accept(point)
 

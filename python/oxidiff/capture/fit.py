@@ -160,9 +160,7 @@ def _plane(xs: Vector, ys: Vector, zs: Vector) -> tuple[Fraction, Fraction, Frac
     """``(a, b, k)`` with ``zs == a*xs + b*ys + k`` at every point; needs a point more than unknowns."""
     if len(zs) < 4:
         return None
-    dx, dy, dz = (
-        [v - vector[0] for v in vector[1:]] for vector in (xs, ys, zs)
-    )
+    dx, dy, dz = ([v - vector[0] for v in vector[1:]] for vector in (xs, ys, zs))
     for i, j in combinations(range(len(dx)), 2):
         det = dx[i] * dy[j] - dx[j] * dy[i]
         if det:
@@ -208,7 +206,9 @@ def denominators(forms: Iterable[Dim], symbols: Iterable[str]) -> dict[str, int]
     return modulus
 
 
-def fit_floats(vectors: Iterable[tuple[float, ...]], points: Sequence[Mapping[str, float]]) -> dict[tuple[float, ...], Dim | float | None]:
+def fit_floats(
+    vectors: Iterable[tuple[float, ...]], points: Sequence[Mapping[str, float]]
+) -> dict[tuple[float, ...], Dim | float | None]:
     """Solves vectors of floats as ``c*s + k`` of one symbol, allowing for the rounding of Python's own arithmetic."""
     names = sorted(points[0]) if points else []
     symbols = [(name, [float(p[name]) for p in points]) for name in names]

@@ -143,6 +143,7 @@ class CapturedGraph:
         outputs: What is returned.
         moduli: Per symbol, the modulus whose residue decides the class.
         classes: The validity classes that were checked.
+        marks: The special values, symbol by symbol, that were checked.
         box: Per symbol, the smallest and the largest size that was checked.
         points: The values of the free sizes at which it was traced and found right.
         traces: How many traces were taken for it.
@@ -162,33 +163,39 @@ class CapturedGraph:
     moduli: dict[str, int]
     template: Trace
     forms: list[Literal]
-    classes: set[tuple[Any, ...]] = field(default_factory=set)
+    classes: set[tuple[int, ...]] = field(default_factory=set)
+    marks: set[tuple[str, Any]] = field(default_factory=set)
     box: dict[str, tuple[Number, Number]] = field(default_factory=dict)
     points: list[dict[str, Number]] = field(default_factory=list)
     traces: int = 0
     fixed: tuple[str, ...] = ()
 
-    def class_of(self, point: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The validity class of a point: residues, and marks for the values that programs treat specially."""
-        out: list[Any] = []
+    def class_of(self, point: Mapping[str, Any]) -> tuple[int, ...]:
+        """The validity class of a point: the residues of its sizes."""
+        return tuple(
+            int(point[s.name]) % self.moduli[s.name] for s in self.plan.symbols if s.role not in ("int", "float")
+        )
+
+    def marks_of(self, point: Mapping[str, Any]) -> set[tuple[str, Any]]:
+        """Per symbol, which of the values that programs treat specially it has."""
+        out: set[tuple[str, Any]] = set()
         for symbol in self.plan.symbols:
             value = point[symbol.name]
-            if symbol.role in ("int", "float"):
-                out.append((value == 0, value == 1, value < 0))
-            else:
-                out.append((value % self.moduli[symbol.name], value == 1))
-        return tuple(out)
+            is_number = symbol.role in ("int", "float")
+            out.add((symbol.name, (value == 0, value == 1, value < 0) if is_number else value == 1))
+        return out
 
     def accepts(self, point: Mapping[str, Any]) -> bool:
         """True if the graph is known to be right at ``point``."""
         for name, (low, high) in self.box.items():
             if not low <= point[name] <= high:
                 return False
-        return self.class_of(point) in self.classes
+        return self.class_of(point) in self.classes and self.marks_of(point) <= self.marks
 
     def accept(self, point: Mapping[str, Any]) -> None:
         """Notes that the graph was checked at ``point``."""
         self.classes.add(self.class_of(point))
+        self.marks |= self.marks_of(point)
         if point not in self.points:
             self.points.append(dict(point))
         for symbol in self.plan.symbols:
@@ -205,7 +212,7 @@ class CapturedGraph:
         """
         sizes = {name: value for name, value in point.items() if isinstance(value, int)}
         known: dict[Dim, Number] = {}
-        for form in set(f for f in self.forms if isinstance(f, Dim)):
+        for form in {f for f in self.forms if isinstance(f, Dim)}:
             known[form] = form.evaluate(sizes) if form.symbols() <= sizes.keys() else number_at(form, point)
         return [known[f] if isinstance(f, Dim) else f for f in self.forms]
 
@@ -229,11 +236,14 @@ class CapturedGraph:
         lines = [f"symbols: {', '.join(f'{s.name} = {s.label}' for s in self.plan.symbols)}"]
         for node in self.nodes:
             outs = ", ".join(
-                f"%{v}: {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}" for v in node.outputs
+                f"%{v}: {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}"
+                for v in node.outputs
             )
             args = [_text(a) for a in node.args] + [f"{k}={_text(v)}" for k, v in node.kwargs.items()]
             lines.append(f"{outs} = {node.op}({', '.join(args)})" + (f"  // {node.path}" if node.path else ""))
-        lines.append("return " + ", ".join(f"%{x.value}" if x.value is not None else str(x.literal) for x in self.outputs.leaves))
+        lines.append(
+            "return " + ", ".join(f"%{x.value}" if x.value is not None else str(x.literal) for x in self.outputs.leaves)
+        )
         return "\n".join(lines)
 
 
@@ -246,7 +256,12 @@ def _text(argument: Any) -> str:
 
 
 def build_graph(
-    key: tuple[Any, ...], plan: SizePlan, labels: Sequence[str], record: Trace, forms: list[Literal], moduli: dict[str, int]
+    key: tuple[Any, ...],
+    plan: SizePlan,
+    labels: Sequence[str],
+    record: Trace,
+    forms: list[Literal],
+    moduli: dict[str, int],
 ) -> CapturedGraph:
     """Decodes a trace, its numbers replaced by ``forms``, into a graph."""
     values: list[Value] = []
@@ -262,9 +277,7 @@ def build_graph(
             elements += [next(numbers) for _ in range(count)]
             args: tuple[Any, ...] = tuple(elements)
             kwargs: dict[str, Any] = {}
-        elif op == "weight":
-            args, kwargs = tokens, {}
-        elif op == "extern":
+        elif op in ("weight", "extern"):
             args, kwargs = tokens, {}
         else:
             args, kwargs = _decode(tokens, numbers)

@@ -123,6 +123,7 @@ class Lowering:
         self.scalars: dict[tuple[float, torch.dtype], T] = {}
 
     def run(self) -> LoweredGraph:
+        """Lowers the whole graph."""
         from .aten import ROWS
 
         self.declare_symbols()
@@ -179,6 +180,7 @@ class Lowering:
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def declare_symbols(self) -> None:
+        """Declares the run-time sizes: a Python number only where a size depends on it."""
         in_shapes: set[str] = set()
         for value in self.graph.values:
             in_shapes |= _symbols_in(value.shape)
@@ -190,6 +192,7 @@ class Lowering:
             self.symbol_names.append(symbol.name)
 
     def declare_input(self, node: Node) -> None:
+        """Declares a tensor argument."""
         index = len(self.arguments)
         value = self.graph.values[node.outputs[0]]
         label = self.graph.inputs[index].label
@@ -199,8 +202,9 @@ class Lowering:
         self.arguments.append(ArgumentSource(False, index, label))
 
     def declare_numbers(self) -> None:
+        """Declares the Python numbers that are computed with as 0-d arguments."""
         used: set[str] = set()
-        for form in set(f for f in self.graph.forms if isinstance(f, Dim)):
+        for form in {f for f in self.graph.forms if isinstance(f, Dim)}:
             used |= form.symbols()
         base = sum(len(self.graph.values[i.value].shape) for i in self.graph.inputs)
         for symbol in self.graph.plan.symbols:
@@ -210,6 +214,7 @@ class Lowering:
                 self.arguments.append(ArgumentSource(True, symbol.position - base, symbol.label))
 
     def lower_source(self, node: Node) -> None:
+        """Lowers a node without operands."""
         if node.op == "input":
             return
         (value,) = node.outputs
@@ -223,12 +228,15 @@ class Lowering:
         elif node.op == "extern":
             tensor = self.graph.externs[node.args[0]]
             slot = WeightSlot(f"captured{node.args[0]}", "captured", tensor=tensor)
-            self.lowered[value] = T(self.builder.parameter(slot.name, self.dtype_name(meta.dtype), shape), meta.dtype, shape)
+            self.lowered[value] = T(
+                self.builder.parameter(slot.name, self.dtype_name(meta.dtype), shape), meta.dtype, shape
+            )
             self.weights.append(slot)
         else:
             self.lowered[value] = self.lower_constant(node.args, meta.dtype, shape)
 
     def lower_constant(self, elements: Sequence[Literal], dtype: torch.dtype, shape: tuple[int, ...]) -> T:
+        """Lowers data made in ``forward``, elements of which may depend on the call."""
         if not any(isinstance(e, Dim) for e in elements):
             return self.constant([e for e in elements if not isinstance(e, Dim)], dtype, shape)
         parts = [self.reshape(self.convert(self.scalar(e, dtype), dtype), (1,)) for e in elements]
@@ -252,6 +260,7 @@ class Lowering:
         return out
 
     def resolve(self, argument: Any) -> Any:
+        """An argument with its references resolved."""
         if isinstance(argument, Ref):
             return self.lowered[argument.value]
         if isinstance(argument, tuple):
@@ -282,15 +291,18 @@ class Lowering:
         return signs.pop()
 
     def dtype_name(self, dtype: torch.dtype) -> str:
+        """The compiler's name of an element type."""
         name = DTYPES.get(dtype)
         if name is None:
             raise self.unsupported(f"values of type {dtype}")
         return name
 
     def shape_text(self, shape: Sequence[Size]) -> list[int | str]:
+        """A shape as the builder takes it."""
         return [self.size_text(size) if isinstance(size, Dim) else size for size in shape]
 
     def size_text(self, size: Dim) -> str:
+        """A size as the builder takes it: over ``s0``, ``s1``, ..."""
         text = self.sizes.get(size)
         if text is None:
             text = self.sizes[size] = self._size_text(size)

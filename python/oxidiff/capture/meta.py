@@ -223,7 +223,9 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 
 
 @_rule(aten.mean.dim)
-def _mean(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor | None:
+def _mean(
+    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     if dim is None or not dim or dtype is not None or not x.dtype.is_floating_point:
         return None
     rank = x.dim()

@@ -229,18 +229,18 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
             yield tuple(rotated[:3])
 
 
-def _batch_values(value: Any, index: int) -> Iterator[list[Number]]:
+def _batch_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [2, 3, 67, 5]
     yield [value * 2, value * 3, value * 5]
 
 
-def _frames_values(value: Any, index: int) -> Iterator[list[Number]]:
+def _frames_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [value + 2, value + 3, value + 7]
     yield [value + 4, value + 8, value + 20]
     yield [v for v in (value - 1, value - 2, value - 3, value - 5) if v > 1]
 
 
-def _sequence_values(value: Any, index: int) -> Iterator[list[Number]]:
+def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     grid = (89, 151, 337, 61, 211, 433, 97, 263, 523, 71, 181, 389)
     at = 3 * index % len(grid)
     yield [*grid[at:], *grid[:at]][:4]
@@ -250,7 +250,7 @@ def _sequence_values(value: Any, index: int) -> Iterator[list[Number]]:
     yield [value - 64 * k for k in (1, 2, 3) if value > 64 * k + 1]
 
 
-def _spatial_values(value: Any, index: int) -> Iterator[list[Number]]:
+def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     rest = value % 64
     yield [v for v in (rest + 64 * k for k in (1, 5, 3, 2)) if v > 1]
     yield [v for v in (rest + 64 * k for k in range(value // 64 + 1)) if 1 < v <= value]
@@ -261,16 +261,16 @@ def _spatial_values(value: Any, index: int) -> Iterator[list[Number]]:
     yield [value + k for k in (1, 2, 4, 6)]
 
 
-def _int_values(value: Any, index: int) -> Iterator[list[Number]]:
+def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
 
 
-def _float_values(value: Any, index: int) -> Iterator[list[Number]]:
+def _float_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     # Sums with multiples of 1/8 stay exact in every dtype a program may convert them to, if the value itself is.
     yield [value + (1 + index) / 8, value + (9 + index) / 8, value + (21 + 3 * index) / 8]
 
 
-_CANDIDATES: dict[str, Callable[[Any, int], Iterator[list[Number]]]] = {
+_CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
     "batch": _batch_values,
     "frames": _frames_values,
     "sequence": _sequence_values,

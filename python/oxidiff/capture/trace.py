@@ -121,11 +121,11 @@ def is_tracing() -> bool:
     return _current is not None and _current.thread == threading.get_ident()
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every ATen call and answers with meta tensors."""
 
     def __init__(self, weights: WeightIndex, device: torch.device, scalars: Sequence[float] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.scalars = scalars
         self.weights = weights
@@ -150,7 +150,9 @@ class Recorder(TorchDispatchMode):
         self._append("input", (), (), (tensor,))
         self.aliases.protected[id(tensor)] = f"its input {label}"
 
-    def _append(self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any) -> None:
+    def _append(
+        self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
+    ) -> None:
         record = self.trace
         record.starts.append(len(record.numbers))
         record.paths.append(self.path)
@@ -515,7 +517,8 @@ _HANDLERS: dict[Any, Handler] = {
     ),
     **dict.fromkeys((aten.item.default, aten._local_scalar_dense.default, aten.is_nonzero.default), _item),
     **dict.fromkeys((aten.equal.default, aten.allclose.default), _data_dependent),
-    **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default, aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
+    **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default), _unchanged),
+    **dict.fromkeys((aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
     aten._assert_tensor_metadata.default: _nothing,
     aten.scaled_dot_product_attention.default: _attention,
     aten.index.Tensor: _index,
@@ -539,7 +542,7 @@ class _RealDevice(TorchFunctionMode):
         kind = device.type
         self._autocast_type = kind if kind != "meta" else "cpu"
         self._answers: dict[Any, Any] = {
-            torch.Tensor.device.__get__: device,  # type: ignore[attr-defined]
+            torch.Tensor.device.__get__: device,
             torch.Tensor.is_meta.__get__: kind == "meta",  # type: ignore[attr-defined]
             torch.Tensor.is_cpu.__get__: kind == "cpu",  # type: ignore[attr-defined]
             torch.Tensor.is_cuda.__get__: kind == "cuda",  # type: ignore[attr-defined]
@@ -583,7 +586,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         return result
 
     outer, _current = _current, recorder
-    torch.nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -630,7 +633,10 @@ class _Guard:
         if weights.caches is None:
             types = {cls for _, module in weights.modules for cls in type(module).__mro__}
             weights.caches = [
-                value for cls in types for value in vars(cls).values() if isinstance(value, functools._lru_cache_wrapper)
+                value
+                for cls in types
+                for value in vars(cls).values()
+                if isinstance(value, functools._lru_cache_wrapper)
             ]
         # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
         self._clear_caches()

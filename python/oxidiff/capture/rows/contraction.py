@@ -24,7 +24,9 @@ def _matmul(cx: Lowering, a: T, b: T, dtype: torch.dtype) -> T:
     return cx.emit("matmul", (a, b), dtype, (*batch, a.shape[-2], b.shape[-1]))
 
 
-@row("matmul.default", "mm.default", "bmm.default", "linalg_matmul.default", "mv.default", "dot.default", "inner.default")
+@row(
+    "matmul.default", "mm.default", "bmm.default", "linalg_matmul.default", "mv.default", "dot.default", "inner.default"
+)
 def matmul(cx: Lowering, a: T, b: T) -> T:
     dtype, shape = cx.result()
     if a.rank == 1:
@@ -145,7 +147,7 @@ def attention(
     mask: T | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: Any = None,
     enable_gqa: bool = False,
 ) -> T:
     dtype, shape = cx.result()
@@ -175,8 +177,8 @@ def _repeat_heads(cx: Lowering, x: T, heads: Size) -> T:
 
 
 def _each(values: Any, count: int) -> list[int]:
-    values = [values] if isinstance(values, int) else list(values)
-    return values * count if len(values) == 1 else values
+    each = [values] if isinstance(values, int) else [int(v) for v in values]
+    return each * count if len(each) == 1 else each
 
 
 @row("conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding")

@@ -162,7 +162,7 @@ def repeat(cx: Lowering, x: T, repeats: Sequence[Any]) -> T:
     _, shape = cx.result()
     rank = len(shape)
     counts = [1] * (rank - len(repeats)) + list(repeats)
-    sizes: list[Size] = [1] * (rank - x.rank) + list(x.shape)
+    sizes: list[Size] = [*([1] * (rank - x.rank)), *x.shape]
     # Each dimension as (count, size), the count stretched.
     ones: list[Size] = []
     wide: list[Size] = []
@@ -303,6 +303,8 @@ def _pad_from_itself(cx: Lowering, x: T, dim: int, before: Size, after: Size, mo
         return cx.emit("flip", (part,), part.dtype, part.shape, dims=[dim])
 
     parts = [x]
+    first: tuple[Size, Size]
+    last: tuple[Size, Size]
     if mode == "replicate":
         first, last = (0, before), (dim_or_int(size - 1), after)
         make: Any = stretched

@@ -11,7 +11,9 @@ from ..lowering import Lowering, T, opmath
 from .registry import row
 
 
-def _with_bias(cx: Lowering, weight: T | None, bias: T | None, shape: Sequence[Any], dtype: torch.dtype) -> tuple[T, ...]:
+def _with_bias(
+    cx: Lowering, weight: T | None, bias: T | None, shape: Sequence[Any], dtype: torch.dtype
+) -> tuple[T, ...]:
     """Weight and bias, both or none."""
     if weight is None and bias is None:
         return ()
@@ -54,7 +56,13 @@ def instance_norm(
 
 @row("layer_norm.default")
 def layer_norm(
-    cx: Lowering, x: T, normalized: Sequence[Any], weight: T | None = None, bias: T | None = None, eps: float = 1e-5, *_: Any
+    cx: Lowering,
+    x: T,
+    normalized: Sequence[Any],
+    weight: T | None = None,
+    bias: T | None = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> T:
     dtype, shape = cx.result()
     operands: tuple[T, ...] = (x,)

@@ -259,7 +259,9 @@ def _expm1(cx: Lowering, x: T, wide: torch.dtype) -> T:
 @row("elu.default")
 def elu(cx: Lowering, x: T, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> T:
     wide = opmath(x.dtype)
-    negative = cx.binary("mul", _expm1(cx, _times(cx, x, input_scale, wide), wide), cx.scalar(_product(alpha, scale), wide), wide)
+    negative = cx.binary(
+        "mul", _expm1(cx, _times(cx, x, input_scale, wide), wide), cx.scalar(_product(alpha, scale), wide), wide
+    )
     return cx.where(cx.binary("gt", x, cx.full(0, x.dtype), torch.bool), _times(cx, x, scale, wide), negative, x.dtype)
 
 
@@ -346,7 +348,9 @@ def relu6(cx: Lowering, x: T) -> T:
 
 def _gate(cx: Lowering, x: T, wide: torch.dtype) -> T:
     """``relu6(x + 3) / 6``."""
-    return cx.binary("div", _clamped(cx, cx.binary("add", x, cx.full(3, wide), wide), 0, 6, wide), cx.full(6, wide), wide)
+    return cx.binary(
+        "div", _clamped(cx, cx.binary("add", x, cx.full(3, wide), wide), 0, 6, wide), cx.full(6, wide), wide
+    )
 
 
 @row("hardsigmoid.default")

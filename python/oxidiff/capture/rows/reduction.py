@@ -140,7 +140,9 @@ def _moments(cx: Lowering, x: T, dim: Any, correction: Any, keepdim: bool, dtype
     mean = cx.reduce("mean", x, dims, True, wide)
     centred = cx.binary("sub", x, mean, wide)
     total = cx.reduce("sum", cx.binary("mul", centred, centred, wide), dims, keepdim, wide)
-    freedom = cx.scalar(dim_or_int(dim_of(_count(x, dims)) - (1 if correction is None else int(correction))), torch.int64)
+    freedom = cx.scalar(
+        dim_or_int(dim_of(_count(x, dims)) - (1 if correction is None else int(correction))), torch.int64
+    )
     variance = cx.binary("div", total, freedom, wide)
     if not keepdim:
         mean = cx.reshape(mean, variance.shape)

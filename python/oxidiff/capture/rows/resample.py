@@ -89,7 +89,12 @@ def _weights(
     sizes, outs = cx.scalar(size, torch.int64), cx.scalar(out_size, torch.int64)
     index = cx.arange(out_size, wide)
     if align_corners:
-        gaps = cx.binary("maximum", cx.binary("sub", outs, cx.full(1, torch.int64), torch.int64), cx.full(1, torch.int64), torch.int64)
+        gaps = cx.binary(
+            "maximum",
+            cx.binary("sub", outs, cx.full(1, torch.int64), torch.int64),
+            cx.full(1, torch.int64),
+            torch.int64,
+        )
         ratio = cx.binary("div", cx.binary("sub", sizes, cx.full(1, torch.int64), torch.int64), gaps, wide)
         source = cx.binary("mul", index, ratio, wide)
     else:
@@ -140,8 +145,8 @@ def _cubic_taps(cx: Lowering, t: T, wide: torch.dtype) -> list[tuple[int, T]]:
 
 
 def _each(values: Any, count: int) -> list[int]:
-    values = [values] if isinstance(values, int) else list(values)
-    return values * count if len(values) == 1 else values
+    each = [values] if isinstance(values, int) else [int(v) for v in values]
+    return each * count if len(each) == 1 else each
 
 
 def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool) -> T:
@@ -157,7 +162,15 @@ def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, c
             if (size + 2 * paddings[i] - kernels[i]) % strides[i]:
                 raise cx.unsupported("ceil_mode with a window that overhangs")
     return cx.emit(
-        op, (x,), dtype, shape, first_dim=first, kernel=kernels, stride=strides, padding=paddings, count_include_pad=include
+        op,
+        (x,),
+        dtype,
+        shape,
+        first_dim=first,
+        kernel=kernels,
+        stride=strides,
+        padding=paddings,
+        count_include_pad=include,
     )
 
 

@@ -1,0 +1,558 @@
+"""Capturing: one graph for every size, what selects a program, and what cannot be captured.
+
+Graphs are judged by *replaying* them: their ATen nodes are run with torch at other sizes and compared with the module.
+"""
+
+import functools
+import gc
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from oxidiff.capture import CaptureError, Capturer, Dim, Ref, capture, is_tracing
+from oxidiff.capture.graph import number_at
+
+
+def replay(graph, root, call):
+    """Runs the graph's nodes with torch."""
+    point = graph.plan.read(call.sizes)
+    assert point is not None, "the call does not fit the graph's sizes"
+    values = {}
+
+    def resolve(item):
+        if isinstance(item, Ref):
+            return values[item.value]
+        if isinstance(item, Dim):
+            return number_at(item, point)
+        if isinstance(item, tuple):
+            return [resolve(i) for i in item]
+        return item
+
+    tensors = iter(call.tensors)
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "input":
+                results = next(tensors)
+            elif node.op == "weight":
+                results = graph.weights[node.args[0]].fetch(root)
+            elif node.op == "extern":
+                results = graph.externs[node.args[0]]
+            elif node.op == "constant":
+                value = graph.values[node.outputs[0]]
+                elements = [resolve(a) for a in node.args]
+                results = torch.tensor(elements, dtype=value.dtype).reshape([resolve(s) for s in value.shape])
+            else:
+                if node.op is torch.ops.aten.view.default:
+                    results = resolve(node.args[0]).reshape(resolve(node.args[1]))
+                else:
+                    results = node.op(*map(resolve, node.args), **{k: resolve(v) for k, v in node.kwargs.items()})
+            for number, result in zip(
+                node.outputs, [results] if isinstance(results, torch.Tensor) else results, strict=True
+            ):
+                declared = graph.values[number]
+                assert result.dtype is declared.dtype
+                assert list(result.shape) == [resolve(s) for s in declared.shape]
+                values[number] = result
+    outputs = [values[leaf.value] for leaf in graph.outputs.leaves if leaf.value is not None]
+    return graph.outputs.build(outputs, point)
+
+
+def check_equal(got, wanted):
+    if isinstance(wanted, torch.Tensor):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    elif isinstance(wanted, dict):
+        assert type(got) is type(wanted)
+        assert list(got) == list(wanted)
+        for key in wanted:
+            check_equal(got[key], wanted[key])
+    elif isinstance(wanted, (list, tuple)):
+        assert type(got) is type(wanted)
+        assert len(got) == len(wanted)
+        for a, b in zip(got, wanted, strict=True):
+            check_equal(a, b)
+    else:
+        assert got == wanted
+
+
+def check_serves(module, *calls):
+    """Captures at the first call; the same graph must serve the others, as the module does."""
+    capturer = Capturer(module)
+    graph = None
+    for args, kwargs in calls:
+        call = capturer.call(args, kwargs)
+        if graph is None:
+            graph = capturer.capture(call)
+        point = graph.plan.read(call.sizes)
+        assert point is not None
+        assert graph.accepts(point) or capturer.extend(graph, call)
+        with torch.no_grad():
+            wanted = module(*args, **kwargs)
+        check_equal(replay(graph, capturer.root, call), wanted)
+    return graph
+
+
+def image(b=2, c=4, h=8, w=8):
+    return torch.randn(b, c, h, w)
+
+
+class Net(nn.Module):
+    """Down, attention over positions, up: what a UNet does to sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(4, 8, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.up = nn.Conv2d(8, 4, 3, padding=1)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x, scale=1.0, *, return_dict=True):
+        size = x.shape[-2:]
+        y = F.silu(self.norm(self.down(x)))
+        b, c, h, w = y.shape
+        q, k, v = self.qkv(y.permute(0, 2, 3, 1).reshape(b, h * w, c)).chunk(3, dim=-1)
+        y = y + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, c, h, w)
+        y = self.drop(self.up(F.interpolate(y, size=size, mode="nearest"))) * scale
+        return {"sample": y} if return_dict else (y,)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_graph_serves_every_size(net):
+    graph = check_serves(net, ((image(1),), {}), ((image(3, h=32, w=16),), {}), ((image(1, h=128, w=6),), {}))
+    assert graph.traces <= 6
+    assert not graph.fixed
+    assert {s.role for s in graph.plan.symbols} == {"batch", "spatial", "float"}
+
+
+@pytest.mark.parametrize("size", [(9, 7), (1, 1), (8, 5), (2, 2), (65, 63)])
+def test_odd_and_small_sizes(net, size):
+    check_serves(net, ((image(1, 4, *size),), {}), ((image(2, 4, *size),), {}))
+
+
+def test_another_residue_is_another_class(net):
+    capturer = Capturer(net)
+    graph = capturer.capture(capturer.call((image(2, h=8, w=8),), {}))
+    call = capturer.call((image(2, h=9, w=8),), {})
+    point = graph.plan.read(call.sizes)
+    assert point is not None
+    assert not graph.accepts(point)
+    assert not capturer.extend(graph, call), "9 rows give 5, which h/2 does not say"
+
+
+def test_a_class_is_checked_once(net):
+    capturer = Capturer(net)
+    graph = capturer.capture(capturer.call((image(2, h=64, w=64),), {}))
+    call = capturer.call((image(90, h=640, w=64),), {})
+    point = graph.plan.read(call.sizes)
+    assert not graph.accepts(point), "beyond all sizes that were traced"
+    assert capturer.extend(graph, call)
+    assert graph.accepts(point)
+
+
+def test_a_size_that_selects_the_program_is_fixed():
+    def function(x):
+        return x * 2 if x.shape[1] == 5 else x * 3
+
+    capturer = Capturer(function)
+    graph = capturer.capture(capturer.call((torch.randn(2, 5, 8),), {}))
+    assert graph.fixed == ("x",)
+    assert graph.plan.read(capturer.call((torch.randn(3, 6, 8),), {}).sizes) is None
+    assert graph.plan.read(capturer.call((torch.randn(3, 5, 8),), {}).sizes) is not None
+
+
+def test_batch_one_does_not_specialise():
+    check_serves(lambda x: x.transpose(0, 1).contiguous().view(-1, 8) * 2,
+                 ((torch.randn(1, 5, 8),), {}), ((torch.randn(4, 5, 8),), {}))  # fmt: skip
+
+
+def test_sizes_that_follow_from_others():
+    def function(sample, half, cond):
+        return F.interpolate(half, scale_factor=2.0) + sample + F.avg_pool2d(cond, 8)
+
+    def args(b, h, w):
+        return (image(b, 4, h, w), image(b, 4, h // 2, w // 2), image(b, 4, 8 * h, 8 * w))
+
+    graph = check_serves(function, (args(2, 8, 8), {}), (args(3, 16, 24), {}))
+    assert [s.name for s in graph.plan.symbols] == ["b", "h", "w"]
+
+
+def test_static_when_asked(net):
+    graph = capture(net, (image(2),), dynamic=False)
+    assert graph.traces == 1
+    assert not graph.plan.symbols
+
+
+def test_tables_that_depend_on_the_size_are_recomputed():
+    def function(x):
+        angles = torch.arange(x.shape[1], dtype=torch.float32)[:, None] * torch.arange(x.shape[2])
+        return x + torch.cat([angles.sin(), angles.cos()], dim=-1)[:, : x.shape[2]]
+
+    check_serves(function, ((torch.randn(2, 5, 8),), {}), ((torch.randn(2, 11, 8),), {}))
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_are_computed_with_are_free():
+    def function(x, timestep, scale):
+        t = torch.tensor([timestep], dtype=torch.float32)
+        return x * scale + (1 - scale) * t
+
+    calls = [((image(), t, s), {}) for t, s in ((5, 0.3), (981, 0.7), (0, 1.0))]
+    graph = check_serves(function, *calls)
+    assert {s.role for s in graph.plan.symbols} >= {"int", "float"}
+
+
+def test_a_number_that_selects_the_program_is_fixed():
+    graph = capture(lambda x, n: x * 2 if n > 10 else x * n, (image(), 3))
+    assert graph.fixed == ("n",)
+
+
+def test_a_count_may_be_a_size():
+    check_serves(lambda x, n: x.repeat(n, 1, 1, 1), ((image(), 2), {}), ((image(), 5), {}))
+
+
+def test_flags_select(net):
+    capturer = Capturer(net)
+    x = image()
+    keys = {capturer.call((x,), {"return_dict": flag}).key for flag in (True, False)}
+    assert len(keys) == 2
+    assert capturer.call((x,), {}).key == capturer.call((), {"x": x, "return_dict": True}).key
+    assert capturer.call((x, 1.0), {}).key == capturer.call((x,), {"scale": 2.0}).key
+
+
+def test_what_is_part_of_the_key():
+    capturer = Capturer(lambda x, extra=None, mode="a": x)
+    x = image()
+    keys = [
+        capturer.call(args, {}).key
+        for args in [(x,), (x, x), (x, {"k": x}), (x, {"j": x}), (x, [x]), (x, (x,)), (x, None, "b"), (x.half(),),
+                     (x[0],), (x.to(memory_format=torch.channels_last),), (x, 1), (x, 1.0), (x, True)]
+    ]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+
+
+def test_arguments_that_do_not_fit_raise_type_error(net):
+    capturer = Capturer(net)
+    for args, kwargs in (((), {}), ((image(), 1.0, 3), {}), ((image(),), {"x": image()}), ((image(),), {"nope": 1})):
+        with pytest.raises(TypeError):
+            capturer.call(args, kwargs)
+
+
+# -- weights and constants -------------------------------------------------------------------------------------------------
+
+
+class Held(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 1, 1))
+        self.tied = self.weight
+        self.register_buffer("table", torch.randn(4, 1, 1), persistent=False)
+        self.plain = torch.randn(4, 1, 1)
+        self.nested = {"k": [torch.randn(4, 1, 1)]}
+
+    def forward(self, x):
+        return x * self.weight + self.tied * self.table + self.plain + self.nested["k"][0]
+
+
+def test_weights_go_by_name_and_once():
+    module = Held()
+    graph = check_serves(module, ((image(),), {}))
+    assert list(graph.weights) == ["weight", "table", "plain", "nested['k'][0]"]
+    assert [slot.kind for slot in graph.weights.values()] == ["parameter", "buffer", "attribute", "attribute"]
+    assert graph.weights["nested['k'][0]"].fetch(module) is module.nested["k"][0]
+    module.weight = nn.Parameter(torch.zeros(4, 1, 1))
+    assert graph.weights["weight"].fetch(module) is module.weight
+
+
+def test_tensors_of_closures_are_held_by_reference():
+    table = torch.randn(8)
+    graph = check_serves(lambda x: x * table, ((torch.randn(2, 3, 8),), {}))
+    assert graph.externs[0] is table
+
+
+def test_same_graph_for_other_weights(net):
+    other = Net().eval()
+    assert str(capture(net, (image(),))) == str(capture(other, (image(),)))
+
+
+def test_paths_name_the_submodule(net):
+    graph = capture(net, (image(),))
+    assert {"", "down", "norm", "qkv", "up"} == {node.path for node in graph.nodes if not isinstance(node.op, str)}
+
+
+# -- results ---------------------------------------------------------------------------------------------------------------
+
+
+def test_structures_of_results():
+    check_serves(lambda x: x * 2, ((image(),), {}))
+    check_serves(lambda x: {"a": x * 2, "b": None, "c": [x + 1, "text", 3, 2.5, True]}, ((image(),), {}))
+    check_serves(lambda x: (x * 2, x.shape[2], x.shape[3] // 2), ((image(),), {}), ((image(h=16, w=32),), {}))
+    check_serves(lambda x: (x, x[0]), ((image(),), {}))
+
+
+def test_a_returned_argument_is_known():
+    graph = capture(lambda x, y: (y, x * 1), (image(), image()))
+    assert [leaf.input for leaf in graph.outputs.leaves] == [1, None]
+
+
+def test_memory_order_of_results():
+    graph = capture(lambda x: (x.permute(0, 2, 3, 1), x * 2), (image(),))
+    assert [leaf.order for leaf in graph.outputs.leaves] == [(0, 3, 1, 2), (0, 1, 2, 3)]
+
+
+# -- in place --------------------------------------------------------------------------------------------------------------
+
+
+def write_slices(x):
+    out = torch.empty_like(x)
+    out[..., 0::2] = x[..., 1::2]
+    out[..., 1::2] = -x[..., 0::2]
+    return out
+
+
+def write_views(x):
+    y = x * 1
+    before = y * 1
+    row, flat = y[:, 1], y.view(y.shape[0], -1)
+    row.add_(1)
+    flat[:, :3].mul_(2)
+    y.transpose(2, 3)[:, 0].fill_(0.5)
+    y.chunk(2, dim=1)[1].sub_(3)
+    y += 1
+    return before, y, row, flat, y.unbind(1)[2]
+
+
+def write_copies(x):
+    kept = x.clone()
+    kept.zero_()
+    detached = (x * 2).detach()
+    detached.add_(1)
+    return kept, detached, x
+
+
+@pytest.mark.parametrize("function", [write_slices, write_views, write_copies])
+def test_in_place(function):
+    check_serves(function, ((image(),), {}), ((image(3, h=16, w=6),), {}))
+
+
+# -- what cannot be captured -----------------------------------------------------------------------------------------------
+
+
+class Cache(nn.Module):
+    kept = None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = x * 2
+        return x + self.kept
+
+
+class Counter(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * 2
+
+
+class Appender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        y = x * 2
+        self.seen.append(y)
+        return y
+
+
+class WritesWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x):
+        self.weight.data.add_(1)
+        return x * self.weight
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        raise KeyError("own error")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (lambda x: x + torch.randn_like(x), "random"),
+        (lambda x: torch.dropout(x, 0.5, True), "random in training"),
+        (lambda x: x * x.max().item(), "depends on the values"),
+        (lambda x: x if x.sum() > 0 else -x, "depends on the values"),
+        (lambda x: x[x > 0], "depends on the values"),
+        (lambda x: torch.from_numpy(x.numpy()), "numpy"),
+        (lambda x: x.add_(1), "writes into its input x"),
+        (lambda x: x[0].zero_(), "writes into its input x"),
+        (nn.BatchNorm2d(4), "writes into num_batches_tracked"),
+        (WritesWeight(), "writes into weight"),
+        (Cache(), "keeps a tensor in the attribute kept"),
+        (Counter(), "changes the attribute calls"),
+        (Appender(), "keeps state"),
+        (Failing(), "KeyError"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_refusals_say_why(module, reason):
+    with pytest.raises(CaptureError, match=reason):
+        capture(module, (image(),))
+
+
+def test_refusals_name_the_place():
+    module = nn.Sequential(nn.Identity(), nn.ModuleDict({"inner": nn.Identity()}), nn.Dropout(0.5))
+    module[1].forward = lambda x: x
+    with pytest.raises(CaptureError, match=r"^in 2: aten.dropout") as caught:
+        capture(module, (image(),))
+    assert caught.value.module == "2"
+    assert "dropout" in caught.value.op
+
+
+def test_autocast_is_refused(net):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(CaptureError, match="autocast"):
+        capture(net, (image(),))
+
+
+def test_empty_tensors_are_refused(net):
+    with pytest.raises(CaptureError, match="size 0"):
+        capture(net, (image(0),))
+
+
+# -- nothing is left behind ------------------------------------------------------------------------------------------------
+
+
+def test_refused_modules_are_as_before():
+    cache, counter, appender, writes = Cache(), Counter(), Appender(), WritesWeight()
+    for module in (cache, counter, appender, writes):
+        with pytest.raises(CaptureError):
+            capture(module, (image(),))
+    assert cache.kept is None
+    assert counter.calls == 0
+    assert appender.seen == []
+    assert torch.equal(writes.weight, torch.ones(4, 1, 1))
+
+
+def test_lazy_set_up_is_no_state():
+    class Lazy(nn.Module):
+        ready = False
+
+        def forward(self, x):
+            self.ready = True
+            return x * 2
+
+    module = Lazy()
+    check_serves(module, ((image(),), {}))
+
+
+@functools.lru_cache
+def cached_table(n):
+    return torch.arange(n) * 2
+
+
+class CachedMethod(nn.Module):
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def table(self, n):
+        return torch.arange(n) * 2
+
+    def forward(self, x):
+        return x * self.table(x.shape[-1])
+
+
+@pytest.mark.parametrize(
+    "module", [CachedMethod(), lambda x: x * cached_table(x.shape[-1])], ids=["method", "function"]
+)
+def test_caches_do_not_keep_meta_tensors(module):
+    x = torch.randn(2, 3, 8)
+    module(x)
+    check_serves(module, ((x,), {}), ((torch.randn(5, 3, 8),), {}))
+    assert not module(x).is_meta
+
+
+def test_global_state_is_as_before(net):
+    call, enabled, grad = nn.Module.__call__, gc.isenabled(), torch.is_grad_enabled()
+    capture(net, (image(),))
+    with pytest.raises(CaptureError):
+        capture(Failing(), (image(),))
+    assert nn.Module.__call__ is call
+    assert gc.isenabled() is enabled
+    assert torch.is_grad_enabled() is grad
+    assert not is_tracing()
+    assert not any(p.is_meta for p in net.parameters())
+    assert not any(p.grad_fn for p in net.parameters())
+
+
+def test_other_threads_are_not_traced(net):
+    other = Net().eval()
+    x = image()
+    with torch.no_grad():
+        wanted = other(x)["sample"]
+    stop, wrong = threading.Event(), []
+
+    def work():
+        while not stop.is_set():
+            with torch.no_grad():
+                got = other(x)["sample"]
+            if is_tracing() or got.is_meta or not torch.allclose(got, wanted):
+                wrong.append(got)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        graphs = [capture(net, (x,)) for _ in range(4)]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert len({str(g) for g in graphs}) == 1
+
+
+def test_threads_capture_one_after_the_other(net):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(str(capture(net, (image(),))))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert len(set(results)) == 1
+
+
+def test_the_real_device_is_seen():
+    def function(x):
+        assert x.device.type == "cpu"
+        assert x.is_cpu and not x.is_meta and not x.is_cuda
+        return x.to("cpu") + torch.zeros(1, device=x.device) + x.new_tensor([1.0])
+
+    check_serves(function, ((image(),), {}))
+
+
+@pytest.mark.parametrize("layout", [
+    lambda x: x.to(memory_format=torch.channels_last), lambda x: x.transpose(2, 3), lambda x: x[:, :, ::2]])  # fmt: skip
+def test_layouts_of_arguments(net, layout):
+    check_serves(net, ((layout(image()),), {}), ((layout(image(3, h=16, w=16)),), {}))
+
+
+def test_inference_mode(net):
+    with torch.inference_mode():
+        check_serves(net, ((image(),), {}))
