@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close, image
 from torch import Tensor, nn
 
 import oxidiff
+from nets import Net, assert_close, image
 from oxidiff import CompileOptions
 from oxidiff.options import parse_bytes
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import Net, Returns, assert_close, image
 from torch import Tensor, nn
 
 import oxidiff
+from nets import Net, Returns, assert_close, image
 from oxidiff import dispatch, engine, testing
 
 pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
@@ -79,7 +79,7 @@ WRONG_CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
 def test_wrong_arguments_raise_as_in_eager(module: Net, compiled: Any, kind: str, warm: bool) -> None:
     call = WRONG_CALLS[kind]
-    with pytest.raises(Exception) as expected:  # noqa: PT011
+    with pytest.raises(Exception) as expected:
         call(module)
     if warm:
         compiled(image())
@@ -94,7 +94,7 @@ def test_wrong_arguments_raise_as_in_eager(module: Net, compiled: Any, kind: str
 @pytest.mark.parametrize("kind", ["channels", "missing", "double", "None"])
 def test_wrong_arguments_raise_as_in_eager_when_strict(module: Net, kind: str) -> None:
     compiled: Any = oxidiff.compile(module, strict=True)
-    with pytest.raises(Exception) as expected:  # noqa: PT011
+    with pytest.raises(Exception) as expected:
         WRONG_CALLS[kind](module)
     with pytest.raises(expected.type):
         WRONG_CALLS[kind](compiled)
@@ -137,9 +137,11 @@ LAYOUTS: dict[str, Any] = {
     "stride 0": lambda: image(2, 3, 1, 1).expand(2, 3, 12, 10),
     "offset": lambda: image(721)[1:].view(2, 3, 12, 10),
     "overlapping": lambda: image(500).as_strided((2, 3, 12, 10), (50, 7, 3, 1)),
-    "unaligned": lambda: torch.frombuffer(bytearray(image().numpy().tobytes() + b"0" * 4), dtype=torch.float32, offset=4)
-    .view(2, 3, 12, 10)
-    .nan_to_num(0, 0, 0),
+    "unaligned": lambda: (
+        torch.frombuffer(bytearray(image().numpy().tobytes() + b"0" * 4), dtype=torch.float32, offset=4)
+        .view(2, 3, 12, 10)
+        .nan_to_num(0, 0, 0)
+    ),
     "batch moved": lambda: image(3, 12, 10, 2).permute(3, 0, 1, 2),
 }
 
@@ -443,7 +445,17 @@ def test_timesteps() -> None:
     unet = testing.build("sd15-unet")
     compiled: Any = oxidiff.compile(unet)
     inputs = testing.example_inputs("sd15-unet")
-    for timestep in (500, 3, 981, 3.0, 500.5, torch.tensor(7), torch.tensor([7]), torch.tensor(7.5), torch.tensor([1.5])):
+    for timestep in (
+        500,
+        3,
+        981,
+        3.0,
+        500.5,
+        torch.tensor(7),
+        torch.tensor([7]),
+        torch.tensor(7.5),
+        torch.tensor([1.5]),
+    ):
         inputs["timestep"] = timestep
         assert testing.relative_error(compiled(**inputs), testing.reference(unet, inputs)) < 2e-5, timestep
     assert oxidiff.report(compiled).eager_calls == 0

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close, image
 from torch import Tensor, nn
 
 import oxidiff
+from nets import Net, assert_close, image
 from oxidiff import testing
 
 
@@ -250,7 +250,7 @@ def test_compiled_inside_compiled(module: Net) -> None:
     compiled: Any = oxidiff.compile(outer, strict=True)
     assert_close(compiled(image()), module(image()).relu())
     assert oxidiff.report(compiled).captures == 1
-    assert list(outer.state_dict())[0] == "0.conv.weight"
+    assert next(iter(outer.state_dict())) == "0.conv.weight"
 
 
 def test_structure_of_a_class() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, image
 from torch import nn
 
 import oxidiff
+from nets import Net, image
 
 FIELDS = {
     "captures", "programs", "variants", "specializations", "calls", "eager_calls", "fallbacks", "graph_hash",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close, image
 
 import oxidiff
+from nets import Net, assert_close, image
 from oxidiff import engine
 
 
@@ -138,7 +138,9 @@ def test_module_deleted_and_unloaded_during_calls() -> None:
 @pytest.mark.slow
 def test_other_threads_run_meanwhile() -> None:
     """The GIL is released while kernels run: another thread's longest gap is far below the length of a call."""
-    compiled: Any = oxidiff.compile(torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).eval())
+    compiled: Any = oxidiff.compile(
+        torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).eval()
+    )
     x = torch.randn(2, 64, 128, 128)
     gaps: list[float] = []
     stop = threading.Event()
