@@ -6,4 +6,4 @@
 mod registers;
 pub mod tile;
 
-pub use tile::{TileBody, lower_body};
+pub use tile::{RootForm, TileBody, TileLoad, lower_body};

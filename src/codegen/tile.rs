@@ -14,17 +14,60 @@ use crate::analysis::{ComputeClass, node_class};
 use crate::ir::{BinaryOp, DType, Graph, UnaryOp, ValueId};
 use crate::kernel_ir::{Group, Instr, Reg};
 
+/// How a program gets its root's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RootForm {
+    /// There is no root.
+    None,
+    /// From the accumulators of a contraction, with a bias to add.
+    Accumulator {
+        /// One element per column.
+        bias: Option<ValueId>,
+    },
+    /// From memory: another kernel has written it.
+    Memory,
+    /// `x * scale + shift`, with what the statistics of a group norm made.
+    GroupNorm {
+        /// The normalised operand.
+        x: ValueId,
+    },
+    /// `(x - mean) * rstd * weight + bias`, with the mean and the reciprocal standard deviation of the row.
+    RowNorm {
+        /// The normalised operand.
+        x: ValueId,
+        /// Whether there is a mean to subtract.
+        centred: bool,
+        /// One element per column.
+        weight: Option<ValueId>,
+        /// One element per column.
+        bias: Option<ValueId>,
+    },
+}
+
+/// What a program loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TileLoad {
+    /// A value broadcast to the space (trailing dimensions aligned).
+    Value(ValueId),
+    /// One element per column, whatever dimension of the graph's value the columns are.
+    Column(ValueId),
+    /// The root's result, f32.
+    Root,
+    /// One f32 per image and channel.
+    Scale,
+    /// One f32 per image and channel.
+    Shift,
+}
+
 /// A lowered body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TileBody {
-    /// The program; its accumulator is the root's result before bias.
+    /// The program.
     pub program: TileProgram,
-    /// Values behind the program's loads, in order.
-    pub loads: Vec<ValueId>,
+    /// What the program's loads are, in order.
+    pub loads: Vec<TileLoad>,
     /// Values behind its stores, in order.
     pub stores: Vec<ValueId>,
-    /// The load that is the root's bias: one element per column, whatever the space's last dimension is elsewhere.
-    pub bias: Option<usize>,
     /// The program does nothing but add these and store once: what a plain epilogue does faster.
     pub plain: Option<Plain>,
 }
@@ -64,9 +107,10 @@ fn is_f32(graph: &Graph, value: ValueId) -> bool {
     class == ComputeClass::F32 && (is_f32_like(node.ty.dtype) || node.ty.dtype == DType::Bool)
 }
 
-/// The tile program of a group: its body, with the root's `bias` added first. A group without instructions stores its
-/// root. `None` if f32 arithmetic would not give what the nodes mean, or the program would be too long.
-pub fn lower_body(graph: &Graph, group: &Group, bias: Option<ValueId>) -> Option<TileBody> {
+/// The tile program of a group: its body over the root's result, which it gets as `form` says. A group without
+/// instructions stores its root. `None` if f32 arithmetic would not give what the nodes mean, or the program would be
+/// too long.
+pub fn lower_body(graph: &Graph, group: &Group, form: RootForm) -> Option<TileBody> {
     if !group.nodes.iter().all(|&v| Some(v) == group.root && is_f32_like(graph.ty(v).dtype) || is_f32(graph, v)) {
         return None;
     }
@@ -80,27 +124,21 @@ pub fn lower_body(graph: &Graph, group: &Group, bias: Option<ValueId>) -> Option
     let mut lowering = Lowering::new(graph, &instrs, &stores);
     for index in 0..instrs.len() {
         if !matches!(instrs[index], Instr::Root | Instr::Load(_) | Instr::Const(_)) {
-            lowering.define(index, bias)?;
+            lowering.define(index, form)?;
         }
     }
     for (out, (reg, _)) in stores.iter().enumerate() {
-        let src = lowering.read(reg.0 as usize, bias)?;
+        let src = lowering.read(reg.0 as usize, form)?;
         lowering.emit.instrs.push(Tile::Store { src, out: out as u8 });
         lowering.done(reg.0 as usize);
     }
     let program = TileProgram {
         instrs: lowering.emit.instrs,
-        loads: lowering.loads.iter().map(|v| kernel_type(graph.ty(*v).dtype)).collect::<Option<_>>()?,
+        loads: lowering.loads.iter().map(|load| load_type(graph, *load)).collect::<Option<_>>()?,
         stores: stores.iter().map(|(_, v)| kernel_type(graph.ty(*v).dtype)).collect::<Option<_>>()?,
     };
     let plain = plain_epilogue(&program);
-    Some(TileBody {
-        program,
-        loads: lowering.loads,
-        stores: stores.into_iter().map(|s| s.1).collect(),
-        bias: lowering.bias,
-        plain,
-    })
+    Some(TileBody { program, loads: lowering.loads, stores: stores.into_iter().map(|s| s.1).collect(), plain })
 }
 
 /// Reads of a rounding to f32, which is the compute type, become reads of its operand.
@@ -130,8 +168,7 @@ struct Lowering<'a> {
     graph: &'a Graph,
     instrs: &'a [Instr],
     emit: Emitter,
-    loads: Vec<ValueId>,
-    bias: Option<usize>,
+    loads: Vec<TileLoad>,
     /// Uses of each body register that are still to come.
     uses: Vec<u32>,
     regs: HashMap<usize, TileReg>,
@@ -151,16 +188,16 @@ impl<'a> Lowering<'a> {
         let mut uses = vec![0; instrs.len()];
         instrs.iter().flat_map(operands).for_each(|r| uses[r] += 1);
         stores.iter().for_each(|(r, _)| uses[r.0 as usize] += 1);
-        Self { graph, instrs, emit: Emitter::new(), loads: Vec::new(), bias: None, uses, regs: HashMap::new() }
+        Self { graph, instrs, emit: Emitter::new(), loads: Vec::new(), uses, regs: HashMap::new() }
     }
 
     /// The register that holds body register `index`; leaves are loaded when they are first read.
-    fn read(&mut self, index: usize, bias: Option<ValueId>) -> Option<TileReg> {
+    fn read(&mut self, index: usize, form: RootForm) -> Option<TileReg> {
         if let Some(&reg) = self.regs.get(&index) {
             return Some(reg);
         }
         let dst = match self.instrs[index] {
-            Instr::Root => self.load_root(bias)?,
+            Instr::Root => self.load_root(form)?,
             Instr::Load(value) => self.load(value)?,
             Instr::Const(c) => {
                 let dst = self.emit.take()?;
@@ -174,34 +211,81 @@ impl<'a> Lowering<'a> {
     }
 
     fn load(&mut self, value: ValueId) -> Option<TileReg> {
+        match self.graph.as_scalar(value) {
+            Some(c) => self.constant(constant_of(c, self.graph.ty(value).dtype)),
+            None => self.load_memory(TileLoad::Value(value)),
+        }
+    }
+
+    fn load_memory(&mut self, load: TileLoad) -> Option<TileReg> {
+        let at = self.loads.iter().position(|&l| l == load).unwrap_or_else(|| {
+            self.loads.push(load);
+            self.loads.len() - 1
+        });
         let dst = self.emit.take()?;
-        let src = match self.graph.as_scalar(value) {
-            Some(c) => Source::Const(constant_of(c, self.graph.ty(value).dtype)),
-            None => {
-                let known = (0..self.loads.len()).find(|&at| self.loads[at] == value && Some(at) != self.bias);
-                let at = known.unwrap_or_else(|| {
-                    self.loads.push(value);
-                    self.loads.len() - 1
-                });
-                Source::Memory(u8::try_from(at).ok()?)
-            }
-        };
-        self.emit.instrs.push(Tile::Load { dst, src });
+        self.emit.instrs.push(Tile::Load { dst, src: Source::Memory(u8::try_from(at).ok()?) });
         Some(dst)
     }
 
-    fn load_root(&mut self, bias: Option<ValueId>) -> Option<TileReg> {
+    fn load_row_scalar(&mut self, index: u8) -> Option<TileReg> {
         let dst = self.emit.take()?;
-        self.emit.instrs.push(Tile::Load { dst, src: Source::Acc });
-        if let Some(bias) = bias {
-            let b = self.emit.take()?;
-            self.bias = Some(self.loads.len());
-            self.loads.push(bias);
-            let at = u8::try_from(self.loads.len() - 1).ok()?;
-            self.emit.instrs.push(Tile::Load { dst: b, src: Source::Memory(at) });
-            self.emit.instrs.push(Tile::Binary { dst, op: Binary::Add, a: dst, b });
-            self.emit.give(b);
+        self.emit.instrs.push(Tile::Load { dst, src: Source::RowScalar(index) });
+        Some(dst)
+    }
+
+    fn load_root(&mut self, form: RootForm) -> Option<TileReg> {
+        match form {
+            RootForm::None => None,
+            RootForm::Memory => self.load_memory(TileLoad::Root),
+            RootForm::Accumulator { bias } => {
+                let dst = self.emit.take()?;
+                self.emit.instrs.push(Tile::Load { dst, src: Source::Acc });
+                match bias {
+                    Some(bias) => self.in_place(Binary::Add, dst, TileLoad::Column(bias)),
+                    None => Some(dst),
+                }
+            }
+            RootForm::GroupNorm { x } => {
+                let dst = self.load_memory(TileLoad::Value(x))?;
+                let (scale, shift) = (self.load_memory(TileLoad::Scale)?, self.load_memory(TileLoad::Shift)?);
+                self.emit.instrs.push(Tile::Fma { dst, a: dst, b: scale, c: shift });
+                self.emit.give(scale);
+                self.emit.give(shift);
+                Some(dst)
+            }
+            RootForm::RowNorm { x, centred, weight, bias } => self.row_norm(x, centred, weight, bias),
         }
+    }
+
+    fn row_norm(
+        &mut self,
+        x: ValueId,
+        centred: bool,
+        weight: Option<ValueId>,
+        bias: Option<ValueId>,
+    ) -> Option<TileReg> {
+        let dst = self.load_memory(TileLoad::Value(x))?;
+        if centred {
+            let mean = self.load_row_scalar(0)?;
+            self.emit.instrs.push(Tile::Binary { dst, op: Binary::Sub, a: dst, b: mean });
+            self.emit.give(mean);
+        }
+        let rstd = self.load_row_scalar(1)?;
+        self.emit.instrs.push(Tile::Binary { dst, op: Binary::Mul, a: dst, b: rstd });
+        self.emit.give(rstd);
+        for (op, operand) in [(Binary::Mul, weight), (Binary::Add, bias)] {
+            if let Some(operand) = operand {
+                self.in_place(op, dst, TileLoad::Column(operand))?;
+            }
+        }
+        Some(dst)
+    }
+
+    /// `dst = dst op load`.
+    fn in_place(&mut self, op: Binary, dst: TileReg, load: TileLoad) -> Option<TileReg> {
+        let b = self.load_memory(load)?;
+        self.emit.instrs.push(Tile::Binary { dst, op, a: dst, b });
+        self.emit.give(b);
         Some(dst)
     }
 
@@ -215,14 +299,14 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn define(&mut self, index: usize, bias: Option<ValueId>) -> Option<()> {
+    fn define(&mut self, index: usize, form: RootForm) -> Option<()> {
         if self.uses[index] == 0 {
             operands(&self.instrs[index]).into_iter().for_each(|r| self.done(r));
             return Some(());
         }
         let instr = self.instrs[index].clone();
         let reads = operands(&instr);
-        let regs: Vec<TileReg> = reads.iter().map(|&r| self.read(r, bias)).collect::<Option<_>>()?;
+        let regs: Vec<TileReg> = reads.iter().map(|&r| self.read(r, form)).collect::<Option<_>>()?;
         let dst = match instr {
             Instr::Root | Instr::Load(_) | Instr::Const(_) => return None,
             Instr::Unary(op, _) => self.unary(op, regs[0])?,
@@ -377,6 +461,13 @@ impl<'a> Lowering<'a> {
         self.emit.give(not_a);
         self.emit.give(not_b);
         Some(dst)
+    }
+}
+
+fn load_type(graph: &Graph, load: TileLoad) -> Option<KernelType> {
+    match load {
+        TileLoad::Value(v) | TileLoad::Column(v) => kernel_type(graph.ty(v).dtype),
+        TileLoad::Root | TileLoad::Scale | TileLoad::Shift => Some(KernelType::F32),
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::place::{self, Context, Planned, Targets, allocate, satisfies, slices};
 use super::{Access, Buffer, BufferId, BufferKind, Pack, PackForm, Plan, PlanOptions, Step, reuse};
-use crate::codegen::TileBody;
-use crate::ir::{Dim, Graph, Op, ValueId};
+use crate::codegen::{TileBody, TileLoad};
+use crate::ir::{DType, Dim, Graph, Op, ValueId, ValueType};
 use crate::kernel_ir::{Group, GroupKind};
 use crate::select::{Kernel, Layout, operand_layout};
 use crate::target::Target;
@@ -76,15 +76,18 @@ impl<'a> Builder<'a> {
             (GroupKind::Direct, Some(v)) if matches!(self.graph().op(v), Op::SliceScatter { .. }) => {
                 self.emit_slice_scatter(planned, v)
             }
+            (GroupKind::Direct, Some(v)) if matches!(self.graph().op(v), Op::Flip { .. }) => self.emit_flip(planned, v),
             _ => match planned.kernel {
-                Kernel::Interpret | Kernel::Copy => self.emit_interpreted(planned),
+                Kernel::Interpret | Kernel::Gather | Kernel::Upsample | Kernel::Reduce | Kernel::Pad | Kernel::Copy => {
+                    self.emit_interpreted(planned)
+                }
                 Kernel::Loop => self.emit_loop(planned),
                 Kernel::Linear => self.emit_linear(planned),
                 Kernel::Matmul => self.emit_matmul(planned),
                 Kernel::Convolution => self.emit_convolution(planned),
-                Kernel::Attention | Kernel::GroupNorm | Kernel::LayerNorm | Kernel::RmsNorm | Kernel::Softmax => {
-                    self.emit_rooted(planned)
-                }
+                Kernel::GroupNorm => self.emit_group_norm(planned),
+                Kernel::LayerNorm | Kernel::RmsNorm => self.emit_row_norm(planned),
+                Kernel::Attention | Kernel::Softmax => self.emit_rooted(planned),
             },
         }
     }
@@ -267,6 +270,20 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    fn emit_flip(&mut self, planned: &Planned, v: ValueId) -> Result<()> {
+        let node = self.graph().node(v);
+        let Op::Flip { dims } = &node.op else { return Err(self.unplaced(v)) };
+        let mut from = self.access(node.inputs[0])?;
+        for &dim in dims {
+            let last = &from.shape[dim] - &Dim::constant(1);
+            from.offset = &from.offset + &(&last * &from.strides[dim]);
+            from.strides[dim] = &Dim::default() - &from.strides[dim];
+        }
+        let to = self.place(planned, v);
+        self.push_copy(planned, v, from, to);
+        Ok(())
+    }
+
     fn emit_interpreted(&mut self, planned: &Planned) -> Result<()> {
         let values = place::outside_reads(self.graph(), &planned.group);
         let operands = values.iter().map(|&v| self.access(v)).collect::<Result<Vec<_>>>()?;
@@ -280,25 +297,39 @@ impl<'a> Builder<'a> {
             nodes: planned.group.nodes.clone(),
             stores,
             results,
-            ..blank(Kernel::Interpret, value)
+            ..blank(planned.kernel, value)
         };
         self.push(planned, step);
         Ok(())
     }
 
-    /// A step of `kernel` with the group's body over its space.
-    fn with_body(&mut self, planned: &Planned, space: &[Dim]) -> Result<Step> {
-        let body = planned.body.clone().ok_or_else(|| Error::Verify {
+    /// The body of a group; every kernel but the interpreter has one.
+    fn body(planned: &Planned) -> Result<Arc<TileBody>> {
+        planned.body.clone().ok_or_else(|| Error::Verify {
             pass: "plan".to_owned(),
             what: "a group without a tile program got a kernel that needs one".to_owned(),
-        })?;
-        let loads = body.loads.iter().map(|&v| Ok(self.access(v)?.expand(space))).collect::<Result<Vec<_>>>()?;
-        let stores = body.stores.iter().map(|&v| self.place(planned, v)).collect();
+        })
+    }
+
+    /// A step with the group's body over `space`, which is the graph's shape with its dimensions in the given order.
+    /// `special` are the places of what only a kernel provides.
+    fn with_body(&mut self, planned: &Planned, shape: &[Dim], order: &[usize], special: &Special) -> Result<Step> {
+        let body = Self::body(planned)?;
+        let space: Vec<Dim> = order.iter().map(|&d| shape[d].clone()).collect();
+        let mut loads = Vec::with_capacity(body.loads.len());
+        for load in &body.loads {
+            loads.push(match load {
+                TileLoad::Value(v) => self.access(*v)?.expand(shape).permute(order),
+                TileLoad::Column(v) => self.access(*v)?.expand(&space),
+                TileLoad::Root | TileLoad::Scale | TileLoad::Shift => special.get(*load)?,
+            });
+        }
+        let stores = body.stores.iter().map(|&v| self.place(planned, v).permute(order)).collect();
         let value = planned.group.root.unwrap_or(body.stores[0]);
-        let flops = &Dim::product(space) * &Dim::constant(body.program.instrs.len() as i64);
+        let flops = &Dim::product(&space) * &Dim::constant(body.program.instrs.len() as i64);
         Ok(Step {
             root: planned.group.root,
-            space: space.to_vec(),
+            space,
             loads,
             stores,
             flops,
@@ -307,8 +338,14 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// [`Builder::with_body`] in the graph's own order of dimensions.
+    fn with_plain_body(&mut self, planned: &Planned, shape: &[Dim]) -> Result<Step> {
+        let order: Vec<usize> = (0..shape.len()).collect();
+        self.with_body(planned, shape, &order, &Special::default())
+    }
+
     fn emit_loop(&mut self, planned: &Planned) -> Result<()> {
-        let step = self.with_body(planned, &planned.group.body.space)?;
+        let step = self.with_plain_body(planned, &planned.group.body.space)?;
         self.push(planned, step);
         Ok(())
     }
@@ -321,22 +358,116 @@ impl<'a> Builder<'a> {
         Ok((root, self.graph().node(root)))
     }
 
-    /// Norms, softmax and attention: operands as the kernel wants them, body over the root's shape.
+    /// Softmax and attention: a kernel that writes its root, and a loop over that if there is more to the body.
     fn emit_rooted(&mut self, planned: &Planned) -> Result<()> {
-        let (_, node) = self.root(planned)?;
+        let (root, node) = self.root(planned)?;
         let mut operands = Vec::with_capacity(node.inputs.len());
         for (at, &v) in node.inputs.iter().enumerate() {
             let access = self.access(v)?;
             operands.push(self.require(planned, v, access, operand_layout(planned.kernel, at)));
         }
-        let mut step = self.with_body(planned, &node.ty.shape)?;
-        if planned.kernel == Kernel::Attention {
-            let (q, k, v) = (&operands[0].shape, &operands[1].shape, &operands[2].shape);
-            let products = &Dim::product(q) * &k[k.len() - 2];
-            let weighted = &Dim::product(&node.ty.shape) * &v[v.len() - 2];
-            step.flops = &(&products + &weighted) * &Dim::constant(2);
+        let flops = match operands.as_slice() {
+            [q, k, v, ..] => {
+                let products = &Dim::product(&q.shape) * &k.shape[k.shape.len() - 2];
+                let weighted = &node.ty.numel() * &v.shape[v.shape.len() - 2];
+                &(&products + &weighted) * &Dim::constant(2)
+            }
+            _ => &node.ty.numel() * &Dim::constant(4),
+        };
+        let body = Self::body(planned)?;
+        if body.stores == [root] && body.program.instrs.len() == 2 {
+            let stores = vec![self.place(planned, root)];
+            self.push_rooted(planned, root, operands, stores, flops);
+            return Ok(());
         }
-        step.operands = operands;
+        let result = self.workspace(root, DType::F32, &node.ty.shape);
+        self.push_rooted(planned, root, operands, vec![result.clone()], flops);
+        let order: Vec<usize> = (0..node.ty.rank()).collect();
+        let special = Special { root: Some(result), ..Special::default() };
+        let step = self.with_body(planned, &node.ty.shape, &order, &special)?;
+        self.push(planned, Step { kernel: Kernel::Loop, ..step });
+        Ok(())
+    }
+
+    fn push_rooted(
+        &mut self,
+        planned: &Planned,
+        root: ValueId,
+        operands: Vec<Access>,
+        stores: Vec<Access>,
+        flops: Dim,
+    ) {
+        let step = Step {
+            root: Some(root),
+            operands,
+            values: self.graph().node(root).inputs.clone(),
+            nodes: vec![root],
+            stores,
+            results: vec![root],
+            flops,
+            ..blank(planned.kernel, root)
+        };
+        self.push(planned, step);
+    }
+
+    /// A dense arena buffer that holds no value of the graph.
+    fn workspace(&mut self, value: ValueId, dtype: DType, shape: &[Dim]) -> Access {
+        let ty = ValueType::new(dtype, shape.to_vec());
+        self.buffers.push(Buffer { kind: BufferKind::Arena, dtype, numel: ty.numel(), value });
+        Access::dense(BufferId(self.buffers.len() as u32 - 1), &ty)
+    }
+
+    /// Statistics become one scale and one shift per image and channel, which the body applies.
+    fn emit_group_norm(&mut self, planned: &Planned) -> Result<()> {
+        let (root, node) = self.root(planned)?;
+        let Op::GroupNorm { channel_dim, .. } = node.op else { return Err(self.unplaced(root)) };
+        let rank = node.ty.rank();
+        let mut order: Vec<usize> = (0..rank).filter(|&d| d != channel_dim).collect();
+        order.push(channel_dim);
+        let x = self.access(node.inputs[0])?.permute(&order);
+        let x = self.require(planned, node.inputs[0], x, Layout::Rows);
+        let per_image = [node.ty.shape[0].clone(), node.ty.shape[channel_dim].clone()];
+        let (scale, shift) =
+            (self.workspace(root, DType::F32, &per_image), self.workspace(root, DType::F32, &per_image));
+        let over = |access: &Access| Access {
+            shape: order.iter().map(|&d| node.ty.shape[d].clone()).collect(),
+            strides: (0..rank)
+                .map(|d| match d {
+                    0 => access.strides[0].clone(),
+                    _ if d + 1 == rank => access.strides[1].clone(),
+                    _ => Dim::default(),
+                })
+                .collect(),
+            ..access.clone()
+        };
+        let special = Special { scale: Some(over(&scale)), shift: Some(over(&shift)), root: None };
+        let mut step = self.with_body(planned, &node.ty.shape, &order, &special)?;
+        // The program reads x where the statistics do.
+        if let Some(at) =
+            planned.body.as_ref().and_then(|b| b.loads.iter().position(|l| *l == TileLoad::Value(node.inputs[0])))
+        {
+            step.loads[at] = x.clone();
+        }
+        step.operands = vec![x];
+        for &v in &node.inputs[1..] {
+            step.operands.push(self.access(v)?);
+        }
+        step.scratch = vec![scale, shift];
+        self.push(planned, step);
+        Ok(())
+    }
+
+    fn emit_row_norm(&mut self, planned: &Planned) -> Result<()> {
+        let (_, node) = self.root(planned)?;
+        let x = self.access(node.inputs[0])?;
+        let x = self.require(planned, node.inputs[0], x, Layout::UnitColumns);
+        let mut step = self.with_plain_body(planned, &node.ty.shape)?;
+        if let Some(at) =
+            planned.body.as_ref().and_then(|b| b.loads.iter().position(|l| *l == TileLoad::Value(node.inputs[0])))
+        {
+            step.loads[at] = x.clone();
+        }
+        step.operands = vec![x];
         self.push(planned, step);
         Ok(())
     }
@@ -350,7 +481,7 @@ impl<'a> Builder<'a> {
     }
 
     fn push_linear(&mut self, planned: &Planned, space: Vec<Dim>, x: Access, weight: Access) -> Result<()> {
-        let mut step = self.with_body(planned, &space)?;
+        let mut step = self.with_plain_body(planned, &space)?;
         step.kernel = Kernel::Linear;
         step.flops = &(&Dim::product(&space) * &weight.shape[1]) * &Dim::constant(2);
         if self.is_static(&weight) {
@@ -369,7 +500,7 @@ impl<'a> Builder<'a> {
             return self.push_linear(planned, node.ty.shape.clone(), x, b.permute(&[1, 0]));
         }
         let a = self.require(planned, node.inputs[0], a, Layout::UnitColumns);
-        let mut step = self.with_body(planned, &node.ty.shape)?;
+        let mut step = self.with_plain_body(planned, &node.ty.shape)?;
         step.flops = &(&Dim::product(&node.ty.shape) * &a.shape[a.shape.len() - 1]) * &Dim::constant(2);
         step.operands = vec![a, b];
         self.push(planned, step);
@@ -394,10 +525,7 @@ impl<'a> Builder<'a> {
         let x = self.access(input)?.permute(&order);
         let x = self.require(planned, input, x, Layout::UnitColumns);
         let weight = self.access(node.inputs[1])?;
-        let mut step = self.with_body(planned, &node.ty.shape)?;
-        if !channels_last {
-            self.reorder(planned, &mut step, &order)?;
-        }
+        let mut step = self.with_body(planned, &node.ty.shape, &order, &Special::default())?;
         let terms = Dim::product(&weight.shape[1..]);
         step.flops = &(&node.ty.numel() * &terms) * &Dim::constant(2);
         if self.is_static(&weight) {
@@ -408,26 +536,6 @@ impl<'a> Builder<'a> {
         step.operands = vec![x, weight];
         step.upsample = upsample;
         self.push(planned, step);
-        Ok(())
-    }
-
-    /// Walks the body's space in another order of dimensions.
-    fn reorder(&mut self, planned: &Planned, step: &mut Step, order: &[usize]) -> Result<()> {
-        step.space = order.iter().map(|&d| step.space[d].clone()).collect();
-        let bias = planned.body.as_deref().and_then(|b: &TileBody| b.bias);
-        for (at, load) in step.loads.iter_mut().enumerate() {
-            *load = load.permute(order);
-            if Some(at) == bias
-                && let Some(body) = &planned.body
-            {
-                let value = body.loads[at];
-                *load = self.placed[value.index()]
-                    .as_ref()
-                    .ok_or_else(|| Error::Verify { pass: "plan".to_owned(), what: "a bias has no place".to_owned() })?
-                    .expand(&step.space);
-            }
-        }
-        step.stores.iter_mut().for_each(|store| *store = store.permute(order));
         Ok(())
     }
 
@@ -463,7 +571,7 @@ impl<'a> Builder<'a> {
             let first_spatial = if *channels_last { 1 } else { 2 };
             let only_input = place::outside_reads(graph, &user.group).iter().filter(|&&r| r == v).count() == 1
                 && graph.node(root).inputs[0] == v
-                && user.body.as_ref().is_some_and(|b| !b.loads.contains(&v));
+                && user.body.as_ref().is_some_and(|b| !b.loads.contains(&TileLoad::Value(v)));
             stride.len() == scales.len() && first_spatial == *first_dim && only_input
         };
         !users.is_empty() && self.foldable(v).is_some() && users.iter().all(reads_it)
@@ -488,6 +596,29 @@ impl<'a> Builder<'a> {
     }
 }
 
+/// Places of what a kernel makes for its own body.
+#[derive(Default)]
+struct Special {
+    root: Option<Access>,
+    scale: Option<Access>,
+    shift: Option<Access>,
+}
+
+impl Special {
+    fn get(&self, load: TileLoad) -> Result<Access> {
+        let place = match load {
+            TileLoad::Root => &self.root,
+            TileLoad::Scale => &self.scale,
+            TileLoad::Shift => &self.shift,
+            TileLoad::Value(_) | TileLoad::Column(_) => &None,
+        };
+        place.clone().ok_or_else(|| Error::Verify {
+            pass: "plan".to_owned(),
+            what: format!("a body loads {load:?}, which its kernel does not provide"),
+        })
+    }
+}
+
 fn blank(kernel: Kernel, value: ValueId) -> Step {
     Step {
         kernel,
@@ -500,6 +631,7 @@ fn blank(kernel: Kernel, value: ValueId) -> Step {
         loads: Vec::new(),
         stores: Vec::new(),
         results: Vec::new(),
+        scratch: Vec::new(),
         pack: None,
         upsample: Vec::new(),
         flops: Dim::default(),

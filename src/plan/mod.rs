@@ -105,7 +105,7 @@ pub struct Step {
     /// The root's operands in the op's order (without the bias of a contraction, which the body adds); the source of a
     /// copy; whatever [`Step::values`] names, for the interpreter.
     pub operands: Vec<Access>,
-    /// For the interpreter: the value behind each operand.
+    /// For the interpreter and the kernels that may leave their work to it: the value behind each operand.
     pub values: Vec<ValueId>,
     /// For the interpreter: nodes to evaluate, in order.
     pub nodes: Vec<ValueId>,
@@ -119,6 +119,8 @@ pub struct Step {
     pub stores: Vec<Access>,
     /// For the interpreter: the value behind each store.
     pub results: Vec<ValueId>,
+    /// Memory that the step writes and reads again while it runs.
+    pub scratch: Vec<Access>,
     /// The packed form of the weight, index into [`Plan::packs`].
     pub pack: Option<usize>,
     /// Nearest upsampling folded into a convolution, one factor per spatial dimension; empty if there is none.
@@ -137,11 +139,12 @@ impl Step {
 
     /// Everything the step touches.
     pub fn accesses(&self) -> impl Iterator<Item = &Access> {
-        self.reads().chain(&self.stores)
+        self.reads().chain(&self.stores).chain(&self.scratch)
     }
 
     fn accesses_mut(&mut self) -> impl Iterator<Item = &mut Access> {
-        self.operands.iter_mut().chain(&mut self.loads).chain(&mut self.stores)
+        let stores = self.stores.iter_mut().chain(&mut self.scratch);
+        self.operands.iter_mut().chain(&mut self.loads).chain(stores)
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Access, Buffer, BufferId, BufferKind};
 use crate::codegen::{TileBody, lower_body};
 use crate::ir::{Dim, Graph, Op, ValueId};
 use crate::kernel_ir::{Body, Group, GroupKind, Instr, Reg};
-use crate::select::{Kernel, Layout, operand_layout, select};
+use crate::select::{Kernel, Layout, operand_layout, root_form, select};
 use crate::{Error, Result};
 
 /// A group with what the plan knows about it.
@@ -51,10 +51,15 @@ impl<'a> Context<'a> {
         let planned: Vec<Planned> = flat
             .into_iter()
             .map(|group| {
-                let bias = bias_of(graph, &group);
-                let body = lower_body(graph, &group, bias).map(Arc::new);
-                let kernel = select(graph, &group, body.as_deref());
                 let is_static = group.nodes.iter().all(|v| is_static[v.index()]);
+                let body = lower_body(graph, &group, root_form(graph, &group)).map(Arc::new);
+                let kernel = match select(graph, &group, body.as_deref()) {
+                    // What needs workspace is no work for once per weight set.
+                    Kernel::Convolution | Kernel::GroupNorm | Kernel::Softmax | Kernel::Attention if is_static => {
+                        Kernel::Interpret
+                    }
+                    kernel => kernel,
+                };
                 Planned { is_static, kernel, body: body.filter(|_| kernel != Kernel::Interpret), group }
             })
             .collect();
@@ -120,15 +125,6 @@ fn pointwise_body(graph: &Graph, value: ValueId) -> Body {
     }
     let last = Reg(instrs.len() as u32 - 1);
     Body { space: node.ty.shape.clone(), instrs, stores: vec![(last, value)] }
-}
-
-/// The bias that a contraction's body adds.
-pub(super) fn bias_of(graph: &Graph, group: &Group) -> Option<ValueId> {
-    let root = group.root.filter(|_| group.kind == GroupKind::Contraction)?;
-    match graph.op(root) {
-        Op::Linear | Op::Convolution { .. } => graph.node(root).inputs.get(2).copied(),
-        _ => None,
-    }
 }
 
 /// Values a group reads from outside, each once.
@@ -226,10 +222,21 @@ fn accepts(ctx: &Context<'_>, value: ValueId) -> bool {
 /// The producer of `value` can write it at `access`.
 fn can_write(producer: &Planned, access: &Access) -> bool {
     match producer.kernel {
-        Kernel::Copy | Kernel::Loop | Kernel::Linear | Kernel::Matmul | Kernel::Convolution | Kernel::Interpret => true,
-        Kernel::Attention | Kernel::GroupNorm | Kernel::LayerNorm | Kernel::RmsNorm | Kernel::Softmax => {
-            access.has_unit_columns()
-        }
+        Kernel::Softmax => satisfies(access, Layout::Rows),
+        Kernel::Attention => access.has_unit_columns(),
+        Kernel::Copy
+        | Kernel::Loop
+        | Kernel::Linear
+        | Kernel::Matmul
+        | Kernel::Convolution
+        | Kernel::GroupNorm
+        | Kernel::LayerNorm
+        | Kernel::RmsNorm
+        | Kernel::Gather
+        | Kernel::Upsample
+        | Kernel::Reduce
+        | Kernel::Pad
+        | Kernel::Interpret => true,
     }
 }
 

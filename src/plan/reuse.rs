@@ -39,9 +39,12 @@ fn candidate(
     buffers: &[Buffer],
     ranges: &[Option<LiveRange>],
 ) -> Option<(BufferId, BufferId)> {
-    if !matches!(step.kernel, Kernel::Loop | Kernel::Linear | Kernel::Matmul | Kernel::Convolution) {
-        return None;
-    }
+    // Norms read their operand for statistics, and are done with an image or row when its first result is stored.
+    let operands = match step.kernel {
+        Kernel::Loop | Kernel::Linear | Kernel::Matmul | Kernel::Convolution => step.operands.as_slice(),
+        Kernel::GroupNorm | Kernel::LayerNorm | Kernel::RmsNorm => &step.operands[1..],
+        _ => return None,
+    };
     let out = &step.stores[store];
     let starts_here = ranges[out.buffer.index()].is_some_and(|r| r.first == at);
     let written_once = step.stores.iter().filter(|s| s.buffer == out.buffer).count() == 1;
@@ -50,7 +53,7 @@ fn candidate(
     }
     let dies = |a: &Access| ranges[a.buffer.index()].is_some_and(|r| r.last == at);
     let only_load = |a: &Access| {
-        step.operands.iter().all(|o| o.buffer != a.buffer)
+        operands.iter().all(|o| o.buffer != a.buffer)
             && step.stores.iter().all(|s| s.buffer != a.buffer)
             && step.loads.iter().filter(|l| l.buffer == a.buffer).count() == 1
     };

@@ -43,6 +43,7 @@ fn broken(what: String) -> Error {
 }
 
 fn check_step(plan: &Plan, step: &Step, preparing: bool, written: &mut [bool]) -> Result<(), String> {
+    step.scratch.iter().for_each(|s| written[s.buffer.index()] = true);
     for read in step.reads() {
         if !written[read.buffer.index()] {
             return Err(format!("reads {read}, which nothing has written"));

@@ -5,7 +5,8 @@
 
 use oxidiff_kernels::tile::MAX_DIMS;
 
-use crate::codegen::TileBody;
+use crate::codegen::tile::kernel_type;
+use crate::codegen::{RootForm, TileBody};
 use crate::ir::{DType, Graph, Op, ValueId};
 use crate::kernel_ir::{Group, GroupKind};
 
@@ -32,6 +33,14 @@ pub enum Kernel {
     RmsNorm,
     /// Softmax over the last dimension.
     Softmax,
+    /// Rows picked by index.
+    Gather,
+    /// Nearest-neighbour resampling.
+    Upsample,
+    /// Reduction over neighbouring dimensions.
+    Reduce,
+    /// A copy into the middle of a constant.
+    Pad,
     /// The interpreter, node by node: correct for everything, fast for nothing.
     Interpret,
 }
@@ -50,6 +59,10 @@ impl Kernel {
             Kernel::LayerNorm => "layer_norm",
             Kernel::RmsNorm => "rms_norm",
             Kernel::Softmax => "softmax",
+            Kernel::Gather => "gather",
+            Kernel::Upsample => "upsample",
+            Kernel::Reduce => "reduce",
+            Kernel::Pad => "pad",
             Kernel::Interpret => "interpret",
         }
     }
@@ -69,10 +82,9 @@ pub enum Layout {
 /// The layout a kernel asks of operand `index` of its root.
 pub fn operand_layout(kernel: Kernel, index: usize) -> Layout {
     match (kernel, index) {
-        (Kernel::Linear, 0) => Layout::Rows,
-        (Kernel::Matmul | Kernel::Convolution | Kernel::GroupNorm, 0) => Layout::UnitColumns,
+        (Kernel::Linear | Kernel::GroupNorm | Kernel::Softmax, 0) => Layout::Rows,
+        (Kernel::Matmul | Kernel::Convolution | Kernel::LayerNorm | Kernel::RmsNorm, 0) => Layout::UnitColumns,
         (Kernel::Attention, 0..=2) => Layout::UnitColumns,
-        (Kernel::LayerNorm | Kernel::RmsNorm | Kernel::Softmax, 0) => Layout::UnitColumns,
         _ => Layout::Any,
     }
 }
@@ -81,8 +93,32 @@ const fn is_kernel_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
+/// How the body of `group` gets the result of the group's root.
+pub fn root_form(graph: &Graph, group: &Group) -> RootForm {
+    let Some(root) = group.root else { return RootForm::None };
+    let inputs = &graph.node(root).inputs;
+    match graph.op(root) {
+        Op::Linear | Op::Convolution { .. } => RootForm::Accumulator { bias: inputs.get(2).copied() },
+        Op::Matmul => RootForm::Accumulator { bias: None },
+        Op::GroupNorm { .. } => RootForm::GroupNorm { x: inputs[0] },
+        Op::LayerNorm { normalized_ndim: 1, .. } => RootForm::RowNorm {
+            x: inputs[0],
+            centred: true,
+            weight: inputs.get(1).copied(),
+            bias: inputs.get(2).copied(),
+        },
+        Op::RmsNorm { normalized_ndim: 1, .. } => {
+            RootForm::RowNorm { x: inputs[0], centred: false, weight: inputs.get(1).copied(), bias: None }
+        }
+        _ => RootForm::Memory,
+    }
+}
+
 /// The family that runs `group`, given its lowered body (`None` where it has no exact tile program).
 pub fn select(graph: &Graph, group: &Group, body: Option<&TileBody>) -> Kernel {
+    if let (GroupKind::Direct, Some(root)) = (group.kind, group.root) {
+        return select_direct(graph, root);
+    }
     let rank = group.root.map_or(group.body.space.len(), |root| graph.ty(root).rank());
     if body.is_none() || rank > MAX_DIMS {
         return Kernel::Interpret;
@@ -102,13 +138,29 @@ fn select_root(graph: &Graph, root: ValueId) -> Kernel {
     }
     match &node.op {
         Op::Linear if floats(3) => Kernel::Linear,
-        Op::Matmul if floats(2) => Kernel::Matmul,
+        Op::Matmul if floats(2) && node.inputs.iter().all(|&v| graph.ty(v).rank() >= 2) => Kernel::Matmul,
         Op::Convolution { stride, .. } if floats(3) && (1..=3).contains(&stride.len()) => Kernel::Convolution,
         Op::ScaledDotProductAttention { .. } if floats(3) => Kernel::Attention,
-        Op::GroupNorm { .. } if floats(3) => Kernel::GroupNorm,
-        Op::LayerNorm { .. } if floats(3) => Kernel::LayerNorm,
-        Op::RmsNorm { .. } if floats(2) => Kernel::RmsNorm,
+        Op::GroupNorm { .. } if floats(3) && node.ty.rank() >= 2 => Kernel::GroupNorm,
+        Op::LayerNorm { normalized_ndim: 1, .. } if floats(3) => Kernel::LayerNorm,
+        Op::RmsNorm { normalized_ndim: 1, .. } if floats(2) => Kernel::RmsNorm,
         Op::Softmax { dim } if floats(1) && dim + 1 == node.ty.rank() => Kernel::Softmax,
+        _ => Kernel::Interpret,
+    }
+}
+
+/// Direct kernels look at strides when they are specialized, and leave what they cannot do to the interpreter.
+fn select_direct(graph: &Graph, root: ValueId) -> Kernel {
+    let node = graph.node(root);
+    let known = |v: &ValueId| kernel_type(graph.ty(*v).dtype).is_some();
+    if !node.inputs.iter().all(known) || !known(&root) {
+        return Kernel::Interpret;
+    }
+    match &node.op {
+        Op::IndexSelect { .. } => Kernel::Gather,
+        Op::UpsampleNearest { scales, .. } if scales.len() <= 3 => Kernel::Upsample,
+        Op::Reduce { .. } => Kernel::Reduce,
+        Op::Pad { .. } => Kernel::Pad,
         _ => Kernel::Interpret,
     }
 }

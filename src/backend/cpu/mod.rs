@@ -19,10 +19,13 @@ use crate::plan::{Plan, Step};
 use crate::target::Target;
 use crate::{Error, Result};
 
+mod attention;
 mod convolution;
 mod copy;
+mod direct;
 mod epilogue;
 mod interpret;
+mod norm;
 mod product;
 mod run;
 mod specialize;

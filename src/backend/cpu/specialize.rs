@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use oxidiff_kernels::cpu::norm::RowNorm;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 
 use super::run::{Call, Slot};
-use super::{NAME, Program, convolution, copy, interpret, product, tile};
+use super::{NAME, Program, attention, convolution, copy, direct, interpret, norm, product, tile};
 use crate::memory::Request;
 use crate::plan::{Access, ConcreteAccess, Plan, Step};
 use crate::select::Kernel;
@@ -67,10 +68,16 @@ impl<'a> Maker<'a> {
             Kernel::Linear => product::make_linear(&mut self)?,
             Kernel::Matmul => product::make_matmul(&self)?,
             Kernel::Convolution => convolution::make(&mut self)?,
+            Kernel::Attention => attention::make(&mut self)?,
+            Kernel::GroupNorm => norm::make_group(&self)?,
+            Kernel::LayerNorm => norm::make_row(&self, RowNorm::Layer)?,
+            Kernel::RmsNorm => norm::make_row(&self, RowNorm::Rms)?,
+            Kernel::Softmax => norm::make_softmax(&self)?,
+            Kernel::Gather => direct::make_gather(&self)?,
+            Kernel::Upsample => direct::make_upsample(&self)?,
+            Kernel::Reduce => direct::make_reduce(&self)?,
+            Kernel::Pad => direct::make_pad(&self)?,
             Kernel::Interpret => interpret::make(&self)?,
-            Kernel::Attention | Kernel::GroupNorm | Kernel::LayerNorm | Kernel::RmsNorm | Kernel::Softmax => {
-                return self.refuse("no such kernel");
-            }
         })
     }
 }
