@@ -1,37 +1,379 @@
-//! The CPU backend against the interpreter: each kind of step, views, concatenations, outputs.
+//! The CPU backend against the interpreter: each kind of step, views, concatenations, outputs, weights.
 
 mod support;
 
-use support::check;
+use oxidiff::backend::Tensor;
+use oxidiff::ir::interp;
+use oxidiff::passes::Precision;
+use oxidiff::plan::{BufferKind, MemoryMode};
+use oxidiff::select::Kernel;
+use support::{Case, borrow, check, graph_of, plan_of};
 
-const HEAD: &str = "symbol s0 \"batch\" = [1, 2, 3]\nsymbol s1 \"seq\" = [5, 8, 33]\n";
+const DTYPES: [&str; 3] = ["f32", "f16", "bf16"];
+
+/// Fills in the element type of a graph's text.
+fn typed(text: &str, dtype: &str) -> String {
+    text.replace("T[", &format!("{dtype}["))
+}
+
+fn check_all(text: &str, terms: usize) {
+    DTYPES.iter().for_each(|dtype| check(&typed(text, dtype), terms));
+}
+
+fn kernels(text: &str) -> Vec<Kernel> {
+    plan_of(graph_of(text), Precision::Eager, MemoryMode::Fast).steps.iter().map(|s| s.kernel).collect()
+}
+
+const LOOPS: &str = r#"symbol s0 "batch" = [1, 2, 3]
+symbol s1 "seq" = [5, 8, 33]
+input 0 "x": T[s0,s1,8]
+input 1 "y": T[8]
+%0: T[s0,s1,8] = input() {index=0}
+%1: T[8] = input() {index=1}
+%2: T[s0,s1,8] = mul(%0, %1)
+%3: T[s0,s1,8] = silu(%2)
+%4: T[s0,s1,8] = add(%3, %0)
+return %4, %3, %4
+"#;
 
 #[test]
 fn pointwise_loops() {
-    check(
-        &format!(
-            "{HEAD}input 0 \"x\": f32[s0,s1,8]\ninput 1 \"y\": f32[8]\n\
-             %0: f32[s0,s1,8] = input() {{index=0}}\n%1: f32[8] = input() {{index=1}}\n\
-             %2: f32[s0,s1,8] = mul(%0, %1)\n%3: f32[s0,s1,8] = silu(%2)\n%4: f32[s0,s1,8] = add(%3, %0)\n\
-             %5: bool[s0,s1,8] = gt(%4, %0)\nreturn %4, %5, %4\n"
+    check_all(LOOPS, 1);
+}
+
+const LINEAR: &str = r#"symbol s0 "batch" = [1, 2, 3]
+symbol s1 "seq" = [5, 8, 33]
+input 0 "x": T[s0,s1,16]
+input 1 "r": T[s0,s1,24]
+parameter 0 "w": T[24,16]
+parameter 1 "b": T[24]
+%0: T[s0,s1,16] = input() {index=0}
+%1: T[s0,s1,24] = input() {index=1}
+%2: T[24,16] = parameter() {index=0}
+%3: T[24] = parameter() {index=1}
+%4: T[s0,s1,24] = linear(%0, %2, %3)
+%5: T[s0,s1,24] = add(%4, %1)
+%6: T[s0,s1,24] = gelu(%5)
+%7: T[s0,s1,24] = linear(%0, %2)
+%8: T[s0,2,16] = slice(%0) {dim=1, start=3, step=1}
+%9: T[s0,2,24] = linear(%8, %2, %3)
+return %5, %6, %7, %9
+"#;
+
+#[test]
+fn linear_layers() {
+    check_all(LINEAR, 16);
+}
+
+const MATMUL: &str = r#"symbol s0 "batch" = [1, 3]
+symbol s1 "seq" = [5, 33]
+input 0 "a": T[s0,4,s1,8]
+input 1 "b": T[4,8,s1]
+%0: T[s0,4,s1,8] = input() {index=0}
+%1: T[4,8,s1] = input() {index=1}
+%2: T[s0,4,s1,s1] = matmul(%0, %1)
+%3: T[s0,4,s1,s1] = softmax(%2) {dim=3}
+%4: T[s0,4,s1,8] = matmul(%3, %0)
+%5: T[s0,s1,4,8] = permute(%4) {dims=[0, 2, 1, 3]}
+%6: T[s0,s1,32] = reshape(%5)
+return %6, %3
+"#;
+
+#[test]
+fn matrix_products() {
+    check_all(MATMUL, 64);
+}
+
+const ATTENTION: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "seq" = [6, 40]
+input 0 "x": T[s0,s1,32]
+input 1 "mask": T[s0,1,s1,s1]
+parameter 0 "qkv": T[96,32]
+parameter 1 "out": T[32,32]
+%0: T[s0,s1,32] = input() {index=0}
+%1: T[s0,1,s1,s1] = input() {index=1}
+%2: T[96,32] = parameter() {index=0}
+%3: T[32,32] = parameter() {index=1}
+%4: T[s0,s1,96] = linear(%0, %2)
+%5: T[s0,s1,3,4,8] = reshape(%4)
+%6: T[3,s0,4,s1,8] = permute(%5) {dims=[2, 0, 3, 1, 4]}
+%7: T[1,s0,4,s1,8] = slice(%6) {dim=0, start=0, step=1}
+%8: T[1,s0,4,s1,8] = slice(%6) {dim=0, start=1, step=1}
+%9: T[1,s0,4,s1,8] = slice(%6) {dim=0, start=2, step=1}
+%10: T[s0,4,s1,8] = reshape(%7)
+%11: T[s0,4,s1,8] = reshape(%8)
+%12: T[s0,4,s1,8] = reshape(%9)
+%13: T[s0,4,s1,8] = scaled_dot_product_attention(%10, %11, %12, %1) {is_causal=false, scale=0.25}
+%14: T[s0,s1,4,8] = permute(%13) {dims=[0, 2, 1, 3]}
+%15: T[s0,s1,32] = reshape(%14)
+%16: T[s0,s1,32] = linear(%15, %3)
+%17: T[s0,s1,32] = add(%16, %0)
+%18: T[s0,4,s1,8] = scaled_dot_product_attention(%10, %11, %12) {is_causal=true, scale=0.5}
+return %17, %18
+"#;
+
+#[test]
+fn attention() {
+    check_all(ATTENTION, 128);
+    let steps = kernels(&typed(ATTENTION, "f32"));
+    assert!(!steps.contains(&Kernel::Copy), "heads are views: {steps:?}");
+}
+
+const NORMS: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "seq" = [5, 40]
+input 0 "x": T[s0,s1,32]
+parameter 0 "w": T[32]
+parameter 1 "b": T[32]
+%0: T[s0,s1,32] = input() {index=0}
+%1: T[32] = parameter() {index=0}
+%2: T[32] = parameter() {index=1}
+%3: T[s0,s1,32] = layer_norm(%0, %1, %2) {normalized_ndim=1, eps=1e-5}
+%4: T[s0,s1,32] = add(%3, %0)
+%5: T[s0,s1,32] = rms_norm(%4, %1) {normalized_ndim=1, eps=1e-6}
+%6: T[s0,s1,32] = group_norm(%4, %1, %2) {num_groups=4, eps=1e-5, channel_dim=2}
+%7: T[s0,s1,32] = silu(%6)
+%8: T[s0,32,s1] = permute(%7) {dims=[0, 2, 1]}
+%9: T[s0,32,s1] = group_norm(%8, %1, %2) {num_groups=8, eps=1e-5, channel_dim=1}
+%10: T[s0,32,s1] = softmax(%9) {dim=2}
+%11: T[s0,s1,32] = layer_norm(%0) {normalized_ndim=1, eps=1e-5}
+return %5, %7, %9, %10, %11
+"#;
+
+#[test]
+fn norms() {
+    check_all(NORMS, 256);
+}
+
+const CONVOLUTIONS: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "height" = [5, 8]
+symbol s2 "width" = [7, 6]
+input 0 "x": T[s0,8,s1,s2]
+parameter 0 "w": T[16,8,3,3]
+parameter 1 "b": T[16]
+parameter 2 "v": T[16,4,3,3]
+parameter 3 "p": T[4,16,1,1]
+%0: T[s0,8,s1,s2] = input() {index=0}
+%1: T[16,8,3,3] = parameter() {index=0}
+%2: T[16] = parameter() {index=1}
+%3: T[16,4,3,3] = parameter() {index=2}
+%4: T[4,16,1,1] = parameter() {index=3}
+%5: T[s0,16,s1,s2] = convolution(%0, %1, %2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}
+%6: T[s0,16,s1,s2] = silu(%5)
+%7: T[s0,s1,s2,8] = permute(%0) {dims=[0, 2, 3, 1]}
+%8: T[s0,s1,s2,16] = convolution(%7, %1, %2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%9: T[s0,2*s1,2*s2,16] = upsample_nearest(%8) {first_dim=1, scales=[2.0, 2.0], exact=false}
+%10: T[s0,2*s1,2*s2,4] = convolution(%9, %4) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=true}
+%11: T[s0,4,2*s1,2*s2] = permute(%10) {dims=[0, 3, 1, 2]}
+%12: T[s0,floor(s1-1,2)+1,floor(s2-1,2)+1,16] = convolution(%7, %3, %2) {stride=[2, 2], padding=[1, 1], dilation=[1, 1], groups=2, channels_last=true}
+%13: T[s0,16,2*s1,2*s2] = upsample_nearest(%6) {first_dim=2, scales=[2.0, 2.0], exact=false}
+return %6, %11, %12, %13
+"#;
+
+#[test]
+fn convolutions() {
+    check_all(CONVOLUTIONS, 72);
+}
+
+/// A residual block with a skip concatenation and both ways through it, as in the up path of a UNet.
+const UNET_BLOCK: &str = r#"symbol s0 "batch" = [1, 2, 3]
+symbol s1 "height" = [4, 7, 16]
+symbol s2 "width" = [6, 5, 16]
+input 0 "x": T[s0,s1,s2,16]
+input 1 "temb": T[s0,24]
+parameter 0 "norm.w": T[16]
+parameter 1 "norm.b": T[16]
+parameter 2 "conv1.w": T[24,16,3,3]
+parameter 3 "conv1.b": T[24]
+parameter 4 "temb.w": T[24,24]
+parameter 5 "temb.b": T[24]
+parameter 6 "conv2.w": T[24,40,3,3]
+parameter 7 "conv2.b": T[24]
+parameter 8 "short.w": T[24,40,1,1]
+parameter 9 "ff.w": T[48,24]
+parameter 10 "ff.b": T[48]
+%0: T[s0,s1,s2,16] = input() {index=0}
+%1: T[s0,24] = input() {index=1}
+%2: T[16] = parameter() {index=0}
+%3: T[16] = parameter() {index=1}
+%4: T[24,16,3,3] = parameter() {index=2}
+%5: T[24] = parameter() {index=3}
+%6: T[24,24] = parameter() {index=4}
+%7: T[24] = parameter() {index=5}
+%8: T[24,40,3,3] = parameter() {index=6}
+%9: T[24] = parameter() {index=7}
+%10: T[24,40,1,1] = parameter() {index=8}
+%11: T[48,24] = parameter() {index=9}
+%12: T[48] = parameter() {index=10}
+%13: T[s0,s1,s2,16] = group_norm(%0, %2, %3) {num_groups=4, eps=1e-5, channel_dim=3}
+%14: T[s0,s1,s2,16] = silu(%13)
+%15: T[s0,s1,s2,24] = convolution(%14, %4, %5) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%16: T[s0,24] = silu(%1)
+%17: T[s0,24] = linear(%16, %6, %7)
+%18: T[s0,1,1,24] = reshape(%17)
+%19: T[s0,s1,s2,24] = add(%15, %18)
+%20: T[s0,s1,s2,40] = cat(%19, %14) {dim=3}
+%21: T[s0,s1,s2,40] = silu(%20)
+%22: T[s0,s1,s2,24] = convolution(%20, %8, %9) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%23: T[s0,s1,s2,24] = convolution(%21, %10) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=true}
+%24: T[s0,s1,s2,24] = add(%23, %22)
+%25: T[s0,s1*s2,24] = reshape(%24)
+%26: T[s0,s1*s2,48] = linear(%25, %11, %12)
+%27: T[s0,s1*s2,24] = slice(%26) {dim=2, start=0, step=1}
+%28: T[s0,s1*s2,24] = slice(%26) {dim=2, start=24, step=1}
+%29: T[s0,s1*s2,24] = gelu(%28)
+%30: T[s0,s1*s2,24] = mul(%27, %29)
+%31: T[s0,s1,s2,24] = reshape(%30)
+%32: T[s0,24,s1,s2] = permute(%31) {dims=[0, 3, 1, 2]}
+return %32
+"#;
+
+#[test]
+fn unet_block() {
+    check_all(UNET_BLOCK, 400);
+    let plan = plan_of(graph_of(&typed(UNET_BLOCK, "f32")), Precision::Eager, MemoryMode::Fast);
+    let copies = plan.steps.iter().filter(|s| s.kernel == Kernel::Copy).count();
+    assert_eq!(copies, 0, "slices of the concatenation and the permuted output are written in place\n{plan}");
+}
+
+const MOVEMENT: &str = r#"symbol s0 "batch" = [1, 3]
+symbol s1 "seq" = [4, 9]
+input 0 "x": T[s0,s1,6]
+input 1 "i": i64[s0,2]
+parameter 0 "table": T[5,6]
+%0: T[s0,s1,6] = input() {index=0}
+%1: i64[s0,2] = input() {index=1}
+%2: T[5,6] = parameter() {index=0}
+%3: T[s0,2,6] = index_select(%2, %1) {dim=0}
+%4: T[s0,s1+2,6] = cat(%0, %3) {dim=1}
+%5: T[s0,s1+2,6] = flip(%4) {dims=[1, 2]}
+%6: T[s0,s1+5,8] = pad(%5) {before=[0, 1, 2], value=0.5}
+%7: T[s0,s1,6] = slice_scatter(%0, %3) {dim=1, start=1, step=2}
+%8: T[s0,6] = mean(%4) {dims=[1], keepdim=false}
+%9: T[s0,1,1] = amax(%4) {dims=[1, 2], keepdim=true}
+%10: T[6,s0,s1] = permute(%7) {dims=[2, 0, 1]}
+%11: T[3,2,s0*s1] = reshape(%10)
+%12: T[s0,s1,6] = relu(%0)
+%13: T[s0,2*s1,6] = cat(%12, %12) {dim=1}
+return %5, %6, %7, %8, %9, %11, %0, %13, %2
+"#;
+
+#[test]
+fn movement_and_reductions() {
+    check_all(
+        &MOVEMENT.replace(
+            "slice_scatter(%0, %3) {dim=1, start=1, step=2}",
+            "slice_scatter(%0, %3) {dim=1, start=1, step=1}",
         ),
-        1,
+        64,
     );
 }
 
+const WEIGHTS: &str = r#"input 0 "x": f32[3,8]
+parameter 0 "q": f32[8,8]
+parameter 1 "k": f32[8,8]
+parameter 2 "s": f32[]
+%0: f32[3,8] = input() {index=0}
+%1: f32[8,8] = parameter() {index=0}
+%2: f32[8,8] = parameter() {index=1}
+%3: f32[] = parameter() {index=2}
+%4: f32[8,8] = mul(%1, %3)
+%5: f32[16,8] = cat(%4, %2) {dim=0}
+%6: f32[3,16] = linear(%0, %5)
+%7: f32[8,8] = permute(%2) {dims=[1, 0]}
+%8: f32[3,8] = matmul(%0, %7)
+return %6, %8
+"#;
+
 #[test]
-fn linear_with_epilogue() {
-    for dtype in ["f32", "f16", "bf16"] {
-        check(
-            &format!(
-                "{HEAD}input 0 \"x\": {dtype}[s0,s1,16]\ninput 1 \"r\": {dtype}[s0,s1,24]\n\
-                 parameter 0 \"w\": {dtype}[24,16]\nparameter 1 \"b\": {dtype}[24]\n\
-                 %0: {dtype}[s0,s1,16] = input() {{index=0}}\n%1: {dtype}[s0,s1,24] = input() {{index=1}}\n\
-                 %2: {dtype}[24,16] = parameter() {{index=0}}\n%3: {dtype}[24] = parameter() {{index=1}}\n\
-                 %4: {dtype}[s0,s1,24] = linear(%0, %2, %3)\n%5: {dtype}[s0,s1,24] = add(%4, %1)\n\
-                 %6: {dtype}[s0,s1,24] = gelu(%5)\n%7: {dtype}[s0,s1,24] = linear(%0, %2)\nreturn %5, %6, %7\n"
-            ),
-            16,
-        );
-    }
+fn weights_are_prepared_once_and_noticed_when_they_change() {
+    check(WEIGHTS, 8);
+    let mut case = Case::new(WEIGHTS, Precision::Eager, MemoryMode::Fast);
+    let plan = case.executable.program().plan.clone();
+    assert!(plan.buffers.iter().any(|b| b.kind == BufferKind::Derived));
+    case.check_at(&[], 8);
+    let derived = case.executable.stats().derived_bytes;
+    case.check_at(&[], 8);
+    assert_eq!(case.executable.stats().derived_bytes, derived);
+    // In place: the same memory, other numbers.
+    let fresh = support::random(&mut case.random, oxidiff::ir::DType::F32, &[8, 8], 1);
+    let target = borrow(&case.weights[0]).ptr;
+    // SAFETY: both hold 64 f32; nothing runs meanwhile.
+    unsafe { std::ptr::copy_nonoverlapping(fresh.bytes().as_ptr(), target, 256) };
+    case.executable.invalidate(&[0]);
+    case.check_at(&[], 8);
+    case.executable.unload();
+    assert_eq!(case.executable.stats().derived_bytes, 0);
+    case.check_at(&[], 8);
+}
+
+#[test]
+fn strided_weights() {
+    let graph = graph_of(WEIGHTS);
+    let plan = plan_of(graph.clone(), Precision::Eager, MemoryMode::Fast);
+    let mut case = Case::with_plan(graph, plan);
+    let transposed = |t: &interp::Tensor| Tensor { strides: vec![1, 8], ..borrow(t) };
+    let tensors = vec![borrow(&case.weights[0]), transposed(&case.weights[1]), borrow(&case.weights[2])];
+    case.executable.set_weights(tensors, std::sync::Arc::new(())).unwrap();
+    let inputs = case.inputs(&[]);
+    let got = case.run(&[borrow(&inputs[0])], &[]).unwrap();
+    let permuted = interp::eval(
+        &oxidiff::ir::Op::Permute { dims: vec![1, 0] },
+        &case.graph.parameters[1].ty,
+        &[],
+        &[&case.weights[1]],
+    )
+    .unwrap();
+    let weights = [case.weights[0].clone(), permuted, case.weights[2].clone()];
+    let want = interp::run_f64(&case.graph, &[], &inputs, &weights).unwrap();
+    got.iter().zip(&want).enumerate().for_each(|(at, (g, w))| support::compare(at, g, w, 8, String::new));
+}
+
+#[test]
+fn wrong_arguments_are_errors() {
+    let mut case = Case::new(&typed(LOOPS, "f32"), Precision::Eager, MemoryMode::Fast);
+    let inputs = case.inputs(&[2, 5]);
+    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
+    assert!(case.run(&borrowed, &[2, 5]).is_ok());
+    assert!(case.run(&borrowed, &[2, 6]).is_err());
+    assert!(case.run(&borrowed[..1], &[2, 5]).is_err());
+    assert!(case.run(&borrowed, &[2]).is_err());
+    assert!(case.run(&borrowed, &[-2, 5]).is_err());
+    assert!(case.executable.program().specialize(&[i64::MAX, 5]).is_err());
+}
+
+#[test]
+fn empty_and_single_sizes() {
+    let mut case = Case::new(&typed(UNET_BLOCK, "f32"), Precision::Eager, MemoryMode::Fast);
+    case.check_at(&[1, 1, 1], 400);
+    case.check_at(&[0, 4, 4], 400);
+    let mut case = Case::new(&typed(ATTENTION, "f32"), Precision::Eager, MemoryMode::Fast);
+    case.check_at(&[1, 1], 128);
+    case.check_at(&[0, 3], 128);
+}
+
+#[test]
+fn many_threads_share_a_program() {
+    let mut case = Case::new(&typed(UNET_BLOCK, "f32"), Precision::Eager, MemoryMode::Balanced);
+    let sizes = [[1, 4, 6], [2, 7, 5], [3, 16, 16], [1, 9, 9], [2, 3, 3], [1, 2, 8]];
+    let runs: Vec<_> = sizes
+        .iter()
+        .map(|s| {
+            let inputs = case.inputs(s);
+            let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
+            let alone = case.run(&borrowed, s).unwrap();
+            (s, inputs, alone)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (s, inputs, alone) in &runs {
+            let case = &case;
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
+                    assert_eq!(&case.run(&borrowed, *s).unwrap(), alone);
+                }
+            });
+        }
+    });
+    assert!(case.executable.program().sizes().len() <= 4);
 }

@@ -122,8 +122,8 @@ pub fn lower_body(graph: &Graph, group: &Group, form: RootForm) -> Option<TileBo
     };
     let (instrs, stores) = drop_identities(instrs, stores);
     let mut lowering = Lowering::new(graph, &instrs, &stores);
-    for index in 0..instrs.len() {
-        if !matches!(instrs[index], Instr::Root | Instr::Load(_) | Instr::Const(_)) {
+    for (index, instr) in instrs.iter().enumerate() {
+        if !matches!(instr, Instr::Root | Instr::Load(_) | Instr::Const(_)) {
             lowering.define(index, form)?;
         }
     }

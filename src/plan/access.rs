@@ -45,6 +45,13 @@ impl Access {
         }
     }
 
+    /// The same elements at the same addresses: strides of dimensions of size 1 do not matter.
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        let strides = self.strides.iter().zip(&other.strides).zip(&self.shape);
+        (self.buffer, self.dtype, &self.shape, &self.offset) == (other.buffer, other.dtype, &other.shape, &other.offset)
+            && strides.into_iter().all(|((a, b), size)| size.is(1) || a == b)
+    }
+
     /// Row-major from `offset` on, whatever lies before or behind. Dimensions of size 1 may have any stride.
     pub fn is_dense(&self) -> bool {
         let mut expect = Dim::constant(1);

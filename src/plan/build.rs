@@ -165,7 +165,7 @@ impl<'a> Builder<'a> {
     }
 
     fn push_copy(&mut self, planned: &Planned, value: ValueId, from: Access, to: Access) {
-        if from != to {
+        if !from.is_same_place(&to) {
             let step = Step { operands: vec![from], stores: vec![to], ..blank(Kernel::Copy, value) };
             self.push(planned, step);
         }
@@ -222,6 +222,7 @@ impl<'a> Builder<'a> {
         let target = self.targets.wanted[v.index()].clone().filter(|_| !planned.is_static);
         let place = match (view, target) {
             (Some(view), None) => view,
+            (_, Some(target)) if target.invert(op, &base.shape).is_some_and(|b| b.is_same_place(&base)) => target,
             (Some(view), Some(target)) => {
                 self.push_copy(planned, v, view, target.clone());
                 target
@@ -588,7 +589,7 @@ impl<'a> Builder<'a> {
         }
         for (&v, &id) in graph.outputs.iter().zip(&ids) {
             let (from, to) = (self.access(v)?, Access::dense(id, graph.ty(v)));
-            if from != to {
+            if !from.is_same_place(&to) {
                 self.steps.push(Step { operands: vec![from], stores: vec![to], ..blank(Kernel::Copy, v) });
             }
         }

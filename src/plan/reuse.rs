@@ -13,20 +13,20 @@ use crate::select::Kernel;
 pub(super) fn reuse(steps: &mut [Step], buffers: &[Buffer]) {
     let mut ranges = live_ranges(steps, buffers.len());
     let mut merged: HashMap<BufferId, BufferId> = HashMap::new();
-    for at in 0..steps.len() {
-        for access in steps[at].accesses_mut() {
+    for (at, step) in steps.iter_mut().enumerate() {
+        for access in step.accesses_mut() {
             while let Some(&into) = merged.get(&access.buffer) {
                 access.buffer = into;
             }
         }
-        for store in 0..steps[at].stores.len() {
-            let Some((from, into)) = candidate(&steps[at], store, at, buffers, &ranges) else { continue };
+        for store in 0..step.stores.len() {
+            let Some((from, into)) = candidate(step, store, at, buffers, &ranges) else { continue };
             merged.insert(from, into);
             let end = ranges[from.index()].map_or(at, |r| r.last);
             if let Some(range) = &mut ranges[into.index()] {
                 range.last = end;
             }
-            steps[at].stores[store].buffer = into;
+            step.stores[store].buffer = into;
         }
     }
 }

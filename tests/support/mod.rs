@@ -100,8 +100,13 @@ impl Case {
 
     pub fn with_plan(graph: Graph, plan: Plan) -> Self {
         let mut r = Random(7);
-        let weights: Vec<interp::Tensor> =
-            graph.parameters.iter().map(|p| random(&mut r, p.ty.dtype, &p.ty.concrete(&[]).unwrap(), 2)).collect();
+        let parameters = graph.parameters.iter();
+        let weights = parameters.map(|p| random(&mut r, p.ty.dtype, &p.ty.concrete(&[]).unwrap(), 2)).collect();
+        Self::with_weights(graph, plan, weights)
+    }
+
+    pub fn with_weights(graph: Graph, plan: Plan, weights: Vec<interp::Tensor>) -> Self {
+        let r = Random(11);
         let program = Arc::new(program_of(graph.clone(), plan, "cpu"));
         let tensors = weights.iter().map(borrow).collect();
         let executable = Executable::new(program, tensors, Arc::new(())).unwrap();
@@ -118,7 +123,9 @@ impl Case {
         let types = self.executable.output_types(bindings)?;
         let mut buffers: Vec<Vec<u8>> = types
             .iter()
-            .map(|(dtype, shape)| vec![0xa5; shape.iter().product::<i64>() as usize * dtype.size_bytes()])
+            .map(|(dtype, shape)| {
+                vec![0xa5; shape.iter().map(|d| d.max(&0)).product::<i64>() as usize * dtype.size_bytes()]
+            })
             .collect();
         let outputs: Vec<Tensor> = types
             .iter()

@@ -275,7 +275,7 @@ impl Specialized for SpecializedCpu {
     }
 
     unsafe fn run(&self, run: Run<'_>) -> Result<()> {
-        if run.arena as usize % ALIGN_BYTES != 0 {
+        if !run.arena.addr().is_multiple_of(ALIGN_BYTES) {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
         let mut copies = Vec::new();
