@@ -183,6 +183,10 @@ impl Access {
             .into_iter()
             .map(|d| usize::try_from(d).map_err(|_| Error::invalid(format!("a size is negative: {d}"))))
             .collect::<Result<_>>()?;
+        let bytes = shape.iter().try_fold(self.dtype.size_bytes(), |n, &d| n.checked_mul(d.max(1)));
+        if bytes.is_none_or(|b| isize::try_from(b).is_err()) {
+            return Err(Error::OutOfMemory { asked_bytes: usize::MAX, what: "one value".to_owned() });
+        }
         let strides = eval(&self.strides)?.into_iter().map(|s| s as isize).collect();
         let offset = self.offset.eval(bindings)? as isize;
         Ok(ConcreteAccess { buffer: self.buffer, dtype: self.dtype, shape, strides, offset })
