@@ -305,10 +305,10 @@ unsafe fn pack_weight_panel(
         let valid = width.min(outs - n0);
         dst.write_bytes(0, units(terms, weight.dtype) * width * 4);
         let first = first.byte_offset(n0 as isize * oc_stride * size);
-        let place = |index: usize| index % taps * channels + index / taps;
+        let sizes = [channels, taps];
         let is_spread = across(ic_stride, channels, taps as isize)
             && dense(1)
-            && spread_rows(isa, weight.dtype, first, oc_stride * size, valid, terms, dst.cast(), width, place);
+            && spread_rows(isa, weight.dtype, first, oc_stride * size, valid, sizes, dst.cast(), width);
         if !is_spread {
             let per_unit = elements_per_unit(weight.dtype);
             for (tap, channel) in (0..taps).flat_map(|tap| (0..channels).map(move |channel| (tap, channel))) {

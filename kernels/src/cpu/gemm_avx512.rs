@@ -460,21 +460,22 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
     whole
 }
 
-/// Spreads `valid <= 16` contiguous rows of `len` f32 over the columns of a panel: element `j` of row `lane` goes to
-/// `dst[place(j) * width + lane]`.
+/// Spreads `valid <= 16` contiguous rows of `channels x taps` f32 over the columns of a panel: element (channel, tap) of
+/// row `lane` becomes term `tap * channels + channel` of column `lane`.
 ///
 /// # Safety
-/// `src` must hold the rows, `row_bytes` apart; `dst` every place named; AVX-512 must be available.
+/// `src` must hold the rows, `row_bytes` apart; `dst` the panel; AVX-512 must be available.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn spread_32(
     src: *const u8,
     row_bytes: isize,
     valid: usize,
-    len: usize,
+    [channels, taps]: [usize; 2],
     dst: *mut u32,
     width: usize,
-    place: impl Fn(usize) -> usize,
 ) {
+    let len = channels * taps;
+    let (mut tap, mut channel) = (0, 0);
     for start in (0..len).step_by(16) {
         let count = (len - start).min(16);
         let mut rows = [_mm512_setzero_si512(); 16];
@@ -485,27 +486,32 @@ pub(crate) unsafe fn spread_32(
                 *row = _mm512_maskz_loadu_epi32(first_lanes(count), from.cast());
             }
         }
-        for (j, column) in transpose_16x16(rows).into_iter().enumerate().take(count) {
-            // SAFETY: the place lies inside the panel.
-            unsafe { _mm512_storeu_si512(dst.add(place(start + j) * width).cast(), column) };
+        for column in transpose_16x16(rows).into_iter().take(count) {
+            // SAFETY: the term lies inside the panel.
+            unsafe { _mm512_storeu_si512(dst.add((tap * channels + channel) * width).cast(), column) };
+            tap += 1;
+            if tap == taps {
+                (tap, channel) = (0, channel + 1);
+            }
         }
     }
 }
 
-/// As [`spread_32`] for 16-bit elements, ored into half `place(j) % 2` of unit `place(j) / 2`.
+/// As [`spread_32`] for 16-bit elements, two terms to a unit.
 ///
 /// # Safety
-/// As [`spread_32`]; the units named must be initialised.
+/// As [`spread_32`]; the panel must be all zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(crate) unsafe fn spread_16(
     src: *const u8,
     row_bytes: isize,
     valid: usize,
-    len: usize,
+    [channels, taps]: [usize; 2],
     dst: *mut u32,
     width: usize,
-    place: impl Fn(usize) -> usize,
 ) {
+    let len = channels * taps;
+    let (mut tap, mut channel) = (0, 0);
     for start in (0..len).step_by(16) {
         let count = (len - start).min(16);
         let mut rows = [_mm512_setzero_si512(); 16];
@@ -516,13 +522,17 @@ pub(crate) unsafe fn spread_16(
                 *row = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count), from.cast()));
             }
         }
-        for (j, column) in transpose_16x16(rows).into_iter().enumerate().take(count) {
-            let place = place(start + j);
-            let column = if place % 2 == 1 { _mm512_slli_epi32::<16>(column) } else { column };
-            // SAFETY: the place lies inside the panel.
+        for column in transpose_16x16(rows).into_iter().take(count) {
+            let term = tap * channels + channel;
+            let column = if term % 2 == 1 { _mm512_slli_epi32::<16>(column) } else { column };
+            // SAFETY: the term lies inside the panel.
             unsafe {
-                let unit = dst.add(place / 2 * width);
+                let unit = dst.add(term / 2 * width);
                 _mm512_storeu_si512(unit.cast(), _mm512_or_si512(column, _mm512_loadu_si512(unit.cast())));
+            }
+            tap += 1;
+            if tap == taps {
+                (tap, channel) = (0, channel + 1);
             }
         }
     }

@@ -195,21 +195,21 @@ pub(crate) unsafe fn transpose_units(
     }
 }
 
-/// Spreads `valid` contiguous rows of `len` elements over the columns of a panel that is all zero: element `j` of row
-/// `lane` becomes term `place(j)` of column `lane`. Returns false if there is no vector code for it.
+/// Spreads `valid` contiguous rows of `channels x taps` elements over the columns of a panel that is all zero: element
+/// (channel, tap) of row `lane` becomes term `tap * channels + channel` of column `lane`. Returns false if there is no
+/// vector code for it.
 ///
 /// # Safety
-/// `src` must hold the rows, `row_bytes` apart; `dst` must be a panel of `width` columns with every term named.
+/// `src` must hold the rows, `row_bytes` apart; `dst` must be a panel of `width` columns.
 pub(crate) unsafe fn spread_rows(
     isa: Isa,
     dtype: DType,
     src: *const u8,
     row_bytes: isize,
     valid: usize,
-    len: usize,
+    sizes: [usize; 2],
     dst: *mut u32,
     width: usize,
-    place: impl Fn(usize) -> usize + Copy,
 ) -> bool {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
@@ -218,8 +218,8 @@ pub(crate) unsafe fn spread_rows(
             unsafe {
                 let (src, count) = (src.byte_offset(lane as isize * row_bytes), (valid - lane).min(16));
                 match dtype.size_bytes() {
-                    4 => gemm_avx512::spread_32(src, row_bytes, count, len, dst.add(lane), width, place),
-                    _ => gemm_avx512::spread_16(src, row_bytes, count, len, dst.add(lane), width, place),
+                    4 => gemm_avx512::spread_32(src, row_bytes, count, sizes, dst.add(lane), width),
+                    _ => gemm_avx512::spread_16(src, row_bytes, count, sizes, dst.add(lane), width),
                 }
             }
         }
