@@ -110,6 +110,25 @@ fn strided_and_mixed_operands() {
 }
 
 #[test]
+fn a_few_rows_times_an_unpacked_weight() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (m, n, k) in [(1, 1, 1), (1, 130, 64), (2, 67, 33), (3, 5, 300), (4, 64, 17), (5, 64, 17)] {
+            let (a, b) = (Buffer::random(DType::F32, m * k, 1), Buffer::random(dtype, n * k, 2));
+            let left = Matrix::row_major(a.ptr(), DType::F32, k);
+            let right = Operand::Strided(Matrix::row_major(b.ptr(), dtype, k));
+            for isa in available() {
+                let mut c = Buffer::zeroed(DType::F32, m * n);
+                let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+                // SAFETY: dense buffers of the sizes named.
+                unsafe { gemm(Pool::global(), isa, m, n, k, &left, &right, &store).unwrap() };
+                let references = reference_gemm(&a, &b, &[], (m, n, k));
+                compare(&format!("{isa:?} {dtype:?} {m}x{n}x{k}"), &c, &references, k).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn the_plain_epilogue_adds_bias_and_residual_and_rounds_once() {
     let (m, n, k) = (23, 37, 16);
     for dtype in [DType::F32, DType::BF16, DType::F16] {

@@ -32,7 +32,9 @@
 //! ```
 
 use super::KernelError;
+use super::conv_depthwise::{self, Depthwise};
 use super::conv_direct::{self, Direct};
+use super::gemm::check_dtypes;
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, spread_rows};
 use super::pack::{Matrix, SendMut, elements_per_unit, pack_panel, units, width_at};
@@ -363,16 +365,17 @@ pub(crate) unsafe fn conv_with(
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
     conv.check()?;
-    for dtype in [dtype, weight.dtype] {
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return Err(KernelError::UnsupportedDType(dtype));
-        }
-    }
+    check_dtypes([dtype, weight.dtype])?;
     if (weight.terms, weight.group_out, weight.width) != (conv.terms(), conv.group_out(), kernel.nr) {
         return Err(KernelError::Shape("the weight was packed for another convolution or other instructions"));
     }
     if conv.rows() == 0 || conv.out_channels == 0 {
         return Ok(());
+    }
+    if conv_depthwise::suits(conv) {
+        let depthwise = Depthwise { isa: kernel.isa, conv, x, dtype, weight };
+        // SAFETY: forwarded.
+        return unsafe { depthwise.run(pool, epilogue) };
     }
     if !conv.is_plain() && conv_direct::suits(conv, weight.dtype) {
         // SAFETY: forwarded.

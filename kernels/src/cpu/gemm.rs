@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Without a prepacked weight pass [`Operand::Strided`]: panels are then packed while they are used, at a few per cent
-//! of the time for large `m`. [`batched_gemm`] multiplies many pairs of matrices in one region.
+//! of the time for large `m`, and skipped altogether for a handful of rows (`gemv`). [`batched_gemm`] multiplies many pairs of matrices in one region.
 //!
 //! Element types: A and B each f32, f16 or bf16, in any combination. Products are accumulated in f32, in chains of at
 //! most [`K_BLOCK`](super::gemm_driver) terms that are then added up, so the error grows with the square root of the
@@ -36,6 +36,7 @@
 use super::KernelError;
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, select};
+use super::gemv;
 use super::pack::{Matrix, PackedB};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -89,6 +90,15 @@ pub unsafe fn gemm(
     b: &Operand,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
+    #[cfg(target_arch = "x86_64")]
+    if let Operand::Strided(matrix) = b
+        && gemv::suits(isa.clamp(), m, a, matrix)
+        && m * n * k > 0
+    {
+        check_dtypes([a.dtype, matrix.dtype])?;
+        // SAFETY: forwarded.
+        return unsafe { gemv::gemv(pool, (m, n, k), a, matrix, epilogue) };
+    }
     let kernel = select(isa, a.dtype, b.dtype());
     // SAFETY: forwarded.
     unsafe { gemm_with(kernel, pool, &[], (m, n, k), a, b, epilogue) }
@@ -132,11 +142,7 @@ pub(crate) unsafe fn gemm_with(
     b: &Operand,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
-    for dtype in [a.dtype, b.dtype()] {
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return Err(KernelError::UnsupportedDType(dtype));
-        }
-    }
+    check_dtypes([a.dtype, b.dtype()])?;
     let source = Rows { a: *a, k, batch, form: kernel.form, copy: copy_row(kernel.isa, a.dtype, kernel.form) };
     let b = match b {
         Operand::Packed(packed) => {
@@ -151,6 +157,14 @@ pub(crate) unsafe fn gemm_with(
     let problem = Problem { kernel, count, m, n, k, row_step: m, col_step: 0, a: &source, b };
     // SAFETY: the caller vouches for the operands and the epilogue.
     unsafe { run(pool, &problem, epilogue) }
+}
+
+/// Refuses element types without kernels.
+pub(crate) fn check_dtypes(dtypes: [DType; 2]) -> Result<(), KernelError> {
+    match dtypes.into_iter().find(|dtype| !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)) {
+        Some(dtype) => Err(KernelError::UnsupportedDType(dtype)),
+        None => Ok(()),
+    }
 }
 
 /// Element offset of pair `z` along `batch`.

@@ -235,6 +235,8 @@ pub fn conv_cases() -> Vec<Conv> {
         square(10, 5, 5).padding([0, -1, -2]),
         square(6, 12, 18).padding([0, 1, 1]).groups(3),
         square(6, 24, 24).padding([0, 1, 1]).groups(24),
+        square(7, 100, 100).padding([0, 1, 1]).stride([1, 2, 2]).groups(100),
+        Conv::new_3d(2, [3, 4, 5], 20, 20, [3, 3, 3]).padding([1, 1, 1]).groups(20),
         Conv::new_2d(1, [13, 9], 24, 40, [1, 1]),
         Conv::new_2d(3, [7, 5], 9, 8, [1, 1]).stride([1, 2, 2]),
         Conv::new_2d(1, [20, 20], 3, 16, [7, 7]).padding([0, 3, 3]).stride([1, 2, 2]),
