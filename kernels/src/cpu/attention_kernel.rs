@@ -48,8 +48,8 @@ impl Packing {
     /// Elements between queries: an odd number of cache lines, from a short list the kernels are compiled for.
     pub(super) fn query_stride(&self) -> usize {
         match self.dim {
-            ..=80 => 80,
-            ..=176 => 176,
+            0..=80 => 80,
+            81..=176 => 176,
             _ => 528,
         }
     }
@@ -148,8 +148,8 @@ unsafe fn pack_keys<S: Simd, E: Element>(
                     while d < dim {
                         let n = l.min(dim - d);
                         s.store(row.as_mut_ptr(), e.load_n(s, source, d, n));
-                        for i in 0..n {
-                            *panel.add((d + i) * width + j) = row[i];
+                        for (i, x) in row[..n].iter().enumerate() {
+                            *panel.add((d + i) * width + j) = *x;
                         }
                         d += n;
                     }
@@ -303,8 +303,9 @@ unsafe fn load_queries<S: Simd, E: Element, const LDQ: usize>(
 }
 
 /// `c[MR][NV * LANES] (+)= a[MR][k] * b[k][NV * LANES]`: every accumulator in a register.
+// Indices, not iterators: the accumulators must become registers.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
 unsafe fn product<S: Simd, const MR: usize, const NV: usize, const LDA: usize, const ADD: bool>(
     s: S,
     k: usize,

@@ -193,7 +193,9 @@ unsafe fn copy_transposed(pool: &Pool, isa: Isa, dims: &[Dim], k: usize, src: *m
     let across = dims[k];
     let others: Vec<Dim> =
         dims[..dims.len() - 1].iter().enumerate().filter(|(d, _)| *d != k).map(|(_, d)| *d).collect();
-    let (planes, down, right) = (count(&others), across.n.div_ceil(BLOCK), last.n.div_ceil(BLOCK));
+    // Thin planes (the channels of an image) get longer blocks.
+    let long = if last.n <= 8 { BLOCK * BLOCK / 8 } else { BLOCK };
+    let (planes, down, right) = (count(&others), across.n.div_ceil(long), last.n.div_ceil(BLOCK));
     let units = planes * down * right;
     let tasks = tasks_for(pool, count(dims) * size).min(units);
     let (src, dst) = (Shared(src), Shared(dst));
@@ -201,8 +203,8 @@ unsafe fn copy_transposed(pool: &Pool, isa: Isa, dims: &[Dim], k: usize, src: *m
         for unit in units * task / tasks..units * (task + 1) / tasks {
             let (s, d) = offsets(&others, unit / (down * right));
             // Down the source's contiguous dimension last, so that destination rows are finished one after another.
-            let (i0, j0) = (unit / right % down * BLOCK, unit % right * BLOCK);
-            let (rows, cols) = (BLOCK.min(across.n - i0), BLOCK.min(last.n - j0));
+            let (i0, j0) = (unit / right % down * long, unit % right * BLOCK);
+            let (rows, cols) = (long.min(across.n - i0), BLOCK.min(last.n - j0));
             let p = src.at(s + i0 as isize * across.src + j0 as isize * last.src);
             let q = dst.at(d + i0 as isize * across.dst + j0 as isize * last.dst);
             // SAFETY: a block of the plane; blocks are disjoint.
@@ -231,19 +233,57 @@ unsafe fn transpose(
     // SAFETY: all indices are below `rows` and `cols`; the vector blocks need what `clamp` found, or SSE2 only.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        for i in (0..full_rows).step_by(8) {
-            for j in (0..full_cols).step_by(8) {
+        {
+            let block = |i: usize, j: usize| {
                 let a = p.offset(j as isize * p_stride).add(i * size);
                 let b = q.offset(i as isize * q_stride).add(j * size);
                 if size == 4 { x86::block4(a, p_stride, b, q_stride) } else { x86::block2(a, p_stride, b, q_stride) }
+            };
+            // Along the side with the wider stride first: its lines are then used up before they are evicted.
+            if p_stride.unsigned_abs() > q_stride.unsigned_abs() {
+                for j in (0..full_cols).step_by(8) {
+                    (0..full_rows).step_by(8).for_each(|i| block(i, j));
+                }
+            } else {
+                for i in (0..full_rows).step_by(8) {
+                    (0..full_cols).step_by(8).for_each(|j| block(i, j));
+                }
             }
+        }
+        macro_rules! element {
+            ($t:ty, $i:expr, $j:expr) => {
+                let x = p.offset($j as isize * p_stride).cast::<$t>().add($i).read_unaligned();
+                q.offset($i as isize * q_stride).cast::<$t>().add($j).write_unaligned(x);
+            };
         }
         macro_rules! edges {
             ($t:ty) => {
-                for i in 0..rows {
-                    for j in (if i < full_rows { full_cols } else { 0 })..cols {
-                        let x = p.offset(j as isize * p_stride).cast::<$t>().add(i).read_unaligned();
-                        q.offset(i as isize * q_stride).cast::<$t>().add(j).write_unaligned(x);
+                // Few columns (the channels of an image): loops of known length.
+                match if full_rows * full_cols == 0 { cols } else { 0 } {
+                    1 => (0..rows).for_each(|i| {
+                        element!($t, i, 0);
+                    }),
+                    2 => (0..rows).for_each(|i| {
+                        element!($t, i, 0);
+                        element!($t, i, 1);
+                    }),
+                    3 => (0..rows).for_each(|i| {
+                        element!($t, i, 0);
+                        element!($t, i, 1);
+                        element!($t, i, 2);
+                    }),
+                    4 => (0..rows).for_each(|i| {
+                        element!($t, i, 0);
+                        element!($t, i, 1);
+                        element!($t, i, 2);
+                        element!($t, i, 3);
+                    }),
+                    _ => {
+                        for i in 0..rows {
+                            for j in (if i < full_rows { full_cols } else { 0 })..cols {
+                                element!($t, i, j);
+                            }
+                        }
                     }
                 }
             };

@@ -24,11 +24,17 @@ fn poly<S: Simd, const N: usize>(s: S, x: S::F, c: [f32; N]) -> S::F {
 /// `e^x`; 0 below -104, infinity above 88.8.
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
-    // The operand order makes NaN survive the clamps.
-    let x = s.max_raw(s.splat(-104.0), s.min_raw(s.splat(89.0), x));
+    // The operand order makes NaN survive the clamp.
+    exp_split(s, s.min_raw(s.splat(89.0), x), s.splat(0.0))
+}
+
+/// `e^(x + low)` for `x` below 89 and `low` below half a unit in its last place.
+#[inline(always)]
+fn exp_split<S: Simd>(s: S, x: S::F, low: S::F) -> S::F {
+    let x = s.max_raw(s.splat(-104.0), x);
     let n = s.round_even(s.mul(x, s.splat(consts::LOG2_E)));
     let r = s.mla(n, s.splat(-0.693_359_4), x);
-    let r = s.mla(n, s.splat(2.121_944_4e-4), r);
+    let r = s.add(s.mla(n, s.splat(2.121_944_4e-4), r), low);
     let p = poly(s, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
     let p = s.add(s.mla(p, s.mul(r, r), r), s.splat(1.0));
     s.scale2(p, n)
@@ -172,9 +178,9 @@ pub fn silu<S: Simd>(s: S, x: S::F) -> S::F {
 /// The probability that a standard normal variable exceeds `a`, for `a >= 0` (NaN gives NaN, infinity too).
 #[inline(always)]
 fn normal_tail<S: Simd>(s: S, a: S::F) -> S::F {
-    // exp(-a^2 / 2) t Q(2t - 1) with t = 1 / (1 + 0.4 a). The rounding error of a^2 is put back as a factor.
+    // exp(-a^2 / 2) t Q(2t - 1) with t = 1 / (1 + 0.4 a). The rounding error of a^2 is put back.
     let a = s.min_raw(s.splat(20.0), a);
-    let t = s.div(s.splat(1.0), s.mla(a, s.splat(0.4), s.splat(1.0)));
+    let t = s.reciprocal(s.mla(a, s.splat(0.4), s.splat(1.0)));
     let q = poly(
         s,
         s.sub(s.add(t, t), s.splat(1.0)),
@@ -193,10 +199,8 @@ fn normal_tail<S: Simd>(s: S, a: S::F) -> S::F {
     );
     let p = s.mul(q, t);
     let h = s.mul(a, a);
-    let low = s.fma(a, a, s.neg(h));
-    let e = exp(s, s.mul(h, s.splat(-0.5)));
-    let e = s.mla(e, s.mul(low, s.splat(-0.5)), e);
-    s.mul(e, p)
+    let low = s.mul(s.fma(a, a, s.neg(h)), s.splat(-0.5));
+    s.mul(exp_split(s, s.mul(h, s.splat(-0.5)), low), p)
 }
 
 /// Exact GELU, `x * Phi(x)`; NaN at both infinities, as PyTorch's CPU kernel has it.

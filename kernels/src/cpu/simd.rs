@@ -40,6 +40,8 @@ pub trait Simd: Copy {
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     fn sqrt(self, a: Self::F) -> Self::F;
+    /// `1 / a` within 1 unit in the last place, for `a` in 1..=2^100.
+    fn reciprocal(self, a: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `a * b + c`, rounded once or twice, whichever is fast.
@@ -230,6 +232,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn sqrt(self, a: [f32; 8]) -> [f32; 8] {
         lanewise!(a, f32::sqrt)
+    }
+    #[inline(always)]
+    fn reciprocal(self, a: [f32; 8]) -> [f32; 8] {
+        lanewise!(a, f32::recip)
     }
     #[inline(always)]
     fn fma(self, a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
@@ -540,6 +546,14 @@ mod x86 {
             has!(_mm512_sqrt_ps(a))
         }
         #[inline(always)]
+        fn reciprocal(self, a: __m512) -> __m512 {
+            // 14 bits, doubled by one Newton step.
+            has!({
+                let x = _mm512_rcp14_ps(a);
+                _mm512_fmadd_ps(x, _mm512_fnmadd_ps(a, x, _mm512_set1_ps(1.0)), x)
+            })
+        }
+        #[inline(always)]
         fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
             has!(_mm512_fmadd_ps(a, b, c))
         }
@@ -792,6 +806,10 @@ mod x86 {
         #[inline(always)]
         fn sqrt(self, a: __m256) -> __m256 {
             has!(_mm256_sqrt_ps(a))
+        }
+        #[inline(always)]
+        fn reciprocal(self, a: __m256) -> __m256 {
+            has!(_mm256_div_ps(_mm256_set1_ps(1.0), a))
         }
         #[inline(always)]
         fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {

@@ -282,6 +282,8 @@ pub struct BoundProgram<'a> {
     places: Vec<Place>,
     steps: Vec<Step>,
     slots: usize,
+    /// Most elements of a tile.
+    tile: usize,
 }
 
 // SAFETY: the raw pointers are only followed by `run_block`, whose caller vouches for the memory and for blocks being
@@ -345,11 +347,16 @@ impl<'a> BoundProgram<'a> {
             places: vec![Place::None; p.nodes.len()],
             steps: Vec::with_capacity(p.nodes.len()),
             slots: 0,
+            tile: TILE,
         };
         bound.infer_kinds();
         bound.place_values();
         assert!(bound.slots <= MAX_SLOTS, "a program has at most MAX_REGS live values");
         bound.choose_steps();
+        if bound.slots == 0 && bound.steps.len() == 1 {
+            // Nothing is kept between steps: a tile may be any size.
+            bound.tile = 1 << 20;
+        }
         bound
     }
 
@@ -566,7 +573,7 @@ impl<'a> BoundProgram<'a> {
 
     /// Works on `run` rows of the block from its row `done` on; they lie in one run of the innermost row dimension.
     unsafe fn run_rows_of_run(&self, block: &Block<'_>, done: usize, run: usize, spots: &mut [Spot]) {
-        let (tile_rows, tile_cols) = tile_shape(run, block.cols);
+        let (tile_rows, tile_cols) = tile_shape(run, block.cols, self.tile);
         let row = block.row0 + done;
         let mut origin = [null_mut::<u8>(); MAX_OPERANDS];
         for (o, origin) in self.operands.iter().zip(&mut origin) {
@@ -680,13 +687,13 @@ struct Registers<const SLOTS: usize>([[f32; TILE]; SLOTS]);
 /// A program has at most [`MAX_REGS`] live values, and an instruction's result beside its dying operands.
 const MAX_SLOTS: usize = MAX_REGS + 1;
 
-/// Rows and columns of a tile: whole rows if they fit, several of them if they are short.
-fn tile_shape(rows: usize, cols: usize) -> (usize, usize) {
-    if cols <= TILE {
-        return ((TILE / cols.max(1)).min(rows), cols);
+/// Rows and columns of a tile of at most `tile` elements: whole rows if they fit, several of them if they are short.
+fn tile_shape(rows: usize, cols: usize, tile: usize) -> (usize, usize) {
+    if cols <= tile {
+        return ((tile / cols.max(1)).min(rows), cols);
     }
-    let pieces = cols.div_ceil(TILE);
-    (1, cols.div_ceil(pieces).next_multiple_of(64).min(TILE))
+    let pieces = cols.div_ceil(tile);
+    (1, cols.div_ceil(pieces).next_multiple_of(64).min(tile))
 }
 
 /// Merged dimensions.

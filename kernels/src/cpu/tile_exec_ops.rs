@@ -388,13 +388,7 @@ unsafe fn load_body<S: Simd, const T: u8>(s: S, g: &Move) {
             let (m, d) = (g.mem.offset(r * g.row_stride), g.reg.offset(r * g.ld));
             let mut i = 0;
             match dtype {
-                DType::F32 => {
-                    while i < cols {
-                        let n = l.min(cols - i);
-                        s.store_n(d.add(i), s.load_n(m.cast::<f32>().add(i), n), n);
-                        i += l;
-                    }
-                }
+                DType::F32 => std::ptr::copy_nonoverlapping(m.cast::<f32>(), d, cols),
                 DType::BF16 => {
                     while i + l <= cols {
                         s.store(d.add(i), s.load_bf16(m.cast::<u16>().add(i)));
@@ -445,9 +439,16 @@ unsafe fn store_body<S: Simd, const T: u8, const SCALAR: bool>(s: S, g: &Move) {
             let mut i = 0;
             match dtype {
                 DType::F32 => {
+                    let m = m.cast::<f32>();
+                    while i + 2 * l <= cols {
+                        let (x, y) = (get::<S, SCALAR>(s, p, v, i), get::<S, SCALAR>(s, p, v, i + l));
+                        s.store(m.add(i), x);
+                        s.store(m.add(i + l), y);
+                        i += 2 * l;
+                    }
                     while i < cols {
                         let n = l.min(cols - i);
-                        s.store_n(m.cast::<f32>().add(i), get_n::<S, SCALAR>(s, p, v, i, n), n);
+                        s.store_n(m.add(i), get_n::<S, SCALAR>(s, p, v, i, n), n);
                         i += l;
                     }
                 }
