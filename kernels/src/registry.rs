@@ -45,6 +45,7 @@ pub struct Row {
 /// Every kernel of the crate.
 pub fn rows() -> Vec<Row> {
     let mut rows = cpu::verify::rows();
+    rows.extend(cpu::tile_exec_verify::rows());
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     rows
 }

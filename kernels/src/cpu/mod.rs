@@ -42,6 +42,7 @@ pub mod softmax;
 pub mod tile_exec;
 mod tile_exec_ops;
 pub mod tile_exec_ref;
+pub mod tile_exec_verify;
 pub mod verify;
 
 /// Why an entry point did not run. Nothing has been written then.

@@ -6,8 +6,8 @@
 //! together with whatever follows (SiLU, a time-embedding shift, ...).
 //!
 //! *Layer norm and RMS norm* over the last dimension: two passes over a row in L1 (mean, then squared distances), then
-//! the program over the same rows with `RowScalar(0)` the mean (0 for RMS norm) and `RowScalar(1)` the reciprocal
-//! standard deviation.
+//! the program over the same rows with `RowScalar(0)` the mean (0 for RMS norm), `RowScalar(1)` the reciprocal standard
+//! deviation, and `RowScalar(2)` their negated product, so that one `Fma` normalises.
 
 use super::KernelError;
 use super::copy::Shared;
@@ -133,37 +133,50 @@ pub unsafe fn group_norm_scale_shift(
             let image = x.ptr.offset(n as isize * x.image_stride * size);
             let at = n * parts * 2 * c;
             let (a, b) = (scale.add(n * c), shift.add(n * c));
-            combine(x, norm, image, &sums[at..at + parts * 2 * c], a, b);
+            combine(x, norm, image, &mut sums[at..at + parts * 2 * c], a, b);
         }
     }
     Ok(())
 }
 
-/// Turns the sums of one image into its scales and shifts.
-unsafe fn combine(x: &Channels, norm: &GroupNorm, image: *const u8, sums: &[f64], scale: *mut f32, shift: *mut f32) {
+/// Turns the sums of one image into its scales and shifts; the sums of all parts are gathered in the first.
+unsafe fn combine(
+    x: &Channels,
+    norm: &GroupNorm,
+    image: *const u8,
+    sums: &mut [f64],
+    scale: *mut f32,
+    shift: *mut f32,
+) {
     let (c, per_group, hw) = (x.channels, x.channels / norm.groups, x.pixels as f64);
+    let (total, parts) = sums.split_at_mut(2 * c);
+    for part in parts.chunks_exact(2 * c) {
+        total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
+    }
+    let (first, second) = total.split_at(c);
     let size = x.dtype.size_bytes();
     for g in 0..norm.groups {
         let channels = g * per_group..(g + 1) * per_group;
-        // (k, sum of x - k, sum of (x - k)^2) of each channel.
-        let moments = |ch: usize| {
-            // SAFETY: the first pixel of a non-empty image.
-            let k = unsafe { load_scalar(x.dtype, image.add(ch * size)) as f64 };
-            let total = |at: usize| sums.chunks_exact(2 * c).map(|part| part[at]).sum::<f64>();
-            (k, total(ch), total(c + ch))
-        };
+        // SAFETY: the first pixel of a non-empty image.
+        let origin = |ch: usize| unsafe { load_scalar(x.dtype, image.add(ch * size)) as f64 };
         let count = hw * per_group as f64;
-        let mean = channels.clone().map(moments).map(|(k, s, _)| s + hw * k).sum::<f64>() / count;
-        let square = |(k, s, q): (f64, f64, f64)| q + 2.0 * (k - mean) * s + hw * (k - mean) * (k - mean);
-        let variance = channels.clone().map(moments).map(square).sum::<f64>() / count;
-        let rstd = 1.0 / (variance.max(0.0) + norm.eps).sqrt();
-        let rstd = if variance.is_nan() { f64::NAN } else { rstd };
+        let mean = channels.clone().map(|ch| first[ch] + hw * origin(ch)).sum::<f64>() / count;
+        let square = |ch: usize| {
+            let d = origin(ch) - mean;
+            second[ch] + 2.0 * d * first[ch] + hw * d * d
+        };
+        let variance = channels.clone().map(square).sum::<f64>() / count;
+        // `max` would hide NaN.
+        let variance = if variance < 0.0 { 0.0 } else { variance };
+        let rstd = 1.0 / (variance + norm.eps).sqrt();
         for ch in channels {
             // SAFETY: the caller's promise.
             unsafe {
                 let (gamma, beta) = (norm.gamma.get(ch, 1.0), norm.beta.get(ch, 0.0));
-                *scale.add(ch) = (gamma * rstd) as f32;
-                *shift.add(ch) = (beta - mean * rstd * gamma) as f32;
+                let factor = (gamma * rstd) as f32;
+                *scale.add(ch) = factor;
+                // From the rounded factor: its error then scales the distance from the mean, not the mean.
+                *shift.add(ch) = (beta - mean * factor as f64) as f32;
             }
         }
     }
@@ -336,8 +349,8 @@ const ROWS: usize = 16;
 
 /// Layer norm or RMS norm over the last dimension of `space`.
 ///
-/// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean and
-/// `RowScalar(1)` the reciprocal of `sqrt(variance + eps)`. The program loads `x` (as a memory operand), weight and bias
+/// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean,
+/// `RowScalar(1)` the reciprocal of `sqrt(variance + eps)` and `RowScalar(2)` minus their product. The program loads `x` (as a memory operand), weight and bias
 /// itself.
 ///
 /// # Errors
@@ -375,7 +388,7 @@ pub unsafe fn row_norm(
     let tasks = ((rows * cols * size) >> 15).clamp(1, pool.threads() * 4).min(units);
     let (ptr, strides, dtype, space) = (Shared(x.bound.ptr), x.bound.strides, x.dtype, *space);
     pool.run(tasks, |task, _| {
-        let (mut mean, mut rstd) = ([0f32; ROWS], [0f32; ROWS]);
+        let (mut mean, mut rstd, mut shift) = ([0f32; ROWS], [0f32; ROWS], [0f32; ROWS]);
         for unit in units * task / tasks..units * (task + 1) / tasks {
             let (row0, n) = (unit * batch, batch.min(rows - unit * batch));
             for r in 0..n {
@@ -386,9 +399,11 @@ pub unsafe fn row_norm(
                 }
                 // SAFETY: a row of `x`.
                 let (m, v) = unsafe { row_statistics(isa, dtype, ptr.at(offset * size as isize), cols, kind) };
-                (mean[r], rstd[r]) = (m as f32, (1.0 / (v + eps).sqrt()) as f32);
+                let reciprocal = (1.0 / (v + eps).sqrt()) as f32;
+                // From the rounded factor: its error then scales the distance from the mean, not the mean.
+                (mean[r], rstd[r], shift[r]) = (m as f32, reciprocal, (-m * reciprocal as f64) as f32);
             }
-            let scalars = [mean.as_ptr(), rstd.as_ptr()];
+            let scalars = [mean.as_ptr(), rstd.as_ptr(), shift.as_ptr()];
             let block = Block { row_scalars: &scalars, row0, rows: n, cols, ..Block::default() };
             // SAFETY: rows of the space, disjoint between tasks; the scalars hold `n` values.
             unsafe { bound.run_block(&block) };
@@ -407,54 +422,64 @@ unsafe fn row_statistics_body<S: Simd>(s: S, dtype: DType, x: *const u8, n: usiz
     // SAFETY: the caller's promise.
     unsafe {
         with_element!(dtype, e => {
-            let mean = match kind {
-                RowNorm::Layer => sum_row::<S, _, false>(s, e, x, n, 0.0) / n as f64,
-                RowNorm::Rms => 0.0,
-            };
-            // Distances from the rounded mean; the rest of the mean is corrected for.
-            let center = mean as f32;
-            let square = sum_row::<S, _, true>(s, e, x, n, center) / n as f64;
-            let rest = if mean.is_finite() { mean - center as f64 } else { 0.0 };
-            (mean, (square - rest * rest).max(0.0) + 0.0 * square)
+            if kind == RowNorm::Rms {
+                return (0.0, sum_row::<S, _, true>(s, e, x, n, 0.0).1 / n as f64);
+            }
+            // A first mean to measure distances from; their own mean corrects it, and the variance.
+            let center = (sum_row::<S, _, false>(s, e, x, n, 0.0).0 / n as f64) as f32;
+            let (sum, squares) = sum_row::<S, _, true>(s, e, x, n, center);
+            let rest = sum / n as f64;
+            let variance = squares / n as f64 - rest * rest;
+            // `max` would hide NaN.
+            (center as f64 + rest, if variance < 0.0 { 0.0 } else { variance })
         }, else (0.0, 0.0))
     }
 }
 
-/// Sum of `x` or of `(x - center)^2`: f32 over short pieces, f64 between them.
+/// Sums of `x - center` and, if asked for, of its square: f32 over short pieces, f64 between them.
 #[inline(always)]
-unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(s: S, e: E, x: *const u8, n: usize, center: f32) -> f64 {
+unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(
+    s: S,
+    e: E,
+    x: *const u8,
+    n: usize,
+    center: f32,
+) -> (f64, f64) {
     let (l, c, zero) = (S::LANES, s.splat(center), s.splat(0.0));
-    let mut total = 0f64;
+    let (mut total, mut squares) = (0f64, 0f64);
     let mut at = 0;
     while at < n {
         let end = n.min(at + 64 * l);
-        let mut acc = [zero; 4];
+        let (mut a, mut b, mut p, mut q) = (zero, zero, zero, zero);
         // SAFETY: positions below `n`, by the caller's promise.
         unsafe {
-            while at + 4 * l <= end {
-                let v = [e.load(s, x, at), e.load(s, x, at + l), e.load(s, x, at + 2 * l), e.load(s, x, at + 3 * l)];
-                let mut j = 0;
-                while j < 4 {
-                    let d = s.sub(v[j], c);
-                    acc[j] = if SQUARE { s.mla(d, d, acc[j]) } else { s.add(acc[j], v[j]) };
-                    j += 1;
+            while at + 2 * l <= end {
+                let (v, w) = (s.sub(e.load(s, x, at), c), s.sub(e.load(s, x, at + l), c));
+                (a, b) = (s.add(a, v), s.add(b, w));
+                if SQUARE {
+                    (p, q) = (s.mla(v, v, p), s.mla(w, w, q));
                 }
-                at += 4 * l;
+                at += 2 * l;
             }
             while at + l <= end {
-                let v = e.load(s, x, at);
-                let d = s.sub(v, c);
-                acc[0] = if SQUARE { s.mla(d, d, acc[0]) } else { s.add(acc[0], v) };
+                let v = s.sub(e.load(s, x, at), c);
+                a = s.add(a, v);
+                if SQUARE {
+                    p = s.mla(v, v, p);
+                }
                 at += l;
             }
             while at < end {
-                let v = e.get(x, at as isize);
-                let d = v - center;
-                total += if SQUARE { (d * d) as f64 } else { v as f64 };
+                let v = e.get(x, at as isize) - center;
+                total += v as f64;
+                squares += (v * v) as f64;
                 at += 1;
             }
         }
-        total += s.reduce_add(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3]))) as f64;
+        total += s.reduce_add(s.add(a, b)) as f64;
+        if SQUARE {
+            squares += s.reduce_add(s.add(p, q)) as f64;
+        }
     }
-    total
+    (total, squares)
 }

@@ -564,7 +564,7 @@ impl<'a> BoundProgram<'a> {
         let mut done = 0;
         while done < block.rows {
             let row = block.row0 + done;
-            let run = (inner - row % inner).min(block.rows - done);
+            let run = if self.rank == 1 { block.rows } else { (inner - row % inner).min(block.rows - done) };
             // SAFETY: a sub-block of the block.
             unsafe { self.run_rows_of_run(block, done, run, spots) };
             done += run;
@@ -575,15 +575,21 @@ impl<'a> BoundProgram<'a> {
     unsafe fn run_rows_of_run(&self, block: &Block<'_>, done: usize, run: usize, spots: &mut [Spot]) {
         let (tile_rows, tile_cols) = tile_shape(run, block.cols, self.tile);
         let row = block.row0 + done;
-        let mut origin = [null_mut::<u8>(); MAX_OPERANDS];
-        for (o, origin) in self.operands.iter().zip(&mut origin) {
-            let (mut rest, mut offset) = (row, block.col0 as isize * o.col);
-            for d in (0..self.rank).rev() {
-                offset += (rest % self.dims[d]) as isize * o.rows[d];
-                rest /= self.dims[d];
-            }
-            *origin = o.ptr.wrapping_offset(offset);
+        // The row as an index of every row dimension.
+        let (mut index, mut rest) = ([0isize; MAX_DIMS], row);
+        for d in (1..self.rank).rev() {
+            index[d] = (rest % self.dims[d]) as isize;
+            rest /= self.dims[d];
         }
+        index[0] = rest as isize;
+        let mut origin = [MaybeUninit::<*mut u8>::uninit(); MAX_OPERANDS];
+        let origin = &mut origin[..self.operands.len()];
+        for (o, origin) in self.operands.iter().zip(&mut *origin) {
+            let rows: isize = index[..self.rank].iter().zip(&o.rows).map(|(i, s)| i * s).sum();
+            origin.write(o.ptr.wrapping_offset(rows + block.col0 as isize * o.col));
+        }
+        // SAFETY: every element was written just now.
+        let origin = unsafe { &*(&raw const *origin as *const [*mut u8]) };
         let mut r = 0;
         while r < run {
             let rows = tile_rows.min(run - r);
@@ -591,7 +597,7 @@ impl<'a> BoundProgram<'a> {
             while c < block.cols {
                 let cols = tile_cols.min(block.cols - c);
                 // SAFETY: a part of the block.
-                unsafe { self.run_tile(block, &origin, [done + r, r, c, rows, cols], spots) };
+                unsafe { self.run_tile(block, origin, [done + r, r, c, rows, cols], spots) };
                 c += cols;
             }
             r += rows;
@@ -603,7 +609,7 @@ impl<'a> BoundProgram<'a> {
     unsafe fn run_tile(
         &self,
         block: &Block<'_>,
-        origin: &[*mut u8; MAX_OPERANDS],
+        origin: &[*mut u8],
         [block_row, r, c, rows, cols]: [usize; 5],
         spots: &mut [Spot],
     ) {

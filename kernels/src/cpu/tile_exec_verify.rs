@@ -1,0 +1,267 @@
+//! Rows of the registry for attention, norms, softmax and tile programs: each level of each, compared with f64 loops.
+
+use super::attention::{Attention, Heads, attention, attention_reference};
+use super::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
+use super::softmax::{Matrix, softmax};
+use super::tile_exec::{Prepared, run_loop};
+use super::tile_exec_ref;
+use super::verify::Buffer;
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::registry::{Family, Row};
+use crate::tile::{Binary, Bound, Instr, Source, Space, TileProgram, Unary};
+
+/// A comparison at a level and type.
+type Check = fn(Isa, DType) -> Result<(), String>;
+
+/// Every kernel of this file at every level, for every floating type.
+pub fn rows() -> Vec<Row> {
+    let families: [(&str, &str, Family, Check); 5] = [
+        ("attention", "24xk256", Family::Attention, verify_attention),
+        ("group_norm_silu", "r4", Family::Norm, verify_group_norm),
+        ("layer_norm", "r16", Family::Norm, verify_layer_norm),
+        ("softmax", "r1", Family::Norm, verify_softmax),
+        ("tile", "1024", Family::Tile, verify_tile),
+    ];
+    let mut rows = Vec::new();
+    for (name, shape, family, check) in families {
+        for (dtype, suffix) in [(DType::F32, "f32"), (DType::F16, "f16"), (DType::BF16, "bf16")] {
+            for isa in Isa::ALL {
+                rows.push(Row {
+                    name: format!("{name}_{suffix}_{shape}__{}", isa.name()),
+                    family,
+                    isa,
+                    dtype,
+                    is_available: Box::new(move || isa.is_available()),
+                    verify: Box::new(move || check(isa, dtype)),
+                });
+            }
+        }
+    }
+    rows
+}
+
+/// Half a unit in the last place of a result of about 1.
+fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    }
+}
+
+/// Compares stored results with f64 ones: `tolerance` plus the rounding of the stored type, both relative to the larger
+/// of 1 and the result.
+fn compare(got: &Buffer, expected: &[f64], tolerance: f64) -> Result<(), String> {
+    for (i, e) in expected.iter().enumerate() {
+        let error = (got.get(i) - e).abs();
+        if error.is_nan() || error > (tolerance + rounding(got.dtype)) * e.abs().max(1.0) {
+            return Err(format!("result {i} is {}, expected {e}", got.get(i)));
+        }
+    }
+    Ok(())
+}
+
+fn load(dst: u8, operand: u8) -> Instr {
+    Instr::Load { dst, src: Source::Memory(operand) }
+}
+
+fn verify_attention(isa: Isa, dtype: DType) -> Result<(), String> {
+    for (seq_q, seq_k, dim, causal) in
+        [(50, 77, 40, false), (100, 300, 64, true), (5, 33, 96, false), (30, 70, 8, true)]
+    {
+        let (batch, heads) = (1, 2);
+        let [mut q, mut k, mut v] =
+            [(seq_q, 1), (seq_k, 2), (seq_k, 3)].map(|(n, seed)| Buffer::random(dtype, batch * heads * n * dim, seed));
+        let mut out = Buffer::zeroed(dtype, batch * heads * seq_q * dim);
+        let mut exact = Buffer::zeroed(DType::F32, batch * heads * seq_q * dim);
+        let of = |b: &mut Buffer, n: usize| Heads {
+            ptr: b.ptr_mut(),
+            dtype: b.dtype,
+            strides: [(n * heads * dim) as isize, dim as isize, (heads * dim) as isize, 1],
+        };
+        let (scale, out_heads) = (1.0 / (dim as f32).sqrt(), of(&mut out, seq_q));
+        let (q, k, v) = (of(&mut q, seq_q), of(&mut k, seq_k), of(&mut v, seq_k));
+        let dim_v = dim;
+        let a = Attention {
+            batch,
+            heads,
+            kv_heads: heads,
+            seq_q,
+            seq_k,
+            dim,
+            dim_v,
+            scale,
+            causal,
+            q,
+            k,
+            v,
+            mask: None,
+            out: out_heads,
+        };
+        // SAFETY: the buffers hold the sizes.
+        unsafe {
+            attention(&Pool::new(2), isa, &a).map_err(|e| e.to_string())?;
+            attention_reference(&Attention { out: of(&mut exact, seq_q), ..a });
+        }
+        let expected: Vec<f64> = (0..batch * heads * seq_q * dim).map(|i| exact.get(i)).collect();
+        // Scores of `dim` products below 1, times scale; weights inherit their absolute error.
+        let tolerance = 4.0 * (dim as f64).sqrt() * 2f64.powi(-24) + 1e-6;
+        compare(&out, &expected, tolerance).map_err(|e| format!("{seq_q}x{seq_k} d{dim}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn verify_group_norm(isa: Isa, dtype: DType) -> Result<(), String> {
+    for (n, pixels, c, groups) in [(2, 37, 48, 8), (1, 1000, 33, 3), (3, 2, 16, 2)] {
+        let mut x = Buffer::random(dtype, n * pixels * c, 5);
+        let mut y = Buffer::zeroed(dtype, n * pixels * c);
+        let (mut scale, mut shift) = (Buffer::zeroed(DType::F32, n * c), Buffer::zeroed(DType::F32, n * c));
+        let program = TileProgram {
+            instrs: vec![
+                load(0, 0),
+                load(1, 1),
+                load(2, 2),
+                Instr::Fma { dst: 0, a: 0, b: 1, c: 2 },
+                Instr::Unary { dst: 0, op: Unary::Silu, a: 0 },
+                Instr::Store { src: 0, out: 0 },
+            ],
+            loads: vec![dtype, DType::F32, DType::F32],
+            stores: vec![dtype],
+        };
+        let prepared = Prepared::new(&program, isa).map_err(|e| e.to_string())?;
+        let space = Space::new(&[n, pixels, c]);
+        let images = Channels {
+            ptr: x.ptr(),
+            dtype,
+            batch: n,
+            pixels,
+            channels: c,
+            image_stride: (pixels * c) as isize,
+            pixel_stride: c as isize,
+        };
+        let norm = GroupNorm { groups, eps: 1e-5, gamma: ChannelVector::NONE, beta: ChannelVector::NONE };
+        let (a, b) = (scale.ptr_mut(), shift.ptr_mut());
+        let strides = [c as isize, 0, 1, 0, 0, 0];
+        let loads = [Bound::contiguous(x.ptr_mut(), &space), Bound { ptr: a, strides }, Bound { ptr: b, strides }];
+        let stores = [Bound::contiguous(y.ptr_mut(), &space)];
+        // SAFETY: the buffers hold the images.
+        unsafe {
+            let pool = Pool::new(2);
+            group_norm_apply(&pool, isa, &images, &norm, a.cast(), b.cast(), &prepared, &space, &loads, &stores)
+                .map_err(|e| e.to_string())?;
+        }
+        let per = c / groups;
+        let mut expected = vec![0.0; n * pixels * c];
+        for (image, g) in (0..n * groups).map(|i| (i / groups, i % groups)) {
+            let at = |i: usize| (image * pixels + i / per) * c + g * per + i % per;
+            let count = (pixels * per) as f64;
+            let mean = (0..pixels * per).map(|i| x.get(at(i))).sum::<f64>() / count;
+            let variance = (0..pixels * per).map(|i| (x.get(at(i)) - mean).powi(2)).sum::<f64>() / count;
+            for i in 0..pixels * per {
+                let v = (x.get(at(i)) - mean) / (variance + 1e-5).sqrt();
+                expected[at(i)] = v / (1.0 + (-v).exp());
+            }
+        }
+        compare(&y, &expected, 4e-6).map_err(|e| format!("{n}x{pixels}x{c}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn verify_layer_norm(isa: Isa, dtype: DType) -> Result<(), String> {
+    for (rows, cols) in [(37, 320), (4, 33), (3, 5000)] {
+        let mut x = Buffer::random(dtype, rows * cols, 6);
+        let mut y = Buffer::zeroed(dtype, rows * cols);
+        let program = TileProgram {
+            instrs: vec![
+                load(0, 0),
+                Instr::Load { dst: 1, src: Source::RowScalar(1) },
+                Instr::Load { dst: 2, src: Source::RowScalar(2) },
+                Instr::Fma { dst: 0, a: 0, b: 1, c: 2 },
+                Instr::Store { src: 0, out: 0 },
+            ],
+            loads: vec![dtype],
+            stores: vec![dtype],
+        };
+        let prepared = Prepared::new(&program, isa).map_err(|e| e.to_string())?;
+        let space = Space::new(&[rows, cols]);
+        let input = RowInput { bound: Bound::contiguous(x.ptr_mut(), &space), dtype };
+        let stores = [Bound::contiguous(y.ptr_mut(), &space)];
+        // SAFETY: the buffers hold the space.
+        unsafe {
+            let pool = Pool::new(2);
+            row_norm(&pool, isa, RowNorm::Layer, 1e-5, &input, &prepared, &space, &[input.bound], &stores)
+                .map_err(|e| e.to_string())?;
+        }
+        let expected: Vec<f64> = (0..rows * cols)
+            .map(|i| {
+                let row = || (i / cols * cols..(i / cols + 1) * cols).map(|j| x.get(j));
+                let mean = row().sum::<f64>() / cols as f64;
+                let variance = row().map(|v| (v - mean).powi(2)).sum::<f64>() / cols as f64;
+                (x.get(i) - mean) / (variance + 1e-5).sqrt()
+            })
+            .collect();
+        compare(&y, &expected, 1e-6).map_err(|e| format!("{rows}x{cols}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn verify_softmax(isa: Isa, dtype: DType) -> Result<(), String> {
+    for (rows, cols) in [(5, 77), (3, 1), (2, 4096)] {
+        let mut x = Buffer::random(dtype, rows * cols, 7);
+        let mut y = Buffer::zeroed(dtype, rows * cols);
+        let matrix = |b: &mut Buffer| Matrix { ptr: b.ptr_mut(), dtype, row_stride: cols as isize };
+        let (a, b) = (matrix(&mut x), matrix(&mut y));
+        // SAFETY: the buffers hold the matrices.
+        unsafe { softmax(&Pool::new(2), isa, a, b, rows, cols) }.map_err(|e| e.to_string())?;
+        let expected: Vec<f64> = (0..rows * cols)
+            .map(|i| x.get(i).exp() / (i / cols * cols..(i / cols + 1) * cols).map(|j| x.get(j).exp()).sum::<f64>())
+            .collect();
+        compare(&y, &expected, 1e-6).map_err(|e| format!("{rows}x{cols}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// A program of every kind of instruction, over operands of every kind of stride.
+fn verify_tile(isa: Isa, dtype: DType) -> Result<(), String> {
+    let program = TileProgram {
+        instrs: vec![
+            load(0, 0),
+            load(1, 1),
+            load(2, 2),
+            Instr::Load { dst: 3, src: Source::Const(0.5) },
+            Instr::Fma { dst: 0, a: 0, b: 1, c: 2 },
+            Instr::Unary { dst: 1, op: Unary::Gelu, a: 0 },
+            Instr::Binary { dst: 2, op: Binary::Gt, a: 0, b: 3 },
+            Instr::Select { dst: 0, cond: 2, a: 1, b: 0 },
+            Instr::Round { dst: 0, a: 0, dtype: DType::BF16 },
+            Instr::Binary { dst: 0, op: Binary::Mul, a: 0, b: 3 },
+            Instr::Store { src: 0, out: 0 },
+        ],
+        loads: vec![dtype; 3],
+        stores: vec![dtype],
+    };
+    let prepared = Prepared::new(&program, isa).map_err(|e| e.to_string())?;
+    for (n, h, c) in [(2, 9, 70), (1, 1, 5000), (3, 40, 4)] {
+        let space = Space::new(&[n, h, c]);
+        let [mut x, mut row, mut each] =
+            [(n * h * c, 1), (c, 2), (n, 3)].map(|(len, seed)| Buffer::random(dtype, len, seed));
+        let (mut y, mut exact) = (Buffer::zeroed(dtype, n * h * c), Buffer::zeroed(dtype, n * h * c));
+        let loads = [
+            Bound::contiguous(x.ptr_mut(), &space),
+            Bound { ptr: row.ptr_mut(), strides: [0, 0, 1, 0, 0, 0] },
+            Bound { ptr: each.ptr_mut(), strides: [1, 0, 0, 0, 0, 0] },
+        ];
+        // SAFETY: the buffers hold the space at these strides.
+        unsafe {
+            run_loop(&Pool::new(2), &prepared, &space, &loads, &[Bound::contiguous(y.ptr_mut(), &space)]);
+            let out = [Bound::contiguous(exact.ptr_mut(), &space)];
+            tile_exec_ref::run(&program, &space, &loads, &out, &[], &[]);
+        }
+        let expected: Vec<f64> = (0..n * h * c).map(|i| exact.get(i)).collect();
+        // GELU's error may tip the rounding to bfloat16 the other way.
+        compare(&y, &expected, 2f64.powi(-8)).map_err(|e| format!("{n}x{h}x{c}: {e}"))?;
+    }
+    Ok(())
+}
