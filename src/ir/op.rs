@@ -123,6 +123,7 @@ named_enum! {
 
 /// What a node computes. Attribute names are PyTorch's; `dim`s are non-negative.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "attributes have PyTorch's names and meaning where the variant says nothing else")]
 pub enum Op {
     // -- sources: no operands ------------------------------------------------------------------------------------------
     /// Argument `index` of the call ([`super::Graph::inputs`]).
