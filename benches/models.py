@@ -67,8 +67,9 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         exact = testing.reference(module, inputs)
         gc.collect()
         compiled = oxidiff.compile(module, options=oxidiff.CompileOptions(cache=False, tune="off"))
-        error = testing.relative_error(compiled(**inputs), exact)
-        own = testing.relative_error(module(**inputs), exact)
+        distance = testing.relative_error if label == "f32" else testing.typical_error
+        error = distance(compiled(**inputs), exact)
+        own = distance(module(**inputs), exact)
         del exact
         runs = {
             "eager": lambda module=module, inputs=inputs: module(**inputs),

@@ -70,7 +70,7 @@ class DigitsPipeline(DiffusionPipeline):
         labels: list[int],
         *,
         steps: int = 25,
-        guidance: float = 2.0,
+        guidance: float = 1.5,
         size: int = SIZE,
         seed: int = 0,
         progress: bool = False,

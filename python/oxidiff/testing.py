@@ -36,6 +36,8 @@ __all__ = [
     "names",
     "reference",
     "relative_error",
+    "relative_errors",
+    "typical_error",
 ]
 
 Config = Mapping[str, Any]
@@ -347,7 +349,7 @@ _SD3_TINY = {
     "joint_attention_dim": 48,
     "caption_projection_dim": 64,
     "pooled_projection_dim": 32,
-    "pos_embed_max_size": 24,
+    "pos_embed_max_size": 96,
 }
 _SD35_MEDIUM = {
     **_SD3,
@@ -385,6 +387,7 @@ _LATENTS = ((8, 8), (16, 24))
 _SMALL_LATENTS = ((8, 8), (8, 12))
 _PIXELS = ((64, 64), (64, 96))
 _TEXTS = ((77,), (50,))
+_CLIP_TEXTS = ((50,), (64,))
 
 ZOO: Mapping[str, Model] = {
     model.name: model
@@ -416,8 +419,10 @@ ZOO: Mapping[str, Model] = {
         Model("sdxl-vae-encoder", _ENCODER, _SDXL_VAE, _VAE_TINY, _encoder_inputs, (1024, 1024), _PIXELS),
         Model("flux-vae-decoder", _DECODER, _FLUX_VAE, _VAE_TINY, _decoder_inputs, (128, 128), _SMALL_LATENTS),
         Model("flux-vae-encoder", _ENCODER, _FLUX_VAE, _VAE_TINY, _encoder_inputs, (1024, 1024), _PIXELS),
-        Model("clip-l", "transformers.CLIPTextModel", _CLIP_L, _CLIP_TINY, _text_inputs, (77,), _TEXTS),
-        Model("clip-g", "transformers.CLIPTextModelWithProjection", _CLIP_G, _CLIP_TINY, _text_inputs, (77,), _TEXTS),
+        Model("clip-l", "transformers.CLIPTextModel", _CLIP_L, _CLIP_TINY, _text_inputs, (77,), _CLIP_TEXTS),
+        Model(
+            "clip-g", "transformers.CLIPTextModelWithProjection", _CLIP_G, _CLIP_TINY, _text_inputs, (77,), _CLIP_TEXTS
+        ),
         Model("t5-xxl", "transformers.T5EncoderModel", _T5_XXL, _T5_TINY, _text_inputs, (256,), _TEXTS),
         Model("t5-small", "transformers.T5EncoderModel", _T5_SMALL, _T5_TINY, _text_inputs, (256,), _TEXTS),
         Model("flux", "diffusers.FluxTransformer2DModel", _FLUX, _FLUX_TINY, _flux_inputs, (128, 128), _LATENTS),
@@ -604,16 +609,31 @@ def reference(module: nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor
     return flatten_outputs(copy.deepcopy(module).double()(**_to_double(inputs)))
 
 
-def relative_error(actual: object, expected: object) -> float:
-    """The largest, over the output's tensors, of `|actual - expected| / |expected|` in the Euclidean norm.
+def relative_errors(actual: object, expected: object) -> list[float]:
+    """For each tensor of the output, `|actual - expected| / |expected|` in the Euclidean norm.
 
     Infinite where one has a NaN and the other does not, where infinities differ, or where shapes differ; tensors
-    without floating point values must be equal.
+    without floating point values must be equal. One infinity where the outputs have different numbers of tensors.
     """
     actual_tensors, expected_tensors = flatten_outputs(actual), flatten_outputs(expected)
     if len(actual_tensors) != len(expected_tensors):
-        return math.inf
-    return max(map(_tensor_error, actual_tensors, expected_tensors), default=0.0)
+        return [math.inf]
+    return list(map(_tensor_error, actual_tensors, expected_tensors))
+
+
+def relative_error(actual: object, expected: object) -> float:
+    """The largest of `relative_errors`: what must stay below a fixed bound."""
+    return max(relative_errors(actual, expected), default=0.0)
+
+
+def typical_error(actual: object, expected: object) -> float:
+    """The root of the mean square of `relative_errors`: what two ways of computing the same are compared by.
+
+    Rounding errors are random, and the largest of a dozen small tensors' errors is more random still: a ratio of two
+    such maxima says little about the two ways.
+    """
+    errors = relative_errors(actual, expected)
+    return math.sqrt(sum(error * error for error in errors) / len(errors)) if errors else 0.0
 
 
 def _tensor_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

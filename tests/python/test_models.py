@@ -12,6 +12,9 @@ F32_ERROR = 2e-5
 """Promised for a whole model in f32, relative to f64: far below what TF32 costs, enough for Winograd."""
 HALF_ERROR_RATIO = 1.25
 """Promised for 16-bit models: the error against f64, over eager's own."""
+CHECKED_BY_SIZE = ("pixart-alpha", "pixart-sigma")
+"""Their position table is computed on the host from the size: every new size is checked by a trace of its own, which
+finds the same program."""
 BATCHES = (1, 3)
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -28,15 +31,17 @@ def test_close_to_f64_at_every_size_with_one_program(name: str, dtype: str) -> N
             case = f"{name} {dtype} size {size} batch {batch}"
             inputs = testing.example_inputs(name, batch=batch, size=size, dtype=DTYPES[dtype])
             exact = testing.reference(module, inputs)
-            error = testing.relative_error(compiled(**inputs), exact)
+            output = compiled(**inputs)
             if dtype == "f32":
-                assert error <= F32_ERROR, case
+                assert testing.relative_error(output, exact) <= F32_ERROR, case
             else:
-                own = testing.relative_error(module(**inputs), exact)
+                error = testing.typical_error(output, exact)
+                own = testing.typical_error(module(**inputs), exact)
                 assert error <= HALF_ERROR_RATIO * own, f"{case}: {error:.2e}, eager {own:.2e}"
             report = oxidiff.report(compiled)
             first = first or (report.captures, report.programs)
-            assert (report.captures, report.programs) == first, f"{case} captured or compiled again"
+            assert report.programs == first[1], f"{case} compiled again"
+            assert report.captures == first[0] or name in CHECKED_BY_SIZE, f"{case} captured again"
     assert not report.fallbacks
     assert report.eager_calls == 0
     assert report.calls == len(testing.ZOO[name].tiny_sizes) * len(BATCHES)

@@ -98,7 +98,9 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(op: str, function: Callable[..., Any], *makers: Any, terms: int = 1, roundings: int = 1, name: str = "") -> None:
+def case(
+    op: str, function: Callable[..., Any], *makers: Any, terms: int = 1, roundings: int = 1, name: str = ""
+) -> None:
     full = f"aten.{op}" if op.count(".") else f"aten.{op}.default"
     CASES.append(Case(full, f"{full[5:]}{'-' if name else ''}{name}", function, makers, terms, roundings))
 
@@ -152,11 +154,28 @@ def heads(x: Tensor) -> Tensor:
 # -- attention, contractions -----------------------------------------------------------------------------------------------
 
 SDPA = "scaled_dot_product_attention"
-case(SDPA, lambda q, k, v: F.scaled_dot_product_attention(heads(q), heads(k), heads(v)), tokens, tokens, tokens, terms=160, roundings=3)
-case(SDPA, lambda q: F.scaled_dot_product_attention(heads(q), heads(q), heads(q), is_causal=True), tokens, terms=160, roundings=3, name="causal")
 case(
     SDPA,
-    lambda q, k: F.scaled_dot_product_attention(heads(q), heads(k), heads(k), attn_mask=(k.sum(-1) > 0)[:, None, None, :]),
+    lambda q, k, v: F.scaled_dot_product_attention(heads(q), heads(k), heads(v)),
+    tokens,
+    tokens,
+    tokens,
+    terms=160,
+    roundings=3,
+)
+case(
+    SDPA,
+    lambda q: F.scaled_dot_product_attention(heads(q), heads(q), heads(q), is_causal=True),
+    tokens,
+    terms=160,
+    roundings=3,
+    name="causal",
+)
+case(
+    SDPA,
+    lambda q, k: F.scaled_dot_product_attention(
+        heads(q), heads(k), heads(k), attn_mask=(k.sum(-1) > 0)[:, None, None, :]
+    ),
     lambda b, h, w: rand(b, h * w, 32),
     lambda b, h, w: torch.randint(-2, 3, (b, 7, 32)).double() / 4,
     terms=32,
@@ -180,17 +199,41 @@ case("outer", lambda x, y: torch.outer(x[0], y), pooled, weight(16))
 case("einsum", lambda x, y: torch.einsum("bsc,btc->bst", x, y), tokens, tokens, terms=32)
 case("einsum", lambda x, w: torch.einsum("bsc,cd->bsd", x, w), tokens, weight(32, 24), terms=32, name="weight")
 case("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), image, weight(8, 4, 3, 3), weight(8, seed=1), terms=36)
-case("conv2d", lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), image, weight(8, 4, 3, 3), weight(8, seed=1), terms=36, name="stride")
+case(
+    "conv2d",
+    lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+    image,
+    weight(8, 4, 3, 3),
+    weight(8, seed=1),
+    terms=36,
+    name="stride",
+)
 case("conv2d", lambda x, w: F.conv2d(x, w), image, weight(8, 4, 1, 1), terms=4, name="pointwise")
 case("conv2d", lambda x, w: F.conv2d(x, w, groups=4, padding=1), image, weight(8, 1, 3, 3), terms=9, name="depthwise")
 case("conv2d", lambda x, w: F.conv2d(x, w, stride=2), image, weight(8, 4, 2, 2), terms=16, name="patches")
 case("conv3d", lambda x, w, b: F.conv3d(x, w, b, padding=1), video, weight(8, 4, 3, 3, 3), weight(8, seed=1), terms=108)
-case("conv3d", lambda x, w: F.conv3d(F.pad(x, (1, 1, 1, 1, 2, 0)), w), video, weight(8, 4, 3, 3, 3), terms=108, name="causal")
+case(
+    "conv3d",
+    lambda x, w: F.conv3d(F.pad(x, (1, 1, 1, 1, 2, 0)), w),
+    video,
+    weight(8, 4, 3, 3, 3),
+    terms=108,
+    name="causal",
+)
 
 # -- norms -----------------------------------------------------------------------------------------------------------------
 
 case("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b, eps=1e-6), image, weight(4), weight(4, seed=1), terms=320)
-case("group_norm", lambda x, w, b: F.silu(F.group_norm(x, 2, w, b)), image, weight(4), weight(4, seed=1), terms=320, roundings=2, name="silu")
+case(
+    "group_norm",
+    lambda x, w, b: F.silu(F.group_norm(x, 2, w, b)),
+    image,
+    weight(4),
+    weight(4, seed=1),
+    terms=320,
+    roundings=2,
+    name="silu",
+)
 case("group_norm", lambda x: F.group_norm(x, 4), video, terms=480, name="video")
 case("layer_norm", lambda x, w, b: F.layer_norm(x, (32,), w, b), tokens, weight(32), weight(32, seed=1), terms=32)
 case("layer_norm", lambda x: F.layer_norm(x, (32,), eps=1e-6), tokens, terms=32, name="plain")
@@ -237,7 +280,12 @@ case("dropout", lambda x: F.dropout(x, 0.3, training=False) * 1, image)
 
 case("to.dtype", lambda t: t.to(torch.float32) * 0.1, timestep)
 case("to.dtype", lambda x: (x.double() * 3).to(x.dtype), image, name="there_and_back")
-case("to.dtype_layout", lambda x, y: torch.ops.aten.to.dtype_layout(x, dtype=y.dtype) * y, timestep, lambda b, h, w: rand(b))
+case(
+    "to.dtype_layout",
+    lambda x, y: torch.ops.aten.to.dtype_layout(x, dtype=y.dtype) * y,
+    timestep,
+    lambda b, h, w: rand(b),
+)
 case("to.device", lambda x: torch.ops.aten.to.device(x, torch.device("cpu"), x.dtype) * 2, image)
 case("type_as", lambda t, x: t.type_as(x) + x, timestep, lambda b, h, w: rand(b))
 case("contiguous", lambda x: x.transpose(1, 2).contiguous(), image)
@@ -253,7 +301,14 @@ case("repeat", lambda x: x.repeat(1, 2, 1, 1), image)
 case("repeat_interleave.self_int", lambda x: x.repeat_interleave(2, dim=1), image)
 case("pad", lambda x: F.pad(x, (0, 1, 0, 1)), image)
 case("arange", lambda x: torch.arange(x.shape[3]) + x, image)
-case("arange.start", lambda x: x * torch.exp(-math.log(10000) * torch.arange(0, 16, dtype=torch.float32) / 16)[:4, None, None].to(x.dtype), image, roundings=3)
+case(
+    "arange.start",
+    lambda x: (
+        x * torch.exp(-math.log(10000) * torch.arange(0, 16, dtype=torch.float32) / 16)[:4, None, None].to(x.dtype)
+    ),
+    image,
+    roundings=3,
+)
 case("arange.start_step", lambda x: torch.arange(0, 2 * x.shape[3], 2) + x, image)
 case("ones", lambda x: x + torch.ones(x.shape[3], dtype=x.dtype), image)
 case("zeros", lambda x: torch.cat([x, torch.zeros(x.shape[0], 1, *x.shape[2:], dtype=x.dtype)], 1), image)
@@ -293,7 +348,11 @@ case("split_with_sizes", lambda x: x.split([1, 3], dim=1)[1] * 2, image)
 case("expand", lambda x: x[:, :1].expand(-1, 5, -1, -1), image)
 case("broadcast_to", lambda x: torch.broadcast_to(x[:1], x.shape) + x, image)
 case("alias", lambda x: torch.ops.aten.alias(x) * 2, image)
-case("view_as_complex", lambda x: torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * 2j), tokens)
+case(
+    "view_as_complex",
+    lambda x: torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * 2j),
+    tokens,
+)
 case("view_as_real", lambda x: torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * 2j), tokens)
 case("_assert_tensor_metadata", lambda x: x.float().to(x.dtype) * 2, image)
 
@@ -338,7 +397,9 @@ def check(got: Any, case: Case, module: Any, args: tuple[Tensor, ...], dtype: to
         allowed = (2 * units + 8 * UNIT[torch.float32] * math.sqrt(case.terms)) * scale
         error = (result.double() - truth).abs().max().item()
         eager_error = (reference.double() - truth).abs().max().item()
-        assert error <= max(allowed, 1.25 * eager_error), f"error {error:.2e}, allowed {allowed:.2e}, eager's {eager_error:.2e}"
+        assert error <= max(allowed, 1.25 * eager_error), (
+            f"error {error:.2e}, allowed {allowed:.2e}, eager's {eager_error:.2e}"
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "bf16", "f16"])
