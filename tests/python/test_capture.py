@@ -187,6 +187,21 @@ def test_sizes_that_follow_from_others():
     assert [s.name for s in graph.plan.symbols] == ["b", "h", "w"]
 
 
+def test_a_slice_that_happens_to_take_all_is_no_other_program():
+    table = nn.Embedding(77, 8)
+
+    def function(x):
+        return table.weight[None, : x.shape[1]] + x
+
+    graph = check_serves(function, ((torch.randn(2, 77, 8),), {}), ((torch.randn(2, 50, 8),), {}))
+    assert not graph.fixed
+
+
+def test_floats_of_sizes_need_not_be_whole():
+    graph = check_serves(lambda x: x * (x.shape[2] / 16), ((image(),), {}), ((image(h=11, w=5),), {}))
+    assert set(graph.moduli.values()) == {1}
+
+
 def test_static_when_asked(net):
     graph = capture(net, (image(2),), dynamic=False)
     assert graph.traces == 1
@@ -342,7 +357,18 @@ def write_copies(x):
     return kept, detached, x
 
 
-@pytest.mark.parametrize("function", [write_slices, write_views, write_copies])
+def write_by_index(x):
+    y = x * 1
+    y[:, :4] = 5
+    y[..., 0] = x[..., 1]
+    y[0, None, 1:3] = x[1, 1:3]
+    y[:] = y + 1
+    y[-1, ..., ::2] = 7
+    y[x > 0] = 0.5
+    return y, y[...], y[1], y[None, :, 1:100], y[:, None, ..., 1:-1, -2], y[:, [1, 0]]
+
+
+@pytest.mark.parametrize("function", [write_slices, write_views, write_copies, write_by_index])
 def test_in_place(function):
     check_serves(function, ((image(),), {}), ((image(3, h=16, w=6),), {}))
 

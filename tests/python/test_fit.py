@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from oxidiff.capture.dim import Dim
+from oxidiff.capture.dim import Dim, Real
 from oxidiff.capture.fit import denominators, fit_all, fit_floats
 
 POINTS = [
@@ -58,7 +58,7 @@ def test_floats_are_affine_in_one_number():
     points = [{"t": 0.3}, {"t": 0.425}, {"t": 1.425}, {"t": 2.925}]
     column = tuple(1 - p["t"] for p in points)
     found = fit_floats([column, (0.5,) * 4, (0.1, 0.7, 0.2, 0.9)], points)
-    assert found[column] == 1 - Dim.symbol("t")
+    assert found[column] == Real((1 - Dim.symbol("t")).terms)
     assert found[(0.5,) * 4] == 0.5
     assert found[(0.1, 0.7, 0.2, 0.9)] is None
 

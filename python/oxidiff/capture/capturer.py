@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError
-from .dim import Dim
+from .dim import Dim, Real
 from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
@@ -146,7 +146,8 @@ class _Session:
             self.fix_unsolved(base)
             records, points = self.agreeing_traces(base)
             forms = self.solve(base, records, points)
-        dims = [f for f in set(forms) if isinstance(f, Dim)]
+        # A float need not come out whole, so it decides no residues.
+        dims = [f for f in set(forms) if isinstance(f, Dim) and not isinstance(f, Real)]
         names = [s.name for s in self.plan.symbols]
         moduli = denominators(dims, names)
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-__all__ = ["Dim", "Monomial", "Size", "dim_or_int"]
+__all__ = ["Dim", "Monomial", "Real", "Size", "dim_of", "dim_or_int"]
 
 Monomial = tuple[tuple[str, int], ...]
 """Symbols with powers, sorted by symbol; empty for the constant term."""
@@ -42,7 +42,7 @@ class Dim:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Dim):
-            return self.terms == other.terms
+            return type(self) is type(other) and self.terms == other.terms
         if isinstance(other, int):
             return self.as_int() == other
         return NotImplemented
@@ -156,6 +156,14 @@ class Dim:
         return text
 
     __repr__ = __str__
+
+
+class Real(Dim):
+    """A float in a program, as an expression: need not be whole. Never equal to a :class:`Dim`."""
+
+    __slots__ = ()
+
+    __hash__ = Dim.__hash__
 
 
 Size = Dim | int

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
 from math import gcd, lcm
 
-from .dim import Dim, Size, dim_of
+from .dim import Dim, Real, Size, dim_of
 
 __all__ = ["denominators", "fit_all", "fit_floats"]
 
@@ -235,4 +235,4 @@ def _float_line(name: str, xs: Sequence[float], ys: Sequence[float]) -> Dim | No
     for x, y in zip(xs, ys, strict=True):
         if abs(float(slope) * x + float(offset) - y) > 1e-12 * max(abs(x), abs(y), 1.0):
             return None
-    return Dim.symbol(name) * slope + Dim.constant(offset) if slope else None
+    return Real((Dim.symbol(name) * slope + Dim.constant(offset)).terms) if slope else None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from .dim import Dim, Size
+from .dim import Dim, Real, Size
 from .signature import Number
 from .sizes import SizePlan
 from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
@@ -123,7 +123,11 @@ def number_at(form: Dim, point: Mapping[str, Any]) -> Number:
     from fractions import Fraction
 
     value = form.exact({name: Fraction(point[name]) for name in form.symbols()})
-    if all(isinstance(point[name], int) for name in form.symbols()) and value.denominator == 1:
+    if (
+        not isinstance(form, Real)
+        and all(isinstance(point[name], int) for name in form.symbols())
+        and value.denominator == 1
+    ):
         return value.numerator
     return float(value)
 
@@ -213,7 +217,8 @@ class CapturedGraph:
         sizes = {name: value for name, value in point.items() if isinstance(value, int)}
         known: dict[Dim, Number] = {}
         for form in {f for f in self.forms if isinstance(f, Dim)}:
-            known[form] = form.evaluate(sizes) if form.symbols() <= sizes.keys() else number_at(form, point)
+            whole = form.symbols() <= sizes.keys() and not isinstance(form, Real)
+            known[form] = form.evaluate(sizes) if whole else number_at(form, point)
         return [known[f] if isinstance(f, Dim) else f for f in self.forms]
 
     def differs_from(self, record: Trace, point: Mapping[str, Any]) -> str | None:

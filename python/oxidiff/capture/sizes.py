@@ -224,9 +224,9 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
     for values in _CANDIDATES[symbol.role](symbol.value, index):
         distinct = [v for v in dict.fromkeys(values) if v != symbol.value]
         if len(distinct) >= 3:
-            start = index % len(distinct) if symbol.role == "spatial" else 0
-            rotated = distinct[start:] + distinct[:start]
-            yield tuple(rotated[:3])
+            # Height and width take the same values, but never together.
+            start = index % 3
+            yield (*distinct[start:3], *distinct[:start])
 
 
 def _batch_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
@@ -258,6 +258,7 @@ def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
         first = value % step or step
         yield [v for v in (first + step * k for k in range(value // step + 1)) if 1 < v < value]
         yield [value + step * k for k in (1, 2, 3, 5)]
+    yield [value + 192 * k for k in (1, 2, 3)]
     yield [value + k for k in (1, 2, 4, 6)]
 
 

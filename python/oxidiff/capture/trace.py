@@ -563,7 +563,72 @@ class _RealDevice(TorchFunctionMode):
             data = wanted.pop("data") if "data" in wanted else args[1]
             wanted.setdefault("dtype", args[0].dtype)
             return torch.tensor(data, **wanted)
+        if func is _GETITEM or func is _SETITEM:
+            index = _without_lists(args[1])
+            view = _basic_index(args[0], index)
+            if view is not None:
+                return view if func is _GETITEM else _assign(view, args[2])
+            return func(args[0], index, *args[2:])
         return func(*args, **kwargs) if kwargs else func(*args)
+
+
+_GETITEM = torch.Tensor.__getitem__
+_SETITEM = torch.Tensor.__setitem__
+
+
+def _without_lists(index: Any) -> Any:
+    """``index`` with lists of numbers as tensors: torch would make them on the meta device, without their data."""
+    if isinstance(index, list):
+        return torch.tensor(index)
+    if isinstance(index, tuple):
+        return tuple(torch.tensor(item) if isinstance(item, list) else item for item in index)
+    return index
+
+
+def _basic_index(x: Tensor, index: Any) -> Tensor | None:
+    """``x[index]`` for ints, slices, ``None`` and ``...``; ``None`` for other indices.
+
+    torch leaves out slices that take everything, so that ``x[:, :n]`` would be another program where ``n`` happens to
+    be the size. Here a slice with bounds is always an op.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    taken = 0
+    for item in items:
+        if item is None or item is Ellipsis:
+            continue
+        if not isinstance(item, slice) and type(item) is not int:
+            return None
+        taken += 1
+    if taken > x.dim() or items.count(Ellipsis) > 1:
+        return None
+    dim = 0
+    for item in items:
+        if item is None:
+            x = x.unsqueeze(dim)
+            dim += 1
+        elif item is Ellipsis:
+            dim += x.dim() - dim - _consumed(items[items.index(Ellipsis) + 1 :])
+        elif isinstance(item, slice):
+            if not (item.start is None and item.stop is None and item.step is None):
+                x = aten.slice.Tensor(x, dim, item.start, item.stop, 1 if item.step is None else item.step)
+            dim += 1
+        else:
+            x = x.select(dim, item)
+    return aten.alias.default(x) if all(item is Ellipsis or item == slice(None) for item in items) else x
+
+
+def _consumed(items: Sequence[Any]) -> int:
+    """How many dimensions indices take."""
+    return sum(item is not None for item in items)
+
+
+def _assign(view: Tensor, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        view.fill_(value)
+        return
+    while value.dim() > view.dim() and value.shape[0] == 1:
+        value = value.squeeze(0)
+    view.copy_(value)
 
 
 @contextmanager
