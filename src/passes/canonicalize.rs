@@ -18,6 +18,7 @@
 mod arithmetic;
 mod contraction;
 mod movement;
+mod normalization;
 
 use super::{Pass, PassCtx};
 use crate::error::Result;
@@ -75,6 +76,8 @@ fn rules_for(op: &Op) -> &'static [Rule] {
         Op::Matmul => contraction::MATMUL,
         Op::Convolution { .. } => contraction::CONVOLUTION,
         Op::ScaledDotProductAttention { .. } => contraction::ATTENTION,
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } => normalization::NORM,
+        Op::Softmax { .. } => normalization::SOFTMAX,
         _ => &[],
     }
 }

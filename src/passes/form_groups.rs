@@ -138,6 +138,10 @@ impl<'g> Former<'g> {
 
     fn place_pointwise(&mut self, v: ValueId) {
         let class = node_class(self.graph, v);
+        if class == ComputeClass::F32 && !has_vector_form(self.graph, v) {
+            self.start(GroupKind::Loop, None, v, None);
+            return;
+        }
         let joined = self.best_host(v, class).filter(|&g| self.join(g, v));
         let group = joined.unwrap_or_else(|| self.start(GroupKind::Loop, None, v, Some(class)));
         for i in 0..self.graph.node(v).inputs.len() {
@@ -370,6 +374,14 @@ impl<'g> Former<'g> {
         }
         writer.body
     }
+}
+
+/// Whether a tile program can do the node: what it cannot do must not take a contraction down with it.
+fn has_vector_form(graph: &Graph, v: ValueId) -> bool {
+    use BinaryOp::{Atan2, FloorDivide, Remainder};
+    let node = graph.node(v);
+    let is_slow = matches!(node.op, Op::Binary(Atan2 | FloorDivide | Remainder));
+    !is_slow && node.inputs.iter().all(|i| graph.ty(*i).dtype != DType::I8)
 }
 
 /// For each node, whether it depends on parameters, constants and fixed sizes alone.

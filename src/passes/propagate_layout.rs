@@ -255,9 +255,11 @@ fn renamed(op: &Op, layout: &Layout) -> Option<Op> {
         Op::Pad { before, value } => Op::Pad { before: layout.to_physical(before), value: *value },
         Op::Flip { dims } => Op::Flip { dims: dims.iter().map(|d| layout.place(*d)).collect() },
         Op::Cumsum { dim } => Op::Cumsum { dim: layout.place(*dim) },
-        Op::Softmax { dim } => Op::Softmax { dim: layout.place(*dim) },
-        // Statistics are taken per sample; channels are read at full width only at the end.
-        Op::GroupNorm { num_groups, eps, channel_dim } if layout.place(0) == 0 => {
+        // Kernels walk rows: what is normalised over is the last dimension.
+        Op::Softmax { dim } if layout.place(*dim) + 1 == rank => Op::Softmax { dim: rank - 1 },
+        Op::GroupNorm { num_groups, eps, channel_dim }
+            if layout.place(0) == 0 && layout.place(*channel_dim) + 1 == rank =>
+        {
             Op::GroupNorm { num_groups: *num_groups, eps: *eps, channel_dim: layout.place(*channel_dim) }
         }
         Op::LayerNorm { normalized_ndim: n, .. } | Op::RmsNorm { normalized_ndim: n, .. }

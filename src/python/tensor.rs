@@ -7,9 +7,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use dlpack_rs::ffi::{
-    DLDataType, DLDevice, DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor, K_DL_CPU,
-};
+use dlpack_rs::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor, K_DL_CPU};
 use pyo3::exceptions::{PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -200,8 +198,9 @@ impl Exchange {
             return Err(PyTypeError::new_err("the tensor is not on the CPU"));
         }
         let (code, bits, lanes) = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
-        let dtype = dtype_of(code, bits, lanes)
-            .ok_or_else(|| PyTypeError::new_err(format!("tensors of DLPack type ({code}, {bits}) are not supported")))?;
+        let dtype = dtype_of(code, bits, lanes).ok_or_else(|| {
+            PyTypeError::new_err(format!("tensors of DLPack type ({code}, {bits}) are not supported"))
+        })?;
         let rank = usize::try_from(tensor.ndim).unwrap_or(0);
         // SAFETY: shape and strides hold `ndim` entries each (DLPack 1.2 and later).
         let list = |p: *mut i64| unsafe {
@@ -270,7 +269,9 @@ impl Exchange {
         if status != 0 || handle.is_null() {
             PyErr::take(py);
             let bytes = shape.iter().product::<i64>() * dtype.size_bytes() as i64;
-            return Err(PyMemoryError::new_err(format!("cannot allocate {bytes} bytes for a result of shape {shape:?}")));
+            return Err(PyMemoryError::new_err(format!(
+                "cannot allocate {bytes} bytes for a result of shape {shape:?}"
+            )));
         }
         let import = table.managed_tensor_to_py_object_no_sync.expect("checked in `find`");
         let mut object = std::ptr::null_mut();
