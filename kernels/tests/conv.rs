@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, pack_weight, run, weight_bytes};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
 use oxidiff_kernels::dtype::DType;
@@ -113,6 +114,49 @@ fn sliced_inputs_are_read_in_place() {
     }
 }
 
+/// The same layer through the chosen form and through the direct one.
+#[test]
+fn every_form_gives_the_same_convolution() {
+    for size in [5, 16, 33] {
+        let shape = Conv::new_2d(1, [size, size], 64, 64, [3, 3]).padding([0, 1, 1]);
+        let x = Buffer::random(DType::F32, size * size * 64, 1);
+        let w = Buffer::random(DType::F32, 64 * shape.terms(), 2);
+        let weight = Weight::contiguous(w.ptr(), DType::F32, &shape);
+        let references = reference_conv(&shape, &x, &w);
+        let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
+        for algorithm in [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4] {
+            let isa = Isa::detect();
+            let mut memory = Buffer::zeroed(DType::U8, weight_bytes(&shape, algorithm, DType::F32, isa));
+            let mut y = Buffer::zeroed(DType::F32, shape.rows() * 64);
+            let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 64);
+            // SAFETY: dense buffers of the sizes that `shape` says.
+            unsafe {
+                pack_weight(Pool::global(), isa, &shape, algorithm, &weight, memory.ptr_mut()).unwrap();
+                let packed = ConvWeight::from_raw(memory.ptr(), &shape, algorithm, DType::F32, isa);
+                run(Pool::global(), isa, &shape, x.ptr(), DType::F32, &packed, &store).unwrap();
+            }
+            // The bar of a single f32 operation: 1e-5 of its largest result.
+            for (index, reference) in references.iter().enumerate() {
+                let error = (y.get(index) - reference.sum).abs();
+                assert!(error <= 1e-5 * largest, "{algorithm:?} {size} {index}: {error:e} of {largest}");
+            }
+        }
+    }
+}
+
+#[test]
+fn forms_are_chosen_by_size() {
+    let shape = |size, channels| Conv::new_2d(1, [size, size], channels, channels, [3, 3]).padding([0, 1, 1]);
+    let of = |shape: &Conv, keep| choose(shape, DType::F32, DType::F32, keep);
+    assert_eq!(of(&shape(64, 320), Keep::Packed), Algorithm::Winograd4);
+    assert_eq!(of(&shape(64, 320), Keep::PerCall), Algorithm::Winograd4);
+    assert_eq!(of(&shape(16, 1280), Keep::PerCall), Algorithm::Direct);
+    assert_eq!(of(&shape(4, 1280), Keep::Packed), Algorithm::Direct);
+    assert_eq!(of(&shape(64, 4), Keep::Packed), Algorithm::Direct);
+    assert_eq!(of(&shape(64, 320).stride([1, 2, 2]), Keep::Packed), Algorithm::Direct);
+    assert!(!Algorithm::Winograd2.applies(&shape(64, 320).groups(2)));
+}
+
 #[test]
 fn bad_arguments_are_errors() {
     let shape = Conv::new_2d(1, [4, 4], 8, 8, [3, 3]);
@@ -121,12 +165,12 @@ fn bad_arguments_are_errors() {
     let packed = PackedWeight::from_raw(memory.ptr(), DType::F32, &shape, Isa::detect());
     let mut y = Buffer::zeroed(DType::F32, shape.rows() * 8);
     let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 8);
-    let run = |shape: &Conv, dtype: DType| {
+    let outcome = |shape: &Conv, dtype: DType| {
         // SAFETY: nothing is read or written through arguments that are refused.
         unsafe { conv(Pool::global(), Isa::detect(), shape, x.ptr(), dtype, &packed, &store) }
     };
-    assert!(matches!(run(&Conv { groups: 3, ..shape }, DType::F32), Err(KernelError::Shape(_))));
-    assert!(matches!(run(&Conv { stride: [1, 0, 1], ..shape }, DType::F32), Err(KernelError::Shape(_))));
-    assert!(matches!(run(&Conv { kernel: [1, 5, 5], ..shape }, DType::F32), Err(KernelError::Shape(_))));
-    assert_eq!(run(&shape, DType::F64), Err(KernelError::UnsupportedDType(DType::F64)));
+    assert!(matches!(outcome(&Conv { groups: 3, ..shape }, DType::F32), Err(KernelError::Shape(_))));
+    assert!(matches!(outcome(&Conv { stride: [1, 0, 1], ..shape }, DType::F32), Err(KernelError::Shape(_))));
+    assert!(matches!(outcome(&Conv { kernel: [1, 5, 5], ..shape }, DType::F32), Err(KernelError::Shape(_))));
+    assert_eq!(outcome(&shape, DType::F64), Err(KernelError::UnsupportedDType(DType::F64)));
 }

@@ -5,6 +5,7 @@
 //! (and the widening of 16-bit operands is exact), so that bound is the tolerance.
 
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
+use super::conv_winograd::{pack_winograd_weight, winograd_bytes, winograd_with};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_kernel::{Kernel, kernels};
 use super::gemm_store::StoreEpilogue;
@@ -280,9 +281,60 @@ fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     Ok(())
 }
 
+/// Largest error of a Winograd convolution, as a share of its largest result. Worst-case bounds of the transforms say
+/// nothing useful; the bar is that of a single f32 operation for tiles of 4, whose transforms multiply by up to 19 x 10
+/// per axis, and a fifth of it for tiles of 2, which multiply by up to 3 x 2.
+fn winograd_bar(tile: usize) -> f64 {
+    if tile == 4 { 1e-5 } else { 2e-6 }
+}
+
+fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+    let pool = Pool::global();
+    let shapes = [
+        Conv::new_2d(2, [9, 13], 16, 32, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [12, 12], 70, 70, [3, 3]),
+        Conv::new_2d(1, [4, 3], 130, 5, [3, 3]).padding([0, 2, 0]),
+        Conv::new_2d(3, [1, 30], 5, 100, [3, 3]).padding([0, 1, 1]),
+        Conv::new_3d(2, [3, 6, 7], 12, 40, [1, 3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [8, 8], 700, 33, [3, 3]).padding([0, 1, 1]),
+    ];
+    for (shape, tile) in shapes.iter().flat_map(|shape| [(shape, 2), (shape, 4)]) {
+        let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
+        let w = Buffer::random(dtype, shape.out_channels * shape.terms(), 2);
+        let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
+        let mut memory = Buffer::zeroed(DType::U8, winograd_bytes(shape, tile, kernel.isa));
+        let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
+        // SAFETY: dense buffers of the sizes that `shape` says.
+        let outcome = unsafe {
+            let weight = Weight::contiguous(w.ptr(), dtype, shape);
+            pack_winograd_weight(pool, kernel.isa, shape, tile, &weight, memory.ptr_mut())
+                .and_then(|packed| winograd_with(kernel, pool, shape, x.ptr(), dtype, &packed, &store))
+        };
+        outcome.map_err(|error| error.to_string())?;
+        let what = format!("{} tile {tile} {shape:?}", kernel.row_name(Family::Conv, dtype));
+        let references = reference_conv(shape, &x, &w);
+        let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
+        for (index, reference) in references.iter().enumerate() {
+            let error = (y.get(index) - reference.sum).abs();
+            if error.is_nan() || error > winograd_bar(tile) * largest {
+                return Err(format!("{what}: result {index} is off by {error:e}, largest result {largest}"));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Rows of the registry for the contractions of this module.
 pub fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
+    for kernel in kernels().into_iter().filter(|kernel| kernel.reads(DType::F32)) {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let name = kernel.row_name(Family::Conv, dtype).replacen("conv_", "conv_winograd_", 1);
+            let is_available = Box::new(|| kernel.is_available());
+            let verify = Box::new(move || verify_winograd(kernel, dtype));
+            rows.push(Row { name, family: Family::Conv, isa: kernel.isa, dtype, is_available, verify });
+        }
+    }
     for kernel in kernels() {
         for (family, verify) in
             [(Family::Gemm, verify_gemm as fn(_, _) -> _), (Family::Conv, verify_conv as fn(_, _) -> _)]
