@@ -184,7 +184,7 @@ fn machine_sees_a_wrong_body() {
         let machine = Machine {
             graph: &graph,
             bindings: &[],
-            inputs: &[input.clone()],
+            inputs: std::slice::from_ref(&input),
             parameters: &[],
             values: BTreeMap::new(),
         };

@@ -140,10 +140,10 @@ impl GraphBuilder {
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let exchange = tensor::Exchange::get(py)?;
         let input_types: Vec<DType> = self.graph.inputs.iter().map(|i| i.ty.dtype).collect();
-        let inputs = exchange.to_host(&inputs, &input_types)?;
+        let inputs = exchange.copy_to_host(&inputs, &input_types)?;
         let weight_types: Vec<DType> = self.graph.parameters.iter().map(|p| p.ty.dtype).collect();
-        let weights = exchange.to_host(&weights, &weight_types)?;
+        let weights = exchange.copy_to_host(&weights, &weight_types)?;
         let results = guarded("interpreting a graph", || ir::interp::run(&self.graph, &sizes, &inputs, &weights))?;
-        results.iter().map(|t| exchange.from_host(py, t)).collect()
+        results.iter().map(|t| exchange.tensor_from(py, t)).collect()
     }
 }

@@ -149,24 +149,6 @@ impl Exchange {
         Ok(Tensor { data, dtype: number, shape: Vec::new(), strides: Vec::new(), owner: Owner::Number(bytes) })
     }
 
-    /// Address of a tensor's first element, without a handle on its storage.
-    pub fn address(&self, value: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let view = match self {
-            Self::C(table) => table.dltensor_from_py_object_no_sync,
-            Self::Attributes => None,
-        };
-        let Some(view) = view else {
-            return value.call_method0(pyo3::intern!(value.py(), "data_ptr"))?.extract();
-        };
-        // SAFETY: all-zero is a valid `DLTensor`: null pointers and numbers.
-        let mut tensor: DLTensor = unsafe { std::mem::zeroed() };
-        // SAFETY: `value` is a live Python object; the function checks its type and fills the description.
-        match unsafe { view(value.as_ptr().cast(), &mut tensor) } {
-            0 => Ok(tensor.data as usize + tensor.byte_offset as usize),
-            _ => Err(PyErr::fetch(value.py())),
-        }
-    }
-
     /// The tensor behind a `torch.Tensor` on the CPU.
     pub fn borrow(&self, value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         match self {
@@ -285,13 +267,13 @@ impl Exchange {
     }
 
     /// Copies of tensors (or numbers) for the interpreter.
-    pub fn to_host(&self, values: &[Bound<'_, PyAny>], types: &[DType]) -> PyResult<Vec<interp::Tensor>> {
+    pub fn copy_to_host(self, values: &[Bound<'_, PyAny>], types: &[DType]) -> PyResult<Vec<interp::Tensor>> {
         let numbers = types.iter().copied().chain(std::iter::repeat(DType::F64));
         values.iter().zip(numbers).map(|(v, ty)| host_copy(&self.argument(v, ty)?).map_err(|e| to_python(&e))).collect()
     }
 
     /// A torch tensor with the contents of `tensor`.
-    pub fn from_host<'py>(&self, py: Python<'py>, tensor: &interp::Tensor) -> PyResult<Bound<'py, PyAny>> {
+    pub fn tensor_from<'py>(self, py: Python<'py>, tensor: &interp::Tensor) -> PyResult<Bound<'py, PyAny>> {
         let (object, target) = self.allocate(py, tensor.dtype(), tensor.shape())?;
         let bytes = tensor.bytes();
         // SAFETY: `target` is fresh, contiguous and of the same dtype and shape, so it holds exactly these bytes.
