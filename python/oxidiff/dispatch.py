@@ -124,8 +124,7 @@ class _Epoch:
         self.entries.clear()
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
-        self.structure.dicts.clear()
-        self.structure.lists.clear()
+        self.structure.clear()
 
 
 _EMPTY = torch.nn.Module()
@@ -350,7 +349,7 @@ class Dispatcher:
                 epoch = self._enter(structure)
             elif bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
-                if bits & STRUCTURE:
+                if bits & STRUCTURE or epoch.structure.is_retyped():
                     structure = Structure(self.module)
                     if structure.fingerprint == epoch.structure.fingerprint:
                         epoch.structure = structure

@@ -89,7 +89,7 @@ class Variant:
         tensors = [_fetch(slot, root) for slot in self.lowered.weights]
         state = weight_state(tensors)
         if self._executable is None:
-            self._executable = _native.Executable(self.program, tensors)
+            self._executable = _native.Executable(self.program, _aliases(tensors))
         else:
             changed = [
                 i
@@ -99,7 +99,7 @@ class Variant:
             if not changed:
                 return False
             if any(state[i][:2] != self._state[i][:2] for i in changed):
-                self._executable.set_weights(tensors)
+                self._executable.set_weights(_aliases(tensors))
             self._executable.invalidate(changed)
         self._tensors, self._state = tensors, state
         return True
@@ -141,6 +141,11 @@ class Variant:
             "hash": self.program.hash,
             **self.program.explain(),
         }
+
+
+def _aliases(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory without the same objects: what is bound must not keep `torch.utils.swap_tensors` from working."""
+    return [tensor.detach() for tensor in tensors]
 
 
 def _type_text(graph: CapturedGraph, value: int) -> str:

@@ -491,12 +491,14 @@ def _construct(type_path: str, config: Config) -> nn.Module:
     path, _, part = type_path.partition(":")
     package_name, _, class_name = path.rpartition(".")
     package = importlib.import_module(package_name)
+    # Imported first: both libraries note torch's initialisers when they are imported, to put them back later.
+    cls = getattr(package, class_name)
     with _without_init():
         if package_name == "transformers":
             config_class = getattr(package, "T5Config" if class_name.startswith("T5") else "CLIPTextConfig")
-            module = getattr(package, class_name)(config_class(**config))
+            module = cls(config_class(**config))
         else:
-            module = getattr(package, class_name)(**config)
+            module = cls(**config)
     result = getattr(module, part) if part else module
     if not isinstance(result, nn.Module):
         raise TypeError(f"{type_path} is not a module")

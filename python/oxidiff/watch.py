@@ -58,6 +58,8 @@ class Structure:
     def __init__(self, module: torch.nn.Module) -> None:
         self.dicts: list[dict[Any, Any]] = []
         self.lists: list[list[Any] | set[Any]] = []
+        self.tensors: list[Tensor] = []
+        """Its parameters and buffers."""
         self.obstacle: tuple[str, str] | None = None
         """``(module path, reason)`` if a hook on a submodule would not be run by a program."""
         # Objects whose identity is part of the fingerprint: kept, so that an id is not used again.
@@ -69,11 +71,29 @@ class Structure:
             entries.append((path, type(child), self._attributes(child)))
             if path and self.obstacle is None and (reason := _obstacle(child)) is not None:
                 self.obstacle = (path, reason)
-        self.fingerprint = tuple(entries)
+        self.tensors = list({id(t): t for t in self.tensors}.values())
+        self._types = self._types_now()
+        self.fingerprint = (*entries, self.obstacle)
+
+    def _types_now(self) -> list[tuple[Any, ...]]:
+        return [(t.dtype, t.shape, t.device) for t in self.tensors]
+
+    def is_retyped(self) -> bool:
+        """Whether a tensor has another dtype, shape or device now: `module.half()` replaces no object."""
+        return self._types_now() != self._types
+
+    def clear(self) -> None:
+        """Lets go of everything but the fingerprint."""
+        self.dicts.clear()
+        self.lists.clear()
+        self.tensors.clear()
+        self._types.clear()
 
     def _add(self, child: torch.nn.Module) -> None:
         self.dicts.extend((child.__dict__, child._parameters, child._buffers, child._modules))
         self.dicts.extend((child._forward_hooks, child._forward_pre_hooks))
+        for table in (child._parameters, child._buffers):
+            self.tensors.extend(tensor for tensor in table.values() if tensor is not None)
 
     def _attributes(self, child: torch.nn.Module) -> tuple[Any, ...]:
         out: list[Any] = []
@@ -145,7 +165,7 @@ def _tensor_version(tensor: Tensor) -> int:
 
 
 class Watch:
-    """Watches the dictionaries of one :class:`Structure` and a list of tensors.
+    """Watches the dictionaries and tensors of one :class:`Structure`, and further tensors.
 
     ``poll`` may say that something changed when nothing did; never the reverse, except for a class that was changed,
     and for writes that PyTorch itself does not count (through ``tensor.data`` or numpy) and that happen to leave the
@@ -153,7 +173,7 @@ class Watch:
     """
 
     def __init__(self, structure: Structure, tensors: Sequence[Tensor]) -> None:
-        self.tensors = list(tensors)
+        self.tensors = list({id(t): t for t in (*structure.tensors, *tensors)}.values())
         self._lists = [(value, value.copy()) for value in structure.lists]
         self._watch: _native.Watch | _Slow
         if _native.Watch.is_available():
