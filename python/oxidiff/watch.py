@@ -11,7 +11,7 @@ and the version counters of the tensors); only then is what changed looked at.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, is_
 from typing import Any
 
@@ -180,10 +180,9 @@ class Watch:
             self._watch = _native.Watch(structure.dicts, self.tensors)
         else:
             self._watch = _Slow(structure.dicts, self.tensors)
-        self.poll: Callable[[], int] = self._poll_lists if self._lists else self._watch.poll
-        """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
 
-    def _poll_lists(self) -> int:
+    def poll(self) -> int:
+        """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
         bits = self._watch.poll()
         for value, before in self._lists:
             if value != before:
