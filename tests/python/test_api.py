@@ -99,7 +99,8 @@ def test_new_sizes_need_nothing_new() -> None:
 
 @torch.no_grad()
 def test_two_modules_share_a_program() -> None:
-    modules = [Net().eval() for _ in range(3)]
+    # A width of their own: a program would be shared with what another test left alive.
+    modules = [Net(channels=10).eval() for _ in range(3)]
     compiled: list[Any] = [oxidiff.compile(m, strict=True) for m in modules]
     for module, fast in zip(modules, compiled, strict=True):
         assert_close(fast(image()), module(image()))

@@ -43,7 +43,8 @@ def in_threads(count: int, work: Callable[[int], None], stack_bytes: int = 0) ->
 
 
 def test_first_calls_together_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Net().eval()
+    # A width of its own: a program would be shared with what another test left alive.
+    module = Net(channels=14).eval()
     compiled: Any = oxidiff.compile(module, strict=True)
     lowered = engine.Capturer.lowered
 
@@ -76,7 +77,7 @@ def test_own_sizes() -> None:
 
 
 def test_two_modules_one_program() -> None:
-    modules = [Net().eval() for _ in range(4)]
+    modules = [Net(channels=18).eval() for _ in range(4)]
     compiled: list[Any] = [oxidiff.compile(m, strict=True) for m in modules]
 
     def work(i: int) -> None:
