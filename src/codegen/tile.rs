@@ -127,10 +127,10 @@ pub fn lower_body(graph: &Graph, group: &Group, form: RootForm) -> Option<TileBo
             lowering.define(index, form)?;
         }
     }
-    for (out, (reg, _)) in stores.iter().enumerate() {
-        let src = lowering.read(reg.0 as usize, form)?;
+    // Every load stands before every store: a store may share memory with a load.
+    let sources = stores.iter().map(|(reg, _)| lowering.read(reg.0 as usize, form)).collect::<Option<Vec<_>>>()?;
+    for (out, src) in sources.into_iter().enumerate() {
         lowering.emit.instrs.push(Tile::Store { src, out: out as u8 });
-        lowering.done(reg.0 as usize);
     }
     let program = TileProgram {
         instrs: lowering.emit.instrs,

@@ -320,7 +320,7 @@ impl<'a> Builder<'a> {
         let mut loads = Vec::with_capacity(body.loads.len());
         for load in &body.loads {
             loads.push(match load {
-                TileLoad::Value(v) => self.access(*v)?.expand(shape).permute(order),
+                TileLoad::Value(v) => self.load(planned, *v, shape, order)?,
                 TileLoad::Column(v) => self.access(*v)?.expand(&space),
                 TileLoad::Root | TileLoad::Scale | TileLoad::Shift => special.get(*load)?,
             });
@@ -337,6 +337,17 @@ impl<'a> Builder<'a> {
             body: Some(body),
             ..blank(planned.kernel, value)
         })
+    }
+
+    /// The place of a value that a body loads; of a copy of it where its columns lie far apart.
+    fn load(&mut self, planned: &Planned, v: ValueId, shape: &[Dim], order: &[usize]) -> Result<Access> {
+        let own = self.access(v)?;
+        let wide = own.expand(shape).permute(order);
+        if place::has_cheap_columns(&wide) || own.shape.len() != shape.len() {
+            return Ok(wide);
+        }
+        let space: Vec<Dim> = order.iter().map(|&d| shape[d].clone()).collect();
+        Ok(self.require(planned, v, own.permute(order), Layout::UnitColumns).expand(&space))
     }
 
     /// [`Builder::with_body`] in the graph's own order of dimensions.
@@ -451,7 +462,8 @@ impl<'a> Builder<'a> {
         }
         step.operands = vec![x];
         for &v in &node.inputs[1..] {
-            step.operands.push(self.access(v)?);
+            let vector = self.access(v)?;
+            step.operands.push(self.require(planned, v, vector, Layout::UnitColumns));
         }
         step.scratch = vec![scale, shift];
         self.push(planned, step);

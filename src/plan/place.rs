@@ -219,8 +219,23 @@ fn accepts(ctx: &Context<'_>, value: ValueId) -> bool {
     })
 }
 
+/// Most columns that a kernel writes or reads one by one, far apart in memory; more of them are copied, since the copy
+/// kernel transposes in blocks.
+const MAX_STRIDED_COLUMNS: i64 = 32;
+
+/// Neighbouring columns are neighbours in memory, or few, or all the same element.
+pub(super) fn has_cheap_columns(access: &Access) -> bool {
+    let few = |size: &Dim| size.as_constant().is_some_and(|n| n <= MAX_STRIDED_COLUMNS);
+    access.has_unit_columns()
+        || access.shape.last().is_some_and(few)
+        || access.strides.last().is_some_and(|stride| stride.is(0))
+}
+
 /// The producer of `value` can write it at `access`.
 fn can_write(producer: &Planned, access: &Access) -> bool {
+    if !has_cheap_columns(access) {
+        return false;
+    }
     match producer.kernel {
         Kernel::Softmax => satisfies(access, Layout::Rows),
         Kernel::Attention => access.has_unit_columns(),

@@ -16,14 +16,16 @@ struct ConvolutionCall {
     conv: Conv,
     x: (Slot, KernelType),
     weight: (Slot, KernelType, [isize; 5]),
+    /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
+    slot: Option<usize>,
     kept: Kept,
     epilogue: EpilogueArgs,
 }
 
 /// Where the packed weight lies.
 enum Kept {
-    /// With the weight set; the source is a whole parameter if there is a slot.
-    Pack { index: usize, slot: Option<usize> },
+    /// With the weight set.
+    Pack(usize),
     /// In the arena, packed anew by every run.
     Scratch(Slot),
 }
@@ -73,36 +75,35 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let bytes = conv.packed_bytes(weight_type, maker.isa());
     let slot = whole_parameter(maker.plan(), &step.operands[1]);
     let kept = match step.pack.filter(|_| keeps_packed(maker.plan().options.memory, conv.rows())) {
-        Some(index) => Kept::Pack { index, slot },
+        Some(index) => Kept::Pack(index),
         None => Kept::Scratch(maker.scratch(bytes)),
     };
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
-    Ok(Box::new(ConvolutionCall { conv, x: (x.slot, x_type), weight, kept, epilogue: EpilogueArgs::new(maker)? }))
+    Ok(Box::new(ConvolutionCall { conv, x: (x.slot, x_type), weight, slot, kept, epilogue: EpilogueArgs::new(maker)? }))
 }
 
 impl ConvolutionCall {
     fn packed(&self, ctx: &Ctx<'_>) -> Result<PackedWeight> {
         let (slot, dtype, strides) = self.weight;
         let mut source = Weight { ptr: ctx.at(slot), dtype, strides };
-        match self.kept {
+        if let Some(tensor) = self.slot.and_then(|slot| ctx.weights.tensor(slot)) {
+            let strides: Vec<isize> = tensor.strides.iter().map(|&s| s as isize).collect();
+            source = Weight { ptr: tensor.ptr, dtype, strides: weight_strides(&strides) };
+        }
+        let index = match self.kept {
+            Kept::Pack(index) => index,
             Kept::Scratch(scratch) => {
                 // SAFETY: the weight is valid by the caller's promise; the scratch buffer has the packed size.
-                Ok(unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, ctx.at(scratch)) })
+                return Ok(unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, ctx.at(scratch)) });
             }
-            Kept::Pack { index, slot } => {
-                let ptr = ctx.weights.pack(index, &mut || {
-                    let block = SystemMemory.allocate(self.conv.packed_bytes(dtype, ctx.isa), "a packed weight")?;
-                    if let Some(tensor) = slot.and_then(|slot| ctx.weights.tensor(slot)) {
-                        let strides: Vec<isize> = tensor.strides.iter().map(|&s| s as isize).collect();
-                        source = Weight { ptr: tensor.ptr, dtype, strides: weight_strides(&strides) };
-                    }
-                    // SAFETY: as above.
-                    unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, block.ptr()) };
-                    Ok(block)
-                })?;
-                Ok(PackedWeight::from_raw(ptr, dtype, &self.conv, ctx.isa))
-            }
-        }
+        };
+        let ptr = ctx.weights.pack(index, &mut || {
+            let block = SystemMemory.allocate(self.conv.packed_bytes(dtype, ctx.isa), "a packed weight")?;
+            // SAFETY: as above.
+            unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, block.ptr()) };
+            Ok(block)
+        })?;
+        Ok(PackedWeight::from_raw(ptr, dtype, &self.conv, ctx.isa))
     }
 }
 

@@ -8,10 +8,10 @@ use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
 use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::{Maker, Operand};
-use crate::Result;
 use crate::backend::tensor::{Memory, SystemMemory};
 use crate::codegen::tile::kernel_type;
 use crate::plan::MemoryMode;
+use crate::{Error, Result};
 
 /// Rows from which on packing a weight anew for every run costs under two per cent of the product.
 const PACK_ON_THE_FLY_ROWS: usize = 2048;
@@ -56,8 +56,10 @@ struct LinearCall {
     sizes: (usize, usize, usize),
     x: Shape,
     weight: Shape,
-    /// Index of the packed weight, and its slot if it is a whole parameter.
-    pack: Option<(usize, Option<usize>)>,
+    /// Index of the packed weight, if it is kept.
+    pack: Option<usize>,
+    /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
+    slot: Option<usize>,
     epilogue: EpilogueArgs,
 }
 
@@ -81,30 +83,37 @@ pub(super) fn make_linear(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let weight =
         Shape { slot: weight.slot, dtype: float_type(maker, weight)?, row_stride: strides[0], col_stride: strides[1] };
     let keep = keeps_packed(maker.plan().options.memory, outer * m);
-    let source = whole_parameter(maker.plan(), &maker.step.operands[1]);
-    let pack = maker.step.pack.filter(|_| keep).map(|pack| (pack, source));
+    let slot = whole_parameter(maker.plan(), &maker.step.operands[1]);
+    let pack = maker.step.pack.filter(|_| keep);
     let epilogue = EpilogueArgs::new(maker)?;
-    Ok(Box::new(LinearCall { outer, outer_stride, sizes: (m, n, k), x, weight, pack, epilogue }))
+    Ok(Box::new(LinearCall { outer, outer_stride, sizes: (m, n, k), x, weight, pack, slot, epilogue }))
 }
 
 impl LinearCall {
+    fn source(&self, ctx: &Ctx<'_>) -> Matrix {
+        let matrix = self.weight.at(ctx, 0);
+        match self.slot.and_then(|slot| ctx.weights.tensor(slot)).map(|t| (t.ptr, t.strides.as_slice())) {
+            Some((ptr, &[row, col])) => Matrix { ptr, row_stride: row as isize, col_stride: col as isize, ..matrix },
+            _ => matrix,
+        }
+    }
+
     fn weight(&self, ctx: &Ctx<'_>) -> Result<GemmOperand> {
         let (_, n, k) = self.sizes;
-        let matrix = self.weight.at(ctx, 0);
-        let Some((pack, slot)) = self.pack else { return Ok(GemmOperand::Strided(matrix)) };
-        let ptr = ctx.weights.pack(pack, &mut || {
-            let block = SystemMemory.allocate(packed_bytes(n, k, matrix.dtype, ctx.isa), "a packed weight")?;
-            let mut source = matrix;
-            if let Some(tensor) = slot.and_then(|slot| ctx.weights.tensor(slot))
-                && let [row, col] = tensor.strides.as_slice()
-            {
-                source = Matrix { ptr: tensor.ptr, row_stride: *row as isize, col_stride: *col as isize, ..matrix };
-            }
+        let source = self.source(ctx);
+        let Some(pack) = self.pack else { return Ok(GemmOperand::Strided(source)) };
+        let packed = ctx.weights.pack(pack, &mut || {
+            let block = SystemMemory.allocate(packed_bytes(n, k, source.dtype, ctx.isa), "a packed weight")?;
             // SAFETY: the weight is valid by the caller's promise, the block has the packed size.
             unsafe { pack_b(ctx.pool, ctx.isa, n, k, &source, block.ptr()) };
             Ok(block)
-        })?;
-        Ok(GemmOperand::Packed(PackedB::from_raw(ptr, n, k, matrix.dtype, ctx.isa)))
+        });
+        match packed {
+            Ok(ptr) => Ok(GemmOperand::Packed(PackedB::from_raw(ptr, n, k, source.dtype, ctx.isa))),
+            // Slower without, but not impossible.
+            Err(Error::OutOfMemory { .. }) => Ok(GemmOperand::Strided(source)),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -72,6 +72,19 @@ pub(super) struct SpecializedCpu {
     constants: Vec<(usize, usize)>,
     outputs: Vec<(usize, usize)>,
     derived: Vec<(usize, usize)>,
+    /// By buffer: whether a step reads the buffer itself, not only a packed form of it.
+    read: Vec<bool>,
+}
+
+/// Buffers that are read where they lie. A packed weight made of a whole parameter is packed from any strides.
+fn read_buffers(plan: &Plan) -> Vec<bool> {
+    let mut read = vec![false; plan.buffers.len()];
+    for step in plan.prepare.iter().chain(&plan.steps) {
+        let packed = step.pack.filter(|_| whole_parameter(plan, &step.operands[1]).is_some()).map(|_| 1);
+        let operands = step.operands.iter().enumerate().filter(|(at, _)| Some(*at) != packed).map(|(_, a)| a);
+        operands.chain(&step.loads).for_each(|a| read[a.buffer.index()] = true);
+    }
+    read
 }
 
 fn calls_of(
@@ -132,6 +145,7 @@ impl SpecializedCpu {
             constants: index(|k| if let BufferKind::Constant(i) = k { Some(i) } else { None }),
             outputs: index(|k| if let BufferKind::Output(i) = k { Some(i) } else { None }),
             derived: index(|k| if k == BufferKind::Derived { Some(0) } else { None }),
+            read: read_buffers(&plan),
             costs: plan.steps.iter().map(|s| cost(s, bindings)).collect::<Result<_>>()?,
             bindings: bindings.to_vec(),
             program,
@@ -170,7 +184,7 @@ impl SpecializedCpu {
         }
         for &(buffer, index) in &self.parameters {
             let tensor = run.weights.tensor(index).ok_or_else(|| missing("weight", index))?;
-            bases[buffer] = match tensor.is_dense() {
+            bases[buffer] = match tensor.is_dense() || !self.read[buffer] {
                 true => tensor.ptr,
                 false => run.weights.dense(index, &mut || densify(tensor, "a dense copy of a weight"))?,
             };
@@ -231,6 +245,19 @@ impl SpecializedCpu {
         }
     }
 
+    /// Says which step a backend's error comes from.
+    fn at_step(&self, at: usize, error: Error) -> Error {
+        let plan = &self.program.plan;
+        let name = plan.step_name(&plan.steps[at]);
+        match error {
+            Error::Backend { backend, what } => Error::Backend { backend, what: format!("{name}: {what}") },
+            Error::OutOfMemory { asked_bytes, what } => {
+                Error::OutOfMemory { asked_bytes, what: format!("{what} ({name})") }
+            }
+            other => other,
+        }
+    }
+
     fn time(&self, at: usize, start: Instant) -> StepTime {
         let plan = &self.program.plan;
         let step = &plan.steps[at];
@@ -287,7 +314,7 @@ impl Specialized for SpecializedCpu {
         for (at, call) in self.calls.iter().enumerate() {
             let start = profile.is_some().then(Instant::now);
             // SAFETY: every buffer is behind its address.
-            unsafe { call.run(&ctx)? };
+            unsafe { call.run(&ctx).map_err(|e| self.at_step(at, e))? };
             if let (Some(start), Some(profile)) = (start, profile.as_deref_mut()) {
                 profile.push(self.time(at, start));
             }
