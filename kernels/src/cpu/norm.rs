@@ -457,6 +457,9 @@ unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(
                 let (v, w) = (s.sub(e.load(s, x, at), c), s.sub(e.load(s, x, at + l), c));
                 (a, b) = (s.add(a, v), s.add(b, w));
                 if SQUARE {
+                    // The second pass finds this row in L1 and has time to fetch the next one.
+                    s.prefetch(x.wrapping_add((n + at) * E::SIZE));
+                    s.prefetch(x.wrapping_add((n + at + l) * E::SIZE));
                     (p, q) = (s.mla(v, v, p), s.mla(w, w, q));
                 }
                 at += 2 * l;

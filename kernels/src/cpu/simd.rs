@@ -32,8 +32,9 @@ pub trait Simd: Copy {
     unsafe fn load_n(self, p: *const f32, n: usize) -> Self::F;
     unsafe fn store(self, p: *mut f32, v: Self::F);
     unsafe fn store_n(self, p: *mut f32, v: Self::F, n: usize);
-    /// Stores past the caches where the instruction set can; `p` must be aligned to a whole vector.
-    unsafe fn stream(self, p: *mut f32, v: Self::F);
+
+    /// Asks for the cache line at an address, valid or not.
+    fn prefetch(self, p: *const u8);
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -209,10 +210,7 @@ impl Simd for Portable {
         unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, n.min(8)) }
     }
     #[inline(always)]
-    unsafe fn stream(self, p: *mut f32, v: [f32; 8]) {
-        // SAFETY: the caller vouches for 8 elements.
-        unsafe { self.store(p, v) }
-    }
+    fn prefetch(self, _: *const u8) {}
     #[inline(always)]
     fn add(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
         lanewise!(a, b, |x: f32, y: f32| x + y)
@@ -522,8 +520,8 @@ mod x86 {
             mem!(_mm512_mask_storeu_ps(p, mask16(n), v))
         }
         #[inline(always)]
-        unsafe fn stream(self, p: *mut f32, v: __m512) {
-            mem!(_mm512_stream_ps(p, v))
+        fn prefetch(self, p: *const u8) {
+            has!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
         }
         #[inline(always)]
         fn add(self, a: __m512, b: __m512) -> __m512 {
@@ -784,8 +782,8 @@ mod x86 {
             mem!(_mm256_maskstore_ps(p, mask8(n), v))
         }
         #[inline(always)]
-        unsafe fn stream(self, p: *mut f32, v: __m256) {
-            mem!(_mm256_stream_ps(p, v))
+        fn prefetch(self, p: *const u8) {
+            has!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
         }
         #[inline(always)]
         fn add(self, a: __m256, b: __m256) -> __m256 {
