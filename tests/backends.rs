@@ -59,7 +59,8 @@ fn difference(got: &interp::Tensor, want: &interp::Tensor, terms: usize) -> Resu
     let scale = want_values.iter().fold(0f64, |m, x| m.max(x.abs()));
     let relative = 8.0 * (epsilon(got.dtype()) + epsilon(DType::F32) * (terms as f64).sqrt());
     let bound = if got.dtype().is_float() { relative * scale } else { 0.0 };
-    let wrong = got_values.iter().zip(&want_values).position(|(g, w)| !((g - w).abs() <= bound));
+    let wrong =
+        got_values.iter().zip(&want_values).position(|(g, w)| (g - w).abs() > bound || g.is_nan() || w.is_nan());
     let describe = |i: usize| format!("element {i}: {} instead of {} (+- {bound:e})", got_values[i], want_values[i]);
     wrong.map_or(Ok(()), |i| Err(describe(i)))
 }

@@ -1,8 +1,8 @@
 """Every ATen op of `data/aten_ops.txt`, compiled and interpreted, against f64: in f32, bf16 and f16, at two sizes.
 
-A case is a function of tensors that calls the op. It is compiled whole (`strict=True`: nothing may fall back to eager) and, apart
-from that, captured and run by the interpreter, which is the meaning of the graph. Both must be as near to the f64 result as
-the type and the length of the longest sum allow; eager's own error is printed with a failure.
+A case is a function of tensors that calls the op. It is compiled whole (`strict=True`: nothing may fall back to eager)
+and, apart from that, captured and run by the interpreter, which is the meaning of the graph. Both must be as near to the
+f64 result as the type and the length of the longest sum allow, or nearly as near as eager is.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ def case(
 
 
 def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
-    # Multiples of 1/64 are the same number in every type that holds them; others are rounded before the run.
     return torch.rand(*shape, dtype=torch.float64) * (high - low) + low
 
 
@@ -301,14 +300,7 @@ case("repeat", lambda x: x.repeat(1, 2, 1, 1), image)
 case("repeat_interleave.self_int", lambda x: x.repeat_interleave(2, dim=1), image)
 case("pad", lambda x: F.pad(x, (0, 1, 0, 1)), image)
 case("arange", lambda x: torch.arange(x.shape[3]) + x, image)
-case(
-    "arange.start",
-    lambda x: (
-        x * torch.exp(-math.log(10000) * torch.arange(0, 16, dtype=torch.float32) / 16)[:4, None, None].to(x.dtype)
-    ),
-    image,
-    roundings=3,
-)
+case("arange.start", lambda x: x * torch.exp(-torch.arange(0, 4, dtype=torch.float32))[:, None, None], image)
 case("arange.start_step", lambda x: torch.arange(0, 2 * x.shape[3], 2) + x, image)
 case("ones", lambda x: x + torch.ones(x.shape[3], dtype=x.dtype), image)
 case("zeros", lambda x: torch.cat([x, torch.zeros(x.shape[0], 1, *x.shape[2:], dtype=x.dtype)], 1), image)
@@ -397,9 +389,7 @@ def check(got: Any, case: Case, module: Any, args: tuple[Tensor, ...], dtype: to
         allowed = (2 * units + 8 * UNIT[torch.float32] * math.sqrt(case.terms)) * scale
         error = (result.double() - truth).abs().max().item()
         eager_error = (reference.double() - truth).abs().max().item()
-        assert error <= max(allowed, 1.25 * eager_error), (
-            f"error {error:.2e}, allowed {allowed:.2e}, eager's {eager_error:.2e}"
-        )
+        assert error <= max(allowed, 1.25 * eager_error), (error, allowed, eager_error)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "bf16", "f16"])
