@@ -59,8 +59,9 @@ pub fn compile(graph: Graph, options: &Options) -> Result<(Arc<Program>, bool)> 
     let precision = options.precision.unwrap_or_else(|| default_precision(&graph));
     let hash = graph.hash();
     let key = format!(
-        "{hash} {name} {} {precision:?} {:?} {}",
+        "{hash} {name} {} {:?} {:?} {}",
         backend.target(),
+        options.precision,
         options.memory,
         options.max_specializations
     );
@@ -85,7 +86,7 @@ fn compile_new(
         kernel_ir::verify(&optimized, &groups)?;
     }
     dump.write("50-groups.txt", || kernel_ir::print(&optimized, &groups));
-    let plan_options = PlanOptions { memory: options.memory };
+    let plan_options = PlanOptions { memory: options.memory, exact: options.precision == Some(Precision::Eager) };
     let target = backend.target();
     let plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
     dump.write("80-plan.txt", || plan.to_string());

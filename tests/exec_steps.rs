@@ -174,6 +174,31 @@ fn convolutions() {
     check_all(CONVOLUTIONS, 72);
 }
 
+/// Channels and sizes for which Winograd's forms are chosen, and an upsampling that is not folded for their sake.
+const WIDE: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "height" = [9, 16]
+symbol s2 "width" = [12, 16]
+input 0 "x": T[s0,s1,s2,64]
+parameter 0 "w": T[64,64,3,3]
+parameter 1 "b": T[64]
+%0: T[s0,s1,s2,64] = input() {index=0}
+%1: T[64,64,3,3] = parameter() {index=0}
+%2: T[64] = parameter() {index=1}
+%3: T[s0,s1,s2,64] = convolution(%0, %1, %2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%4: T[s0,s1,s2,64] = add(%3, %0)
+%5: T[s0,2*s1,2*s2,64] = upsample_nearest(%4) {first_dim=1, scales=[2.0, 2.0], exact=false}
+%6: T[s0,2*s1,2*s2,64] = convolution(%5, %1) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%7: T[s0,64,2*s1,2*s2] = permute(%6) {dims=[0, 3, 1, 2]}
+%8: T[s0,64,s1,s2] = permute(%0) {dims=[0, 3, 1, 2]}
+%9: T[s0,64,s1,s2] = silu(%8)
+return %7, %4, %9
+"#;
+
+#[test]
+fn wide_convolutions() {
+    check_all(WIDE, 1200);
+}
+
 /// A residual block with a skip concatenation and both ways through it, as in the up path of a UNet.
 const UNET_BLOCK: &str = r#"symbol s0 "batch" = [1, 2, 3]
 symbol s1 "height" = [4, 7, 16]

@@ -29,6 +29,7 @@ impl Cell {
 pub struct WeightSet {
     tensors: Vec<Tensor>,
     owner: Arc<dyn Any + Send + Sync>,
+    /// Packed weights, [`PACK_FORMS`] cells for each of the plan's packs.
     packs: Vec<Cell>,
     /// Dense copies of strided parameters, by slot.
     dense: Vec<Cell>,
@@ -43,6 +44,9 @@ impl std::fmt::Debug for WeightSet {
     }
 }
 
+/// Forms in which one weight may be packed: which one is best depends on the sizes of a run.
+pub const PACK_FORMS: usize = 3;
+
 /// Most mismatches a message lists.
 const LISTED: usize = 5;
 
@@ -55,7 +59,7 @@ impl WeightSet {
         check(&plan.graph, &tensors)?;
         let cells = |count: usize| std::iter::repeat_with(Cell::default).take(count).collect();
         Ok(Self {
-            packs: cells(plan.packs.len()),
+            packs: cells(plan.packs.len() * PACK_FORMS),
             dense: cells(tensors.len()),
             tensors,
             owner,
@@ -75,7 +79,7 @@ impl WeightSet {
         let fresh = Self {
             tensors: self.tensors.clone(),
             owner: self.owner.clone(),
-            packs: plan.packs.iter().zip(&self.packs).map(|(p, c)| pick(kept(p), c)).collect(),
+            packs: self.packs.iter().enumerate().map(|(at, c)| pick(kept(&plan.packs[at / PACK_FORMS]), c)).collect(),
             dense: self.dense.iter().enumerate().map(|(slot, c)| pick(!changed(slot), c)).collect(),
             prepared: Mutex::new(None),
             derived_bytes: AtomicUsize::new(0),
@@ -123,12 +127,12 @@ impl WeightSet {
         Ok(ptr)
     }
 
-    /// Address of packed weight `index`, made by `make` if this is its first use.
+    /// Address of packed weight `index` in form `form` (below [`PACK_FORMS`]), made by `make` if this is its first use.
     ///
     /// # Errors
     /// What `make` says.
-    pub fn pack(&self, index: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<*mut u8> {
-        match self.packs.get(index) {
+    pub fn pack(&self, index: usize, form: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<*mut u8> {
+        match self.packs.get(index * PACK_FORMS + form) {
             Some(cell) => self.fill(cell, make),
             None => Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") }),
         }

@@ -177,6 +177,8 @@ impl MemoryMode {
 pub struct PlanOptions {
     /// How much derived state may be kept.
     pub memory: MemoryMode,
+    /// Only kernels whose error is that of the plain sum of products: no Winograd convolutions.
+    pub exact: bool,
 }
 
 /// Steps and places: a compiled graph, without weights and without sizes.

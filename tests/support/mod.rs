@@ -54,7 +54,8 @@ pub fn plan_of(graph: Graph, precision: Precision, memory: MemoryMode) -> Plan {
     let graph = passes::run_pipeline(graph, &ctx, &mut |_, _, _, _| {}).unwrap();
     let groups = passes::form_groups(&graph, &ctx).unwrap();
     let target = backend::by_name("cpu").unwrap().target();
-    let plan = plan::build(Arc::new(graph), groups, &target, PlanOptions { memory }).unwrap();
+    let plan = plan::build(Arc::new(graph), groups, &target, PlanOptions { memory, exact: memory == MemoryMode::Low })
+        .unwrap();
     plan::verify::verify(&plan).unwrap_or_else(|e| panic!("{e}\n{plan}"));
     plan
 }

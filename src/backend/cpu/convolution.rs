@@ -1,6 +1,7 @@
 //! Convolutions over channels-last images.
 
-use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
+use oxidiff_kernels::cpu::conv::{Conv, Weight};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, pack_weight, run, weight_bytes};
 use oxidiff_kernels::dtype::DType as KernelType;
 
 use super::epilogue::EpilogueArgs;
@@ -11,9 +12,11 @@ use super::specialize::Maker;
 use crate::Result;
 use crate::backend::tensor::{Memory, SystemMemory};
 use crate::ir::Op;
+use crate::plan::MemoryMode;
 
 struct ConvolutionCall {
     conv: Conv,
+    algorithm: Algorithm,
     x: (Slot, KernelType),
     weight: (Slot, KernelType, [isize; 5]),
     /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
@@ -72,38 +75,87 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
         strides: [strides[0], depth, height, width],
     };
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    let bytes = conv.packed_bytes(weight_type, maker.isa());
+    let (algorithm, keep) = decide(maker, &conv, x_type, weight_type);
     let slot = whole_parameter(maker.plan(), &step.operands[1]);
-    let kept = match step.pack.filter(|_| keeps_packed(maker.plan().options.memory, conv.rows())) {
+    let kept = match step.pack.filter(|_| keep == Keep::Packed) {
         Some(index) => Kept::Pack(index),
-        None => Kept::Scratch(maker.scratch(bytes)),
+        None => Kept::Scratch(maker.scratch(weight_bytes(&conv, algorithm, weight_type, maker.isa()))),
     };
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
-    Ok(Box::new(ConvolutionCall { conv, x: (x.slot, x_type), weight, slot, kept, epilogue: EpilogueArgs::new(maker)? }))
+    Ok(Box::new(ConvolutionCall {
+        conv,
+        algorithm,
+        x: (x.slot, x_type),
+        weight,
+        slot,
+        kept,
+        epilogue: EpilogueArgs::new(maker)?,
+    }))
+}
+
+/// Largest transformed weight that is worth keeping where transforming it for every run would cost more than it gains.
+const KEPT_WINOGRAD_BYTES: usize = 64 << 20;
+/// Rows from which on transforming a weight for every run costs at most a quarter of what it gains.
+const TRANSFORM_ON_THE_FLY_ROWS: usize = 4096;
+
+/// The form of a convolution, and whether its weight stays packed.
+fn decide(maker: &Maker<'_>, conv: &Conv, x: KernelType, weight: KernelType) -> (Algorithm, Keep) {
+    let options = maker.plan().options;
+    let plain = match keeps_packed(options.memory, conv.rows()) {
+        true => (Algorithm::Direct, Keep::Packed),
+        false => (Algorithm::Direct, Keep::PerCall),
+    };
+    if options.exact || maker.step.pack.is_none() {
+        return plain;
+    }
+    let kept = choose(conv, x, weight, Keep::Packed);
+    let small = weight_bytes(conv, kept, weight, maker.isa()) <= KEPT_WINOGRAD_BYTES;
+    let keeps = match options.memory {
+        MemoryMode::Fast => true,
+        MemoryMode::Balanced => small && conv.rows() < TRANSFORM_ON_THE_FLY_ROWS,
+        MemoryMode::Low => false,
+    };
+    if kept != Algorithm::Direct && keeps {
+        return (kept, Keep::Packed);
+    }
+    match choose(conv, x, weight, Keep::PerCall) {
+        Algorithm::Direct => plain,
+        winograd => (winograd, Keep::PerCall),
+    }
+}
+
+/// The cell of a weight set that keeps a form.
+const fn form(algorithm: Algorithm) -> usize {
+    match algorithm {
+        Algorithm::Direct => 0,
+        Algorithm::Winograd2 => 1,
+        Algorithm::Winograd4 => 2,
+    }
 }
 
 impl ConvolutionCall {
-    fn packed(&self, ctx: &Ctx<'_>) -> Result<PackedWeight> {
+    fn packed(&self, ctx: &Ctx<'_>) -> Result<ConvWeight> {
         let (slot, dtype, strides) = self.weight;
         let mut source = Weight { ptr: ctx.at(slot), dtype, strides };
         if let Some(tensor) = self.slot.and_then(|slot| ctx.weights.tensor(slot)) {
             let strides: Vec<isize> = tensor.strides.iter().map(|&s| s as isize).collect();
             source = Weight { ptr: tensor.ptr, dtype, strides: weight_strides(&strides) };
         }
+        let pack = |to: *mut u8| {
+            // SAFETY: the weight is valid by the caller's promise; `to` has the packed size in both cases below.
+            unsafe { pack_weight(ctx.pool, ctx.isa, &self.conv, self.algorithm, &source, to) }.map_err(kernel_error)
+        };
         let index = match self.kept {
             Kept::Pack(index) => index,
-            Kept::Scratch(scratch) => {
-                // SAFETY: the weight is valid by the caller's promise; the scratch buffer has the packed size.
-                return Ok(unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, ctx.at(scratch)) });
-            }
+            Kept::Scratch(scratch) => return pack(ctx.at(scratch)),
         };
-        let ptr = ctx.weights.pack(index, &mut || {
-            let block = SystemMemory.allocate(self.conv.packed_bytes(dtype, ctx.isa), "a packed weight")?;
-            // SAFETY: as above.
-            unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, block.ptr()) };
+        let ptr = ctx.weights.pack(index, form(self.algorithm), &mut || {
+            let bytes = weight_bytes(&self.conv, self.algorithm, dtype, ctx.isa);
+            let block = SystemMemory.allocate(bytes, "a packed weight")?;
+            pack(block.ptr())?;
             Ok(block)
         })?;
-        Ok(PackedWeight::from_raw(ptr, dtype, &self.conv, ctx.isa))
+        Ok(ConvWeight::from_raw(ptr, &self.conv, self.algorithm, dtype, ctx.isa))
     }
 }
 
@@ -113,7 +165,7 @@ impl Call for ConvolutionCall {
         let (x, dtype) = (ctx.at(self.x.0), self.x.1);
         self.epilogue.with(ctx, |epilogue| {
             // SAFETY: operands are valid by the caller's promise for the sizes of the step.
-            unsafe { conv(ctx.pool, ctx.isa, &self.conv, x, dtype, &weight, epilogue).map_err(kernel_error) }
+            unsafe { run(ctx.pool, ctx.isa, &self.conv, x, dtype, &weight, epilogue).map_err(kernel_error) }
         })
     }
 }

@@ -102,7 +102,7 @@ impl LinearCall {
         let (_, n, k) = self.sizes;
         let source = self.source(ctx);
         let Some(pack) = self.pack else { return Ok(GemmOperand::Strided(source)) };
-        let packed = ctx.weights.pack(pack, &mut || {
+        let packed = ctx.weights.pack(pack, 0, &mut || {
             let block = SystemMemory.allocate(packed_bytes(n, k, source.dtype, ctx.isa), "a packed weight")?;
             // SAFETY: the weight is valid by the caller's promise, the block has the packed size.
             unsafe { pack_b(ctx.pool, ctx.isa, n, k, &source, block.ptr()) };
