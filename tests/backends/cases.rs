@@ -244,4 +244,57 @@ pub const CASES: &[Case] = cases! {
     "avg_pool" 9 ["x: T[s0,3,s1,6]", "y = T[s0,3,s1/2,3] avg_pool(x) {first_dim=2, kernel=[2, 2], stride=[2, 2], padding=[0, 0], count_include_pad=true}"]
     "avg_pool without padding counted" 9 ["x: T[s0,3,s1,6]", "y = T[s0,3,s1,6] avg_pool(x) {first_dim=2, kernel=[3, 3], stride=[1, 1], padding=[1, 1], count_include_pad=false}"]
     "max_pool" 1 ["x: T[s0,3,s1,6]", "y = T[s0,3,s1/2,3] max_pool(x) {first_dim=2, kernel=[3, 3], stride=[2, 2], padding=[1, 1], count_include_pad=true}"]
+
+    // -- larger: past the tiles of the kernels, and blocks of models ---------------------------------------------------------------
+    "large linear" 320 ["x: T[s0,s1,320]", "w @ T[384,320]", "b @ T[384]", "y = T[s0,s1,384] linear(x, w, b)"]
+    "large linear of odd sizes" 203 ["x: T[s0,s1,203]", "w @ T[77,203]", "l = T[s0,s1,77] linear(x, w)", "y = T[s0,s1,77] silu(l)"]
+    "large convolution" 288 ["x: T[s0,32,s1,20]", "w @ T[48,32,3,3]", "b @ T[48]", "y = T[s0,48,s1,20] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}"]
+    "large convolution channels last" 576 ["x: T[s0,s1,11,64]", "w @ T[64,64,3,3]", "y = T[s0,s1,11,64] convolution(x, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}"]
+    "large convolution with stride" 288 ["x: T[s0,32,s1,22]", "w @ T[48,32,3,3]", "b @ T[48]", "y = T[s0,48,s1/2,11] convolution(x, w, b) {stride=[2, 2], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}"]
+    "large convolution to few channels" 576 ["x: T[s0,64,s1,12]", "w @ T[4,64,3,3]", "b @ T[4]", "y = T[s0,4,s1,12] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}"]
+    "large upsample then convolution" 288 ["x: T[s0,32,s1,6]", "w @ T[32,32,3,3]", "b @ T[32]", "u = T[s0,32,2*s1,12] upsample_nearest(x) {first_dim=2, scales=[2.0, 2.0], exact=false}", "y = T[s0,32,2*s1,12] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}"]
+    "large attention" 288 ["x: T[s0,2,8*s1,64]", "y = T[s0,2,8*s1,64] scaled_dot_product_attention(x, x, x) {is_causal=false, scale=0.125}"]
+    "large causal attention" 288 ["q: T[s0,2,8*s1,32]", "v: T[s0,2,8*s1,32]", "y = T[s0,2,8*s1,32] scaled_dot_product_attention(q, q, v) {is_causal=true, scale=0.18}"]
+    "large group_norm" 4096 ["x: T[s0,64,s1,20]", "w @ T[64]", "b @ T[64]", "n = T[s0,64,s1,20] group_norm(x, w, b) {num_groups=32, eps=1e-5, channel_dim=1}", "y = T[s0,64,s1,20] silu(n)"]
+    "large softmax" 1152 ["x: T[s0,3,32*s1]", "y = T[s0,3,32*s1] softmax(x) {dim=2}"]
+    "transformer block" 1024 [
+        "x: T[s0,s1,32]", "c: T[s0,7,24]", "g @ T[32]", "h @ T[32]",
+        "wq @ T[32,32]", "wk @ T[32,32]", "wv @ T[32,32]", "wo @ T[32,32]", "bo @ T[32]",
+        "ck @ T[32,24]", "cv @ T[32,24]", "w1 @ T[128,32]", "b1 @ T[128]", "w2 @ T[32,64]", "b2 @ T[32]",
+        "n1 = T[s0,s1,32] layer_norm(x, g, h) {normalized_ndim=1, eps=1e-5}",
+        "q1 = T[s0,s1,32] linear(n1, wq)", "k1 = T[s0,s1,32] linear(n1, wk)", "v1 = T[s0,s1,32] linear(n1, wv)",
+        "q2 = T[s0,s1,4,8] reshape(q1)", "k2 = T[s0,s1,4,8] reshape(k1)", "v2 = T[s0,s1,4,8] reshape(v1)",
+        "q3 = T[s0,4,s1,8] permute(q2) {dims=[0, 2, 1, 3]}", "k3 = T[s0,4,s1,8] permute(k2) {dims=[0, 2, 1, 3]}",
+        "v3 = T[s0,4,s1,8] permute(v2) {dims=[0, 2, 1, 3]}",
+        "a1 = T[s0,4,s1,8] scaled_dot_product_attention(q3, k3, v3) {is_causal=false, scale=0.35}",
+        "a2 = T[s0,s1,4,8] permute(a1) {dims=[0, 2, 1, 3]}", "a3 = T[s0,s1,32] reshape(a2)",
+        "o1 = T[s0,s1,32] linear(a3, wo, bo)", "r1 = T[s0,s1,32] add(o1, x)",
+        "n2 = T[s0,s1,32] layer_norm(r1, g, h) {normalized_ndim=1, eps=1e-5}",
+        "q4 = T[s0,s1,32] linear(n2, wq)", "k4 = T[s0,7,32] linear(c, ck)", "v4 = T[s0,7,32] linear(c, cv)",
+        "q5 = T[s0,s1,4,8] reshape(q4)", "k5 = T[s0,7,4,8] reshape(k4)", "v5 = T[s0,7,4,8] reshape(v4)",
+        "q6 = T[s0,4,s1,8] permute(q5) {dims=[0, 2, 1, 3]}", "k6 = T[s0,4,7,8] permute(k5) {dims=[0, 2, 1, 3]}",
+        "v6 = T[s0,4,7,8] permute(v5) {dims=[0, 2, 1, 3]}",
+        "a4 = T[s0,4,s1,8] scaled_dot_product_attention(q6, k6, v6) {is_causal=false, scale=0.35}",
+        "a5 = T[s0,s1,4,8] permute(a4) {dims=[0, 2, 1, 3]}", "a6 = T[s0,s1,32] reshape(a5)",
+        "o2 = T[s0,s1,32] linear(a6, wo, bo)", "r2 = T[s0,s1,32] add(o2, r1)",
+        "n3 = T[s0,s1,32] layer_norm(r2, g, h) {normalized_ndim=1, eps=1e-5}",
+        "f1 = T[s0,s1,128] linear(n3, w1, b1)",
+        "f2 = T[s0,s1,64] slice(f1) {dim=2, start=0, step=1}", "f3 = T[s0,s1,64] slice(f1) {dim=2, start=64, step=1}",
+        "f4 = T[s0,s1,64] gelu(f3)", "f5 = T[s0,s1,64] mul(f2, f4)", "o3 = T[s0,s1,32] linear(f5, w2, b2)",
+        "y = T[s0,s1,32] add(o3, r2)",
+    ]
+    "up block" 4096 [
+        "x: T[s0,16,s1,6]", "skip: T[s0,8,s1,6]", "t: T[s0,32]", "wt @ T[16,32]", "bt @ T[16]",
+        "g1 @ T[24]", "h1 @ T[24]", "w1 @ T[16,24,3,3]", "b1 @ T[16]", "g2 @ T[16]", "h2 @ T[16]", "w2 @ T[16,16,3,3]", "b2 @ T[16]",
+        "ws @ T[16,24,1,1]", "bs @ T[16]",
+        "c = T[s0,24,s1,6] cat(x, skip) {dim=1}",
+        "n1 = T[s0,24,s1,6] group_norm(c, g1, h1) {num_groups=4, eps=1e-5, channel_dim=1}", "a1 = T[s0,24,s1,6] silu(n1)",
+        "c1 = T[s0,16,s1,6] convolution(a1, w1, b1) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}",
+        "ta = T[s0,32] silu(t)", "tl = T[s0,16] linear(ta, wt, bt)", "tr = T[s0,16,1,1] reshape(tl)",
+        "c2 = T[s0,16,s1,6] add(c1, tr)",
+        "n2 = T[s0,16,s1,6] group_norm(c2, g2, h2) {num_groups=4, eps=1e-5, channel_dim=1}", "a2 = T[s0,16,s1,6] silu(n2)",
+        "c3 = T[s0,16,s1,6] convolution(a2, w2, b2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}",
+        "s = T[s0,16,s1,6] convolution(c, ws, bs) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=false}",
+        "y = T[s0,16,s1,6] add(s, c3)",
+    ]
 };
