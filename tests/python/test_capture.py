@@ -202,6 +202,16 @@ def test_floats_of_sizes_need_not_be_whole():
     assert set(graph.moduli.values()) == {1}
 
 
+def test_a_length_that_is_a_product_of_counts():
+    def function(tokens, frames, height, width):
+        b, _, c = tokens.shape
+        return tokens.view(b, frames, height, width, c).mean(dim=1).flatten(1, 2)
+
+    calls = [((torch.randn(2, f * h * w, 5), f, h, w), {}) for f, h, w in ((2, 3, 4), (3, 5, 2))]
+    graph = check_serves(function, *calls)
+    assert not graph.fixed
+
+
 def test_static_when_asked(net):
     graph = capture(net, (image(2),), dynamic=False)
     assert graph.traces == 1
@@ -320,6 +330,10 @@ def test_structures_of_results():
 def test_a_returned_argument_is_known():
     graph = capture(lambda x, y: (y, x * 1), (image(), image()))
     assert [leaf.input for leaf in graph.outputs.leaves] == [1, None]
+
+
+def test_ops_that_give_their_argument_back():
+    check_serves(lambda x, t: x * t.flatten()[:, None], ((torch.randn(2, 3), torch.randn(2)), {}))
 
 
 def test_memory_order_of_results():

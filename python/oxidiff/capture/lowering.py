@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import UnsupportedError
-from .dim import Dim, Size, dim_of, dim_or_int
+from .dim import Dim, Real, Size, dim_of, dim_or_int
 from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref
 from .signature import Number
 from .weights import WeightSlot
@@ -361,8 +361,9 @@ class Lowering:
     def number(self, form: Dim) -> T:
         """A number that depends on the call's sizes or numbers."""
         if form.symbols() <= self.texts.keys():
-            scale = math.lcm(*(c.denominator for _, c in form.terms))
-            size = self.emit("size_of", (), torch.int64, (), size=form * scale)
+            # A size always comes out whole; a float need not.
+            scale = math.lcm(*(c.denominator for _, c in form.terms)) if isinstance(form, Real) else 1
+            size = self.emit("size_of", (), torch.int64, (), size=Dim((form * scale).terms))
             return size if scale == 1 else self.binary("div", size, self.full(scale, torch.float64), torch.float64)
         real = any(c.denominator != 1 for _, c in form.terms)
         real = real or any(self.numbers[n].dtype is torch.float64 for n in form.symbols() if n in self.numbers)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
 
 from ..errors import CaptureError
-from .dim import Dim, Size
+from .dim import Dim, Size, dim_of
 from .signature import Call, Number
 
 __all__ = ["SizePlan", "Symbol", "plan_sizes"]
@@ -132,7 +134,23 @@ class _Planner:
             self.label = self.names[len(tensors) + i]
             role = "int" if isinstance(number, int) else "float"
             self.plan.forms.append(Dim.symbol(self.add(role, "n", number).name))
+        self.tie_sequences_to_counts()
         return self.plan
+
+    def tie_sequences_to_counts(self) -> None:
+        """A length that is the product of neighbouring Python ints (frames, height, width) follows from them."""
+        counts = [s for s in self.plan.symbols if s.role == "int"]
+        for symbol in [s for s in self.plan.symbols if s.role == "sequence"]:
+            for first, last in combinations(range(len(counts) + 1), 2):
+                group = counts[first:last]
+                if len(group) < 2 or prod(s.value for s in group) != symbol.value:
+                    continue
+                product = dim_of(1)
+                for count in group:
+                    product = product * Dim.symbol(count.name)
+                self.plan.symbols.remove(symbol)
+                self.plan.forms = [product if f == Dim.symbol(symbol.name) else f for f in self.plan.forms]
+                break
 
     def add(self, role: str, stem: str, value: Number) -> Symbol:
         name = stem

@@ -278,8 +278,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def release(self) -> list[weakref.ref[Tensor]]:
         """Lets go of all tensors; gives references to those made while tracing."""
-        own = {id(t) for t in self.weights.twins.values()}
-        made = [weakref.ref(t) for t in self.kept[len(self.aliases.protected) :] if id(t) not in own]
+        inputs = self.kept[: len(self.aliases.protected)]
+        own = {id(t) for t in (*self.weights.twins.values(), *inputs)}
+        made = [weakref.ref(t) for t in self.kept if id(t) not in own]
+        inputs.clear()
         self.kept.clear()
         self.values.clear()
         self._constants.clear()
