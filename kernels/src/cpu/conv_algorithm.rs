@@ -51,8 +51,8 @@ pub fn choose(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> Algorithm
     let is_bf16 = (dtype, weight) == (DType::BF16, DType::BF16) && features().fast_bf16_dot;
     match best_tile(conv) {
         _ if is_bf16 => Algorithm::Direct,
-        // The transform of a weight costs as much as some sixty tiles' products.
-        Some(tile) if keep == Keep::PerCall && conv.rows() < 160 * tile * tile => Algorithm::Direct,
+        // The transform of a weight costs what some fifty tiles save.
+        Some(tile) if keep == Keep::PerCall && conv.rows() < 96 * tile * tile => Algorithm::Direct,
         Some(4) => Algorithm::Winograd4,
         Some(_) => Algorithm::Winograd2,
         None => Algorithm::Direct,

@@ -11,6 +11,10 @@
 //!   Y = A' M A  -> epilogue, a few tiles of one tile row at a time
 //! ```
 //!
+//! Measured on one core of a Zen 5 server, time over the direct form's: `o = 4` 0.40 to 0.55, `o = 2` 0.57 to 0.74, from 128
+//! channels at 256x256 to 1280 at 16x16 with the weight kept; at 8x8 1.5 and 0.93. Transforming the weight anew costs
+//! 29 ns a weight pair (320 x 320: 3 ms against 29 ms direct at 64x64).
+//!
 //! Numerics: points 0, 1, -1 (2, -2) and infinity. Error relative to the largest magnitudes involved is about 3e-7 for
 //! `o = 2` and 3e-6 for `o = 4` (direct: 2e-7), so a caller that promises eager's own rounding must not use it. Transformed
 //! weights are f32 and `t^2 / 9` times the count of the original: at small images reading them costs more than the

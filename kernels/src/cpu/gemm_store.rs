@@ -117,28 +117,94 @@ mod avx512 {
         out: *mut u8,
         dtype: DType,
     ) {
-        for col in (0..cols).step_by(16) {
-            let lanes = ((1u32 << (cols - col).min(16)) - 1) as u16;
-            // SAFETY: masked lanes are neither read nor written.
-            unsafe {
-                let mut sum = _mm512_maskz_loadu_ps(lanes, acc.add(col));
-                if let Some((ptr, dtype)) = bias {
-                    sum = _mm512_add_ps(sum, load(ptr, dtype, col, lanes));
+        let (bias, residual) = (Addend::new(bias), Addend::new(residual));
+        let whole = cols / 16 * 16;
+        // SAFETY: whole vectors lie inside the `cols` elements; of the last one only the lanes that exist are touched.
+        unsafe {
+            for col in (0..whole).step_by(16) {
+                let mut sum = _mm512_loadu_ps(acc.add(col));
+                if let Some(bias) = &bias {
+                    sum = _mm512_add_ps(sum, bias.load(col));
                 }
-                if let Some((ptr, dtype)) = residual {
-                    sum = _mm512_add_ps(sum, load(ptr, dtype, col, lanes));
+                if let Some(residual) = &residual {
+                    sum = _mm512_add_ps(sum, residual.load(col));
                 }
                 match dtype {
-                    DType::F16 => _mm256_mask_storeu_epi16(
-                        out.cast::<i16>().add(col),
-                        lanes,
-                        _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sum),
-                    ),
-                    DType::BF16 => _mm256_mask_storeu_epi16(out.cast::<i16>().add(col), lanes, round_bf16(sum)),
-                    _ => _mm512_mask_storeu_ps(out.cast::<f32>().add(col), lanes, sum),
+                    DType::F16 => _mm256_storeu_si256(out.cast::<u16>().add(col).cast(), round_f16(sum)),
+                    DType::BF16 => _mm256_storeu_si256(out.cast::<u16>().add(col).cast(), round_bf16(sum)),
+                    _ => _mm512_storeu_ps(out.cast::<f32>().add(col), sum),
+                }
+            }
+            if whole < cols {
+                let lanes = ((1u32 << (cols - whole)) - 1) as u16;
+                let mut sum = _mm512_maskz_loadu_ps(lanes, acc.add(whole));
+                for addend in [&bias, &residual].into_iter().flatten() {
+                    sum = _mm512_add_ps(sum, addend.load_lanes(whole, lanes));
+                }
+                let out16 = out.cast::<i16>().add(whole);
+                match dtype {
+                    DType::F16 => _mm256_mask_storeu_epi16(out16, lanes, round_f16(sum)),
+                    DType::BF16 => _mm256_mask_storeu_epi16(out16, lanes, round_bf16(sum)),
+                    _ => _mm512_mask_storeu_ps(out.cast::<f32>().add(whole), lanes, sum),
                 }
             }
         }
+    }
+
+    /// A row that is added.
+    struct Addend {
+        ptr: *const u8,
+        dtype: DType,
+    }
+
+    impl Addend {
+        fn new(row: Option<(*const u8, DType)>) -> Option<Addend> {
+            row.map(|(ptr, dtype)| Addend { ptr, dtype })
+        }
+
+        /// # Safety
+        /// The row must hold sixteen elements at `col`; AVX-512 must be available.
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+        unsafe fn load(&self, col: usize) -> __m512 {
+            let halves = self.ptr.cast::<u16>().wrapping_add(col).cast::<__m256i>();
+            // SAFETY: forwarded.
+            unsafe {
+                match self.dtype {
+                    DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(halves)),
+                    DType::BF16 => widen_bf16(_mm256_loadu_si256(halves)),
+                    _ => _mm512_loadu_ps(self.ptr.cast::<f32>().add(col)),
+                }
+            }
+        }
+
+        /// # Safety
+        /// The row must hold the elements at `col` that `lanes` names; AVX-512 must be available.
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+        unsafe fn load_lanes(&self, col: usize, lanes: u16) -> __m512 {
+            let halves = self.ptr.cast::<i16>().wrapping_add(col);
+            // SAFETY: masked lanes are not read.
+            unsafe {
+                match self.dtype {
+                    DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes, halves)),
+                    DType::BF16 => widen_bf16(_mm256_maskz_loadu_epi16(lanes, halves)),
+                    _ => _mm512_maskz_loadu_ps(lanes, self.ptr.cast::<f32>().add(col)),
+                }
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn widen_bf16(halves: __m256i) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn round_f16(x: __m512) -> __m256i {
+        _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)
     }
 
     /// Rounds to nearest even; a NaN keeps its sign and upper bits and becomes quiet.
@@ -151,23 +217,5 @@ mod avx512 {
         let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
         _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet)))
-    }
-
-    /// # Safety
-    /// `ptr` must hold the elements at `col` that `lanes` names.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn load(ptr: *const u8, dtype: DType, col: usize, lanes: u16) -> __m512 {
-        // SAFETY: masked lanes are not read.
-        unsafe {
-            match dtype {
-                DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes, ptr.cast::<i16>().add(col))),
-                DType::BF16 => {
-                    let halves = _mm256_maskz_loadu_epi16(lanes, ptr.cast::<i16>().add(col));
-                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
-                }
-                _ => _mm512_maskz_loadu_ps(lanes, ptr.cast::<f32>().add(col)),
-            }
-        }
     }
 }
