@@ -32,8 +32,8 @@ class NotAKeyError(Exception):
 
 
 def _tensor(value: Any, leaves: list[Leaf]) -> Any:
-    if value.layout is not _strided:
-        raise NotAKeyError(f"a tensor of layout {value.layout}")
+    if value.layout is not _strided or value.is_nested:
+        raise NotAKeyError("a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}")
     leaves.append(value)
     shape = value.shape
     if value.is_neg() or value.is_conj():
