@@ -12,6 +12,11 @@
 //! value whose f32 destination is contiguous is computed straight into it; broadcast operands stay scalars, and values
 //! of scalars are computed once per row or once per block. A tile takes several rows where rows are short.
 //!
+//! Measured, one Zen 5 core, AVX-512, f32: the fixed cost of a block is about 70 ns, a tile's about 10 ns a step; adding a
+//! bias takes 0.07 ns an element, bias and SiLU 0.2, in L2. From memory, add, mul, copy and SiLU run at the speed of the
+//! stream (PyTorch's own loops, 1.0 +- 0.06). Results written past the caches were tried and lost wherever a value is
+//! computed (1.2 to 1.5 times the time).
+//!
 //! Invariant on aliasing: a store may overlap a load only if both name the same address for the same element; then every
 //! instruction sees the operand as it was before the store, provided its `Load` stands before the `Store`. Stores never
 //! overlap each other.
