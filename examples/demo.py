@@ -22,7 +22,7 @@ from PIL import Image
 import oxidiff
 from digits import NO_DIGIT, DigitsPipeline, draw_grid, encode_labels, side_by_side
 
-STYLES = ("chalk", "outline")
+STYLES = ("chalk", "ink")
 LABELS = [digit for digit in range(10) for _ in range(2)]
 COLUMNS = 5
 

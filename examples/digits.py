@@ -59,7 +59,7 @@ class DigitsPipeline(DiffusionPipeline):
 
     @classmethod
     def load(cls, style: str) -> DigitsPipeline:
-        """The shipped checkpoint called `style` (`chalk` or `outline`), in f32."""
+        """The shipped checkpoint called `style` (`chalk` or `ink`), in f32."""
         unet = UNet2DConditionModel.from_pretrained(ASSETS / style, torch_dtype=torch.float32, use_safetensors=True)
         scheduler = DDIMScheduler.from_pretrained(ASSETS / style)
         return cls(unet.eval(), scheduler)
@@ -70,7 +70,7 @@ class DigitsPipeline(DiffusionPipeline):
         labels: list[int],
         *,
         steps: int = 25,
-        guidance: float = 1.5,
+        guidance: float = 1.25,
         size: int = SIZE,
         seed: int = 0,
         progress: bool = False,

@@ -24,7 +24,7 @@ def digits(monkeypatch: pytest.MonkeyPatch):
     return digits
 
 
-@pytest.mark.parametrize("style", ["chalk", "outline"])
+@pytest.mark.parametrize("style", ["chalk", "ink"])
 def test_checkpoint_is_small_and_draws_what_it_is_asked_for(digits, style: str) -> None:
     """The digits are recognised by a nearest-neighbour vote over the scans that the model was trained on."""
     weights = list((EXAMPLES / "assets" / style).glob("*.safetensors"))
@@ -39,7 +39,7 @@ def test_checkpoint_is_small_and_draws_what_it_is_asked_for(digits, style: str) 
     assert (votes == wanted).float().mean() >= 0.8
 
 
-@pytest.mark.parametrize("style", ["chalk", "outline"])
+@pytest.mark.parametrize("style", ["chalk", "ink"])
 def test_compiled_pipeline_draws_the_same_digits(digits, style: str) -> None:
     import oxidiff
 

@@ -155,6 +155,9 @@ def counts(pipe: Any) -> dict[str, tuple[int, int]]:
 def test_pipeline_draws_what_eager_draws(kind: str) -> None:
     assert_same_images(kind)
     _, compiled = pipelines(kind)
+    if "ControlNet" in kind:
+        # At 64 pixels the deepest level is 1x1, where a residual has no memory order to tell: a structure of its own.
+        assert_same_images(kind, pixels=2 * PIXELS)
     before = counts(compiled)
     assert_same_images(kind, num_images_per_prompt=3)
     assert_same_images(kind, pixels=2 * PIXELS)
