@@ -37,8 +37,12 @@ _SKIPPED = frozenset(
         "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
         "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
         "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_compiled_call_impl",
+        "_output_capturing_hooks_installed",
     }
 )  # fmt: skip
+_RECORDERS = "transformers.utils.output_capturing"
+"""The module whose forward hooks transformers installs at the first call that asks for hidden states. They only note
+what passes by, for the running call to return: a trace does the same."""
 _SCALARS = (int, float, str, bool, type(None), bytes, complex, torch.dtype, torch.device)
 _OPAQUE = (
     Tensor,
@@ -98,9 +102,11 @@ class Structure:
     def _attributes(self, child: torch.nn.Module) -> tuple[Any, ...]:
         out: list[Any] = []
         for name, value in child.__dict__.items():
+            if name in _SKIPPED:
+                continue
             if type(value) in _SCALARS:
                 out.append((name, type(value), value))
-            elif name not in _SKIPPED:
+            else:
                 out.append((name, self._token(value, _DEPTH)))
         for table in (child._parameters, child._buffers):
             for name, tensor in table.items():
@@ -144,7 +150,8 @@ def _hashable(value: Any) -> Any:
 
 
 def _obstacle(child: torch.nn.Module) -> str | None:
-    if child._forward_hooks or child._forward_pre_hooks:
+    hooks = (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
+    if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):
         return "a forward hook is registered on it"
     table = child.__dict__
     if "_hf_hook" in table:
