@@ -40,6 +40,9 @@ fn pointwise() {
     accepts(&["bool[s0]", "f32[]", "f64[]"], "f32[s0] = where()");
     refuses(&["f32[s0]", "f32[s1]"], "f32[s0] = add()", "do not broadcast");
     refuses(&["f32[s0]", "f32[]"], "f32[s1] = add()", "declared as");
+    refuses(&["f32[s1/4]", "f32[2]"], "f32[2] = add()", "only the constant 1");
+    refuses(&["f32[s1/4]"], "f32[2] = expand()", "only the constant 1");
+    refuses(&["f32[s1/4,3,5]", "f32[2,5,4]"], "f32[2,3,4] = matmul()", "only the constant 1");
     refuses(&["f32[s0]", "f32[]"], "i64[s0] = add()", "needs a convert");
     refuses(&["i64[s0]", "i64[]"], "i64[s0] = div()", "must be a float");
     refuses(&["f32[s0]", "f32[]"], "f32[s0] = eq()", "must be bool");

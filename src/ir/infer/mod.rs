@@ -83,9 +83,16 @@ pub fn check_node(graph: &Graph, value: ValueId) -> Result<()> {
         let concrete = |v: ValueId| graph.ty(v).concrete(&bindings).map_err(|e| place(e.to_string()));
         let operands: Vec<Vec<i64>> = node.inputs.iter().map(|&i| concrete(i)).collect::<Result<_>>()?;
         let operands: Vec<&[i64]> = operands.iter().map(Vec::as_slice).collect();
-        check_sizes(&node.op, &operands, &concrete(value)?, &bindings).map_err(place)?;
+        let (types, result) = (operand_types(graph, value), concrete(value)?);
+        check_sizes(&node.op, &operands, &result, &bindings)
+            .and_then(|()| ranges::check_stretching(&node.op, &types, &operands, &result))
+            .map_err(place)?;
     }
     Ok(())
+}
+
+pub(crate) fn operand_types(graph: &Graph, value: ValueId) -> Vec<&ValueType> {
+    graph.node(value).inputs.iter().map(|&i| graph.ty(i)).collect()
 }
 
 /// The part of [`check_node`] that does not depend on sizes.

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::Check;
 use crate::ir::dim::Dim;
-use crate::ir::op::{Op, ReduceOp};
+use crate::ir::op::{Op, ReduceOp, ValueType};
 
 /// How many operands an op has.
 pub fn arity(op: &Op) -> RangeInclusive<usize> {
@@ -246,6 +246,30 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
         Op::Pool { first_dim, kernel, padding, .. } => {
             (0..kernel.len()).try_for_each(|i| check_window(operands[0][first_dim + i], kernel[i], padding[i], 1))
         }
+    }
+}
+
+/// Only the constant 1 stretches: a size that is 1 at one binding and not at another would make the program depend on it.
+pub(crate) fn check_stretching(op: &Op, types: &[&ValueType], operands: &[&[i64]], result: &[i64]) -> Check {
+    let aligned = |x: usize, from_end: usize, to: &[i64]| {
+        let dims = &types[x].shape[..types[x].rank() - from_end];
+        let sizes = &operands[x][..dims.len()];
+        let pairs = dims.iter().zip(sizes).rev().zip(to.iter().rev());
+        match pairs.map(|((dim, &size), &to)| (dim, size, to)).find(|(dim, size, to)| size != to && !dim.is(1)) {
+            Some((dim, size, to)) => Err(format!("size {dim} = {size} stretches to {to}; only the constant 1 does")),
+            None => Ok(()),
+        }
+    };
+    match op {
+        Op::Binary(_) | Op::Where | Op::Expand => (0..operands.len()).try_for_each(|x| aligned(x, 0, result)),
+        Op::Matmul => (0..2).try_for_each(|x| aligned(x, 2, &result[..result.len() - 2])),
+        Op::ScaledDotProductAttention { .. } => {
+            (0..3).try_for_each(|x| aligned(x, 2, &result[..result.len() - 2]))?;
+            let keys = operands[1][operands[1].len() - 2];
+            let scores = [&result[..result.len() - 1], &[keys]].concat();
+            if operands.len() == 4 { aligned(3, 0, &scores) } else { Ok(()) }
+        }
+        _ => Ok(()),
     }
 }
 

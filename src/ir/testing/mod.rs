@@ -237,18 +237,12 @@ impl Generator {
         self.graph.ty(v).clone()
     }
 
-    /// The shape they broadcast to, at every sample.
+    /// The shape they broadcast to: sizes are equal, or the constant 1.
     fn broadcast(&self, shapes: &[&[Dim]]) -> Option<Vec<Dim>> {
         let result = broadcast_shapes(shapes).ok()?;
-        let concrete = |shape: &[Dim], b: &[i64]| -> Vec<i64> {
-            shape.iter().map(|d| d.eval(b).expect("sizes are whole at the samples")).collect()
-        };
-        let holds = self.samples.iter().all(|b| {
-            let shapes: Vec<Vec<i64>> = shapes.iter().map(|s| concrete(s, b)).collect();
-            let shapes: Vec<&[i64]> = shapes.iter().map(Vec::as_slice).collect();
-            broadcast_shapes(&shapes) == Ok(concrete(&result, b))
-        });
-        holds.then_some(result)
+        let fits = |d: &Dim, r: &Dim| d.is(1) || self.samples.iter().all(|b| d.eval(b).ok() == r.eval(b).ok());
+        let all_fit = shapes.iter().all(|s| s.iter().rev().zip(result.iter().rev()).all(|(d, r)| fits(d, r)));
+        all_fit.then_some(result)
     }
 
     fn is_exact(&self, v: ValueId) -> bool {
