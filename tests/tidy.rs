@@ -219,9 +219,11 @@ fn environment_is_read_in_one_file() {
 
 #[test]
 fn unsafe_stays_in_its_places() {
+    // `Executable::run` takes addresses from its caller and hands them on with the same contract.
+    let places = ["src/backend", "src/python", "src/runtime/executable.rs"];
     let failures: Vec<_> = code("src")
         .iter()
-        .filter(|line| !line.path.starts_with("src/backend") && !line.path.starts_with("src/python"))
+        .filter(|line| !places.iter().any(|place| line.path.starts_with(place)))
         .filter(|line| has_word(&line.code, "unsafe"))
         .map(Line::place)
         .collect();

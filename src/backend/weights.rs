@@ -28,6 +28,8 @@ impl Cell {
 /// Bound weights; see the module documentation.
 pub struct WeightSet {
     tensors: Vec<Tensor>,
+    /// By slot.
+    is_dense: Vec<bool>,
     owner: Arc<dyn Any + Send + Sync>,
     /// Packed weights, [`PACK_FORMS`] cells for each of the plan's packs.
     packs: Vec<Cell>,
@@ -61,6 +63,7 @@ impl WeightSet {
         Ok(Self {
             packs: cells(plan.packs.len() * PACK_FORMS),
             dense: cells(tensors.len()),
+            is_dense: tensors.iter().map(Tensor::is_dense).collect(),
             tensors,
             owner,
             prepared: Mutex::new(None),
@@ -78,6 +81,7 @@ impl WeightSet {
         let pick = |keep: bool, cell: &Cell| if keep { cell.copy() } else { Cell::default() };
         let fresh = Self {
             tensors: self.tensors.clone(),
+            is_dense: self.is_dense.clone(),
             owner: self.owner.clone(),
             packs: self.packs.iter().enumerate().map(|(at, c)| pick(kept(&plan.packs[at / PACK_FORMS]), c)).collect(),
             dense: self.dense.iter().enumerate().map(|(slot, c)| pick(!changed(slot), c)).collect(),
@@ -103,6 +107,11 @@ impl WeightSet {
     /// The tensor of a slot.
     pub fn tensor(&self, slot: usize) -> Option<&Tensor> {
         self.tensors.get(slot)
+    }
+
+    /// Whether the tensor of a slot is row-major without gaps.
+    pub fn is_dense(&self, slot: usize) -> bool {
+        self.is_dense.get(slot).is_some_and(|dense| *dense)
     }
 
     /// Bytes of the user's tensors.

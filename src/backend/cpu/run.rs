@@ -72,6 +72,8 @@ pub(super) struct SpecializedCpu {
     constants: Vec<(usize, usize)>,
     outputs: Vec<(usize, usize)>,
     derived: Vec<(usize, usize)>,
+    /// Sizes of inputs and outputs, in the order of `inputs`, then `outputs`.
+    shapes: Vec<Vec<i64>>,
     /// By buffer: whether a step reads the buffer itself, not only a packed form of it.
     read: Vec<bool>,
 }
@@ -139,7 +141,7 @@ impl SpecializedCpu {
             buffers.filter_map(|(at, b)| pick(b.kind).map(|index| (at, index as usize))).collect()
         };
         let index = |kind: fn(BufferKind) -> Option<u32>| of(kind);
-        Ok(Self {
+        let mut own = Self {
             inputs: index(|k| if let BufferKind::Input(i) = k { Some(i) } else { None }),
             parameters: index(|k| if let BufferKind::Parameter(i) = k { Some(i) } else { None }),
             constants: index(|k| if let BufferKind::Constant(i) = k { Some(i) } else { None }),
@@ -153,7 +155,11 @@ impl SpecializedCpu {
             calls,
             prepare,
             offsets,
-        })
+            shapes: Vec::new(),
+        };
+        let ends = own.inputs.iter().chain(&own.outputs);
+        own.shapes = ends.map(|&(b, _)| plan.graph.ty(plan.buffers[b].value).concrete(bindings)).collect::<Result<_>>()?;
+        Ok(own)
     }
 
     /// Addresses of all buffers. Strided inputs are copied into `copies`; parameters that a step reads directly must be
@@ -164,9 +170,9 @@ impl SpecializedCpu {
             .iter()
             .map(|o| o.map_or(std::ptr::null_mut(), |offset| run.arena.wrapping_add(offset)))
             .collect();
-        for &(buffer, index) in &self.inputs {
+        for (&(buffer, index), shape) in self.inputs.iter().zip(&self.shapes) {
             let tensor = run.inputs.get(index).ok_or_else(|| missing("input", index))?;
-            self.check_shape(tensor, buffer, "input")?;
+            self.check_shape(tensor, buffer, shape, "input")?;
             bases[buffer] = if tensor.is_dense() {
                 tensor.ptr
             } else {
@@ -174,9 +180,9 @@ impl SpecializedCpu {
                 copies[copies.len() - 1].ptr()
             };
         }
-        for &(buffer, index) in &self.outputs {
+        for (&(buffer, index), shape) in self.outputs.iter().zip(&self.shapes[self.inputs.len()..]) {
             let tensor = run.outputs.get(index).ok_or_else(|| missing("output", index))?;
-            self.check_shape(tensor, buffer, "output")?;
+            self.check_shape(tensor, buffer, shape, "output")?;
             if !tensor.is_dense() {
                 return Err(Error::Backend { backend: NAME, what: format!("output {index} is not dense") });
             }
@@ -184,7 +190,7 @@ impl SpecializedCpu {
         }
         for &(buffer, index) in &self.parameters {
             let tensor = run.weights.tensor(index).ok_or_else(|| missing("weight", index))?;
-            bases[buffer] = match tensor.is_dense() || !self.read[buffer] {
+            bases[buffer] = match run.weights.is_dense(index) || !self.read[buffer] {
                 true => tensor.ptr,
                 false => run.weights.dense(index, &mut || densify(tensor, "a dense copy of a weight"))?,
             };
@@ -195,12 +201,11 @@ impl SpecializedCpu {
         Ok(bases)
     }
 
-    fn check_shape(&self, tensor: &Tensor, buffer: usize, what: &str) -> Result<()> {
-        let plan = &self.program.plan;
-        let ty = plan.graph.ty(plan.buffers[buffer].value);
-        if tensor.dtype != ty.dtype || tensor.shape != ty.concrete(&self.bindings)? {
+    fn check_shape(&self, tensor: &Tensor, buffer: usize, shape: &[i64], what: &str) -> Result<()> {
+        let dtype = self.program.plan.buffers[buffer].dtype;
+        if tensor.dtype != dtype || tensor.shape != shape {
             let got = format!("{}{:?}", tensor.dtype, tensor.shape);
-            return Err(Error::invalid(format!("{what}: expected {ty} at {:?}, got {got}", self.bindings)));
+            return Err(Error::invalid(format!("{what}: expected {dtype}{shape:?}, got {got}")));
         }
         Ok(())
     }
