@@ -184,11 +184,17 @@ mod tests {
 
     #[test]
     fn takes_the_tightest_gap() {
-        let requests =
-            [request(640, 0, 9), request(576, 0, 4), request(512, 0, 9), request(192, 0, 4), request(128, 5, 9)];
+        let requests = [
+            request(640, 0, 9),
+            request(576, 0, 4),
+            request(512, 0, 9),
+            request(192, 0, 4),
+            request(160, 0, 9),
+            request(128, 5, 9),
+        ];
         let layout = place(&requests, &by_size(&requests), 0).unwrap();
         verify::verify(&requests, &layout).unwrap();
-        assert_eq!(layout.offsets[4], 640 + 576 + 512, "the hole of 192 bytes, not that of 576");
+        assert_eq!(layout.offsets[5], 640 + 576 + 512, "the hole of 192 bytes, not that of 576");
     }
 
     #[test]

@@ -158,7 +158,8 @@ impl SpecializedCpu {
             shapes: Vec::new(),
         };
         let ends = own.inputs.iter().chain(&own.outputs);
-        own.shapes = ends.map(|&(b, _)| plan.graph.ty(plan.buffers[b].value).concrete(bindings)).collect::<Result<_>>()?;
+        own.shapes =
+            ends.map(|&(b, _)| plan.graph.ty(plan.buffers[b].value).concrete(bindings)).collect::<Result<_>>()?;
         Ok(own)
     }
 
