@@ -4,10 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor
+from typing_extensions import Self
+
+__all__ = [
+    "Executable",
+    "GraphBuilder",
+    "NativeError",
+    "Program",
+    "Watch",
+    "__version__",
+    "compile",
+    "knobs",
+    "set_num_threads",
+    "target",
+]
 
 __version__: str
 
-AttrValue = bool | int | float | str | Sequence[int | str] | Sequence[float]
+_AttrValue = bool | int | float | str | Sequence[int | str] | Sequence[float]
 
 class NativeError(Exception):
     """An error of the Rust core: `args == (kind, message, module, op)`; `oxidiff.errors` turns it into a class per cause."""
@@ -16,7 +30,7 @@ class NativeError(Exception):
 class GraphBuilder:
     """Builds one graph. Sizes are ints or size expressions over symbols, such as `"s0*s1/64"`."""
 
-    def __init__(self) -> None: ...
+    def __new__(cls) -> Self: ...
     def symbol(self, name: str, samples: Sequence[int]) -> str:
         """Declares a run-time size and gives its text form; `samples` are its values at the points that were traced,
         equally many for every symbol."""
@@ -34,7 +48,7 @@ class GraphBuilder:
         inputs: Sequence[int],
         dtype: str,
         shape: Sequence[int | str],
-        attributes: Mapping[str, AttrValue] | None = None,
+        attributes: Mapping[str, _AttrValue] | None = None,
     ) -> int:
         """Appends an op (names and attributes as in `docs/ir.md`) with its result type and gives its value id."""
     def output(self, value: int) -> None:
@@ -79,7 +93,7 @@ def compile(
 class Executable:
     """A program with a weight set. Any number of threads may run one."""
 
-    def __init__(self, program: Program, weights: Sequence[Tensor]) -> None:
+    def __new__(cls, program: Program, weights: Sequence[Tensor]) -> Self:
         """Binds one tensor per weight slot, in slot order. Raises `NativeError` naming the first mismatches of shape,
         dtype or device."""
     def set_weights(self, weights: Sequence[Tensor]) -> None:
@@ -100,7 +114,7 @@ class Executable:
 class Watch:
     """What a compiled module depends on, as it was when this object was made: dictionaries and tensors, held."""
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]], tensors: Sequence[Tensor]) -> None:
+    def __new__(cls, dicts: Sequence[dict[Any, Any]], tensors: Sequence[Tensor]) -> Self:
         """Raises `TypeError` where this interpreter or torch cannot be watched; see `is_available`."""
     @staticmethod
     def is_available() -> bool:

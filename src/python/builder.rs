@@ -78,19 +78,19 @@ impl GraphBuilder {
     }
 
     #[pyo3(name = "input")]
-    fn add_input(&mut self, name: &str, dtype_name: &str, shape: &Bound<'_, PyAny>) -> PyResult<u32> {
-        let ty = ValueType::new(dtype(dtype_name).map_err(|e| to_python(&e))?, dims(shape)?);
+    fn add_input(&mut self, name: &str, dtype: &str, shape: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let ty = ValueType::new(self::dtype(dtype).map_err(|e| to_python(&e))?, dims(shape)?);
         Ok(self.graph.add_input(name, ty).0)
     }
 
     #[pyo3(name = "parameter")]
-    fn add_parameter(&mut self, name: &str, dtype_name: &str, shape: Vec<i64>) -> PyResult<u32> {
-        Ok(self.graph.add_parameter(name, dtype(dtype_name).map_err(|e| to_python(&e))?, &shape).0)
+    fn add_parameter(&mut self, name: &str, dtype: &str, shape: Vec<i64>) -> PyResult<u32> {
+        Ok(self.graph.add_parameter(name, self::dtype(dtype).map_err(|e| to_python(&e))?, &shape).0)
     }
 
     #[pyo3(name = "constant")]
-    fn add_constant(&mut self, dtype_name: &str, shape: Vec<i64>, data: &Bound<'_, PyBytes>) -> PyResult<u32> {
-        let dtype = dtype(dtype_name).map_err(|e| to_python(&e))?;
+    fn add_constant(&mut self, dtype: &str, shape: Vec<i64>, data: &Bound<'_, PyBytes>) -> PyResult<u32> {
+        let dtype = self::dtype(dtype).map_err(|e| to_python(&e))?;
         Ok(self.graph.add_constant(dtype, &shape, data.as_bytes().to_vec()).0)
     }
 
