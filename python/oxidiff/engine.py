@@ -309,6 +309,14 @@ class _Binding:
         build = _builder(self.variant, self.point, live, self.tensors)
         executable = self.variant.executable
         execute = executable.run
+        orders = [s.order for s in lowered.arguments]
+        is_row_major = not any(orders)
+
+        def arguments_of(leaves: list[Leaf]) -> list[Any]:
+            if is_row_major:
+                return [leaves[i] for i in places]
+            picked = zip(places, orders, strict=True)
+            return [leaves[i] if order is None else cast(Tensor, leaves[i]).permute(order) for i, order in picked]
 
         def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
             sizes = fixed.copy()
@@ -319,11 +327,11 @@ class _Binding:
         def run(leaves: list[Leaf]) -> Any:
             if defaults:
                 leaves = leaves + defaults
-            return build(execute([leaves[i] for i in places], sizes_of(leaves) if moving else fixed), leaves)
+            return build(execute(arguments_of(leaves), sizes_of(leaves) if moving else fixed), leaves)
 
         def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
             leaves = leaves + defaults
-            return executable.profile([leaves[i] for i in places], sizes_of(leaves))
+            return executable.profile(arguments_of(leaves), sizes_of(leaves))
 
         return Ready(run, profile, frozenset(live.values()))
 

@@ -363,3 +363,14 @@ def test_lora_adapters() -> None:
     compiled.unfuse_lora()
     compiled.delete_adapters(["one", "two"])
     check(is_base=True)
+
+
+@torch.no_grad()
+def test_channels_last_arguments_are_read_where_they_lie() -> None:
+    module = nn.Conv2d(8, 16, 3, padding=1).eval()
+    compiled = oxidiff.compile(module, strict=True)
+    row_major = torch.randn(2, 8, 12, 10)
+    channels_last = row_major.to(memory_format=torch.channels_last)
+    assert_close(compiled(channels_last), module(row_major))
+    kernels = [step["kernel"] for step in oxidiff.profile(compiled, channels_last).steps]
+    assert kernels == ["convolution"]

@@ -18,7 +18,7 @@ import torch
 from ..errors import UnsupportedError
 from .dim import Dim, Real, Size, dim_of, dim_or_int
 from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref
-from .signature import Number
+from .signature import Number, memory_orders
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -66,11 +66,13 @@ class T:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSource:
-    """What to pass as one argument of the program: ``call.tensors[index]``, or ``call.numbers[index]``."""
+    """What to pass as one argument of the program: ``call.tensors[index]``, its dimensions permuted by ``order`` unless that
+    is ``None``, or ``call.numbers[index]``."""
 
     is_number: bool
     index: int
     label: str
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ class Lowering:
         self.arguments: list[ArgumentSource] = []
         self.weights: list[WeightSlot] = []
         self.sizes: dict[Dim, str] = {}
+        self.orders = memory_orders(graph.key)
         self.last_path: str | None = None
         self.scalars: dict[tuple[float, torch.dtype], T] = {}
 
@@ -192,14 +195,19 @@ class Lowering:
             self.symbol_names.append(symbol.name)
 
     def declare_input(self, node: Node) -> None:
-        """Declares a tensor argument."""
+        """Declares a tensor argument, in the order in which its dimensions lie in memory: a channels-last tensor is a dense
+        input and a permutation, which costs nothing, where a row-major input would be a copy."""
         index = len(self.arguments)
         value = self.graph.values[node.outputs[0]]
         label = self.graph.inputs[index].label
         self.node = node
-        result = self.builder.input(label, self.dtype_name(value.dtype), self.shape_text(value.shape))
-        self.lowered[node.outputs[0]] = T(result, value.dtype, value.shape)
-        self.arguments.append(ArgumentSource(False, index, label))
+        order = self.orders[index]
+        shape = value.shape if order is None else tuple(value.shape[d] for d in order)
+        dense = T(self.builder.input(label, self.dtype_name(value.dtype), self.shape_text(shape)), value.dtype, shape)
+        self.lowered[node.outputs[0]] = (
+            dense if order is None else self.permute(dense, [order.index(d) for d in range(len(order))])
+        )
+        self.arguments.append(ArgumentSource(False, index, label, order))
 
     def declare_numbers(self) -> None:
         """Declares the Python numbers that are computed with as 0-d arguments."""

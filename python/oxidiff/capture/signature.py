@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -177,6 +177,13 @@ def _layout(tensor: Tensor) -> int | tuple[int, ...]:
         return rank
     strides = tensor.stride()
     return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))
+
+
+def memory_orders(key: Sequence[Any]) -> list[tuple[int, ...] | None]:
+    """For each tensor of the calls of a structure key, its dimensions from the outermost in memory to the innermost;
+    ``None`` for a row-major one."""
+    layouts = [part[1] for part in key if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype)]
+    return [None if isinstance(layout, int) else layout for layout in layouts]
 
 
 def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
