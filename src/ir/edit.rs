@@ -17,8 +17,6 @@
 //! and dominance hold by construction. Every replacement is logged with pass and rule, and counts against
 //! `OXIDIFF_MAX_REWRITES`, which bisects a miscompile.
 
-use std::collections::HashMap;
-
 use super::dim::Dim;
 use super::dtype::DType;
 use super::graph::{Graph, Node, PathId, ValueId};
@@ -111,13 +109,6 @@ impl<'a> Editor<'a> {
         &self.new
     }
 
-    /// Copies `old` unless it is mapped already.
-    pub fn copy_if_new(&mut self, old: ValueId) {
-        if self.map[old.index()].is_none() {
-            self.copy(old);
-        }
-    }
-
     /// Ends the edit: outputs translated; `Yes` if anything was replaced or left out.
     pub fn finish(mut self) -> (Graph, Changed) {
         self.new.outputs = self.old.outputs.iter().map(|&o| self.get(o)).collect();
@@ -136,6 +127,3 @@ pub fn retain(graph: &Graph, pass: &'static str, keep: &[bool]) -> (Graph, Chang
     }
     edit.finish()
 }
-
-/// Where each old value went, for passes that move nodes: a convenience over a hash map.
-pub type ValueMap = HashMap<ValueId, ValueId>;

@@ -2,8 +2,8 @@
 //!
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
 //! tensors across by DLPack, [`watch`] notices changes of a module, [`errors`] turns Rust errors into one Python exception
-//! with a kind. The GIL is released while
-//! compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name for Python.
+//! with a kind. The GIL is released while compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name
+//! for Python.
 //!
 //! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
 
