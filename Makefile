@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+BENCH_VENV ?= .venv-bench
 CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(VENV)/bin
@@ -16,8 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python golden bless lint lint-rust lint-python fmt bench bench-kernels \
-	dump doc docs-models wheel wheel-manylinux train clean all
+.PHONY: help setup build demo test test-rust test-python fuzz golden bless lint lint-rust lint-python fmt \
+	bench bench-contenders bench-kernels dump doc docs-models wheel wheel-manylinux train clean all
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +47,8 @@ setup: $(VENV)/.test-stamp build ## create .venv with pinned torch and tools, bu
 
 build: $(VENV)/.package-stamp ## build the extension in release mode into python/oxidiff
 	$(CARGO) build --release --features python
-	@cmp --silent $(TARGET_DIR)/release/liboxidiff.so $(NATIVE) || cp $(TARGET_DIR)/release/liboxidiff.so $(NATIVE)
+	@cmp --silent $(TARGET_DIR)/release/liboxidiff.so $(NATIVE) || \
+		{ cp $(TARGET_DIR)/release/liboxidiff.so $(NATIVE).new && mv $(NATIVE).new $(NATIVE); }
 
 # --- the main job ---------------------------------------------------------------------------------------------------
 
@@ -65,6 +67,12 @@ test-rust: ## Rust unit, golden, property and tidy tests (no Python needed)
 
 test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"
 	$(BIN)/python -m pytest --quiet $(ARGS)
+
+fuzz: ## thousands of random graphs on the CPU backend against the interpreter (minutes)
+	$(CARGO) test --release --test backends -- --ignored many_random
+
+gpu-test: ## every op on the first NVIDIA GPU against the interpreter (says so where there is none)
+	$(CARGO) test --release --test cuda_device -- --nocapture
 
 golden: ## golden tests of the compiler's stages alone
 	$(CARGO) test --release --test golden
@@ -97,8 +105,18 @@ fmt: $(VENV)/.test-stamp ## format Rust and Python
 bench: $(VENV)/.test-stamp build ## whole models against eager, into benches/RESULTS.md; ARGS="--only unet-f32"
 	$(BIN)/python benches/run.py $(ARGS)
 
-bench-kernels: ## single kernels against the machine's ceilings
-	$(CARGO) bench --package oxidiff-kernels $(ARGS)
+# The contenders bring many packages of their own: an environment apart, on top of nothing else.
+$(BENCH_VENV)/.stamp: requirements/bench.txt requirements/demo.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet --upgrade "pip>=25"
+	$(BENCH_VENV)/bin/pip install --quiet --requirement requirements/bench.txt
+	@touch $@
+
+bench-contenders: $(BENCH_VENV)/.stamp build ## whole models against Inductor, OpenVINO and onnxruntime (an hour)
+	PYTHONPATH=python $(BENCH_VENV)/bin/python benches/contenders.py $(ARGS)
+
+bench-kernels: $(VENV)/.test-stamp build ## single kernels against the machine's ceilings and torch; ARGS="--only conv_f32"
+	$(BIN)/python benches/kernels.py $(ARGS)
 
 docs-models: $(VENV)/.test-stamp build ## measure every model of the zoo and rewrite docs/models.md
 	$(BIN)/python benches/models.py $(ARGS)

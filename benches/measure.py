@@ -128,3 +128,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+RESULTS = ROOT / "benches" / "RESULTS.md"
+INTRODUCTION = "# Results\n\n`make bench` and `make bench-kernels` write this file, a section each.\n"
+
+
+def write_section(title: str, lines: Sequence[str]) -> None:
+    """Replace one section of the results file and keep the others."""
+    text = RESULTS.read_text() if RESULTS.exists() else INTRODUCTION
+    _, *sections = text.split("\n## ")
+    kept = {section.split("\n", 1)[0]: section.rstrip() for section in sections}
+    kept[title] = "\n".join([title, "", *lines])
+    RESULTS.write_text(INTRODUCTION + "".join(f"\n## {section}\n" for section in kept.values()))

@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from oxidiff import testing
 
 DOC = ROOT / "docs" / "models.md"
 FIGURES = ROOT / "benches" / "models.json"
+PARTS = ("errors", "steps")
 
 
 @dataclass(frozen=True)
@@ -56,39 +58,39 @@ CASES = {
 
 
 @torch.no_grad()
-def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Captures, fallbacks, errors and step ratios of one model, in three dtypes."""
+def measure(name: str, rounds: int, parts: Sequence[str]) -> dict[str, Any]:
+    """Captures, fallbacks, errors (part `"errors"`) and step ratios (part `"steps"`) of one model, in three dtypes."""
     case = CASES[name]
     overrides = case.overrides or None
     answer: dict[str, Any] = {}
     for label, dtype in DTYPES.items():
         module = testing.build(name, tiny=False, dtype=dtype, overrides=overrides)
         inputs = testing.example_inputs(name, tiny=False, size=case.size, dtype=dtype, overrides=overrides)
-        exact = testing.reference(module, inputs)
+        exact = testing.reference(module, inputs) if "errors" in parts else None
         gc.collect()
         compiled = oxidiff.compile(module, options=oxidiff.CompileOptions(cache=False, tune="off"))
-        distance = testing.relative_error if label == "f32" else testing.typical_error
-        error = distance(compiled(**inputs), exact)
-        own = distance(module(**inputs), exact)
-        del exact
-        runs = {
-            "eager": lambda module=module, inputs=inputs: module(**inputs),
-            "compiled": lambda compiled=compiled, inputs=inputs: compiled(**inputs),
-        }
-        ratio, spread = ratio_with_spread(interleave(runs, rounds), "compiled", "eager")
+        found = answer[label] = {}
+        if exact is not None:
+            distance = testing.relative_error if label == "f32" else testing.typical_error
+            found["error"] = distance(compiled(**inputs), exact)
+            found["own_error"] = distance(module(**inputs), exact)
+            del exact
+        if "steps" in parts:
+            runs = {
+                "eager": lambda module=module, inputs=inputs: module(**inputs),
+                "compiled": lambda compiled=compiled, inputs=inputs: compiled(**inputs),
+            }
+            found["ratio"], found["spread"] = ratio_with_spread(interleave(runs, rounds), "compiled", "eager")
+            del runs
         report = oxidiff.report(compiled)
-        answer[label] = {
-            "captures": report.captures,
-            "variants": report.variants,
-            "eager_calls": report.eager_calls,
-            "fallbacks": [f"{item['module']} {item['op']}: {item['reason']}" for item in report.fallbacks],
-            "error": error,
-            "own_error": own,
-            "ratio": ratio,
-            "spread": spread,
-        }
+        found["captures"], found["variants"], found["eager_calls"] = (
+            report.captures,
+            report.variants,
+            report.eager_calls,
+        )
+        found["fallbacks"] = [f"{item['module']} {item['op']}: {item['reason']}" for item in report.fallbacks]
         oxidiff.unload(compiled)
-        del runs, module, compiled
+        del module, compiled
         gc.collect()
     return answer
 
@@ -101,16 +103,20 @@ def row(name: str, figures: dict[str, Any]) -> list[str]:
     if "error" in figures:
         return [f"`{name}`", size, "failed", figures["error"], "", "", "", "", "", changes]
     reasons = {reason for label in DTYPES for reason in figures[label]["fallbacks"]}
-    halves = [f"{figures[label]['error'] / figures[label]['own_error']:.2f}" for label in ("bf16", "f16")]
-    ratios = [f"{figures[label]['ratio']:.2f} ± {figures[label]['spread']:.2f}" for label in DTYPES]
+    has_errors, has_steps = "error" in figures["f32"], "ratio" in figures["f32"]
+    errors = [f"{figures['f32']['error']:.1e}"] if has_errors else [""]
+    for label in ("bf16", "f16"):
+        errors.append(f"{figures[label]['error'] / figures[label]['own_error']:.2f}" if has_errors else "")
+    ratios = [
+        f"{figures[label]['ratio']:.2f} ± {figures[label]['spread']:.2f}" if has_steps else "" for label in DTYPES
+    ]
     graphs = str(figures["f32"]["variants"])
     return [
         f"`{name}`",
         size,
         graphs,
         "; ".join(sorted(reasons)) or "none",
-        f"{figures['f32']['error']:.1e}",
-        *halves,
+        *errors,
         *ratios,
         changes,
     ]
@@ -156,11 +162,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(CASES), metavar="MODEL", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved runs of each kind")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="what to measure; the rest stays")
     parser.add_argument("--model", choices=list(CASES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     if arguments.model:
-        print(json.dumps(measure(arguments.model, arguments.rounds)), flush=True)
+        print(json.dumps(measure(arguments.model, arguments.rounds, arguments.parts)), flush=True)
         return
     unknown = [name for name in arguments.only if name not in CASES]
     if unknown:
@@ -168,7 +175,13 @@ def main() -> None:
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     for name in arguments.only:
         started = time.perf_counter()
-        figures[name] = run_in_process("models.py", "--model", name, "--rounds", str(arguments.rounds))
+        options = ("--rounds", str(arguments.rounds), "--parts", *arguments.parts)
+        found = run_in_process("models.py", "--model", name, *options)
+        if "error" in found:
+            figures[name] = found
+        else:
+            kept = figures.get(name, {})
+            figures[name] = {label: {**kept.get(label, {}), **values} for label, values in found.items()}
         print(" ".join(row(name, figures[name])), f"({time.perf_counter() - started:.0f} s)", flush=True)
         write_page(figures)
     print(f"wrote {DOC.relative_to(ROOT)}")

@@ -92,8 +92,9 @@ def main() -> None:
     difference = 0.0
     reports = {}
     step = example_step()
-    for style in STYLES:
-        pipe = DigitsPipeline.load(style)
+    # A program lives as long as a module that uses it: with both pipelines alive the second one compiles nothing.
+    pipes = [DigitsPipeline.load(style) for style in STYLES]
+    for style, pipe in zip(STYLES, pipes, strict=True):
         eager_unet = pipe.unet
         eager = pipe(LABELS, steps=arguments.steps)
 

@@ -19,6 +19,8 @@ pub struct Options {
     pub precision: Option<Precision>,
     /// How much derived state may be kept.
     pub memory: MemoryMode,
+    /// Most bytes of workspace and derived weights.
+    pub memory_budget: Option<usize>,
     /// Bound of the cache of specializations.
     pub max_specializations: usize,
     /// Name of the backend; `None`: `OXIDIFF_BACKEND`, else `cpu`.
@@ -27,7 +29,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { precision: None, memory: MemoryMode::default(), max_specializations: 16, backend: None }
+        Self {
+            precision: None,
+            memory: MemoryMode::default(),
+            memory_budget: None,
+            max_specializations: 16,
+            backend: None,
+        }
     }
 }
 
@@ -59,10 +67,11 @@ pub fn compile(graph: Graph, options: &Options) -> Result<(Arc<Program>, bool)> 
     let precision = options.precision.unwrap_or_else(|| default_precision(&graph));
     let hash = graph.hash();
     let key = format!(
-        "{hash} {name} {} {:?} {:?} {}",
+        "{hash} {name} {} {:?} {:?} {:?} {}",
         backend.target(),
         options.precision,
         options.memory,
+        options.memory_budget,
         options.max_specializations
     );
     registry::get_or_make(&key, || compile_new(graph, hash.clone(), &*backend, precision, options))
@@ -86,7 +95,11 @@ fn compile_new(
         kernel_ir::verify(&optimized, &groups)?;
     }
     dump.write("50-groups.txt", || kernel_ir::print(&optimized, &groups));
-    let plan_options = PlanOptions { memory: options.memory, exact: options.precision == Some(Precision::Eager) };
+    let plan_options = PlanOptions {
+        memory: options.memory,
+        exact: options.precision == Some(Precision::Eager),
+        memory_budget: options.memory_budget,
+    };
     let target = backend.target();
     let plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
     dump.write("80-plan.txt", || plan.to_string());

@@ -85,6 +85,23 @@ pub fn config() -> &'static Config {
     })
 }
 
+/// The folder of everything that is remembered between processes: `OXIDIFF_CACHE_DIR`, else the platform's; `None` where
+/// there is neither. Read anew every time: only the folder's users know when it must not change any more.
+pub fn cache_dir() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = || set("HOME");
+    set("OXIDIFF_CACHE_DIR").or_else(|| {
+        let platform = if cfg!(windows) {
+            set("LOCALAPPDATA")
+        } else if cfg!(target_os = "macos") {
+            home().map(|h| h.join("Library/Caches"))
+        } else {
+            set("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| home().map(|h| h.join(".cache")))
+        };
+        platform.map(|p| p.join("oxidiff"))
+    })
+}
+
 /// Uses up one rewrite; false once `OXIDIFF_MAX_REWRITES` have been made.
 pub fn take_rewrite() -> bool {
     let left = &config().max_rewrites;

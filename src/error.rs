@@ -8,6 +8,14 @@ use std::fmt;
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// A size as people write it: `1.5 GiB`.
+pub fn bytes_text(bytes: usize) -> String {
+    match [("GiB", 1usize << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)].iter().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
 /// Where in the user's model something happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -74,6 +82,30 @@ pub enum Error {
         /// What failed.
         what: String,
     },
+    /// A saved program that cannot be used.
+    #[error("not a usable artifact: {what}")]
+    Artifact {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file of the cache that cannot be used.
+    #[error("{what}")]
+    Cache {
+        /// Which, and why.
+        what: String,
+    },
+    /// A run would not fit into the module's memory budget, not even in its slowest form.
+    #[error(
+        "out of memory: asked for {asked_bytes} bytes, allowed are {allowed_bytes} (memory_budget); the workspace is largest {what}; raise the budget, or try a smaller size or batch"
+    )]
+    OverBudget {
+        /// Bytes of the run.
+        asked_bytes: usize,
+        /// The budget.
+        allowed_bytes: usize,
+        /// Where the bytes are.
+        what: String,
+    },
     /// Memory ran out.
     #[error("out of memory: asked for {asked_bytes} bytes for {what}; try a smaller size or batch, or memory=\"low\"")]
     OutOfMemory {
@@ -88,5 +120,10 @@ impl Error {
     /// [`Error::Invalid`] from anything printable.
     pub fn invalid(what: impl Into<String>) -> Self {
         Self::Invalid(what.into())
+    }
+
+    /// [`Error::Artifact`] from anything printable.
+    pub fn artifact(what: impl Into<String>) -> Self {
+        Self::Artifact { what: what.into() }
     }
 }

@@ -18,6 +18,7 @@ pub mod plan;
 mod python;
 pub mod runtime;
 pub mod select;
+pub mod store;
 pub mod target;
 pub mod trace;
 

@@ -7,6 +7,11 @@ use std::fmt;
 pub enum DeviceKind {
     /// The processor that runs this process.
     Cpu,
+    /// An NVIDIA GPU.
+    Cuda {
+        /// Compute capability: 90 for 9.0.
+        arch: u32,
+    },
 }
 
 /// A device as far as the compiler cares: two equal targets get the same program.
@@ -14,7 +19,7 @@ pub enum DeviceKind {
 pub struct Target {
     /// Kind of device.
     pub kind: DeviceKind,
-    /// Level of vector instructions.
+    /// Level of vector instructions of the processor, for what runs there.
     pub isa: oxidiff_kernels::isa::Isa,
 }
 
@@ -31,6 +36,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             DeviceKind::Cpu => write!(f, "cpu/{}", self.isa.name()),
+            DeviceKind::Cuda { arch } => write!(f, "cuda/sm_{arch}"),
         }
     }
 }

@@ -9,10 +9,9 @@ mod cases;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use cases::{CASES, Case};
-use oxidiff::backend::Tensor;
+use oxidiff::backend::{Tensor, Weight};
 use oxidiff::compiler::{Options, compile};
 use oxidiff::ir::testing::{RandomGraph, check_close, random_graph, random_inputs};
 use oxidiff::ir::{BinaryOp, DType, Graph, PoolOp, ReduceOp, UnaryOp, interp, parse_graph, print_graph};
@@ -32,7 +31,7 @@ fn options(backend: &str, precision: Precision, memory: MemoryMode) -> Options {
 
 fn executable(graph: &Graph, weights: &[interp::Tensor], options: &Options) -> oxidiff::Result<Executable> {
     let (program, _) = compile(graph.clone(), options)?;
-    Executable::new(program, weights.iter().map(borrow).collect(), Arc::new(()))
+    Executable::new(program, weights.iter().map(|w| Weight::borrowed(borrow(w))).collect())
 }
 
 /// One run into fresh memory, which holds garbage before.
@@ -126,7 +125,8 @@ fn cases_on_null() {
                 let (program, _) = compile(graph.clone(), &options("null", Precision::Fast, memory)).unwrap();
                 for bindings in graph.sample_bindings() {
                     let specialized = program.specialize(&bindings).unwrap();
-                    assert!(specialized.arena_bytes() >= specialized.lower_bound_bytes(), "{}", case.name);
+                    let layout = &specialized.workspace().layout;
+                    assert!(layout.bytes >= layout.lower_bound_bytes, "{}", case.name);
                 }
             }
         }
@@ -172,7 +172,14 @@ fn check_random_graphs(backend: &str, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn random_graphs_on_cpu() {
-    check_random_graphs("cpu", 0..100);
+    check_random_graphs("cpu", 0..400);
+}
+
+/// Thousands of graphs (`make fuzz`): minutes, so not part of `make test`.
+#[test]
+#[ignore = "takes minutes; `make fuzz` runs it"]
+fn many_random_graphs_on_cpu() {
+    check_random_graphs("cpu", 10000..20000);
 }
 
 #[test]

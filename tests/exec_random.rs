@@ -7,6 +7,7 @@ use oxidiff::backend::Tensor;
 use oxidiff::ir::interp;
 use oxidiff::ir::print_graph;
 use oxidiff::ir::testing::{check_close, random_graph, random_inputs};
+use oxidiff::memory;
 use oxidiff::passes::{PassCtx, Precision, form_groups};
 use oxidiff::plan::{self, MemoryMode, Plan, PlanOptions};
 use std::sync::Arc;
@@ -55,6 +56,10 @@ fn check(seed: u64, plan: Plan, what: &str) {
     let weights = random_inputs(graph, &graph.sample_bindings()[0], seed).unwrap().1;
     let case = Case::with_weights(graph.clone(), plan, weights);
     for bindings in graph.sample_bindings() {
+        let workspace = case.executable.program().peek(&bindings).unwrap();
+        let workspace = workspace.workspace();
+        memory::verify::verify(&workspace.requests, &workspace.layout).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert!(workspace.layout.bytes >= workspace.layout.lower_bound_bytes, "{text}");
         let inputs = random_inputs(graph, &bindings, seed).unwrap().0;
         let exact = interp::run_f64(graph, &bindings, &inputs, &case.weights).unwrap();
         let dense: Vec<Tensor> = inputs.iter().map(borrow).collect();

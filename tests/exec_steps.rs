@@ -2,7 +2,7 @@
 
 mod support;
 
-use oxidiff::backend::Tensor;
+use oxidiff::backend::{Tensor, Weight};
 use oxidiff::ir::interp;
 use oxidiff::passes::Precision;
 use oxidiff::plan::{BufferKind, MemoryMode};
@@ -324,7 +324,7 @@ fn weights_are_prepared_once_and_noticed_when_they_change() {
     let target = borrow(&case.weights[0]).ptr;
     // SAFETY: both hold 64 f32; nothing runs meanwhile.
     unsafe { std::ptr::copy_nonoverlapping(fresh.bytes().as_ptr(), target, 256) };
-    case.executable.invalidate(&[0]);
+    case.executable.invalidate(&[0]).unwrap();
     case.check_at(&[], 8);
     case.executable.unload();
     assert_eq!(case.executable.stats().derived_bytes, 0);
@@ -338,7 +338,7 @@ fn strided_weights() {
     let mut case = Case::with_plan(graph, plan);
     let transposed = |t: &interp::Tensor| Tensor { strides: vec![1, 8], ..borrow(t) };
     let tensors = vec![borrow(&case.weights[0]), transposed(&case.weights[1]), borrow(&case.weights[2])];
-    case.executable.set_weights(tensors, std::sync::Arc::new(())).unwrap();
+    case.executable.set_weights(tensors.into_iter().map(Weight::borrowed).collect(), &[], &[], 0).unwrap();
     let inputs = case.inputs(&[]);
     let got = case.run(&[borrow(&inputs[0])], &[]).unwrap();
     let permuted = interp::eval(

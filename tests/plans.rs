@@ -29,7 +29,7 @@ fn run(input: &str) -> String {
     let mut text = plan.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned());
     for bindings in samples {
         let specialized = program.specialize(&bindings).unwrap();
-        text += &format!("arena at {bindings:?}:\n{}", specialized.memory_text());
+        text += &format!("arena at {bindings:?}:\n{}", specialized.workspace().text());
     }
     text
 }

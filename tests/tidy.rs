@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 /// Modules of `src`, low to high, as `ARCHITECTURE.md` lists them. A module uses its own rank or a lower one.
 const LAYERS: &[&[&str]] = &[
     &["error", "config", "trace", "target"],
+    &["store"],
     &["ir"],
     &["kernel_ir"],
     &["analysis"],
@@ -22,7 +23,7 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Variables that only the test suite reads.
-const TEST_VARIABLES: &[&str] = &["OXIDIFF_BLESS"];
+const TEST_VARIABLES: &[&str] = &["OXIDIFF_BLESS", "OXIDIFF_CUDA_ARCHS"];
 
 /// One line of code, without comments, of a part of a file that is not a test.
 struct Line {

@@ -58,9 +58,10 @@ pub struct Features {
     pub isa: Isa,
     /// `VDPBF16PS` exists.
     pub avx512_bf16: bool,
-    /// `VDPBF16PS` does more multiply-adds per second than widening to f32 does: true on AMD (Zen 4 and later issue it
-    /// at the rate of an f32 FMA), false on Intel cores seen so far (half the rate of an f32 FMA, so widening wins).
-    pub fast_bf16_dot: bool,
+    /// Arithmetic in f16 exists (AVX512-FP16).
+    pub avx512_fp16: bool,
+    /// `VPDPBUSD` exists.
+    pub avx512_vnni: bool,
 }
 
 /// The features of this processor, probed once.
@@ -82,19 +83,17 @@ fn probe() -> Features {
         (_, true) => Isa::Avx2,
         _ => Isa::Portable,
     };
-    let avx512_bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
-    Features { isa, avx512_bf16, fast_bf16_dot: avx512_bf16 && vendor_is_amd() }
+    Features {
+        isa,
+        avx512_bf16: avx512 && is_x86_feature_detected!("avx512bf16"),
+        avx512_fp16: avx512 && is_x86_feature_detected!("avx512fp16"),
+        avx512_vnni: avx512 && is_x86_feature_detected!("avx512vnni"),
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn probe() -> Features {
-    Features { isa: Isa::Portable, avx512_bf16: false, fast_bf16_dot: false }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn vendor_is_amd() -> bool {
-    let leaf = std::arch::x86_64::__cpuid(0);
-    [leaf.ebx, leaf.edx, leaf.ecx] == [*b"Auth", *b"enti", *b"cAMD"].map(u32::from_le_bytes)
+    Features { isa: Isa::Portable, avx512_bf16: false, avx512_fp16: false, avx512_vnni: false }
 }
 
 #[cfg(test)]

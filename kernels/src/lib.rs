@@ -9,6 +9,7 @@
 //! vector instructions over L1-sized registers: the epilogue of a contraction, the application of a norm, or a whole
 //! pointwise group.
 
+pub mod calibrate;
 pub mod cpu;
 pub mod dtype;
 pub mod epilogue;

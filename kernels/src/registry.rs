@@ -1,10 +1,12 @@
 //! The list of kernels.
 //!
 //! One row per kernel. A row names the kernel (`<family>_<dtype>_<tile>__<isa>`), says when the machine can run it, and
-//! carries the function that compares it with its plain reference over a range of shapes. `tests/registry.rs` walks the
-//! list, so a kernel without a reference cannot be listed, and a listed one is tested.
+//! carries the function that compares it with its plain reference over a range of shapes, and what it is measured on.
+//! `tests/registry.rs` walks the list, so a kernel without a reference cannot be listed, and a listed one is tested;
+//! `make bench-kernels` walks it too.
 
 use crate::cpu;
+use crate::cpu::bench::Bench;
 use crate::dtype::DType;
 use crate::isa::Isa;
 
@@ -40,6 +42,8 @@ pub struct Row {
     pub is_available: Box<dyn Fn() -> bool>,
     /// Runs it beside its reference on a list of shapes.
     pub verify: Verify,
+    /// What it is measured on.
+    pub benches: Vec<Bench>,
 }
 
 /// Every kernel of the crate.

@@ -19,3 +19,23 @@ fn names_follow_the_grammar_and_are_unique() {
         assert!(rows[index + 1..].iter().all(|other| other.name != row.name), "{} twice", row.name);
     }
 }
+
+#[test]
+fn every_kernel_is_measured_on_something() {
+    for row in rows() {
+        assert!(!row.benches.is_empty(), "{}", row.name);
+        for bench in &row.benches {
+            assert!(bench.bytes > 0.0 && bench.flops >= 0.0 && !bench.sizes.is_empty(), "{} {}", row.name, bench.op);
+        }
+    }
+}
+
+/// The operands that benches make are those that the kernels take.
+#[test]
+fn benches_run() {
+    for row in rows().iter().filter(|row| (row.is_available)()) {
+        let smallest = row.benches.iter().min_by(|a, b| (a.flops + a.bytes).total_cmp(&(b.flops + b.bytes)));
+        let outcome = smallest.map(|bench| (bench.start)().and_then(|mut run| run()));
+        assert!(matches!(outcome, Some(Ok(()))), "{}: {outcome:?}", row.name);
+    }
+}

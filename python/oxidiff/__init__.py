@@ -7,11 +7,12 @@ what it could not compile and why, is in :func:`report` and :func:`explain`.
 """
 
 from . import _native
-from .api import eager, explain, profile, report, unload, warmup
+from .api import bind, eager, estimate, explain, load_graph, profile, report, save_graph, unbind, unload, use, warmup
 from .errors import (
     ArtifactError,
     BackendError,
     CacheError,
+    CacheWarning,
     CaptureError,
     CheckError,
     Error,
@@ -20,9 +21,10 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .memory import Estimate, Timeline
 from .module import CompiledFunction, CompiledModule, compile
 from .options import CompileOptions
-from .pipelines import compile_pipe
+from .pipelines import compile_pipe, load_pipe, save_pipe
 from .report import Explanation, Profile, Report
 
 oneflow_compile = compile
@@ -34,26 +36,37 @@ __all__ = [
     "ArtifactError",
     "BackendError",
     "CacheError",
+    "CacheWarning",
     "CaptureError",
     "CheckError",
     "CompileOptions",
     "CompiledFunction",
     "CompiledModule",
     "Error",
+    "Estimate",
     "Explanation",
     "FallbackWarning",
     "OutOfMemoryError",
     "Profile",
     "Report",
     "ShapeError",
+    "Timeline",
     "UnsupportedError",
+    "bind",
     "compile",
     "compile_pipe",
     "eager",
+    "estimate",
     "explain",
+    "load_graph",
+    "load_pipe",
     "oneflow_compile",
     "profile",
     "report",
+    "save_graph",
+    "save_pipe",
+    "unbind",
     "unload",
+    "use",
     "warmup",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``oxidiff doctor``, ``oxidiff bench MODEL``."""
+"""The command line: ``oxidiff doctor | bench | tune | cache | inspect``; ``oxidiff COMMAND --help`` says more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import oxidiff
-from oxidiff import doctor, testing
+from oxidiff import advice, doctor, testing
+from oxidiff.store import bundle, read_artifact
 
 __all__ = ["main"]
 
@@ -31,6 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="oxidiff", description=oxidiff.__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     check = commands.add_parser("doctor", help="what was found on this machine, what is missing")
+    check.add_argument("--model", choices=testing.names(), help="what bounds this model, and what would help")
+    check.add_argument("--dtype", choices=_DTYPES, default="f32")
+    check.add_argument(
+        "--device", help="ask about this GPU, which need not be here: " + ", ".join(advice.DEVICES).upper()
+    )
     check.set_defaults(run=_doctor)
     bench = commands.add_parser("bench", help="a model, eager and compiled, in turns")
     bench.add_argument("model", metavar="MODEL", choices=testing.names(), help=", ".join(testing.names()))
@@ -39,12 +45,96 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_argument("--batch", type=int, default=1)
     bench.add_argument("--runs", type=int, default=5, help="timed runs of each (%(default)s)")
     bench.set_defaults(run=_bench)
+    tune = commands.add_parser("tune", help="fill the tuning database for a model on this machine")
+    tune.add_argument("model", metavar="MODEL", choices=testing.names(), help=", ".join(testing.names()))
+    tune.add_argument("--tiny", action="store_true", help="the small model of the same structure")
+    tune.add_argument("--dtype", choices=_DTYPES, default="f32")
+    tune.add_argument("--batch", type=int, default=1)
+    tune.add_argument("--size", type=int, nargs="+", help="height and width, or tokens, of the model's own input")
+    tune.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="at most (%(default)s)")
+    tune.set_defaults(run=_tune)
+    inspect = commands.add_parser("inspect", help="what is in a saved program")
+    inspect.add_argument("file", metavar="FILE", help="what save_graph wrote, or a file of the cache")
+    inspect.add_argument("--program", action="store_true", help="the graphs themselves, as text")
+    inspect.set_defaults(run=_inspect)
+    cache = commands.add_parser("cache", help="the cache of compiled graphs and tuning choices")
+    actions = cache.add_subparsers(required=True, metavar="ACTION")
+    actions.add_parser("ls", help="what is in it").set_defaults(run=_cache_ls)
+    actions.add_parser("clear", help="remove all of it").set_defaults(run=_cache_clear)
+    for name, run, meaning in (
+        ("export", _cache_export, "write all of it to one file"),
+        ("import", _cache_merge, "replace it by what is in a file"),
+        ("merge", _cache_merge, "add what is in a file, or in another tuning database"),
+    ):
+        action = actions.add_parser(name, help=meaning)
+        action.add_argument("file", metavar="FILE")
+        action.set_defaults(run=run, replaces=name == "import")
     chosen = parser.parse_args(arguments)
-    status: int = chosen.run(chosen)
+    try:
+        status: int = chosen.run(chosen)
+    except oxidiff.Error as error:
+        print(f"oxidiff: {error}", file=sys.stderr)
+        return 1
     return status
 
 
-def _doctor(_: argparse.Namespace) -> int:
+def _tune(chosen: argparse.Namespace) -> int:
+    dtype = _DTYPES[chosen.dtype]
+    before = {row[:4] for row in bundle.entries()}
+    compiled = oxidiff.compile(
+        testing.build(chosen.model, dtype=dtype, tiny=chosen.tiny), tune="full", tune_budget_s=chosen.budget
+    )
+    size = None if chosen.size is None else tuple(chosen.size)
+    inputs = testing.example_inputs(chosen.model, batch=chosen.batch, size=size, dtype=dtype, tiny=chosen.tiny)
+    oxidiff.warmup(compiled, **inputs)
+    rows = [row for row in bundle.entries() if row[:4] not in before]
+    for op, bucket, _, _, choice, seconds, default_seconds, *_ in rows:
+        print(f"{op}, {bucket}: {choice}, {seconds * 1e3:.2f} ms of {default_seconds * 1e3:.2f} ms")
+    print(f"{len(rows)} choices measured in {oxidiff.report(compiled).tune_s:.1f} s, kept in {bundle.database_path()}")
+    return 0
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    artifact = read_artifact(chosen.file)
+    print(artifact.text())
+    if chosen.program:
+        for graph in artifact.graphs:
+            print(graph.program)
+    return 0
+
+
+def _cache_ls(_: argparse.Namespace) -> int:
+    print(bundle.list_cache())
+    return 0
+
+
+def _cache_clear(_: argparse.Namespace) -> int:
+    print(f"{bundle.clear()} files removed")
+    return 0
+
+
+def _cache_export(chosen: argparse.Namespace) -> int:
+    print(f"{bundle.export(chosen.file)} entries written to {chosen.file}")
+    return 0
+
+
+def _cache_merge(chosen: argparse.Namespace) -> int:
+    if chosen.replaces:
+        # Read in full before anything is removed.
+        bundle.check(chosen.file)
+        bundle.clear()
+    print(f"{bundle.merge(chosen.file)} entries added from {chosen.file}")
+    return 0
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    if chosen.model is not None or chosen.device is not None:
+        try:
+            print(doctor.advice_text(chosen.model or "sd15-unet", _DTYPES[chosen.dtype], chosen.device))
+        except ValueError as error:
+            print(f"oxidiff: {error}", file=sys.stderr)
+            return 1
+        return 0
     lines, is_fine = doctor.text()
     print(lines)
     return 0 if is_fine else 1

@@ -1,6 +1,7 @@
 """The Rust core. Tensors cross the border by DLPack or by address; nothing here imports torch at run time."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, final
 
 from torch import Tensor
@@ -8,15 +9,33 @@ from typing_extensions import Self
 
 __all__ = [
     "Executable",
+    "FileLock",
     "GraphBuilder",
+    "KernelBench",
     "NativeError",
     "Program",
+    "TuningDatabase",
+    "TuningSite",
     "Watch",
     "__version__",
+    "cache_dir",
+    "ceilings",
     "compile",
+    "cuda_findings",
+    "decode_artifact",
+    "derived_bytes",
+    "encode_artifact",
+    "forget_choices",
+    "kernel_version",
+    "kernels",
     "knobs",
+    "read_file",
     "set_num_threads",
+    "stamp",
+    "sweep_folder",
     "target",
+    "tuning_sites",
+    "write_file",
 ]
 
 __version__: str
@@ -53,6 +72,11 @@ class GraphBuilder:
         """Appends an op (names and attributes as in `docs/ir.md`) with its result type and gives its value id."""
     def output(self, value: int) -> None:
         """Appends a result."""
+    @staticmethod
+    def from_text(text: str) -> GraphBuilder:
+        """The graph of a text that `text` gave, verified; raises `NativeError` if it is malformed or breaks an invariant."""
+    def signature(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str], int]:
+        """Arguments and weight slots as names and types, names of the run-time sizes, number of results."""
     def text(self) -> str:
         """The graph as text."""
     def hash(self) -> str:
@@ -75,6 +99,12 @@ class Program:
         """How many live executables use this program."""
     def text(self, stage: str) -> str:
         """`"captured"`, `"optimized"`, `"groups"`, `"plan"` or `"memory"` as text."""
+    def memory(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """What a run at these sizes needs, without running: `arena_bytes`, `lower_bound_bytes`, `derived_bytes` (forms of
+        weights that it keeps), `output_bytes`, `steps` as `(name, kernel, module, flops, bytes)` and `buffers` of the arena
+        as `(module, what, bytes, first step, last step, offset)`."""
+    def forget_sizes(self) -> None:
+        """Drops every specialization; the next run makes its own anew, with the choices that hold then."""
     def explain(self) -> dict[str, Any]:
         """Counts of groups by kind, ops by name, steps; pass timings in seconds."""
 
@@ -83,6 +113,7 @@ def compile(
     *,
     precision: str = "auto",
     memory: str = "balanced",
+    memory_budget: int | None = None,
     max_specializations: int = 16,
     backend: str | None = None,
 ) -> tuple[Program, bool]:
@@ -96,35 +127,144 @@ class Executable:
     def __new__(cls, program: Program, weights: Sequence[Tensor]) -> Self:
         """Binds one tensor per weight slot, in slot order. Raises `NativeError` naming the first mismatches of shape,
         dtype or device."""
-    def set_weights(self, weights: Sequence[Tensor]) -> None:
-        """Swaps the weight set; running calls finish with the one they began with."""
-    def invalidate(self, slots: Sequence[int]) -> None:
-        """The contents of these slots changed in place: derived forms are rebuilt before the next run."""
+    def set_weights(
+        self, weights: Sequence[Tensor], changed: Sequence[int], suspects: Sequence[int], since: int
+    ) -> None:
+        """Swaps the weight set; running calls finish with the one they began with. Derived forms of tensors that did not
+        change stay, and are shared with whoever else holds these tensors.
+
+        `changed` are the slots with another tensor or content than before, `suspects` those of them where torch's
+        version counter does not show it; `since` is a `stamp()` from before the changes were looked for."""
     def run(self, inputs: Sequence[Tensor | int | float], sizes: Sequence[int]) -> list[Tensor]:
         """Runs with these arguments, `sizes` being the values of the symbols in order. Fresh tensors come back. The GIL is
         released while kernels run."""
     def profile(self, inputs: Sequence[Tensor | int | float], sizes: Sequence[int]) -> list[dict[str, Any]]:
-        """One timed run: a dict per step (`step`, `kernel`, `module`, `seconds`, `flops`, `bytes`)."""
+        """One timed run: a dict per step (`step`, `kernel`, `module`, `dtype`, `seconds`, `flops`, `bytes`)."""
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Plans for these sizes, so that the next run at them starts at once. Raises as `run`."""
+    def derived_bytes_for(self, sizes: Sequence[int]) -> int:
+        """Bytes of derived weights that are held while these sizes run."""
     def stats(self) -> dict[str, Any]:
-        """`specializations`, `derived_bytes`, `arena_bytes`, `arena_lower_bound_bytes`, `peak_bytes`, `sizes`."""
+        """`specializations`, `derived_bytes`, `arena_bytes` (of the largest live size), `arena_lower_bound_bytes`,
+        `pool_bytes` (workspace of the process), `peak_bytes`, `sizes`."""
     def unload(self) -> None:
         """Drops specializations, derived weights and the arena."""
+
+def encode_artifact(sections: Sequence[tuple[str, bytes]]) -> bytes:
+    """A file of named sections behind a checksum; see `src/store/artifact.rs`."""
+
+def decode_artifact(data: bytes) -> dict[str, bytes]:
+    """Its sections; raises `NativeError` if it is damaged or of another version."""
+
+def read_file(path: str) -> bytes | None:
+    """The content of a file, `None` if there is none; raises `NativeError` if it is too large or cannot be read."""
+
+def write_file(path: str, data: bytes) -> None:
+    """Replaces a file so that readers see the old content or the new one; raises `NativeError`."""
+
+def sweep_folder(folder: str) -> None:
+    """Removes what killed writers left behind long ago."""
+
+def cache_dir() -> PathLike[str] | None:
+    """The folder of everything that is remembered between processes."""
+
+@final
+class FileLock:
+    """A lock between processes, held from its making until `release` or the end of a `with` block."""
+
+    def __new__(cls, path: str, patience_s: float = 2.0) -> Self:
+        """Raises `NativeError` if somebody else keeps it."""
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class TuningSite:
+    """A choice that a program leaves open: the form of a convolution, for a bucket of sizes. Forms are numbers; 0 is the
+    direct one."""
+
+    @property
+    def op(self) -> str:
+        """What is computed."""
+    @property
+    def bucket(self) -> str:
+        """For which sizes."""
+    @property
+    def count(self) -> int:
+        """How often the program has it."""
+    @property
+    def flops(self) -> float:
+        """Floating point operations of the direct form, once."""
+    @property
+    def chosen(self) -> tuple[int, int]:
+        """The forms that hold now, where the weight is kept packed and where every call packs it."""
+    @property
+    def installed(self) -> str | None:
+        """The choice that was installed, `None` if the model decides."""
+    def candidates(self) -> list[int]:
+        """The forms that can be tried in the memory of one run."""
+    def measure(self, candidate: int) -> tuple[float, float, int] | None:
+        """Seconds of the run and of packing, and bytes used; `None` if its result is not right. The GIL is released."""
+    @staticmethod
+    def name(packed: int, per_call: int) -> str | None:
+        """The text of a choice."""
+    def install(self, choice: str) -> bool:
+        """Makes a choice hold for this process; false if the text is none."""
+
+def tuning_sites(program: Program, sizes: Sequence[int]) -> list[TuningSite]:
+    """What can be tuned at these sizes, each once."""
+
+def forget_choices() -> None:
+    """Forgets every installed choice."""
+
+kernel_version: str
+
+_Row = tuple[str, str, str, str, str, float, float, int, int]
+
+@final
+class TuningDatabase:
+    """Measured choices in one SQLite file. A row is `(op, bucket, device, library, choice, seconds, default_seconds,
+    workspace_bytes, measured_at)`."""
+
+    def __new__(cls, path: str, *, read_only: bool = False) -> Self:
+        """Opens or makes it; a damaged file is moved aside. Raises `NativeError`."""
+    @property
+    def complaint(self) -> str | None:
+        """What was wrong with the file, if it was replaced or can only be read."""
+    def entries(self) -> list[_Row]:
+        """Every row, in the order of the keys."""
+    def add(self, entries: Sequence[_Row]) -> None:
+        """Adds rows in one transaction; of two for one key the later measurement stays."""
+    def clear(self) -> None:
+        """Removes every row."""
 
 @final
 class Watch:
     """What a compiled module depends on, as it was when this object was made: dictionaries and tensors, held."""
 
-    def __new__(cls, dicts: Sequence[dict[Any, Any]], tensors: Sequence[Tensor]) -> Self:
-        """Raises `TypeError` where this interpreter or torch cannot be watched; see `is_available`."""
+    def __new__(cls, dicts: Sequence[dict[Any, Any]], versions: Sequence[int], tensors: Sequence[Tensor]) -> Self:
+        """`versions` are those of the dictionaries when they were read. Raises `TypeError` where this interpreter or
+        torch cannot be watched; see `is_available`."""
     @staticmethod
     def is_available() -> bool:
         """Whether the interpreter counts versions of dictionaries, and torch's tensors are laid out as expected."""
+    @staticmethod
+    def dict_version(dict: dict[Any, Any]) -> int:
+        """Another number after every write to the dictionary."""
     def poll(self) -> int:
         """Bits of what may have changed since: 1 a dictionary was written, 2 a tensor was written or has other memory. Never
         0 where something did, except for writes past torch's version counter (through `p.data`) that leave the first,
         middle and last eight bytes of the tensor as they were."""
+    def changed_dicts(self) -> list[int]:
+        """Indices of the dictionaries that were written."""
     def changed_tensors(self) -> list[int]:
         """Indices of the tensors that may have changed."""
+
+def stamp() -> int:
+    """A number larger than every one given before."""
+
+def derived_bytes() -> int:
+    """Bytes of all derived weights of this process."""
 
 def set_num_threads(threads: int) -> None:
     """Threads of the CPU backend; 0 means one per core."""
@@ -132,5 +272,29 @@ def set_num_threads(threads: int) -> None:
 def target() -> dict[str, Any]:
     """Instruction set, features and caches of this CPU."""
 
+def cuda_findings(torch: str) -> list[tuple[str, bool, str]]:
+    """Subject, whether it is there, and what was found or why not, for each NVIDIA library beside PyTorch and the device.
+
+    `torch` is the folder of the `torch` package; the first call of a process decides where libraries are looked for.
+    """
+
 def knobs() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every environment variable that is read."""
+
+def kernels() -> list[dict[str, Any]]:
+    """Every kernel of the registry: `name`, `family`, `isa`, `dtype`, `is_available`, and `benches`, what it is measured on:
+    `op`, `sizes`, `flops`, `bytes`."""
+
+@final
+class KernelBench:
+    """A kernel with operands of the sizes of one of its benches."""
+
+    def __new__(cls, kernel: str, bench: int) -> Self:
+        """Raises `NativeError` if there is no such kernel or bench here."""
+    def run(self) -> float:
+        """Calls the kernel once and gives the seconds it took. The GIL is released."""
+
+def ceilings() -> dict[str, Any]:
+    """What this machine does at most at the present number of threads, measured once in about 50 ms: `isa`, `threads`,
+    `f32_flops`, `bf16_dot_flops`, `f16_flops`, `int8_ops` (0 where there is no such instruction), and `memory` and `cache`
+    with `working_set`, `read`, `copy` and `stream_copy` in bytes per second."""

@@ -11,6 +11,7 @@ call could trip over; an exception at any point, ``KeyboardInterrupt`` included,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -18,7 +19,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -26,10 +27,12 @@ import torch
 from torch import Tensor
 
 from . import _native
+from .adapters import EffectiveWeights, split_scale
 from .ambient import ambient_mode, tensor_obstacle
+from .background import submit
 from .call import Leaf, NotAKeyError, key_of
 from .check import compare
-from .engine import Engine, Ready
+from .engine import Engine, Ready, Variant
 from .errors import (
     CaptureError,
     CheckError,
@@ -39,7 +42,11 @@ from .errors import (
     UnsupportedError,
     from_native,
 )
+from .family import reset_locks
 from .options import CompileOptions
+from .sets import WeightSet
+from .split import RUNS_EAGER, Split
+from .store import read_artifact, save
 from .watch import STRUCTURE, Structure, Watch
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
@@ -54,11 +61,13 @@ _Key = tuple[Any, ...]
 
 
 class _Eager:
-    """A key whose calls run eager, and why."""
+    """A key whose calls run eager, or in pieces, and why."""
 
-    __slots__ = ("module", "op", "reason", "type")
+    __slots__ = ("is_split", "module", "op", "reason", "type")
 
     def __init__(self, error: Error) -> None:
+        # What cannot be traced may have parts that can; an op that is not supported is not so in any part.
+        self.is_split = type(error) is CaptureError
         # Not the exception itself: its traceback would keep the call's arguments alive.
         self.type = type(error)
         self.reason = str(error)
@@ -93,11 +102,17 @@ class _Numbers:
 class _Epoch:
     """Everything compiled for one structure of the module."""
 
-    def __init__(self, structure: Structure, engine: Engine) -> None:
-        self.structure = structure
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.watch = Watch(structure, ())
+        self.watch = Watch(engine.structure, ())
         self.entries: dict[_Key, _Numbers] = {}
+        self.split: Split | None = None
+        """Set once a call of this structure could not be captured."""
+
+    @property
+    def structure(self) -> Structure:
+        """What the module looked like when it was last looked at."""
+        return self.engine.structure
 
     def find(self, key: _Key, leaves: Sequence[Leaf]) -> Ready | _Eager | None:
         numbers = self.entries.get(key)
@@ -122,9 +137,10 @@ class _Epoch:
     def retire(self) -> None:
         """Lets go of the module's tensors; the programs stay for when this structure comes back."""
         self.entries.clear()
+        self.split = None
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
-        self.structure.clear()
+        self.engine.structure = self.structure.bare()
 
 
 _EMPTY = torch.nn.Module()
@@ -165,11 +181,15 @@ class Dispatcher:
     Args:
         module: The module; stays eager itself.
         options: How to compile it.
+        report: Told what ran eager, and why, in place of counting and warning: this module is a piece of another.
     """
 
-    def __init__(self, module: torch.nn.Module, options: CompileOptions) -> None:
+    def __init__(
+        self, module: torch.nn.Module, options: CompileOptions, report: Callable[[Error, str], None] | None = None
+    ) -> None:
         self.module = module
         self.options = options
+        self._report = report
         self.name = type(module).__name__
         self.fallbacks: dict[Fallback, int] = {}
         self.eager_depth = 0
@@ -179,7 +199,14 @@ class Dispatcher:
         """Why no call of this module can run compiled."""
         self._calls = itertools.count()
         self._eager_calls = itertools.count()
+        self._pending: set[_Key] = set()
         self._warned: set[Fallback] = set()
+        self.effective = EffectiveWeights()
+        """The weights of its LoRA layers."""
+        self._scaled: dict[int, dict[str, Any]] = {}
+        """Running calls from which a factor for adapters was taken, as they were; eager needs it."""
+        self._sets: dict[str, WeightSet] = {}
+        self._used: WeightSet | None = None
         self._epoch: _Epoch | None = None
         self._epochs: OrderedDict[Any, _Epoch] = OrderedDict()
         self._lock = threading.RLock()
@@ -190,12 +217,27 @@ class Dispatcher:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the module with ``args`` and ``kwargs``, compiled where possible. Hooks of the module itself are the
         caller's business."""
+        used = self._used
+        if used is not None:
+            epoch = self._epoch
+            if epoch is None or epoch.watch.poll():
+                epoch = self._current_epoch()
+            return used.follow(epoch.structure.fingerprint)(args, kwargs)
         next(self._calls)
         if torch.get_num_threads() != _threads:
             follow_threads()
         if self.disabled or self.eager_depth:
             next(self._eager_calls)
             return self._forward(args, kwargs)
+        if kwargs:
+            plain, scale = split_scale(self.module, kwargs)
+            if plain is not kwargs:
+                return self._call_scaled(args, kwargs, plain, scale)
+        if self.effective.scale != 1.0:
+            self._rescale(1.0)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             return self._fall_back(UnsupportedError(mode), args, kwargs)
@@ -206,18 +248,55 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
-            epoch = self._current_epoch()
+            epoch = self._idle_epoch()
+            if epoch is None:
+                return self._run_meanwhile(args, kwargs)
         if torch.is_grad_enabled() and (reason := self._grad_reason(epoch, leaves)) is not None:
             return self._fall_back(UnsupportedError(reason), args, kwargs)
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
+            if entry.problems:
+                self._record_problems(entry)
             try:
                 return entry.run(leaves)
             except Exception as error:
                 return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
-        if entry is not None:
-            return self._fall_back(entry.error(), args, kwargs)
-        return self._first_call(key, args, kwargs, leaves)
+        if entry is None:
+            return self._first_call(key, args, kwargs, leaves)
+        if entry.is_split and not self.options.strict:
+            return self._run_split(epoch, entry, args, kwargs)
+        return self._fall_back(entry.error(), args, kwargs)
+
+    def _call_scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: dict[str, Any], scale: float) -> Any:
+        """A call with a factor for all adapters: it belongs to the weights, so nobody else changes them meanwhile.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            plain: The same without the factor.
+            scale: The factor.
+        """
+        structure = self._current_epoch().structure
+        if structure.has_other_adapters and scale != 1.0:
+            reason = "a scale is passed for adapters that are not plain LoRA"
+            return self._fall_back(UnsupportedError(reason), args, kwargs)
+        if not structure.layers or scale == 1.0:
+            if self.effective.scale != 1.0:
+                self._rescale(1.0)
+            return self._call(args, plain)
+        with self._lock:
+            if scale != self.effective.scale:
+                self._rescale(scale)
+            self._scaled[id(plain)] = kwargs
+            try:
+                return self._call(args, plain)
+            finally:
+                del self._scaled[id(plain)]
+
+    def _rescale(self, scale: float) -> None:
+        with self._lock:
+            self.effective.scale = scale
+            self._current_epoch().engine.refresh()
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
         """Captures and compiles for this call without running it.
@@ -225,9 +304,13 @@ class Dispatcher:
         Raises:
             Error: Why the call cannot run compiled.
         """
+        if self._used is not None:
+            used = self._used.follow(self._current_epoch().structure.fingerprint)
+            return used.prepare(args, kwargs)
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             raise UnsupportedError(mode)
+        kwargs, _ = split_scale(self.module, kwargs)
         leaves: list[Leaf] = []
         try:
             key = (mode, *key_of(args, kwargs, leaves))
@@ -242,32 +325,52 @@ class Dispatcher:
         function = table["_old_forward"] if "_hf_hook" in table and "_old_forward" in table else self.module.forward
         return cast(Callable[..., Any], function)
 
+    def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Variant, list[int]]]:
+        """What would run this call, each with the sizes at which it would; raises as :meth:`prepare`."""
+        with torch.no_grad():
+            ready = self.prepare(args, kwargs)
+        leaves: list[Leaf] = []
+        key_of(args, kwargs, leaves)
+        return ready.parts(leaves)
+
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
         with torch.no_grad():
             ready = self.prepare(args, kwargs)
+            kwargs, _ = split_scale(self.module, kwargs)
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
             return ready.profile(leaves)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.forward()(*args, **kwargs)
+        return self.forward()(*args, **self._scaled.get(id(kwargs), kwargs))
 
     def _first_call(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
+        if self.options.background and self.options.check is None and self._start_background(key, args, kwargs, leaves):
+            return self._run_meanwhile(args, kwargs)
         try:
             with self._lock:
                 ready = self._ready(key, args, kwargs, leaves)
         except Error as error:
-            # A wrong argument fails in eager as well, with the exception that its caller expects.
-            if self.options.strict and isinstance(error, UnsupportedError):
+            # Eager would need more memory, not less.
+            if isinstance(error, OutOfMemoryError) or (self.options.strict and isinstance(error, UnsupportedError)):
                 raise
-            result = self._fall_back(error, args, kwargs, is_strict=False)
+            # A wrong argument fails in eager as well, with the exception that its caller expects.
+            entry = _Eager(error)
+            # A piece is not split again.
+            entry.is_split = entry.is_split and self._report is None
+            # An exception that `forward` itself raised is eager's to raise, or to do without.
+            if entry.is_split and error.__cause__ is None and not self.options.strict:
+                result = self._run_split(self._current_epoch(), entry, args, kwargs)
+            else:
+                result = self._fall_back(error, args, kwargs, is_strict=False)
             epoch = self._epoch
             if epoch is not None:
-                epoch.add(key, leaves, _Eager(error))
+                epoch.add(key, leaves, entry)
             if self.options.strict:
                 raise
             return result
+        self._record_problems(ready)
         try:
             result = ready.run(leaves)
         except Exception as error:
@@ -276,6 +379,79 @@ class Dispatcher:
         if self.options.check is not None:
             self._check(result, args, kwargs)
         return result
+
+    def _run_split(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that cannot be captured whole, in pieces."""
+        with self._lock:
+            split = epoch.split
+            if split is None:
+                # A piece is Dynamo's, not the user's: it is never stored.
+                make = functools.partial(Dispatcher, options=self.options.replace(cache=False, graph_file=None))
+                split = epoch.split = Split(self.forward(), self.options.dynamic, make)
+        try:
+            result, compiled, problems = split(args, kwargs)
+        except CaptureError as error:
+            entry.is_split, entry.reason = False, f"{entry.reason}; {error}"
+            return self._fall_back(entry.error(), args, kwargs)
+        if compiled:
+            self._record(entry.error(), f"runs in {len(split.pieces)} pieces with Python between them")
+            for problem, what in problems:
+                self._record(problem, f"has a piece that {what}")
+        else:
+            # Dynamo's bookkeeping gains nothing here.
+            entry.is_split = False
+            next(self._eager_calls)
+            self._record(entry.error())
+        return result
+
+    # -- in the background ---------------------------------------------------------------------------------------------
+
+    def _start_background(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> bool:
+        """Has the entry of a key made by the background thread; false if there can be none."""
+        if key in self._pending:
+            return True
+        self._pending.add(key)
+        this = weakref.ref(self)
+
+        def task() -> None:
+            dispatcher = this()
+            if dispatcher is not None:
+                dispatcher._prepare_in_background(key, args, kwargs, leaves)
+
+        if submit(task):
+            return True
+        self._pending.discard(key)
+        return False
+
+    def _prepare_in_background(
+        self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+    ) -> None:
+        try:
+            with self._lock, torch.no_grad():
+                self._ready(key, args, kwargs, leaves)
+        except Error as error:
+            entry = _Eager(error)
+            entry.is_split = entry.is_split and self._report is None
+            self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
+            epoch = self._epoch
+            if epoch is not None:
+                epoch.add(key, leaves, entry)
+        finally:
+            self._pending.discard(key)
+
+    def _run_meanwhile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serves a call in eager PyTorch while its program is being made: no fallback, nothing to warn of."""
+        next(self._eager_calls)
+        return self._forward(args, kwargs)
+
+    def _idle_epoch(self) -> _Epoch | None:
+        """The current epoch; ``None`` where that would have to wait for the background thread."""
+        if not self._lock.acquire(blocking=not self.options.background):
+            return None
+        try:
+            return self._current_epoch()
+        finally:
+            self._lock.release()
 
     def _ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
         """The entry of a key, captured and compiled if it is new. The lock is held."""
@@ -345,48 +521,51 @@ class Dispatcher:
         with self._lock:
             epoch = self._epoch
             if epoch is None:
-                structure = Structure(self.module)
-                epoch = self._enter(structure)
-            elif bits := epoch.watch.poll():
+                epoch = self._enter(Structure(self.module))
+                epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
+            while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
                 if bits & STRUCTURE or epoch.structure.is_retyped():
                     structure = Structure(self.module)
-                    if structure.fingerprint == epoch.structure.fingerprint:
-                        epoch.structure = structure
-                    else:
+                    if structure.fingerprint != epoch.structure.fingerprint:
                         epoch = self._enter(structure)
+                        suspects |= self.effective.merged_anew(structure.layers)
+                        epoch.engine.refresh(suspects)
+                        continue
+                    epoch.engine.structure = structure
+                    suspects |= self.effective.merged_anew(structure.layers)
+                # Watched first, bound then: what changes in between shows.
+                epoch.watch = Watch(epoch.structure, epoch.engine.watched())
                 epoch.engine.refresh(suspects)
-                self._watch(epoch)
             return epoch
 
     def _enter(self, structure: Structure) -> _Epoch:
         old = self._epoch
         epoch = self._epochs.pop(structure.fingerprint, None)
         if epoch is None:
-            epoch = _Epoch(structure, Engine(self.module, self.forward(), self.options))
+            epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective))
         else:
-            epoch.structure = structure
+            epoch.engine.structure = structure
         self._epochs[structure.fingerprint] = epoch
         if old is not None and old is not epoch:
             old.retire()
         while len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
-        epoch.watch = Watch(structure, epoch.engine.tensors())
+        epoch.watch = Watch(structure, epoch.engine.watched())
         self._epoch = epoch
         return epoch
 
     def _watch(self, epoch: _Epoch) -> None:
-        """Watches the module as it is, and makes sure that it is as the engine knows it."""
-        structure = Structure(self.module)
-        while True:
-            watch = Watch(structure, epoch.engine.tensors())
-            if not epoch.engine.refresh():
-                break
-        epoch.watch = watch
-        if structure.fingerprint != epoch.structure.fingerprint:
-            self._epoch = None
-            raise CaptureError("the module changed while it was being captured")
-        epoch.structure = structure
+        """Makes sure that the module is watched, and that it is as the engine knows it."""
+        while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched()):
+            structure = Structure(self.module)
+            if structure.fingerprint != epoch.structure.fingerprint:
+                self._epoch = None
+                raise CaptureError("the module changed while it was being captured")
+            suspects = epoch.watch.changed_tensors()
+            epoch.engine.structure = structure
+            epoch.watch = Watch(structure, epoch.engine.watched())
+            epoch.engine.refresh(suspects)
 
     def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:
         is_needed = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
@@ -397,19 +576,78 @@ class Dispatcher:
         return "gradients are needed (grad mode is on and a tensor requires grad); call it under torch.no_grad()"
 
     def family(self) -> list[tuple[str, Dispatcher]]:
-        """This dispatcher and those of compiled submodules, with their paths."""
+        """This dispatcher, those of its further weight sets and those of compiled submodules, with names and paths."""
+        sets = [(name, one.dispatcher) for name, one in self._sets.copy().items()]
         found = ((path, find_dispatcher(child)) for path, child in self.module.named_modules() if path)
-        return [("", self), *((path, other) for path, other in found if other is not None)]
+        return [("", self), *sets, *((path, other) for path, other in found if other is not None)]
+
+    def bind(self, source: torch.nn.Module | Mapping[str, Tensor], name: str | None = None) -> str:
+        """Adds a weight set; see :func:`oxidiff.bind`."""
+
+        def make(module: torch.nn.Module) -> Dispatcher:
+            return find_dispatcher(module) or Dispatcher(module, self.options)
+
+        made = WeightSet(self.module, source, make)
+        with self._lock:
+            if name is None:
+                name = next(f"weights{i}" for i in itertools.count(1) if f"weights{i}" not in self._sets)
+            replaced = self._sets.get(name)
+            self._sets[name] = made
+            if replaced is not None and self._used is replaced:
+                self._used = made
+        return name
+
+    def use(self, name: str | None = None) -> None:
+        """Switches to a weight set; see :func:`oxidiff.use`."""
+        with self._lock:
+            if name is not None and name not in self._sets:
+                known = ", ".join(map(repr, self._sets)) or "none"
+                raise ValueError(f"no weights are bound as {name!r}; there are: {known}")
+            self._used = None if name is None else self._sets[name]
+
+    def unbind(self, name: str) -> None:
+        """Drops a weight set; see :func:`oxidiff.unbind`."""
+        with self._lock:
+            if self._used is self._sets.get(name):
+                self.use(None)
+            self._sets.pop(name, None)
+
+    def pieces(self) -> list[Dispatcher]:
+        """The dispatchers of the pieces that this module runs in where it cannot be captured whole."""
+        with self._lock:
+            return [piece for epoch in self._epochs.values() if epoch.split is not None for piece in epoch.split.pieces]
+
+    def save_graph(self, path: str | os.PathLike[str]) -> None:
+        """Saves what is compiled; see :func:`oxidiff.save_graph`."""
+        with self._lock:
+            engine = self._current_epoch().engine
+            save(path, engine.store.artifact(engine.whole()))
+
+    def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
+        """Loads what was saved; see :func:`oxidiff.load_graph`."""
+        wanted = None if device is None else torch.device(device)
+        if wanted is not None and wanted.type != "cpu":
+            raise UnsupportedError(f"there is no backend for {wanted} yet")
+        artifact = read_artifact(path)
+        with self._lock:
+            engine = self._current_epoch().engine
+            artifact.require(engine.store.description(), os.fspath(path))
+            try:
+                engine.load(artifact)
+            except _native.NativeError as error:
+                raise from_native(error) from error
 
     def unload(self) -> None:
         """Gives back everything that was compiled; the next call compiles again."""
         for _, member in self.family():
+            for piece in member.pieces():
+                piece.unload()
             with member._lock:
                 epochs = list(member._epochs.values())
                 member._epochs.clear()
                 member._epoch = None
+                member.effective.clear()
             for epoch in epochs:
-                epoch.engine.unload()
                 epoch.retire()
 
     @contextmanager
@@ -447,15 +685,28 @@ class Dispatcher:
         next(self._eager_calls)
         if self.options.strict:
             return result
+        self._record(error)
+        return result
+
+    def _record_problems(self, ready: Ready) -> None:
+        for problem in ready.problems:
+            self._record(problem, "runs an op in eager PyTorch")
+
+    def _record(self, error: Error, what: str = RUNS_EAGER) -> None:
+        """Counts a call that did not run as one program, and says so once."""
+        if self._report is not None:
+            self._report(error, what)
+            return
         place: Fallback = (getattr(error, "module", ""), getattr(error, "op", ""), str(error))
         self.fallbacks[place] = self.fallbacks.get(place, 0) + 1
-        if place not in self._warned:
-            self._warned.add(place)
-            path, op, reason = place
+        path, op, reason = place
+        # The same op at another size is no news.
+        known = (path, op, "") if op else place
+        if known not in self._warned:
+            self._warned.add(known)
             where = f"{self.name}.{path}" if path else self.name
             at = f" (op {op})" if op and op not in reason else ""
-            warnings.warn(f"{where} runs in eager PyTorch: {reason}{at}", FallbackWarning, stacklevel=_caller())
-        return result
+            warnings.warn(f"{where} {what}: {reason}{at}", FallbackWarning, stacklevel=_caller())
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
@@ -476,6 +727,7 @@ class Dispatcher:
 
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()
+        self._pending.clear()
 
 
 def find_dispatcher(compiled: object) -> Dispatcher | None:
@@ -489,6 +741,7 @@ _alive: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 def _after_fork() -> None:
     # Another thread may have held a lock when the process forked; nobody would ever release it in the child.
+    reset_locks()
     for dispatcher in list(_alive):
         dispatcher._reset_lock()
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import torch
 from packaging.version import Version
 
-from . import _native
+from . import _native, advice, testing
+from .capture import Capturer
 
-__all__ = ["Finding", "examine", "text"]
+__all__ = ["Finding", "advice_text", "examine", "text"]
 
 _OLDEST_TORCH = "2.9"
 
@@ -39,6 +40,10 @@ def examine() -> Iterator[Finding]:
         yield False, "cuda", f"{names}: found, but this version of oxidiff has no CUDA backend; modules there run eager"
     else:
         yield True, "cuda", "no device"
+    if torch.version.cuda is not None:
+        # What is missing is a problem only where there is a device to use it.
+        for subject, is_there, found in _native.cuda_findings(os.path.dirname(torch.__file__)):
+            yield is_there or not torch.cuda.is_available(), subject, found
     for name, purpose in (
         ("diffusers", "pipelines"),
         ("transformers", "text encoders"),
@@ -60,3 +65,28 @@ def text() -> tuple[str, bool]:
     width = max(len(subject) for _, subject, _ in findings)
     lines = [f"{'ok' if fine else '!!'}  {subject.ljust(width)}  {found}" for fine, subject, found in findings]
     return "\n".join(lines), all(fine for fine, _, _ in findings)
+
+
+def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
+    """What bounds a model of the zoo at its usual size on a device; no weights are made and nothing runs.
+
+    Raises:
+        ValueError: There is no profile of that device.
+    """
+    target = advice.device_of(device)
+    with torch.device("meta"):
+        module = testing.build(model, tiny=False, dtype=dtype)
+    capturer = Capturer(module)
+    call = capturer.call((), testing.example_inputs(model, tiny=False, dtype=dtype))
+    graph, lowered = capturer.lowered(call, _native.GraphBuilder)
+    program, _ = _native.compile(lowered.builder)
+    values = {symbol.name: int(symbol.value) for symbol in graph.plan.symbols}
+    batches = [s.name for s in graph.plan.symbols if s.role == "batch" and s.name in lowered.symbols]
+    facts = {
+        "is_half": dtype != torch.float32,
+        "batch_at": lowered.symbols.index(batches[0]) if batches else None,
+        "weight_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+    }
+    sizes = ", ".join(f"{s.label} {s.name} = {s.value}" for s in graph.plan.symbols)
+    lines = advice.sentences(program, [values[name] for name in lowered.symbols], target, facts)
+    return "\n".join([f"{model}, {str(dtype).removeprefix('torch.')}, {sizes}", *(f"  {line}" for line in lines)])

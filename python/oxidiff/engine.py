@@ -9,6 +9,7 @@ Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,12 +17,15 @@ import torch
 from torch import Tensor
 
 from . import _native
+from .adapters import EffectiveWeights, TensorState
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
-from .capture.lowering import LoweredGraph
-from .errors import CaptureError, UnsupportedError
+from .errors import CaptureError, Error, UnsupportedError, from_native
+from .family import Captured, family_of
 from .options import CompileOptions
-from .watch import weight_state
+from .staged import Staged
+from .store import Artifact, GraphStore, complain
+from .watch import Structure, weight_state
 
 __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
 
@@ -34,73 +38,69 @@ class Ready:
     Attributes:
         run: Takes the call's leaves and gives what the module would return.
         profile: Takes the call's leaves and gives a timed run's steps.
+        parts: Takes the call's leaves and gives what runs it, each with the sizes at which it does.
         free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
+        problems: Why some of its ops run in eager PyTorch, once per kind of op.
     """
 
-    __slots__ = ("free_numbers", "profile", "run")
+    __slots__ = ("free_numbers", "parts", "problems", "profile", "run")
 
     def __init__(
         self,
         run: Callable[[list[Leaf]], Any],
         profile: Callable[[list[Leaf]], list[dict[str, Any]]],
+        parts: Callable[[list[Leaf]], list[tuple[Variant, list[int]]]],
         free_numbers: frozenset[int] = frozenset(),
+        problems: Sequence[UnsupportedError] = (),
     ) -> None:
+        self.problems = problems
         self.run = run
         self.profile = profile
+        self.parts = parts
         self.free_numbers = free_numbers
 
 
 class Variant:
-    """One captured graph with its program and, while the module has this structure, its weights.
+    """One captured graph and, while the module has this structure, the module's weights bound to its program.
 
     Attributes:
         graph: The graph.
         lowered: The same for the compiler, and how to call what it is compiled to.
         program: The compiled program, possibly shared with other modules.
-        is_own: Whether this module was the one that compiled it.
+        is_own: Whether this module was the one that compiled it, from a graph that was not stored.
     """
 
-    def __init__(self, graph: CapturedGraph, lowered: LoweredGraph, options: CompileOptions) -> None:
-        self.graph = graph
-        self.lowered = lowered
-        self.program, self.is_own = _native.compile(
-            self.lowered.builder,
-            precision=options.precision,
-            memory=options.memory,
-            max_specializations=options.max_specializations,
-        )
+    def __init__(self, captured: Captured, is_own: bool) -> None:
+        self.captured = captured
+        self.graph = captured.graph
+        self.lowered = captured.lowered
+        self.program = captured.program
+        self.is_own = is_own
         self._executable: _native.Executable | None = None
         self._tensors: list[Tensor] = []
-        self._state: list[tuple[int, int, int]] = []
+        self._state: list[TensorState] = []
 
-    def bind(self, root: torch.nn.Module, suspects: Collection[int] = ()) -> bool:
-        """Binds the weights that ``root`` holds now.
+    def bind(self, tensors: list[Tensor], suspects: Collection[int] = (), since: int = 0) -> bool:
+        """Binds weights.
 
         Args:
-            root: The module.
+            tensors: One per weight slot.
             suspects: Ids of tensors that were written even if torch did not count it.
+            since: A ``stamp`` from before that was seen.
 
         Returns:
             Whether anything was bound anew or will be derived again.
-
-        Raises:
-            CaptureError: The module does not hold a tensor that the graph needs.
         """
-        tensors = [_fetch(slot, root) for slot in self.lowered.weights]
         state = weight_state(tensors)
         if self._executable is None:
             self._executable = _native.Executable(self.program, _aliases(tensors))
         else:
-            changed = [
-                i
-                for i, (now, before) in enumerate(zip(state, self._state, strict=True))
-                if now != before or now[0] in suspects
-            ]
+            pairs = list(zip(state, self._state, strict=True))
+            written = [i for i, (now, before) in enumerate(pairs) if now == before and now[0] in suspects]
+            changed = [i for i, (now, before) in enumerate(pairs) if now != before] + written
             if not changed:
                 return False
-            if any(state[i][:2] != self._state[i][:2] for i in changed):
-                self._executable.set_weights(_aliases(tensors))
-            self._executable.invalidate(changed)
+            self._executable.set_weights(_aliases(tensors), changed, written, since)
         self._tensors, self._state = tensors, state
         return True
 
@@ -110,7 +110,7 @@ class Variant:
         self._tensors, self._state = [], []
 
     def unload(self) -> None:
-        """Drops specializations, derived weights and the arena."""
+        """Drops specializations, derived weights and idle workspace."""
         if self._executable is not None:
             self._executable.unload()
 
@@ -153,18 +153,6 @@ def _type_text(graph: CapturedGraph, value: int) -> str:
     return f"{str(found.dtype).removeprefix('torch.')}[{', '.join(map(str, found.shape))}]"
 
 
-def _fetch(slot: WeightSlot, root: torch.nn.Module) -> Tensor:
-    try:
-        tensor = slot.fetch(root)
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise CaptureError(f"the module no longer holds {slot.name}: {error}", module=slot.module) from error
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"there is no backend for weights on {tensor.device} yet ({slot.name})", module=slot.module
-        )
-    return tensor
-
-
 class Engine:
     """The variants of one structure of a module.
 
@@ -172,13 +160,29 @@ class Engine:
         module: The module.
         forward: What to capture: the module's ``forward``, without hooks around it.
         options: How to compile.
+        structure: The structure; replaced by the caller whenever the module is looked at anew.
+        effective: The weights of the module's LoRA layers.
     """
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], options: CompileOptions) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        options: CompileOptions,
+        structure: Structure,
+        effective: EffectiveWeights,
+    ) -> None:
         self.module = module
         self.options = options
+        self.structure = structure
         self.variants: list[Variant] = []
+        self._staged: list[Staged] = []
         self.captures = 0
+        self.tune_s = 0.0
+        self.store = GraphStore(module, forward, options)
+        self._held: list[Captured] = []
+        self._effective = effective
+        self._family = family_of(structure, options)
         self._capturer = Capturer(module, dynamic=options.dynamic)
         # The hooks of the module itself are run around the program, not captured into it.
         self._capturer.module = forward
@@ -201,22 +205,147 @@ class Engine:
         variant = self._variant(call)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
+        with self._family.lock:
+            for part in variant.variants if isinstance(variant, Staged) else [variant]:
+                if point.keys() >= set(part.lowered.symbols):
+                    sizes = part.lowered.sizes(point)
+                    self.tune_s += part.captured.tuner.tune(part.program, sizes, type(self.module).__name__)
         return _Binding(variant, point, call, tensors, numbers, len(leaves)).ready()
 
-    def _variant(self, call: Call) -> Variant:
-        rivals = [v for v in self.variants if v.graph.key == call.key]
-        for variant in rivals:
-            point = variant.graph.plan.read(call.sizes)
-            if point is not None and variant.graph.accepts(point):
+    def _variant(self, call: Call) -> Variant | Staged:
+        with self._family.lock:
+            variant = self._known(call)
+            if variant is not None:
                 return variant
-        for variant in rivals:
-            if self._capturer.extend(variant.graph, call):
-                return variant
+            for graph, lowered in self.store.take(call):
+                start = time.perf_counter()
+                try:
+                    captured = Captured(graph, lowered, self.options)
+                    captured.tuner.is_loaded = True
+                    self._add(captured, is_own=False)
+                except (Error, _native.NativeError) as error:
+                    complain(f"a stored graph is not used: {from_native(error)}")
+                self.store.load_s += time.perf_counter() - start
+            variant = self._known(call)
+            if variant is None:
+                variant = self._extended(call) or self._capture(call)
+                self.store.remember(self.whole())
+            return variant
+
+    def _capture(self, call: Call) -> Variant | Staged:
         self.captures += 1
-        variant = Variant(*self._capturer.lowered(call, _native.GraphBuilder), self.options)
-        variant.bind(self.module)
+        try:
+            captured = Captured(*self._capturer.lowered(call, _native.GraphBuilder), self.options)
+        except UnsupportedError:
+            if self.options.strict:
+                raise
+            return self._stage(call)
+        return self._add(captured, captured.is_new)
+
+    def _stage(self, call: Call) -> Staged:
+        """Compiles what the compiler knows of a call's graph."""
+        graph, stages = self._capturer.staged(call, _native.GraphBuilder)
+        parts = [None if stage.part is None else Captured(*stage.part, self.options) for stage in stages]
+        variants = [None if part is None else Variant(part, part.is_new) for part in parts]
+        staged = Staged(graph, stages, variants)
+        for variant in staged.variants:
+            variant.bind(self._weights(variant))
+        staged.bind(self._fetch)
+        self.variants += staged.variants
+        self._staged.append(staged)
+        return staged
+
+    def whole(self) -> list[Variant]:
+        """The variants that stand for whole calls."""
+        parts = {id(part) for staged in self._staged for part in staged.variants}
+        return [variant for variant in self.variants if id(variant) not in parts]
+
+    def _rivals(self, call: Call) -> list[Captured]:
+        every = dict.fromkeys((*(variant.captured for variant in self.variants), *self._family.captured))
+        return [captured for captured in every if captured.graph.key == call.key]
+
+    def _known(self, call: Call) -> Variant | Staged | None:
+        """The variant of a graph of the family that is known to be right for a call."""
+        for staged in self._rival_stages(call):
+            point = staged.graph.plan.read(call.sizes)
+            if point is not None and staged.graph.accepts(point):
+                return staged
+        for captured in self._rivals(call):
+            point = captured.graph.plan.read(call.sizes)
+            if point is not None and captured.graph.accepts(point):
+                return self._variant_of(captured)
+        return None
+
+    def _rival_stages(self, call: Call) -> list[Staged]:
+        return [staged for staged in self._staged if staged.graph.key == call.key]
+
+    def _extended(self, call: Call) -> Variant | Staged | None:
+        """The variant of a graph of the family that a trace shows to be right for a call too."""
+        for staged in self._rival_stages(call):
+            if self._capturer.extend(staged.graph, call):
+                return staged
+        for captured in self._rivals(call):
+            if self._capturer.extend(captured.graph, call):
+                return self._variant_of(captured)
+        return None
+
+    def _variant_of(self, captured: Captured) -> Variant:
+        for variant in self.variants:
+            if variant.captured is captured:
+                return variant
+        return self._add(captured, is_own=False)
+
+    def _add(self, captured: Captured, is_own: bool) -> Variant:
+        variant = Variant(captured, is_own)
+        variant.bind(self._weights(variant))
         self.variants.append(variant)
+        if captured.is_shareable and captured not in self._family.captured:
+            self._family.captured.append(captured)
         return variant
+
+    def load(self, artifact: Artifact) -> None:
+        """Compiles the graphs of an artifact of this module, for the calls to come.
+
+        Raises:
+            Error: A graph is malformed or does not compile. Nothing is loaded then.
+        """
+        start = time.perf_counter()
+        loaded = []
+        for stored in artifact.graphs:
+            # Compiled to see that it can be: the program is found again when a call asks for it.
+            graph, lowered = stored.decode()
+            loaded.append(Captured(graph, lowered, self.options))
+        self._held = loaded
+        self.store.add(artifact)
+        self.store.load_s += time.perf_counter() - start
+
+    def _weights(self, variant: Variant, suspects: Collection[int] = ()) -> list[Tensor]:
+        return [self._fetch(slot, suspects) for slot in variant.lowered.weights]
+
+    def _fetch(self, slot: WeightSlot, suspects: Collection[int] = ()) -> Tensor:
+        structure = self.structure
+        layer = structure.layers.get(slot.module) if structure.layers and slot.attribute == "weight" else None
+        try:
+            if layer is not None:
+                tensor = self._effective.weight(slot.module, layer, suspects)
+            else:
+                tensor = slot.fetch(self.module, structure.modules)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise CaptureError(f"the module no longer holds {slot.name}: {error}", module=slot.module) from error
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                f"there is no backend for weights on {tensor.device} yet ({slot.name})", module=slot.module
+            )
+        return tensor
+
+    def watched(self) -> list[Tensor]:
+        """The tensors that variants are bound to and that are neither parameters nor buffers."""
+        return [
+            tensor
+            for variant in self.variants
+            for slot, tensor in zip(variant.lowered.weights, variant.tensors, strict=False)
+            if slot.kind not in ("parameter", "buffer")
+        ]
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a variant is bound to, once."""
@@ -232,8 +361,15 @@ class Engine:
 
         Args:
             suspects: See :meth:`Variant.bind`.
+
+        Raises:
+            CaptureError: The module does not hold a tensor that a graph needs.
         """
-        changes = [variant.bind(self.module, suspects) for variant in self.variants]
+        since = _native.stamp()
+        changes = [variant.bind(self._weights(variant, suspects), suspects, since) for variant in self.variants]
+        for staged in self._staged:
+            staged.bind(self._fetch)
+        self._effective.keep(self.structure.layers)
         return any(changes)
 
     def release(self) -> None:
@@ -275,7 +411,7 @@ class _Binding:
 
     def __init__(
         self,
-        variant: Variant,
+        variant: Variant | Staged,
         point: Mapping[str, Number],
         call: Call,
         tensors: Sequence[int | Tensor],
@@ -302,12 +438,38 @@ class _Binding:
 
     def ready(self) -> Ready:
         """The function that runs a call."""
-        live, lowered, defaults = self.live, self.variant.lowered, self.defaults
+        return self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
+
+    def _staged(self, staged: Staged) -> Ready:
+        live, defaults = self.live, self.defaults
+        build = _builder(staged, self.point, live, self.tensors)
+
+        def execute(leaves: list[Leaf], steps: list[dict[str, Any]] | None = None) -> Any:
+            leaves = leaves + defaults
+            point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
+            numbers = {i: cast(Number, leaves[at]) for i, at in enumerate(self.numbers)}
+            tensors = staged.run([cast(Tensor, leaves[at]) for at in self.tensors], numbers, point, steps)
+            return build(tensors, leaves)
+
+        def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
+            steps: list[dict[str, Any]] = []
+            execute(leaves, steps)
+            return steps
+
+        def parts(leaves: list[Leaf]) -> list[tuple[Variant, list[int]]]:
+            leaves = leaves + defaults
+            point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
+            return [(variant, variant.lowered.sizes(point)) for variant in staged.variants]
+
+        return Ready(execute, profile, parts, frozenset(live.values()), staged.problems)
+
+    def _whole(self, variant: Variant) -> Ready:
+        live, lowered, defaults = self.live, variant.lowered, self.defaults
         places = tuple((self.numbers if s.is_number else self.tensors)[s.index] for s in lowered.arguments)
         fixed = [0 if name in live else int(self.point[name]) for name in lowered.symbols]
         moving = [(i, live[name]) for i, name in enumerate(lowered.symbols) if name in live]
-        build = _builder(self.variant, self.point, live, self.tensors)
-        executable = self.variant.executable
+        build = _builder(variant, self.point, live, self.tensors)
+        executable = variant.executable
         execute = executable.run
         orders = [s.order for s in lowered.arguments]
         is_row_major = not any(orders)
@@ -333,11 +495,14 @@ class _Binding:
             leaves = leaves + defaults
             return executable.profile(arguments_of(leaves), sizes_of(leaves))
 
-        return Ready(run, profile, frozenset(live.values()))
+        def parts(leaves: list[Leaf]) -> list[tuple[Variant, list[int]]]:
+            return [(variant, sizes_of(leaves + defaults))]
+
+        return Ready(run, profile, parts, frozenset(live.values()))
 
 
 def _builder(
-    variant: Variant, point: Mapping[str, Number], live: Mapping[str, int], tensor_places: Sequence[int]
+    variant: Variant | Staged, point: Mapping[str, Number], live: Mapping[str, int], tensor_places: Sequence[int]
 ) -> Callable[[list[Tensor], Sequence[Leaf]], Any]:
     """The function that puts results together as the module would."""
     outputs = variant.graph.outputs

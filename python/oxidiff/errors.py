@@ -10,6 +10,7 @@ __all__ = [
     "ArtifactError",
     "BackendError",
     "CacheError",
+    "CacheWarning",
     "CaptureError",
     "CheckError",
     "Error",
@@ -63,6 +64,10 @@ class CacheError(Error):
 
 class CheckError(Error):
     """A compiled result differs from eager by more than the tolerance."""
+
+
+class CacheWarning(UserWarning):
+    """A file of the cache cannot be used or written; everything works, but is compiled anew at the next start."""
 
 
 class FallbackWarning(UserWarning):

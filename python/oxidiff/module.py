@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from os import PathLike
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from .dispatch import Dispatcher, find_dispatcher
 from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
+from .memory import Estimate, estimate_of
 from .options import CompileOptions
 from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
 from .warmup import warm_up
@@ -82,13 +84,37 @@ class CompiledModule(nn.Module):
         """See :func:`oxidiff.report`."""
         return report_of(dispatcher_of(self))
 
-    def explain(self) -> Explanation:
+    def explain(self, device: str | None = None) -> Explanation:
         """See :func:`oxidiff.explain`."""
-        return explain_of(dispatcher_of(self))
+        return explain_of(dispatcher_of(self), device)
+
+    def estimate(self, *args: Any, **kwargs: Any) -> Estimate:
+        """See :func:`oxidiff.estimate`."""
+        return estimate_of(dispatcher_of(self), args, kwargs)
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """See :func:`oxidiff.profile`."""
         return profile_of(dispatcher_of(self), args, kwargs)
+
+    def save_graph(self, path: str | PathLike[str]) -> None:
+        """See :func:`oxidiff.save_graph`."""
+        dispatcher_of(self).save_graph(path)
+
+    def load_graph(self, path: str | PathLike[str], device: torch.device | str | int | None = None) -> None:
+        """See :func:`oxidiff.load_graph`."""
+        dispatcher_of(self).load_graph(path, device)
+
+    def bind(self, weights: nn.Module | Mapping[str, Tensor], name: str | None = None) -> str:
+        """See :func:`oxidiff.bind`."""
+        return dispatcher_of(self).bind(weights, name)
+
+    def use(self, name: str | None = None) -> None:
+        """See :func:`oxidiff.use`."""
+        dispatcher_of(self).use(name)
+
+    def unbind(self, name: str) -> None:
+        """See :func:`oxidiff.unbind`."""
+        dispatcher_of(self).unbind(name)
 
     def unload(self) -> None:
         """See :func:`oxidiff.unload`."""
@@ -99,7 +125,20 @@ class CompiledModule(nn.Module):
         return dispatcher_of(self).eager()
 
 
-for _name in ("warmup", "report", "explain", "profile", "unload", "eager"):
+for _name in (
+    "bind",
+    "use",
+    "unbind",
+    "warmup",
+    "estimate",
+    "report",
+    "explain",
+    "profile",
+    "save_graph",
+    "load_graph",
+    "unload",
+    "eager",
+):
     setattr(CompiledModule, _name, _Method(getattr(CompiledModule, _name)))
 
 
@@ -132,14 +171,27 @@ class CompiledFunction(Generic[P, R]):
         """See :func:`oxidiff.report`."""
         return report_of(dispatcher_of(self))
 
-    def explain(self) -> Explanation:
+    def explain(self, device: str | None = None) -> Explanation:
         """See :func:`oxidiff.explain`."""
-        return explain_of(dispatcher_of(self))
+        return explain_of(dispatcher_of(self), device)
+
+    def estimate(self, *args: Any, **kwargs: Any) -> Estimate:
+        """See :func:`oxidiff.estimate`."""
+        self._holder.sync()
+        return estimate_of(dispatcher_of(self), args, kwargs)
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """See :func:`oxidiff.profile`."""
         self._holder.sync()
         return profile_of(dispatcher_of(self), args, kwargs)
+
+    def save_graph(self, path: str | PathLike[str]) -> None:
+        """See :func:`oxidiff.save_graph`."""
+        dispatcher_of(self).save_graph(path)
+
+    def load_graph(self, path: str | PathLike[str], device: torch.device | str | int | None = None) -> None:
+        """See :func:`oxidiff.load_graph`."""
+        dispatcher_of(self).load_graph(path, device)
 
     def unload(self) -> None:
         """See :func:`oxidiff.unload`."""

@@ -115,7 +115,8 @@ class CompileOptions:
     cache: bool = True
     """Use the user-wide cache directory."""
     background: bool = False
-    """Run eager until the program is ready."""
+    """Run eager until the program is ready, which is compiled by a thread of its own. Not with ``check``, which needs
+    both results at once."""
     strict: bool = False
     """Make any fallback to eager an error."""
     check: bool | float | None = None
@@ -198,7 +199,7 @@ class CompileOptions:
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(CompileOptions))
 
 # Refused rather than ignored when set to anything else.
-_NOT_YET: Final[Mapping[str, Any]] = {"background": False, "graph_file": None, "nan_guard": False}
+_NOT_YET: Final[Mapping[str, Any]] = {"nan_guard": False}
 
 
 def _number(field: str, value: object) -> float:
@@ -215,10 +216,8 @@ def _onediff_fields(options: object) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise TypeError(f"options must be a CompileOptions or a mapping, not {type(options).__name__}")
     nested = getattr(values.get("oneflow"), "__dict__", {})
-    # Of the fields whose names are the same here and there, those that are not built yet are ignored, not refused.
-    renamed = {"graph_file": "graph_save_path"}
     return {
-        renamed.get(name, name): value
+        name: value
         for name, value in {**values, **nested}.items()
         if not name.startswith("_") and name not in ("oneflow", "nexfort") and value is not None
     }

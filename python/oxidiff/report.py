@@ -5,6 +5,7 @@ All three are plain values taken at one moment; they print as text, and as table
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import html
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from . import _native
+from .advice import Device, device_of, sentences
 from .dispatch import Dispatcher
+from .engine import Variant
+from .memory import Timeline, bytes_text, page, timeline_of
 
 __all__ = ["Explanation", "Profile", "Report", "explain_of", "profile_of", "report_of"]
 
@@ -52,42 +59,78 @@ class Report:
     derived_bytes: int
     """Weights kept in another form (prepacked, transformed)."""
     arena_bytes: int
-    """Workspace of the largest size."""
+    """Workspace of the largest kept size; all modules share one arena, as large as the largest of them needs."""
     arena_lower_bound_bytes: int
     """What no plan of that size could do without."""
     graph_bytes: int
     """CUDA graphs."""
     peak_bytes: int
     """Highest sum of arena, derived weights and graphs seen."""
+    pool_bytes: int
+    """Workspace that this process holds for all its modules together."""
     sizes: list[dict[str, Any]]
     """One row per kept size: dimensions, arena bytes, milliseconds of the last run."""
+    _places: list[tuple[str, _native.Program]] = dataclasses.field(default_factory=list, repr=False, compare=False)
+    """Module and program of each of the rows of ``sizes``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
-        return dataclasses.asdict(self)
+        names = [field.name for field in dataclasses.fields(self) if not field.name.startswith("_")]
+        return {name: copy.deepcopy(getattr(self, name)) for name in names}
+
+    def memory(self, row: int | None = None) -> Timeline:
+        """The arena of one size, step by step: which buffer lies where, from when to when.
+
+        Args:
+            row: Index into :attr:`sizes`; the size with the largest arena if ``None``.
+
+        Raises:
+            ValueError: No size is kept yet.
+            IndexError: There is no such row.
+        """
+        if not self.sizes:
+            raise ValueError(f"{self.name}: no size is kept yet; call it, or use warmup()")
+        if row is None:
+            row = max(range(len(self.sizes)), key=lambda i: self.sizes[i]["arena_bytes"])
+        name, program = self._places[row]
+        return timeline_of(name, program, self.sizes[row]["dims"])
+
+    def advice(self) -> list[str]:
+        """What to do when memory is short, in the order of what it gives back."""
+        lines = []
+        if self.derived_bytes:
+            lines.append(
+                f'memory="low" gives back the {bytes_text(self.derived_bytes)} of derived weights for a slower step'
+            )
+        if self.sizes:
+            largest = max(self.sizes, key=lambda size: size["arena_bytes"])
+            lines.append(
+                f"the arena is that of the largest kept size, {largest['dims']}; smaller sizes or batches, or "
+                "sliced and tiled decoding, need less; report().memory() shows what fills it"
+            )
+        lines.append('memory_budget="2GiB" bounds arena and derived weights, and fails with a clear error beyond')
+        lines.append("unload() gives everything back until the next call")
+        return lines
 
     def __str__(self) -> str:
-        return f"{self.name}\n" + "\n\n".join(_text_table(title, rows) for title, rows in self._tables())
+        tables = "\n\n".join(_text_table(title, rows) for title, rows in self._tables())
+        return f"{self.name}\n{tables}\n\nwhen memory is short\n" + "\n".join(f"  - {line}" for line in self.advice())
 
     def _repr_html_(self) -> str:
         tables = "".join(_html_table(title, rows) for title, rows in self._tables())
-        return f"<h4>{html.escape(self.name)}</h4>{tables}"
+        picture = self.memory()._repr_html_() if self.sizes else ""
+        advice = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice())
+        return f"<h4>{html.escape(self.name)}</h4>{tables}{picture}<p>When memory is short:</p><ul>{advice}</ul>"
 
     def save_html(self, path: str | PathLike[str]) -> None:
-        """Writes the tables to a file that any browser shows."""
-        page = (
-            f'<!DOCTYPE html><html><head><meta charset="utf-8"><title>{html.escape(self.name)}</title>'
-            "<style>body{font-family:sans-serif} table{border-collapse:collapse;margin:1em 0}"
-            "td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}</style></head><body>"
-            f"{self._repr_html_()}</body></html>\n"
-        )
-        Path(path).write_text(page, encoding="utf-8")
+        """Writes the tables and the picture of :meth:`memory` to a file that any browser shows."""
+        Path(path).write_text(page(self.name, self._repr_html_()), encoding="utf-8")
 
     def _tables(self) -> list[tuple[str, list[Sequence[Any]]]]:
         rows: list[Sequence[Any]] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "name" or isinstance(value, list):
+            if field.name == "name" or field.name.startswith("_") or isinstance(value, list):
                 continue
             rows.append((field.name, _quantity(field.name, value)))
         tables: list[tuple[str, list[Sequence[Any]]]] = [("", rows)]
@@ -112,6 +155,8 @@ class Explanation:
     program's own account (``groups`` by kind, ``ops`` by name, ``steps``, ``passes`` in seconds)."""
     fallbacks: list[dict[str, Any]]
     """See :attr:`Report.fallbacks`."""
+    advice: list[str] = dataclasses.field(default_factory=list)
+    """What bounds each variant on the device, how fast it can be at most, what would help."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -128,6 +173,7 @@ class Explanation:
         for item in self.fallbacks:
             place = item["module"] or "the whole module"
             lines.append(f"  eager, {item['count']} calls: {place}: {item['reason']}")
+        lines += [f"  {sentence}" for sentence in self.advice]
         return "\n".join(lines)
 
 
@@ -138,7 +184,9 @@ class Profile:
     name: str
     """The module's class."""
     steps: list[dict[str, Any]]
-    """One per step: ``step``, ``kernel``, ``module``, ``seconds``, ``flops``, ``bytes``."""
+    """One per step: ``step``, ``kernel``, ``module``, ``dtype``, ``seconds``, ``flops``, ``bytes``."""
+    ceilings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the machine does at most, measured once per process in about 50 ms: operations and bytes per second."""
 
     @property
     def seconds(self) -> float:
@@ -148,6 +196,20 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
         return dataclasses.asdict(self)
+
+    def floor(self, step: dict[str, Any]) -> tuple[float, str]:
+        """The seconds that the machine's ceilings allow a step, and which of them binds: ``"compute"`` or ``"memory"``.
+
+        A step that takes less saved products (Winograd) or found its operands in a cache.
+        """
+        at = self.ceilings
+        if not at.get("f32_flops"):
+            return 0.0, ""
+        dot = {"bf16": "bf16_dot_flops", "f16": "f16_flops"}.get(step["dtype"], "f32_flops")
+        compute = step["flops"] / max(at["f32_flops"], at[dot])
+        level = at["cache"] if step["bytes"] <= at["cache"]["working_set"] else at["memory"]
+        memory = step["bytes"] / max(level["copy"], level["stream_copy"])
+        return (compute, "compute") if compute >= memory else (memory, "memory")
 
     def by(self, field: str) -> list[tuple[str, float]]:
         """``(value, seconds)`` summed over the steps with the same value of a field such as ``"kernel"``, slowest
@@ -165,15 +227,18 @@ class Profile:
 
     def _tables(self) -> list[tuple[str, list[Sequence[Any]]]]:
         total = self.seconds or 1.0
-        rows: list[Sequence[Any]] = [("ms", "share", "GFLOP/s", "GB/s", "kernel", "module")]
+        rows: list[Sequence[Any]] = [("ms", "share", "GFLOP/s", "GB/s", "of peak", "bound", "kernel", "module")]
         for step in sorted(self.steps, key=lambda s: -s["seconds"]):
             seconds = step["seconds"] or float("inf")
+            floor, bound = self.floor(step)
             rows.append(
                 (
                     f"{step['seconds'] * 1e3:.3f}",
                     f"{step['seconds'] / total:.1%}",
                     f"{step['flops'] / seconds / 1e9:.1f}",
                     f"{step['bytes'] / seconds / 1e9:.1f}",
+                    f"{floor / seconds:.0%}" if bound else "",
+                    bound,
                     step["kernel"],
                     step["module"],
                 )
@@ -193,7 +258,8 @@ def _fallbacks(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 def report_of(dispatcher: Dispatcher) -> Report:
     """The report of one module and the compiled modules inside of it; see :func:`oxidiff.report`."""
     members = [member for _, member in dispatcher.family()]
-    every = [member.engines() for member in members]
+    parts = [*members, *(piece for member in members for piece in member.pieces())]
+    every = [member.engines() for member in parts]
     current = [variant for engines in every for variant in (engines[-1].variants if engines else [])]
     variants = [variant for engines in every for engine in engines for variant in engine.variants]
     stats = [variant.stats() for variant in variants]
@@ -206,7 +272,7 @@ def report_of(dispatcher: Dispatcher) -> Report:
 
     return Report(
         name=dispatcher.name,
-        captures=sum(member.captures for member in members),
+        captures=sum(member.captures for member in parts),
         programs=sum(variant.is_own for variant in variants),
         variants=len(current),
         specializations=total("specializations"),
@@ -216,31 +282,60 @@ def report_of(dispatcher: Dispatcher) -> Report:
         graph_hash=current[0].program.hash if current else None,
         shared_with=max((variant.program.shared_with - 1 for variant in current), default=0),
         compile_s=sum(variant.program.compile_s for variant in variants if variant.is_own),
-        tune_s=0.0,
-        load_s=0.0,
+        tune_s=sum(engine.tune_s for engines in every for engine in engines),
+        load_s=sum(engine.store.load_s for engines in every for engine in engines),
         weight_bytes=sum(engines[-1].weight_bytes() for engines in every if engines),
         derived_bytes=total("derived_bytes"),
         arena_bytes=largest("arena_bytes"),
         arena_lower_bound_bytes=largest("arena_lower_bound_bytes"),
         graph_bytes=0,
         peak_bytes=largest("peak_bytes"),
+        pool_bytes=largest("pool_bytes"),
         sizes=[row for s in stats for row in s.get("sizes", [])],
+        _places=[
+            (dispatcher.name, v.program) for v, s in zip(variants, stats, strict=True) for _ in s.get("sizes", [])
+        ],
     )
 
 
-def explain_of(dispatcher: Dispatcher) -> Explanation:
+def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation:
     """What was compiled for one module; see :func:`oxidiff.explain`."""
+    target = device_of(device)
+    advice: list[str] = []
     variants = []
     for path, member in dispatcher.family():
         engines = member.engines()
         for variant in engines[-1].variants if engines else []:
             variants.append({"module": path or member.name, **variant.explain()})
-    return Explanation(dispatcher.name, variants, _fallbacks(dispatcher))
+            advice += _advice(variant, target, device is None)
+        for i, piece in enumerate(member.pieces()):
+            held = piece.engines()
+            for variant in held[-1].variants if held else []:
+                variants.append({"module": f"{path or member.name}, piece {i}", **variant.explain()})
+    return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), advice)
+
+
+def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
+    """Advice for the size that ran last, or that the variant was captured at."""
+    rows = [row for row in variant.stats().get("sizes", []) if row["ms"] > 0]
+    point = variant.graph.plan.symbols
+    names = variant.lowered.symbols
+    values = {symbol.name: int(symbol.value) for symbol in point}
+    if not rows and not values.keys() >= set(names):
+        return []
+    batches = [names.index(symbol.name) for symbol in point if symbol.role == "batch" and symbol.name in names]
+    facts = {
+        "is_half": any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in variant.tensors),
+        "batch_at": batches[0] if batches else None,
+        "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
+        "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
+    }
+    return sentences(variant.program, rows[-1]["dims"] if rows else [values[name] for name in names], device, facts)
 
 
 def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:
     """One timed run; see :func:`oxidiff.profile`."""
-    return Profile(dispatcher.name, dispatcher.profile(args, kwargs))
+    return Profile(dispatcher.name, dispatcher.profile(args, kwargs), _native.ceilings())
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -248,10 +343,7 @@ def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _quantity(name: str, value: Any) -> str:
     if name.endswith("bytes") and isinstance(value, int):
-        for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-            if value >= size:
-                return f"{value / size:.1f} {unit}"
-        return f"{value} B"
+        return bytes_text(value)
     if isinstance(value, float):
         return f"{value:.2f} s" if name.endswith("_s") else f"{value:.2f}"
     return _compact(value)

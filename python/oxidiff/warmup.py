@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from . import _native
 from .dispatch import Dispatcher
+from .errors import from_native
 
 __all__ = ["warm_up"]
 
@@ -20,12 +25,33 @@ def warm_up(
     """Compiles for these example arguments and for further sizes; see :func:`oxidiff.warmup`."""
     calls = [(args, kwargs)]
     calls += [_resized(args, kwargs, shape) for shape in shapes or ()]
-    for i, (some_args, some_kwargs) in enumerate(calls):
-        with torch.no_grad():
-            dispatcher.prepare(some_args, some_kwargs)
-        if len(calls) > 1 and sys.stderr.isatty():
-            end = "\n" if i + 1 == len(calls) else ""
-            print(f"\r{dispatcher.name}: {i + 1} of {len(calls)} sizes ready", end=end, file=sys.stderr, flush=True)
+    with _progress(dispatcher.name, len(calls)) as done:
+        for some_args, some_kwargs in calls:
+            try:
+                for variant, dims in dispatcher.parts_of(some_args, some_kwargs):
+                    variant.executable.prepare(dims)
+            except _native.NativeError as error:
+                raise from_native(error) from error
+            done()
+
+
+@contextmanager
+def _progress(name: str, count: int) -> Iterator[Callable[[], None]]:
+    """A progress bar over ``count`` sizes on a terminal or in a notebook; nothing elsewhere or for one size."""
+    is_shown = count > 1 and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    if is_shown and importlib.util.find_spec("tqdm") is not None:
+        with importlib.import_module("tqdm.auto").tqdm(total=count, desc=f"{name}: sizes ready", unit="size") as bar:
+            yield lambda: bar.update()
+        return
+    ready = itertools.count(1)
+
+    def done() -> None:
+        at = next(ready)
+        if is_shown:
+            end = "\n" if at == count else ""
+            print(f"\r{name}: {at} of {count} sizes ready", end=end, file=sys.stderr, flush=True)
+
+    yield done
 
 
 def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,8 +1,8 @@
 //! What runs a plan: one small trait per backend, no methods per op.
 //!
 //! A [`Backend`] loads a [`Plan`]; the [`Loaded`] plan is specialized for concrete sizes (arithmetic only: offsets, strides,
-//! launch parameters); a [`Specialized`] plan runs on memory that its caller lends. Three of them exist: [`reference`]
-//! interprets the graph, [`null`] plans everything and runs nothing, [`cpu`] runs the kernels.
+//! launch parameters); a [`Specialized`] plan runs on memory that its caller lends. Four of them exist: [`reference`]
+//! interprets the graph, [`null`] plans everything and runs nothing, [`cpu`] runs kernels here, [`cuda`] on an NVIDIA GPU.
 //!
 //! Invariant: backends hold no tensors between calls. Inputs, outputs, weights and workspace are all lent by the caller.
 
@@ -10,22 +10,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ir::DType;
-use crate::plan::Plan;
+use crate::plan::{Plan, Workspace};
 use crate::target::Target;
 use crate::{Error, Result};
 
 pub mod cpu;
+pub mod cuda;
+pub mod derived;
 pub mod null;
 pub mod reference;
 pub mod tensor;
 pub mod weights;
 
 pub use tensor::{Block, Memory, SystemMemory, Tensor};
-pub use weights::WeightSet;
+pub use weights::{Identity, Known, Weight, WeightSet};
 
 /// A way to run plans.
 pub trait Backend: Send + Sync {
-    /// `reference`, `null` or `cpu`.
+    /// `reference`, `null`, `cpu` or `cuda`.
     fn name(&self) -> &'static str;
 
     /// The device to plan for.
@@ -51,29 +53,64 @@ pub trait Loaded: Send + Sync {
     /// # Errors
     /// If a size is negative, not an integer or too large.
     fn specialize(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>>;
+
+    /// Where the workspace of its runs comes from; none is this process's own memory.
+    fn memory(&self) -> Option<Arc<dyn Memory>> {
+        None
+    }
 }
 
 /// A plan for concrete sizes. Any number of threads may run one, each with an arena of its own.
 pub trait Specialized: Send + Sync {
-    /// Workspace that a run needs, aligned to [`crate::memory::ALIGN_BYTES`].
-    fn arena_bytes(&self) -> usize;
+    /// Workspace that a run needs, aligned to [`crate::memory::ALIGN_BYTES`], buffer by buffer.
+    fn workspace(&self) -> &Workspace;
 
-    /// The most that is alive at one step: no arena can be smaller.
-    fn lower_bound_bytes(&self) -> usize;
+    /// Forms of weights that a run keeps for the next one.
+    fn kept(&self) -> &[KeptForm] {
+        &[]
+    }
 
-    /// The arena, buffer by buffer, as text.
-    fn memory_text(&self) -> String;
+    /// Most bytes that weights may hold in other forms while this runs, for all sizes together.
+    fn derived_limit(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Bytes of what is computed from weights alone, once.
+    fn prepared_bytes(&self) -> usize {
+        0
+    }
+
+    /// Operations, and bytes of all operands, of each step.
+    fn costs(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+
+    /// Host memory of the specialization itself.
+    fn host_bytes(&self) -> usize {
+        0
+    }
 
     /// Runs on the caller's memory.
     ///
     /// # Safety
     /// Every pointer in `run` must be valid for its type and shape while the call lasts, outputs for writes; no output
-    /// may overlap another operand; the arena must have [`Specialized::arena_bytes`].
+    /// may overlap another operand; the arena must have the bytes of [`Specialized::workspace`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] where scratch memory or derived weights cannot be allocated, [`Error::Backend`] where a kernel
     /// refuses its arguments.
     unsafe fn run(&self, run: Run<'_>) -> Result<()>;
+}
+
+/// A form of a weight that is kept between runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeptForm {
+    /// Index into [`Plan::packs`].
+    pub pack: usize,
+    /// Which of the forms of that weight.
+    pub form: usize,
+    /// Size.
+    pub bytes: usize,
 }
 
 /// The memory of one run.
@@ -86,6 +123,8 @@ pub struct Run<'a> {
     pub weights: &'a WeightSet,
     /// Workspace.
     pub arena: *mut u8,
+    /// Handle of the stream that the work goes to, on devices that have streams; 0 is the default one.
+    pub stream: usize,
     /// Receives one entry per step, if wanted.
     pub profile: Option<&'a mut Vec<StepTime>>,
 }
@@ -99,6 +138,8 @@ pub struct StepTime {
     pub kernel: &'static str,
     /// Module path.
     pub module: String,
+    /// Element type of the result.
+    pub dtype: DType,
     /// Wall-clock time.
     pub time: Duration,
     /// Floating point operations.
@@ -116,7 +157,11 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
         "cpu" => Ok(Arc::new(cpu::Cpu::new())),
         "reference" => Ok(Arc::new(reference::Reference)),
         "null" => Ok(Arc::new(null::Null)),
-        _ => Err(Error::invalid(format!("no backend is called `{name}`; there are cpu, reference and null"))),
+        "cuda" => Ok(Arc::new(cuda::Cuda::shared(0)?)),
+        _ => match name.strip_prefix("cuda:").map(str::parse) {
+            Some(Ok(ordinal)) => Ok(Arc::new(cuda::Cuda::shared(ordinal)?)),
+            _ => Err(Error::invalid(format!("no backend is called `{name}`; there are cpu, cuda, reference and null"))),
+        },
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::tensor::Tensor;
 use super::{Backend, Loaded, Run, Specialized};
 use crate::ir::interp;
-use crate::plan::Plan;
+use crate::plan::{Plan, Workspace};
 use crate::target::Target;
 use crate::{Error, Result};
 
@@ -35,11 +35,17 @@ struct LoadedReference(Arc<Plan>);
 
 impl Loaded for LoadedReference {
     fn specialize(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>> {
-        Ok(Arc::new(SpecializedReference { plan: self.0.clone(), bindings: bindings.to_vec() }))
+        Ok(Arc::new(SpecializedReference {
+            workspace: Workspace::none(),
+            plan: self.0.clone(),
+            bindings: bindings.to_vec(),
+        }))
     }
 }
 
+/// The interpreter allocates as it goes.
 struct SpecializedReference {
+    workspace: Workspace,
     plan: Arc<Plan>,
     bindings: Vec<i64>,
 }
@@ -70,16 +76,8 @@ unsafe fn read(tensor: &Tensor) -> Result<interp::Tensor> {
 }
 
 impl Specialized for SpecializedReference {
-    fn arena_bytes(&self) -> usize {
-        0
-    }
-
-    fn lower_bound_bytes(&self) -> usize {
-        0
-    }
-
-    fn memory_text(&self) -> String {
-        "the interpreter allocates as it goes\n".to_owned()
+    fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 
     unsafe fn run(&self, run: Run<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::ir::DType;
 use crate::{Error, Result};
 
 /// A strided tensor in somebody else's memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
     /// First element.
     pub ptr: *mut u8,
@@ -64,6 +64,12 @@ pub trait Memory: Send + Sync {
     /// # Errors
     /// [`Error::OutOfMemory`] naming `what` they were for.
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block>;
+}
+
+impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
+        (**self).allocate(bytes, what)
+    }
 }
 
 /// Owned memory; dropped with whatever keeps it alive.

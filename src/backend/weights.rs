@@ -1,186 +1,435 @@
-//! The tensors bound to a program's weight slots, and what is derived from them.
+//! The tensors bound to a program's weight slots.
 //!
-//! The user's tensors are the truth; derived forms (packed weights, values computed from weights alone, dense copies of
-//! strided parameters) are a cache, made at first use. A run keeps the `Arc` of the set it started with, so swapping the
-//! set never disturbs it.
+//! The user's tensors are the truth; forms derived from them ([`derived`]) are a cache. Each tensor is a [`Source`], known
+//! process-wide by its memory, its version counter and the counter's value: sets of whichever program that hold the same
+//! tensor with the same content hold the same source, and with it the same derived forms. A run keeps the `Arc` of the set
+//! it started with, so swapping the set never disturbs it; a source goes with the last set that holds it.
 //!
-//! Invariant: a derived form, once made, stays where it is until its set is dropped.
+//! Invariant: a form belongs to one content. Where the caller says that a content changed although its counter did not
+//! (`suspects`), only sources made after the change was seen are shared. Tensors whose writes nobody counts (made under
+//! `torch.inference_mode`) are read and compared before every run.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use oxidiff_kernels::pool::Pool;
+
+use super::derived::{self, Form, FormKey, Store, stamp};
 use super::tensor::{Block, Tensor};
-use crate::ir::Graph;
-use crate::plan::{BufferKind, Plan};
+use crate::ir::{Dim, Graph};
+use crate::plan::{Access, BufferKind, PackForm, Plan};
+use crate::target::DeviceKind;
 use crate::{Error, Result};
 
-/// A cell that is filled once.
-#[derive(Debug, Default)]
-struct Cell(Mutex<Option<Arc<Block>>>);
+/// How changes of a tensor's content show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// By a counter: its address, which nothing else has while the tensor's owner lives, and its value.
+    Counted {
+        /// Address.
+        counter: usize,
+        /// Value.
+        version: u32,
+    },
+    /// Whoever binds the tensor says so.
+    Told,
+    /// By nothing but the content.
+    Unknown,
+}
 
-impl Cell {
-    fn copy(&self) -> Self {
-        Self(Mutex::new(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+/// A tensor to bind.
+pub struct Weight {
+    /// Where it lies.
+    pub tensor: Tensor,
+    /// How changes of its content show.
+    pub identity: Identity,
+    /// Keeps the memory (and the counter) alive.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Weight {
+    /// A tensor whose memory outlives every use, by the caller's promise.
+    pub fn borrowed(tensor: Tensor) -> Self {
+        Self { tensor, identity: Identity::Unknown, owner: Box::new(()) }
     }
 }
 
-/// Bound weights; see the module documentation.
-pub struct WeightSet {
-    tensors: Vec<Tensor>,
-    /// By slot.
-    is_dense: Vec<bool>,
-    owner: Arc<dyn Any + Send + Sync>,
-    /// Packed weights, [`PACK_FORMS`] cells for each of the plan's packs.
-    packs: Vec<Cell>,
-    /// Dense copies of strided parameters, by slot.
-    dense: Vec<Cell>,
-    /// Derived buffers, by buffer id; all made together.
-    prepared: Mutex<Option<Arc<Vec<Option<Block>>>>>,
-    derived_bytes: AtomicUsize,
+/// A tensor with one content.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Content {
+    identity: Identity,
+    tensor: Tensor,
+    /// First, middle and last eight bytes: what is written past the counter mostly shows here.
+    samples: [u64; 3],
 }
 
-impl std::fmt::Debug for WeightSet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} weights, {} derived bytes", self.tensors.len(), self.derived_bytes())
+/// A bound tensor, and the forms derived from it alone.
+struct Source {
+    tensor: Tensor,
+    is_dense: bool,
+    content: Option<Content>,
+    born: u64,
+    forms: Arc<Store>,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+type Sources = HashMap<Content, (u64, Weak<Source>)>;
+
+/// What these locks guard is whole between any two statements, so a panic of a holder leaves nothing to repair.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sources() -> &'static Mutex<Sources> {
+    static SOURCES: OnceLock<Mutex<Sources>> = OnceLock::new();
+    SOURCES.get_or_init(Mutex::default)
+}
+
+impl Source {
+    fn new(weight: Weight, content: Option<Content>) -> Arc<Self> {
+        Arc::new(Self {
+            is_dense: weight.tensor.is_dense(),
+            tensor: weight.tensor,
+            content,
+            born: stamp(),
+            forms: Store::new(),
+            _owner: weight.owner,
+        })
     }
+
+    /// The source of this content, known or new; one born before `since` is not known. Only memory of this process is
+    /// readable.
+    fn of(weight: Weight, since: u64, is_readable: bool) -> Arc<Self> {
+        if !matches!(weight.identity, Identity::Counted { .. }) {
+            return Self::new(weight, None);
+        }
+        let samples = if is_readable { samples(&weight.tensor) } else { Default::default() };
+        let content = Content { identity: weight.identity, tensor: weight.tensor.clone(), samples };
+        let mut sources = lock(sources());
+        if let Some(known) = sources.get(&content).and_then(|(_, weak)| weak.upgrade()) {
+            if known.born >= since {
+                return known;
+            }
+            // Dropped only after the lock: it may be the last reference.
+            let source = Self::new(weight, Some(content.clone()));
+            sources.insert(content, (source.born, Arc::downgrade(&source)));
+            drop(sources);
+            return source;
+        }
+        let source = Self::new(weight, Some(content.clone()));
+        sources.insert(content, (source.born, Arc::downgrade(&source)));
+        source
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let Some(content) = &self.content else { return };
+        let mut sources = lock(sources());
+        if sources.get(content).is_some_and(|(born, _)| *born == self.born) {
+            sources.remove(content);
+        }
+    }
+}
+
+/// Memory from a tensor's first to the end of its last element.
+fn memory(tensor: &Tensor) -> &[u8] {
+    if tensor.ptr.is_null() || tensor.shape.contains(&0) {
+        return &[];
+    }
+    let last: i64 = tensor.shape.iter().zip(&tensor.strides).map(|(size, stride)| (size - 1) * stride).sum();
+    let bytes = usize::try_from(last + 1).unwrap_or(0) * tensor.dtype.size_bytes();
+    // SAFETY: a bound tensor is readable for its shape and strides by the promise of whoever bound it; strides are not
+    // negative. Another thread may write meanwhile, as it may while kernels read.
+    unsafe { std::slice::from_raw_parts(tensor.ptr, bytes) }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|w| w.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+fn samples(tensor: &Tensor) -> [u64; 3] {
+    let bytes = memory(tensor);
+    let last = bytes.len().saturating_sub(8);
+    [0, last / 2, last].map(|at| word(bytes, at))
+}
+
+/// A number that another content is as good as certain to change.
+fn checksum(bytes: &[u8]) -> u64 {
+    const LANES: usize = 8;
+    let mut sums = [[0u32; LANES]; 2];
+    let mut chunks = bytes.chunks_exact(LANES * 4);
+    for chunk in &mut chunks {
+        for (lane, word) in chunk.chunks_exact(4).enumerate() {
+            sums[0][lane] = sums[0][lane].wrapping_add(u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            sums[1][lane] = sums[1][lane].wrapping_add(sums[0][lane]);
+        }
+    }
+    let rest =
+        chunks.remainder().iter().fold(bytes.len() as u64, |h, &b| h.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
+    sums.iter().flatten().fold(rest, |h, &w| (h ^ u64::from(w)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+}
+
+/// Forms of values that depend on several weights, or on none: by graph and sources.
+type Shared = HashMap<(usize, Vec<u64>), Weak<Store>>;
+
+/// The store of a graph's prepared values made from these sources. The graph's address is its name: whoever holds the
+/// store holds the graph.
+fn shared_store(graph: &Arc<Graph>, sources: Vec<u64>) -> Arc<Store> {
+    static SHARED: OnceLock<Mutex<Shared>> = OnceLock::new();
+    let mut shared = lock(SHARED.get_or_init(Mutex::default));
+    shared.retain(|_, store| store.strong_count() > 0);
+    let name = (Arc::as_ptr(graph).addr(), sources);
+    if let Some(store) = shared.get(&name).and_then(Weak::upgrade) {
+        return store;
+    }
+    let store = Store::new();
+    shared.insert(name, Arc::downgrade(&store));
+    store
+}
+
+/// Where the forms of a packed weight are kept, and their name there.
+struct PackPlace {
+    slot: Option<usize>,
+    /// One key for each of the [`PACK_FORMS`].
+    keys: [FormKey; PACK_FORMS],
 }
 
 /// Forms in which one weight may be packed: which one is best depends on the sizes of a run.
 pub const PACK_FORMS: usize = 3;
 
+const PACK: i64 = 1;
+const DENSE: i64 = 2;
+const PREPARED: i64 = 3;
+
+fn pack_places(plan: &Plan) -> Result<Vec<PackPlace>> {
+    let numbers = |dims: &[Dim]| dims.iter().map(|d| d.eval(&[])).collect::<Result<Vec<i64>>>();
+    let place = |(source, form): (&Access, &PackForm)| {
+        let groups = match form {
+            PackForm::Matrix => 0,
+            PackForm::Convolution { groups } => *groups as i64,
+        };
+        let slot = match plan.buffers[source.buffer.index()].kind {
+            BufferKind::Parameter(slot) => Some(slot as usize),
+            _ => None,
+        };
+        // Forms of a parameter are shared by every plan; others belong to this plan's buffers.
+        let buffer = if slot.is_some() { 0 } else { source.buffer.0 as i64 };
+        let mut name = vec![PACK, 0, plan.target.isa as i64, groups, buffer, source.offset.eval(&[])?];
+        name.extend(numbers(&source.shape)?);
+        name.extend(numbers(&source.strides)?);
+        let keys = std::array::from_fn(|form| {
+            name[1] = form as i64;
+            name.as_slice().into()
+        });
+        Ok(PackPlace { slot, keys })
+    };
+    plan.packs.iter().map(|pack| place((&pack.source, &pack.form))).collect()
+}
+
+/// Bound weights; see the module documentation.
+pub struct WeightSet {
+    sources: Vec<Arc<Source>>,
+    packs: Vec<PackPlace>,
+    dense: FormKey,
+    prepared: FormKey,
+    /// Forms of what is made of several weights.
+    shared: Arc<Store>,
+    _graph: Arc<Graph>,
+    /// Slots of identity [`Identity::Unknown`], and the checksum of their contents.
+    unknown: Vec<usize>,
+    unknown_sum: Mutex<Option<u64>>,
+    /// Bytes of derived forms, and the event after which they were counted.
+    counted: Mutex<(usize, usize)>,
+}
+
+impl std::fmt::Debug for WeightSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} weights, {} derived bytes", self.sources.len(), self.derived_bytes())
+    }
+}
+
 /// Most mismatches a message lists.
 const LISTED: usize = 5;
 
+/// What a caller knows of the contents it binds.
+#[derive(Clone, Copy, Default)]
+pub struct Known<'a> {
+    /// The set in force.
+    pub previous: Option<&'a WeightSet>,
+    /// Slots whose content is another one than in `previous`.
+    pub changed: &'a [usize],
+    /// Those of them where no counter shows it.
+    pub suspects: &'a [usize],
+    /// A [`stamp`] from before the changes were looked for.
+    pub since: u64,
+}
+
 impl WeightSet {
-    /// Binds one tensor per weight slot of the plan's graph, in slot order; `owner` keeps them alive.
+    /// Binds one tensor per weight slot of the plan's graph, in slot order.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the first slots whose shape or type differ.
-    pub fn new(plan: &Plan, tensors: Vec<Tensor>, owner: Arc<dyn Any + Send + Sync>) -> Result<Self> {
-        check(&plan.graph, &tensors)?;
-        let cells = |count: usize| std::iter::repeat_with(Cell::default).take(count).collect();
+    pub fn new(plan: &Plan, weights: Vec<Weight>, known: Known<'_>) -> Result<Self> {
+        check(&plan.graph, &weights)?;
+        let is_readable = plan.target.kind == DeviceKind::Cpu;
+        let bind = |(slot, weight): (usize, Weight)| {
+            if weight.identity == Identity::Told
+                && !known.changed.contains(&slot)
+                && let Some(before) = known.previous.and_then(|p| p.sources.get(slot))
+                && before.tensor == weight.tensor
+            {
+                return before.clone();
+            }
+            Source::of(weight, if known.suspects.contains(&slot) { known.since } else { 0 }, is_readable)
+        };
+        // Another device's memory cannot be looked at from here: there, changes show by counters or are told.
+        let identities: Vec<Identity> = weights.iter().map(|w| w.identity).collect();
+        let unknown =
+            (0..identities.len()).filter(|&slot| is_readable && identities[slot] == Identity::Unknown).collect();
+        let sources: Vec<Arc<Source>> = weights.into_iter().enumerate().map(bind).collect();
+        Self::of(plan, sources, unknown)
+    }
+
+    fn of(plan: &Plan, sources: Vec<Arc<Source>>, unknown: Vec<usize>) -> Result<Self> {
+        let packs = pack_places(plan)?;
+        let is_shared = !plan.prepare.is_empty() || packs.iter().any(|p| p.slot.is_none());
+        let shared = match is_shared {
+            true => shared_store(&plan.graph, sources.iter().map(|s| s.born).collect()),
+            false => Store::new(),
+        };
         Ok(Self {
-            packs: cells(plan.packs.len() * PACK_FORMS),
-            dense: cells(tensors.len()),
-            is_dense: tensors.iter().map(Tensor::is_dense).collect(),
-            tensors,
-            owner,
-            prepared: Mutex::new(None),
-            derived_bytes: AtomicUsize::new(0),
+            packs,
+            dense: [DENSE].as_slice().into(),
+            prepared: [PREPARED].as_slice().into(),
+            shared,
+            _graph: plan.graph.clone(),
+            sources,
+            unknown,
+            unknown_sum: Mutex::default(),
+            counted: Mutex::new((usize::MAX, 0)),
         })
     }
 
-    /// The same tensors, without the forms derived from `slots`, whose contents changed.
-    pub fn without(&self, plan: &Plan, slots: &[usize]) -> Self {
-        let changed = |slot: usize| slots.contains(&slot);
-        let kept = |pack: &crate::plan::Pack| match plan.buffers[pack.source.buffer.index()].kind {
-            BufferKind::Parameter(slot) => !changed(slot as usize),
-            _ => slots.is_empty(),
+    /// The same tensors, of which those in `slots` are taken to have another content.
+    ///
+    /// # Errors
+    /// None that [`WeightSet::new`] did not have.
+    pub fn without(self: &Arc<Self>, plan: &Plan, slots: &[usize]) -> Result<Self> {
+        let renew = |(slot, source): (usize, &Arc<Source>)| match slots.contains(&slot) {
+            true => {
+                // The old source owns the memory.
+                let owner = Box::new(source.clone());
+                Source::new(Weight { tensor: source.tensor.clone(), identity: Identity::Told, owner }, None)
+            }
+            false => source.clone(),
         };
-        let pick = |keep: bool, cell: &Cell| if keep { cell.copy() } else { Cell::default() };
-        let fresh = Self {
-            tensors: self.tensors.clone(),
-            is_dense: self.is_dense.clone(),
-            owner: self.owner.clone(),
-            packs: self.packs.iter().enumerate().map(|(at, c)| pick(kept(&plan.packs[at / PACK_FORMS]), c)).collect(),
-            dense: self.dense.iter().enumerate().map(|(slot, c)| pick(!changed(slot), c)).collect(),
-            prepared: Mutex::new(None),
-            derived_bytes: AtomicUsize::new(0),
-        };
-        let bytes = fresh
-            .packs
-            .iter()
-            .chain(&fresh.dense)
-            .filter_map(|c| c.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|b| b.bytes()));
-        let bytes = bytes.sum();
-        fresh.derived_bytes.store(bytes, Ordering::Relaxed);
-        fresh
-    }
-
-    /// The same tensors and nothing derived.
-    pub fn bare(&self, plan: &Plan) -> Self {
-        let all: Vec<usize> = (0..self.tensors.len()).collect();
-        self.without(plan, &all)
+        Self::of(plan, self.sources.iter().enumerate().map(renew).collect(), self.unknown.clone())
     }
 
     /// The tensor of a slot.
     pub fn tensor(&self, slot: usize) -> Option<&Tensor> {
-        self.tensors.get(slot)
+        self.sources.get(slot).map(|s| &s.tensor)
     }
 
     /// Whether the tensor of a slot is row-major without gaps.
     pub fn is_dense(&self, slot: usize) -> bool {
-        self.is_dense.get(slot).is_some_and(|dense| *dense)
+        self.sources.get(slot).is_some_and(|s| s.is_dense)
     }
 
     /// Bytes of the user's tensors.
     pub fn weight_bytes(&self) -> usize {
-        self.tensors.iter().map(Tensor::bytes).sum()
+        self.sources.iter().map(|s| s.tensor.bytes()).sum()
     }
 
-    /// Bytes of everything derived so far.
+    fn stores(&self) -> impl Iterator<Item = &Store> {
+        self.sources.iter().map(|s| &*s.forms).chain([&*self.shared])
+    }
+
+    /// Bytes of everything derived so far, what is shared with other sets included.
     pub fn derived_bytes(&self) -> usize {
-        self.derived_bytes.load(Ordering::Relaxed)
-    }
-
-    fn fill(&self, cell: &Cell, make: &mut dyn FnMut() -> Result<Block>) -> Result<*mut u8> {
-        let mut cell = cell.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(block) = cell.as_ref() {
-            return Ok(block.ptr());
+        let now = derived::events();
+        let mut counted = lock(&self.counted);
+        if counted.0 != now {
+            *counted = (now, self.stores().map(Store::bytes).sum());
         }
-        let block = make()?;
-        self.derived_bytes.fetch_add(block.bytes(), Ordering::Relaxed);
-        let ptr = block.ptr();
-        *cell = Some(Arc::new(block));
-        Ok(ptr)
+        counted.1
     }
 
-    /// Address of packed weight `index` in form `form` (below [`PACK_FORMS`]), made by `make` if this is its first use.
+    /// Evicts derived forms, least recently used first, until at most `bytes` are kept; gives the bytes evicted. They are
+    /// made again when they are needed.
+    pub fn shrink_to(&self, bytes: usize) -> usize {
+        let held = self.derived_bytes();
+        if held <= bytes { 0 } else { derived::evict(self.stores(), held - bytes) }
+    }
+
+    /// Lets go of the forms of weights whose changes nobody counts, if they changed since the last run.
+    pub fn recheck(&self) {
+        if self.unknown.is_empty() {
+            return;
+        }
+        const CHUNK: usize = 1 << 20;
+        let memories = self.unknown.iter().map(|&slot| memory(&self.sources[slot].tensor));
+        let chunks: Vec<&[u8]> = memories.flat_map(|m| m.chunks(CHUNK)).collect();
+        let sums: Vec<AtomicU64> = chunks.iter().map(|_| AtomicU64::new(0)).collect();
+        Pool::global().run(chunks.len(), |task, _| sums[task].store(checksum(chunks[task]), Ordering::Relaxed));
+        let sum = sums
+            .iter()
+            .fold(0u64, |h, s| h.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ s.load(Ordering::Relaxed));
+        let before = lock(&self.unknown_sum).replace(sum);
+        if before.is_some_and(|before| before != sum) {
+            self.unknown.iter().for_each(|&slot| self.sources[slot].forms.clear());
+            self.shared.clear();
+        }
+    }
+
+    /// Packed weight `index` in form `form` (below [`PACK_FORMS`]), made by `make` if there is none.
     ///
     /// # Errors
     /// What `make` says.
-    pub fn pack(&self, index: usize, form: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<*mut u8> {
-        match self.packs.get(index * PACK_FORMS + form) {
-            Some(cell) => self.fill(cell, make),
-            None => Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") }),
-        }
+    pub fn pack(&self, index: usize, form: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
+        let Some(place) = self.packs.get(index).filter(|_| form < PACK_FORMS) else {
+            return Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") });
+        };
+        let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
+        store.get_or_make(&place.keys[form], make)
     }
 
-    /// Address of a dense copy of slot `slot`, made by `make` if this is its first use.
+    /// Whether packed weight `index` is there in form `form`; if so, it counts as used now.
+    pub fn touch(&self, index: usize, form: usize) -> bool {
+        let Some(place) = self.packs.get(index).filter(|_| form < PACK_FORMS) else { return false };
+        let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
+        store.touch(&place.keys[form])
+    }
+
+    /// A dense copy of slot `slot`, made by `make` if there is none.
     ///
     /// # Errors
     /// What `make` says.
-    pub fn dense(&self, slot: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<*mut u8> {
-        match self.dense.get(slot) {
-            Some(cell) => self.fill(cell, make),
+    pub fn dense(&self, slot: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
+        match self.sources.get(slot) {
+            Some(source) => source.forms.get_or_make(&self.dense, make),
             None => Err(Error::Backend { backend: "weights", what: format!("no weight slot {slot}") }),
         }
     }
 
-    /// The derived buffers, made by `make` if this is their first use.
+    /// The derived buffers, one after the other, made by `make` if there are none.
     ///
     /// # Errors
     /// What `make` says.
-    pub fn prepared(&self, make: &mut dyn FnMut() -> Result<Vec<Option<Block>>>) -> Result<Arc<Vec<Option<Block>>>> {
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(blocks) = prepared.as_ref() {
-            return Ok(blocks.clone());
-        }
-        let blocks = Arc::new(make()?);
-        let bytes: usize = blocks.iter().flatten().map(Block::bytes).sum();
-        self.derived_bytes.fetch_add(bytes, Ordering::Relaxed);
-        *prepared = Some(blocks.clone());
-        Ok(blocks)
+    pub fn prepared(&self, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
+        self.shared.get_or_make(&self.prepared, make)
     }
 }
 
-fn check(graph: &Graph, tensors: &[Tensor]) -> Result<()> {
-    if tensors.len() != graph.parameters.len() {
-        return Err(Error::invalid(format!("{} weights for {} slots", tensors.len(), graph.parameters.len())));
+fn check(graph: &Graph, weights: &[Weight]) -> Result<()> {
+    if weights.len() != graph.parameters.len() {
+        return Err(Error::invalid(format!("{} weights for {} slots", weights.len(), graph.parameters.len())));
     }
     let mut wrong = Vec::new();
-    for (slot, tensor) in graph.parameters.iter().zip(tensors) {
+    for (slot, Weight { tensor, .. }) in graph.parameters.iter().zip(weights) {
         let shape = slot.ty.concrete(&[])?;
         if tensor.dtype != slot.ty.dtype || tensor.shape != shape {
             wrong.push(format!("{}: expected {}, got {}{:?}", slot.name, slot.ty, tensor.dtype, tensor.shape));

@@ -184,6 +184,10 @@ impl Dim {
                 }
             }
             let d = i128::from(r.den);
+            if (d, den) == (1, 1) {
+                num = num.checked_add(v).ok_or_else(|| Error::invalid("a size overflows"))?;
+                continue;
+            }
             let sum = num.checked_mul(d).zip(v.checked_mul(den)).and_then(|(a, b)| a.checked_add(b));
             (num, den) = match (sum, den.checked_mul(d)) {
                 (Some(num), Some(den)) if den != 0 => (num, den),
@@ -193,10 +197,10 @@ impl Dim {
                 (num, den) = (num / den, 1);
             }
         }
-        if num % den != 0 {
+        if den != 1 && num % den != 0 {
             return Err(Error::invalid(format!("size {self} is not an integer at {bindings:?}")));
         }
-        i64::try_from(num / den).map_err(|_| Error::invalid("a size overflows"))
+        i64::try_from(if den == 1 { num } else { num / den }).map_err(|_| Error::invalid("a size overflows"))
     }
 
     /// Calls `f` for every symbol that occurs.

@@ -319,7 +319,9 @@ impl<'g> Former<'g> {
             let Some(&first) = d.nodes.first() else { continue };
             let is_view = d.kind == GroupKind::View;
             let position = if is_view { self.position(first) } else { d.position };
-            let last = d.nodes.iter().max().copied().unwrap_or(first);
+            // A loop that runs before everything reads nothing but itself; views of its values come after it.
+            let is_first = d.kind == GroupKind::Loop && position < 0;
+            let last = if is_first { first } else { d.nodes.iter().max().copied().unwrap_or(first) };
             order.push((position, is_view && position >= 0, last.0, g));
         }
         order.sort_unstable();

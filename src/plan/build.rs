@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::place::{self, Context, Planned, Targets, allocate, satisfies, slices};
-use super::{Access, Buffer, BufferId, BufferKind, MemoryMode, Pack, PackForm, Plan, PlanOptions, Step, reuse};
+use super::{Access, Buffer, BufferId, BufferKind, Pack, PackForm, Plan, PlanOptions, Step, reuse};
 use crate::codegen::{TileBody, TileLoad};
 use crate::ir::{DType, Dim, Graph, Op, ValueId, ValueType};
 use crate::kernel_ir::{Group, GroupKind};
@@ -599,8 +599,7 @@ impl<'a> Builder<'a> {
         let Op::Convolution { stride, dilation, groups, .. } = graph.op(root) else { return false };
         let weight = &graph.ty(graph.node(root).inputs[1]).shape;
         let at_least = |dim: usize, least: i64| weight[dim].as_constant().is_some_and(|d| d >= least);
-        self.options.memory != MemoryMode::Low
-            && !self.options.exact
+        !self.options.exact
             && *groups == 1
             && stride.len() == 2
             && stride.iter().chain(dilation).all(|&s| s == 1)

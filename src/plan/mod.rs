@@ -23,9 +23,11 @@ mod place;
 mod print;
 mod reuse;
 pub mod verify;
+pub mod workspace;
 
 pub use access::{Access, ConcreteAccess};
 pub use build::build;
+pub use workspace::{Scratch, Workspace};
 
 /// A piece of memory, `#bn` in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -179,6 +181,8 @@ pub struct PlanOptions {
     pub memory: MemoryMode,
     /// Only kernels whose error is that of the plain sum of products: no Winograd convolutions.
     pub exact: bool,
+    /// Most bytes of workspace and derived weights.
+    pub memory_budget: Option<usize>,
 }
 
 /// Steps and places: a compiled graph, without weights and without sizes.

@@ -237,7 +237,7 @@ fn can_write(producer: &Planned, access: &Access) -> bool {
         return false;
     }
     match producer.kernel {
-        Kernel::Softmax => satisfies(access, Layout::Rows),
+        Kernel::Softmax => satisfies(access, Layout::Matrix),
         Kernel::Attention => access.has_unit_columns(),
         Kernel::Copy
         | Kernel::Loop
@@ -359,6 +359,10 @@ pub(super) fn satisfies(access: &Access, layout: Layout) -> bool {
         Layout::Rows => {
             let rank = access.shape.len();
             access.has_unit_columns() && (rank < 3 || access.is_collapsible(1, rank - 1))
+        }
+        Layout::Matrix => {
+            let rank = access.shape.len();
+            access.has_unit_columns() && (rank < 3 || access.is_collapsible(0, rank - 1))
         }
     }
 }

@@ -8,6 +8,9 @@ use super::tensor;
 use crate::error::{Error, Result};
 use crate::ir::{self, Attr, DType, Dim, Graph, Node, Op, PathId, ValueId, ValueType};
 
+/// Names and types.
+type Slots = Vec<(String, String)>;
+
 /// A graph under construction.
 #[pyclass(module = "oxidiff._native")]
 pub struct GraphBuilder {
@@ -117,6 +120,29 @@ impl GraphBuilder {
         let value = self.value(value).map_err(|e| to_python(&e))?;
         self.graph.outputs.push(value);
         Ok(())
+    }
+
+    /// The verified graph of a text that `text` gave; see the stub file.
+    #[staticmethod]
+    fn from_text(py: Python<'_>, text: &str) -> PyResult<Self> {
+        let parse = || {
+            let graph = ir::parse_graph(text)?;
+            ir::verify_graph(&graph, "parse")?;
+            Ok(graph)
+        };
+        let graph = py.detach(|| guarded("reading a graph", parse))?;
+        Ok(Self { graph, path: PathId(0) })
+    }
+
+    /// Arguments, weights and symbols; see the stub file.
+    fn signature(&self) -> (Slots, Slots, Vec<String>, usize) {
+        let graph = &self.graph;
+        (
+            graph.inputs.iter().map(|i| (i.name.clone(), i.ty.to_string())).collect(),
+            graph.parameters.iter().map(|p| (p.name.clone(), p.ty.to_string())).collect(),
+            graph.symbols.iter().map(|s| s.name.clone()).collect(),
+            graph.outputs.len(),
+        )
     }
 
     fn text(&self) -> String {

@@ -16,7 +16,9 @@ fn kind(error: &Error) -> (&'static str, Option<&Place>) {
         Error::Unsupported { place, .. } => ("unsupported", Some(place)),
         Error::Shape { place, .. } => ("shape", Some(place)),
         Error::Verify { .. } | Error::Backend { .. } => ("backend", None),
-        Error::OutOfMemory { .. } => ("out_of_memory", None),
+        Error::Artifact { .. } => ("artifact", None),
+        Error::Cache { .. } => ("cache", None),
+        Error::OutOfMemory { .. } | Error::OverBudget { .. } => ("out_of_memory", None),
     }
 }
 

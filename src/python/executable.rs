@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::builder::GraphBuilder;
 use super::errors::{guarded, to_python};
+use super::layout::{TensorLayout, TensorState};
 use super::tensor::{Exchange, Tensor};
-use crate::backend::StepTime;
+use crate::backend::{Identity, StepTime, Weight};
 use crate::compiler::{self, Options};
+use crate::ir::DType;
 use crate::kernel_ir::GroupKind;
 use crate::plan::MemoryMode;
 use crate::runtime;
@@ -21,8 +24,19 @@ pub struct Program {
     program: Arc<runtime::Program>,
 }
 
+impl Program {
+    /// The program itself.
+    pub const fn inner(&self) -> &Arc<runtime::Program> {
+        &self.program
+    }
+}
+
 #[pymethods]
 impl Program {
+    fn forget_sizes(&self) {
+        self.program.forget_sizes();
+    }
+
     #[getter]
     fn hash(&self) -> &str {
         &self.program.hash
@@ -40,6 +54,38 @@ impl Program {
 
     fn text(&self, stage: &str) -> PyResult<String> {
         guarded("printing a stage", || self.program.text(stage))
+    }
+
+    fn memory<'py>(&self, py: Python<'py>, sizes: Vec<i64>) -> PyResult<Bound<'py, PyDict>> {
+        let plan = &self.program.plan;
+        if sizes.len() != plan.graph.symbols.len() {
+            let (wanted, got) = (plan.graph.symbols.len(), sizes.len());
+            return Err(to_python(&Error::invalid(format!("the program has {wanted} sizes, not {got}"))));
+        }
+        let specialized = py.detach(|| guarded("planning memory", || self.program.peek(&sizes)))?;
+        let workspace = specialized.workspace();
+        let derived = specialized.kept().iter().map(|k| k.bytes).sum::<usize>() + specialized.prepared_bytes();
+        let (buffers, steps) = (PyList::empty(py), PyList::empty(py));
+        for (at, (request, offset)) in workspace.requests.iter().zip(&workspace.layout.offsets).enumerate() {
+            let (module, what) = workspace.name(at);
+            buffers.append((module, what, request.bytes, request.first, request.last, *offset))?;
+        }
+        let costs = specialized.costs();
+        for (at, step) in plan.steps.iter().enumerate() {
+            let (flops, bytes) = costs.get(at).copied().unwrap_or_default();
+            steps.append((plan.step_name(step), step.kernel.name(), plan.graph.path(step.value), flops, bytes))?;
+        }
+        let types = backend::output_types(plan, &sizes).map_err(|e| to_python(&e))?;
+        let bytes = |(dtype, shape): &(DType, Vec<i64>)| shape.iter().product::<i64>() * dtype.size_bytes() as i64;
+        let out = PyDict::new(py);
+        out.set_item("dims", sizes)?;
+        out.set_item("arena_bytes", workspace.bytes())?;
+        out.set_item("lower_bound_bytes", workspace.layout.lower_bound_bytes)?;
+        out.set_item("derived_bytes", derived)?;
+        out.set_item("output_bytes", types.iter().map(bytes).sum::<i64>())?;
+        out.set_item("steps", steps)?;
+        out.set_item("buffers", buffers)?;
+        Ok(out)
     }
 
     fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -86,12 +132,15 @@ const fn group_name(kind: GroupKind) -> &'static str {
 
 /// Compiles the builder's graph, or finds the live program; see the stub file.
 #[pyfunction]
-#[pyo3(signature = (builder, *, precision="auto", memory="balanced", max_specializations=16, backend=None))]
+#[pyo3(signature = (
+    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, backend=None
+))]
 pub fn compile(
     py: Python<'_>,
     builder: &Bound<'_, GraphBuilder>,
     precision: &str,
     memory: &str,
+    memory_budget: Option<usize>,
     max_specializations: usize,
     backend: Option<String>,
 ) -> PyResult<(Program, bool)> {
@@ -99,7 +148,7 @@ pub fn compile(
     let memory = MemoryMode::from_name(memory)
         .ok_or_else(|| to_python(&Error::invalid(format!("memory `{memory}`: expected fast, balanced or low"))))?;
     let precision = compiler::precision_from_name(precision).map_err(|e| to_python(&e))?;
-    let options = Options { precision, memory, max_specializations, backend };
+    let options = Options { precision, memory, memory_budget, max_specializations, backend };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;
     Ok((Program { program }, is_new))
 }
@@ -110,15 +159,31 @@ pub struct Executable {
     executable: Arc<runtime::Executable>,
 }
 
-/// Descriptions for the runtime, and what keeps the memory behind them alive.
-fn split(tensors: Vec<Tensor>) -> (Vec<backend::Tensor>, Arc<Vec<Tensor>>) {
-    let described = tensors.iter().map(Tensor::describe).collect();
-    (described, Arc::new(tensors))
-}
-
-fn borrow_all(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<Vec<Tensor>> {
-    let exchange = Exchange::get(py)?;
-    tensors.iter().map(|t| exchange.borrow(t)).collect()
+/// The tensors as weights, with what shows their changes.
+fn weights_of(tensors: &[Bound<'_, PyAny>]) -> PyResult<Vec<Weight>> {
+    let Some(first) = tensors.first() else { return Ok(Vec::new()) };
+    let py = first.py();
+    let (exchange, layout) = (Exchange::get(py)?, TensorLayout::get(py));
+    let is_inference = intern!(py, "is_inference");
+    let weight = |object: &Bound<'_, PyAny>| {
+        let tensor = exchange.borrow(object)?;
+        let identity = match layout {
+            // SAFETY: `borrow` proved that this is a tensor with a storage; it is live and the GIL is held.
+            Some(layout) => match unsafe { layout.read(object.as_ptr().cast()) } {
+                TensorState { version: Some(version), counter, .. } => Identity::Counted { counter, version },
+                _ => Identity::Unknown,
+            },
+            None if object.call_method0(is_inference)?.is_truthy()? => Identity::Unknown,
+            None => Identity::Told,
+        };
+        let alias = match &identity {
+            // A DLPack handle need not hold the tensor itself, and with it the counter whose address is its name.
+            Identity::Counted { .. } => Some(object.clone().unbind()),
+            _ => None,
+        };
+        Ok(Weight { tensor: tensor.describe(), identity, owner: Box::new((tensor, alias)) })
+    };
+    tensors.iter().map(weight).collect()
 }
 
 impl Executable {
@@ -157,20 +222,22 @@ impl Executable {
 #[pymethods]
 impl Executable {
     #[new]
-    fn new(py: Python<'_>, program: &Program, weights: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let (views, owner) = split(borrow_all(py, &weights)?);
+    fn new(program: &Program, weights: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let weights = weights_of(&weights)?;
         let program = program.program.clone();
-        let executable = guarded("binding weights", || runtime::Executable::new(program, views, owner))?;
+        let executable = guarded("binding weights", || runtime::Executable::new(program, weights))?;
         Ok(Self { executable: Arc::new(executable) })
     }
 
-    fn set_weights(&self, py: Python<'_>, weights: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let (views, owner) = split(borrow_all(py, &weights)?);
-        guarded("binding weights", || self.executable.set_weights(views, owner))
-    }
-
-    fn invalidate(&self, slots: Vec<usize>) {
-        self.executable.invalidate(&slots);
+    fn set_weights(
+        &self,
+        weights: Vec<Bound<'_, PyAny>>,
+        changed: Vec<usize>,
+        suspects: Vec<usize>,
+        since: u64,
+    ) -> PyResult<()> {
+        let weights = weights_of(&weights)?;
+        guarded("binding weights", || self.executable.set_weights(weights, &changed, &suspects, since))
     }
 
     fn run<'py>(
@@ -196,6 +263,7 @@ impl Executable {
             row.set_item("step", step.step)?;
             row.set_item("kernel", step.kernel)?;
             row.set_item("module", step.module)?;
+            row.set_item("dtype", step.dtype.to_string())?;
             row.set_item("seconds", step.time.as_secs_f64())?;
             row.set_item("flops", step.flops)?;
             row.set_item("bytes", step.bytes)?;
@@ -212,6 +280,7 @@ impl Executable {
             entry.set_item("dims", row.bindings)?;
             entry.set_item("arena_bytes", row.arena_bytes)?;
             entry.set_item("lower_bound_bytes", row.lower_bound_bytes)?;
+            entry.set_item("derived_bytes", row.derived_bytes)?;
             entry.set_item("ms", row.last_run.as_secs_f64() * 1e3)?;
             entry.set_item("specialize_ms", row.specialize.as_secs_f64() * 1e3)?;
             sizes.append(entry)?;
@@ -222,9 +291,18 @@ impl Executable {
         out.set_item("derived_bytes", stats.derived_bytes)?;
         out.set_item("arena_bytes", stats.arena_bytes)?;
         out.set_item("arena_lower_bound_bytes", stats.arena_lower_bound_bytes)?;
+        out.set_item("pool_bytes", stats.pool_bytes)?;
         out.set_item("peak_bytes", stats.peak_bytes)?;
         out.set_item("sizes", sizes)?;
         Ok(out)
+    }
+
+    fn prepare(&self, py: Python<'_>, sizes: Vec<i64>) -> PyResult<()> {
+        py.detach(|| guarded("planning a size", || self.executable.program().specialize(&sizes).map(|_| ())))
+    }
+
+    fn derived_bytes_for(&self, py: Python<'_>, sizes: Vec<i64>) -> PyResult<usize> {
+        py.detach(|| guarded("planning a size", || self.executable.derived_bytes_for(&sizes)))
     }
 
     fn unload(&self) {
@@ -249,4 +327,16 @@ pub fn target(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("isa", target.isa.name())?;
     out.set_item("threads", oxidiff_kernels::pool::Pool::global().threads())?;
     Ok(out)
+}
+
+/// Orders events of this process; see the stub file.
+#[pyfunction]
+pub fn stamp() -> u64 {
+    backend::derived::stamp()
+}
+
+/// Bytes of all derived weights of this process.
+#[pyfunction]
+pub fn derived_bytes() -> usize {
+    backend::derived::bytes()
 }

@@ -216,7 +216,7 @@ before = parameter.untyped_storage()._cdata, parameter.data_ptr(), parameter._ve
             let counter = tensor_impl.add(self.counter).cast::<*const u8>().read();
             let data = if storage.is_null() { 0 } else { storage.add(self.data).cast::<usize>().read() };
             let version = (!counter.is_null()).then(|| counter.add(self.version).cast::<u32>().read_volatile());
-            TensorState { storage: storage as usize, data, version }
+            TensorState { storage: storage as usize, data, counter: counter as usize, version }
         }
     }
 }
@@ -228,6 +228,8 @@ pub struct TensorState {
     pub storage: usize,
     /// Address of the storage's memory.
     pub data: usize,
+    /// Address of the version counter, 0 for inference tensors.
+    pub counter: usize,
     /// Writes counted; `None` for inference tensors.
     pub version: Option<u32>,
 }

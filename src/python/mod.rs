@@ -1,17 +1,23 @@
 //! The Python extension `oxidiff._native`: the only place that names pyo3.
 //!
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
-//! tensors across by DLPack, [`watch`] notices changes of a module, [`errors`] turns Rust errors into one Python exception
+//! tensors across by DLPack, [`store`] reads and writes what outlives the process, [`tune`] times what a program leaves open, [`watch`] notices changes of a module,
+//! [`kernels`] measures single kernels, [`errors`] turns Rust errors into one Python exception
 //! with a kind. The GIL is released while compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name
 //! for Python.
 //!
 //! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
 
 mod builder;
+mod cuda;
 mod errors;
 mod executable;
+mod kernels;
 mod layout;
+mod memory;
+mod store;
 mod tensor;
+mod tune;
 mod watch;
 
 use pyo3::prelude::*;
@@ -28,7 +34,15 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
     m.add_function(wrap_pyfunction!(executable::target, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::stamp, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::derived_bytes, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_findings, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;
+    store::register(m)?;
+    tune::register(m)?;
+    m.add_class::<kernels::KernelBench>()?;
+    m.add_function(wrap_pyfunction!(kernels::kernels, m)?)?;
+    m.add_function(wrap_pyfunction!(kernels::ceilings, m)?)?;
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt};
 
 use super::errors::to_python;
+use super::memory::TorchMemory;
 use crate::Result;
 use crate::ir::{DType, interp};
 
@@ -105,13 +106,20 @@ unsafe impl Send for Exchange {}
 unsafe impl Sync for Exchange {}
 
 /// Receives an allocation failure from torch; the message reaches the caller as MemoryError.
-unsafe extern "C" fn ignore_error(_: *mut c_void, _: *const std::ffi::c_char, _: *const std::ffi::c_char) {}
+pub(super) unsafe extern "C" fn ignore_error(_: *mut c_void, _: *const std::ffi::c_char, _: *const std::ffi::c_char) {}
 
 impl Exchange {
     /// The way this torch offers, looked up once.
     pub fn get(py: Python<'_>) -> PyResult<Self> {
         static EXCHANGE: PyOnceLock<Exchange> = PyOnceLock::new();
-        EXCHANGE.get_or_try_init(py, || Self::find(py)).copied()
+        let find = || {
+            let found = Self::find(py)?;
+            if let Self::C(table) = found {
+                crate::runtime::set_memory(Box::new(TorchMemory(table)));
+            }
+            Ok(found)
+        };
+        EXCHANGE.get_or_try_init(py, find).copied()
     }
 
     fn find(py: Python<'_>) -> PyResult<Self> {

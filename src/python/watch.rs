@@ -42,18 +42,23 @@ pub struct Watch {
 impl Watch {
     /// Fails with `TypeError` where interpreter or torch cannot be watched this way; see `is_available`.
     #[new]
-    fn new(py: Python<'_>, dicts: Vec<Bound<'_, PyDict>>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        dicts: Vec<Bound<'_, PyDict>>,
+        versions: Vec<u64>,
+        tensors: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let (Some(dict_layout), Some(tensor_layout)) = (DictLayout::get(py), TensorLayout::get(py)) else {
             return Err(PyTypeError::new_err(
                 "dictionaries or tensors cannot be watched in this build of Python or torch",
             ));
         };
         let tensor_type = py.import("torch")?.getattr("Tensor")?;
-        let dicts = dicts
-            .into_iter()
-            // SAFETY: a live dictionary, under the GIL.
-            .map(|d| WatchedDict { version: unsafe { dict_layout.version(d.as_ptr().cast()) }, dict: d.unbind() })
-            .collect();
+        if dicts.len() != versions.len() {
+            return Err(PyTypeError::new_err("one version per dictionary"));
+        }
+        let dicts = dicts.into_iter().zip(versions);
+        let dicts = dicts.map(|(dict, version)| WatchedDict { dict: dict.unbind(), version }).collect();
         let tensors = tensors.into_iter().map(|t| WatchedTensor::new(t, &tensor_type, tensor_layout));
         Ok(Self { dicts, tensors: tensors.collect::<PyResult<_>>()?, dict_layout, tensor_layout })
     }
@@ -64,10 +69,26 @@ impl Watch {
         DictLayout::get(py).is_some() && TensorLayout::get(py).is_some()
     }
 
+    /// The version of a dictionary: another one after every write.
+    #[staticmethod]
+    fn dict_version(dict: &Bound<'_, PyDict>) -> PyResult<u64> {
+        let layout = DictLayout::get(dict.py());
+        let layout = layout.ok_or_else(|| PyTypeError::new_err("this build of Python counts no versions"))?;
+        // SAFETY: a live dictionary, under the GIL.
+        Ok(unsafe { layout.version(dict.as_ptr().cast()) })
+    }
+
     /// Bits of what may have changed: 1 a dictionary, 2 a tensor. A few nanoseconds for each.
     fn poll(&self, py: Python<'_>) -> u32 {
         let is_tensor_changed = self.tensors.iter().any(|t| self.is_changed(t, py));
         u32::from(self.is_dict_changed(py)) * STRUCTURE + u32::from(is_tensor_changed) * WEIGHTS
+    }
+
+    /// Indices of the dictionaries that were written.
+    fn changed_dicts(&self, _py: Python<'_>) -> Vec<usize> {
+        // SAFETY: as in `is_dict_changed`.
+        let version = |d: &WatchedDict| unsafe { self.dict_layout.version(d.dict.as_ptr().cast()) };
+        self.dicts.iter().enumerate().filter(|(_, d)| version(d) != d.version).map(|(i, _)| i).collect()
     }
 
     /// Indices of the tensors that may have changed.

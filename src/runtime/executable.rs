@@ -1,20 +1,15 @@
 //! A program with a weight set: what a compiled module calls.
 
-use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
-use super::{ArenaPool, Program};
-use crate::backend::{Run, StepTime, SystemMemory, Tensor, WeightSet, output_types};
+use super::Program;
+use super::arena::arena_pool;
+use crate::backend::{Known, Run, Specialized, StepTime, Tensor, Weight, WeightSet, output_types};
+use crate::error::bytes_text;
 use crate::ir::DType;
 use crate::{Error, Result};
-
-/// The pool that every executable of this process shares.
-pub fn arena_pool() -> &'static Arc<ArenaPool> {
-    static POOL: OnceLock<Arc<ArenaPool>> = OnceLock::new();
-    POOL.get_or_init(|| ArenaPool::new(Box::new(SystemMemory)))
-}
 
 /// What a report shows.
 #[derive(Clone, Debug, Default)]
@@ -23,30 +18,38 @@ pub struct Stats {
     pub weight_bytes: usize,
     /// Bytes of forms derived from them.
     pub derived_bytes: usize,
-    /// Bytes of the shared arena.
+    /// Workspace of the largest live size.
     pub arena_bytes: usize,
+    /// Workspace that the process holds, for all modules together.
+    pub pool_bytes: usize,
     /// The most that is alive at one step of the largest live size.
     pub arena_lower_bound_bytes: usize,
     /// Highest arena + derived seen after a run.
     pub peak_bytes: usize,
 }
 
+/// Executables of this process. When the last one goes, so does the idle workspace.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
 /// A program with its weights. Any number of threads may run one.
 pub struct Executable {
     program: Arc<Program>,
     weights: RwLock<Arc<WeightSet>>,
     peak_bytes: AtomicUsize,
+    /// The specialization that ran last.
+    latest: Mutex<Option<Weak<dyn Specialized>>>,
 }
 
 impl Executable {
-    /// Binds one tensor per weight slot, in slot order; `owner` keeps their memory alive.
+    /// Binds one tensor per weight slot, in slot order.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the first slots whose shape or type differ.
-    pub fn new(program: Arc<Program>, weights: Vec<Tensor>, owner: Arc<dyn Any + Send + Sync>) -> Result<Self> {
-        let weights = Arc::new(WeightSet::new(&program.plan, weights, owner)?);
+    pub fn new(program: Arc<Program>, weights: Vec<Weight>) -> Result<Self> {
+        let weights = Arc::new(WeightSet::new(&program.plan, weights, Known::default())?);
         program.users.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { program, weights: RwLock::new(weights), peak_bytes: AtomicUsize::new(0) })
+        LIVE.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { program, weights: RwLock::new(weights), peak_bytes: AtomicUsize::new(0), latest: Mutex::new(None) })
     }
 
     /// Its program.
@@ -63,19 +66,26 @@ impl Executable {
         *self.weights.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(weights);
     }
 
-    /// Swaps the weights; running calls finish with those they began with.
+    /// Swaps the weights; running calls finish with those they began with, and derived forms of tensors that did not change
+    /// stay. `changed`, `suspects` and `since` are as in [`Known`].
     ///
     /// # Errors
     /// As [`Executable::new`]; the old set stays in force.
-    pub fn set_weights(&self, weights: Vec<Tensor>, owner: Arc<dyn Any + Send + Sync>) -> Result<()> {
-        self.swap(WeightSet::new(&self.program.plan, weights, owner)?);
+    pub fn set_weights(&self, weights: Vec<Weight>, changed: &[usize], suspects: &[usize], since: u64) -> Result<()> {
+        let before = self.weights();
+        let known = Known { previous: Some(&before), changed, suspects, since };
+        self.swap(WeightSet::new(&self.program.plan, weights, known)?);
         Ok(())
     }
 
     /// The contents of these slots changed in place: what was derived from them is made anew.
-    pub fn invalidate(&self, slots: &[usize]) {
-        let fresh = self.weights().without(&self.program.plan, slots);
+    ///
+    /// # Errors
+    /// None that binding the weights did not have.
+    pub fn invalidate(&self, slots: &[usize]) -> Result<()> {
+        let fresh = self.weights().without(&self.program.plan, slots)?;
         self.swap(fresh);
+        Ok(())
     }
 
     /// Types and sizes of the results for these values of the symbols.
@@ -102,17 +112,63 @@ impl Executable {
         bindings: &[i64],
         profile: Option<&mut Vec<StepTime>>,
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_on(0, inputs, outputs, bindings, profile) }
+    }
+
+    /// Runs on a stream, where the device has streams; the results are there when the stream has come so far.
+    ///
+    /// # Safety
+    /// As [`Executable::run`], until then.
+    ///
+    /// # Errors
+    /// As [`Executable::run`].
+    pub unsafe fn run_on(
+        &self,
+        stream: usize,
+        inputs: &[Tensor],
+        outputs: &[Tensor],
+        bindings: &[i64],
+        profile: Option<&mut Vec<StepTime>>,
+    ) -> Result<()> {
         self.check_inputs(inputs, bindings)?;
         let specialized = self.program.specialize(bindings)?;
         let weights = self.weights();
-        let arena = arena_pool().lend(specialized.arena_bytes())?;
+        weights.recheck();
+        self.make_room(&weights, &specialized);
+        let arena = self
+            .program
+            .arena()
+            .lend(specialized.workspace().bytes())
+            .map_err(|e| explain(e, &*specialized, &weights))?;
         let start = Instant::now();
         // SAFETY: the caller vouches for inputs and outputs; the weight set owns its tensors; the arena has the size that
         // the specialization asked for and is lent to this run alone.
-        unsafe { specialized.run(Run { inputs, outputs, weights: &weights, arena: arena.ptr(), profile })? };
+        unsafe { specialized.run(Run { inputs, outputs, weights: &weights, arena: arena.ptr(), stream, profile })? };
         self.program.book(bindings, start.elapsed());
-        self.peak_bytes.fetch_max(arena_pool().bytes() + weights.derived_bytes(), Ordering::Relaxed);
+        let peak = specialized.workspace().bytes() + weights.derived_bytes();
+        self.peak_bytes.fetch_max(peak, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Evicts forms of weights that earlier sizes kept, so that those of this one stay below its limit.
+    fn make_room(&self, weights: &WeightSet, specialized: &Arc<dyn Specialized>) {
+        // A weak reference, not an address: what is dropped may leave its address to another.
+        let known = {
+            let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = latest.replace(Arc::downgrade(specialized));
+            before.is_some_and(|before| std::ptr::addr_eq(before.as_ptr(), Arc::as_ptr(specialized)))
+        };
+        if known || specialized.derived_limit() == usize::MAX {
+            return;
+        }
+        let missing: usize =
+            specialized.kept().iter().filter(|form| !weights.touch(form.pack, form.form)).map(|form| form.bytes).sum();
+        weights.shrink_to(specialized.derived_limit().saturating_sub(missing));
+        if let Some(budget) = self.program.plan.options.memory_budget {
+            // The arena is that of the largest live size; one that leaves too little room for these forms goes.
+            self.program.forget_above(budget.saturating_sub(weights.derived_bytes().saturating_add(missing)));
+        }
     }
 
     fn check_inputs(&self, inputs: &[Tensor], bindings: &[i64]) -> Result<()> {
@@ -141,6 +197,19 @@ impl Executable {
         Ok(())
     }
 
+    /// Bytes of derived weights that are held while sizes run for which nothing may have been made yet.
+    ///
+    /// # Errors
+    /// As [`Program::specialize`].
+    pub fn derived_bytes_for(&self, bindings: &[i64]) -> Result<usize> {
+        let (specialized, weights) = (self.program.peek(bindings)?, self.weights());
+        let held = weights.derived_bytes();
+        let prepared = if held == 0 { specialized.prepared_bytes() } else { 0 };
+        let missing = specialized.kept().iter().filter(|form| !weights.touch(form.pack, form.form));
+        let all = held + prepared + missing.map(|form| form.bytes).sum::<usize>();
+        Ok(all.min(specialized.derived_limit().max(prepared)))
+    }
+
     /// Numbers for the report.
     pub fn stats(&self) -> Stats {
         let weights = self.weights();
@@ -148,23 +217,43 @@ impl Executable {
         Stats {
             weight_bytes: weights.weight_bytes(),
             derived_bytes: weights.derived_bytes(),
-            arena_bytes: arena_pool().bytes(),
+            arena_bytes: largest.as_ref().map_or(0, |row| row.arena_bytes),
             arena_lower_bound_bytes: largest.map_or(0, |row| row.lower_bound_bytes),
+            pool_bytes: self.program.arena().bytes(),
             peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
         }
     }
 
     /// Drops specializations, derived weights and idle workspace.
     pub fn unload(&self) {
-        let bare = self.weights().bare(&self.program.plan);
-        self.swap(bare);
+        self.weights().shrink_to(0);
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.program.forget_sizes();
-        arena_pool().trim();
+        self.program.arena().trim();
+    }
+}
+
+/// Says where the bytes would have gone.
+fn explain(error: Error, specialized: &dyn Specialized, weights: &WeightSet) -> Error {
+    match error {
+        Error::OutOfMemory { asked_bytes, what } => {
+            let peak = specialized.workspace().peak_text(5);
+            let derived = bytes_text(weights.derived_bytes());
+            let what = format!("{what} (most {peak}; derived weights hold {derived})");
+            Error::OutOfMemory { asked_bytes, what }
+        }
+        other => other,
     }
 }
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        self.program.users.fetch_sub(1, Ordering::Relaxed);
+        if self.program.users.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Whoever still holds the program runs nothing: its sizes want no workspace.
+            self.program.forget_sizes();
+        }
+        if LIVE.fetch_sub(1, Ordering::Relaxed) == 1 {
+            arena_pool().trim();
+        }
     }
 }

@@ -11,6 +11,6 @@ pub mod executable;
 pub mod program;
 pub mod registry;
 
-pub use arena::ArenaPool;
+pub use arena::{ArenaPool, set_memory};
 pub use executable::{Executable, Stats};
 pub use program::{Program, SizeRow};

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::arena::{ArenaPool, Wanted, arena_pool_over};
 use crate::Result;
 use crate::backend::{Loaded, Specialized};
 use crate::ir::Graph;
@@ -20,14 +21,22 @@ pub struct SizeRow {
     pub arena_bytes: usize,
     /// The least any arena could have.
     pub lower_bound_bytes: usize,
+    /// Forms of weights that its runs keep.
+    pub derived_bytes: usize,
     /// Time of the latest run.
     pub last_run: Duration,
     /// Time it took to make the specialization.
     pub specialize: Duration,
 }
 
+/// Most host memory that a program's live specializations may take together.
+const MAX_SPECIALIZATION_BYTES: usize = 64 << 20;
+
 struct Cached {
     row: SizeRow,
+    host_bytes: usize,
+    /// Its workspace is wanted as long as this lives.
+    _wanted: Wanted,
     specialized: Arc<dyn Specialized>,
     used: u64,
 }
@@ -45,6 +54,7 @@ pub struct Program {
     /// Time of every stage of the compile.
     pub timings: Timings,
     loaded: Box<dyn Loaded>,
+    arena: Arc<ArenaPool>,
     max_specializations: usize,
     cache: Mutex<Vec<Cached>>,
     clock: AtomicUsize,
@@ -69,6 +79,7 @@ impl Program {
             groups,
             plan,
             timings,
+            arena: arena_pool_over(loaded.memory()),
             loaded,
             max_specializations: max_specializations.max(1),
             cache: Mutex::default(),
@@ -80,6 +91,11 @@ impl Program {
     fn cache(&self) -> std::sync::MutexGuard<'_, Vec<Cached>> {
         // Entries are pushed and removed whole, so a panicked holder left nothing half done.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the workspace of its runs comes from.
+    pub fn arena(&self) -> &Arc<ArenaPool> {
+        &self.arena
     }
 
     /// Number of executables that use it.
@@ -99,21 +115,43 @@ impl Program {
         }
         let start = Instant::now();
         let specialized = self.loaded.specialize(bindings)?;
+        let workspace = specialized.workspace();
         let row = SizeRow {
             bindings: bindings.to_vec(),
-            arena_bytes: specialized.arena_bytes(),
-            lower_bound_bytes: specialized.lower_bound_bytes(),
+            arena_bytes: workspace.bytes(),
+            lower_bound_bytes: workspace.layout.lower_bound_bytes,
+            derived_bytes: specialized.kept().iter().map(|form| form.bytes).sum(),
             last_run: Duration::ZERO,
             specialize: start.elapsed(),
         };
+        let (host_bytes, wanted) = (specialized.host_bytes(), self.arena.want(workspace.bytes()));
+        let mut evicted = Vec::new();
         let mut cache = self.cache();
-        if cache.len() >= self.max_specializations
-            && let Some(oldest) = (0..cache.len()).min_by_key(|&i| cache[i].used)
-        {
-            cache.swap_remove(oldest);
+        if let Some(rival) = cache.iter().find(|c| c.row.bindings == bindings) {
+            // Another thread was faster.
+            return Ok(rival.specialized.clone());
         }
-        cache.push(Cached { row, specialized: specialized.clone(), used: now });
+        let is_full = |cache: &Vec<Cached>| {
+            cache.len() >= self.max_specializations
+                || cache.iter().map(|c| c.host_bytes).sum::<usize>() + host_bytes > MAX_SPECIALIZATION_BYTES
+        };
+        while !cache.is_empty() && is_full(&cache) {
+            let Some(oldest) = (0..cache.len()).min_by_key(|&i| cache[i].used) else { break };
+            evicted.push(cache.swap_remove(oldest));
+        }
+        cache.push(Cached { row, host_bytes, _wanted: wanted, specialized: specialized.clone(), used: now });
+        drop(cache);
+        drop(evicted);
         Ok(specialized)
+    }
+
+    /// The specialization for these values, live or made for the occasion: nothing is evicted for it.
+    ///
+    /// # Errors
+    /// As [`Program::specialize`].
+    pub fn peek(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>> {
+        let live = self.cache().iter().find(|c| c.row.bindings == bindings).map(|c| c.specialized.clone());
+        live.map_or_else(|| self.loaded.specialize(bindings), Ok)
     }
 
     /// Books the time of a run.
@@ -128,9 +166,20 @@ impl Program {
         self.cache().iter().map(|c| c.row.clone()).collect()
     }
 
+    /// Drops the specializations whose workspace is larger than `bytes`; running calls finish with theirs.
+    pub fn forget_above(&self, bytes: usize) {
+        let mut cache = self.cache();
+        let (keep, gone): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *cache).into_iter().partition(|c| c.row.arena_bytes <= bytes);
+        *cache = keep;
+        drop(cache);
+        drop(gone);
+    }
+
     /// Drops every specialization; running calls finish with theirs.
     pub fn forget_sizes(&self) {
-        self.cache().clear();
+        let all = std::mem::take(&mut *self.cache());
+        drop(all);
     }
 
     /// A stage as text: `captured`, `optimized`, `groups`, `plan` or `memory` (of the live sizes, else of the first sample).
@@ -155,9 +204,9 @@ impl Program {
         let live: Vec<_> = self.cache().iter().map(|c| (c.row.bindings.clone(), c.specialized.clone())).collect();
         if live.is_empty() {
             let bindings = self.plan.graph.sample_bindings().into_iter().next().unwrap_or_default();
-            return Ok(self.loaded.specialize(&bindings)?.memory_text());
+            return Ok(self.loaded.specialize(&bindings)?.workspace().text());
         }
-        let texts = live.iter().map(|(bindings, s)| format!("sizes {bindings:?}\n{}", s.memory_text()));
+        let texts = live.iter().map(|(bindings, s)| format!("sizes {bindings:?}\n{}", s.workspace().text()));
         Ok(texts.collect::<Vec<_>>().join("\n"))
     }
 }

@@ -77,12 +77,15 @@ pub enum Layout {
     UnitColumns,
     /// Unit columns, and all dimensions between the first and the last walk with one stride.
     Rows,
+    /// Unit columns, and all dimensions before the last walk with one stride.
+    Matrix,
 }
 
 /// The layout a kernel asks of operand `index` of its root.
 pub fn operand_layout(kernel: Kernel, index: usize) -> Layout {
     match (kernel, index) {
-        (Kernel::Linear | Kernel::GroupNorm | Kernel::Softmax, 0) => Layout::Rows,
+        (Kernel::Softmax, 0) => Layout::Matrix,
+        (Kernel::Linear | Kernel::GroupNorm, 0) => Layout::Rows,
         (Kernel::Matmul | Kernel::Convolution | Kernel::LayerNorm | Kernel::RmsNorm, 0) => Layout::UnitColumns,
         (Kernel::Attention, 0..=2) => Layout::UnitColumns,
         _ => Layout::Any,

@@ -4,6 +4,8 @@
 //! the last line's value is the result. `N` in a line's `name: type` stands as it is; `T` becomes the float type. Symbols:
 //! `s0` = 1, 2, 3 and `s1` = 4, 10, 36.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::collections::HashMap;
 
 /// One graph, in each float type if `T` occurs.
@@ -182,6 +184,9 @@ pub const CASES: &[Case] = cases! {
     "cumsum" 36 ["x: T[s0,s1]", "y = T[s0,s1] cumsum(x) {dim=1}"]
     "cumsum of integers" 1 ["x: i64[s0,s1]", "y = i64[s0,s1] cumsum(x) {dim=1}"]
     "softmax" 36 ["x: T[s0,5,s1]", "y = T[s0,5,s1] softmax(x) {dim=2}"]
+    "softmax of expanded rows" 36 [
+        "x: T[5,s1]", "e = T[s0,5,s1] expand(x)", "m = T[s0,5,s1] softmax(e) {dim=2}", "y = T[s0,5,s1] sub(m, e)",
+    ]
     "softmax of the middle" 36 ["x: T[s0,s1,5]", "y = T[s0,s1,5] softmax(x) {dim=1}"]
 
     // -- contractions --------------------------------------------------------------------------------------------------------------

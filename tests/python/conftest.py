@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -14,12 +15,31 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 SEED = 20240
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a developer's cache holds, or another test left there, must not decide whether a test passes."""
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a developer's cache holds must not decide whether a test passes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OXIDIFF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+def _libraries_are_not_garbage() -> None:
+    """What the libraries hold is there to stay: without it a collection takes a millisecond, not a hundred."""
+    import diffusers.models
+    import transformers.models
+
+    import oxidiff
+
+    assert diffusers.models and transformers.models and oxidiff
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """A module of an earlier test that is still alive, in a cycle of the library that it came from, would share its
+    programs with those of the next test."""
+    gc.collect()
+    yield
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,29 @@ def test_demo_writes_one_picture_and_a_table(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["digits.png"]
 
 
+@pytest.mark.parametrize(
+    ("script", "options", "expected"),
+    [
+        (
+            "shared_graph.py",
+            ["--steps", "2"],
+            ["0 captures, 0 programs compiled", "difference to its own pipeline 0.0e+00"],
+        ),
+        ("lora_switch.py", [], ["1, 1; same bits as before: True"]),
+    ],
+)
+def test_examples_run(script: str, options: list[str], expected: list[str], tmp_path: Path) -> None:
+    if script == "lora_switch.py":
+        pytest.importorskip("peft")
+    out = ["--out", str(tmp_path)] if "--steps" in options else []
+    result = subprocess.run(
+        [sys.executable, script, *options, *out], cwd=EXAMPLES, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for text in expected:
+        assert text in result.stdout
+
+
 def test_notebook_runs() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -537,16 +537,16 @@ class Custom(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [Branches, Counts, ThroughNumpy, Custom])
-def test_what_cannot_be_captured_runs_eager(make: Any) -> None:
+@pytest.mark.parametrize(("make", "eager_calls"), [(Branches, 0), (Counts, 0), (ThroughNumpy, 1), (Custom, 0)])
+def test_what_cannot_be_captured_is_split_or_runs_eager(make: Any, eager_calls: int) -> None:
     module, twin = make().eval(), make().eval()
     compiled: Any = oxidiff.compile(module)
     for seed in range(4):
         x = image(4, 4, seed=seed) * (1 if seed % 2 else -1)
         assert_close(compiled(x), twin(x))
     report = oxidiff.report(compiled)
-    assert report.eager_calls == 4
-    assert sum(item["count"] for item in report.fallbacks) == 4
+    assert report.eager_calls == eager_calls
+    assert report.fallbacks[0]["count"] == 4
     strict: Any = oxidiff.compile(make().eval(), strict=True)
     with pytest.raises(oxidiff.CaptureError):
         strict(image(4, 4))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import diffusers
@@ -79,6 +81,14 @@ def build_pipeline(kind: str) -> Any:
     pipe = getattr(diffusers, kind)(**build_parts(kind))
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_pipelines() -> Iterator[None]:
+    """Compiled pipelines are shared by the tests of this file, and by no others."""
+    yield
+    pipelines.cache_clear()
+    gc.collect()
 
 
 @functools.cache

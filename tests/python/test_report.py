@@ -17,7 +17,7 @@ from nets import Net, image
 FIELDS = {
     "captures", "programs", "variants", "specializations", "calls", "eager_calls", "fallbacks", "graph_hash",
     "shared_with", "compile_s", "tune_s", "load_s", "weight_bytes", "derived_bytes", "arena_bytes",
-    "arena_lower_bound_bytes", "graph_bytes", "peak_bytes", "sizes",
+    "arena_lower_bound_bytes", "graph_bytes", "peak_bytes", "pool_bytes", "sizes",
 }  # fmt: skip
 
 
@@ -119,6 +119,11 @@ def test_profile(compiled: Any) -> None:
     assert sum(seconds for _, seconds in by_module) == pytest.approx(profile.seconds)
     assert by_module[0][1] >= by_module[-1][1]
     assert "GFLOP/s" in str(profile)
+    assert "of peak" in str(profile)
+    assert all(profile.floor(step)[1] in {"compute", "memory"} for step in profile.steps)
+    peak = profile.ceilings["f32_flops"]
+    heavy = {"dtype": "f32", "flops": peak, "bytes": 1, "seconds": 2.0}
+    assert profile.floor(heavy) == (pytest.approx(1.0), "compute")
     assert profile._repr_html_().startswith("<table>")
     with pytest.raises(oxidiff.Error):
         compiled.profile(image().to_sparse())

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use oxidiff::backend::{self, Tensor};
+use oxidiff::backend::{self, Tensor, Weight};
 use oxidiff::ir::{self, DType, Graph, interp};
 use oxidiff::passes::{self, PassCtx, Precision};
 use oxidiff::plan::{self, MemoryMode, Plan, PlanOptions};
@@ -54,8 +54,13 @@ pub fn plan_of(graph: Graph, precision: Precision, memory: MemoryMode) -> Plan {
     let graph = passes::run_pipeline(graph, &ctx, &mut |_, _, _, _| {}).unwrap();
     let groups = passes::form_groups(&graph, &ctx).unwrap();
     let target = backend::by_name("cpu").unwrap().target();
-    let plan = plan::build(Arc::new(graph), groups, &target, PlanOptions { memory, exact: memory == MemoryMode::Low })
-        .unwrap();
+    let plan = plan::build(
+        Arc::new(graph),
+        groups,
+        &target,
+        PlanOptions { memory, exact: memory == MemoryMode::Low, memory_budget: None },
+    )
+    .unwrap();
     plan::verify::verify(&plan).unwrap_or_else(|e| panic!("{e}\n{plan}"));
     plan
 }
@@ -109,8 +114,8 @@ impl Case {
     pub fn with_weights(graph: Graph, plan: Plan, weights: Vec<interp::Tensor>) -> Self {
         let r = Random(11);
         let program = Arc::new(program_of(graph.clone(), plan, "cpu"));
-        let tensors = weights.iter().map(borrow).collect();
-        let executable = Executable::new(program, tensors, Arc::new(())).unwrap();
+        let tensors = weights.iter().map(|w| Weight::borrowed(borrow(w))).collect();
+        let executable = Executable::new(program, tensors).unwrap();
         Self { executable, graph, weights, random: r, largest: 4 }
     }
 

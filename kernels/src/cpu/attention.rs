@@ -13,7 +13,11 @@
 //!          +-----------+            +-------+
 //! ```
 //!
-//! Numerics: everything in f32; the scale and log2(e) are folded into Q, exponentials are powers of two accurate to
+//! Where bf16 pairs multiply fast (`VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16: products are
+//! exact, sums f32, weights relative to the running maximum are rounded to bf16 as in PyTorch's kernel, and the scale
+//! multiplies the scores.
+//!
+//! Numerics otherwise: everything in f32; the scale and log2(e) are folded into Q, exponentials are powers of two accurate to
 //! 2e-7. A query with nothing to attend to gives zeros, as PyTorch 2.5 and later do. NaN in a query or key makes NaN.
 //!
 //! Measured, one Zen 5 core, f32, useful GFLOP/s of AVX-512 (and processor time over PyTorch 2.11's, AVX2 in brackets):
@@ -23,6 +27,7 @@
 use super::KernelError;
 use super::attention_kernel::{self as kernel, Packing};
 use super::copy::Shared;
+use super::gemm_kernel::Form;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::{OutOfMemory, Pool};
@@ -132,10 +137,15 @@ fn heads_together(pool: &Pool, a: &Attention, packing: &Packing) -> usize {
 
 /// Bytes of scratch memory [`attention_in`] needs.
 pub fn scratch_bytes(pool: &Pool, isa: Isa, a: &Attention) -> usize {
+    scratch_bytes_of(kernel::best_form(isa, a), pool, isa, a)
+}
+
+/// [`scratch_bytes`] for a given form of products.
+pub(crate) fn scratch_bytes_of(form: Form, pool: &Pool, isa: Isa, a: &Attention) -> usize {
     if a.is_empty() {
         return 0;
     }
-    let packing = Packing::new(isa, a);
+    let packing = Packing::new(isa, a, form);
     heads_together(pool, a, &packing) * packing.bytes() + 64
 }
 
@@ -162,12 +172,27 @@ pub unsafe fn attention(pool: &Pool, isa: Isa, a: &Attention) -> Result<(), Kern
 /// # Safety
 /// As for [`attention`]; `scratch` must be valid for writes.
 pub unsafe fn attention_in(pool: &Pool, isa: Isa, a: &Attention, scratch: *mut u8) -> Result<(), KernelError> {
+    // SAFETY: forwarded.
+    unsafe { attention_with(kernel::best_form(isa, a), pool, isa, a, scratch) }
+}
+
+/// [`attention_in`] with a given form of products, which must be available and fit the operands.
+///
+/// # Safety
+/// As for [`attention_in`], in scratch memory of [`scratch_bytes_of`].
+pub(crate) unsafe fn attention_with(
+    form: Form,
+    pool: &Pool,
+    isa: Isa,
+    a: &Attention,
+    scratch: *mut u8,
+) -> Result<(), KernelError> {
     a.check()?;
     if a.is_empty() {
         return Ok(());
     }
     let isa = isa.clamp();
-    let packing = Packing::new(isa, a);
+    let packing = Packing::new(isa, a, form);
     let together = heads_together(pool, a, &packing);
     let packed = Shared(scratch.wrapping_add(scratch.align_offset(64)));
     let (units, per_kv) = (a.batch * a.kv_heads, a.heads / a.kv_heads);

@@ -1,7 +1,9 @@
 //! The parts of [`attention`](super::attention) that run on vectors: packing, micro-kernels, online softmax.
 
 use super::attention::{Attention, BLOCK_KEYS, Heads, PANEL, TILE_ROWS};
+use super::gemm_kernel::{Form, of_form, select};
 use super::math;
+use super::pack::{Matrix, pack_panel, units, width_at};
 use super::simd::{Element, Simd};
 use crate::dtype::DType;
 use crate::isa::Isa;
@@ -13,6 +15,8 @@ const SCORE_STRIDE: usize = BLOCK_KEYS + 16;
 /// Layout of the packed keys and values of one head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packing {
+    /// Whether products are those of bf16 pairs; operands lie in packed memory as such, otherwise as f32.
+    form: Form,
     lanes: usize,
     dim: usize,
     dim_v: usize,
@@ -20,9 +24,10 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    pub(super) fn new(isa: Isa, a: &Attention) -> Packing {
+    /// The layout for one of the [`forms`].
+    pub(super) fn new(isa: Isa, a: &Attention, form: Form) -> Packing {
         let lanes = if isa.clamp() == Isa::Avx512 { 16 } else { 8 };
-        Packing { lanes, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k }
+        Packing { form, lanes, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k }
     }
 
     /// Keys of a panel.
@@ -37,12 +42,17 @@ impl Packing {
 
     /// f32 of packed K.
     fn key_len(&self) -> usize {
-        self.seq_k.next_multiple_of(self.panel_keys()) * self.dim
+        self.seq_k.next_multiple_of(self.panel_keys()) * units(self.dim, self.form.dtype())
+    }
+
+    /// f32 of packed V before a column.
+    fn value_len(&self, columns: usize) -> usize {
+        units(self.seq_k, self.form.dtype()) * columns
     }
 
     /// Bytes of a head, a multiple of a cache line.
     pub(super) fn bytes(&self) -> usize {
-        ((self.key_len() + self.seq_k * self.value_columns()) * 4).next_multiple_of(64)
+        ((self.key_len() + self.value_len(self.value_columns())) * 4).next_multiple_of(64)
     }
 
     /// Elements between queries: an odd number of cache lines, from a short list the kernels are compiled for.
@@ -59,6 +69,13 @@ impl Packing {
         let fit = (256 << 10) / ((self.dim + self.value_columns()) * 4).max(1);
         (fit / 32 * 32).clamp(64, BLOCK_KEYS)
     }
+}
+
+/// The fastest form for these operands: bf16 pairs where all of them are bf16 and their product instruction is fast. The
+/// scale is then applied to scores, whose maximum must be that of the scaled ones.
+pub(super) fn best_form(isa: Isa, a: &Attention) -> Form {
+    let same = [&a.q, &a.k, &a.v].iter().all(|heads| heads.dtype == DType::BF16);
+    if same && a.scale > 0.0 { select(isa, DType::BF16, DType::BF16).form } else { Form::F32 }
 }
 
 /// Bytes of a task's own scratch memory.
@@ -110,6 +127,24 @@ unsafe fn pack_body<S: Simd>(
     let start =
         |h: &Heads| h.ptr.wrapping_offset((batch * h.strides[0] + head * h.strides[1]) * h.dtype.size_bytes() as isize);
     let values = packed.wrapping_add(packing.key_len());
+    if packing.form == Form::Bf16Pairs {
+        let matrix = |heads: &Heads, row, col| Matrix {
+            ptr: start(heads),
+            dtype: DType::BF16,
+            row_stride: heads.strides[row],
+            col_stride: heads.strides[col],
+        };
+        // SAFETY: the caller's promise; pieces start at whole panels.
+        unsafe {
+            for key in (from..to).step_by(packing.panel_keys()) {
+                let panel = packed.add(key * units(packing.dim, DType::BF16)).cast();
+                let (keys, width) = (matrix(&a.k, 2, 3), packing.panel_keys());
+                pack_panel(Isa::Avx512, &keys, key, packing.seq_k, width, 0, packing.dim, panel);
+            }
+            pack_value_pairs(&matrix(&a.v, 2, 3), packing, from, to, values.cast());
+        }
+        return;
+    }
     // SAFETY: the caller's promise.
     unsafe {
         with_element!(a.k.dtype, e => pack_keys(s, e, start(&a.k), a.k.strides, packing, from, to, packed), else ());
@@ -204,6 +239,29 @@ unsafe fn pack_values<S: Simd, E: Element>(
     }
 }
 
+/// Panels of V as `pack` lays them out, columns of V being the columns: pairs of keys `from..to`, a missing key 0.
+unsafe fn pack_value_pairs(v: &Matrix, packing: &Packing, from: usize, to: usize, out: *mut u32) {
+    let mut column = 0;
+    // SAFETY: keys below `to` and columns below `dim_v` of the head; panels that hold them.
+    unsafe {
+        while column < packing.dim_v {
+            let width = width_at(packing.dim_v, column, packing.panel_keys());
+            let valid = width.min(packing.dim_v - column);
+            for key in (from..to).step_by(2) {
+                let row = out.add(packing.value_len(column) + key / 2 * width);
+                let (low, high) = (v.at(key, column).cast::<u16>(), v.at(key + 1, column).cast::<u16>());
+                for lane in 0..valid {
+                    let at = lane as isize * v.col_stride;
+                    let upper = if key + 1 < to { u32::from(*high.wrapping_offset(at)) } else { 0 };
+                    row.add(lane).write(u32::from(*low.offset(at)) | upper << 16);
+                }
+                row.add(valid).write_bytes(0, width - valid);
+            }
+            column += width;
+        }
+    }
+}
+
 simd_dispatch! {
     /// Attention of one block of queries.
     pub(super) unsafe fn run(a: &Attention, packing: &Packing, task: &Task) = run_body
@@ -232,7 +290,15 @@ unsafe fn run_block<S: Simd, const LDQ: usize>(s: S, a: &Attention, packing: &Pa
         let results = queries.add(rows * LDQ);
         let bias = results.add(rows * columns);
         let (top, sum) = (bias.add(BLOCK_KEYS), bias.add(BLOCK_KEYS + rows));
-        with_element!(a.q.dtype, e => load_queries::<S, _, LDQ>(s, e, a, task, rows, queries), else ());
+        let pairs = packing.form == Form::Bf16Pairs;
+        if pairs {
+            copy_queries::<LDQ>(a, task, rows, queries);
+        } else {
+            with_element!(a.q.dtype, e => load_queries::<S, _, LDQ>(s, e, a, task, rows, queries), else ());
+        }
+        // What scores still have to be multiplied by, before and after the mask is added.
+        let scale = if pairs { a.scale * std::f32::consts::LOG2_E } else { 1.0 };
+        let (before, after) = if a.mask.is_some() { (scale, 1.0) } else { (1.0, scale) };
         for r in 0..rows {
             (*top.add(r), *sum.add(r)) = (f32::NEG_INFINITY, 0.0);
         }
@@ -248,20 +314,57 @@ unsafe fn run_block<S: Simd, const LDQ: usize>(s: S, a: &Attention, packing: &Pa
                 if a.causal && key > task.q0 + t + valid - 1 {
                     continue;
                 }
-                multiply_keys::<S, LDQ>(s, packing, task.packed, queries.add(t * LDQ), valid, key, keys, scores);
+                if pairs {
+                    multiply_key_pairs::<LDQ>(packing, task.packed, queries.add(t * LDQ), valid, key, keys, scores);
+                } else {
+                    multiply_keys::<S, LDQ>(s, packing, task.packed, queries.add(t * LDQ), valid, key, keys, scores);
+                }
                 let width = keys.next_multiple_of(l);
-                mask_scores(s, a, task, t, valid, key, keys, width, scores, bias);
+                mask_scores(s, a, task, t, valid, key, keys, width, scores, bias, before);
                 for r in 0..valid {
                     let row = scores.add(r * SCORE_STRIDE);
                     let out = results.add((t + r) * columns);
-                    soften(s, row, width, top.add(t + r), sum.add(t + r), out, columns);
+                    let (top, sum) = (top.add(t + r), sum.add(t + r));
+                    if pairs {
+                        soften::<S, true>(s, row, width, after, top, sum, out, columns);
+                    } else {
+                        soften::<S, false>(s, row, width, after, top, sum, out, columns);
+                    }
                 }
                 let values = task.packed.add(packing.key_len());
-                multiply_values(s, packing, values, scores, valid, key, keys, results.add(t * columns));
+                if pairs {
+                    multiply_value_pairs(packing, values, scores, valid, key, keys, results.add(t * columns));
+                } else {
+                    multiply_values(s, packing, values, scores, valid, key, keys, results.add(t * columns));
+                }
             }
             key += keys;
         }
         with_element!(a.out.dtype, e => store_results(s, e, a, task, results, columns, sum), else ());
+    }
+}
+
+/// Queries as bf16, `LDQ` f32 apart; rows past the valid ones and an odd element's partner are 0.
+#[inline(always)]
+unsafe fn copy_queries<const LDQ: usize>(a: &Attention, task: &Task, rows: usize, out: *mut f32) {
+    let st = a.q.strides;
+    let start = task.batch as isize * st[0] + task.head as isize * st[1] + task.q0 as isize * st[2];
+    // SAFETY: queries of the block; `rows` rows of LDQ f32, more than `dim + 1` bf16.
+    unsafe {
+        for r in 0..rows {
+            let to = out.add(r * LDQ).cast::<u16>();
+            if r >= task.rows {
+                to.write_bytes(0, a.dim + 1);
+                continue;
+            }
+            let from = a.q.ptr.cast::<u16>().offset(start + r as isize * st[2]);
+            if st[3] == 1 {
+                to.copy_from_nonoverlapping(from, a.dim);
+            } else {
+                (0..a.dim).for_each(|d| to.add(d).write(*from.offset(d as isize * st[3])));
+            }
+            to.add(a.dim).write(0);
+        }
     }
 }
 
@@ -429,7 +532,65 @@ unsafe fn multiply_values<S: Simd>(
     }
 }
 
-/// Adds the mask, applies causality, and sets scores past the last key to -infinity.
+/// Rows of the micro-kernel's tile: two tiles make TILE_ROWS.
+const PAIR_ROWS: usize = 12;
+
+/// As [`multiply_keys`], for pairs.
+unsafe fn multiply_key_pairs<const LDQ: usize>(
+    packing: &Packing,
+    packed: *const f32,
+    queries: *const f32,
+    valid: usize,
+    key: usize,
+    keys: usize,
+    scores: *mut f32,
+) {
+    let (kernel, terms) = (of_form(Isa::Avx512, packing.form), units(packing.dim, DType::BF16));
+    let mut at = 0;
+    while at < keys {
+        let width = width_at(packing.seq_k, key + at, packing.panel_keys());
+        let run = kernel.tiles[usize::from(width == kernel.nr)][PAIR_ROWS - 1];
+        // SAFETY: panels of the head; TILE_ROWS queries and rows of scores.
+        unsafe {
+            let panel = packed.add((key + at) * terms).cast::<u8>();
+            for g in (0..valid).step_by(PAIR_ROWS) {
+                let (q, c) = (queries.add(g * LDQ).cast(), scores.add(g * SCORE_STRIDE + at));
+                run(terms, q, LDQ * 4, panel, c, SCORE_STRIDE, false, panel.wrapping_add(terms * width * 4));
+            }
+        }
+        at += width;
+    }
+}
+
+/// As [`multiply_values`], for pairs: weights are bf16 at the start of their rows of scores.
+unsafe fn multiply_value_pairs(
+    packing: &Packing,
+    values: *const f32,
+    weights: *const f32,
+    valid: usize,
+    key: usize,
+    keys: usize,
+    results: *mut f32,
+) {
+    let (kernel, terms, columns) =
+        (of_form(Isa::Avx512, packing.form), units(keys, DType::BF16), packing.value_columns());
+    let mut column = 0;
+    while column < packing.dim_v {
+        let width = width_at(packing.dim_v, column, packing.panel_keys());
+        let run = kernel.tiles[usize::from(width == kernel.nr)][PAIR_ROWS - 1];
+        // SAFETY: panels of the head; TILE_ROWS rows of weights and results.
+        unsafe {
+            let panel = values.add(packing.value_len(column) + key / 2 * width).cast::<u8>();
+            for g in (0..valid).step_by(PAIR_ROWS) {
+                let (w, c) = (weights.add(g * SCORE_STRIDE).cast(), results.add(g * columns + column));
+                run(terms, w, SCORE_STRIDE * 4, panel, c, columns, true, panel);
+            }
+        }
+        column += width;
+    }
+}
+
+/// Multiplies scores by `scale`, adds the mask, applies causality, and sets scores past the last key to -infinity.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn mask_scores<S: Simd>(
@@ -443,6 +604,7 @@ unsafe fn mask_scores<S: Simd>(
     width: usize,
     scores: *mut f32,
     bias: *mut f32,
+    scale: f32,
 ) {
     // SAFETY: rows of the tile; mask elements of its queries and keys.
     unsafe {
@@ -457,7 +619,7 @@ unsafe fn mask_scores<S: Simd>(
                 }
                 let row = scores.add(r * SCORE_STRIDE);
                 for c in (0..width).step_by(S::LANES) {
-                    s.store(row.add(c), s.add(s.load(row.add(c)), s.load(bias.add(c))));
+                    s.store(row.add(c), s.mla(s.load(row.add(c)), s.splat(scale), s.load(bias.add(c))));
                 }
             }
         }
@@ -506,12 +668,21 @@ unsafe fn load_bias<S: Simd>(
     }
 }
 
-/// One step of the online softmax: scores become weights relative to the running maximum; sum and results follow it.
+/// The weight of a score below the maximum, as exact as what becomes of it.
 #[inline(always)]
-unsafe fn soften<S: Simd>(
+fn weight<S: Simd, const PAIRS: bool>(s: S, x: S::F) -> S::F {
+    if PAIRS { math::exp2_nonpositive_rough(s, x) } else { math::exp2_nonpositive(s, x) }
+}
+
+/// One step of the online softmax: scores times `scale` become weights relative to the running maximum; sum and results
+/// follow it. With `PAIRS` weights are stored as bf16, from the start of the row; a NaN survives in the sum.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn soften<S: Simd, const PAIRS: bool>(
     s: S,
     row: *mut f32,
     width: usize,
+    scale: f32,
     top: *mut f32,
     sum: *mut f32,
     out: *mut f32,
@@ -532,25 +703,36 @@ unsafe fn soften<S: Simd>(
         if c < width {
             m = s.max_raw(m, s.load(row.add(c)));
         }
-        let block = s.reduce_max(s.max_raw(m, m1));
+        let block = s.reduce_max(s.max_raw(m, m1)) * scale;
         let new = if block > old { block } else { old };
         // With nothing to attend to yet every weight is 2^(-inf - 0) = 0.
         let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
-        let mv = s.splat(base);
+        let (mv, k) = (s.splat(-base), s.splat(scale));
+        let halves = row.cast::<u16>();
         let (mut a, mut b) = (s.splat(0.0), s.splat(0.0));
         c = 0;
         while c + 2 * l <= width {
-            let x = math::exp2_nonpositive(s, s.sub(s.load(row.add(c)), mv));
-            let y = math::exp2_nonpositive(s, s.sub(s.load(row.add(c + l)), mv));
-            s.store(row.add(c), x);
-            s.store(row.add(c + l), y);
+            let x = weight::<S, PAIRS>(s, s.mla(s.load(row.add(c)), k, mv));
+            let y = weight::<S, PAIRS>(s, s.mla(s.load(row.add(c + l)), k, mv));
+            if PAIRS {
+                // Behind what is read.
+                s.store_bf16_of_number(halves.add(c), x);
+                s.store_bf16_of_number(halves.add(c + l), y);
+            } else {
+                s.store(row.add(c), x);
+                s.store(row.add(c + l), y);
+            }
             a = s.add(a, x);
             b = s.add(b, y);
             c += 2 * l;
         }
         if c < width {
-            let x = math::exp2_nonpositive(s, s.sub(s.load(row.add(c)), mv));
-            s.store(row.add(c), x);
+            let x = weight::<S, PAIRS>(s, s.mla(s.load(row.add(c)), k, mv));
+            if PAIRS {
+                s.store_bf16_of_number(halves.add(c), x);
+            } else {
+                s.store(row.add(c), x);
+            }
             a = s.add(a, x);
         }
         let total = s.reduce_add(s.add(a, b));

@@ -9,9 +9,10 @@ use super::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
 use super::conv_winograd::{
     WinogradWeight, best_tile, conv_winograd, is_winograd, pack_winograd_weight, winograd_bytes,
 };
+use crate::calibrate::bf16_dot_wins;
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
-use crate::isa::{Isa, features};
+use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// A form of convolution.
@@ -43,12 +44,16 @@ pub enum Keep {
     PerCall,
 }
 
-/// The form expected to be fastest for these sizes.
+/// The form that was measured to be fastest for these sizes (see [`conv_choice`](super::conv_choice)), else the one
+/// expected to be.
 ///
 /// Winograd's forms are for callers that accept f32 errors of 3e-6 (`precision = "eager"` does not) and, when the weight
 /// is kept, its size. For two bf16 operands the direct form runs at twice the rate where `VDPBF16PS` is fast, and stays.
 pub fn choose(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> Algorithm {
-    let is_bf16 = (dtype, weight) == (DType::BF16, DType::BF16) && features().fast_bf16_dot;
+    if let Some(measured) = super::conv_choice::find(conv, dtype, weight, keep) {
+        return measured;
+    }
+    let is_bf16 = (dtype, weight) == (DType::BF16, DType::BF16) && bf16_dot_wins();
     match best_tile(conv) {
         _ if is_bf16 => Algorithm::Direct,
         // The transform of a weight costs what some fifty tiles save.

@@ -3,7 +3,7 @@
 //! ```text
 //! task = (image, depth, block of output rows)
 //!   weights -> f32 scratch [tap][channel] (once per task)
-//!   for each output pixel, chunk of 64 channels:  sum over taps inside the image of x[pixel][c..] * w[tap][c..]
+//!   for each output pixel, four vectors of channels:  sum over taps inside the image of x[pixel][c..] * w[tap][c..]
 //!   epilogue(one row of pixels)
 //! ```
 //!
@@ -11,14 +11,14 @@
 
 use super::KernelError;
 use super::conv::{Conv, PackedWeight};
-use super::gemm_kernel::{CopyRow, Form, copy_row};
 use super::pack::elements_per_unit;
+use super::simd::{Element, Simd};
+use super::tile_exec_ops::load_scalar;
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
-use crate::pool::{Pool, Worker};
-
-const CHUNK: usize = 64;
+use crate::pool::Pool;
+use crate::{simd_dispatch, with_element};
 
 /// Whether a convolution is depthwise.
 pub(crate) fn suits(conv: &Conv) -> bool {
@@ -53,10 +53,12 @@ impl Depthwise<'_> {
         pool.run_scratch(lines.div_ceil(per_task), bytes, |task, worker| {
             // SAFETY: scratch holds the weights and one line of results; lines are disjoint.
             unsafe {
-                self.widen_weights(worker.scratch, taps);
+                let weights: *mut f32 = worker.scratch.cast();
+                self.widen_weights(weights, taps);
+                let mut used = Vec::with_capacity(taps);
                 for line in task * per_task..lines.min((task + 1) * per_task) {
                     let results: *mut f32 = worker.scratch.add(weight_bytes).cast();
-                    self.run_line(worker, line, results);
+                    self.run_line(weights, line, results, &mut used);
                     epilogue.apply(results, conv.out_channels, line * width, 0, width, conv.out_channels);
                 }
             }
@@ -68,71 +70,85 @@ impl Depthwise<'_> {
     ///
     /// # Safety
     /// `to` must hold `taps x channels` f32.
-    unsafe fn widen_weights(&self, to: *mut u8, taps: usize) {
+    unsafe fn widen_weights(&self, to: *mut f32, taps: usize) {
         let (dtype, channels) = (self.weight.dtype, self.conv.in_channels);
-        let copy = copy_row(self.isa, dtype, Form::F32);
         let (per_unit, lanes) = (elements_per_unit(dtype), self.weight.width / 2);
         for channel in 0..channels {
+            let group = self.weight.ptr.wrapping_add(channel * self.weight.group_bytes);
             for tap in 0..taps {
                 let offset = tap / per_unit * lanes * 4 + tap % per_unit * dtype.size_bytes();
                 // SAFETY: the panel of a group has `lanes` columns, of which the first is used.
-                unsafe {
-                    let from = self.weight.ptr.add(channel * self.weight.group_bytes + offset);
-                    copy(from, to.add((tap * channels + channel) * 4), 1);
-                }
+                unsafe { to.add(tap * channels + channel).write(load_scalar(dtype, group.add(offset))) };
             }
         }
     }
 
     /// # Safety
-    /// As [`Self::run`].
-    unsafe fn run_line(&self, worker: Worker, line: usize, results: *mut f32) {
+    /// As [`Self::run`]; `weights` as [`Self::widen_weights`] left them.
+    unsafe fn run_line(&self, weights: *const f32, line: usize, results: *mut f32, used: &mut Vec<Tap>) {
         let conv = self.conv;
         let [depth, height, width] = conv.output;
         let (image, line_depth, row) = (line / (depth * height), line / height % depth, line % height);
-        let copy = copy_row(self.isa, self.dtype, Form::F32);
+        let [_, kh, kw] = conv.kernel;
+        let size = self.dtype.size_bytes() as isize;
+        let image = self.x.wrapping_byte_offset(image as isize * conv.strides[0] * size);
         for pixel in 0..width {
-            let place = [line_depth, row, pixel];
-            for channel in (0..conv.in_channels).step_by(CHUNK) {
-                let count = CHUNK.min(conv.in_channels - channel);
-                let mut sums = [0f32; CHUNK];
-                // SAFETY: taps lie inside the image, channels inside the pixel.
-                unsafe {
-                    let x = self.x.wrapping_byte_offset(
-                        (image as isize * conv.strides[0] + channel as isize) * self.dtype.size_bytes() as isize,
-                    );
-                    let weights = worker.scratch.cast::<f32>().add(channel);
-                    self.add_taps(x, weights, place, count, copy, &mut sums);
-                    results.add(pixel * conv.out_channels + channel).copy_from_nonoverlapping(sums.as_ptr(), count);
+            used.clear();
+            for tap in 0..conv.kernel.iter().product() {
+                let taps = [tap / (kh * kw), tap / kw % kh, tap % kw];
+                if let Some(offset) = input_offset(conv, [line_depth, row, pixel], taps) {
+                    used.push((
+                        image.wrapping_byte_offset(offset * size),
+                        weights.wrapping_add(tap * conv.in_channels),
+                    ));
                 }
             }
+            // SAFETY: taps inside the image, and the line of results.
+            unsafe { add_taps(self.isa, self.dtype, used, conv.in_channels, results.add(pixel * conv.in_channels)) };
         }
     }
+}
 
-    /// # Safety
-    /// `x` must be the chunk's channels of the image, `weights` those of the weights.
-    unsafe fn add_taps(
-        &self,
-        x: *const u8,
-        weights: *const f32,
-        place: [usize; 3],
-        count: usize,
-        copy: CopyRow,
-        sums: &mut [f32; CHUNK],
-    ) {
-        let conv = self.conv;
-        let [_, kh, kw] = conv.kernel;
-        for tap in 0..conv.kernel.iter().product() {
-            let Some(offset) = input_offset(conv, place, [tap / (kh * kw), tap / kw % kh, tap % kw]) else { continue };
-            let mut values = [0f32; CHUNK];
-            // SAFETY: `count` channels exist at the offset and in the weights.
-            unsafe {
-                copy(x.byte_offset(offset * self.dtype.size_bytes() as isize), values.as_mut_ptr().cast(), count);
-                let weights = std::slice::from_raw_parts(weights.add(tap * conv.in_channels), count);
-                for (sum, (value, weight)) in sums.iter_mut().zip(values.iter().zip(weights)) {
-                    *sum += value * weight;
+/// Channels of the pixel that a tap reads, and their weights.
+type Tap = (*const u8, *const f32);
+
+simd_dispatch! {
+    /// The sum over `taps` of pixel times weights, `channels` of each.
+    unsafe fn add_taps(dtype: DType, taps: &[Tap], channels: usize, out: *mut f32) = add_taps_body
+}
+
+#[inline(always)]
+unsafe fn add_taps_body<S: Simd>(s: S, dtype: DType, taps: &[Tap], channels: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { with_element!(dtype, e => add_taps_of(s, e, taps, channels, out), else ()) }
+}
+
+#[inline(always)]
+unsafe fn add_taps_of<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], channels: usize, out: *mut f32) {
+    let l = S::LANES;
+    let mut c = 0;
+    // SAFETY: `channels` elements at every address.
+    unsafe {
+        while c + 4 * l <= channels {
+            let mut sums = [s.splat(0.0); 4];
+            for &(x, w) in taps {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.mla(e.load(s, x, c + i * l), s.load(w.add(c + i * l)), *sum);
                 }
             }
+            for (i, sum) in sums.into_iter().enumerate() {
+                s.store(out.add(c + i * l), sum);
+            }
+            c += 4 * l;
+        }
+        while c < channels {
+            let n = l.min(channels - c);
+            let mut sum = s.splat(0.0);
+            for &(x, w) in taps {
+                sum = s.mla(e.load_n(s, x, c, n), s.load_n(w.add(c), n), sum);
+            }
+            s.store_n(out.add(c), sum, n);
+            c += n;
         }
     }
 }

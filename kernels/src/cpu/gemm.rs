@@ -142,7 +142,9 @@ pub(crate) unsafe fn gemm_with(
     b: &Operand,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
-    check_dtypes([a.dtype, b.dtype()])?;
+    if kernel.form != Form::Int8Quads {
+        check_dtypes([a.dtype, b.dtype()])?;
+    }
     let source = Rows { a: *a, k, batch, form: kernel.form, copy: copy_row(kernel.isa, a.dtype, kernel.form) };
     let b = match b {
         Operand::Packed(packed) => {
@@ -220,9 +222,8 @@ impl ASource for Rows<'_> {
                         (self.copy)(from.byte_offset(col as isize * self.a.col_stride * size), element, 1);
                     }
                 }
-                if !kc.is_multiple_of(unit) {
-                    to.add(kc * self.form.element_bytes()).write_bytes(0, self.form.element_bytes());
-                }
+                let padding = kc.next_multiple_of(unit) - kc;
+                to.add(kc * self.form.element_bytes()).write_bytes(0, padding * self.form.element_bytes());
             }
         }
         (dst, ld)

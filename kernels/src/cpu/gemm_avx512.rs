@@ -50,6 +50,15 @@ pub(crate) static BF16: Kernel = Kernel {
     tiles: [heights!(narrow_bf16), &bf16_tiles::TILES],
 };
 
+/// 14 x 32 with `VPDPBUSD`: four terms an instruction, 32-bit sums.
+pub(crate) static INT8: Kernel = Kernel {
+    isa: Isa::Avx512,
+    form: Form::Int8Quads,
+    mr: 14,
+    nr: 32,
+    tiles: [heights!(narrow_int8), &int8_tiles::TILES],
+};
+
 /// Address of row `$row` of A: three base registers five rows apart, and the row distance once, twice, three, four times.
 macro_rules! row_address {
     (0) => {
@@ -149,8 +158,8 @@ macro_rules! prefetch_result {
 }
 
 macro_rules! add_result {
-    ($x:literal, $y:literal) => {
-        concat!("vaddps ", $x, ", ", $x, ", [{at}]\nvaddps ", $y, ", ", $y, ", [{at} + 64]\nadd {at}, {ldc}\n")
+    ($x:literal, $y:literal, $add:literal) => {
+        concat!($add, " ", $x, ", ", $x, ", [{at}]\n", $add, " ", $y, ", ", $y, ", [{at} + 64]\nadd {at}, {ldc}\n")
     };
 }
 
@@ -174,7 +183,7 @@ macro_rules! unit {
 /// accumulators in registers across the loop's end. Four units a round; one line of the next panel is fetched into L2
 /// per round, so that the first tile of the next panel does not wait for memory.
 macro_rules! tile {
-    ($name:ident, $features:literal, $broadcast:literal, $fma:literal, $($row:tt)*) => {
+    ($name:ident, $features:literal, $broadcast:literal, $fma:literal, $add:literal, $($row:tt)*) => {
         /// # Safety
         /// As [`super::super::gemm_kernel::Tile`] says; the instructions must be available.
         #[target_feature(enable = $features)]
@@ -231,7 +240,7 @@ macro_rules! tile {
                     "test {flag:l}, {flag:l}",
                     "je 7f",
                     "mov {at}, {c}",
-                    $(accumulators!(add_result, $row),)*
+                    $(accumulators!(add_result, $row, $add),)*
                     "7:",
                     $(accumulators!(store_result, $row),)*
                     p0 = inout(reg) a => _,
@@ -261,36 +270,40 @@ macro_rules! tile {
 
 /// The fourteen heights of one family.
 macro_rules! tiles {
-    ($features:literal, $broadcast:literal, $fma:literal) => {
+    ($features:literal, $broadcast:literal, $fma:literal, $add:literal) => {
         use super::super::gemm_kernel::Tile;
 
         pub(super) static TILES: [Tile; 14] = [
             rows_1, rows_2, rows_3, rows_4, rows_5, rows_6, rows_7, rows_8, rows_9, rows_10, rows_11, rows_12, rows_13,
             rows_14,
         ];
-        tile!(rows_1, $features, $broadcast, $fma, 0);
-        tile!(rows_2, $features, $broadcast, $fma, 0 1);
-        tile!(rows_3, $features, $broadcast, $fma, 0 1 2);
-        tile!(rows_4, $features, $broadcast, $fma, 0 1 2 3);
-        tile!(rows_5, $features, $broadcast, $fma, 0 1 2 3 4);
-        tile!(rows_6, $features, $broadcast, $fma, 0 1 2 3 4 5);
-        tile!(rows_7, $features, $broadcast, $fma, 0 1 2 3 4 5 6);
-        tile!(rows_8, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7);
-        tile!(rows_9, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8);
-        tile!(rows_10, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9);
-        tile!(rows_11, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10);
-        tile!(rows_12, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10 11);
-        tile!(rows_13, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10 11 12);
-        tile!(rows_14, $features, $broadcast, $fma, 0 1 2 3 4 5 6 7 8 9 10 11 12 13);
+        tile!(rows_1, $features, $broadcast, $fma, $add, 0);
+        tile!(rows_2, $features, $broadcast, $fma, $add, 0 1);
+        tile!(rows_3, $features, $broadcast, $fma, $add, 0 1 2);
+        tile!(rows_4, $features, $broadcast, $fma, $add, 0 1 2 3);
+        tile!(rows_5, $features, $broadcast, $fma, $add, 0 1 2 3 4);
+        tile!(rows_6, $features, $broadcast, $fma, $add, 0 1 2 3 4 5);
+        tile!(rows_7, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6);
+        tile!(rows_8, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7);
+        tile!(rows_9, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7 8);
+        tile!(rows_10, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7 8 9);
+        tile!(rows_11, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7 8 9 10);
+        tile!(rows_12, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7 8 9 10 11);
+        tile!(rows_13, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7 8 9 10 11 12);
+        tile!(rows_14, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6 7 8 9 10 11 12 13);
     };
 }
 
 mod f32_tiles {
-    tiles!("avx512f", "vbroadcastss", "vfmadd231ps");
+    tiles!("avx512f", "vbroadcastss", "vfmadd231ps", "vaddps");
 }
 
 mod bf16_tiles {
-    tiles!("avx512f,avx512bf16", "vpbroadcastd", "vdpbf16ps");
+    tiles!("avx512f,avx512bf16", "vpbroadcastd", "vdpbf16ps", "vaddps");
+}
+
+mod int8_tiles {
+    tiles!("avx512f,avx512vnni", "vpbroadcastd", "vpdpbusd", "vpaddd");
 }
 
 /// The half-width panel of f32.
@@ -348,6 +361,39 @@ unsafe fn narrow_bf16<const MR: usize>(
             }
         }
         store_narrow(&sums, c, ldc, accumulate);
+    }
+}
+
+/// The half-width panel of bytes.
+///
+/// # Safety
+/// As [`super::gemm_kernel::Tile`] says, `c` holding integers; `VPDPBUSD` must be available.
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn narrow_int8<const MR: usize>(
+    quads: usize,
+    a: *const u8,
+    lda: usize,
+    panel: *const u8,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+    _prefetch: *const u8,
+) {
+    // SAFETY: see above.
+    unsafe {
+        let mut sums = [_mm512_setzero_si512(); MR];
+        for quad in 0..quads {
+            let column = _mm512_loadu_si512(panel.cast::<u32>().add(quad * 16).cast());
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let x = _mm512_set1_epi32(a.add(row * lda).cast::<i32>().add(quad).read_unaligned());
+                *sum = _mm512_dpbusd_epi32(*sum, x, column);
+            }
+        }
+        for (row, &sum) in sums.iter().enumerate() {
+            let target: *mut __m512i = c.add(row * ldc).cast();
+            let sum = if accumulate { _mm512_add_epi32(sum, _mm512_loadu_si512(target)) } else { sum };
+            _mm512_storeu_si512(target, sum);
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! registers as accumulators and issue 16 loads for 28 multiply-adds, below the two loads a cycle that the cores have;
 //! on AVX2 it is 6 x 2 of 16 registers.
 
+use crate::calibrate::bf16_dot_wins;
 use crate::cpu::pack::Matrix;
 use crate::dtype::DType;
 use crate::isa::{Isa, features};
@@ -26,6 +27,8 @@ pub(crate) enum Form {
     F32,
     /// Pairs of bf16 terms.
     Bf16Pairs,
+    /// Fours of bytes: A unsigned, B signed, results 32-bit integers in the place of f32.
+    Int8Quads,
 }
 
 impl Form {
@@ -34,6 +37,7 @@ impl Form {
         match self {
             Form::F32 => DType::F32,
             Form::Bf16Pairs => DType::BF16,
+            Form::Int8Quads => DType::U8,
         }
     }
 
@@ -42,6 +46,7 @@ impl Form {
         match self {
             Form::F32 => 1,
             Form::Bf16Pairs => 2,
+            Form::Int8Quads => 4,
         }
     }
 
@@ -74,7 +79,7 @@ impl Kernel {
     pub(crate) fn reads(&self, dtype: DType) -> bool {
         match self.form {
             Form::F32 => matches!(dtype, DType::F32 | DType::F16 | DType::BF16),
-            Form::Bf16Pairs => dtype == DType::BF16,
+            Form::Bf16Pairs | Form::Int8Quads => dtype == self.form.dtype(),
         }
     }
 
@@ -88,7 +93,12 @@ impl Kernel {
 
     /// Whether this processor runs it.
     pub(crate) fn is_available(&self) -> bool {
-        self.isa.is_available() && (self.form == Form::F32 || features().avx512_bf16)
+        self.isa.is_available()
+            && match (self.form, self.isa) {
+                (Form::F32, _) | (_, Isa::Portable | Isa::Avx2) => true,
+                (Form::Bf16Pairs, Isa::Avx512) => features().avx512_bf16,
+                (Form::Int8Quads, Isa::Avx512) => features().avx512_vnni,
+            }
     }
 }
 
@@ -102,18 +112,30 @@ pub(crate) fn kernels() -> Vec<&'static Kernel> {
         &gemm_avx512::F32,
         #[cfg(target_arch = "x86_64")]
         &gemm_avx512::BF16,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_avx512::INT8,
+        &gemm_portable::INT8,
     ]
 }
 
 /// The fastest family for operands of these types.
 pub(crate) fn select(isa: Isa, a: DType, b: DType) -> &'static Kernel {
-    match isa.clamp() {
+    let pairs = isa.clamp() == Isa::Avx512 && (a, b) == (DType::BF16, DType::BF16) && bf16_dot_wins();
+    of_form(isa, if pairs { Form::Bf16Pairs } else { Form::F32 })
+}
+
+/// The family of a form; the processor must have its instructions.
+pub(crate) fn of_form(isa: Isa, form: Form) -> &'static Kernel {
+    match (isa.clamp(), form) {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if (a, b) == (DType::BF16, DType::BF16) && features().fast_bf16_dot => &gemm_avx512::BF16,
+        (Isa::Avx512, Form::Bf16Pairs) => &gemm_avx512::BF16,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => &gemm_avx512::F32,
+        (Isa::Avx512, Form::Int8Quads) if features().avx512_vnni => &gemm_avx512::INT8,
+        (_, Form::Int8Quads) => &gemm_portable::INT8,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => &gemm_avx2::F32,
+        (Isa::Avx512, _) => &gemm_avx512::F32,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, _) => &gemm_avx2::F32,
         _ => &gemm_portable::F32,
     }
 }
@@ -133,6 +155,7 @@ pub(crate) type CopyRow = unsafe fn(*const u8, *mut u8, usize);
 pub(crate) fn copy_row(isa: Isa, dtype: DType, form: Form) -> CopyRow {
     match (form, dtype) {
         (Form::Bf16Pairs, _) => gemm_portable::copy_16,
+        (Form::Int8Quads, _) => gemm_portable::copy_8,
         (Form::F32, DType::F16) => match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => gemm_avx512::widen_f16,

@@ -49,6 +49,58 @@ unsafe fn tile<const MR: usize, const WIDTH: usize>(
     }
 }
 
+/// 4 x 16 of bytes, four terms a unit.
+pub(crate) static INT8: Kernel = Kernel {
+    isa: Isa::Portable,
+    form: Form::Int8Quads,
+    mr: 4,
+    nr: 16,
+    tiles: [
+        &[quads::<1, 8> as Tile, quads::<2, 8>, quads::<3, 8>, quads::<4, 8>],
+        &[quads::<1, 16> as Tile, quads::<2, 16>, quads::<3, 16>, quads::<4, 16>],
+    ],
+};
+
+/// # Safety
+/// As [`super::gemm_kernel::Tile`] says; `c` holds integers.
+unsafe fn quads<const MR: usize, const WIDTH: usize>(
+    units: usize,
+    a: *const u8,
+    lda: usize,
+    panel: *const u8,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+    _prefetch: *const u8,
+) {
+    let mut sums = [[0i32; WIDTH]; MR];
+    // SAFETY: see above.
+    unsafe {
+        for unit in 0..units {
+            let b: [[i8; 4]; WIDTH] = panel.cast::<[[i8; 4]; WIDTH]>().add(unit).read_unaligned();
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let x: [u8; 4] = a.add(row * lda).cast::<[u8; 4]>().add(unit).read_unaligned();
+                for (sum, b) in sums.iter_mut().zip(&b) {
+                    *sum += x.iter().zip(b).map(|(&x, &b)| i32::from(x) * i32::from(b)).sum::<i32>();
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (lane, sum) in sums.iter().enumerate() {
+                let target = c.cast::<i32>().add(row * ldc + lane);
+                target.write(if accumulate { *target + sum } else { *sum });
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `src` and `dst` must hold `n` bytes.
+pub(crate) unsafe fn copy_8(src: *const u8, dst: *mut u8, n: usize) {
+    // SAFETY: forwarded.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, n) }
+}
+
 /// # Safety
 /// `src` and `dst` must hold `n` f32.
 pub(crate) unsafe fn copy_32(src: *const u8, dst: *mut u8, n: usize) {

@@ -50,6 +50,15 @@ pub fn exp2_nonpositive<S: Simd>(s: S, x: S::F) -> S::F {
     s.scale2(p, n)
 }
 
+/// As [`exp2_nonpositive`] within 8e-5 relative: for results that are rounded to bf16.
+#[inline(always)]
+pub fn exp2_nonpositive_rough<S: Simd>(s: S, x: S::F) -> S::F {
+    let x = s.max_raw(s.splat(-150.0), x);
+    let n = s.round_even(x);
+    let p = poly(s, s.sub(x, n), [5.517_166e-2, 2.426_111_3e-1, 6.932_61e-1, 9.999_281e-1]);
+    s.scale2(p, n)
+}
+
 /// Natural logarithm; NaN below 0, -infinity at 0.
 #[inline(always)]
 pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
@@ -175,7 +184,7 @@ pub fn silu<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(x, s.add(s.splat(1.0), exp(s, s.neg(x))))
 }
 
-/// The probability that a standard normal variable exceeds `a`, for `a >= 0` (NaN gives NaN, infinity too).
+/// The probability that a standard normal variable exceeds `a`, for `a >= 0`: 0 from 15 on, NaN for NaN.
 #[inline(always)]
 fn normal_tail<S: Simd>(s: S, a: S::F) -> S::F {
     // exp(-a^2 / 2) t Q(2t - 1) with t = 1 / (1 + 0.35 a). The rounding error of a^2 is put back.
@@ -202,13 +211,12 @@ fn normal_tail<S: Simd>(s: S, a: S::F) -> S::F {
     s.mul(exp_split(s, s.mul(h, s.splat(-0.5)), low), p)
 }
 
-/// Exact GELU, `x * Phi(x)`; NaN at both infinities, as PyTorch's CPU kernel has it.
+/// Exact GELU, `x * Phi(x)`: infinity at infinity and NaN at -infinity, as the formula has it. PyTorch's kernels agree for
+/// f16 and on GPUs; its vector code for f32 and bf16 gives NaN at both.
 #[inline(always)]
 pub fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
     let tail = normal_tail(s, s.abs(x));
-    let phi = s.select(s.lt(x, s.splat(0.0)), tail, s.sub(s.splat(1.0), tail));
-    // 0 * x is NaN at the infinities and a zero of x's sign elsewhere.
-    s.mla(x, phi, s.mul(x, s.splat(0.0)))
+    s.mul(x, s.select(s.lt(x, s.splat(0.0)), tail, s.sub(s.splat(1.0), tail)))
 }
 
 /// The tanh approximation of GELU: `x / (1 + exp(-2 u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`; NaN at -infinity.

@@ -17,8 +17,10 @@ use crate::pool::OutOfMemory;
 
 pub mod attention;
 mod attention_kernel;
+pub mod bench;
 pub mod conv;
 pub mod conv_algorithm;
+pub mod conv_choice;
 pub(crate) mod conv_depthwise;
 pub(crate) mod conv_direct;
 pub mod conv_winograd;
@@ -30,6 +32,7 @@ pub(crate) mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod gemm_avx512;
 pub(crate) mod gemm_driver;
+pub mod gemm_int8;
 pub(crate) mod gemm_kernel;
 pub(crate) mod gemm_portable;
 pub mod gemm_store;

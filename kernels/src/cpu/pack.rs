@@ -7,6 +7,7 @@
 //! ```text
 //! f32:     unit[k][lane]             = B[n0 + lane][k]
 //! 16-bit:  unit[k / 2][lane]         = (B[n0 + lane][k], B[n0 + lane][k + 1])      low half first
+//! bytes:   unit[k / 4][lane]         = (B[n0 + lane][k], ..., B[n0 + lane][k + 3])
 //! ```
 //!
 //! Pairs are what `VDPBF16PS` multiplies, and they widen to two rows of f32 with a shift and a mask. 16-bit weights stay
@@ -93,7 +94,7 @@ pub(crate) fn units(k: usize, dtype: DType) -> usize {
 
 /// Elements of k in one unit.
 pub(crate) fn elements_per_unit(dtype: DType) -> usize {
-    4 / dtype.size_bytes().clamp(2, 4)
+    4 / dtype.size_bytes().clamp(1, 4)
 }
 
 /// Width of the panel that starts at column `n0`.
@@ -142,6 +143,7 @@ pub(crate) unsafe fn pack_panel(
         let done = fast * per_unit;
         match b.dtype.size_bytes() {
             4 => pack_singles(&source, valid, width, done..kc, dst.cast()),
+            1 => pack_quads(&source, valid, width, done..kc, dst.cast()),
             _ => pack_pairs(&source, valid, width, done..kc, dst.cast()),
         }
     }
@@ -184,6 +186,23 @@ unsafe fn pack_pairs(b: &Matrix, valid: usize, width: usize, range: std::ops::Ra
                 row.add(lane).write(u32::from(low.read()) | u32::from(high) << 16);
             }
             row.add(valid).write_bytes(0, width - valid);
+        }
+    }
+}
+
+/// # Safety
+/// As [`pack_panel`].
+unsafe fn pack_quads(b: &Matrix, valid: usize, width: usize, range: std::ops::Range<usize>, dst: *mut u32) {
+    let end = range.end;
+    for k in range.step_by(4) {
+        for lane in 0..width {
+            let byte = |i: usize| {
+                let at = (k + i) as isize * b.col_stride + lane as isize * b.row_stride;
+                // SAFETY: read only where the matrix has an element.
+                if lane < valid && k + i < end { unsafe { *b.ptr.offset(at) } } else { 0 }
+            };
+            // SAFETY: see `pack_panel`.
+            unsafe { dst.add(k / 4 * width + lane).write(u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)])) };
         }
     }
 }

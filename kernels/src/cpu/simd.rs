@@ -86,6 +86,12 @@ pub trait Simd: Copy {
     unsafe fn load_bf16_n(self, p: *const u16, n: usize) -> Self::F;
     unsafe fn store_bf16(self, p: *mut u16, v: Self::F);
     unsafe fn store_bf16_n(self, p: *mut u16, v: Self::F, n: usize);
+    /// Rounds to nearest, ties away from zero; what becomes of a NaN is not said.
+    #[inline(always)]
+    unsafe fn store_bf16_of_number(self, p: *mut u16, v: Self::F) {
+        // SAFETY: the caller vouches for LANES elements.
+        unsafe { self.store_bf16(p, v) }
+    }
     unsafe fn load_f16(self, p: *const u16) -> Self::F;
     unsafe fn load_f16_n(self, p: *const u16, n: usize) -> Self::F;
     unsafe fn store_f16(self, p: *mut u16, v: Self::F);
@@ -674,6 +680,13 @@ mod x86 {
         #[inline(always)]
         unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
             mem!(_mm256_storeu_si256(p.cast(), narrow_bf16_512(self, v)))
+        }
+        #[inline(always)]
+        unsafe fn store_bf16_of_number(self, p: *mut u16, v: __m512) {
+            mem!({
+                let bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
+                _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits)))
+            })
         }
         #[inline(always)]
         unsafe fn store_bf16_n(self, p: *mut u16, v: __m512, n: usize) {

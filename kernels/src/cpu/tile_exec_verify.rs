@@ -1,31 +1,35 @@
 //! Rows of the registry for attention, norms, softmax and tile programs: each level of each, compared with f64 loops.
 
-use super::attention::{Attention, Heads, attention, attention_reference};
+use super::attention::{Attention, Heads, attention_reference, attention_with, scratch_bytes_of};
+use super::bench;
+use super::gemm_kernel::Form;
 use super::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
 use super::softmax::{Matrix, softmax};
 use super::tile_exec::{Prepared, run_loop};
 use super::tile_exec_ref;
 use super::verify::Buffer;
 use crate::dtype::DType;
-use crate::isa::Isa;
+use crate::isa::{Isa, features};
 use crate::pool::Pool;
 use crate::registry::{Family, Row};
 use crate::tile::{Binary, Bound, Instr, Source, Space, TileProgram, Unary};
 
 /// A comparison at a level and type.
 type Check = fn(Isa, DType) -> Result<(), String>;
+/// What is measured at a level and type.
+type Benches = fn(Isa, DType) -> Vec<bench::Bench>;
 
 /// Every kernel of this file at every level, for every floating type.
 pub fn rows() -> Vec<Row> {
-    let families: [(&str, &str, Family, Check); 5] = [
-        ("attention", "24xk256", Family::Attention, verify_attention),
-        ("group_norm_silu", "r4", Family::Norm, verify_group_norm),
-        ("layer_norm", "r16", Family::Norm, verify_layer_norm),
-        ("softmax", "r1", Family::Norm, verify_softmax),
-        ("tile", "1024", Family::Tile, verify_tile),
+    let families: [(&str, &str, Family, Check, Benches); 5] = [
+        ("attention", "24xk256", Family::Attention, verify_attention, bench::attention),
+        ("group_norm_silu", "r4", Family::Norm, verify_group_norm, bench::group_norm),
+        ("layer_norm", "r16", Family::Norm, verify_layer_norm, bench::layer_norm),
+        ("softmax", "r1", Family::Norm, verify_softmax, bench::rows_softmax),
+        ("tile", "1024", Family::Tile, verify_tile, bench::tile),
     ];
     let mut rows = Vec::new();
-    for (name, shape, family, check) in families {
+    for (name, shape, family, check, benches) in families {
         for (dtype, suffix) in [(DType::F32, "f32"), (DType::F16, "f16"), (DType::BF16, "bf16")] {
             for isa in Isa::ALL {
                 rows.push(Row {
@@ -35,10 +39,20 @@ pub fn rows() -> Vec<Row> {
                     dtype,
                     is_available: Box::new(move || isa.is_available()),
                     verify: Box::new(move || check(isa, dtype)),
+                    benches: benches(isa, dtype),
                 });
             }
         }
     }
+    rows.push(Row {
+        name: "attention_bf16_dot_24xk256__avx512".to_owned(),
+        family: Family::Attention,
+        isa: Isa::Avx512,
+        dtype: DType::BF16,
+        is_available: Box::new(|| features().avx512_bf16),
+        verify: Box::new(|| verify_attention_of(Form::Bf16Pairs, Isa::Avx512, DType::BF16)),
+        benches: bench::attention_of(Form::Bf16Pairs, Isa::Avx512, DType::BF16),
+    });
     rows
 }
 
@@ -68,8 +82,12 @@ fn load(dst: u8, operand: u8) -> Instr {
 }
 
 fn verify_attention(isa: Isa, dtype: DType) -> Result<(), String> {
+    verify_attention_of(Form::F32, isa, dtype)
+}
+
+fn verify_attention_of(form: Form, isa: Isa, dtype: DType) -> Result<(), String> {
     for (seq_q, seq_k, dim, causal) in
-        [(50, 77, 40, false), (100, 300, 64, true), (5, 33, 96, false), (30, 70, 8, true)]
+        [(50, 77, 40, false), (100, 300, 64, true), (5, 33, 96, false), (30, 70, 8, true), (26, 529, 37, false)]
     {
         let (batch, heads) = (1, 2);
         let [mut q, mut k, mut v] =
@@ -102,12 +120,15 @@ fn verify_attention(isa: Isa, dtype: DType) -> Result<(), String> {
         };
         // SAFETY: the buffers hold the sizes.
         unsafe {
-            attention(&Pool::new(2), isa, &a).map_err(|e| e.to_string())?;
+            let pool = Pool::new(2);
+            let mut scratch = Buffer::zeroed(DType::U8, scratch_bytes_of(form, &pool, isa, &a));
+            attention_with(form, &pool, isa, &a, scratch.ptr_mut()).map_err(|e| e.to_string())?;
             attention_reference(&Attention { out: of(&mut exact, seq_q), ..a });
         }
         let expected: Vec<f64> = (0..batch * heads * seq_q * dim).map(|i| exact.get(i)).collect();
-        // Scores of `dim` products below 1, times scale; weights inherit their absolute error.
-        let tolerance = 4.0 * (dim as f64).sqrt() * 2f64.powi(-24) + 1e-6;
+        // Scores of `dim` products below 1, times scale; weights inherit their absolute error, and may be rounded.
+        let weights = if form == Form::Bf16Pairs { 2f64.powi(-9) } else { 0.0 };
+        let tolerance = 4.0 * (dim as f64).sqrt() * 2f64.powi(-24) + 1e-6 + weights;
         compare(&out, &expected, tolerance).map_err(|e| format!("{seq_q}x{seq_k} d{dim}: {e}"))?;
     }
     Ok(())

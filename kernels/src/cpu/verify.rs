@@ -4,10 +4,12 @@
 //! of its sums: with chains of at most `c` f32 additions the error of a sum is bounded by `c * 2^-24 * sum |a b|`
 //! (and the widening of 16-bit operands is exact), so that bound is the tolerance.
 
+use super::bench;
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_winograd::{pack_winograd_weight, winograd_bytes, winograd_with};
 use super::gemm::{BatchDim, Operand, gemm_with};
-use super::gemm_kernel::{Kernel, kernels};
+use super::gemm_int8::{Scales, gemm_int8};
+use super::gemm_kernel::{Form, Kernel, kernels};
 use super::gemm_store::StoreEpilogue;
 use super::pack::{Matrix, pack_b, packed_bytes};
 use crate::dtype::DType;
@@ -60,6 +62,11 @@ impl Buffer {
     /// Address of the first element.
     pub fn ptr_mut(&mut self) -> *mut u8 {
         self.memory.as_mut_ptr().cast()
+    }
+
+    /// Size of the memory.
+    pub fn len_bytes(&self) -> usize {
+        self.memory.len() * 64
     }
 
     /// Stores a rounded value.
@@ -222,6 +229,87 @@ fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     Ok(())
 }
 
+/// A quantized operand pair and its scales, drawn from the whole range of bytes.
+pub(super) struct Quantized {
+    pub a: Buffer,
+    pub b: Buffer,
+    a_scale: Vec<f32>,
+    a_zero: Vec<i32>,
+    b_scale: Vec<f32>,
+    b_total: Vec<i32>,
+}
+
+impl Quantized {
+    pub(super) fn random((m, n, k): (usize, usize, usize)) -> Quantized {
+        let mut numbers = Numbers::new(9);
+        let mut bytes = |len: usize| {
+            let mut buffer = Buffer::zeroed(DType::U8, len);
+            // SAFETY: inside the buffer.
+            (0..len).for_each(|at| unsafe { buffer.ptr_mut().add(at).write((numbers.draw() * 128.0 + 128.0) as u8) });
+            buffer
+        };
+        let (a, b) = (bytes(m * k), bytes(n * k));
+        let total = |row: usize| (0..k).map(|t| i32::from(Quantized::byte(&b, row * k + t) as i8)).sum();
+        Quantized {
+            a_scale: (0..m).map(|_| numbers.draw()).collect(),
+            a_zero: (0..m).map(|row| (row * 37 % 256) as i32).collect(),
+            b_scale: (0..n).map(|_| numbers.draw()).collect(),
+            b_total: (0..n).map(total).collect(),
+            a,
+            b,
+        }
+    }
+
+    fn byte(of: &Buffer, at: usize) -> u8 {
+        assert!(at < of.len_bytes());
+        // SAFETY: inside the buffer.
+        unsafe { of.ptr().add(at).read() }
+    }
+
+    pub(super) fn scales(&self) -> Scales {
+        let Quantized { a_scale, a_zero, b_scale, b_total, .. } = self;
+        Scales { a: a_scale.as_ptr(), a_zero: a_zero.as_ptr(), b: b_scale.as_ptr(), b_total: b_total.as_ptr() }
+    }
+
+    /// The definition: bytes as real numbers, multiplied in f64.
+    fn reference(&self, (row, col): (usize, usize), k: usize) -> f64 {
+        let term = |t: usize| {
+            let x = f64::from(Self::byte(&self.a, row * k + t)) - f64::from(self.a_zero[row]);
+            x * f64::from(Self::byte(&self.b, col * k + t) as i8)
+        };
+        (0..k).map(term).sum::<f64>() * f64::from(self.a_scale[row]) * f64::from(self.b_scale[col])
+    }
+}
+
+fn verify_int8(kernel: &'static Kernel) -> Result<(), String> {
+    let pool = Pool::global();
+    for (m, n, k) in GEMM_SIZES {
+        let operands = Quantized::random((m, n, k));
+        let mut memory = Buffer::zeroed(DType::U8, packed_bytes(n, k, DType::U8, kernel.isa));
+        let mut c = Buffer::random(DType::F32, m * n, 3);
+        let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+        let right = Matrix::row_major(operands.b.ptr(), DType::U8, k);
+        // SAFETY: dense buffers of the sizes named.
+        let outcome = unsafe {
+            let packed = pack_b(pool, kernel.isa, n, k, &right, memory.ptr_mut());
+            gemm_int8(pool, kernel.isa, (m, n, k), (operands.a.ptr(), k), packed, operands.scales(), &store)
+        };
+        outcome.map_err(|error| error.to_string())?;
+        for index in 0..m * n {
+            let (got, expected) = (c.get(index), operands.reference((index / n, index % n), k));
+            // The sum is exact; its conversion and two factors are rounded.
+            if (got - expected).abs() > 4.0 * 2f64.powi(-24) * expected.abs() {
+                return Err(format!("{} {m}x{n}x{k}: result {index} is {got}, not {expected}", int8_name(kernel)));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn int8_name(kernel: &Kernel) -> String {
+    format!("gemm_int8_{}x{}__{}", kernel.mr, kernel.nr, kernel.isa.name())
+}
+
 /// Convolutions that meet every edge.
 pub fn conv_cases() -> Vec<Conv> {
     let square = |size: usize, ic: usize, oc: usize| Conv::new_2d(2, [size, size], ic, oc, [3, 3]);
@@ -324,6 +412,10 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
     Ok(())
 }
 
+/// A comparison and the measurements of a micro-kernel on operands of a type.
+type KernelCheck = fn(&'static Kernel, DType) -> Result<(), String>;
+type KernelBenches = fn(&'static Kernel, DType) -> Vec<bench::Bench>;
+
 /// Rows of the registry for the contractions of this module.
 pub fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -332,19 +424,32 @@ pub fn rows() -> Vec<Row> {
             let name = kernel.row_name(Family::Conv, dtype).replacen("conv_", "conv_winograd_", 1);
             let is_available = Box::new(|| kernel.is_available());
             let verify = Box::new(move || verify_winograd(kernel, dtype));
-            rows.push(Row { name, family: Family::Conv, isa: kernel.isa, dtype, is_available, verify });
+            let benches = bench::winograd(kernel, dtype);
+            rows.push(Row { name, family: Family::Conv, isa: kernel.isa, dtype, is_available, verify, benches });
         }
     }
+    for kernel in kernels().into_iter().filter(|kernel| kernel.form == Form::Int8Quads) {
+        rows.push(Row {
+            name: int8_name(kernel),
+            family: Family::Gemm,
+            isa: kernel.isa,
+            dtype: DType::U8,
+            is_available: Box::new(|| kernel.is_available()),
+            verify: Box::new(|| verify_int8(kernel)),
+            benches: bench::linear_int8(kernel),
+        });
+    }
     for kernel in kernels() {
-        for (family, verify) in
-            [(Family::Gemm, verify_gemm as fn(_, _) -> _), (Family::Conv, verify_conv as fn(_, _) -> _)]
-        {
+        let families: [(Family, KernelCheck, KernelBenches); 2] =
+            [(Family::Gemm, verify_gemm, bench::linear), (Family::Conv, verify_conv, bench::conv)];
+        for (family, verify, benches) in families {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 if kernel.reads(dtype) {
                     let name = kernel.row_name(family, dtype);
                     let is_available = Box::new(|| kernel.is_available());
                     let verify = Box::new(move || verify(kernel, dtype));
-                    rows.push(Row { name, family, isa: kernel.isa, dtype, is_available, verify });
+                    let benches = benches(kernel, dtype);
+                    rows.push(Row { name, family, isa: kernel.isa, dtype, is_available, verify, benches });
                 }
             }
         }

@@ -8,7 +8,7 @@ other values, and becomes a constant of the program if nothing helps: the graph 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, labels, rebuild
 from .sizes import Symbol, candidates, held_out, plan_sizes
+from .stages import Stage, cut
 from .trace import Trace, trace
 from .weights import WeightIndex
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Capturer", "capture"]
 
 Point = dict[str, Number]
+R = TypeVar("R")
 
 
 def capture(
@@ -84,11 +86,24 @@ class Capturer:
             CaptureError: As :func:`capture`.
             UnsupportedError: As :func:`~oxidiff.capture.lowering.lower`.
         """
+        return self._fixing(call, lambda graph: lower(graph, make_builder()))
+
+    def staged(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, list[Stage]]:
+        """As :meth:`lowered`, for a graph with ops that the compiler does not know: cut at these.
+
+        Raises:
+            CaptureError: As :func:`capture`.
+            UnsupportedError: As :func:`~oxidiff.capture.stages.cut`.
+        """
+        return self._fixing(call, lambda graph: cut(graph, make_builder))
+
+    def _fixing(self, call: Call, use: Callable[[CapturedGraph], R]) -> tuple[CapturedGraph, R]:
+        """A graph and what ``use`` makes of it, with the sizes constant that it needs to know."""
         fixed: set[str] = set()
         while True:
             graph = _Session(self, call, fixed).run()
             try:
-                return graph, lower(graph, make_builder())
+                return graph, use(graph)
             except SizeDependentError as error:
                 if error.symbols <= fixed:
                     raise

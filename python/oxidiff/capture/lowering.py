@@ -108,10 +108,28 @@ def lower(graph: CapturedGraph, builder: GraphBuilder) -> LoweredGraph:
 
 
 class Lowering:
-    """One graph being lowered. The methods are the vocabulary of the rows."""
+    """One graph being lowered. The methods are the vocabulary of the rows.
 
-    def __init__(self, graph: CapturedGraph, builder: GraphBuilder) -> None:
+    Args:
+        graph: The graph.
+        builder: Where to; must be empty.
+        orders: For each input, its dimensions from the outermost in memory to the innermost, ``None`` if row-major; those
+            of the call's key if left out.
+        first_number: Where Python numbers start in the flat sizes of a call, if not behind those of the inputs.
+        on_error: Called with each node that cannot be lowered; its results are then taken for inputs. Raises if left out.
+    """
+
+    def __init__(
+        self,
+        graph: CapturedGraph,
+        builder: GraphBuilder,
+        orders: Sequence[tuple[int, ...] | None] | None = None,
+        first_number: int | None = None,
+        on_error: Callable[[int, UnsupportedError], None] | None = None,
+    ) -> None:
         self.graph = graph
+        self.first_number = first_number
+        self.on_error = on_error
         self.builder = builder
         self.node: Node = graph.nodes[0] if graph.nodes else Node("input", (), {}, (), "")
         self.lowered: dict[int, T] = {}
@@ -121,47 +139,69 @@ class Lowering:
         self.arguments: list[ArgumentSource] = []
         self.weights: list[WeightSlot] = []
         self.sizes: dict[Dim, str] = {}
-        self.orders = memory_orders(graph.key)
+        self.orders = memory_orders(graph.key) if orders is None else orders
         self.last_path: str | None = None
         self.scalars: dict[tuple[float, torch.dtype], T] = {}
 
     def run(self) -> LoweredGraph:
         """Lowers the whole graph."""
-        from .aten import ROWS
-
         self.declare_symbols()
         for node in self.graph.nodes:
             if node.op == "input":
                 self.declare_input(node)
         self.declare_numbers()
-        for node in self.graph.nodes:
+        for index, node in enumerate(self.graph.nodes):
             self.node = node
             if node.path != self.last_path:
                 self.builder.path(node.path)
                 self.last_path = node.path
-            if isinstance(node.op, str):
-                self.lower_source(node)
-                continue
-            row = ROWS.get(node.op)
-            if row is None:
-                raise self.unsupported("the op is not supported")
-            arguments = self.bind(node)
             try:
-                results = row(self, *arguments)
-            except (TypeError, KeyError) as error:
-                # A row that computes with a number it takes to be known.
-                raise self.size_dependent(str(error), _symbols_in(arguments)) from error
-            if isinstance(results, T):
-                results = (results,)
-            for value, result in zip(node.outputs, results, strict=True):
-                declared = self.graph.values[value]
-                if result.dtype is not declared.dtype:
-                    result = self.convert(result, declared.dtype)
-                self.lowered[value] = result
+                self.lower_node(node)
+            except SizeDependentError:
+                raise
+            except UnsupportedError as error:
+                if self.on_error is None:
+                    raise
+                self.on_error(index, error)
+                self.stand_in(node)
         for leaf in self.graph.outputs.leaves:
             if leaf.value is not None:
                 self.builder.output(self.lowered[leaf.value].id)
         return LoweredGraph(self.builder, self.symbol_names, self.arguments, self.weights, self.graph.outputs)
+
+    def lower_node(self, node: Node) -> None:
+        """Lowers one op by its row, or a source."""
+        from .aten import ROWS
+
+        if isinstance(node.op, str):
+            self.lower_source(node)
+            return
+        row = ROWS.get(node.op)
+        if row is None:
+            raise self.unsupported("the op is not supported")
+        arguments = self.bind(node)
+        try:
+            results = row(self, *arguments)
+        except (TypeError, KeyError) as error:
+            # A row that computes with a number it takes to be known.
+            raise self.size_dependent(str(error), _symbols_in(arguments)) from error
+        if isinstance(results, T):
+            results = (results,)
+        for value, result in zip(node.outputs, results, strict=True):
+            declared = self.graph.values[value]
+            if result.dtype is not declared.dtype:
+                result = self.convert(result, declared.dtype)
+            self.lowered[value] = result
+
+    def stand_in(self, node: Node) -> None:
+        """Takes the results of a node that was not lowered for inputs, where the compiler has their type at all: what reads
+        others cannot be lowered either."""
+        for value in node.outputs:
+            meta = self.graph.values[value]
+            if (name := DTYPES.get(meta.dtype)) is not None:
+                self.lowered[value] = T(
+                    self.builder.input("", name, self.shape_text(meta.shape)), meta.dtype, meta.shape
+                )
 
     def unsupported(self, why: str) -> UnsupportedError:
         """The exception for the node being lowered."""
@@ -214,7 +254,9 @@ class Lowering:
         used: set[str] = set()
         for form in {f for f in self.graph.forms if isinstance(f, Dim)}:
             used |= form.symbols()
-        base = sum(len(self.graph.values[i.value].shape) for i in self.graph.inputs)
+        base = self.first_number
+        if base is None:
+            base = sum(len(self.graph.values[i.value].shape) for i in self.graph.inputs)
         for symbol in self.graph.plan.symbols:
             if symbol.role in ("int", "float") and symbol.name in used and symbol.name not in self.texts:
                 dtype = torch.int64 if symbol.role == "int" else torch.float64
@@ -270,7 +312,11 @@ class Lowering:
     def resolve(self, argument: Any) -> Any:
         """An argument with its references resolved."""
         if isinstance(argument, Ref):
-            return self.lowered[argument.value]
+            operand = self.lowered.get(argument.value)
+            if operand is None:
+                dtype = self.graph.values[argument.value].dtype
+                raise self.unsupported(f"it reads values of type {dtype}")
+            return operand
         if isinstance(argument, tuple):
             return tuple(self.resolve(a) for a in argument)
         return argument

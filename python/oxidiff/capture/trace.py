@@ -175,6 +175,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise self.error("forward uses a sparse or quantized tensor")
         slot = self.weights.find(tensor)
+        if slot is not None and slot.module != self.path and self.weights.is_effective(slot):
+            raise self.error(f"forward uses {slot.name}, to which adapters are added, outside of its layer")
         if slot is None and tensor.is_meta:
             raise self.error("forward uses a tensor that was made where tracing cannot see it")
         if slot is None and (owner := self.weights.owner_of_memory(tensor)) is not None:
@@ -287,6 +289,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._constants.clear()
         self.aliases = Aliases(self)
         return made
+
+    def close(self) -> None:
+        """Lets go of the module: whatever holds the recorder no longer holds that."""
+        del self.aliases, self.weights
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
@@ -638,7 +644,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
     """Keeps ``recorder.path`` at the submodule that is running."""
     global _current
     original = torch.nn.Module.__call__
-    paths = recorder.weights.paths
+    paths, bases = recorder.weights.paths, recorder.weights.bases
     thread = recorder.thread
 
     @functools.wraps(original)
@@ -646,6 +652,8 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         if threading.get_ident() != thread:
             return original(self, *args, **kwargs)
         before = recorder.path
+        if bases:
+            self = bases.get(id(self), self)
         recorder.path = paths.get(id(self), before)
         result = original(self, *args, **kwargs)
         # Not in a `finally`: after an exception the path says where it was raised.
@@ -866,6 +874,15 @@ def _run(
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     guard = _Guard(weights)
     recorder = Recorder(weights, device, scalars)
+    try:
+        return _recorded(call, inputs, guard, recorder)
+    finally:
+        recorder.close()
+
+
+def _recorded(
+    call: Callable[[], Any], inputs: list[tuple[Tensor, str]], guard: _Guard, recorder: Recorder
+) -> tuple[Trace, list[_Change], bool]:
     try:
         with (
             torch.no_grad(),

@@ -7,13 +7,14 @@ nowhere, such as one in a closure or an ``lru_cache``, is held by reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..adapters import walk
 from .meta import META_DEVICE
 
 __all__ = ["WeightIndex", "WeightSlot"]
@@ -39,8 +40,12 @@ class WeightSlot:
     keys: tuple[Any, ...] = ()
     tensor: Tensor | None = None
 
-    def fetch(self, root: torch.nn.Module | None) -> Tensor:
+    def fetch(self, root: torch.nn.Module | None, modules: Mapping[str, torch.nn.Module] | None = None) -> Tensor:
         """The tensor as ``root`` holds it now.
+
+        Args:
+            root: The module.
+            modules: The modules of it by path, where that is known.
 
         Raises:
             AttributeError, KeyError, IndexError: If the module no longer has it.
@@ -50,7 +55,8 @@ class WeightSlot:
             return self.tensor
         if root is None:
             raise AttributeError(f"{self.name} needs a module")
-        value: Any = getattr(root.get_submodule(self.module), self.attribute)
+        holder = root.get_submodule(self.module) if modules is None else modules[self.module]
+        value: Any = getattr(holder, self.attribute)
         for key in self.keys:
             value = value[key]
         if not isinstance(value, Tensor):
@@ -67,11 +73,19 @@ class WeightIndex:
         self.paths: dict[int, str] = {}
         self.caches: list[Any] | None = None
         self.modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules()) if root is not None else []
+        self.bases: dict[int, torch.nn.Module] = {}
+        """The layer inside of each LoRA layer, by the LoRA layer's id: a graph is that of the module without adapters."""
         self._storages: dict[int, str] | None = None
         self._attributes: dict[int, WeightSlot] | None = None
         self._held: list[Tensor] = []
-        for path, module in self.modules:
+        self._effective: set[str] = set()
+        self._walked: list[tuple[str, torch.nn.Module]] = []
+        for path, module, layer in walk(root) if root is not None else ():
+            self._walked.append((path, module))
             self.paths[id(module)] = path
+            if layer is not None:
+                self.bases[id(layer)] = module
+                self._effective.add(path)
             prefix = f"{path}." if path else ""
             for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, tensor in table.items():
@@ -87,6 +101,10 @@ class WeightIndex:
         if self._attributes is None:
             self._attributes = dict(self._scan_attributes())
         return self._attributes.get(id(tensor))
+
+    def is_effective(self, slot: WeightSlot) -> bool:
+        """Whether what a graph is bound to is the weight with adapters, which only the layer itself may use."""
+        return slot.module in self._effective and slot.attribute == "weight"
 
     def owner_of_memory(self, tensor: Tensor) -> str | None:
         """The name of a weight that shares memory with ``tensor``."""
@@ -105,7 +123,7 @@ class WeightIndex:
 
     def _scan_attributes(self) -> Iterator[tuple[int, WeightSlot]]:
         seen: set[int] = set()
-        for path, module in self.modules:
+        for path, module in self._walked:
             prefix = f"{path}." if path else ""
             for key, value in module.__dict__.items():
                 if key in ("_parameters", "_buffers", "_modules"):

@@ -1,7 +1,8 @@
 """OneDiff's import names: after ``import oxidiff.compat.onediff``, scripts written for OneDiff run unchanged.
 
 ``onediff.infer_compiler`` gives ``compile``, ``oneflow_compile``, ``OneflowCompileOptions``, ``CompileOptions``,
-``compile_options`` and ``DeployableModule``; ``onediffx`` gives ``compile_pipe``; ``onediffx.lora`` the functions
+``compile_options`` and ``DeployableModule``; ``onediffx`` gives ``compile_pipe``, ``save_pipe`` and ``load_pipe``;
+``onediffx.lora`` the functions
 that load and fuse adapters, which are plain diffusers calls here because weights may change at any time. Where the
 real OneDiff is installed nothing happens.
 """
@@ -30,7 +31,9 @@ __all__ = [
     "compile_pipe",
     "install",
     "load_and_fuse_lora",
+    "load_pipe",
     "oneflow_compile",
+    "save_pipe",
     "set_and_fuse_adapters",
     "unfuse_lora",
 ]
@@ -93,6 +96,16 @@ def compile_pipe(
     return pipelines.compile_pipe(pipe, options=_options(options), ignores=ignores)
 
 
+def save_pipe(pipe: Any, dir: str = "cached_pipe", *, ignores: Iterable[str] = (), overwrite: bool = True) -> None:
+    """OneDiff's ``save_pipe``; see :func:`oxidiff.save_pipe`."""
+    pipelines.save_pipe(pipe, dir, ignores=ignores, overwrite=overwrite)
+
+
+def load_pipe(pipe: Any, dir: str = "cached_pipe", *, ignores: Iterable[str] = ()) -> None:
+    """OneDiff's ``load_pipe``; see :func:`oxidiff.load_pipe`."""
+    pipelines.load_pipe(pipe, dir, ignores=ignores)
+
+
 def load_and_fuse_lora(
     pipeline: Any, lora: Any, adapter_name: str | None = None, *, lora_scale: float = 1.0, **kwargs: Any
 ) -> None:
@@ -125,7 +138,7 @@ def install() -> bool:
     served: dict[str, list[Any]] = {
         "onediff": [],
         "onediff.infer_compiler": [compile, oneflow_compile, OneflowCompileOptions, DeployableModule],
-        "onediffx": [compile_pipe, OneflowCompileOptions],
+        "onediffx": [compile_pipe, save_pipe, load_pipe, OneflowCompileOptions],
         "onediffx.lora": [load_and_fuse_lora, set_and_fuse_adapters, unfuse_lora],
     }
     for name, members in served.items():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
-from ..module import compile
+from ..dispatch import find_dispatcher
+from ..errors import ArtifactError
+from ..module import compile, dispatcher_of
 from ..options import CompileOptions
 from .parts import PARTS
 
-__all__ = ["compile_pipe"]
+__all__ = ["compile_pipe", "load_pipe", "save_pipe"]
 
 P = TypeVar("P")
 
@@ -41,10 +45,7 @@ def compile_pipe(
         TypeError, ValueError: See :func:`oxidiff.compile`.
     """
     chosen = CompileOptions.of(options, **fields)
-    skipped = (ignores,) if isinstance(ignores, str) else tuple(ignores)
-    for part in PARTS if parts is None else tuple(parts):
-        if any(part == name or part.startswith(f"{name}.") for name in skipped):
-            continue
+    for part in _without(PARTS if parts is None else tuple(parts), ignores):
         found = _find(pipe, part)
         if found is None:
             if parts is not None:
@@ -53,6 +54,79 @@ def compile_pipe(
         holder, name, module = found
         setattr(holder, name, _compiled(module, chosen))
     return pipe
+
+
+def save_pipe(
+    pipe: Any, dir: str | PathLike[str] = "cached_pipe", *, ignores: Iterable[str] = (), overwrite: bool = True
+) -> None:
+    """Saves every compiled part of a pipeline, without weights, as one file in ``dir``; see :func:`oxidiff.save_graph`.
+
+    Args:
+        pipe: What :func:`compile_pipe` returned, after it ran.
+        dir: The folder; made if it does not exist.
+        ignores: Parts to leave out.
+        overwrite: ``False`` keeps files that are there.
+
+    Raises:
+        ArtifactError: No part is compiled yet.
+        CacheError: A file cannot be written.
+    """
+    reasons = []
+    saved = 0
+    for name, module in _compiled_parts(pipe, ignores):
+        path = Path(dir) / f"{name}.oxi"
+        if path.exists() and not overwrite:
+            saved += 1
+            continue
+        try:
+            dispatcher_of(module).save_graph(path)
+            saved += 1
+        except ArtifactError as error:
+            # A part that the pipeline did not call has nothing to save.
+            reasons.append(f"{name}: {error}")
+    if not saved:
+        raise ArtifactError(
+            f"no part of {type(pipe).__name__} can be saved ({'; '.join(reasons) or 'none is compiled'})"
+        )
+
+
+def load_pipe(pipe: Any, dir: str | PathLike[str] = "cached_pipe", *, ignores: Iterable[str] = ()) -> None:
+    """Loads what :func:`save_pipe` saved into the compiled parts of a pipeline; see :func:`oxidiff.load_graph`.
+
+    Parts without a file in ``dir`` are compiled at their first call as usual.
+
+    Args:
+        pipe: What :func:`compile_pipe` returned.
+        dir: The folder.
+        ignores: Parts to leave alone.
+
+    Raises:
+        ArtifactError: ``dir`` has no file for any part, or a file is damaged or was saved from another module.
+    """
+    found = [(Path(dir) / f"{name}.oxi", module) for name, module in _compiled_parts(pipe, ignores)]
+    present = [(path, module) for path, module in found if path.exists()]
+    if not present:
+        raise ArtifactError(f"{dir} has no file for any compiled part of {type(pipe).__name__}")
+    for path, module in present:
+        dispatcher_of(module).load_graph(path)
+
+
+def _compiled_parts(pipe: object, ignores: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    """The compiled parts, by names that can be those of files."""
+    for part in _without(PARTS, ignores):
+        found = _find(pipe, part)
+        if found is None:
+            continue
+        module = found[2]
+        nets = _nets(module)
+        for i, net in enumerate([module] if nets is None else nets):
+            if find_dispatcher(net) is not None:
+                yield part if nets is None else f"{part}.{i}", net
+
+
+def _without(parts: Iterable[str], ignores: Iterable[str]) -> list[str]:
+    skipped = (ignores,) if isinstance(ignores, str) else tuple(ignores)
+    return [p for p in parts if not any(p == name or p.startswith(f"{name}.") for name in skipped)]
 
 
 def _find(pipe: object, part: str) -> tuple[Any, str, nn.Module] | None:
@@ -65,9 +139,16 @@ def _find(pipe: object, part: str) -> tuple[Any, str, nn.Module] | None:
 
 
 def _compiled(module: nn.Module, options: CompileOptions) -> nn.Module:
-    nets = getattr(module, "nets", None)
-    if type(module).__name__.startswith("MultiControlNet") and isinstance(nets, nn.ModuleList):
+    nets = _nets(module)
+    if nets is not None:
         for i, net in enumerate(nets):
             nets[i] = compile(net, options=options)
         return module
     return compile(module, options=options)
+
+
+def _nets(module: nn.Module) -> nn.ModuleList | None:
+    """The networks of a part that is a list of them."""
+    nets = getattr(module, "nets", None)
+    is_list = type(module).__name__.startswith("MultiControlNet") and isinstance(nets, nn.ModuleList)
+    return nets if is_list else None

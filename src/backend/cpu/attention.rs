@@ -103,7 +103,7 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     };
     let bytes = scratch_bytes(Pool::global(), maker.isa(), &shape);
     let (q, k, v, mask) = (q.slot, k.slot, v.slot, rest.first().map(|m| m.slot));
-    let scratch = (maker.scratch(bytes), bytes);
+    let scratch = (maker.scratch(bytes, "scratch"), bytes);
     Ok(Box::new(AttentionCall { shape, q, k, v, mask, out: out.slot, scratch }))
 }
 

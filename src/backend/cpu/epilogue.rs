@@ -104,16 +104,18 @@ fn plain(maker: &Maker<'_>) -> Result<Option<PlainArgs>> {
     Ok(Some(args))
 }
 
-/// An epilogue for one of several products whose results follow each other.
+/// An epilogue for one of several products whose results lie below or beside each other.
 pub(super) struct Shifted<'a> {
     pub inner: &'a dyn Epilogue,
     /// Rows before the product's first.
     pub rows: usize,
+    /// Columns before it.
+    pub cols: usize,
 }
 
 impl Epilogue for Shifted<'_> {
     unsafe fn apply(&self, acc: *mut f32, ld: usize, row0: usize, col0: usize, rows: usize, cols: usize) {
         // SAFETY: the block moved to its place among all rows.
-        unsafe { self.inner.apply(acc, ld, row0 + self.rows, col0, rows, cols) };
+        unsafe { self.inner.apply(acc, ld, row0 + self.rows, col0 + self.cols, rows, cols) };
     }
 }

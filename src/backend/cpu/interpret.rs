@@ -50,6 +50,14 @@ unsafe fn read(ctx: &Ctx<'_>, operand: &Operand) -> Result<Tensor> {
 /// The operand must be writable at its address.
 unsafe fn write(ctx: &Ctx<'_>, operand: &Operand, tensor: &Tensor) -> Result<()> {
     let access = &operand.access;
+    // A workspace between two kernels of one group is f32, whatever the type of the value in the graph.
+    let converted;
+    let tensor = if tensor.dtype().is_float() && access.dtype.is_float() && tensor.dtype() != access.dtype {
+        converted = Tensor::from_f64(access.dtype, tensor.shape(), &tensor.to_f64())?;
+        &converted
+    } else {
+        tensor
+    };
     if tensor.bytes().len() != access.bytes() || tensor.dtype() != access.dtype {
         return Err(Error::Backend { backend: super::NAME, what: "an interpreted op gave another type".to_owned() });
     }

@@ -26,6 +26,7 @@ mod direct;
 mod epilogue;
 mod interpret;
 mod norm;
+mod packing;
 mod product;
 mod run;
 mod specialize;
@@ -120,7 +121,7 @@ impl Loaded for LoadedCpu {
 }
 
 /// A kernel's refusal as an error of this crate.
-fn kernel_error(error: KernelError) -> Error {
+pub(crate) fn kernel_error(error: KernelError) -> Error {
     match error {
         KernelError::OutOfMemory(e) => {
             Error::OutOfMemory { asked_bytes: e.bytes, what: "scratch memory of a kernel".to_owned() }

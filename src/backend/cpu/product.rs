@@ -3,27 +3,18 @@
 use oxidiff_kernels::cpu::gemm::{BatchDim, Operand as GemmOperand, batched_gemm, gemm};
 use oxidiff_kernels::cpu::pack::{Matrix, PackedB, pack_b, packed_bytes};
 use oxidiff_kernels::dtype::DType as KernelType;
+use oxidiff_kernels::epilogue::Epilogue;
 
 use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
+use super::packing::{Candidate, Chunks, FEW_ROWS, linear_candidates};
 use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::{Maker, Operand};
+use crate::backend::KeptForm;
 use crate::backend::tensor::{Memory, SystemMemory};
 use crate::codegen::tile::kernel_type;
-use crate::plan::MemoryMode;
+use crate::plan::ConcreteAccess;
 use crate::{Error, Result};
-
-/// Rows from which on packing a weight anew for every run costs under two per cent of the product.
-const PACK_ON_THE_FLY_ROWS: usize = 2048;
-
-/// Whether a weight is worth keeping in packed form.
-pub(super) fn keeps_packed(mode: MemoryMode, rows: usize) -> bool {
-    match mode {
-        MemoryMode::Fast => true,
-        MemoryMode::Balanced => rows < PACK_ON_THE_FLY_ROWS,
-        MemoryMode::Low => false,
-    }
-}
 
 /// The element type of an operand that a product reads.
 pub(super) fn float_type(maker: &Maker<'_>, operand: &Operand) -> Result<KernelType> {
@@ -56,37 +47,77 @@ struct LinearCall {
     sizes: (usize, usize, usize),
     x: Shape,
     weight: Shape,
-    /// Index of the packed weight, if it is kept.
-    pack: Option<usize>,
+    kept: Kept,
     /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
     slot: Option<usize>,
     epilogue: EpilogueArgs,
 }
 
+/// How the weight reaches the kernel.
+enum Kept {
+    /// Packed, with the weight set.
+    Pack(KeptForm),
+    /// In the arena, packed anew by every run, chunk by chunk.
+    Scratch(Slot, Chunks),
+    /// As it lies.
+    No,
+}
+
+/// Rows and columns of a linear step.
+struct Linear {
+    outer: usize,
+    outer_stride: isize,
+    sizes: (usize, usize, usize),
+    row_stride: isize,
+}
+
+impl Linear {
+    fn of(maker: &Maker<'_>, x: &ConcreteAccess, weight: &ConcreteAccess) -> Result<Self> {
+        let (rank, n, k) = (x.shape.len(), weight.shape[0], weight.shape[1]);
+        // All rows with one stride, or those of each index of the first dimension.
+        let (outer, outer_stride, (m, row_stride)) = match (x.collapse(0, rank - 1), rank) {
+            (Some(rows), _) => (1, 0, rows),
+            (None, 2..) => match x.collapse(1, rank - 1) {
+                Some(rows) => (x.shape[0], x.strides[0], rows),
+                None => return maker.refuse("rows that no stride walks"),
+            },
+            (None, _) => return maker.refuse("rows that no stride walks"),
+        };
+        Ok(Self { outer, outer_stride, sizes: (m, n, k), row_stride })
+    }
+}
+
+/// What the step could keep between runs.
+pub(super) fn candidates(maker: &Maker<'_>) -> Result<Vec<Candidate>> {
+    let operands = maker.operands()?;
+    let ([x, weight], Some(pack)) = (operands.as_slice(), maker.step.pack) else { return Ok(Vec::new()) };
+    let Linear { outer, sizes: (m, n, k), .. } = Linear::of(maker, &x.access, &weight.access)?;
+    Ok(vec![linear_candidates(pack, outer * m, n, k, float_type(maker, weight)?, maker.isa())])
+}
+
 pub(super) fn make_linear(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let operands = maker.operands()?;
     let [x, weight] = operands.as_slice() else { return maker.refuse("a linear step has two operands") };
-    let (rank, k) = (x.access.shape.len(), weight.access.shape[1]);
-    let n = weight.access.shape[0];
-    // All rows with one stride, or those of each index of the first dimension.
-    let (outer, outer_stride, (m, row_stride)) = match (x.access.collapse(0, rank - 1), rank) {
-        (Some(rows), _) => (1, 0, rows),
-        (None, 2..) => match x.access.collapse(1, rank - 1) {
-            Some(rows) => (x.access.shape[0], x.access.strides[0], rows),
-            None => return maker.refuse("rows that no stride walks"),
-        },
-        (None, _) => return maker.refuse("rows that no stride walks"),
-    };
+    let Linear { outer, outer_stride, sizes: (m, n, k), row_stride } = Linear::of(maker, &x.access, &weight.access)?;
+    let rank = x.access.shape.len();
     let (_, columns) = x.access.collapse(rank - 1, rank).unwrap_or((1, 1));
     let x = Shape { slot: x.slot, dtype: float_type(maker, x)?, row_stride, col_stride: columns };
     let strides = &weight.access.strides;
     let weight =
         Shape { slot: weight.slot, dtype: float_type(maker, weight)?, row_stride: strides[0], col_stride: strides[1] };
-    let keep = keeps_packed(maker.plan().options.memory, outer * m);
     let slot = whole_parameter(maker.plan(), &maker.step.operands[1]);
-    let pack = maker.step.pack.filter(|_| keep);
+    let kept = match (maker.keeps.of(maker.at), maker.step.pack) {
+        (Some(kept), _) => Kept::Pack(kept),
+        (None, Some(_)) if m > FEW_ROWS && !maker.preparing => {
+            let bytes = |columns| packed_bytes(columns, k, weight.dtype, maker.isa());
+            let chunks = Chunks::of_panels(maker, n, bytes(n));
+            let bytes = bytes(chunks.step);
+            Kept::Scratch(maker.scratch(bytes, "packed weight"), chunks)
+        }
+        _ => Kept::No,
+    };
     let epilogue = EpilogueArgs::new(maker)?;
-    Ok(Box::new(LinearCall { outer, outer_stride, sizes: (m, n, k), x, weight, pack, slot, epilogue }))
+    Ok(Box::new(LinearCall { outer, outer_stride, sizes: (m, n, k), x, weight, kept, slot, epilogue }))
 }
 
 impl LinearCall {
@@ -98,38 +129,65 @@ impl LinearCall {
         }
     }
 
-    fn weight(&self, ctx: &Ctx<'_>) -> Result<GemmOperand> {
-        let (_, n, k) = self.sizes;
-        let source = self.source(ctx);
-        let Some(pack) = self.pack else { return Ok(GemmOperand::Strided(source)) };
-        let packed = ctx.weights.pack(pack, 0, &mut || {
-            let block = SystemMemory.allocate(packed_bytes(n, k, source.dtype, ctx.isa), "a packed weight")?;
-            // SAFETY: the weight is valid by the caller's promise, the block has the packed size.
-            unsafe { pack_b(ctx.pool, ctx.isa, n, k, &source, block.ptr()) };
-            Ok(block)
-        });
-        match packed {
-            Ok(ptr) => Ok(GemmOperand::Packed(PackedB::from_raw(ptr, n, k, source.dtype, ctx.isa))),
-            // Slower without, but not impossible.
-            Err(Error::OutOfMemory { .. }) => Ok(GemmOperand::Strided(source)),
-            Err(error) => Err(error),
+    /// Columns `first..first + count` of the product.
+    ///
+    /// # Safety
+    /// As [`Call::run`]; `weight` must hold these columns.
+    unsafe fn multiply(
+        &self,
+        ctx: &Ctx<'_>,
+        weight: &GemmOperand,
+        (first, count): (usize, usize),
+        epilogue: &dyn Epilogue,
+    ) -> Result<()> {
+        let (m, _, k) = self.sizes;
+        for z in 0..self.outer {
+            let x = self.x.at(ctx, z as isize * self.outer_stride);
+            let shifted = Shifted { inner: epilogue, rows: z * m, cols: first };
+            let epilogue = if z == 0 && first == 0 { epilogue } else { &shifted };
+            // SAFETY: forwarded.
+            unsafe { gemm(ctx.pool, ctx.isa, m, count, k, &x, weight, epilogue).map_err(kernel_error)? };
         }
+        Ok(())
     }
 }
 
 impl Call for LinearCall {
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
-        let (m, n, k) = self.sizes;
-        let weight = self.weight(ctx)?;
+        let (_, n, k) = self.sizes;
+        let source = self.source(ctx);
         self.epilogue.with(ctx, |epilogue| {
-            for z in 0..self.outer {
-                let x = self.x.at(ctx, z as isize * self.outer_stride);
-                let shifted = Shifted { inner: epilogue, rows: z * m };
-                let epilogue = if self.outer == 1 { epilogue } else { &shifted };
-                // SAFETY: operands are valid by the caller's promise for the sizes of the step.
-                unsafe { gemm(ctx.pool, ctx.isa, m, n, k, &x, &weight, epilogue).map_err(kernel_error)? };
+            // SAFETY: operands are valid by the caller's promise for the sizes of the step; blocks and scratch memory have
+            // the packed sizes.
+            unsafe {
+                match self.kept {
+                    Kept::No => self.multiply(ctx, &GemmOperand::Strided(source), (0, n), epilogue),
+                    Kept::Scratch(scratch, chunks) => chunks.iter().try_for_each(|(first, count)| {
+                        let from = first as isize * source.row_stride * source.dtype.size_bytes() as isize;
+                        let chunk = Matrix { ptr: source.ptr.wrapping_offset(from), ..source };
+                        let packed = pack_b(ctx.pool, ctx.isa, count, k, &chunk, ctx.at(scratch));
+                        self.multiply(ctx, &GemmOperand::Packed(packed), (first, count), epilogue)
+                    }),
+                    Kept::Pack(kept) => {
+                        let packed = ctx.weights.pack(kept.pack, kept.form, &mut || {
+                            let block = SystemMemory.allocate(kept.bytes, "a packed weight")?;
+                            pack_b(ctx.pool, ctx.isa, n, k, &source, block.ptr());
+                            Ok(block)
+                        });
+                        match packed {
+                            Ok(form) => {
+                                let packed = PackedB::from_raw(form.ptr(), n, k, source.dtype, ctx.isa);
+                                self.multiply(ctx, &GemmOperand::Packed(packed), (0, n), epilogue)
+                            }
+                            // Slower without, but not impossible.
+                            Err(Error::OutOfMemory { .. }) => {
+                                self.multiply(ctx, &GemmOperand::Strided(source), (0, n), epilogue)
+                            }
+                            Err(error) => Err(error),
+                        }
+                    }
+                }
             }
-            Ok(())
         })
     }
 }

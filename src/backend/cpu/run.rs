@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
 
+use super::packing::{self, Keeps};
 use super::specialize::Maker;
 use super::{NAME, Program, copy};
-use crate::backend::null::Arena;
+use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Memory, SystemMemory, Tensor};
 use crate::backend::weights::WeightSet;
-use crate::backend::{Run, Specialized, StepTime};
+use crate::backend::{KeptForm, Run, Specialized, StepTime};
 use crate::memory::ALIGN_BYTES;
-use crate::plan::{Access, BufferKind, ConcreteAccess, Plan, Step};
+use crate::plan::{Access, BufferKind, ConcreteAccess, Plan, Scratch, Step, Workspace};
 use crate::{Error, Result};
 
 /// An address to be: a buffer (or scratch buffer) and bytes from its start.
@@ -59,11 +61,11 @@ impl Call for Nothing {
 pub(super) struct SpecializedCpu {
     program: Arc<Program>,
     bindings: Vec<i64>,
-    arena: Arena,
+    workspace: Workspace,
     calls: Vec<Box<dyn Call>>,
     prepare: Vec<Box<dyn Call>>,
-    /// Operations and bytes of each step.
-    costs: Vec<(u64, u64)>,
+    kept: Vec<KeptForm>,
+    derived_limit: usize,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
     /// Buffer and slot of each input, parameter and constant; buffer of each output.
@@ -71,11 +73,20 @@ pub(super) struct SpecializedCpu {
     parameters: Vec<(usize, usize)>,
     constants: Vec<(usize, usize)>,
     outputs: Vec<(usize, usize)>,
+    /// Derived buffers, and where each starts in the block that holds them all.
     derived: Vec<(usize, usize)>,
+    derived_bytes: usize,
     /// Sizes of inputs and outputs, in the order of `inputs`, then `outputs`.
     shapes: Vec<Vec<i64>>,
     /// By buffer: whether a step reads the buffer itself, not only a packed form of it.
     read: Vec<bool>,
+}
+
+/// What addresses of a run point into.
+#[derive(Default)]
+struct Held {
+    copies: Vec<Block>,
+    forms: Vec<Arc<Form>>,
 }
 
 /// Buffers that are read where they lie. A packed weight made of a whole parameter is packed from any strides.
@@ -89,25 +100,118 @@ fn read_buffers(plan: &Plan) -> Vec<bool> {
     read
 }
 
-fn calls_of(
-    program: &Program,
-    bindings: &[i64],
+/// How steps are called, and the memory they need.
+#[derive(Default)]
+struct Calls {
+    calls: Vec<Box<dyn Call>>,
+    scratch: Vec<Scratch>,
+    kept: Vec<KeptForm>,
+}
+
+/// What the calls of all steps are made with.
+#[derive(Clone, Copy)]
+struct Making<'a> {
+    program: &'a Program,
+    bindings: &'a [i64],
+    /// Bytes of forms that may be kept between runs.
+    limit: usize,
+    slim: bool,
     preparing: bool,
-    scratch: &mut Vec<crate::memory::Request>,
-) -> Result<Vec<Box<dyn Call>>> {
-    let (steps, bodies) = match preparing {
-        true => (&program.plan.prepare, &program.prepare_bodies),
-        false => (&program.plan.steps, &program.bodies),
-    };
-    let mut calls: Vec<Box<dyn Call>> = Vec::with_capacity(steps.len());
-    for (at, (step, body)) in steps.iter().zip(bodies).enumerate() {
-        let empty = step.stores.iter().map(|s| s.concrete(bindings)).all(|s| s.is_ok_and(|s| s.numel() == 0));
-        calls.push(match empty {
-            true => Box::new(Nothing),
-            false => Maker { program, bindings, step, body: body.as_ref(), at, scratch }.make()?,
-        });
+}
+
+impl<'a> Making<'a> {
+    fn steps(&self) -> impl Iterator<Item = (usize, &'a Step, Option<&'a Arc<Prepared>>)> + use<'a> {
+        let program = self.program;
+        let (steps, bodies) = match self.preparing {
+            true => (&program.plan.prepare, &program.prepare_bodies),
+            false => (&program.plan.steps, &program.bodies),
+        };
+        steps.iter().zip(bodies).enumerate().map(|(at, (step, body))| (at, step, body.as_ref()))
     }
-    Ok(calls)
+
+    fn is_empty(&self, step: &Step) -> bool {
+        let is_empty = |store: &Access| store.shape.iter().any(|d| d.eval(self.bindings).is_ok_and(|d| d == 0));
+        !step.stores.is_empty() && step.stores.iter().all(is_empty)
+    }
+
+    fn maker<'b>(
+        &self,
+        (at, step, body): (usize, &'b Step, Option<&'b Arc<Prepared>>),
+        keeps: &'b Keeps,
+        scratch: &'b mut Vec<Scratch>,
+    ) -> Maker<'b>
+    where
+        'a: 'b,
+    {
+        let Self { program, bindings, slim, preparing, .. } = *self;
+        Maker { program, bindings, step, body, at, scratch, keeps, slim, preparing }
+    }
+
+    fn keeps(&self) -> Result<Keeps> {
+        if self.limit == 0 {
+            return Ok(Keeps::default());
+        }
+        let (none, mut unused, mut offers) = (Keeps::default(), Vec::new(), Vec::new());
+        for it in self.steps().filter(|it| it.1.pack.is_some() && !self.is_empty(it.1)) {
+            let found = self.maker(it, &none, &mut unused).candidates()?;
+            offers.extend(found.into_iter().map(|candidate| (it.0, candidate)));
+        }
+        Ok(Keeps::choose(offers, self.program.plan.steps.len(), self.limit))
+    }
+
+    fn calls(&self) -> Result<Calls> {
+        let keeps = self.keeps()?;
+        let mut made = Calls { kept: keeps.forms(), ..Calls::default() };
+        for it in self.steps() {
+            made.calls.push(match self.is_empty(it.1) {
+                true => Box::new(Nothing),
+                false => self.maker(it, &keeps, &mut made.scratch).make()?,
+            });
+        }
+        Ok(made)
+    }
+}
+
+/// Bytes of what is computed from weights alone.
+fn derived_bytes_of(plan: &Plan) -> Result<usize> {
+    let mut sum = 0usize;
+    for (_, buffer) in plan.buffers_of(|kind| kind == BufferKind::Derived) {
+        let bytes = usize::try_from(buffer.numel.eval(&[])?).unwrap_or(0) * buffer.dtype.size_bytes();
+        sum += bytes.next_multiple_of(ALIGN_BYTES);
+    }
+    Ok(sum)
+}
+
+/// Lists that a call holds beside itself, on average.
+const CALL_HEAP_BYTES: usize = 512;
+
+/// Times that the limit of kept forms is lowered before nothing is kept.
+const MAX_ATTEMPTS: usize = 4;
+
+/// Calls, workspace and limit of kept forms that fit the plan's memory budget together with the `always` bytes that are
+/// held anyway: kept forms go first, then chunks get smaller.
+fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, usize)> {
+    let plan = &making.program.plan;
+    let mut attempts = 0;
+    loop {
+        let calls = making.calls()?;
+        let workspace = Workspace::of(plan, making.bindings, &calls.scratch)?;
+        let kept: usize = calls.kept.iter().map(|form| form.bytes).sum();
+        let asked_bytes = workspace.bytes().saturating_add(kept).saturating_add(always);
+        let Some(allowed_bytes) = plan.options.memory_budget.filter(|&budget| asked_bytes > budget) else {
+            let room = plan.options.memory_budget.map_or(usize::MAX, |b| b.saturating_sub(workspace.bytes()));
+            return Ok((calls, workspace, making.limit.saturating_add(always).min(room)));
+        };
+        if kept > 0 {
+            let less = kept.saturating_sub(asked_bytes - allowed_bytes);
+            attempts += 1;
+            making.limit = if attempts < MAX_ATTEMPTS { less.min(making.limit) } else { 0 };
+        } else if !making.slim {
+            making.slim = true;
+        } else {
+            return Err(Error::OverBudget { asked_bytes, allowed_bytes, what: workspace.peak_text(5) });
+        }
+    }
 }
 
 fn cost(step: &Step, bindings: &[i64]) -> Result<(u64, u64)> {
@@ -125,35 +229,45 @@ fn cost(step: &Step, bindings: &[i64]) -> Result<(u64, u64)> {
 impl SpecializedCpu {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
-        let mut scratch = Vec::new();
-        let prepare = calls_of(&program, bindings, true, &mut scratch)?;
-        if !scratch.is_empty() {
+        let making =
+            Making { program: &program, bindings, limit: packing::limit(&plan), slim: false, preparing: false };
+        let prepare = Making { limit: 0, preparing: true, ..making }.calls()?;
+        if !prepare.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
-        let calls = calls_of(&program, bindings, false, &mut scratch)?;
-        let arena = Arena::of(&plan, bindings, &scratch)?;
+        let always = derived_bytes_of(&plan)?;
+        let (Calls { calls, scratch, kept }, workspace, limit) = fitting(making, always)?;
         let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
-        let own = arena.buffers.iter().map(|id| id.index());
+        let own = workspace.buffers.iter().map(|id| id.index());
         let extra = plan.buffers.len()..plan.buffers.len() + scratch.len();
-        own.chain(extra).zip(&arena.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
+        own.chain(extra).zip(&workspace.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
         let of = |pick: fn(BufferKind) -> Option<u32>| -> Vec<(usize, usize)> {
             let buffers = plan.buffers.iter().enumerate();
             buffers.filter_map(|(at, b)| pick(b.kind).map(|index| (at, index as usize))).collect()
         };
         let index = |kind: fn(BufferKind) -> Option<u32>| of(kind);
+        let (mut derived, mut derived_bytes) = (Vec::new(), 0usize);
+        for (at, _) in index(|k| if k == BufferKind::Derived { Some(0) } else { None }) {
+            let buffer = &plan.buffers[at];
+            derived.push((at, derived_bytes));
+            let bytes = usize::try_from(buffer.numel.eval(&[])?).unwrap_or(0) * buffer.dtype.size_bytes();
+            derived_bytes += bytes.next_multiple_of(ALIGN_BYTES);
+        }
         let mut own = Self {
             inputs: index(|k| if let BufferKind::Input(i) = k { Some(i) } else { None }),
             parameters: index(|k| if let BufferKind::Parameter(i) = k { Some(i) } else { None }),
             constants: index(|k| if let BufferKind::Constant(i) = k { Some(i) } else { None }),
             outputs: index(|k| if let BufferKind::Output(i) = k { Some(i) } else { None }),
-            derived: index(|k| if k == BufferKind::Derived { Some(0) } else { None }),
+            derived,
+            derived_bytes,
             read: read_buffers(&plan),
-            costs: plan.steps.iter().map(|s| cost(s, bindings)).collect::<Result<_>>()?,
             bindings: bindings.to_vec(),
             program,
-            arena,
+            workspace,
             calls,
-            prepare,
+            kept,
+            derived_limit: limit,
+            prepare: prepare.calls,
             offsets,
             shapes: Vec::new(),
         };
@@ -163,9 +277,9 @@ impl SpecializedCpu {
         Ok(own)
     }
 
-    /// Addresses of all buffers. Strided inputs are copied into `copies`; parameters that a step reads directly must be
-    /// dense, and are copied once per weight set if they are not.
-    fn bases(&self, run: &Run<'_>, copies: &mut Vec<Block>) -> Result<Vec<*mut u8>> {
+    /// Addresses of all buffers. Strided inputs are copied; parameters that a step reads directly must be dense, and are
+    /// copied once per content if they are not. `held` receives what the addresses point into.
+    fn bases(&self, run: &Run<'_>, held: &mut Held) -> Result<Vec<*mut u8>> {
         let mut bases: Vec<*mut u8> = self
             .offsets
             .iter()
@@ -177,8 +291,10 @@ impl SpecializedCpu {
             bases[buffer] = if tensor.is_dense() {
                 tensor.ptr
             } else {
-                copies.push(densify(tensor, "a dense copy of an input")?);
-                copies[copies.len() - 1].ptr()
+                let copy = densify(tensor, "a dense copy of an input")?;
+                let ptr = copy.ptr();
+                held.copies.push(copy);
+                ptr
             };
         }
         for (&(buffer, index), shape) in self.outputs.iter().zip(&self.shapes[self.inputs.len()..]) {
@@ -193,7 +309,12 @@ impl SpecializedCpu {
             let tensor = run.weights.tensor(index).ok_or_else(|| missing("weight", index))?;
             bases[buffer] = match run.weights.is_dense(index) || !self.read[buffer] {
                 true => tensor.ptr,
-                false => run.weights.dense(index, &mut || densify(tensor, "a dense copy of a weight"))?,
+                false => {
+                    let form = run.weights.dense(index, &mut || densify(tensor, "a dense copy of a weight"))?;
+                    let ptr = form.ptr();
+                    held.forms.push(form);
+                    ptr
+                }
             };
         }
         for &(buffer, index) in &self.constants {
@@ -211,32 +332,25 @@ impl SpecializedCpu {
         Ok(())
     }
 
-    /// Computes what depends on weights alone, once per weight set.
-    unsafe fn prepare(&self, bases: &mut [*mut u8], weights: &WeightSet) -> Result<()> {
+    /// Computes what depends on weights alone, once per contents of the weights.
+    unsafe fn prepare(&self, bases: &mut [*mut u8], weights: &WeightSet, held: &mut Held) -> Result<()> {
         if self.derived.is_empty() {
             return Ok(());
         }
-        let plan = &self.program.plan;
-        let blocks = weights.prepared(&mut || {
-            let mut blocks: Vec<Option<Block>> = plan.buffers.iter().map(|_| None).collect();
+        let place = |bases: &mut [*mut u8], block: *mut u8| {
+            self.derived.iter().for_each(|&(buffer, offset)| bases[buffer] = block.wrapping_add(offset));
+        };
+        let form = weights.prepared(&mut || {
+            let block = SystemMemory.allocate(self.derived_bytes, "values derived from weights")?;
             let mut all = bases.to_vec();
-            for &(buffer, _) in &self.derived {
-                let b = &plan.buffers[buffer];
-                let bytes = b.numel.eval(&[])? as usize * b.dtype.size_bytes();
-                let block = SystemMemory.allocate(bytes, "a value derived from weights")?;
-                all[buffer] = block.ptr();
-                blocks[buffer] = Some(block);
-            }
+            place(&mut all, block.ptr());
             let ctx = self.ctx(&all, weights);
             // SAFETY: parameters and constants are valid by the caller's promise, derived buffers were just made.
             self.prepare.iter().try_for_each(|call| unsafe { call.run(&ctx) })?;
-            Ok(blocks)
+            Ok(block)
         })?;
-        for (base, block) in bases.iter_mut().zip(blocks.iter()) {
-            if let Some(block) = block {
-                *base = block.ptr();
-            }
-        }
+        place(bases, form.ptr());
+        held.forms.push(form);
         Ok(())
     }
 
@@ -265,15 +379,18 @@ impl SpecializedCpu {
     }
 
     fn time(&self, at: usize, start: Instant) -> StepTime {
+        let time = start.elapsed();
         let plan = &self.program.plan;
         let step = &plan.steps[at];
+        let (flops, bytes) = cost(step, &self.bindings).unwrap_or_default();
         StepTime {
             step: plan.step_name(step),
             kernel: step.kernel.name(),
             module: plan.graph.path(step.value).to_owned(),
-            time: start.elapsed(),
-            flops: self.costs[at].0,
-            bytes: self.costs[at].1,
+            dtype: plan.graph.ty(step.value).dtype,
+            time,
+            flops,
+            bytes,
         }
     }
 }
@@ -295,26 +412,40 @@ fn densify(tensor: &Tensor, what: &str) -> Result<Block> {
 }
 
 impl Specialized for SpecializedCpu {
-    fn arena_bytes(&self) -> usize {
-        self.arena.layout.bytes
+    fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 
-    fn lower_bound_bytes(&self) -> usize {
-        self.arena.layout.lower_bound_bytes
+    fn kept(&self) -> &[KeptForm] {
+        &self.kept
     }
 
-    fn memory_text(&self) -> String {
-        self.arena.text()
+    fn derived_limit(&self) -> usize {
+        self.derived_limit
+    }
+
+    fn prepared_bytes(&self) -> usize {
+        self.derived_bytes
+    }
+
+    fn costs(&self) -> Vec<(u64, u64)> {
+        self.program.plan.steps.iter().map(|step| cost(step, &self.bindings).unwrap_or_default()).collect()
+    }
+
+    fn host_bytes(&self) -> usize {
+        let calls = self.calls.iter().chain(&self.prepare).map(|call| std::mem::size_of_val(&**call) + CALL_HEAP_BYTES);
+        let requests = self.workspace.requests.len() * (size_of::<crate::memory::Request>() + 2 * size_of::<usize>());
+        calls.sum::<usize>() + requests + self.offsets.len() * size_of::<Option<usize>>()
     }
 
     unsafe fn run(&self, run: Run<'_>) -> Result<()> {
         if !run.arena.addr().is_multiple_of(ALIGN_BYTES) {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
-        let mut copies = Vec::new();
-        let mut bases = self.bases(&run, &mut copies)?;
+        let mut held = Held::default();
+        let mut bases = self.bases(&run, &mut held)?;
         // SAFETY: the caller's promise.
-        unsafe { self.prepare(&mut bases, run.weights)? };
+        unsafe { self.prepare(&mut bases, run.weights, &mut held)? };
         let ctx = self.ctx(&bases, run.weights);
         let mut profile = run.profile;
         for (at, call) in self.calls.iter().enumerate() {

@@ -6,10 +6,10 @@ use oxidiff_kernels::cpu::norm::RowNorm;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 
+use super::packing::{Candidate, Keeps};
 use super::run::{Call, Slot};
 use super::{NAME, Program, attention, convolution, copy, direct, interpret, norm, product, tile};
-use crate::memory::Request;
-use crate::plan::{Access, ConcreteAccess, Plan, Step};
+use crate::plan::{Access, ConcreteAccess, Plan, Scratch, Step};
 use crate::select::Kernel;
 use crate::{Error, Result};
 
@@ -22,7 +22,13 @@ pub(super) struct Maker<'a> {
     /// Index of the step.
     pub at: usize,
     /// Scratch buffers of all steps so far; they follow the plan's buffers in the table of addresses.
-    pub scratch: &'a mut Vec<Request>,
+    pub scratch: &'a mut Vec<Scratch>,
+    /// What stays packed.
+    pub keeps: &'a Keeps,
+    /// Memory is short: smaller chunks.
+    pub slim: bool,
+    /// The step runs once per weight set, where no scratch memory is.
+    pub preparing: bool,
 }
 
 /// An operand: where it starts and how it lies.
@@ -52,13 +58,23 @@ impl<'a> Maker<'a> {
     }
 
     /// Scratch memory for the duration of this step.
-    pub fn scratch(&mut self, bytes: usize) -> Slot {
-        self.scratch.push(Request { bytes, first: self.at, last: self.at });
+    pub fn scratch(&mut self, bytes: usize, what: &'static str) -> Slot {
+        self.scratch.push(Scratch { step: self.at, bytes, what });
         Slot { buffer: self.plan().buffers.len() + self.scratch.len() - 1, offset: 0 }
     }
 
     pub fn refuse<T>(&self, why: impl std::fmt::Display) -> Result<T> {
         Err(Error::Backend { backend: NAME, what: format!("{}: {why}", self.plan().step_name(self.step)) })
+    }
+
+    /// What the step could keep between runs.
+    pub fn candidates(&self) -> Result<Vec<Candidate>> {
+        match self.step.kernel {
+            _ if self.step.pack.is_none() => Ok(Vec::new()),
+            Kernel::Linear => product::candidates(self),
+            Kernel::Convolution => convolution::candidates(self),
+            _ => Ok(Vec::new()),
+        }
     }
 
     pub fn make(mut self) -> Result<Box<dyn Call>> {

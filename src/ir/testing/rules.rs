@@ -424,16 +424,22 @@ fn reduce(g: &mut Generator) -> Option<ValueId> {
     let (k, ty) = (g.known(x), g.ty(x));
     let (dims, keepdim) = (random_dims(g, ty.rank()), g.rng.one_in(2));
     let sizes: Vec<Dim> = dims.iter().map(|&d| ty.shape[d].clone()).collect();
-    let n = g.largest_numel(&sizes) as f64;
-    if g.smallest(&Dim::product(&sizes)) < 1 {
+    let (fewest, most) = g.extremes(&Dim::product(&sizes));
+    if fewest < 1 {
         return None;
     }
+    let n = most as f64;
     let op =
         *g.rng.choose(&[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Mean, ReduceOp::Amax, ReduceOp::Amin, ReduceOp::Prod]);
     let known = match op {
         ReduceOp::Sum => k.summed(n),
         ReduceOp::Mean => k.summed(n).times(Known::exact(1.0 / n)),
-        ReduceOp::Prod => (1..n as i64).fold(k, |product, _| product.times(k).rounded(DType::F32)),
+        // Small factors make the product of the fewest the largest, others that of the most.
+        ReduceOp::Prod => {
+            let next = |product: &Known| Some(product.times(k).rounded(DType::F32));
+            let products = std::iter::successors(Some(k), next).take(most as usize).skip(fewest as usize - 1);
+            products.reduce(Known::max).unwrap_or(k)
+        }
         _ => k,
     };
     let shape = reduced_shape(&ty, &dims, keepdim);

@@ -1,0 +1,395 @@
+//! What this machine does at most, measured: rates of arithmetic from registers, rates of memory.
+//!
+//! [`bf16_dot_wins`] decides between two micro-kernels; it takes well under a millisecond on one core, once per process.
+//! [`ceilings`] is what a profile or a benchmark divides by; it takes about 50 ms, once per instruction set and number of
+//! threads, when it is first asked for. Both take the best of several short runs, so that other work on the machine
+//! makes them longer, not wrong.
+
+use std::hint::black_box;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::isa::{Isa, features};
+use crate::pool::Pool;
+
+/// Rates of all threads together; 0 where the processor has no such instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct Ceilings {
+    /// The instruction set they hold for.
+    pub isa: Isa,
+    /// Threads that worked together.
+    pub threads: usize,
+    /// f32 multiply-adds, two operations each, per second.
+    pub f32_flops: f64,
+    /// The same of `VDPBF16PS`, four operations a lane.
+    pub bf16_dot_flops: f64,
+    /// The same of f16 arithmetic (AVX512-FP16).
+    pub f16_flops: f64,
+    /// The same of `VPDPBUSD` over bytes, eight operations a lane.
+    pub int8_ops: f64,
+    /// A working set that no cache holds, and one that only the last level does.
+    pub memory: [Bandwidth; 2],
+}
+
+/// Bytes per second, read and written bytes together.
+#[derive(Clone, Copy, Debug)]
+pub struct Bandwidth {
+    /// Size of the working set.
+    pub working_set: usize,
+    /// Reading.
+    pub read: f64,
+    /// Copying.
+    pub copy: f64,
+    /// Copying with stores that pass the caches by.
+    pub stream_copy: f64,
+}
+
+impl Ceilings {
+    /// The better copy rate of the smallest measured working set that holds as many bytes.
+    pub fn bytes_per_second(&self, bytes: usize) -> f64 {
+        let [memory, cache] = self.memory;
+        let at = if bytes <= cache.working_set { cache } else { memory };
+        at.copy.max(at.stream_copy)
+    }
+}
+
+const MEMORY_BYTES: usize = 64 << 20;
+const CACHE_BYTES: usize = 16 << 20;
+
+/// The ceilings for an instruction set and the pool's present number of threads.
+pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
+    static KNOWN: Mutex<Vec<Ceilings>> = Mutex::new(Vec::new());
+    let (isa, threads) = (isa.clamp(), pool.threads());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = known.iter().find(|c| (c.isa, c.threads) == (isa, threads)) {
+        return *found;
+    }
+    let rate = |form: Form| if form.is_available(isa) { together(pool, isa, form) } else { 0.0 };
+    let mut buffer: Vec<u8> = Vec::new();
+    let size = if buffer.try_reserve_exact(MEMORY_BYTES).is_ok() { MEMORY_BYTES } else { 0 };
+    let start = buffer.as_mut_ptr();
+    let found = Ceilings {
+        isa,
+        threads,
+        f32_flops: rate(Form::F32),
+        bf16_dot_flops: rate(Form::Bf16Dot),
+        f16_flops: rate(Form::F16),
+        int8_ops: rate(Form::Int8Dot),
+        // SAFETY: the buffer has that capacity.
+        memory: [size, CACHE_BYTES.min(size)].map(|bytes| unsafe { bandwidth(pool, isa, start, bytes) }),
+    };
+    known.push(found);
+    found
+}
+
+/// Whether `VDPBF16PS` multiplies faster than widening to f32 does: it issues at the rate of an f32 multiply-add on some
+/// processors and at half or a quarter of it on others.
+pub fn bf16_dot_wins() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        Form::Bf16Dot.is_available(Isa::Avx512) && {
+            let rates = [Form::F32, Form::Bf16Dot].map(|form| {
+                let seconds = best(Duration::ZERO, || {
+                    arithmetic(Isa::Avx512, form, 2_000);
+                });
+                form.operations(Isa::Avx512, 2_000) / seconds
+            });
+            rates[1] > 1.2 * rates[0]
+        }
+    })
+}
+
+/// Seconds of the shortest run of those that fit into a span of time, three at least. A run should be much shorter than
+/// the scheduler's slice, so that some meet no other work.
+fn best(span: Duration, mut run: impl FnMut()) -> f64 {
+    let (begin, mut shortest, mut runs) = (Instant::now(), f64::INFINITY, 0);
+    while runs < 3 || begin.elapsed() < span {
+        let start = Instant::now();
+        run();
+        shortest = start.elapsed().as_secs_f64().min(shortest);
+        runs += 1;
+    }
+    shortest
+}
+
+/// An instruction whose rate is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    F32,
+    Bf16Dot,
+    F16,
+    Int8Dot,
+}
+
+/// Independent sums of a round: enough to hide the latency of every form.
+const SUMS: usize = 16;
+
+impl Form {
+    fn is_available(self, isa: Isa) -> bool {
+        isa.is_available()
+            && match self {
+                Form::F32 => isa >= Isa::Avx2,
+                Form::Bf16Dot => isa == Isa::Avx512 && features().avx512_bf16,
+                Form::F16 => isa == Isa::Avx512 && features().avx512_fp16,
+                Form::Int8Dot => isa == Isa::Avx512 && features().avx512_vnni,
+            }
+    }
+
+    /// Operations of so many rounds.
+    fn operations(self, isa: Isa, rounds: usize) -> f64 {
+        let lanes = if isa == Isa::Avx512 { 16 } else { 8 };
+        let per_lane = match self {
+            Form::F32 => 2,
+            Form::Bf16Dot | Form::F16 => 4,
+            Form::Int8Dot => 8,
+        };
+        (rounds * SUMS * lanes * per_lane) as f64
+    }
+}
+
+/// Operations per second of all threads: the sum of what each reaches by itself in its best tenth of a millisecond, which
+/// other work does not meet.
+fn together(pool: &Pool, isa: Isa, form: Form) -> f64 {
+    const ROUNDS: usize = 40_000;
+    let total = Mutex::new(0.0);
+    pool.run(pool.threads(), |_, _| {
+        let seconds = best(Duration::from_millis(3), || arithmetic(isa, form, ROUNDS));
+        *total.lock().unwrap_or_else(PoisonError::into_inner) += form.operations(isa, ROUNDS) / seconds;
+    });
+    total.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs so many rounds of an available form.
+fn arithmetic(isa: Isa, form: Form, rounds: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller asked `Form::is_available`.
+    unsafe {
+        match (form, isa) {
+            (Form::F32, Isa::Avx512) => x86::f32_512(rounds),
+            (Form::F32, _) => x86::f32_256(rounds),
+            (Form::Bf16Dot, _) => x86::bf16_dot(rounds),
+            (Form::F16, _) => x86::f16(rounds),
+            (Form::Int8Dot, _) => x86::int8_dot(rounds),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    black_box((isa, form, rounds));
+}
+
+/// Bytes that are timed together.
+const PIECE: usize = 1 << 20;
+
+/// The sum of what the threads reach in the median piece of memory, each streaming through a part of its own, so that a
+/// thread that is held up for a while does not count.
+///
+/// # Safety
+/// `start` must be valid for writes of `bytes`.
+unsafe fn bandwidth(pool: &Pool, isa: Isa, start: *mut u8, bytes: usize) -> Bandwidth {
+    let threads = pool.threads();
+    let pieces = bytes / 2 / threads / PIECE;
+    let (base, half) = (start as usize, pieces * PIECE);
+    let part_of = |part: usize| (base + 2 * part * half) as *mut u8;
+    pool.run(threads, |part, _| {
+        // SAFETY: parts are disjoint and inside the buffer; their pages exist from here on.
+        unsafe { part_of(part).write_bytes(1, 2 * half) };
+    });
+    let measure = |how: Pass| {
+        let total = Mutex::new(0.0);
+        pool.run(threads, |part, _| {
+            let (begin, mut seconds) = (Instant::now(), Vec::new());
+            while pieces > 0 && (seconds.len() < pieces || begin.elapsed() < Duration::from_millis(4)) {
+                let from = part_of(part).wrapping_add(seconds.len() % pieces * PIECE);
+                let start = Instant::now();
+                // SAFETY: pieces of both halves of the part.
+                unsafe { pass(isa, how, from, from.wrapping_add(half), PIECE) };
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+            seconds.sort_by(f64::total_cmp);
+            let median = seconds.get(seconds.len() / 2).map_or(0.0, |&seconds| (2 * PIECE) as f64 / seconds);
+            *total.lock().unwrap_or_else(PoisonError::into_inner) += median;
+        });
+        total.into_inner().unwrap_or_else(PoisonError::into_inner)
+    };
+    Bandwidth {
+        working_set: 2 * half * threads,
+        read: measure(Pass::Read),
+        copy: measure(Pass::Copy),
+        stream_copy: measure(Pass::StreamCopy),
+    }
+}
+
+/// What is done with two halves of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Read,
+    Copy,
+    StreamCopy,
+}
+
+/// # Safety
+/// Both halves must be valid for `half` bytes, page-aligned apart; the level must be available.
+unsafe fn pass(isa: Isa, how: Pass, from: *mut u8, to: *mut u8, half: usize) {
+    // SAFETY: forwarded.
+    unsafe {
+        match (isa, how) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, Pass::Read) => {
+                x86::read(from, half);
+                x86::read(to, half);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, Pass::StreamCopy) => x86::stream_copy(from, to, half),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, Pass::Copy) => x86::copy(from, to, half),
+            (_, Pass::Read) => {
+                for half in [std::slice::from_raw_parts(from, half), std::slice::from_raw_parts(to, half)] {
+                    black_box(half.iter().fold(0u8, |all, byte| all | byte));
+                }
+            }
+            _ => std::ptr::copy_nonoverlapping(from, to, half),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::SUMS;
+    use std::arch::asm;
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    #[target_feature(enable = "avx512f")]
+    pub fn f32_512(rounds: usize) {
+        let (mut sums, x) = ([_mm512_set1_ps(0.5); SUMS], _mm512_set1_ps(black_box(0.999)));
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, x, x);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub fn f32_256(rounds: usize) {
+        // Sixteen registers: twelve sums a step, and as many steps as make the same number.
+        let (mut sums, x) = ([_mm256_set1_ps(0.5); 12], _mm256_set1_ps(black_box(0.999)));
+        for _ in 0..rounds * SUMS / 12 {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, x, x);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub fn bf16_dot(rounds: usize) {
+        let mut sums = [_mm512_set1_ps(0.0); SUMS];
+        let bits = _mm512_set1_epi32(black_box(0x3f80_3f80));
+        // SAFETY: both types are 512 plain bits.
+        let x = unsafe { std::mem::transmute::<__m512i, __m512bh>(bits) };
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, x, x);
+            }
+        }
+        black_box(sums);
+    }
+
+    /// # Safety
+    /// AVX512-FP16 must be available.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn f16(rounds: usize) {
+        let mut sums = [_mm512_set1_ps(0.0); SUMS];
+        let x = _mm512_set1_epi32(black_box(0));
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                // SAFETY: arithmetic on registers.
+                unsafe {
+                    asm!("vfmadd231ph {0}, {1}, {1}", inout(zmm_reg) *sum, in(zmm_reg) x, options(pure, nomem, nostack));
+                }
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn int8_dot(rounds: usize) {
+        let (mut sums, x) = ([_mm512_setzero_si512(); SUMS], _mm512_set1_epi8(black_box(3)));
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, x, x);
+            }
+        }
+        black_box(sums);
+    }
+
+    /// Four vectors at a time; what is left of the last 128 bytes is left out.
+    macro_rules! lines {
+        ($bytes:ident, $from:ident, |$at:ident| $body:expr) => {
+            for $at in (0..$bytes / 128 * 128).step_by(32) {
+                $body
+            }
+        };
+    }
+
+    /// # Safety
+    /// `from` must hold `bytes`, 32-byte aligned.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn read(from: *const u8, bytes: usize) {
+        let mut all = [_mm256_setzero_si256(); 4];
+        for at in (0..bytes / 128 * 128).step_by(128) {
+            for (part, all) in all.iter_mut().enumerate() {
+                // SAFETY: inside the bytes.
+                *all = unsafe { _mm256_or_si256(*all, _mm256_loadu_si256(from.add(at + 32 * part).cast())) };
+            }
+        }
+        black_box(all);
+    }
+
+    /// # Safety
+    /// Both must hold `bytes`, 32-byte aligned.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: inside the bytes.
+        lines!(bytes, from, |at| unsafe {
+            _mm256_storeu_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast()));
+        });
+    }
+
+    /// # Safety
+    /// Both must hold `bytes`, 32-byte aligned.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn stream_copy(from: *const u8, to: *mut u8, bytes: usize) {
+        let skip = to.align_offset(32);
+        let (from, to, bytes) = (from.wrapping_add(skip), to.wrapping_add(skip), bytes.saturating_sub(skip));
+        // SAFETY: inside the bytes, and aligned from here on.
+        lines!(bytes, from, |at| unsafe {
+            _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast()));
+        });
+        _mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ceilings_are_measured_once_and_make_sense() {
+        let pool = Pool::new(2);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let found = ceilings(&pool, isa);
+            let start = Instant::now();
+            let again = ceilings(&pool, isa);
+            assert!(start.elapsed().as_millis() < 5, "the second call measures again");
+            assert_eq!(found.f32_flops, again.f32_flops);
+            assert_eq!(found.f32_flops > 0.0, isa >= Isa::Avx2);
+            assert_eq!(found.bf16_dot_flops > 0.0, isa == Isa::Avx512 && features().avx512_bf16);
+            for memory in found.memory {
+                assert!(memory.working_set > 0 && memory.read > 1e8 && memory.copy > 1e8 && memory.stream_copy > 1e8);
+            }
+            assert!(found.bytes_per_second(1 << 10) > 1e8);
+        }
+        assert!(!bf16_dot_wins() || features().avx512_bf16);
+    }
+}

@@ -1,0 +1,353 @@
+//! Measured choices between the forms of a convolution.
+//!
+//! [`choose`](super::conv_algorithm::choose) asks [`find`] first, and its model only where nothing was measured. A
+//! [`Site`] is what the choice depends on, sizes rounded to a bucket, so that one measurement serves many sizes. The table
+//! belongs to the process: whoever measured or read choices [`install`]s them.
+//!
+//! [`observe`] collects the convolutions that are chosen for while something is prepared; [`measure`] times one form of
+//! one of them on random numbers, in memory that the caller lends, and compares its result with the direct form's.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+
+use super::KernelError;
+use super::conv::{Conv, Weight};
+use super::conv_algorithm::{Algorithm, Keep, pack_weight, run, weight_bytes};
+use super::gemm_store::StoreEpilogue;
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// Every form, the direct one first.
+pub const ALGORITHMS: [Algorithm; 3] = [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4];
+
+/// What the choice of a form depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Site {
+    channels: [usize; 2],
+    groups: usize,
+    kernel: [usize; 3],
+    stride: [usize; 3],
+    dilation: [usize; 3],
+    upsample: [usize; 3],
+    types: [DType; 2],
+    /// Twice the logarithm of the number of rows, rounded down.
+    half_octave: u32,
+    /// The shorter side of the image, up to 16: partial tiles matter below.
+    side: usize,
+}
+
+impl Site {
+    /// The site of a convolution of an input and a weight of these types.
+    pub fn of(conv: &Conv, dtype: DType, weight: DType) -> Self {
+        let rows = conv.rows().max(1) as u64;
+        Self {
+            channels: [conv.in_channels, conv.out_channels],
+            groups: conv.groups,
+            kernel: conv.kernel,
+            stride: conv.stride,
+            dilation: conv.dilation,
+            upsample: conv.upsample,
+            types: [dtype, weight],
+            half_octave: rows.saturating_mul(rows).ilog2(),
+            side: conv.output[1].min(conv.output[2]).min(16),
+        }
+    }
+
+    /// Everything but the sizes, as text.
+    pub fn op(&self) -> String {
+        let Self { channels, groups, kernel, stride, dilation, upsample, types, .. } = self;
+        format!(
+            "convolution {types:?} channels {channels:?} groups {groups} kernel {kernel:?} stride {stride:?} \
+             dilation {dilation:?} upsample {upsample:?}"
+        )
+    }
+
+    /// The sizes, rounded, as text.
+    pub fn bucket(&self) -> String {
+        format!("rows 2^{:.1} side {}", f64::from(self.half_octave) / 2.0, self.side)
+    }
+}
+
+/// The fastest forms of one site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Where the packed weight is kept.
+    pub packed: Algorithm,
+    /// Where it is packed by every call.
+    pub per_call: Algorithm,
+}
+
+const fn name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Direct => "direct",
+        Algorithm::Winograd2 => "winograd2",
+        Algorithm::Winograd4 => "winograd4",
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", name(self.packed), name(self.per_call))
+    }
+}
+
+impl Choice {
+    /// The choice of that text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let of = |word: &str| ALGORITHMS.into_iter().find(|&a| name(a) == word);
+        let (packed, per_call) = text.split_once(' ')?;
+        Some(Self { packed: of(packed)?, per_call: of(per_call)? })
+    }
+}
+
+fn table() -> &'static RwLock<HashMap<Site, Choice>> {
+    static TABLE: OnceLock<RwLock<HashMap<Site, Choice>>> = OnceLock::new();
+    TABLE.get_or_init(RwLock::default)
+}
+
+/// Makes `choice` that of `site` from now on.
+pub fn install(site: Site, choice: Choice) {
+    table().write().unwrap_or_else(PoisonError::into_inner).insert(site, choice);
+}
+
+/// Forgets every choice.
+pub fn forget() {
+    table().write().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// What was installed for `site`.
+pub fn installed(site: &Site) -> Option<Choice> {
+    table().read().unwrap_or_else(PoisonError::into_inner).get(site).copied()
+}
+
+/// A convolution that a form was chosen for.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed {
+    /// The convolution.
+    pub conv: Conv,
+    /// Type of its input.
+    pub dtype: DType,
+    /// Type of its weight.
+    pub weight: DType,
+}
+
+thread_local! {
+    static OBSERVED: RefCell<Option<Vec<Observed>>> = const { RefCell::new(None) };
+}
+
+/// The convolutions that forms are chosen for, by this thread, while `f` runs.
+pub fn observe<T>(f: impl FnOnce() -> T) -> (T, Vec<Observed>) {
+    OBSERVED.set(Some(Vec::new()));
+    let result = f();
+    (result, OBSERVED.take().unwrap_or_default())
+}
+
+/// The measured choice for this convolution, which is noted if this thread observes.
+pub(super) fn find(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> Option<Algorithm> {
+    OBSERVED.with_borrow_mut(|observed| {
+        if let Some(list) = observed {
+            list.push(Observed { conv: *conv, dtype, weight });
+        }
+    });
+    let choice = installed(&Site::of(conv, dtype, weight))?;
+    let algorithm = if keep == Keep::Packed { choice.packed } else { choice.per_call };
+    algorithm.applies(conv).then_some(algorithm)
+}
+
+/// One timed run of one form.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trial {
+    /// Time of the convolution.
+    pub run: Duration,
+    /// Time of packing its weight.
+    pub pack: Duration,
+    /// Distance of the result from the direct form's, relative to its norm.
+    pub error: f64,
+}
+
+/// The largest error that a form may have: that of its arithmetic, with a margin for the direct form's own rounding.
+pub fn tolerance(dtype: DType, weight: DType) -> f64 {
+    // F(4x4) is off by 3e-6 in f32; for 16-bit operands the direct form may round products to their type.
+    match (dtype, weight) {
+        (DType::BF16, _) | (_, DType::BF16) => 1e-2,
+        (DType::F16, _) | (_, DType::F16) => 1e-3,
+        _ => 2e-5,
+    }
+}
+
+/// Bytes between the parts of the lent memory.
+const ALIGN: usize = 4096;
+
+/// Bytes of memory that [`measure`] needs, the direct form's included.
+pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa) -> usize {
+    parts(of, algorithm, isa).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
+}
+
+/// Input, weight, packed weight, result, the direct form's result.
+fn parts(of: &Observed, algorithm: Algorithm, isa: Isa) -> [usize; 5] {
+    let conv = dense(&of.conv);
+    let pixels = conv.batch * conv.input.iter().product::<usize>();
+    let packed =
+        weight_bytes(&conv, algorithm, of.weight, isa).max(weight_bytes(&conv, Algorithm::Direct, of.weight, isa));
+    let result = conv.rows() * conv.out_channels * 4;
+    [
+        pixels * conv.in_channels * of.dtype.size_bytes(),
+        conv.out_channels * conv.terms() * of.weight.size_bytes(),
+        packed,
+        result,
+        result,
+    ]
+}
+
+/// The same convolution over an image that lies in one piece.
+fn dense(conv: &Conv) -> Conv {
+    let [depth, height, width] = conv.input;
+    let channels = conv.in_channels as isize;
+    let row = width as isize * channels;
+    let plane = height as isize * row;
+    Conv { strides: [depth as isize * plane, plane, row, channels], ..*conv }
+}
+
+/// Times one form, after the direct one to compare with.
+///
+/// # Errors
+/// [`KernelError`] if a form does not apply, or scratch memory runs out.
+///
+/// # Safety
+/// `memory` must be writable for [`memory_bytes`], and nobody else's meanwhile.
+pub unsafe fn measure(
+    pool: &Pool,
+    isa: Isa,
+    of: &Observed,
+    algorithm: Algorithm,
+    memory: *mut u8,
+) -> Result<Trial, KernelError> {
+    let conv = dense(&of.conv);
+    let sizes = parts(of, algorithm, isa);
+    let mut at = [memory; 5];
+    for i in 1..5 {
+        at[i] = at[i - 1].wrapping_add(sizes[i - 1].next_multiple_of(ALIGN));
+    }
+    let [x, raw, packed, out, expected] = at;
+    // SAFETY: the parts lie behind each other in the lent memory.
+    unsafe {
+        fill(x, sizes[0], of.dtype, 1);
+        fill(raw, sizes[1], of.weight, 2);
+    }
+    let [depth, height, width] = conv.kernel.map(|k| k as isize);
+    let taps = depth * height * width;
+    let terms = conv.terms() as isize;
+    let weight = Weight { ptr: raw, dtype: of.weight, strides: [terms, taps, height * width, width, 1] };
+    let columns = conv.out_channels as isize;
+    let once = |algorithm: Algorithm, to: *mut u8| -> Result<(Duration, Duration), KernelError> {
+        let start = Instant::now();
+        // SAFETY: every part has the size that the convolution needs, `to` holds all results in f32.
+        unsafe {
+            let weight = pack_weight(pool, isa, &conv, algorithm, &weight, packed)?;
+            let pack = start.elapsed();
+            let start = Instant::now();
+            run(pool, isa, &conv, x, of.dtype, &weight, &StoreEpilogue::new(to, DType::F32, columns))?;
+            Ok((start.elapsed(), pack))
+        }
+    };
+    once(Algorithm::Direct, expected)?;
+    let (run, pack) = once(algorithm, out)?;
+    let count = sizes[3] / 4;
+    // SAFETY: both results were written in full, as f32.
+    let (got, want) = unsafe {
+        (
+            std::slice::from_raw_parts(out.cast::<f32>(), count),
+            std::slice::from_raw_parts(expected.cast::<f32>(), count),
+        )
+    };
+    let (mut distance, mut norm) = (0f64, 0f64);
+    for (&a, &b) in got.iter().zip(want) {
+        distance += f64::from(a - b).powi(2);
+        norm += f64::from(b).powi(2);
+    }
+    Ok(Trial { run, pack, error: (distance / norm.max(f64::MIN_POSITIVE)).sqrt() })
+}
+
+/// Numbers between -1 and 1, the same in every run.
+///
+/// # Safety
+/// `to` must be writable for `bytes`, and aligned for `dtype`.
+unsafe fn fill(to: *mut u8, bytes: usize, dtype: DType, seed: u32) {
+    let mut state = seed;
+    let mut next = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    let count = bytes / dtype.size_bytes();
+    // SAFETY: `count` elements of the type fit into `bytes`.
+    unsafe {
+        match dtype {
+            DType::F16 => (0..count).for_each(|i| to.cast::<f16>().add(i).write(f16::from_f32(next()))),
+            DType::BF16 => (0..count).for_each(|i| to.cast::<bf16>().add(i).write(bf16::from_f32(next()))),
+            _ => (0..count).for_each(|i| to.cast::<f32>().add(i).write(next())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::conv_algorithm::choose;
+
+    fn observed(channels: usize, side: usize) -> Observed {
+        let mut conv = Conv::new_2d(1, [side, side], channels, channels, [3, 3]);
+        conv.padding = [0, 1, 1];
+        conv.output = [1, side, side];
+        Observed { conv, dtype: DType::F32, weight: DType::F32 }
+    }
+
+    #[test]
+    fn every_form_is_timed_and_right() {
+        let of = observed(96, 24);
+        let (pool, isa) = (Pool::global(), Isa::detect());
+        for algorithm in ALGORITHMS {
+            let bytes = memory_bytes(&of, algorithm, isa);
+            let mut memory = vec![0u64; bytes / 8 + 512];
+            // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
+            let trial = unsafe { measure(pool, isa, &of, algorithm, memory.as_mut_ptr().cast()) }.expect("it runs");
+            assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
+            assert!(trial.run > Duration::ZERO && trial.pack > Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn an_installed_choice_is_chosen_where_it_applies() {
+        // A shape of its own: the table is the process's.
+        let of = observed(111, 23);
+        let site = Site::of(&of.conv, of.dtype, of.weight);
+        let ((), seen) = observe(|| {
+            choose(&of.conv, of.dtype, of.weight, Keep::Packed);
+        });
+        assert_eq!(seen.len(), 1);
+        for choice in ["direct winograd2", "winograd2 winograd4"].map(|c| Choice::parse(c).expect("it is one")) {
+            install(site, choice);
+            assert_eq!(choose(&of.conv, of.dtype, of.weight, Keep::Packed), choice.packed);
+            assert_eq!(choose(&of.conv, of.dtype, of.weight, Keep::PerCall), choice.per_call);
+            assert_eq!(Choice::parse(&choice.to_string()), Some(choice));
+        }
+        let strided = Conv { stride: [1, 2, 2], output: [1, 12, 12], ..of.conv };
+        install(Site::of(&strided, of.dtype, of.weight), Choice::parse("winograd4 winograd4").expect("it is one"));
+        assert_eq!(choose(&strided, of.dtype, of.weight, Keep::Packed), Algorithm::Direct);
+        assert_eq!(Choice::parse("winograd9 direct"), None);
+    }
+
+    #[test]
+    fn near_sizes_share_a_bucket() {
+        let site = |side| Site::of(&observed(64, side).conv, DType::F32, DType::F32);
+        assert_eq!(site(64), site(66));
+        assert_ne!(site(64), site(90));
+        assert_ne!(site(7).bucket(), site(8).bucket());
+        assert_eq!(site(64).op(), site(90).op());
+    }
+}

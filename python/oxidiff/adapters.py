@@ -1,0 +1,217 @@
+"""LoRA adapters of PEFT as weights: the graph of a module with adapters is the graph of the module without them.
+
+A LoRA layer wraps a linear or convolution and adds ``scale * B(A(x))`` for every active adapter. That is the wrapped
+layer with the weight ``W + sum(scale * B @ A)`` (with DoRA, each row of it scaled to a learned magnitude), so an adapter
+that is loaded, scaled, switched, disabled or deleted changes weights and nothing else. The effective weight is computed
+afresh from the pristine ``W`` whenever one of its parts changes; nothing is ever added to or subtracted from a weight in
+place, so going back to an adapter gives the same bits again. Merged adapters (``fuse_lora``) are in ``W`` already.
+
+What is not of this kind (a bias in the adapter, dropout in training, other layer types) is left to be captured as
+it is: :func:`base_of` says which is which.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["EffectiveWeights", "TensorState", "base_of", "is_adapter", "split_scale", "tensor_state", "walk"]
+
+_LAYERS = "peft.tuners.lora.layer"
+_TUNERS = "peft.tuners.tuners_utils"
+_DORA = frozenset({"DoraLinearVariant", "DoraConv2dVariant"})
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_SCALED = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")
+
+TensorState = tuple[int, int, int]
+"""Identity, address and version of a tensor."""
+
+
+def tensor_state(tensor: Tensor) -> TensorState:
+    """What changes when a tensor, its memory or (as far as torch counts) its content does."""
+    return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def base_of(module: nn.Module) -> nn.Module | None:
+    """The layer inside a LoRA layer that does nothing but change that layer's weight; ``None`` for all else."""
+    library = sys.modules.get(_LAYERS)
+    if library is None or not isinstance(module, library.LoraLayer):
+        return None
+    table: Any = module
+    base = module._modules.get("base_layer")
+    if base is None or not _is_plain(module, base, library):
+        return None
+    if module._forward_hooks or module._forward_pre_hooks or getattr(table, "fan_in_fan_out", False):
+        return None
+    variants = getattr(table, "lora_variant", {})
+    if any(type(variant).__name__ not in _DORA for variant in variants.values()):
+        return None
+    if any(is_dora and name not in variants for name, is_dora in getattr(table, "use_dora", {}).items()):
+        return None
+    if table.merged and table.disable_adapters:
+        # PEFT unmerges at the next call.
+        return None
+    downs, ups = module._modules.get("lora_A"), module._modules.get("lora_B")
+    if downs is None or ups is None or downs._modules.keys() != ups._modules.keys():
+        return None
+    parts = [*downs._modules.values(), *ups._modules.values()]
+    if any(part is None or part._parameters.get("bias") is not None or _has_hooks(part) for part in parts):
+        return None
+    if any(type(part).forward is not type(base).forward for part in parts):
+        return None
+    dropout = module._modules.get("lora_dropout")
+    if module.training and dropout is not None and any(getattr(d, "p", 0) for d in dropout._modules.values()):
+        return None
+    return cast(nn.Module, base)
+
+
+def is_adapter(module: nn.Module) -> bool:
+    """Whether it is a layer that PEFT put around another, of whichever kind."""
+    library = sys.modules.get(_TUNERS)
+    return library is not None and isinstance(module, library.BaseTunerLayer)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _is_plain(module: nn.Module, base: nn.Module, library: Any) -> bool:
+    weight = base._parameters.get("weight")
+    if weight is None or not weight.is_floating_point() or type(weight) is not nn.Parameter:
+        return False
+    if type(module) is library.Linear:
+        return type(base).forward is nn.Linear.forward
+    kinds = [getattr(library, kind.__name__, None) for kind in _CONVOLUTIONS]
+    if type(module) not in kinds:
+        return False
+    return type(base) is _CONVOLUTIONS[kinds.index(type(module))] and getattr(base, "groups", 0) == 1
+
+
+def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
+    """``root.named_modules()`` as if no adapter was loaded: ``(path, module, LoRA layer around it)``."""
+    has_adapters = _LAYERS in sys.modules
+    seen: set[nn.Module] = set()
+    stack: list[tuple[str, nn.Module]] = [("", root)]
+    while stack:
+        path, module = stack.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        layer = None
+        if has_adapters and (base := base_of(module)) is not None:
+            layer, module = module, base
+            seen.add(base)
+        yield path, module, layer
+        prefix = f"{path}." if path else ""
+        stack.extend((prefix + name, child) for name, child in reversed(module._modules.items()) if child is not None)
+
+
+def split_scale(module: nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """A call without the factor for all adapters that diffusers' models take in their attention arguments, and it."""
+    for name in _SCALED:
+        given = kwargs.get(name)
+        if type(given) is dict and type(given.get("scale")) in (int, float) and _is_diffusers(module):
+            rest = {key: value for key, value in given.items() if key != "scale"}
+            return {**kwargs, name: rest}, float(given["scale"])
+    return kwargs, 1.0
+
+
+def _is_diffusers(module: nn.Module) -> bool:
+    return any(cls.__module__.startswith("diffusers.") for cls in type(module).__mro__)
+
+
+class EffectiveWeights:
+    """The effective weights of one module's LoRA layers, as long as their parts stay as they are."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        """Factor for all adapters."""
+        self._made: dict[str, tuple[list[Tensor], list[Any], Tensor]] = {}
+        self._merged: dict[str, tuple[str, ...]] = {}
+
+    def merged_anew(self, layers: Mapping[str, nn.Module]) -> set[int]:
+        """Ids of weights into which adapters were merged, or from which they were taken, since the last time: PEFT writes
+        them where torch does not count."""
+        now = {path: tuple(layer.merged_adapters) for path, layer in layers.items()}  # type: ignore[arg-type]
+        before, self._merged = self._merged, now
+        changed = [path for path, merged in now.items() if merged != before.get(path, ())]
+        return {id(p) for path in changed for p in layers[path].base_layer.parameters()}  # type: ignore[union-attr]
+
+    def weight(self, path: str, layer: Any, suspects: Collection[int] = ()) -> Tensor:
+        """The effective weight of one layer: its own where no adapter is active.
+
+        Args:
+            path: Names the layer.
+            layer: The LoRA layer.
+            suspects: Ids of tensors that were written even if torch did not count it.
+        """
+        base: Tensor = layer.base_layer.weight
+        terms = [] if layer.disable_adapters or layer.merged else list(self._terms(layer))
+        if not terms:
+            self._made.pop(path, None)
+            return base
+        parts = [base, *(t for term in terms for t in (term.down, term.up, term.magnitude) if t is not None)]
+        state: list[Any] = [*map(tensor_state, parts), *(term.factor for term in terms)]
+        known = self._made.get(path)
+        if known is not None and known[1] == state and not any(id(part) in suspects for part in parts):
+            return known[2]
+        weight = _effective(base, terms)
+        self._made[path] = (parts, state, weight)
+        return weight
+
+    def _terms(self, layer: Any) -> Iterator[_Term]:
+        variants = getattr(layer, "lora_variant", {})
+        for name in layer.active_adapters:
+            if name not in layer.lora_A:
+                continue
+            factor = layer.scaling[name] * self.scale
+            magnitude = layer.lora_magnitude_vector[name].weight if name in variants else None
+            if factor != 0 or magnitude is not None:
+                yield _Term(layer.lora_A[name].weight, layer.lora_B[name].weight, factor, magnitude)
+
+    def keep(self, paths: Collection[str]) -> None:
+        """Forgets all but these layers."""
+        for path in self._made.keys() - set(paths):
+            del self._made[path]
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._made.clear()
+        self._merged.clear()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the weights that were computed."""
+        return sum(weight.nbytes for *_, weight in self._made.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """What one adapter adds: ``factor * up @ down``; and the magnitude of each row, with DoRA."""
+
+    down: Tensor
+    up: Tensor
+    factor: float
+    magnitude: Tensor | None
+
+
+def _effective(base: Tensor, terms: list[_Term]) -> Tensor:
+    # Weights that are written later must be counted by torch, whatever mode this call is made in.
+    with torch.inference_mode(False), torch.no_grad():
+        work = torch.float64 if base.dtype is torch.float64 else torch.float32
+        pristine = total = base.flatten(1).to(work)
+        for term in terms:
+            factors = term.up.flatten(1).to(work), term.down.flatten(1).to(work)
+            total = torch.addmm(total, *factors, alpha=term.factor)
+            if term.magnitude is not None:
+                # The norm is that of the pristine weight with this adapter alone, as PEFT has it.
+                alone = torch.addmm(pristine, *factors, alpha=term.factor)
+                total = total * (term.magnitude.flatten().to(work) / torch.linalg.vector_norm(alone, dim=1)).unsqueeze(
+                    1
+                )
+        return total.to(base.dtype).view(base.shape)

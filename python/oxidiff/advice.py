@@ -1,0 +1,208 @@
+"""Where a program stands on the roofline of a device: what bounds it, how fast it can be at most, what would help.
+
+Every step of a program has its operations and its bytes at given sizes, so the least time it can take on a device is
+plain arithmetic: the larger of operations over the device's rate and bytes over its bandwidth, and on a GPU what a
+launch costs. The device need not be there: :data:`DEVICES` has the published figures of common GPUs, :func:`this_device`
+measures the processor at hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from . import _native
+
+__all__ = ["DEVICES", "Device", "Placement", "device_of", "place", "sentences", "this_device"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a device does at most.
+
+    Attributes:
+        name: As people call it.
+        f32_flops: Operations a second in f32.
+        half_flops: The same in the faster of f16 and bf16, dense, accumulated in f32.
+        bandwidth: Bytes a second from its memory.
+        memory_bytes: What fits into it; 0 where that is the host's.
+        launch_s: What starting one kernel costs where launches are replayed from a graph.
+    """
+
+    name: str
+    f32_flops: float
+    half_flops: float
+    bandwidth: float
+    memory_bytes: int = 0
+    launch_s: float = 0.0
+
+
+def _gpu(name: str, f32: float, half: float, bandwidth: float, memory: int) -> Device:
+    # About what a kernel node of a CUDA graph takes from its predecessor's end to its start.
+    return Device(name, f32 * 1e12, half * 1e12, bandwidth * 1e9, memory * 10**9, 1.5e-6)
+
+
+DEVICES: Final[Mapping[str, Device]] = {
+    device.name.lower(): device
+    for device in (
+        _gpu("T4", 8.1, 65, 320, 16),
+        _gpu("L4", 30.3, 121, 300, 24),
+        _gpu("A10", 31.2, 125, 600, 24),
+        _gpu("L40S", 91.6, 362, 864, 48),
+        _gpu("RTX3060", 12.7, 51, 360, 12),
+        _gpu("RTX3090", 35.6, 71, 936, 24),
+        _gpu("RTX4090", 82.6, 165, 1008, 24),
+        _gpu("A100", 19.5, 312, 2039, 80),
+        _gpu("H100", 66.9, 989, 3350, 80),
+        _gpu("H200", 66.9, 989, 4800, 141),
+    )
+}
+"""Published figures of the makers: dense tensor cores for 16 bits, plain cores for f32."""
+
+
+@functools.cache
+def _measured(threads: int) -> Device:
+    found = _native.ceilings()
+    f32 = float(found["f32_flops"])
+    half = max(float(found.get("bf16_dot_flops", 0)), float(found.get("f16_flops", 0)), f32)
+    memory = found["memory"]
+    return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, float(memory["read"]))
+
+
+def this_device() -> Device:
+    """The processor at hand, measured once for each number of threads, in about 50 ms."""
+    return _measured(torch.get_num_threads())
+
+
+def device_of(name: str | None) -> Device:
+    """The device of that name; ``None`` is the processor at hand.
+
+    Raises:
+        ValueError: There is no profile of it; the message lists those there are.
+    """
+    if name is None:
+        return this_device()
+    found = DEVICES.get(name.lower().replace(" ", "").replace("-", ""))
+    if found is None:
+        raise ValueError(f"no profile of a device {name!r}; there are {', '.join(d.name for d in DEVICES.values())}")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A program on a device's roofline.
+
+    Attributes:
+        seconds: The least time of one call.
+        arithmetic: Share of it in steps that arithmetic bounds.
+        bandwidth: Share of it in steps that memory bounds.
+        launches: Share of it that starting kernels takes.
+        kernels: By kernel family, its share of the time, the largest first.
+    """
+
+    seconds: float
+    arithmetic: float
+    bandwidth: float
+    launches: float
+    kernels: Mapping[str, float]
+
+
+def place(
+    steps: Sequence[tuple[str, str, str, float, float]], device: Device, is_half: bool, scale: float = 1.0
+) -> Placement:
+    """Puts the steps of a program, as ``Program.memory`` gives them, on a device's roofline.
+
+    Args:
+        steps: ``(name, kernel, module, operations, bytes)`` of each.
+        device: The device.
+        is_half: Whether products are of 16-bit numbers.
+        scale: Factor on the bytes: one half asks about 16-bit numbers for a program in f32.
+    """
+    rate = device.half_flops if is_half else device.f32_flops
+    arithmetic = bandwidth = 0.0
+    kernels: dict[str, float] = {}
+    for _, kernel, _, flops, size in steps:
+        compute, memory = flops / rate, size * scale / device.bandwidth
+        if compute > memory:
+            arithmetic += compute
+        else:
+            bandwidth += memory
+        kernels[kernel] = kernels.get(kernel, 0.0) + max(compute, memory) + device.launch_s
+    launches = device.launch_s * len(steps)
+    total = max(arithmetic + bandwidth + launches, 1e-12)
+    shares = {name: spent / total for name, spent in sorted(kernels.items(), key=lambda item: -item[1])}
+    return Placement(total, arithmetic / total, bandwidth / total, launches / total, shares)
+
+
+def sentences(program: _native.Program, dims: Sequence[int], device: Device, facts: Mapping[str, Any]) -> list[str]:
+    """What can be said about a program at these sizes on a device, in plain sentences with the numbers.
+
+    Args:
+        program: The program.
+        dims: Its run-time sizes.
+        device: The device.
+        facts: ``is_half``, ``batch_at`` (which of the sizes is the batch, or ``None``), ``weight_bytes``, ``took_s`` (a
+            measured time on this device, or ``None``).
+    """
+    memory = program.memory(dims)
+    steps, is_half = memory["steps"], bool(facts["is_half"])
+    here = place(steps, device, is_half)
+    dearest = ", ".join(f"{name} {share:.0%}" for name, share in list(here.kernels.items())[:3])
+    out = [
+        f"On {device.name} one call takes at least {_seconds(here.seconds)}: {here.arithmetic:.0%} of that is bound by "
+        f"arithmetic, {here.bandwidth:.0%} by memory bandwidth"
+        + (f", {here.launches:.0%} by launches" if device.launch_s else "")
+        + f" ({dearest})."
+    ]
+    took = facts.get("took_s")
+    if took:
+        out.append(
+            f"The last one took {_seconds(took)}, {here.seconds / took:.0%} of what the device can do: nothing can make "
+            f"it more than {max(took / here.seconds, 1.0):.1f} times as fast at these sizes and this type."
+        )
+    out += _batch(program, dims, device, facts, here)
+    if not is_half and device.half_flops > 1.2 * device.f32_flops:
+        half = place(steps, device, True, scale=0.5)
+        out.append(
+            f"In 16 bits the bound is {_seconds(half.seconds)}, {here.seconds / half.seconds:.1f} times as fast."
+        )
+    if here.bandwidth > 0.5 and device.launch_s:
+        out.append(
+            "More than half of it waits for memory: what helps is fewer bytes (16 bits, fused ops), not faster products."
+        )
+    if here.launches > 0.2:
+        out.append("A fifth of it or more is launches: larger sizes or batches cost less than they seem to.")
+    needed = int(facts["weight_bytes"]) + memory["arena_bytes"] + memory["derived_bytes"] + memory["output_bytes"]
+    if device.memory_bytes:
+        fits = "fits into" if needed <= device.memory_bytes else "does not fit into"
+        out.append(
+            f"It needs {needed / 1e9:.2f} GB and {fits} the {device.memory_bytes / 1e9:.0f} GB of {device.name}."
+        )
+    return out
+
+
+def _batch(
+    program: _native.Program, dims: Sequence[int], device: Device, facts: Mapping[str, Any], here: Placement
+) -> list[str]:
+    """What a larger batch would do to the time of each of its items."""
+    at = facts.get("batch_at")
+    if at is None:
+        return []
+    larger = [4 * size if i == at else size for i, size in enumerate(dims)]
+    each = place(program.memory(larger)["steps"], device, bool(facts["is_half"])).seconds / 4
+    gain = here.seconds / each
+    if gain < 1.05:
+        return [
+            f"A larger batch does not help: four times the batch leaves the bound of each item at {_seconds(each)}."
+        ]
+    return [
+        f"A larger batch helps: four times the batch lowers the bound of each item to {_seconds(each)} ({gain:.2f} times)."
+    ]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"

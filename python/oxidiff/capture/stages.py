@@ -1,0 +1,194 @@
+"""A captured graph cut at the ops that the compiler does not know.
+
+Such ops run in eager PyTorch, at every size the graph serves; what lies between them becomes graphs of their own.
+Stages run in order; a stage is a graph for the compiler, then the eager ops that wait for it. A node's stage is the
+number of eager ops' layers before it, so every edge points from a stage to the same or a later one, and within a stage
+from the graph to the eager ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from .dim import Dim
+from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, number_at
+from .lowering import LoweredGraph, Lowering
+from .signature import Number, memory_orders
+
+if TYPE_CHECKING:
+    from .._native import GraphBuilder
+
+__all__ = ["EagerOp", "Stage", "cut", "operands"]
+
+_SOURCES = ("input", "weight", "constant", "extern")
+
+
+@dataclass(frozen=True)
+class EagerOp:
+    """An op that runs in eager PyTorch.
+
+    Attributes:
+        node: The op, its operands by value number.
+        error: Why the compiler does not take it.
+    """
+
+    node: Node
+    error: UnsupportedError
+
+    def run(self, values: dict[int, Tensor], point: Mapping[str, Number]) -> None:
+        """Runs it, reading and writing tensors by value number; ``point`` gives the sizes of the call."""
+        node = self.node
+        kwargs = {name: _concrete(value, values, point) for name, value in node.kwargs.items()}
+        result = node.op(*(_concrete(argument, values, point) for argument in node.args), **kwargs)
+        results = (result,) if isinstance(result, Tensor) else result
+        values.update(zip(node.outputs, results, strict=True))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A graph for the compiler, and the eager ops after it.
+
+    Attributes:
+        part: The graph, and the same for the compiler; ``None`` if nothing but eager ops is left to do.
+        inputs: The values that the graph takes, in the order of its inputs.
+        outputs: The values that it makes for others.
+        eager: The ops, in an order in which they can run.
+        dead: Values that nobody needs after this stage.
+    """
+
+    part: tuple[CapturedGraph, LoweredGraph] | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    eager: tuple[EagerOp, ...]
+    dead: tuple[int, ...]
+
+
+def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[Stage]:
+    """The stages of a graph with ops that the compiler does not know.
+
+    Args:
+        graph: The graph.
+        make_builder: Makes an empty builder.
+
+    Raises:
+        UnsupportedError: Nothing would be left for the compiler.
+    """
+    errors = _unknown(graph, make_builder())
+    levels = _levels(graph, errors)
+    needed = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
+    last_use = dict.fromkeys(needed, max(levels.values(), default=0) + 1)
+    for index, level in levels.items():
+        for value in operands(graph.nodes[index]):
+            last_use[value] = max(last_use.get(value, 0), level)
+    stages = []
+    for level in range(max(levels.values(), default=0) + 1):
+        mine = [i for i, at in levels.items() if at == level]
+        inside = [i for i in mine if i not in errors]
+        eager = [EagerOp(graph.nodes[i], errors[i]) for i in mine if i in errors]
+        made = {value for i in inside for value in graph.nodes[i].outputs}
+        read = {value for op in eager for value in operands(op.node)}
+        outputs = tuple(v for v in sorted(made) if v in read or v in needed or last_use.get(v, 0) > level)
+        dead = tuple(value for value, at in last_use.items() if at == level)
+        if outputs:
+            part, inputs = _part(graph, level, inside, outputs)
+            lowered = Lowering(part, make_builder(), _orders(graph, inputs), _first_number(graph)).run()
+            stages.append(Stage((part, lowered), inputs, outputs, tuple(eager), dead))
+        elif eager:
+            stages.append(Stage(None, (), (), tuple(eager), dead))
+    if all(stage.part is None for stage in stages):
+        raise next(iter(errors.values()))
+    return stages
+
+
+def operands(node: Node) -> Iterator[int]:
+    """The values that a node reads."""
+
+    def walk(argument: Any) -> Iterator[int]:
+        if isinstance(argument, Ref):
+            yield argument.value
+        elif isinstance(argument, tuple):
+            for item in argument:
+                yield from walk(item)
+
+    for argument in (*node.args, *node.kwargs.values()):
+        yield from walk(argument)
+
+
+def _unknown(graph: CapturedGraph, builder: GraphBuilder) -> dict[int, UnsupportedError]:
+    """The nodes that cannot be lowered, and why."""
+    errors: dict[int, UnsupportedError] = {}
+
+    def note(index: int, error: UnsupportedError) -> None:
+        errors[index] = error
+
+    Lowering(graph, builder, on_error=note).run()
+    return errors
+
+
+def _levels(graph: CapturedGraph, errors: Mapping[int, UnsupportedError]) -> dict[int, int]:
+    """The stage of every node but the sources, which every stage has for itself."""
+    levels: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes):
+        if node.op in _SOURCES:
+            continue
+        level = 0
+        for value in operands(node):
+            maker = graph.values[value].node
+            if maker in levels:
+                level = max(level, levels[maker] + (maker in errors and index not in errors))
+        levels[index] = level
+    return levels
+
+
+def _part(
+    graph: CapturedGraph, level: int, inside: Sequence[int], outputs: Sequence[int]
+) -> tuple[CapturedGraph, tuple[int, ...]]:
+    """The graph of some nodes, and the values it takes from outside."""
+    members = set(inside)
+    inputs: list[int] = []
+    sources: dict[int, Node] = {}
+    for index in inside:
+        for value in operands(graph.nodes[index]):
+            maker = graph.values[value].node
+            if maker in members or value in sources:
+                continue
+            node = graph.nodes[maker]
+            if isinstance(node.op, str) and node.op != "input":
+                sources[value] = node
+            else:
+                inputs.append(value)
+                sources[value] = Node("input", (), {}, (value,), node.path)
+    labels = {item.value: item.label for item in graph.inputs}
+    nodes = [*(sources[v] for v in inputs), *(n for v, n in sources.items() if v not in inputs)]
+    part = dataclasses.replace(
+        graph,
+        key=("stage", level, graph.key),
+        inputs=[GraphInput(labels.get(value, f"value{value}"), value) for value in inputs],
+        nodes=[*nodes, *(graph.nodes[i] for i in inside)],
+        outputs=OutputSpec(tuple(OutputLeaf(value) for value in outputs), graph.outputs.spec),
+    )
+    return part, tuple(inputs)
+
+
+def _orders(graph: CapturedGraph, inputs: Sequence[int]) -> list[tuple[int, ...] | None]:
+    """The memory orders of a part's inputs: those of the call's tensors, row-major for what another stage made."""
+    orders = dict(zip((item.value for item in graph.inputs), memory_orders(graph.key), strict=True))
+    return [orders.get(value) for value in inputs]
+
+
+def _first_number(graph: CapturedGraph) -> int:
+    return sum(len(graph.values[item.value].shape) for item in graph.inputs)
+
+
+def _concrete(argument: Any, values: Mapping[int, Tensor], point: Mapping[str, Number]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.value]
+    if isinstance(argument, tuple):
+        return [_concrete(item, values, point) for item in argument]
+    return number_at(argument, point) if isinstance(argument, Dim) else argument

@@ -1,0 +1,90 @@
+"""Captured graphs that all modules of one architecture use.
+
+A module's :class:`~oxidiff.watch.Structure` says what it computes without tracing it. Modules whose structures agree
+(same class, configuration, dtypes, memory orders, options) belong to one :class:`Family`: what one of them captured and
+compiled, the others bind their weights to. References to families are weak: one goes, with its programs, when the last
+module of it does.
+
+Threads: a family's lock is held while one of its modules captures and compiles; a second one then finds the result.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, cast
+
+from . import _native
+from .capture import CapturedGraph
+from .capture.lowering import LoweredGraph
+from .options import CompileOptions
+from .tune import Tuner
+from .watch import Structure
+
+__all__ = ["Captured", "Family", "family_of", "reset_locks"]
+
+
+class Captured:
+    """One captured graph and its program; without weights.
+
+    Attributes:
+        graph: The graph.
+        lowered: The same for the compiler, and how to call what it is compiled to.
+        program: The compiled program.
+        tuner: Makes the choices that the program leaves open.
+        is_new: Whether the program was compiled for it, and not found among the live ones of the process.
+    """
+
+    def __init__(self, graph: CapturedGraph, lowered: LoweredGraph, options: CompileOptions) -> None:
+        self.graph = graph
+        self.lowered = lowered
+        self.program, self.is_new = _native.compile(
+            self.lowered.builder,
+            precision=options.precision,
+            memory=options.memory,
+            memory_budget=cast("int | None", options.memory_budget),
+            max_specializations=options.max_specializations,
+        )
+        self.tuner = Tuner(options)
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether its weights are found by name in every module of its family."""
+        return all(slot.tensor is None for slot in self.lowered.weights)
+
+
+class Family:
+    """What was captured for modules of one structure.
+
+    Attributes:
+        lock: Held while something is captured or extended.
+        captured: All that can be shared.
+    """
+
+    def __init__(self, structure: Structure) -> None:
+        self.lock = threading.RLock()
+        self.captured: list[Captured] = []
+        # The identities in the structure's fingerprint must stay those of the same objects.
+        self._kept = structure.kept
+
+
+_families: weakref.WeakValueDictionary[Any, Family] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def family_of(structure: Structure, options: CompileOptions) -> Family:
+    """The family of modules with this structure and these options."""
+    key = (structure.fingerprint, structure.memory(), options)
+    with _lock:
+        family = _families.get(key)
+        if family is None:
+            family = _families[key] = Family(structure)
+        return family
+
+
+def reset_locks() -> None:
+    """In a child process: another thread of the parent may have held a lock, which nobody would ever release here."""
+    global _lock
+    _lock = threading.Lock()
+    for family in list(_families.values()):
+        family.lock = threading.RLock()

@@ -1,0 +1,99 @@
+"""A module that cannot be captured whole, in the pieces that Dynamo finds between its graph breaks.
+
+Control flow that depends on data, a value read into Python, a result that is no tensor: Python runs these, and what
+lies between them is compiled. A piece that cannot be compiled either runs as Dynamo captured it.
+
+Threads: Dynamo compiles under a lock of its own; the list of pieces only grows.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+from .errors import CaptureError, Error
+from .island import Island
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+
+__all__ = ["RUNS_EAGER", "Split"]
+
+RUNS_EAGER = "runs in eager PyTorch"
+"""What is said of a call of which nothing ran compiled."""
+
+
+class Split:
+    """What stands for a ``forward`` that has no program of its own.
+
+    Args:
+        forward: The function.
+        dynamic: Whether sizes vary from call to call.
+        make: Makes the dispatcher of a piece: ``make(module, report=...)``.
+
+    Attributes:
+        pieces: The dispatchers of all pieces found so far.
+    """
+
+    def __init__(self, forward: Callable[..., Any], dynamic: bool, make: Callable[..., Dispatcher]) -> None:
+        self.pieces: list[Dispatcher] = []
+        self._make = make
+        self._local = threading.local()
+        # Dynamo keeps what it compiled, and the backend, with the code of functions, longer than anyone else keeps the
+        # module; hence the weak references here and in `_compile`. What it keeps runs only while this object lives.
+        compile_piece = weakref.WeakMethod(self._compile)
+
+        def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            method = compile_piece()
+            assert method is not None, "Dynamo compiles during a call"
+            return method(graph, examples)
+
+        self._run = torch.compile(_with_own_code(forward), backend=backend, dynamic=True if dynamic else None)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int, list[tuple[Error, str]]]:
+        """The result of a call, how many pieces ran compiled, and what ran eager and why.
+
+        Raises:
+            CaptureError: Dynamo itself failed; nothing can be said about the call.
+        """
+        local = self._local
+        local.compiled, local.problems = 0, []
+        try:
+            return self._run(*args, **kwargs), local.compiled, local.problems
+        except TorchDynamoException as error:
+            raise CaptureError(f"Dynamo cannot split it: {str(error).splitlines()[0]}") from error
+
+    def _compile(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        island = Island(graph, examples)
+        local = self._local
+        piece = self._make(island, report=lambda error, what: local.problems.append((error, what)))
+        self.pieces.append(piece)
+        held = weakref.ref(piece)
+
+        def run(*args: Any) -> Any:
+            piece = held()
+            assert piece is not None, "a piece lives as long as its backend"
+            before = len(local.problems)
+            result = piece(tuple(cast(Island, piece.module).take_weights(args)), {})
+            local.compiled += not any(what == RUNS_EAGER for _, what in local.problems[before:])
+            return result
+
+        return run
+
+
+def _with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method with a copy of its code: Dynamo compiles a code object a few times only, and all modules of a class
+    share one."""
+    method = getattr(forward, "__func__", None)
+    if not isinstance(method, types.FunctionType):
+        return forward
+    code = method.__code__.replace()
+    copy = types.FunctionType(code, method.__globals__, method.__name__, method.__defaults__, method.__closure__)
+    copy.__kwdefaults__ = method.__kwdefaults__
+    return types.MethodType(copy, cast(types.MethodType, forward).__self__)

@@ -1,0 +1,116 @@
+"""A captured graph some ops of which run in eager PyTorch: programs and ops in turn, at every size the graph serves.
+
+Threads: :meth:`Staged.run` may be called from any; a running call keeps the weights it began with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .capture import CapturedGraph, Dim, Node, WeightSlot
+from .capture.graph import number_at
+from .capture.signature import Number
+from .capture.stages import Stage, operands
+from .errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from .engine import Variant
+
+__all__ = ["Staged"]
+
+
+class Staged:
+    """One captured graph whose unknown ops run in eager PyTorch, with a variant for what lies between them.
+
+    Attributes:
+        graph: The whole graph.
+        stages: Its stages, each with its variant, ``None`` where only eager ops are left.
+    """
+
+    def __init__(self, graph: CapturedGraph, stages: Sequence[Stage], variants: Sequence[Variant | None]) -> None:
+        self.graph = graph
+        self.stages = list(zip(stages, variants, strict=True))
+        read = {v for stage in stages for op in stage.eager for v in operands(op.node)}
+        self._sources = {v: graph.nodes[graph.values[v].node] for v in read}
+        self._sources = {v: node for v, node in self._sources.items() if node.op in ("weight", "extern", "constant")}
+        self._weights: dict[int, Tensor] = {}
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The variants of its stages."""
+        return [variant for _, variant in self.stages if variant is not None]
+
+    def bind(self, fetch: Callable[[WeightSlot], Tensor]) -> None:
+        """Takes the weights that eager ops read from where ``fetch`` finds them."""
+        slots = {v: self.graph.weights[node.args[0]] for v, node in self._sources.items() if node.op == "weight"}
+        self._weights = {value: fetch(slot) for value, slot in slots.items()}
+
+    @property
+    def problems(self) -> list[UnsupportedError]:
+        """Why ops run eager: one reason per kind of op, at its first place. What follows from another op is not told."""
+        errors = []
+        for stage, _ in self.stages:
+            made = {value for op in stage.eager for value in op.node.outputs}
+            errors += [op.error for op in stage.eager if made.isdisjoint(operands(op.node))]
+        first = {error.op: error for error in reversed(errors)}
+        counts = Counter(error.op for error in errors)
+        return [
+            error
+            if counts[op] == 1
+            else UnsupportedError(f"{error}; the same at {counts[op] - 1} other places", module=error.module, op=op)
+            for op, error in first.items()
+        ]
+
+    def run(
+        self,
+        arguments: Sequence[Tensor],
+        numbers: Mapping[int, Number],
+        point: Mapping[str, Number],
+        steps: list[dict[str, Any]] | None = None,
+    ) -> list[Tensor]:
+        """The tensors that the graph returns.
+
+        Args:
+            arguments: The call's tensors.
+            numbers: The call's Python numbers, by index.
+            point: The call's free sizes and numbers.
+            steps: Gets a row per step, timed.
+        """
+        values = {item.value: tensor for item, tensor in zip(self.graph.inputs, arguments, strict=True)}
+        values |= self._weights
+        values |= {v: self._made(v, n, point) for v, n in self._sources.items() if n.op != "weight"}
+        for stage, variant in self.stages:
+            if variant is not None:
+                given: list[Any] = []
+                for source in variant.lowered.arguments:
+                    value: Any = numbers[source.index] if source.is_number else values[stage.inputs[source.index]]
+                    given.append(value if source.order is None else value.permute(source.order))
+                sizes = variant.lowered.sizes(point)
+                values.update(zip(stage.outputs, variant.executable.run(given, sizes), strict=True))
+                if steps is not None:
+                    steps += variant.executable.profile(given, sizes)
+            for op in stage.eager:
+                started = time.perf_counter()
+                op.run(values, point)
+                if steps is not None:
+                    seconds = time.perf_counter() - started
+                    row = {"step": str(op.node.op), "kernel": "eager", "module": op.node.path, "seconds": seconds}
+                    steps.append({**row, "flops": 0, "bytes": 0})
+            for value_id in stage.dead:
+                values.pop(value_id, None)
+        return [values[leaf.value] for leaf in self.graph.outputs.leaves if leaf.value is not None]
+
+    def _made(self, value: int, node: Node, point: Mapping[str, Number]) -> Tensor:
+        """A tensor that ``forward`` makes or finds."""
+        if node.op == "extern":
+            index: int = node.args[0]
+            return self.graph.externs[index]
+        meta = self.graph.values[value]
+        elements = [number_at(e, point) if isinstance(e, Dim) else e for e in node.args]
+        return torch.tensor(elements, dtype=meta.dtype).reshape([int(size) for size in meta.shape])  # type: ignore[arg-type]

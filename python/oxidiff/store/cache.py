@@ -1,0 +1,258 @@
+"""The cache folder, and where one module's graphs come from and go to.
+
+The folder holds ``graphs/<digest>.oxi``, one artifact for everything that graphs depend on (see
+:mod:`~oxidiff.store.describe`), and ``tuning.sqlite``. Its files are only ever replaced whole; a lock is held while one
+is read, extended and replaced. Nothing that goes wrong here stops a program: a file that cannot be used is one warning
+and a miss, one that cannot be written one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from os import PathLike, fspath
+from typing import Any, Protocol
+
+import torch
+
+from .. import _native
+from ..capture import Call, CapturedGraph
+from ..capture.lowering import LoweredGraph
+from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native
+from ..options import CompileOptions
+from .artifact import Artifact, StoredGraph, read_artifact
+from .describe import Description, describe
+from .encode import UnstorableError, encode_call_key
+
+__all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "update"]
+
+MAX_FOLDER_BYTES = 1 << 30
+"""Above this, the graphs that were not used for longest are removed."""
+_SUFFIX = ".oxi"
+
+
+def cache_folder() -> str | None:
+    """The cache folder, ``None`` where the platform has none and ``OXIDIFF_CACHE_DIR`` is not set."""
+    found = _native.cache_dir()
+    return None if found is None else fspath(found)
+
+
+def graphs_folder() -> str | None:
+    """Where the automatic cache keeps artifacts."""
+    folder = cache_folder()
+    return None if folder is None else os.path.join(folder, "graphs")
+
+
+_warned: set[str] = set()
+
+
+def complain(message: str) -> None:
+    """Warns about the cache, once for each message."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, CacheWarning, stacklevel=2)
+
+
+class _Compiled(Protocol):
+    graph: CapturedGraph
+    lowered: LoweredGraph
+
+
+class GraphStore:
+    """Stored graphs for one structure of one module.
+
+    Args:
+        module: The module.
+        forward: What is captured of it.
+        options: ``cache``, ``graph_file`` and ``dynamic`` matter.
+    """
+
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], options: CompileOptions) -> None:
+        self._module = module
+        self._forward = forward
+        self._options = options
+        self._description: Description | None = None
+        self._reason: str | None = None
+        self._is_read = False
+        self._waiting: dict[str, list[StoredGraph]] = {}
+        self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
+        self.load_s = 0.0
+        """Seconds spent finding and reading stored graphs."""
+
+    @property
+    def _is_on(self) -> bool:
+        return self._options.cache or self._options.graph_file is not None
+
+    def description(self) -> Description:
+        """What graphs of the module depend on, as it is when this is first asked for.
+
+        Raises:
+            ArtifactError: It cannot be written down.
+        """
+        if self._description is None:
+            try:
+                self._description = describe(self._module, self._forward, self._options.dynamic)
+            except (AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+                raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
+        return self._description
+
+    def take(self, call: Call) -> list[tuple[CapturedGraph, LoweredGraph]]:
+        """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""
+        if not self._is_read:
+            self._is_read = True
+            if self._is_on:
+                start = time.perf_counter()
+                self._read_all()
+                self.load_s += time.perf_counter() - start
+        if not self._waiting:
+            return []
+        try:
+            waiting = self._waiting.pop(encode_call_key(call.key), [])
+        except UnstorableError:
+            return []
+        start = time.perf_counter()
+        taken = []
+        for stored in waiting:
+            try:
+                graph, lowered = stored.decode()
+            except ArtifactError as error:
+                complain(f"a stored graph is not used: {error}")
+                continue
+            if len(graph.plan.forms) == len(call.sizes) and len(graph.inputs) == len(call.tensors):
+                graph.key = call.key
+                self._encoded[id(graph)] = (graph, stored)
+                taken.append((graph, lowered))
+        self.load_s += time.perf_counter() - start
+        return taken
+
+    def add(self, artifact: Artifact) -> None:
+        """Makes the graphs of an artifact, of this module, available to :meth:`take`."""
+        for stored in artifact.graphs:
+            self._waiting.setdefault(stored.key, []).append(stored)
+
+    def remember(self, compiled: Sequence[_Compiled]) -> None:
+        """Stores graphs in the cache and the graph file, as far as they are not there already."""
+        if not self._is_on or self._reason is not None:
+            return
+        try:
+            artifact = self.artifact(compiled)
+        except ArtifactError:
+            # Nothing is lost but time at the next start, of which nobody needs to hear at every one.
+            return
+        for path in self._paths():
+            try:
+                update(path, artifact)
+            except Error as error:
+                complain(f"compiled graphs are not kept: {error}")
+
+    def artifact(self, compiled: Sequence[_Compiled]) -> Artifact:
+        """An artifact with these graphs.
+
+        Raises:
+            ArtifactError: None of them can be stored.
+        """
+        artifact = Artifact(type(self._module).__name__, self.description())
+        reason = "nothing is compiled yet"
+        for item in compiled:
+            graph, stored = self._encoded.get(id(item.graph), (item.graph, None))
+            try:
+                fresh = StoredGraph.of(graph, item.lowered) if stored is None else stored.extended(graph, item.lowered)
+            except UnstorableError as error:
+                reason = str(error)
+                continue
+            self._encoded[id(graph)] = (graph, fresh)
+            artifact.add(fresh)
+        if not artifact.graphs:
+            raise ArtifactError(f"{artifact.name} cannot be saved: {reason}")
+        return artifact
+
+    def _paths(self) -> list[str]:
+        paths = [] if self._options.graph_file is None else [self._options.graph_file]
+        folder = graphs_folder()
+        if self._options.cache and folder is not None:
+            paths.append(os.path.join(folder, self.description().digest + _SUFFIX))
+        return paths
+
+    def _read_all(self) -> None:
+        try:
+            paths = self._paths()
+            here = self.description()
+        except ArtifactError as error:
+            self._reason = str(error)
+            return
+        seen: set[tuple[str, str]] = set()
+        for path in paths:
+            if not os.path.exists(path):
+                continue
+            try:
+                artifact = read_artifact(path)
+                artifact.require(here, path)
+            except ArtifactError as error:
+                complain(f"{error}; it is made anew")
+                continue
+            artifact.graphs = [g for g in artifact.graphs if g.identity not in seen]
+            seen.update(g.identity for g in artifact.graphs)
+            self.add(artifact)
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+
+def update(path: str, artifact: Artifact) -> None:
+    """Adds what an artifact has to the file at ``path``, which another process may be extending too.
+
+    Raises:
+        CacheError: The file cannot be locked or written.
+    """
+    folder = os.path.dirname(path) or "."
+    try:
+        with _native.FileLock(os.path.join(folder, ".oxidiff-lock")):
+            data = _native.read_file(path)
+            merged = artifact
+            if data is not None:
+                with contextlib.suppress(ArtifactError):
+                    held = Artifact.from_bytes(data)
+                    if held.description.digest == artifact.description.digest:
+                        for graph in artifact.graphs:
+                            held.add(graph)
+                        merged = held
+            fresh = merged.to_bytes()
+            if fresh != data:
+                _native.write_file(path, fresh)
+                if folder == graphs_folder():
+                    _tidy(folder)
+    except _native.NativeError as error:
+        translated = from_native(error)
+        raise translated if isinstance(translated, CacheError) else CacheError(str(translated)) from error
+
+
+def _tidy(folder: str) -> None:
+    """Removes what killed writers left, and the oldest graphs above a bound."""
+    _native.sweep_folder(folder)
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.endswith(_SUFFIX):
+                state = entry.stat()
+                found.append((state.st_mtime, state.st_size, entry.path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= MAX_FOLDER_BYTES:
+            break
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        total -= size
+
+
+def save(path: str | PathLike[str], artifact: Artifact) -> None:
+    """Writes an artifact to a file of the user's, replacing what is there.
+
+    Raises:
+        CacheError: The file cannot be written.
+    """
+    try:
+        _native.write_file(fspath(path), artifact.to_bytes())
+    except _native.NativeError as error:
+        raise from_native(error) from error

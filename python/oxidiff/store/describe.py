@@ -1,0 +1,468 @@
+"""What a captured graph depends on, as text that is equal in two processes if and only if the graph would be.
+
+A graph follows from the classes of a module tree, the attributes of its submodules, the kinds and sizes of its tensors
+and the code that runs. :func:`describe` writes all of it down, line by line, so that two descriptions can be compared and
+the difference named. Values of weights do not belong to it, nor does where a model was loaded from.
+
+Code is described by following it: from ``forward`` through every method and every function that it may reach by name,
+down to torch, numpy and Python itself, which are described by their versions. An edit anywhere on that way, also of an
+installed package, gives another description.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+import functools
+import hashlib
+import inspect
+import os
+import platform
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..watch import _RECORDERS, _SKIPPED
+
+__all__ = ["Description", "describe"]
+
+_SCALARS = (int, float, str, bool, type(None), bytes, complex)
+_TORCH = (torch.dtype, torch.device, torch.memory_format, torch.layout)
+_BY_TEXT = (range, slice, re.Pattern, numpy.generic, numpy.dtype, type(...), type(NotImplemented))
+_DEPTH = 6
+_MAX_ITEMS = 4096
+_MAX_FUNCTIONS = 20_000
+_FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+
+# Where a model came from and who saved it: read by no forward.
+_ORIGINS = frozenset(
+    {
+        "_name_or_path", "name_or_path", "_commit_hash", "_diffusers_version", "transformers_version",
+        "_use_default_values",
+    }
+)  # fmt: skip
+
+
+class Description:
+    """What a graph depends on.
+
+    Attributes:
+        lines: By subject (``"environment"``, ``"module"``, ``"tensors"``, ``"code"``), by name, what it is.
+        digest: A short text that is equal for equal lines.
+    """
+
+    def __init__(self, lines: Mapping[str, Mapping[str, str]]) -> None:
+        self.lines = {subject: dict(rows) for subject, rows in lines.items()}
+        total = hashlib.blake2b(digest_size=16)
+        for subject in sorted(self.lines):
+            rows = self.lines[subject]
+            for name in sorted(rows):
+                total.update(f"{subject}\0{name}\0{rows[name]}\n".encode("utf-8", "surrogatepass"))
+        self.digest = total.hexdigest()
+
+    def differences(self, stored: Description) -> list[str]:
+        """How ``self`` differs from one that was stored, a sentence each."""
+        found = []
+        for subject in sorted(self.lines.keys() | stored.lines.keys()):
+            mine, theirs = self.lines.get(subject, {}), stored.lines.get(subject, {})
+            for name in sorted(mine.keys() | theirs.keys()):
+                here, there = mine.get(name), theirs.get(name)
+                if here == there:
+                    continue
+                if subject == "code":
+                    found.append(f"the code of {name} is another")
+                elif here is None:
+                    found.append(f"{name} is missing here")
+                elif there is None:
+                    found.append(f"{name} is only here")
+                else:
+                    found.append(f"{name} is {_short(here, there)} here and {_short(there, here)} in the file")
+        return found
+
+
+def _short(text: str, other: str) -> str:
+    """The part of a long text that differs from another one."""
+    if len(text) <= 120:
+        return text
+    start = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), 40)
+    start = max(0, start - 40)
+    return f"…{text[start : start + 100]}…"
+
+
+@functools.cache
+def _environment() -> Mapping[str, str]:
+    """What every graph of this process depends on."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "capture")
+    ours = hashlib.blake2b(digest_size=8)
+    for path, _, files in sorted(os.walk(folder)):
+        for name in sorted(files):
+            if name.endswith(".py"):
+                with open(os.path.join(path, name), "rb") as file:
+                    ours.update(file.read())
+    return {
+        "oxidiff": f"{_native.__version__} ({ours.hexdigest()})",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def describe(module: torch.nn.Module, forward: Callable[..., Any], dynamic: bool = True) -> Description:
+    """The description of what ``forward``, of ``module``, would be captured as.
+
+    Args:
+        module: The module.
+        forward: What is captured.
+        dynamic: Whether sizes are run-time values.
+    """
+    code = _Code()
+    tree = code.tree
+    tree.paths = {id(child): path for path, child in module.named_modules()}
+    rows: dict[str, str] = {}
+    tensors: dict[str, str] = {}
+    for path, child in module.named_modules():
+        rows[path or "the module"] = tree.module(child)
+        for table in (child._parameters, child._buffers):
+            for name, tensor in table.items():
+                tensors[f"{path}.{name}" if path else name] = tree.tensor(tensor, f"{path}.{name}")
+    code.reach_value(forward)
+    environment = {**_environment(), "dynamic": str(dynamic)}
+    return Description({"environment": environment, "module": rows, "tensors": tensors, "code": code.finish()})
+
+
+class _Tree:
+    """Attributes and tensors of modules as text."""
+
+    def __init__(self, code: _Code) -> None:
+        self.code = code
+        self.paths: dict[int, str] = {}
+        """The modules of the tree by id."""
+        self._tensors: dict[int, str] = {}
+        # By id, and held so that no id is used twice.
+        self._seen: dict[int, Any] = {}
+        self._classes: dict[type, str] = {}
+
+    def module(self, child: torch.nn.Module) -> str:
+        """The class and the attributes of one module."""
+        cls = type(child)
+        name = self._classes.get(cls)
+        if name is None:
+            name = self._classes[cls] = self.code.reach_class(cls)
+        parts: list[Any] = [name]
+        skipped = _SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else _SKIPPED
+        for key, value in child.__dict__.items():
+            if key not in skipped:
+                parts.append(key)
+                parts.append(value if type(value) in _SCALARS else _Raw(self.value(value, _DEPTH)))
+        parts.extend(key for key, value in child._modules.items() if value is None)
+        for hooks in (child._forward_hooks, child._forward_pre_hooks):
+            for hook in hooks.values():
+                if getattr(hook, "__module__", None) != _RECORDERS:
+                    parts.append(_Raw(self.value(hook, _DEPTH)))
+        return repr(parts)
+
+    def tensor(self, tensor: Tensor | None, name: str) -> str:
+        """Kind, sizes and layout of a tensor, or which earlier one it is."""
+        if tensor is None:
+            return "nothing"
+        first = self._tensors.setdefault(id(tensor), name)
+        if first != name:
+            return f"the same tensor as {first.lstrip('.')}"
+        return _tensor_text(tensor)
+
+    def value(self, value: Any, depth: int) -> str:
+        """An attribute's value."""
+        kind = type(value)
+        if kind in _SCALARS:
+            return repr(value)
+        if isinstance(value, enum.Enum):
+            return f"{self.code.reach_class(kind)}.{value.name}"
+        if isinstance(value, _TORCH):
+            return value.type if isinstance(value, torch.device) else str(value)
+        if isinstance(value, Tensor):
+            return _tensor_text(value)
+        if isinstance(value, numpy.ndarray):
+            return f"array {value.dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
+        if isinstance(value, type):
+            return self.code.reach_class(value)
+        if isinstance(value, torch.nn.Module):
+            if (path := self.paths.get(id(value))) is None:
+                raise ValueError(f"a {_name(kind)} is used that is no submodule")
+            return f"submodule {path}"
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}"
+        if isinstance(value, types.MethodType):
+            self.code.reach_value(value)
+            return f"method {value.__name__} of {self._inner(value.__self__, depth)}"
+        if isinstance(value, types.FunctionType):
+            return f"function {self.code.reach(value)}"
+        if isinstance(value, functools.partial):
+            inner = (value.func, value.args, value.keywords)
+            return f"partial({', '.join(self._inner(part, depth) for part in inner)})"
+        if inspect.isroutine(value):
+            return self._routine(value, depth)
+        if isinstance(value, contextvars.ContextVar):
+            return f"context variable {value.name} {self._inner(value.get(None), depth)}"
+        name = self.code.reach_class(kind)
+        # A graph of torch.fx is notes about the code that was made from it; a lock says nothing about a graph.
+        if kind.__module__.startswith(("torch.fx", "torch._dynamo", "_thread")):
+            return name
+        if isinstance(value, _BY_TEXT):
+            return f"{name} {value!r}"
+        # Two things that differ must never have one text: what cannot be told apart cannot be described.
+        if not depth or (isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) > _MAX_ITEMS):
+            raise ValueError(f"there is too much in a {name}")
+        if isinstance(value, Mapping):
+            items = ((k, v) for k, v in value.items() if k not in _ORIGINS)
+            inside = ", ".join(f"{self.value(k, depth - 1)}: {self.value(v, depth - 1)}" for k, v in items)
+            return f"{name}{{{inside}}}"
+        if isinstance(value, list | tuple):
+            return f"{name}[{', '.join(self.value(item, depth - 1) for item in value)}]"
+        if isinstance(value, set | frozenset):
+            return f"{name}{{{', '.join(sorted(self.value(item, depth - 1) for item in value))}}}"
+        table = getattr(value, "__dict__", None)
+        if type(table) is not dict:
+            raise ValueError(f"the state of a {name} cannot be seen")
+        if id(value) in self._seen:
+            return f"{name} seen"
+        self._seen[id(value)] = value
+        inside = ", ".join(f"{k}={self.value(v, depth - 1)}" for k, v in table.items() if k not in _ORIGINS)
+        return f"{name}({inside})"
+
+    def _inner(self, value: Any, depth: int) -> str:
+        if not depth:
+            raise ValueError(f"there is too much in a {_name(type(value))}")
+        return self.value(value, depth - 1)
+
+    def _routine(self, value: Any, depth: int) -> str:
+        """A function that is not written in Python."""
+        owner = getattr(value, "__self__", None)
+        self.code.reach_value(value)
+        bound = "" if owner is None or isinstance(owner, types.ModuleType) else f" of {self._inner(owner, depth)}"
+        return f"routine {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}{bound}"
+
+
+class _Raw:
+    """A text whose ``repr`` is itself."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _tensor_text(tensor: Tensor) -> str:
+    strides = "" if tensor.is_contiguous() else f" strides {tuple(tensor.stride())}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device.type}{strides}"
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+# --- code -----------------------------------------------------------------------------------------------------------
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Parts of the platform, and this package: described by versions. A package installed in a folder below one of them is
+# none of them.
+_PLATFORM = tuple(
+    {
+        os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+        os.path.dirname(os.path.abspath(numpy.__file__)) + os.sep,
+        os.path.abspath(sysconfig.get_path("stdlib")) + os.sep,
+    }
+)
+_PACKAGES = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib")})
+_TORCH_AND_NUMPY = tuple(p for p in _PLATFORM if os.path.basename(p[:-1]) in ("torch", "numpy"))
+
+
+@functools.cache
+def _is_platform(file: str) -> bool:
+    if file.startswith((*_TORCH_AND_NUMPY, _OWN)):
+        return True
+    if file.startswith(_PACKAGES):
+        return False
+    return file.startswith(_PLATFORM) or file.startswith("<frozen")
+
+
+@functools.lru_cache(maxsize=65536)
+def _digest(code: types.CodeType) -> str:
+    """What a function does, without where it stands."""
+    state = hashlib.blake2b(digest_size=8)
+    parts = [code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags]
+    parts.append(getattr(code, "co_exceptiontable", b""))
+    state.update(repr(parts).encode("utf-8", "surrogatepass"))
+    for constant in code.co_consts:
+        text = _digest(constant) if isinstance(constant, types.CodeType) else _constant(constant)
+        state.update(text.encode("utf-8", "surrogatepass"))
+    return state.hexdigest()
+
+
+def _constant(value: Any) -> str:
+    # The order of a set is not the same in two processes.
+    return f"{{{sorted(map(repr, value))}}}" if isinstance(value, frozenset) else repr(value)
+
+
+class _Code:
+    """The functions that a forward may run, by name.
+
+    Methods are reached by their names: every method of a reached class is, if any reached function uses its name.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, set[str]] = {}
+        self.tree = _Tree(self)
+        self._classes: dict[type, str] = {}
+        self._functions: dict[int, Any] = {}
+        self._names: set[str] = {
+            "forward",
+            "__call__",
+            "__getattr__",
+            "__getitem__",
+            "__iter__",
+            "__len__",
+            "__contains__",
+        }
+        self._waiting: list[types.FunctionType] = []
+        self._new_names: set[str] = set()
+
+    def reach(self, function: Any) -> str:
+        """Notes that a function may run, and gives its name."""
+        if id(function) not in self._functions:
+            self._functions[id(function)] = function
+            if not _is_platform(function.__code__.co_filename):
+                self._waiting.append(function)
+        return _name(function)
+
+    def reach_class(self, cls: type) -> str:
+        """Notes that objects of a class may be used, and gives its name."""
+        name = self._classes.get(cls)
+        if name is None:
+            name = self._classes[cls] = _name(cls)
+            for base in cls.__mro__[1:]:
+                if base not in self._classes:
+                    self._classes[base] = _name(base)
+                    self._methods(base, self._names)
+            self._methods(cls, self._names)
+        return name
+
+    def finish(self) -> dict[str, str]:
+        """Follows all code to its end, and gives what each reached function is."""
+        while self._waiting or self._new_names:
+            while self._waiting:
+                self._function(self._waiting.pop())
+                if len(self._rows) > _MAX_FUNCTIONS:
+                    raise RecursionError("forward reaches too much code to describe")
+            names, self._new_names = self._new_names, set()
+            self._names |= names
+            for cls in list(self._classes):
+                self._methods(cls, names)
+        return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
+
+    def _methods(self, cls: type, names: Set[str]) -> None:
+        table = cls.__dict__
+        for name in table.keys() & names:
+            value = table[name]
+            if isinstance(value, _FUNCTIONS):
+                self.reach_value(value)
+            elif not name.startswith("__") and (type(value) in _SCALARS or isinstance(value, enum.Enum)):
+                self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, 1))
+
+    def reach_value(self, value: Any) -> None:
+        """Reaches what a name stands for, if it is code."""
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, functools.cached_property):
+            value = value.func
+        elif isinstance(value, types.MethodType):
+            value = value.__func__
+        while isinstance(value, functools.partial):
+            value = value.func
+        if isinstance(value, types.FunctionType):
+            self.reach(value)
+            wrapped = getattr(value, "__wrapped__", None)
+            if isinstance(wrapped, types.FunctionType):
+                self.reach(wrapped)
+        elif isinstance(value, type):
+            self.reach_class(value)
+        elif (inner := getattr(value, "__wrapped__", None)) is not None:
+            self.reach_value(inner)
+
+    def _function(self, function: types.FunctionType) -> None:
+        state = [_digest(function.__code__)]
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            state.append(self._held(default))
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                # A name that nothing was assigned to yet.
+                continue
+            state.append(self._held(held))
+        self._follow(function.__code__, function.__globals__, state)
+        text = "\n".join(state).encode("utf-8", "surrogatepass")
+        # A function and what it wraps may have one name.
+        self._rows.setdefault(_name(function), set()).add(hashlib.blake2b(text, digest_size=8).hexdigest())
+
+    def _follow(self, code: types.CodeType, table: dict[str, Any], state: list[str]) -> None:
+        used: list[types.ModuleType] = []
+        missing = object()
+        for name in code.co_names:
+            if name not in self._names:
+                self._new_names.add(name)
+            value = table.get(name, missing)
+            if value is not missing:
+                if isinstance(value, types.ModuleType):
+                    used.append(value)
+                state.append(f"{name}={self._outside(value)}")
+        for module in used:
+            if _is_platform(getattr(module, "__file__", None) or "<frozen"):
+                continue
+            for name in code.co_names:
+                if (value := module.__dict__.get(name, missing)) is not missing:
+                    state.append(f"{module.__name__}.{name}={self._outside(value)}")
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._follow(constant, table, state)
+
+    def _held(self, value: Any) -> str:
+        """What one function object holds, and another with the same code may hold another of."""
+        self.reach_value(value)
+        return self.tree.value(value, _DEPTH)
+
+    def _outside(self, value: Any) -> str:
+        """What code finds under a name outside of it."""
+        kind = type(value)
+        if kind in _SCALARS or isinstance(value, (enum.Enum, *_TORCH)):
+            return self.tree.value(value, 1)
+        if isinstance(value, list | tuple | dict | set | frozenset):
+            return self.tree.value(value, 3)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return _name(value)
+        self.reach_value(value)
+        if isinstance(value, types.FunctionType | type):
+            return _name(value)
+        if inspect.isroutine(value) or not (isinstance(value, types.ModuleType) or self._is_service(kind)):
+            return self.tree.value(value, _DEPTH)
+        if not isinstance(value, types.ModuleType):
+            self.reach_class(kind)
+        return kind.__name__
+
+    def _is_service(self, kind: type) -> bool:
+        """Whether objects of this class serve a program without being part of what it computes: loggers, locks, type
+        variables and whatever else Python, torch and numpy make at the top of a file."""
+        module = sys.modules.get(kind.__module__)
+        return module is None or _is_platform(getattr(module, "__file__", None) or "<frozen")

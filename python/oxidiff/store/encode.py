@@ -1,0 +1,486 @@
+"""Captured graphs as plain data (what JSON can say) and back.
+
+Encoding refuses, with :class:`UnstorableError`, what has no meaning in another process: tensors held by reference,
+classes that cannot be found again by name. Decoding trusts nothing: names are looked up in tables of what this process
+already has, never imported or evaluated, and every index is checked against what it points into. Whatever is wrong
+raises :class:`~oxidiff.errors.ArtifactError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._pytree import TreeSpec
+
+from .. import _native
+from ..capture.dim import Dim, Real
+from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value
+from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
+from ..capture.sizes import SizePlan, Symbol
+from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
+from ..capture.weights import WeightSlot
+from ..errors import ArtifactError
+
+__all__ = [
+    "UnstorableError",
+    "as_number",
+    "decode_graph",
+    "decoding",
+    "encode_call_key",
+    "encode_graph",
+    "encode_trace",
+    "merge_classes",
+    "to_bytes",
+    "to_data",
+]
+
+Data = Any
+"""What JSON can say."""
+
+_ROLES = frozenset({"batch", "frames", "spatial", "sequence", "int", "float"})
+_MAX_POWER = 16
+_MAX_DEPTH = 32
+
+
+class UnstorableError(Exception):
+    """Something that cannot be written down; the message says what."""
+
+
+@contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Turns whatever malformed data makes Python raise into an :class:`ArtifactError`."""
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise ArtifactError(f"{what} is malformed: {type(error).__name__}: {error}") from error
+    except _native.NativeError as error:
+        raise ArtifactError(f"{what} is malformed: {error.args[1]}") from error
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise ArtifactError(what)
+
+
+def to_bytes(data: Data) -> bytes:
+    """``data`` as JSON."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def to_data(text: bytes) -> Data:
+    """What :func:`to_bytes` was given, tuples as lists."""
+    with decoding("JSON"):
+        return json.loads(text.decode("utf-8", "surrogatepass"))
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# --- call keys ------------------------------------------------------------------------------------------------------
+
+
+def encode_call_key(key: tuple[Any, ...]) -> str:
+    """A call's structure as text: equal for equal keys, in every process.
+
+    Raises:
+        UnstorableError: Something in it has no name.
+    """
+    return to_bytes(_key_part(key)).decode("utf-8", "surrogatepass")
+
+
+def _key_part(part: Any) -> Data:
+    kind = type(part)
+    if part is None or kind in (bool, int, float, str):
+        return part
+    if kind is tuple:
+        return [_key_part(item) for item in part]
+    if isinstance(part, enum.Enum):
+        return {"enum": _name(kind), "is": part.name}
+    if isinstance(part, torch.device):
+        # The program is for the kind of device; its index is the caller's.
+        return {"device": part.type}
+    if isinstance(part, torch.dtype | torch.memory_format):
+        return {"torch": str(part)}
+    if isinstance(part, type):
+        if "<locals>" in part.__qualname__:
+            raise UnstorableError(f"{_name(part)} is a class made in a function")
+        return {"type": _name(part)}
+    raise UnstorableError(f"an argument of type {_name(kind)}")
+
+
+# --- sizes and numbers ----------------------------------------------------------------------------------------------
+
+
+def _number(value: Any) -> Data:
+    if isinstance(value, Dim):
+        terms = [[c.numerator, c.denominator, [list(f) for f in m]] for m, c in value.terms]
+        return ["real" if isinstance(value, Real) else "dim", terms]
+    return value
+
+
+def as_number(data: Data) -> Any:
+    """A number, or an expression of sizes, from plain data."""
+    if type(data) in (int, float):
+        return data
+    kind, terms = data
+    _check(kind in ("dim", "real"), f"an expression of kind {kind!r}")
+    out = []
+    for numerator, denominator, factors in terms:
+        monomial = tuple((_text(name), _integer(power)) for name, power in factors)
+        _check(all(1 <= p <= _MAX_POWER for _, p in monomial), "a power out of range")
+        _check(list(monomial) == sorted({n: (n, p) for n, p in monomial}.values()), "a term that is not in order")
+        out.append((monomial, Fraction(_integer(numerator), _integer(denominator))))
+    form = (Real if kind == "real" else Dim)(out)
+    _check(len(form.terms) == len(out), "terms of one expression that are alike")
+    return form
+
+
+def _integer(data: Data) -> int:
+    _check(type(data) is int and abs(data) < 1 << 62, f"{data!r} is not an integer in range")
+    return int(data)
+
+
+def _text(data: Data) -> str:
+    _check(type(data) is str, f"{data!r} is not a text")
+    return str(data)
+
+
+_DTYPE_NAMES: Mapping[str, torch.dtype] = {
+    str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+}
+
+
+def _dtype(data: Data) -> torch.dtype:
+    found = _DTYPE_NAMES.get(_text(data))
+    if found is None:
+        raise ArtifactError(f"there is no {data} in this torch")
+    return found
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def _encode_spec(spec: TreeSpec) -> Data:
+    if spec.is_leaf():
+        return None
+    context = spec._context
+    if isinstance(context, type):
+        context = {"type": _name(context)}
+    elif isinstance(context, list | tuple) and all(type(item) in (str, int) for item in context):
+        context = list(context)
+    elif context is not None:
+        raise UnstorableError(f"a result of type {_name(spec.type)}")
+    if _find_type(_name(spec.type)) is not spec.type:
+        raise UnstorableError(f"a result of type {_name(spec.type)}, which no other process could find")
+    return [_name(spec.type), context, [_encode_spec(child) for child in spec.children()]]
+
+
+def _decode_spec(data: Data, depth: int = 0) -> TreeSpec:
+    if data is None:
+        return pytree.treespec_leaf()
+    _check(depth < _MAX_DEPTH, "results nest too deeply")
+    name, context, children = data
+    cls = _find_type(_text(name))
+    if isinstance(context, dict):
+        context = _find_type(_text(context["type"]))
+        _check(issubclass(context, tuple) and hasattr(context, "_fields"), f"{context} is no named tuple")
+    else:
+        _check(context is None or all(type(item) in (str, int) for item in context), "a context of results")
+    return TreeSpec(cls, context, [_decode_spec(child, depth + 1) for child in children])
+
+
+def _find_type(name: str) -> Any:
+    """The class of that name if results can be of it: one that torch knows how to take apart, or a named tuple."""
+    for cls in pytree.SUPPORTED_NODES:
+        if _name(cls) == name:
+            return cls
+    module, _, attribute = name.rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None)
+    if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields"):
+        return found
+    raise ArtifactError(f"results are of the class {name}, which is not loaded or unknown to torch's pytree")
+
+
+def _encode_literal(value: Any) -> Data:
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, Dim):
+        return {"form": _number(value)}
+    return value
+
+
+def _decode_literal(data: Data) -> Any:
+    if isinstance(data, dict):
+        return _dtype(data["dtype"]) if "dtype" in data else as_number(data["form"])
+    _check(data is None or type(data) in (bool, int, float, str), "a constant result")
+    return data
+
+
+# --- traces ---------------------------------------------------------------------------------------------------------
+
+_MARKS = {"i": INT, "f": FLOAT, "t": TRUE, "n": FALSE, "-": NONE, "[": OPEN, "]": CLOSE}
+_MARK_NAMES = {id(mark): name for name, mark in _MARKS.items()}
+
+
+def _encode_token(token: Any) -> Data:
+    kind = type(token)
+    if kind is int:
+        return token
+    name = _MARK_NAMES.get(id(token))
+    if name is not None:
+        return name
+    if kind is Keyword:
+        return "k" + token
+    if kind is str:
+        return "s" + token
+    if kind is torch.dtype:
+        return "d" + str(token)
+    raise UnstorableError(f"an op's argument of type {_name(kind)}")
+
+
+def _decode_token(data: Data) -> Any:
+    if type(data) is int:
+        return data
+    mark = _MARKS.get(data)
+    if mark is not None:
+        return mark
+    kind, rest = _text(data)[:1], data[1:]
+    if kind == "k":
+        return Keyword(rest)
+    _check(kind in ("s", "d"), f"a token {data!r}")
+    return rest if kind == "s" else _dtype(rest)
+
+
+def encode_trace(graph: CapturedGraph) -> Data:
+    """The trace behind a graph, with which the traces of further sizes are compared.
+
+    Raises:
+        UnstorableError: It has something that cannot be written down.
+    """
+    if isinstance(graph.template, _StoredTrace):
+        return graph.template.data
+    nodes: dict[Data, int] = {}
+    order = []
+    for op, tokens, results in graph.template.nodes:
+        node = (
+            op if isinstance(op, str) else f"{op}()",
+            tuple(map(_encode_token, tokens)),
+            tuple((str(dtype), rank) for dtype, rank in results),
+        )
+        order.append(nodes.setdefault(node, len(nodes)))
+    forms: dict[Any, int] = {}
+    numbers = [forms.setdefault((type(f), f), len(forms)) for f in graph.forms]
+    distinct = [_number(f) for _, f in forms]
+    return {"nodes": list(nodes), "order": order, "forms": distinct, "numbers": numbers}
+
+
+@functools.cache
+def _ops() -> Mapping[str, Any]:
+    from ..capture.aten import ROWS
+
+    return {f"{op}()": op for op in ROWS}
+
+
+class _StoredTrace(Trace):
+    """A trace of another process: decoded when it is first compared with one of this."""
+
+    def __init__(self, data: Data) -> None:
+        super().__init__()
+        self.data = data
+
+    def difference(self, other: Trace) -> str | None:
+        if not self.nodes:
+            with decoding("the trace"):
+                ops = _ops()
+                known = []
+                for op, tokens, results in self.data["nodes"]:
+                    found = ops[op] if _text(op).endswith("()") else op
+                    metas = tuple((_dtype(dtype), _integer(rank)) for dtype, rank in results)
+                    known.append((found, tuple(map(_decode_token, tokens)), metas))
+                self.nodes = [known[i] for i in self.data["order"]]
+                self.paths = [""] * len(self.nodes)
+        return super().difference(other)
+
+
+# --- graphs ---------------------------------------------------------------------------------------------------------
+
+
+def encode_graph(graph: CapturedGraph, lowered: LoweredGraph) -> Data:
+    """How calls become calls of the program and its results theirs; not the program itself, not its trace.
+
+    Raises:
+        UnstorableError: It has something that cannot be written down.
+    """
+    if graph.externs:
+        raise UnstorableError("forward uses a tensor that no module holds")
+    for slot in lowered.weights:
+        if not all(type(key) in (int, str) for key in slot.keys):
+            raise UnstorableError(f"{slot.name} is found by a key that is neither text nor number")
+    values = graph.values
+    return {
+        "symbols": [[s.name, s.role, s.position, s.value, s.label] for s in graph.plan.symbols],
+        "sizes": [_number(form) for form in graph.plan.forms],
+        "inputs": [[i.label, _encode_value(values[i.value])] for i in graph.inputs],
+        "results": [
+            [
+                None if leaf.value is None else _encode_value(values[leaf.value]),
+                _encode_literal(leaf.literal),
+                leaf.order,
+                leaf.input,
+            ]
+            for leaf in graph.outputs.leaves
+        ],
+        "spec": _encode_spec(graph.outputs.spec),
+        "fixed": graph.fixed,
+        "moduli": graph.moduli,
+        "traces": graph.traces,
+        "program_symbols": lowered.symbols,
+        "arguments": [[a.is_number, a.index, a.label, a.order] for a in lowered.arguments],
+        "weights": [[s.name, s.kind, s.module, s.attribute, s.keys] for s in lowered.weights],
+        **_encode_classes(graph),
+    }
+
+
+def _encode_classes(graph: CapturedGraph) -> dict[str, Data]:
+    return {
+        "classes": sorted(graph.classes),
+        "marks": sorted(([name, mark] for name, mark in graph.marks), key=repr),
+        "box": graph.box,
+        "points": graph.points,
+    }
+
+
+def merge_classes(data: Data, other: Data) -> Data:
+    """``data`` of a graph, extended by what ``other``, of the same graph, was found right for."""
+    if data["moduli"] != other["moduli"]:
+        return data
+
+    def union(name: str) -> list[Data]:
+        found = {to_bytes(item): item for item in (*data[name], *other[name])}
+        return [found[key] for key in sorted(found)]
+
+    box = {
+        name: [min(low, other["box"][name][0]), max(high, other["box"][name][1])]
+        for name, (low, high) in data["box"].items()
+    }
+    return {**data, "classes": union("classes"), "marks": union("marks"), "points": union("points"), "box": box}
+
+
+def _encode_value(value: Value) -> Data:
+    return [str(value.dtype), [_number(size) for size in value.shape]]
+
+
+def decode_graph(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, LoweredGraph]:
+    """A graph as this process would have captured it.
+
+    Args:
+        text: The compiler's graph.
+        data: What :func:`encode_graph` gave.
+        trace: What :func:`encode_trace` gave.
+
+    Raises:
+        ArtifactError: They do not fit each other or make no sense.
+    """
+    with decoding("a stored graph"):
+        return _decode_graph(text, data, trace)
+
+
+def _decode_graph(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, LoweredGraph]:
+    builder = _native.GraphBuilder.from_text(text)
+    arguments, parameters, program_symbols, results = builder.signature()
+    plan = _decode_plan(data)
+    names = {s.name for s in plan.symbols}
+    values: list[Value] = []
+
+    def value(item: Data) -> int:
+        dtype, shape = item
+        sizes = tuple(as_number(size) for size in shape)
+        for size in sizes:
+            _check(not isinstance(size, Dim) or size.symbols() <= names, "a size over unknown symbols")
+            _check(not isinstance(size, float), "a size that is a float")
+        values.append(Value(_dtype(dtype), sizes, 0))
+        return len(values) - 1
+
+    inputs = [GraphInput(_text(label), value(item)) for label, item in data["inputs"]]
+    leaves = []
+    for item, literal, order, source in data["results"]:
+        _check(source is None or 0 <= _integer(source) < len(inputs), "a result that is no argument")
+        dims = tuple(map(_integer, order))
+        kept = _decode_literal(literal)
+        _check(not isinstance(kept, Dim) or kept.symbols() <= names, "a result over unknown symbols")
+        leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source))
+    _check(sum(leaf.value is not None for leaf in leaves) == results, "results that the program does not give")
+    spec = _decode_spec(data["spec"])
+    _check(spec.num_leaves == len(leaves), "results that do not fit their structure")
+
+    sources = []
+    numbers = sum(s.role in ("int", "float") for s in plan.symbols)
+    for (is_number, index, label, order), (_, declared) in zip(data["arguments"], arguments, strict=True):
+        _check(type(is_number) is bool, "the kind of an argument")
+        count = len(plan.forms) if is_number else len(inputs)
+        _check(0 <= _integer(index) < count, "an argument that the call does not have")
+        if is_number:
+            _check(numbers > 0, "a number that the call does not have")
+        else:
+            given = values[inputs[index].value]
+            _check(declared.startswith(f"{DTYPES[given.dtype]}["), f"argument {label} is {given.dtype}, not {declared}")
+            _check(order is None or sorted(order) == list(range(len(given.shape))), f"the order of argument {label}")
+        sources.append(ArgumentSource(is_number, index, _text(label), None if order is None else tuple(order)))
+    slots = []
+    for (name, kind, module, attribute, keys), (declared_name, _) in zip(data["weights"], parameters, strict=True):
+        _check(name == declared_name, f"weight {name} is called {declared_name} by the program")
+        _check(kind in ("parameter", "buffer", "attribute"), f"a weight of kind {kind!r}")
+        _check(all(type(key) in (int, str) for key in keys), f"the keys of weight {name}")
+        slots.append(WeightSlot(_text(name), kind, _text(module), _text(attribute), tuple(keys)))
+    symbols = [_text(name) for name in data["program_symbols"]]
+    _check(symbols == program_symbols and set(symbols) <= names, "symbols that are not those of the program")
+
+    outputs = OutputSpec(tuple(leaves), spec)
+    distinct = [as_number(form) for form in trace["forms"]]
+    for form in distinct:
+        _check(not isinstance(form, Dim) or form.symbols() <= names, "a number over unknown symbols")
+    forms = [distinct[i] for i in trace["numbers"]]
+    moduli = {_text(name): _integer(modulus) for name, modulus in data["moduli"].items()}
+    _check(moduli.keys() == names and all(m > 0 for m in moduli.values()), "moduli that are not those of the symbols")
+    weights = {slot.name: slot for slot in slots}
+    graph = CapturedGraph(
+        (), plan, inputs, [], values, weights, [], outputs, moduli, _StoredTrace(trace), forms,
+        traces=_integer(data["traces"]), fixed=tuple(map(_text, data["fixed"])),
+    )  # fmt: skip
+    for point in data["points"]:
+        _check(point.keys() == names and all(type(v) in (int, float) for v in point.values()), "a point")
+        graph.points.append(point)
+    graph.classes = {tuple(map(_integer, residues)) for residues in data["classes"]}
+    graph.marks = {(_text(name), tuple(mark) if isinstance(mark, list) else mark) for name, mark in data["marks"]}
+    sizes = {s.name for s in plan.symbols if s.role not in ("int", "float")}
+    graph.box = {_text(name): (_integer(low), _integer(high)) for name, (low, high) in data["box"].items()}
+    _check(graph.box.keys() == sizes or not graph.points, "the range of a size")
+    return graph, LoweredGraph(builder, symbols, sources, slots, outputs)
+
+
+def _decode_plan(data: Data) -> SizePlan:
+    forms = [as_number(form) for form in data["sizes"]]
+    symbols = []
+    for name, role, position, value, label in data["symbols"]:
+        _check(role in _ROLES, f"a size of role {role!r}")
+        _check(0 <= _integer(position) < len(forms), "a size that no call has")
+        _check(type(value) in (int, float), "the value of a size")
+        symbols.append(Symbol(_text(name), role, position, value, _text(label)))
+    names = {s.name for s in symbols}
+    _check(len(names) == len(symbols), "two sizes of one name")
+    _check(all(f.symbols() <= names for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
+    return SizePlan(symbols, forms)

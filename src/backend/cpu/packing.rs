@@ -1,0 +1,245 @@
+//! Which weights stay packed between runs, and how the others are packed anew by every run.
+//!
+//! Kernels read weights in panels, or transformed by Winograd. A form that is *kept* costs memory for as long as its
+//! weights live; one made *on the fly* costs time in every run and a little of the arena, since it is made in chunks of
+//! output columns that are used while they are in cache. Keeping saves the more per byte the less often the form
+//! is used for each byte of it: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
+//!
+//! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"` an eighth of the weights, or
+//! [`SMALL_BYTES`]. A memory budget lowers it further.
+
+use std::collections::BTreeSet;
+
+use oxidiff_kernels::cpu::conv::Conv;
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, weight_bytes};
+use oxidiff_kernels::cpu::pack::packed_bytes;
+use oxidiff_kernels::dtype::DType as KernelType;
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+
+use super::specialize::Maker;
+use crate::backend::KeptForm;
+use crate::plan::{BufferKind, MemoryMode, Plan, PlanOptions};
+
+/// What `"balanced"` may keep of a small model, whose weights are no measure for what its runs need.
+const SMALL_BYTES: usize = 16 << 20;
+/// Share of the weights' bytes that `"balanced"` may keep in other forms.
+const BALANCED_SHARE: usize = 8;
+/// Multiply-adds that take as long as packing a byte, measured (30 GFLOP/s for every GB/s of packing).
+const FLOPS_PER_PACKED_BYTE: f64 = 30.0;
+/// A product of a few rows reads its weight as it lies; packed, it is read a little faster.
+const FEW_ROWS_GAIN: f64 = 0.15;
+/// Rows of such a product at most.
+pub(super) const FEW_ROWS: usize = 4;
+/// Bytes of panels that are packed, and then used, at a time: they stay in the caches of the threads that share them.
+const CHUNK_BYTES: usize = 2 << 20;
+/// The same where memory is short.
+const SLIM_CHUNK_BYTES: usize = 256 << 10;
+/// The same for transformed weights, whose chunks each transform the image anew.
+const WINOGRAD_CHUNK_BYTES: usize = 48 << 20;
+/// Chunks are multiples of this many columns: whole panels of every kernel.
+const CHUNK_STEP: usize = 64;
+
+/// The cell of a weight set that keeps a form.
+pub(super) const fn form(algorithm: Algorithm) -> usize {
+    match algorithm {
+        Algorithm::Direct => 0,
+        Algorithm::Winograd2 => 1,
+        Algorithm::Winograd4 => 2,
+    }
+}
+
+/// Bytes of kept forms that the options of a plan allow.
+pub(super) fn limit(plan: &Plan) -> usize {
+    match plan.options.memory {
+        MemoryMode::Fast => usize::MAX,
+        MemoryMode::Low => 0,
+        MemoryMode::Balanced => {
+            let weights = crate::plan::workspace::bytes_of(plan, &[], |k| matches!(k, BufferKind::Parameter(_)));
+            SMALL_BYTES.max(weights.unwrap_or(0) / BALANCED_SHARE)
+        }
+    }
+}
+
+/// The form of a convolution whose weight is packed by every run.
+pub(super) fn form_on_the_fly(options: PlanOptions, conv: &Conv, x: KernelType, weight: KernelType) -> Algorithm {
+    if options.exact { Algorithm::Direct } else { choose(conv, x, weight, Keep::PerCall) }
+}
+
+/// One form that one step could keep.
+pub(super) struct Candidate {
+    pub kept: KeptForm,
+    /// Multiply-adds' worth of time that a run saves.
+    pub gain: f64,
+}
+
+/// What a linear layer could keep.
+pub(super) fn linear_candidates(
+    pack: usize,
+    rows: usize,
+    n: usize,
+    k: usize,
+    dtype: KernelType,
+    isa: Isa,
+) -> Candidate {
+    let bytes = packed_bytes(n, k, dtype, isa);
+    let share = if rows <= FEW_ROWS { FEW_ROWS_GAIN } else { 1.0 };
+    let gain = FLOPS_PER_PACKED_BYTE * bytes as f64 * share * 4.0 / dtype.size_bytes() as f64;
+    Candidate { kept: KeptForm { pack, form: 0, bytes }, gain }
+}
+
+/// Share of the direct form's time that a form takes.
+const fn share_of_direct(algorithm: Algorithm) -> f64 {
+    match algorithm {
+        Algorithm::Direct => 1.0,
+        Algorithm::Winograd2 => 0.65,
+        Algorithm::Winograd4 => 0.45,
+    }
+}
+
+/// What a convolution could keep.
+pub(super) fn convolution_candidates(
+    options: PlanOptions,
+    pack: usize,
+    conv: &Conv,
+    x: KernelType,
+    weight: KernelType,
+    isa: Isa,
+) -> Vec<Candidate> {
+    let flops = 2.0 * conv.rows() as f64 * conv.out_channels as f64 * conv.terms() as f64;
+    let bytes = |algorithm| weight_bytes(conv, algorithm, weight, isa);
+    let run = |algorithm| flops * share_of_direct(algorithm);
+    let fly = form_on_the_fly(options, conv, x, weight);
+    let without = run(fly) + FLOPS_PER_PACKED_BYTE * bytes(fly) as f64;
+    let best = if options.exact { Algorithm::Direct } else { choose(conv, x, weight, Keep::Packed) };
+    let mut forms = vec![best];
+    if best != Algorithm::Direct && fly == Algorithm::Direct {
+        forms.push(Algorithm::Direct);
+    }
+    let candidate = |algorithm| Candidate {
+        kept: KeptForm { pack, form: form(algorithm), bytes: bytes(algorithm) },
+        gain: without - run(algorithm),
+    };
+    forms.into_iter().map(candidate).collect()
+}
+
+/// Which step keeps what.
+#[derive(Default)]
+pub(super) struct Keeps {
+    /// By step.
+    by_step: Vec<Option<KeptForm>>,
+}
+
+impl Keeps {
+    /// Of what `candidates` (by step, the best of each first) offer, the most profitable by byte in at most `limit` bytes;
+    /// with no limit the best of each step.
+    pub fn choose(candidates: Vec<(usize, Candidate)>, steps: usize, limit: usize) -> Self {
+        let mut by_step: Vec<Option<KeptForm>> = vec![None; steps];
+        let mut order = candidates;
+        if limit != usize::MAX {
+            // Steps that share a weight gain together.
+            let by_byte = |c: &Candidate| c.gain / c.kept.bytes.max(1) as f64;
+            order.sort_by(|(a_step, a), (b_step, b)| by_byte(b).total_cmp(&by_byte(a)).then(a_step.cmp(b_step)));
+        }
+        let (mut held, mut bytes) = (BTreeSet::new(), 0usize);
+        for (step, candidate) in order {
+            let more = if held.contains(&candidate.kept) { 0 } else { candidate.kept.bytes };
+            if by_step[step].is_some() || candidate.gain <= 0.0 || bytes.saturating_add(more) > limit {
+                continue;
+            }
+            bytes += more;
+            held.insert(candidate.kept);
+            by_step[step] = Some(candidate.kept);
+        }
+        Self { by_step }
+    }
+
+    /// What step `step` keeps.
+    pub fn of(&self, step: usize) -> Option<KeptForm> {
+        self.by_step.get(step).copied().flatten()
+    }
+
+    /// Everything that is kept, once.
+    pub fn forms(&self) -> Vec<KeptForm> {
+        self.by_step.iter().flatten().copied().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+}
+
+/// Output columns made ready at a time, and bytes of their form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunks {
+    /// Of the whole weight.
+    pub columns: usize,
+    /// Of each chunk but the last.
+    pub step: usize,
+}
+
+impl Chunks {
+    /// Cuts `columns` so that a chunk takes about `most` bytes of the `bytes` of all.
+    fn new(columns: usize, bytes: usize, most: usize) -> Self {
+        let step = columns.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(CHUNK_STEP);
+        Self { columns, step: step.min(columns).max(1) }
+    }
+
+    /// For panels of all together `bytes`; smaller ones where memory is short.
+    pub fn of_panels(maker: &Maker<'_>, columns: usize, bytes: usize) -> Self {
+        let most = if maker.slim { SLIM_CHUNK_BYTES } else { CHUNK_BYTES * Pool::global().threads().max(2) };
+        Self::new(columns, bytes, most)
+    }
+
+    /// For the packed weight of a convolution in one form.
+    pub fn of_convolution(maker: &Maker<'_>, conv: &Conv, algorithm: Algorithm, bytes: usize) -> Self {
+        match algorithm {
+            _ if conv.groups > 1 => Self { columns: conv.out_channels, step: conv.out_channels.max(1) },
+            Algorithm::Direct => Self::of_panels(maker, conv.out_channels, bytes),
+            _ => Self::new(conv.out_channels, bytes, WINOGRAD_CHUNK_BYTES / if maker.slim { 8 } else { 1 }),
+        }
+    }
+
+    /// First column and number of columns of each.
+    pub fn iter(self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.columns).step_by(self.step).map(move |first| (first, self.step.min(self.columns - first)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(pack: usize, form: usize, bytes: usize, gain: f64) -> Candidate {
+        Candidate { kept: KeptForm { pack, form, bytes }, gain }
+    }
+
+    #[test]
+    fn the_most_profitable_by_byte_are_kept() {
+        let offers = || {
+            vec![
+                (0, candidate(0, 2, 400, 900.0)),
+                (0, candidate(0, 0, 100, 300.0)),
+                (1, candidate(1, 0, 100, 100.0)),
+                (2, candidate(0, 0, 100, 300.0)),
+            ]
+        };
+        let forms = |limit| Keeps::choose(offers(), 3, limit).forms();
+        let kept = |pack, form, bytes| KeptForm { pack, form, bytes };
+        assert_eq!(forms(0), []);
+        assert_eq!(forms(100), [kept(0, 0, 100)], "one form for two steps");
+        assert_eq!(forms(200), [kept(0, 0, 100), kept(1, 0, 100)]);
+        assert_eq!(Keeps::choose(offers(), 3, usize::MAX).of(0), Some(kept(0, 2, 400)), "no limit: the fastest");
+        assert_eq!(Keeps::choose(vec![(0, candidate(0, 0, 1, 0.0))], 1, usize::MAX).of(0), None, "no gain, no bytes");
+    }
+
+    #[test]
+    fn chunks_cover_all_columns_once() {
+        for (columns, bytes) in [(1280, 59 << 20), (100, 10), (320, 5 << 20), (65, 9 << 20), (1, 1 << 30), (0, 0)] {
+            let chunks = Chunks::new(columns, bytes, 4 << 20);
+            let mut next = 0;
+            for (first, count) in chunks.iter() {
+                assert_eq!(first, next);
+                assert!(count > 0);
+                next += count;
+            }
+            assert_eq!(next, columns);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! From a plan's steps to kernels and launches, all sizes symbolic.
+
+use std::collections::HashMap;
+
+use crate::codegen::cuda::{
+    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Source, Product, Provenance,
+    RowNorm, Vector, View,
+};
+use crate::codegen::{TileBody, TileLoad};
+use crate::ir::{DType, Dim, Op, ValueId};
+use crate::plan::{Access, BufferId, Plan, Step};
+use crate::select::Kernel;
+use crate::{Error, Result};
+
+/// Where an operand of a launch lies.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// A buffer of the plan, elements of that many bytes from its start.
+    Buffer(BufferId, Dim, usize),
+    /// Scratch memory `index` of the step.
+    Scratch(usize),
+    /// An operand that this form of the kernel does not have.
+    Missing,
+}
+
+/// One kernel launch of a step. Steps share a kernel's text, each with arguments of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// Index into [`Lowered::kernels`]: the text.
+    pub kernel: usize,
+    /// Arguments in order.
+    pub args: Vec<Arg>,
+    /// Number of blocks and threads.
+    pub grid: Grid,
+    /// What the vector form asks, if there is one.
+    pub vector: Option<Vector>,
+    /// The kernel's operands.
+    pub places: Vec<Place>,
+    /// Runs instead of the next launch, which is skipped, where this many rows are at most [`GEMV_ROWS`].
+    pub few_rows: Option<Dim>,
+}
+
+/// Scratch memory of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scratch {
+    /// Three f32 per image, chunk of its pixels and group.
+    Moments {
+        /// Images times groups.
+        sets: Dim,
+        /// Pixels of an image.
+        pixels: Dim,
+    },
+}
+
+/// The launches of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launches {
+    /// In order.
+    pub launches: Vec<Launch>,
+    /// Memory for the time of the step.
+    pub scratch: Vec<Scratch>,
+}
+
+/// A plan's kernels, each once, and the launches of its steps.
+#[derive(Clone, Debug, Default)]
+pub struct Lowered {
+    /// Kernels; of their arguments and grids only those of the launch that came first.
+    pub kernels: Vec<Source>,
+    /// One per step of [`Plan::steps`].
+    pub steps: Vec<Launches>,
+    /// One per step of [`Plan::prepare`].
+    pub prepare: Vec<Launches>,
+    /// Copies from any strides to dense memory, by element size: sizes are symbols 0 to 7, strides 8 to 15. The operands'
+    /// places are the caller's.
+    pub densify: Vec<(usize, Launch)>,
+}
+
+/// Dimensions that [`Lowered::densify`] kernels take.
+pub const DENSIFY_DIMS: usize = 8;
+
+impl Lowered {
+    /// Kernels and launches of `plan`.
+    ///
+    /// # Errors
+    /// If a step has operands that its kernel family does not know.
+    pub fn new(plan: &Plan) -> Result<Self> {
+        let mut lowering = Lowering { plan, kernels: Vec::new(), index: HashMap::new() };
+        let steps = plan.steps.iter().map(|s| lowering.step(s)).collect::<Result<_>>()?;
+        let prepare = plan.prepare.iter().map(|s| lowering.step(s)).collect::<Result<_>>()?;
+        let graph = &plan.graph;
+        let types = graph.inputs.iter().map(|i| i.ty.dtype).chain(graph.parameters.iter().map(|p| p.ty.dtype));
+        let mut sizes: Vec<usize> = types.map(DType::size_bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let densify = sizes.into_iter().map(|bytes| (bytes, lowering.launch(densify(bytes), Vec::new()))).collect();
+        Ok(Self { kernels: lowering.kernels, steps, prepare, densify })
+    }
+}
+
+/// A copy from any strides to dense memory.
+fn densify(bytes: usize) -> Source {
+    let dtype = match bytes {
+        1 => DType::U8,
+        2 => DType::F16,
+        4 => DType::F32,
+        _ => DType::F64,
+    };
+    let symbol = |at: usize| Dim::symbol(crate::ir::Sym(at as u32));
+    let shape: Vec<Dim> = (0..DENSIFY_DIMS).map(symbol).collect();
+    let strides = (DENSIFY_DIMS..2 * DENSIFY_DIMS).map(symbol).collect();
+    let dense = crate::plan::access::dense_strides(&shape);
+    let from = Provenance { ops: vec!["densify".to_owned()], lines: vec!["a strided argument made dense".to_owned()] };
+    cuda::lower_copy(&View { dtype, shape: shape.clone(), strides }, &View { dtype, shape, strides: dense }, &from)
+}
+
+struct Lowering<'a> {
+    plan: &'a Plan,
+    kernels: Vec<Source>,
+    index: HashMap<String, usize>,
+}
+
+fn view(access: &Access) -> View {
+    View { dtype: access.dtype, shape: access.shape.clone(), strides: access.strides.clone() }
+}
+
+fn views(accesses: &[Access]) -> Vec<View> {
+    accesses.iter().map(view).collect()
+}
+
+fn place(access: &Access) -> Place {
+    Place::Buffer(access.buffer, access.offset.clone(), access.dtype.size_bytes())
+}
+
+fn places<'a>(accesses: impl IntoIterator<Item = &'a Access>) -> Vec<Place> {
+    accesses.into_iter().map(place).collect()
+}
+
+fn single(launch: Launch) -> Launches {
+    Launches { launches: vec![launch], scratch: Vec::new() }
+}
+
+/// Model nodes that a header lists.
+const LISTED_NODES: usize = 12;
+
+impl Lowering<'_> {
+    /// A launch of `kernel`, whose text is kept once.
+    fn launch(&mut self, kernel: Source, places: Vec<Place>) -> Launch {
+        let (args, grid, vector) = (kernel.args.clone(), kernel.grid.clone(), kernel.vector.clone());
+        let at = *self.index.entry(kernel.name.clone()).or_insert_with(|| {
+            self.kernels.push(kernel);
+            self.kernels.len() - 1
+        });
+        Launch { kernel: at, args, grid, vector, places, few_rows: None }
+    }
+
+    fn refuse<T>(&self, step: &Step, why: &str) -> Result<T> {
+        Err(Error::Backend { backend: super::NAME, what: format!("{}: {why}", self.plan.step_name(step)) })
+    }
+
+    /// Where a kernel comes from: the step that asked for it first.
+    fn provenance(&self, step: &Step) -> Provenance {
+        let graph = &self.plan.graph;
+        let mut ops: Vec<String> = vec![match step.kernel {
+            Kernel::Loop => "fused".to_owned(),
+            Kernel::Interpret => "element".to_owned(),
+            other => other.name().to_owned(),
+        }];
+        let mut lines = vec![format!("{}: {}", self.plan.step_name(step), step.kernel.name())];
+        let body = step.body.as_ref();
+        let stored: Vec<ValueId> = body.map_or_else(|| step.results.clone(), |b| b.stores.clone());
+        let types = |accesses: &mut dyn Iterator<Item = &Access>| {
+            accesses.map(|a| a.to_string()).collect::<Vec<_>>().join("  ")
+        };
+        lines.push(format!("reads  {}", types(&mut step.reads())));
+        lines.push(format!("writes {}", types(&mut step.stores.iter())));
+        for &v in stored.iter().take(LISTED_NODES) {
+            lines.push(format!("%{} = {} in {}", v.0, graph.op(v).name(), graph.path(v)));
+        }
+        if !step.flops.is(0) {
+            lines.push(format!("{} operations", step.flops));
+        }
+        if let Some(body) = body {
+            ops.extend(body_words(body));
+        } else if step.root.is_none() {
+            ops.extend(step.nodes.iter().map(|&n| graph.op(n).name().to_owned()));
+        } else if let (Some(root), Kernel::Interpret) = (step.root, step.kernel) {
+            ops.push(graph.op(root).name().to_owned());
+        }
+        Provenance { ops, lines }
+    }
+
+    fn step(&mut self, step: &Step) -> Result<Launches> {
+        match step.kernel {
+            Kernel::Copy => self.copy(step),
+            Kernel::Loop => self.pointwise(step),
+            Kernel::Linear | Kernel::Matmul => self.product(step),
+            Kernel::Convolution => self.convolution(step),
+            Kernel::Attention => self.attention(step),
+            Kernel::GroupNorm => self.group_norm(step),
+            Kernel::LayerNorm | Kernel::RmsNorm => self.row_norm(step),
+            Kernel::Softmax => self.softmax(step),
+            Kernel::Gather | Kernel::Upsample | Kernel::Reduce | Kernel::Pad | Kernel::Interpret => self.scalar(step),
+        }
+    }
+
+    fn copy(&mut self, step: &Step) -> Result<Launches> {
+        let ([source], [to]) = (step.operands.as_slice(), step.stores.as_slice()) else {
+            return self.refuse(step, "a copy has one source and one destination");
+        };
+        let kernel = cuda::lower_copy(&view(source), &view(to), &self.provenance(step));
+        Ok(single(self.launch(kernel, places([source, to]))))
+    }
+
+    fn body<'s>(&self, step: &'s Step) -> Result<&'s TileBody> {
+        match &step.body {
+            Some(body) => Ok(body),
+            None => self.refuse(step, "a step without a body"),
+        }
+    }
+
+    fn pointwise(&mut self, step: &Step) -> Result<Launches> {
+        let (loads, stores) = (views(&step.loads), views(&step.stores));
+        let program = &self.body(step)?.program;
+        let fused = Fused { program, space: &step.space, loads: &loads, stores: &stores };
+        let kernel = cuda::lower_loop(fused, &self.provenance(step));
+        Ok(single(self.launch(kernel, places(step.loads.iter().chain(&step.stores)))))
+    }
+
+    fn product(&mut self, step: &Step) -> Result<Launches> {
+        let [x, weight] = step.operands.as_slice() else { return self.refuse(step, "a product has two operands") };
+        let is_linear = step.kernel == Kernel::Linear;
+        let right = if is_linear { weight.permute(&[1, 0]) } else { weight.clone() };
+        let (a, b) = (view(x), view(&right));
+        let batch = if is_linear { 0 } else { step.space.len().saturating_sub(2) };
+        let (loads, stores) = (views(&step.loads), views(&step.stores));
+        let program = &self.body(step)?.program;
+        let fused = Fused { program, space: &step.space, loads: &loads, stores: &stores };
+        let product = Product { a: &a, b: &b, batch };
+        let from = self.provenance(step);
+        let all = places([x, weight].into_iter().chain(&step.loads).chain(&step.stores));
+        let mut launches = Vec::new();
+        if let Some(gemv) = cuda::lower_gemv(&product, fused, &from) {
+            let rows = Dim::product(&step.space[..step.space.len() - 1]);
+            let is_large = rows.as_constant().is_some_and(|r| r > GEMV_ROWS as i64);
+            if !is_large {
+                launches.push(Launch { few_rows: Some(rows), ..self.launch(gemv, all.clone()) });
+            }
+        }
+        launches.push(self.launch(cuda::lower_product(&product, fused, &from), all));
+        Ok(Launches { launches, scratch: Vec::new() })
+    }
+
+    fn convolution(&mut self, step: &Step) -> Result<Launches> {
+        let (Some(Op::Convolution { stride, padding, dilation, groups, .. }), [x, weight]) =
+            (step.root.map(|r| self.plan.graph.op(r)), step.operands.as_slice())
+        else {
+            return self.refuse(step, "a convolution has two operands");
+        };
+        let (image, taps) = (view(x), view(weight));
+        let convolution = Convolution {
+            x: &image,
+            weight: &taps,
+            stride,
+            padding,
+            dilation,
+            upsample: &step.upsample,
+            groups: *groups,
+        };
+        let (loads, stores) = (views(&step.loads), views(&step.stores));
+        let program = &self.body(step)?.program;
+        let fused = Fused { program, space: &step.space, loads: &loads, stores: &stores };
+        let kernel = cuda::lower_convolution(&convolution, fused, &self.provenance(step))?;
+        Ok(single(self.launch(kernel, places([x, weight].into_iter().chain(&step.loads).chain(&step.stores)))))
+    }
+
+    fn attention(&mut self, step: &Step) -> Result<Launches> {
+        let (Some(Op::ScaledDotProductAttention { is_causal, scale }), [q, k, v, rest @ ..], [out]) =
+            (step.root.map(|r| self.plan.graph.op(r)), step.operands.as_slice(), step.stores.as_slice())
+        else {
+            return self.refuse(step, "an attention has three operands and one result");
+        };
+        let mask = rest.first().map(view);
+        let [qv, kv, vv, ov] = [q, k, v, out].map(view);
+        let attention =
+            Attention { q: &qv, k: &kv, v: &vv, mask: mask.as_ref(), out: &ov, scale: *scale, causal: *is_causal };
+        let kernel = cuda::lower_attention(&attention, &self.provenance(step));
+        let mut all = places([q, k, v]);
+        all.push(rest.first().map_or(Place::Missing, place));
+        all.push(place(out));
+        Ok(single(self.launch(kernel, all)))
+    }
+
+    fn group_norm(&mut self, step: &Step) -> Result<Launches> {
+        let (Some(Op::GroupNorm { num_groups, eps, .. }), [x, vectors @ ..], [scale, shift]) =
+            (step.root.map(|r| self.plan.graph.op(r)), step.operands.as_slice(), step.scratch.as_slice())
+        else {
+            return self.refuse(step, "a group norm has an operand and two scratch buffers");
+        };
+        let image = view(x);
+        let (gamma, beta) = (vectors.first().map(view), vectors.get(1).map(view));
+        let norm = GroupNorm { x: &image, gamma: gamma.as_ref(), beta: beta.as_ref(), groups: *num_groups, eps: *eps };
+        let from = self.provenance(step);
+        let [moments, finish] = cuda::lower_group_norm(&norm, &from);
+        let vector = |at: usize| vectors.get(at).map_or(Place::Missing, place);
+        let apply = self.pointwise(step)?;
+        let statistics = vec![Place::Scratch(0), place(scale), place(shift), vector(0), vector(1)];
+        let mut launches =
+            vec![self.launch(moments, vec![place(x), Place::Scratch(0)]), self.launch(finish, statistics)];
+        launches.extend(apply.launches);
+        let rank = x.shape.len();
+        let scratch = Scratch::Moments {
+            sets: &x.shape[0] * &Dim::constant(*num_groups),
+            pixels: Dim::product(&x.shape[1..rank - 1]),
+        };
+        Ok(Launches { launches, scratch: vec![scratch] })
+    }
+
+    fn row_norm(&mut self, step: &Step) -> Result<Launches> {
+        let (Some(Op::LayerNorm { eps, .. } | Op::RmsNorm { eps, .. }), [x, ..]) =
+            (step.root.map(|r| self.plan.graph.op(r)), step.operands.as_slice())
+        else {
+            return self.refuse(step, "a norm has an operand");
+        };
+        let body = self.body(step)?;
+        let (row, loads, stores) = (view(x), views(&step.loads), views(&step.stores));
+        let own = step.root.and_then(|r| self.plan.graph.node(r).inputs.first().copied());
+        let x_load = own.and_then(|v| body.loads.iter().position(|l| *l == TileLoad::Value(v)));
+        let norm = RowNorm { x: &row, centred: step.kernel == Kernel::LayerNorm, eps: *eps, x_load };
+        let fused = Fused { program: &body.program, space: &step.space, loads: &loads, stores: &stores };
+        let kernel = cuda::lower_row_norm(&norm, fused, &self.provenance(step));
+        Ok(single(self.launch(kernel, places([x].into_iter().chain(&step.loads).chain(&step.stores)))))
+    }
+
+    fn softmax(&mut self, step: &Step) -> Result<Launches> {
+        let ([x, ..], [out]) = (step.operands.as_slice(), step.stores.as_slice()) else {
+            return self.refuse(step, "a softmax has an operand and a result");
+        };
+        let kernel = cuda::lower_softmax(&view(x), &view(out), &self.provenance(step));
+        Ok(single(self.launch(kernel, places([x, out]))))
+    }
+
+    /// One launch per result, each element by itself.
+    fn scalar(&mut self, step: &Step) -> Result<Launches> {
+        let values: Vec<(ValueId, View)> = step.values.iter().copied().zip(views(&step.operands)).collect();
+        let mut launches = Vec::new();
+        for (&result, store) in step.results.iter().zip(&step.stores) {
+            let out = view(store);
+            let from = self.provenance(step);
+            let kernel = cuda::lower_scalar(&self.plan.graph, &step.nodes, &values, (result, &out), &from)?;
+            launches.push(self.launch(kernel, places(step.operands.iter().chain([store]))));
+        }
+        Ok(Launches { launches, scratch: Vec::new() })
+    }
+}
+
+/// What a body does, in words for a kernel's name.
+fn body_words(body: &TileBody) -> Vec<String> {
+    use oxidiff_kernels::tile::Instr;
+    let word = |instr: &Instr| match instr {
+        Instr::Unary { op, .. } => Some(format!("{op:?}").to_lowercase()),
+        Instr::Binary { op, .. } => Some(format!("{op:?}").to_lowercase()),
+        Instr::Select { .. } => Some("where".to_owned()),
+        Instr::Load { .. } | Instr::Fma { .. } | Instr::Round { .. } | Instr::Store { .. } => None,
+    };
+    body.program.instrs.iter().filter_map(word).collect()
+}

@@ -1,0 +1,219 @@
+//! The CUDA backend: every step becomes kernel launches, every size a CUDA graph.
+//!
+//! [`library`] finds NVIDIA's libraries, [`driver`] and [`nvrtc`] call them, [`lower`] turns a plan's steps into kernels
+//! ([`crate::codegen::cuda`]) and launches, [`cubins`] compiles and keeps them, [`run`] fixes sizes and runs. Loading a plan
+//! compiles its kernels and loads them; specializing is arithmetic; a run resolves addresses and launches, from the second
+//! one on as one graph.
+//!
+//! Invariants: nothing is allocated, loaded or waited for by a call that has been made before at its size; a call that the
+//! caller captures into a graph of its own is made of plain launches; work goes to the caller's stream and nowhere else.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::tensor::{Block, Memory};
+use super::{Backend, Loaded, Specialized};
+use crate::plan::Plan;
+use crate::target::{DeviceKind, Target};
+use crate::{Error, Result};
+
+pub mod cubins;
+pub mod driver;
+pub mod library;
+pub mod lower;
+pub mod nvrtc;
+mod run;
+
+use cubins::{Compiler, Cubins, UNIT};
+use driver::{Device, DriverMemory, Function, Module};
+use library::{Libraries, Search, libraries};
+use lower::Lowered;
+use nvrtc::Nvrtc;
+use run::SpecializedCuda;
+
+const NAME: &str = "cuda";
+
+/// Oldest compute capability that the kernels are made for.
+pub const OLDEST_ARCH: u32 = 75;
+
+/// Where the process's libraries are; decided by the first that asks.
+static SEARCH: Mutex<Option<Search>> = Mutex::new(None);
+
+/// Says where PyTorch's packages are, before anything asks for the libraries.
+pub fn set_search(search: Search) {
+    *SEARCH.lock().unwrap_or_else(PoisonError::into_inner) = Some(search);
+}
+
+/// The libraries of this process.
+pub fn found() -> &'static Libraries {
+    let search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
+    libraries(&search)
+}
+
+fn unusable(what: impl Into<String>) -> Error {
+    Error::Backend { backend: NAME, what: what.into() }
+}
+
+/// The compiler of kernels, where its library was found; it needs no device.
+///
+/// # Errors
+/// [`Error::Backend`] with the reason.
+pub fn compiler() -> Result<Nvrtc> {
+    match &found().nvrtc {
+        Ok(nvrtc) => Ok(Nvrtc::new(nvrtc.version)),
+        Err(reason) => Err(unusable(reason.clone())),
+    }
+}
+
+/// Device `ordinal`, where there is a driver that serves it.
+///
+/// # Errors
+/// [`Error::Backend`] with the reason.
+pub fn device(ordinal: u32) -> Result<Arc<Device>> {
+    let driver = found().driver.as_ref().map_err(|reason| unusable(reason.clone()))?;
+    if let Ok(nvrtc) = &found().nvrtc
+        && driver.version.0 < nvrtc.version.0
+    {
+        let (driver, toolkit) = (driver.version, nvrtc.version);
+        return Err(unusable(format!(
+            "the driver is for CUDA {}.{}, PyTorch's libraries for {}.{}: update the driver",
+            driver.0, driver.1, toolkit.0, toolkit.1
+        )));
+    }
+    let device = Device::open(ordinal)?;
+    if device.arch() < OLDEST_ARCH {
+        return Err(unusable(format!(
+            "{} has compute capability {}.{}; 7.5 is the oldest that is supported",
+            device.name(),
+            device.arch() / 10,
+            device.arch() % 10
+        )));
+    }
+    Ok(device)
+}
+
+/// The backend for one device.
+#[derive(Clone)]
+pub struct Cuda {
+    device: Arc<Device>,
+    compiler: Arc<dyn Compiler>,
+    cubins: Arc<Cubins>,
+    memory: Arc<dyn Memory>,
+}
+
+impl Cuda {
+    /// For device `ordinal`, with kernels kept in `folder`, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] saying what is missing.
+    pub fn open(ordinal: u32, folder: Option<PathBuf>) -> Result<Self> {
+        let (device, compiler) = (device(ordinal)?, compiler()?);
+        let memory = Arc::new(DriverMemory(device.clone()));
+        Ok(Self::new(device, Arc::new(compiler), Cubins::new(folder), memory))
+    }
+
+    /// From its parts; tests have a compiler of their own.
+    pub fn new(device: Arc<Device>, compiler: Arc<dyn Compiler>, cubins: Cubins, memory: Arc<dyn Memory>) -> Self {
+        Self { device, compiler, cubins: Arc::new(cubins), memory }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Where workspaces and derived weights come from.
+    pub fn memory(&self) -> &dyn Memory {
+        &*self.memory
+    }
+
+    /// The one that every program of this process on device `ordinal` shares.
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub fn shared(ordinal: u32) -> Result<Self> {
+        static SHARED: OnceLock<Mutex<Vec<Cuda>>> = OnceLock::new();
+        let mut shared = SHARED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cuda) = shared.iter().find(|c| c.device.ordinal() == ordinal) {
+            return Ok(cuda.clone());
+        }
+        let cuda = Self::open(ordinal, None)?;
+        shared.push(cuda.clone());
+        Ok(cuda)
+    }
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn target(&self) -> Target {
+        Target { kind: DeviceKind::Cuda { arch: self.device.arch() }, ..Target::host() }
+    }
+
+    fn check(&self, plan: &Plan) -> Result<()> {
+        crate::plan::verify::verify(plan)
+    }
+
+    fn load(&self, plan: Arc<Plan>) -> Result<Box<dyn Loaded>> {
+        Ok(Box::new(LoadedCuda(Arc::new(Program::new(self, plan)?))))
+    }
+}
+
+/// Entry points of a kernel.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    scalar: Function,
+    vector: Option<Function>,
+}
+
+/// A plan whose kernels are on the device.
+struct Program {
+    plan: Arc<Plan>,
+    device: Arc<Device>,
+    memory: Arc<dyn Memory>,
+    lowered: Lowered,
+    /// One per kernel of `lowered`.
+    entries: Vec<Entry>,
+    /// One per constant of the graph.
+    constants: Vec<Block>,
+    /// Keep the entries alive.
+    _modules: Vec<Module>,
+}
+
+impl Program {
+    fn new(cuda: &Cuda, plan: Arc<Plan>) -> Result<Self> {
+        let device = cuda.device.clone();
+        device.enter()?;
+        let lowered = Lowered::new(&plan)?;
+        let images = cuda.cubins.get(&*cuda.compiler, device.arch(), &lowered.kernels)?;
+        let modules = images.iter().map(|i| Module::load(&device, i)).collect::<Result<Vec<_>>>()?;
+        let entry = |(at, kernel): (usize, &crate::codegen::cuda::Kernel)| {
+            let module = &modules[at / UNIT];
+            let vector = kernel.vector.as_ref().map(|_| module.function(&format!("{}_v", kernel.name)));
+            Ok(Entry { scalar: module.function(&kernel.name)?, vector: vector.transpose()? })
+        };
+        let entries = lowered.kernels.iter().enumerate().map(entry).collect::<Result<Vec<_>>>()?;
+        let upload = |bytes: &[u8]| {
+            let block = cuda.memory.allocate(bytes.len(), "a constant of the model")?;
+            // SAFETY: the block was made with this size.
+            unsafe { device.upload(bytes, block.ptr())? };
+            Ok(block)
+        };
+        let constants = plan.graph.constants.iter().map(|c| upload(&c.bytes)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { plan, device, memory: cuda.memory.clone(), lowered, entries, constants, _modules: modules })
+    }
+}
+
+struct LoadedCuda(Arc<Program>);
+
+impl Loaded for LoadedCuda {
+    fn specialize(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>> {
+        Ok(Arc::new(SpecializedCuda::new(self.0.clone(), bindings)?))
+    }
+
+    fn memory(&self) -> Option<Arc<dyn Memory>> {
+        Some(self.0.memory.clone())
+    }
+}

@@ -1,0 +1,307 @@
+//! Group norm statistics, layer and RMS norm, softmax.
+//!
+//! *Group norm* (channels last) is three launches: chunks of pixels to moments per group; the moments of an image to one
+//! scale and shift per channel; a pointwise loop that applies them and whatever follows. *Row norms* are one: a block holds
+//! its row in shared memory as f32 where it fits, else reads it again. Moments are joined by Chan's formula, never as
+//! `E[x^2] - E[x]^2` over more values than one thread has seen, and those are shifted by the first of them.
+
+use super::body::{Operands, Space, emit, result_type, vector};
+use super::grid::CACHED_COLS;
+use super::writer::Writer;
+use super::{Arg, Fused, Grid, Kernel, Provenance, THREADS, Vector, View};
+use crate::ir::{DType, Dim};
+
+/// A group norm's operands.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupNorm<'a> {
+    /// `[batch, pixels..., channels]`; pixels walk with one stride.
+    pub x: &'a View,
+    /// Factor per channel.
+    pub gamma: Option<&'a View>,
+    /// Summand per channel.
+    pub beta: Option<&'a View>,
+    /// Groups.
+    pub groups: i64,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+/// Statistics kernels of a group norm: moments (operands: x, moments) and finish (operands: moments, scale, shift, gamma,
+/// beta). Moments are three f32 per image, chunk and group; scale and shift one f32 per image and channel.
+pub fn lower_group_norm(norm: &GroupNorm<'_>, from: &Provenance) -> [Kernel; 2] {
+    [lower_moments(norm, from), lower_finish(norm, from)]
+}
+
+fn pixels_of(x: &View) -> Dim {
+    Dim::product(&x.shape[1..x.shape.len() - 1])
+}
+
+fn part(from: &Provenance, name: &str) -> Provenance {
+    Provenance { ops: vec![name.to_owned()], lines: from.lines.clone() }
+}
+
+fn lower_moments(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
+    let (x, rank) = (norm.x, norm.x.shape.len());
+    let (channels, pixels) = (&x.shape[rank - 1], pixels_of(x));
+    let spatial = Space::new(
+        &x.shape[1..rank - 1],
+        [&View { shape: x.shape[1..rank - 1].to_vec(), strides: x.strides[1..rank - 1].to_vec(), dtype: x.dtype }],
+        0,
+    );
+    let pixel_stride = spatial.strides[0].last().cloned().unwrap_or_default();
+    let mut w = Writer::new();
+    let (p, to) = (w.pointer(0, x.dtype, false), w.pointer(1, DType::F32, true));
+    let (c, n, stride, image) = (w.size(channels), w.size(&pixels), w.size(&pixel_stride), w.size(&x.strides[0]));
+    let groups = w.size(&norm.groups.into());
+    let chunk = w.integer("chunk", Arg::Chunk(pixels.clone()));
+    let chunks = w.integer("chunks", Arg::Chunks(pixels.clone()));
+    w.lines(&format!(
+        "OX_DYNAMIC_SHARED(float, means);
+        float* squares = means + {c};
+        const u32 batch = blockIdx.x / (u32){chunks}, at = blockIdx.x % (u32){chunks};
+        const u32 first = at * (u32){chunk};
+        const u32 count = (u32){n} - first < (u32){chunk} ? (u32){n} - first : (u32){chunk};
+        const u32 packs = (u32){c} / V, across = packs < blockDim.x ? packs : blockDim.x, down = blockDim.x / across;
+        const u32 x = threadIdx.x % across, y = threadIdx.x / across;
+        // Values that this thread sees, and those that the threads above it have seen.
+        const u32 own = y < down && y < count ? (count - y - 1) / down + 1 : 0;
+        const u32 before = count / down * y + (count % down < y ? count % down : y);
+        const float inverse = own ? 1.0f / (float)own : 0.0f;
+        for (u32 base = 0; base < packs; base += across) {{
+        const u32 pack = base + x;
+        float shift[V], sum[V], square[V];
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        shift[j] = 0.0f; sum[j] = 0.0f; square[j] = 0.0f;
+        }}
+        if (own && pack < packs) {{
+        const auto* from = {p} + (i64)batch * {image} + (i64)(first + y) * {stride} + pack * V;
+        load<V>(shift, from);
+        for (u32 at = 0; at < own; ++at) {{
+        float a[V];
+        load<V>(a, from + (i64)(at * down) * {stride});
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        const float d = a[j] - shift[j];
+        sum[j] += d; square[j] += d * d;
+        }}
+        }}
+        }}
+        for (u32 turn = 0; turn < down; ++turn) {{
+        if (y == turn && pack < packs) {{
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        const float mean_own = shift[j] + sum[j] * inverse, m2_own = m_max(square[j] - sum[j] * sum[j] * inverse, 0.0f);
+        float seen = (float)before, mean = turn ? means[pack * V + j] : 0.0f, m2 = turn ? squares[pack * V + j] : 0.0f;
+        join_moments(seen, mean, m2, (float)own, mean_own, m2_own);
+        means[pack * V + j] = mean; squares[pack * V + j] = m2;
+        }}
+        }}
+        __syncthreads();
+        }}
+        }}
+        const u32 wide = (u32){c} / (u32){groups};
+        for (u32 group = threadIdx.x; group < (u32){groups}; group += blockDim.x) {{
+        float seen = 0.0f, mean = 0.0f, m2 = 0.0f;
+        for (u32 channel = group * wide; channel < (group + 1) * wide; ++channel)
+        join_moments(seen, mean, m2, (float)count, means[channel], squares[channel]);
+        float* out = {to} + (((i64)batch * {chunks} + at) * {groups} + group) * 3;
+        out[0] = seen; out[1] = mean; out[2] = m2;
+        }}"
+    ));
+    let grid = Grid::Chunks { batch: x.shape[0].clone(), pixels, channels: channels.clone() };
+    let width = (16 / x.dtype.size_bytes()).min(8);
+    let vector = Vector {
+        width,
+        cols: channels.clone(),
+        operands: vec![(0, x.dtype.size_bytes(), vec![pixel_stride, x.strides[0].clone()])],
+    };
+    w.finish_vector(&part(from, "group_norm_moments"), x.dtype, grid, THREADS, vector)
+}
+
+fn lower_finish(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
+    let (x, rank) = (norm.x, norm.x.shape.len());
+    let mut w = Writer::new();
+    let moments = w.pointer(0, DType::F32, false);
+    let (scale, shift) = (w.pointer(1, DType::F32, true), w.pointer(2, DType::F32, true));
+    let (c, groups, batch) = (w.size(&x.shape[rank - 1]), w.size(&norm.groups.into()), w.size(&x.shape[0]));
+    let chunks = w.integer("chunks", Arg::Chunks(pixels_of(x)));
+    let eps = w.float(norm.eps as f32);
+    let mut vector = |index: usize, view: Option<&View>, missing: &str| match view {
+        Some(v) => {
+            let (p, stride) = (w.pointer(index, v.dtype, false), w.size(&v.strides[0]));
+            format!("to_float({p}[(i64)channel * {stride}])")
+        }
+        None => missing.to_owned(),
+    };
+    let (gamma, beta) = (vector(3, norm.gamma, "1.0f"), vector(4, norm.beta, "0.0f"));
+    w.lines(&format!(
+        "const u32 lane = threadIdx.x & 31, item = (blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+        if (item >= (u32){batch} * (u32){groups}) return;
+        const u32 image = item / (u32){groups}, group = item % (u32){groups};
+        float count = 0.0f, mean = 0.0f, m2 = 0.0f;
+        for (u32 at = lane; at < (u32){chunks}; at += 32) {{
+        const float* part = {moments} + (((i64)image * {chunks} + at) * {groups} + group) * 3;
+        join_moments(count, mean, m2, part[0], part[1], part[2]);
+        }}
+        for (int step = 16; step; step >>= 1) {{
+        const float count_b = __shfl_down_sync(0xffffffffu, count, step);
+        const float mean_b = __shfl_down_sync(0xffffffffu, mean, step), m2_b = __shfl_down_sync(0xffffffffu, m2, step);
+        if (lane < (u32)step) join_moments(count, mean, m2, count_b, mean_b, m2_b);
+        }}
+        count = __shfl_sync(0xffffffffu, count, 0);
+        mean = __shfl_sync(0xffffffffu, mean, 0);
+        m2 = __shfl_sync(0xffffffffu, m2, 0);
+        const float inverse = m_rsqrt(m2 / count + {eps});
+        const u32 wide = (u32){c} / (u32){groups};
+        for (u32 channel = group * wide + lane; channel < (group + 1) * wide; channel += 32) {{
+        const float factor = inverse * {gamma};
+        {scale}[(i64)image * {c} + channel] = factor;
+        {shift}[(i64)image * {c} + channel] = {beta} - mean * factor;
+        }}"
+    ));
+    let count = &x.shape[0] * &norm.groups.into();
+    let grid = Grid::Warps { count, floats: Dim::default() };
+    w.finish(&part(from, "group_norm_finish"), DType::F32, grid, THREADS)
+}
+
+/// A norm over the last dimension.
+#[derive(Clone, Copy, Debug)]
+pub struct RowNorm<'a> {
+    /// The normalised operand, over the space of the body.
+    pub x: &'a View,
+    /// Subtracts the mean (layer norm); else RMS norm.
+    pub centred: bool,
+    /// Added to the variance.
+    pub eps: f64,
+    /// The body's load that is the normalised operand itself.
+    pub x_load: Option<usize>,
+}
+
+/// Offsets and columns of a space whose last dimension is a row's columns.
+fn row_space<'v>(fused_space: &[Dim], views: impl IntoIterator<Item = &'v View>) -> (Space, Dim, Dim, Vec<Dim>) {
+    let space = Space::new(fused_space, views, 1);
+    let (rows, cols) = (space.rows(1), space.sizes[space.sizes.len() - 1].clone());
+    let columns = space.strides.iter().map(|s| s[s.len() - 1].clone()).collect();
+    (space, rows, cols, columns)
+}
+
+fn load_row(w: &mut Writer, pointer: &str, offset: &str, stride: &Dim) -> String {
+    match stride.as_constant() {
+        Some(1) => format!("load<V>(x, {pointer} + {offset} + col);"),
+        _ => {
+            let stride = w.size(stride);
+            format!("load_strided<V>(x, {pointer} + {offset} + (i64)col * {stride}, {stride});")
+        }
+    }
+}
+
+/// A loop over the row's columns that has the row's values in `x`; the first pass fills the cache.
+fn pass(w: &mut Writer, cols: &str, load: &str, is_first: bool, body: &str) {
+    w.line(format!("for (u32 col = threadIdx.x * V; col < (u32){cols}; col += blockDim.x * V) {{"));
+    w.line("float x[V];");
+    if is_first {
+        w.line(load);
+    } else {
+        w.line("if (cached) {");
+        w.line("for (int j = 0; j < V; ++j) x[j] = cache[col + j];");
+        w.line("} else {");
+        w.line(load);
+        w.line("}");
+    }
+    if is_first {
+        w.line("if (cached) for (int j = 0; j < V; ++j) cache[col + j] = x[j];");
+    }
+    w.lines(body);
+}
+
+fn open_rows(w: &mut Writer, cols: &str) {
+    w.line("OX_DYNAMIC_SHARED(float, cache);");
+    w.line("OX_SHARED(float, partial, 32);");
+    w.line(format!("const bool cached = {cols} <= {CACHED_COLS};"));
+    w.line("const u32 row = blockIdx.x;");
+}
+
+/// A layer or RMS norm with its body. Operands: x, loads, stores.
+pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -> Kernel {
+    let views = std::iter::once(norm.x).chain(fused.loads).chain(fused.stores);
+    let (space, rows, cols, columns) = row_space(fused.space, views);
+    let mut w = Writer::new();
+    let (p, n) = (w.pointer(0, norm.x.dtype, false), w.size(&cols));
+    let eps = w.float(norm.eps as f32);
+    open_rows(&mut w, &n);
+    let offsets = space.emit_offsets(&mut w, "row", 1, "");
+    let load = load_row(&mut w, &p, &offsets[0], &columns[0]);
+    w.line("float sum = 0.0f;");
+    if norm.centred {
+        pass(&mut w, &n, &load, true, "for (int j = 0; j < V; ++j) sum += x[j];");
+        w.line("}");
+        w.line(format!("const float mean = block_sum(sum, partial) / (float){n};"));
+        w.line("sum = 0.0f;");
+    } else {
+        w.line("const float mean = 0.0f;");
+    }
+    pass(&mut w, &n, &load, !norm.centred, "for (int j = 0; j < V; ++j) sum += (x[j] - mean) * (x[j] - mean);");
+    w.line("}");
+    w.line(format!("const float rstd = m_rsqrt(block_sum(sum, partial) / (float){n} + {eps});"));
+    pass(&mut w, &n, &load, false, "");
+    let operands = Operands {
+        fused,
+        first: 1,
+        offsets: offsets[1..].to_vec(),
+        columns: columns[1..].to_vec(),
+        at_hand: norm.x_load.map(|at| (at, "x[j]".to_owned())),
+        col: "col",
+        width: "V",
+        acc: None,
+        row_scalars: ["mean", "rstd"],
+    };
+    emit(&mut w, &operands);
+    w.line("}");
+    let own = Space { sizes: space.sizes.clone(), strides: space.strides[1..].to_vec() };
+    let mut vector = vector(&fused, &own, 1, &cols);
+    with_operand(&mut vector, 0, norm.x, &space.strides[0]);
+    w.finish_vector(from, result_type(&fused), Grid::Rows { rows, cols }, THREADS, vector)
+}
+
+/// Adds an operand of unit columns to what a vector form asks.
+fn with_operand(vector: &mut Vector, index: usize, view: &View, strides: &[Dim]) {
+    if strides.last().is_some_and(|s| s.is(1)) {
+        let outer = strides[..strides.len() - 1].iter().filter(|s| !s.is(0)).cloned().collect();
+        vector.operands.push((index, view.dtype.size_bytes(), outer));
+    }
+}
+
+/// Softmax over the last dimension. Operands: x, result.
+pub fn lower_softmax(x: &View, out: &View, from: &Provenance) -> Kernel {
+    let (space, rows, cols, columns) = row_space(&out.shape, [x, out]);
+    let mut w = Writer::new();
+    let (p, to, n) = (w.pointer(0, x.dtype, false), w.pointer(1, out.dtype, true), w.size(&cols));
+    open_rows(&mut w, &n);
+    let offsets = space.emit_offsets(&mut w, "row", 1, "");
+    let load = load_row(&mut w, &p, &offsets[0], &columns[0]);
+    w.line("float most = __uint_as_float(0xff800000u);");
+    pass(&mut w, &n, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
+    w.line("}");
+    w.line("most = block_max(most, partial);");
+    w.line("float sum = 0.0f;");
+    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) sum += m_exp(x[j] - most);");
+    w.line("}");
+    w.line("const float inverse = 1.0f / block_sum(sum, partial);");
+    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) x[j] = m_exp(x[j] - most) * inverse;");
+    let line = match columns[1].as_constant() {
+        Some(1) => format!("store<V>({to} + {} + col, x);", offsets[1]),
+        _ => {
+            let stride = w.size(&columns[1]);
+            format!("store_strided<V>({to} + {} + (i64)col * {stride}, {stride}, x);", offsets[1])
+        }
+    };
+    w.line(line);
+    w.line("}");
+    let is_unit = columns.iter().all(|c| c.is(1));
+    let width = if is_unit { (16 / x.dtype.size_bytes().min(out.dtype.size_bytes())).min(8) } else { 1 };
+    let mut vector = Vector { width, cols: cols.clone(), operands: Vec::new() };
+    with_operand(&mut vector, 0, x, &space.strides[0]);
+    with_operand(&mut vector, 1, out, &space.strides[1]);
+    w.finish_vector(from, out.dtype, Grid::Rows { rows, cols }, THREADS, vector)
+}

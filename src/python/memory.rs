@@ -1,0 +1,64 @@
+//! Workspace from torch's own allocator, so that its statistics and its out-of-memory handling see it.
+
+use dlpack_rs::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor, K_DL_CPU};
+use std::ptr::NonNull;
+
+use super::tensor::ignore_error;
+use crate::backend::{Block, Memory, SystemMemory};
+use crate::{Error, Result};
+
+/// torch's allocator behind the DLPack C exchange API. Needs no GIL: neither allocating nor freeing touches Python.
+pub struct TorchMemory(pub &'static DLPackExchangeAPI);
+
+// SAFETY: the table is static and immutable, and its allocator may be called from any thread.
+unsafe impl Send for TorchMemory {}
+// SAFETY: as above.
+unsafe impl Sync for TorchMemory {}
+
+/// A byte tensor that torch allocated.
+struct Owned(NonNull<DLManagedTensorVersioned>);
+
+// SAFETY: plain memory owned by the value; torch counts references to it atomically.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from torch's allocator, is owned by this value alone and is released once.
+        unsafe {
+            if let Some(deleter) = self.0.as_ref().deleter {
+                deleter(self.0.as_ptr());
+            }
+        }
+    }
+}
+
+impl Memory for TorchMemory {
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
+        let refused = || Error::OutOfMemory { asked_bytes: bytes, what: what.to_owned() };
+        let mut size = i64::try_from(bytes.max(1)).map_err(|_| refused())?;
+        let mut prototype = DLTensor {
+            data: std::ptr::null_mut(),
+            device: DLDevice { device_type: K_DL_CPU, device_id: 0 },
+            ndim: 1,
+            dtype: DLDataType { code: 1, bits: 8, lanes: 1 },
+            shape: &mut size,
+            strides: std::ptr::null_mut(),
+            byte_offset: 0,
+        };
+        let allocate = self.0.managed_tensor_allocator.ok_or_else(refused)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the prototype and its shape live through the call; `handle` receives the result.
+        let status = unsafe { allocate(&mut prototype, &mut handle, std::ptr::null_mut(), Some(ignore_error)) };
+        let owner = Owned(NonNull::new(handle).filter(|_| status == 0).ok_or_else(refused)?);
+        // SAFETY: a handle that was returned with status 0 is initialised.
+        let tensor = unsafe { owner.0.as_ref().dl_tensor };
+        let ptr = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
+        if !ptr.addr().is_multiple_of(crate::memory::ALIGN_BYTES) {
+            return SystemMemory.allocate(bytes, what);
+        }
+        // SAFETY: aligned, fresh memory of this size, freed by `owner`.
+        Ok(unsafe { Block::new(ptr, bytes, Box::new(owner)) })
+    }
+}

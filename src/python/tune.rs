@@ -1,0 +1,176 @@
+//! What can be tuned in a program, for `oxidiff.tune`; see the stub file.
+//!
+//! Trials run in the arena that runs of the program use: a form that needs more memory than a run is no candidate. Only
+//! where that is next to nothing, because the program is small and has no budget, may a trial take [`SMALL_BYTES`] for its
+//! own time.
+
+use std::collections::HashMap;
+
+use oxidiff_kernels::cpu::conv_choice::{self, ALGORITHMS, Choice, Observed, Site};
+use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::pool::Pool;
+use pyo3::prelude::*;
+
+use super::errors::guarded;
+use super::executable::Program;
+use crate::Error;
+use crate::backend::{Memory, SystemMemory};
+use crate::runtime::arena::arena_pool;
+
+/// Adds the names of this file to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<TuningSite>()?;
+    m.add_function(wrap_pyfunction!(tuning_sites, m)?)?;
+    m.add_function(wrap_pyfunction!(forget_choices, m)?)?;
+    m.add("kernel_version", concat!(env!("CARGO_PKG_VERSION"), "-1"))?;
+    Ok(())
+}
+
+/// One choice that a program leaves open.
+#[pyclass(module = "oxidiff._native", frozen)]
+pub struct TuningSite {
+    observed: Observed,
+    site: Site,
+    count: usize,
+    /// What a run uses.
+    arena_bytes: usize,
+    /// What a trial may use.
+    limit_bytes: usize,
+    isa: Isa,
+}
+
+/// What a trial may take of a program whose arena is smaller.
+const SMALL_BYTES: usize = 16 << 20;
+/// Fewer channels than this leave a transformed product nothing to gain.
+const LEAST_CHANNELS: usize = 64;
+
+impl TuningSite {
+    /// Whether there is anything to choose.
+    fn is_open(&self) -> bool {
+        let conv = &self.observed.conv;
+        let wide = conv.in_channels.min(conv.out_channels) >= LEAST_CHANNELS;
+        wide && ALGORITHMS.iter().filter(|a| a.applies(conv)).count() > 1
+    }
+}
+
+#[pymethods]
+impl TuningSite {
+    #[getter]
+    fn op(&self) -> String {
+        self.site.op()
+    }
+
+    #[getter]
+    fn bucket(&self) -> String {
+        self.site.bucket()
+    }
+
+    #[getter]
+    const fn count(&self) -> usize {
+        self.count
+    }
+
+    #[getter]
+    fn flops(&self) -> f64 {
+        let conv = &self.observed.conv;
+        2.0 * conv.rows() as f64 * conv.out_channels as f64 * conv.terms() as f64
+    }
+
+    /// Index of the form that is chosen now, where the weight is kept and where it is packed by every call.
+    #[getter]
+    fn chosen(&self) -> (usize, usize) {
+        let Observed { conv, dtype, weight } = self.observed;
+        let of = |keep| {
+            let chosen = oxidiff_kernels::cpu::conv_algorithm::choose(&conv, dtype, weight, keep);
+            ALGORITHMS.iter().position(|&a| a == chosen).unwrap_or(0)
+        };
+        use oxidiff_kernels::cpu::conv_algorithm::Keep;
+        (of(Keep::Packed), of(Keep::PerCall))
+    }
+
+    #[getter]
+    fn installed(&self) -> Option<String> {
+        conv_choice::installed(&self.site).map(|choice| choice.to_string())
+    }
+
+    /// Indices of the forms that can be tried.
+    fn candidates(&self) -> Vec<usize> {
+        let fits = |&i: &usize| {
+            ALGORITHMS[i].applies(&self.observed.conv)
+                && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
+        };
+        (0..ALGORITHMS.len()).filter(fits).collect()
+    }
+
+    fn measure(&self, py: Python<'_>, candidate: usize) -> PyResult<Option<(f64, f64, usize)>> {
+        let Some(&algorithm) = ALGORITHMS.get(candidate).filter(|_| self.candidates().contains(&candidate)) else {
+            return Ok(None);
+        };
+        let bytes = conv_choice::memory_bytes(&self.observed, algorithm, self.isa);
+        let trial = py.detach(|| {
+            guarded("tuning", || {
+                let measure = |memory: *mut u8| {
+                    // SAFETY: both blocks below have `bytes`, and are this call's alone.
+                    unsafe { conv_choice::measure(Pool::global(), self.isa, &self.observed, algorithm, memory) }
+                        .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
+                };
+                if bytes <= self.arena_bytes {
+                    return measure(arena_pool().lend(self.arena_bytes)?.ptr());
+                }
+                measure(SystemMemory.allocate(bytes, "a trial of the tuner")?.ptr())
+            })
+        })?;
+        let is_right = trial.error <= conv_choice::tolerance(self.observed.dtype, self.observed.weight);
+        Ok(is_right.then_some((trial.run.as_secs_f64(), trial.pack.as_secs_f64(), bytes)))
+    }
+
+    #[staticmethod]
+    fn name(packed: usize, per_call: usize) -> Option<String> {
+        let (&packed, &per_call) = (ALGORITHMS.get(packed)?, ALGORITHMS.get(per_call)?);
+        Some(Choice { packed, per_call }.to_string())
+    }
+
+    fn install(&self, choice: &str) -> bool {
+        let choice = Choice::parse(choice);
+        if let Some(choice) = choice {
+            conv_choice::install(self.site, choice);
+        }
+        choice.is_some()
+    }
+}
+
+#[pyfunction]
+fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<Vec<TuningSite>> {
+    let program = program.inner();
+    py.detach(|| {
+        guarded("looking for choices", || {
+            let is_known = program.sizes().iter().any(|row| row.bindings == sizes);
+            if is_known {
+                program.forget_sizes();
+            }
+            let (made, observed) = conv_choice::observe(|| program.specialize(&sizes));
+            made?;
+            let arena_bytes = program.sizes().iter().find(|r| r.bindings == sizes).map_or(0, |r| r.arena_bytes);
+            let has_budget = program.plan.options.memory_budget.is_some();
+            let limit_bytes = if has_budget { arena_bytes } else { arena_bytes.max(SMALL_BYTES) };
+            let mut found: Vec<TuningSite> = Vec::new();
+            let isa = program.plan.target.isa;
+            let mut index: HashMap<Site, usize> = HashMap::new();
+            for observed in observed {
+                let site = Site::of(&observed.conv, observed.dtype, observed.weight);
+                let at = *index.entry(site).or_insert_with(|| {
+                    found.push(TuningSite { observed, site, count: 0, arena_bytes, limit_bytes, isa });
+                    found.len() - 1
+                });
+                found[at].count += 1;
+            }
+            found.retain(TuningSite::is_open);
+            Ok(found)
+        })
+    })
+}
+
+#[pyfunction]
+fn forget_choices() {
+    conv_choice::forget();
+}

@@ -1,0 +1,165 @@
+//! The host's C++ compiler in NVRTC's place, and a driver that runs what it makes: see `shim.h` and `fake_driver.cpp`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use oxidiff::backend::cuda::cubins::{Compiler, Cubins};
+use oxidiff::backend::cuda::driver::DriverMemory;
+use oxidiff::backend::cuda::library::Search;
+use oxidiff::backend::cuda::{Cuda, device, set_search};
+use oxidiff::codegen::cuda::PRELUDE;
+use oxidiff::{Error, Result};
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda")
+}
+
+/// A folder of this process's own.
+fn scratch() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("oxidiff-emulator-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    folder
+}
+
+/// Runs g++ on `source` and gives the shared library it makes.
+fn build(name: &str, source: &Path, options: &[&str]) -> std::result::Result<PathBuf, String> {
+    let library = scratch().join(format!("{name}.so"));
+    let output = Command::new("g++")
+        .args(["-std=c++17", "-shared", "-fPIC", "-fwrapv", "-w"])
+        .args(options)
+        .arg("-o")
+        .arg(&library)
+        .arg(source)
+        .arg("-ldl")
+        .output()
+        .map_err(|e| format!("no g++: {e}"))?;
+    match output.status.success() {
+        true => Ok(library),
+        false => Err(String::from_utf8_lossy(&output.stderr).chars().take(6000).collect()),
+    }
+}
+
+/// The kernel text as C++: the shim takes the place of the prelude's device part, and each entry point gets a door that
+/// takes its arguments as the driver passes them.
+fn host_source(source: &str) -> String {
+    let device = PRELUDE.split_once("// OX_DEVICE\n").and_then(|(_, rest)| rest.split_once("// OX_END_DEVICE"));
+    let device = device.expect("the prelude marks its device part").0;
+    let mut text = format!("#include \"{}\"\n{}", sources().join("shim.h").display(), source.replace(device, ""));
+    let has_barriers = |name: &str| {
+        let from = source.find(&format!(" {name}")).unwrap_or(0);
+        let base = name.strip_suffix("_v").unwrap_or(name);
+        let body = source.find(&format!("{base}_body(")).unwrap_or(from).min(from);
+        let end = source[from..].find("\nextern \"C\"").map_or(source.len(), |at| from + at);
+        ["__sync", "__shfl", "block_sum", "block_max", "warp_sum", "warp_max"]
+            .iter()
+            .any(|w| source[body..end].contains(w))
+    };
+    for line in source.lines().filter(|l| l.starts_with("extern \"C\" __global__")) {
+        let (head, params) = line.split_once(") {").map_or(line, |l| l.0).rsplit_once('(').expect("a signature");
+        let name = head.rsplit(' ').next().expect("a name");
+        let types: Vec<&str> = params.split(", ").map(|p| p.rsplit_once(' ').expect("a parameter").0).collect();
+        let sizes: String = types.iter().map(|t| if *t == "float" { '4' } else { '8' }).collect();
+        let args: Vec<String> = types.iter().enumerate().map(|(i, t)| format!("*({t}*)args[{i}]")).collect();
+        text += &format!(
+            "\nstatic void door_{name}(void** args) {{ {name}({}); }}\n\
+             extern \"C\" const char parameters_{name}[] = \"{sizes}\";\n\
+             extern \"C\" void emulate_{name}(const unsigned* g, const unsigned* b, unsigned s, void** args, unsigned seed) {{\n\
+             \x20   dim3 grid, block;\n    grid.x = g[0], grid.y = g[1], grid.z = g[2];\n\
+             \x20   block.x = b[0], block.y = b[1], block.z = b[2];\n\
+             \x20   device::run(door_{name}, {}, grid, block, s, args, seed);\n}}\n",
+            args.join(", "),
+            has_barriers(name),
+        );
+    }
+    text
+}
+
+/// g++ as the backend's compiler; `edit` may break the text first.
+pub struct HostCompiler {
+    /// What becomes of the text before it is compiled.
+    pub edit: fn(String) -> String,
+}
+
+impl Compiler for HostCompiler {
+    fn identity(&self) -> String {
+        "g++".to_owned()
+    }
+
+    fn compile(&self, source: &str, _arch: u32) -> Result<Vec<u8>> {
+        let text = host_source(&(self.edit)(source.to_owned()));
+        let name = blake3::hash(text.as_bytes()).to_hex()[..16].to_owned();
+        let file = scratch().join(format!("{name}.cpp"));
+        std::fs::write(&file, text).expect("writable");
+        let library = build(&name, &file, &["-O1", "-fno-gnu-unique"]).map_err(Error::invalid)?;
+        Ok(std::fs::read(library).expect("readable"))
+    }
+}
+
+/// The stand-in driver, as `fake_driver.cpp` counts.
+pub struct FakeDriver(libloading::Library);
+
+/// What [`FakeDriver::count`] counts.
+#[derive(Clone, Copy)]
+#[allow(dead_code, reason = "each test file uses a part of it")]
+pub enum Count {
+    Launches,
+    Graphs,
+    GraphLaunches,
+    Updates,
+    Allocations,
+    Frees,
+}
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+impl FakeDriver {
+    pub fn count(&self, which: Count) -> i64 {
+        // SAFETY: the signature is that of `fake_driver.cpp`.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32) -> i64>(b"fake_count").expect("there")(which as i32) }
+    }
+
+    pub fn seed(&self, seed: u32) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(u32)>(b"fake_seed").expect("there")(seed) }
+    }
+
+    pub fn capturing(&self, is: bool) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_capturing").expect("there")(i32::from(is)) }
+    }
+}
+
+/// The stand-in driver of this process, or nothing where there is no g++ or another driver is in the way.
+pub fn fake_driver() -> Option<&'static FakeDriver> {
+    static FAKE: OnceLock<Option<FakeDriver>> = OnceLock::new();
+    let made = FAKE.get_or_init(|| {
+        let options = ["-O1", "-Wl,-soname,libcuda.so.1"];
+        let path = match build("libcuda", &sources().join("fake_driver.cpp"), &options) {
+            Ok(path) => path,
+            Err(reason) => {
+                eprintln!("skipped: {reason}");
+                return None;
+            }
+        };
+        // SAFETY: the library was just built from `fake_driver.cpp`.
+        let library = unsafe { libloading::Library::new(&path) }.expect("what was built can be opened");
+        set_search(Search { packages: super::toolkit::packages(), driver: Some(path) });
+        Some(FakeDriver(library))
+    });
+    made.as_ref()
+}
+
+/// A backend on the stand-in driver; `None` as for [`fake_driver`].
+pub fn backend(edit: fn(String) -> String) -> Option<Cuda> {
+    fake_driver()?;
+    match device(0) {
+        Ok(device) => {
+            let memory = Arc::new(DriverMemory(device.clone()));
+            Some(Cuda::new(device, Arc::new(HostCompiler { edit }), Cubins::default(), memory))
+        }
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            None
+        }
+    }
+}

@@ -1,0 +1,186 @@
+// A stand-in for libcuda.so.1: device memory is the host's, an image is a shared library made of the same kernel text by the
+// host's compiler (shim.h), a launch runs it. Launches and graphs are counted, so that a test can ask what happened.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <mutex>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+typedef int Result;
+typedef void (*Emulate)(const unsigned* grid, const unsigned* block, unsigned shared, void** args, unsigned seed);
+
+struct Function {
+    Emulate emulate;
+    // Bytes of each parameter.
+    std::vector<size_t> sizes;
+};
+struct Module {
+    void* library;
+    std::vector<Function*> functions;
+};
+struct Params {
+    Function* function;
+    unsigned grid[3], block[3], shared;
+    void** parameters;
+    void **extra, *kernel, *context;
+};
+struct Node {
+    Function* function;
+    unsigned grid[3], block[3], shared;
+    std::vector<uint64_t> words;
+};
+struct Graph {
+    std::vector<Node*> nodes;
+};
+struct Exec {
+    std::vector<Node> nodes;
+    std::vector<Node*> origin;
+};
+
+static std::mutex lock;
+static unsigned seed = 1;
+static long counts[6];
+static int current_context = 0, capturing = 0;
+enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES };
+static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500;
+
+static Node node_of(const Params* p) {
+    Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared, {}};
+    for (size_t i = 0; i < p->function->sizes.size(); ++i) {
+        uint64_t word = 0;
+        memcpy(&word, p->parameters[i], p->function->sizes[i]);
+        n.words.push_back(word);
+    }
+    return n;
+}
+static void run(Node& n) {
+    std::vector<void*> args;
+    for (auto& word : n.words) args.push_back(&word);
+    n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
+}
+
+extern "C" {
+
+// What tests ask: not a part of the driver.
+long fake_count(int which) { return counts[which]; }
+void fake_seed(unsigned s) { seed = s; }
+void fake_capturing(int is) { capturing = is; }
+
+Result cuInit(unsigned) { return SUCCESS; }
+Result cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
+Result cuGetErrorName(int, const char** text) { *text = "FAKE"; return SUCCESS; }
+Result cuGetErrorString(int, const char** text) { *text = "fake driver"; return SUCCESS; }
+Result cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
+Result cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal ? INVALID : SUCCESS; }
+Result cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "this processor"); return SUCCESS; }
+Result cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = (size_t)8 << 30; return SUCCESS; }
+Result cuDeviceGetAttribute(int* value, int which, int) {
+    *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : 0;
+    return SUCCESS;
+}
+Result cuDevicePrimaryCtxRetain(void** context, int) { *context = (void*)0x100; return SUCCESS; }
+Result cuCtxGetCurrent(void** context) { *context = current_context ? (void*)0x100 : nullptr; return SUCCESS; }
+Result cuCtxSetCurrent(void* context) { current_context = context != nullptr; return SUCCESS; }
+Result cuCtxSynchronize() { return SUCCESS; }
+Result cuStreamSynchronize(void*) { return SUCCESS; }
+Result cuStreamIsCapturing(void*, int* status) { *status = capturing; return SUCCESS; }
+Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
+    void* memory = bytes > ((size_t)8 << 30) ? nullptr : aligned_alloc(512, (bytes + 511) / 512 * 512);
+    if (!memory) return OUT_OF_MEMORY;
+    memset(memory, 0xa5, bytes);
+    *pointer = (uint64_t)memory;
+    ++counts[ALLOCATIONS];
+    return SUCCESS;
+}
+Result cuMemFree_v2(uint64_t pointer) { free((void*)pointer); ++counts[FREES]; return SUCCESS; }
+Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { *free_bytes = *total = (size_t)8 << 30; return SUCCESS; }
+Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return SUCCESS; }
+Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return SUCCESS; }
+
+// An image is a shared library; its length stands in its ELF header.
+Result cuModuleLoadData(void** module, const void* image) {
+    const unsigned char* p = (const unsigned char*)image;
+    if (memcmp(p, "\177ELF", 4)) return INVALID;
+    uint64_t sections; uint16_t size, count;
+    memcpy(&sections, p + 40, 8); memcpy(&size, p + 58, 2); memcpy(&count, p + 60, 2);
+    char path[] = "/tmp/oxidiff-fake-XXXXXX";
+    const int file = mkstemp(path);
+    const size_t bytes = sections + (size_t)size * count;
+    const bool is_written = write(file, image, bytes) == (ssize_t)bytes;
+    close(file);
+    void* library = is_written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+    unlink(path);
+    if (!library) return INVALID;
+    *module = new Module{library, {}};
+    return SUCCESS;
+}
+Result cuModuleUnload(void* module) {
+    Module* m = (Module*)module;
+    for (Function* f : m->functions) delete f;
+    dlclose(m->library);
+    delete m;
+    return SUCCESS;
+}
+Result cuModuleGetFunction(void** function, void* module, const char* name) {
+    Module* m = (Module*)module;
+    void* emulate = dlsym(m->library, (std::string("emulate_") + name).c_str());
+    const char* sizes = (const char*)dlsym(m->library, (std::string("parameters_") + name).c_str());
+    if (!emulate || !sizes) return NOT_FOUND;
+    Function* f = new Function{(Emulate)emulate, {}};
+    for (const char* s = sizes; *s; ++s) f->sizes.push_back(*s - '0');
+    m->functions.push_back(f);
+    *function = f;
+    return SUCCESS;
+}
+Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                      unsigned shared, void*, void** parameters, void**) {
+    std::lock_guard<std::mutex> guard(lock);
+    ++counts[LAUNCHES];
+    Params p{(Function*)function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, nullptr, nullptr, nullptr};
+    Node n = node_of(&p);
+    run(n);
+    return SUCCESS;
+}
+Result cuGraphCreate(void** graph, unsigned) { *graph = new Graph; return SUCCESS; }
+Result cuGraphDestroy(void* graph) {
+    for (Node* n : ((Graph*)graph)->nodes) delete n;
+    delete (Graph*)graph;
+    return SUCCESS;
+}
+Result cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, size_t count, const Params* params) {
+    Graph* g = (Graph*)graph;
+    // A chain: each node follows the one before.
+    if (g->nodes.empty() ? count != 0 : (count != 1 || after[0] != g->nodes.back())) return INVALID;
+    g->nodes.push_back(new Node(node_of(params)));
+    *node = g->nodes.back();
+    return SUCCESS;
+}
+Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    Exec* e = new Exec;
+    for (Node* n : ((Graph*)graph)->nodes) e->nodes.push_back(*n), e->origin.push_back(n);
+    ++counts[GRAPHS];
+    *exec = e;
+    return SUCCESS;
+}
+Result cuGraphExecKernelNodeSetParams_v2(void* exec, void* node, const Params* params) {
+    Exec* e = (Exec*)exec;
+    for (size_t i = 0; i < e->nodes.size(); ++i)
+        if (e->origin[i] == node) {
+            e->nodes[i] = node_of(params);
+            ++counts[UPDATES];
+            return SUCCESS;
+        }
+    return INVALID;
+}
+Result cuGraphExecDestroy(void* exec) { delete (Exec*)exec; return SUCCESS; }
+Result cuGraphLaunch(void* exec, void*) {
+    std::lock_guard<std::mutex> guard(lock);
+    ++counts[GRAPH_LAUNCHES];
+    for (Node& n : ((Exec*)exec)->nodes) run(n);
+    return SUCCESS;
+}
+}

@@ -1,0 +1,242 @@
+//! Generated kernels run on this processor (`tests/cuda/shim.h`) behind a stand-in driver (`tests/cuda/fake_driver.cpp`),
+//! through the backend as it is: lowering, specialization, arena, arguments, launches, graphs. Results are compared with the
+//! interpreter's in f64.
+
+#[path = "backends/cases.rs"]
+mod cases;
+#[path = "cuda/emulator.rs"]
+mod emulator;
+#[path = "cuda/harness.rs"]
+mod harness;
+mod support;
+#[path = "cuda/toolkit.rs"]
+mod toolkit;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cases::CASES;
+use emulator::{Count, backend, fake_driver};
+use harness::OnDevice;
+use oxidiff::backend::Tensor;
+use oxidiff::backend::cuda::Cuda;
+use oxidiff::backend::weights::Weight;
+use oxidiff::ir::{Graph, interp, parse_graph};
+use oxidiff::passes::Precision;
+use oxidiff::plan::MemoryMode;
+use oxidiff::runtime::Executable;
+use support::{Random, borrow, plan_of, program_of};
+
+/// The stand-in driver counts for the whole process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Seeds of the order in which warps take turns.
+const SEEDS: [u32; 2] = [1, 7];
+
+/// Every seed, launched and replayed.
+fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Result<(), String> {
+    harness::check(cuda, graph, precision, terms, &mut |round| {
+        SEEDS.get(round).inspect(|seed| fake_driver().unwrap().seed(**seed)).is_some()
+    })
+}
+
+/// One run on memory of this process.
+fn run(executable: &Executable, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
+    let types = executable.output_types(bindings).unwrap();
+    let bytes = |shape: &[i64], size: usize| vec![0xa5u8; shape.iter().product::<i64>() as usize * size];
+    let mut buffers: Vec<Vec<u8>> = types.iter().map(|(dtype, shape)| bytes(shape, dtype.size_bytes())).collect();
+    let places = types.iter().zip(&mut buffers);
+    let outputs: Vec<Tensor> =
+        places.map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape)).collect();
+    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
+    // SAFETY: inputs and weights are borrowed from live tensors, outputs from the buffers above.
+    unsafe { executable.run(&borrowed, &outputs, bindings, None).unwrap() };
+    let results = types.into_iter().zip(buffers);
+    results.map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes).unwrap()).collect()
+}
+
+/// The cases in one element type: bf16 differs from f16 by two conversions, which the kernels of the UNet have too.
+#[test]
+fn cases_on_cuda() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    let mut failures = Vec::new();
+    for case in CASES {
+        let texts = case.texts();
+        let text = texts.get(1).unwrap_or(&texts[0]);
+        if let Err(e) = check(&cuda, &parse_graph(text).unwrap(), Precision::Fast, case.terms) {
+            failures.push(format!("`{}`: {e}\n{text}", case.name));
+        }
+    }
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Weights like a trained network's: they keep the size of what passes through a layer, and norms are near 1.
+fn weights_of(graph: &Graph) -> Vec<interp::Tensor> {
+    let mut random = Random(3);
+    let one = |slot: &oxidiff::ir::Parameter| {
+        let shape = slot.ty.concrete(&[]).unwrap();
+        let terms = shape.iter().skip(1).product::<i64>().max(1) as f64;
+        let numel = shape.iter().product::<i64>();
+        let is_factor = shape.len() == 1 && slot.name.contains("norm") && slot.name.ends_with("weight");
+        let values = (0..numel).map(|_| match (shape.len(), is_factor) {
+            (1, true) => 1.0 + 0.1 * random.real(),
+            (1, false) => 0.1 * random.real(),
+            _ => 1.7 * random.real() / terms.sqrt(),
+        });
+        interp::Tensor::from_f64(slot.ty.dtype, &shape, &values.collect::<Vec<_>>()).unwrap()
+    };
+    graph.parameters.iter().map(one).collect()
+}
+
+/// Largest difference over the largest value.
+fn relative(got: &interp::Tensor, want: &interp::Tensor) -> f64 {
+    let (got, want) = (got.to_f64(), want.to_f64());
+    let scale = want.iter().fold(0f64, |m, x| m.max(x.abs()));
+    got.iter().zip(&want).fold(0f64, |m, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() }) / scale
+}
+
+/// SD1.5's UNet with small widths, as captured: planned, placed, launched, made a graph, replayed with other tensors, at two
+/// sizes. The result is the CPU backend's, within what two orders of f32 sums may differ by over its depth.
+#[test]
+fn a_unet_runs_as_on_the_cpu() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    let driver = fake_driver().unwrap();
+    let graph = parse_graph(include_str!("cuda/data/sd15_unet_tiny.ir")).unwrap();
+    let weights = weights_of(&graph);
+    let ours = OnDevice::new(&cuda, &graph, Precision::Eager, &weights).executable;
+    let cpu = program_of(graph.clone(), plan_of(graph.clone(), Precision::Eager, MemoryMode::Fast), "cpu");
+    let bound = weights.iter().map(|w| Weight::borrowed(borrow(w))).collect();
+    let cpu = Executable::new(Arc::new(cpu), bound).unwrap();
+    let mut random = Random(5);
+    let started = [Count::Launches, Count::GraphLaunches, Count::Graphs, Count::Allocations].map(|c| driver.count(c));
+    for (turn, bindings) in [[1, 8, 8, 7], [2, 16, 8, 5]].iter().enumerate() {
+        let allocated = driver.count(Count::Allocations);
+        for round in 0..3 {
+            let types = graph.inputs.iter().map(|i| (i.ty.dtype, i.ty.concrete(bindings).unwrap()));
+            let inputs: Vec<interp::Tensor> =
+                types.map(|(dtype, shape)| support::random(&mut random, dtype, &shape, 900)).collect();
+            let (got, want) = (run(&ours, bindings, &inputs), run(&cpu, bindings, &inputs));
+            let error = relative(&got[0], &want[0]);
+            assert!(error < 2e-5, "at {bindings:?}, round {round}: {error:e}");
+        }
+        assert_eq!(driver.count(Count::Graphs) - started[2], turn as i64 + 1, "one graph per size");
+        assert_eq!(driver.count(Count::GraphLaunches) - started[1], 2 * (turn as i64 + 1), "all runs but the first");
+        if turn > 0 {
+            // The workspace of the larger size takes the place of the smaller one's.
+            assert!(
+                driver.count(Count::Allocations) - allocated <= 1,
+                "a new size allocates its workspace and no more"
+            );
+        }
+    }
+    assert!(driver.count(Count::Updates) > 0, "other tensors reach the graph");
+    // What the caller captures is made of launches.
+    let (launches, graphs) = (driver.count(Count::Launches), driver.count(Count::GraphLaunches));
+    let inputs: Vec<interp::Tensor> = graph
+        .inputs
+        .iter()
+        .map(|i| support::random(&mut random, i.ty.dtype, &i.ty.concrete(&[1, 8, 8, 7]).unwrap(), 900))
+        .collect();
+    driver.capturing(true);
+    let got = run(&ours, &[1, 8, 8, 7], &inputs);
+    driver.capturing(false);
+    assert!(relative(&got[0], &run(&cpu, &[1, 8, 8, 7], &inputs)[0]) < 2e-5);
+    assert!(driver.count(Count::Launches) > launches && driver.count(Count::GraphLaunches) == graphs);
+}
+
+/// An argument and a weight that do not lie dense are copied by a kernel that takes any strides.
+#[test]
+fn strided_arguments_and_weights_are_read() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    let text = "symbol s0 \"rows\" = [3]\ninput 0 \"x\": f32[s0,4]\nparameter 0 \"w\": f32[5,4]\n\
+                %0: f32[s0,4] = input() {index=0}\n%1: f32[5,4] = parameter() {index=0}\n\
+                %2: f32[s0,5] = linear(%0, %1)\nreturn %2\n";
+    let graph = parse_graph(text).unwrap();
+    let numbers = |count: usize| (0..count).map(|i| (i * i % 11) as f32 - 5.0).collect::<Vec<f32>>();
+    let (x, w) = (numbers(12), numbers(20));
+    let turned = |values: &[f32], rows: i64, cols: i64| Tensor {
+        ptr: values.as_ptr().cast::<u8>().cast_mut(),
+        dtype: oxidiff::ir::DType::F32,
+        shape: vec![rows, cols],
+        strides: vec![1, rows],
+    };
+    let ours = OnDevice::new(&cuda, &graph, Precision::Eager, &weights_of(&graph)).executable;
+    ours.set_weights(vec![Weight::borrowed(turned(&w, 5, 4))], &[0], &[], 0).unwrap();
+    let mut out = vec![0f32; 15];
+    let result = Tensor::dense(out.as_mut_ptr().cast(), oxidiff::ir::DType::F32, &[3, 5]);
+    // SAFETY: argument, weight and result live in the vectors above.
+    unsafe { ours.run(&[turned(&x, 3, 4)], &[result], &[3], None).unwrap() };
+    for (at, got) in out.iter().enumerate() {
+        let (row, col) = (at / 5, at % 5);
+        let want: f32 = (0..4).map(|k| x[k * 3 + row] * w[k * 5 + col]).sum();
+        assert_eq!(*got, want, "at {row}, {col}");
+    }
+}
+
+/// Graphs whose kernels have barriers, shuffles and offsets to break.
+const BREAKABLE: &str = r#"symbol s0 "batch" = [2]
+symbol s1 "rows" = [70]
+input 0 "x": f32[s0,s1,72]
+parameter 0 "w": f32[80,72]
+parameter 1 "b": f32[80]
+%0: f32[s0,s1,72] = input() {index=0}
+%1: f32[80,72] = parameter() {index=0}
+%2: f32[80] = parameter() {index=1}
+%3: f32[s0,s1,72] = softmax(%0) {dim=2}
+%4: f32[s0,s1,80] = linear(%0, %1, %2)
+%5: f32[s0,s1,80] = silu(%4)
+%6: f32[s0,72,s1] = permute(%0) {dims=[0, 2, 1]}
+%7: f32[s0,72,s1] = neg(%6)
+return %3, %5, %7
+"#;
+
+/// Breaks every kernel text in one way; the check must notice.
+fn breaks(name: &str, edit: fn(String) -> String) {
+    let _alone = alone();
+    let Some(cuda) = backend(edit) else { return };
+    let graph = parse_graph(BREAKABLE).unwrap();
+    assert!(check(&cuda, &graph, Precision::Fast, 100).is_err(), "{name} went unnoticed");
+}
+
+/// Removes occurrence `at` of `what`, which must be there.
+fn without(text: &str, what: &str, at: usize) -> String {
+    let place = text.match_indices(what).nth(at).unwrap_or_else(|| panic!("no {what} to remove")).0;
+    format!("{}{}", &text[..place], &text[place + what.len()..])
+}
+
+#[test]
+fn an_intact_kernel_passes() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    check(&cuda, &parse_graph(BREAKABLE).unwrap(), Precision::Fast, 100).unwrap();
+}
+
+#[test]
+fn a_missing_barrier_is_noticed() {
+    // Those of `block_sum` in the prelude, then those of the product's loop, between filling a slice and reading it.
+    breaks("a barrier of a reduction", |text| without(&text, "__syncthreads();", 1));
+    breaks("the barrier after a slice is filled", |text| {
+        let at = text.find("sb[k * 68").expect("a product");
+        let place = at + text[at..].find("__syncthreads();").expect("a barrier");
+        format!("{}{}", &text[..place], &text[place + 16..])
+    });
+    breaks("the barrier before a slice is filled again", |text| {
+        let at = text.find("acc[i][n] = fmaf").expect("a product");
+        let place = at + text[at..].find("__syncthreads();").expect("a barrier");
+        format!("{}{}", &text[..place], &text[place + 16..])
+    });
+}
+
+#[test]
+fn a_wrong_offset_or_argument_is_noticed() {
+    breaks("an offset", |text| text.replacen("a_row[i] = bo0 + ao0;", "a_row[i] = bo0 + ao0 + 1;", 1));
+    breaks("swapped operands", |text| text.replace("fmaf(x[i], y[n], acc[i][n])", "fmaf(x[n], y[i], acc[i][n])"));
+    breaks("a shuffle's distance", |text| {
+        text.replace("int step = 16; step; step >>= 1", "int step = 8; step; step >>= 1")
+    });
+}

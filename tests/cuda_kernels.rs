@@ -1,0 +1,127 @@
+//! Every kernel that the test graphs need compiles for every architecture, and spills only where it is known to.
+
+#[path = "backends/cases.rs"]
+mod cases;
+mod support;
+#[path = "cuda/toolkit.rs"]
+mod toolkit;
+
+use std::collections::BTreeMap;
+
+use cases::CASES;
+use oxidiff::backend::cuda::cubins::{UNIT, source};
+use oxidiff::codegen::cuda::Kernel;
+use oxidiff::ir::parse_graph;
+use oxidiff::passes::Precision;
+use toolkit::{lowered, nvrtc};
+
+/// Architectures of the devices that people have.
+const ARCHS: &[u32] = &[75, 80, 86, 89, 90, 100, 120];
+
+/// Kernels, by the start of their name, that may spill so many bytes of registers on some architecture, with the reason.
+const SPILLS: &[(&str, usize, &str)] = &[
+    ("attention_", 32, "strides of four operands over three dimensions, for shapes that no library takes"),
+    ("convolution_", 16, "16 sums, their slices and the strides of image and weight, for what cuDNN refuses"),
+    ("linear_", 16, "16 sums, their slices and the strides of both sides, for what cuBLASLt refuses"),
+    ("matmul_", 16, "as linear"),
+    ("group_norm_moments_", 4, "three numbers for each of eight channels"),
+];
+
+/// Compiles everything for every architecture, which takes minutes: `OXIDIFF_CUDA_ARCHS=all`.
+const ALL: &str = "OXIDIFF_CUDA_ARCHS";
+
+/// Kernels of these graphs, once.
+fn kernels(texts: impl IntoIterator<Item = String>) -> Vec<Kernel> {
+    let mut all: BTreeMap<String, Kernel> = BTreeMap::new();
+    for text in texts {
+        let graph = parse_graph(&text).unwrap();
+        for kernel in lowered(graph, Precision::Fast).kernels {
+            all.insert(kernel.name.clone(), kernel);
+        }
+    }
+    all.into_values().collect()
+}
+
+fn kernels_of_cases() -> Vec<Kernel> {
+    kernels(CASES.iter().flat_map(cases::Case::texts))
+}
+
+/// SD1.5's UNet with small widths, in f16.
+fn kernels_of_unet() -> Vec<Kernel> {
+    kernels([include_str!("cuda/data/sd15_unet_tiny.ir").replace("f32[", "f16[")])
+}
+
+/// Kernels of a verbose log that spill more than they may, and their lines.
+fn spilling(log: &str) -> Vec<String> {
+    let mut name = "";
+    let mut found = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Function properties for ") {
+            name = rest.trim();
+        } else if let Some((before, _)) = line.split_once(" bytes spill stores") {
+            let bytes: usize = before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
+            let allowed = SPILLS.iter().find(|(start, ..)| name.starts_with(start)).map_or(0, |s| s.1);
+            if bytes > allowed {
+                found.push(format!("{name}: {}", line.trim()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_spill_that_is_not_listed_is_noticed() {
+    let log = |name: &str, bytes: usize| {
+        format!(
+            "ptxas info : Function properties for {name}\n  8 bytes stack frame, {bytes} bytes spill stores, 4 bytes spill loads\n"
+        )
+    };
+    assert!(spilling(&log("linear_add_f16_00000000", 16)).is_empty());
+    assert_eq!(spilling(&log("linear_add_f16_00000000", 20)).len(), 1);
+    assert_eq!(spilling(&log("softmax_f16_00000000_v", 4)).len(), 1);
+}
+
+/// Compiles the units of `kernels` for the architectures that `chosen` picks by the unit's number.
+fn check(kernels: &[Kernel], chosen: impl Fn(usize) -> Vec<u32>) {
+    let Some(nvrtc) = nvrtc() else { return };
+    let known = nvrtc.archs().unwrap();
+    let mut failures = Vec::new();
+    for (at, unit) in kernels.chunks(UNIT).map(source).enumerate() {
+        for arch in chosen(at).into_iter().filter(|a| known.contains(a)) {
+            match nvrtc.compile(&unit, arch, true) {
+                Ok(compiled) => failures.extend(spilling(&compiled.log)),
+                Err(e) => failures.push(e.to_string()),
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {} kernels:\n{}", failures.len(), kernels.len(), failures.join("\n"));
+}
+
+fn wants_all() -> bool {
+    std::env::var(ALL).is_ok_and(|v| v == "all")
+}
+
+#[test]
+fn every_kernel_of_a_unet_compiles_for_every_architecture() {
+    check(&kernels_of_unet(), |_| ARCHS.to_vec());
+}
+
+/// Units take turns among the architectures, two for each.
+#[test]
+fn every_kernel_of_every_op_compiles() {
+    let turn = |at: usize| vec![ARCHS[at % ARCHS.len()], ARCHS[(at + 3) % ARCHS.len()]];
+    check(&kernels_of_cases(), |at| if wants_all() { ARCHS.to_vec() } else { turn(at) });
+}
+
+#[test]
+fn the_compilers_messages_reach_the_error() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let error = nvrtc.compile("extern \"C\" __global__ void k() { undeclared(); }", 80, false).unwrap_err();
+    assert!(error.to_string().contains("undeclared"), "{error}");
+}
+
+#[test]
+fn the_same_graph_gives_the_same_text() {
+    let texts = || kernels_of_unet().into_iter().map(|k| k.text).collect::<Vec<_>>();
+    assert_eq!(texts(), texts());
+}

@@ -1,0 +1,54 @@
+"""Advice: the arithmetic of the roofline, and that it says different things about different devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import oxidiff
+from nets import Net, image
+from oxidiff.__main__ import main
+from oxidiff.advice import DEVICES, Device, device_of, place
+
+FAST = Device("x", f32_flops=1e12, half_flops=4e12, bandwidth=1e11, launch_s=1e-6)
+
+
+def test_the_larger_of_both_bounds_counts() -> None:
+    steps = [("a", "linear", "", 2e9, 1e6), ("b", "loop", "", 1e6, 1e8)]
+    found = place(steps, FAST, False)
+    assert found.seconds == pytest.approx(2e-3 + 1e-3 + 2e-6)
+    assert (found.arithmetic, found.bandwidth) == pytest.approx((2 / 3.002, 1 / 3.002))
+    assert list(found.kernels) == ["linear", "loop"]
+    assert place(steps, FAST, True, scale=0.5).seconds == pytest.approx(0.5e-3 + 0.5e-3 + 2e-6)
+
+
+def test_devices_by_name() -> None:
+    assert device_of("l4") is device_of("L4") is DEVICES["l4"]
+    assert device_of("rtx 4090").name == "RTX4090"
+    with pytest.raises(ValueError, match="H100"):
+        device_of("abacus")
+
+
+@torch.no_grad()
+def test_explain_says_what_bounds_it() -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), strict=True, cache=False)
+    compiled(image())
+    here = "\n".join(oxidiff.explain(compiled).advice)
+    assert "this CPU" in here and "The last one took" in here and "bandwidth" in here
+    there = str(compiled.explain(device="L4"))
+    assert "On L4" in there and "The last one took" not in there and "24 GB" in there
+    with pytest.raises(ValueError):
+        oxidiff.explain(compiled, device="abacus")
+
+
+def test_doctor_asks_about_a_card_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for device in ("T4", "H100"):
+        assert main(["doctor", "--model", "sd15-vae-decoder", "--dtype", "f16", "--device", device]) == 0
+        said[device] = capsys.readouterr().out
+        assert f"On {device}" in said[device] and "fits into" in said[device]
+    assert said["T4"] != said["H100"]
+    assert main(["doctor", "--device", "abacus"]) == 1
+    assert "no profile" in capsys.readouterr().err

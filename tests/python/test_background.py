@@ -1,0 +1,133 @@
+"""`background=True`: eager until the program is ready, then compiled; errors are reported, not raised."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oxidiff
+from nets import Net, Returns, assert_close, image
+from oxidiff.capture import Capturer
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the background thread does not finish"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Captures wait until it is set."""
+    event = threading.Event()
+    lowered = Capturer.lowered
+
+    def late(self: Capturer, *args: Any) -> Any:
+        assert event.wait(60)
+        return lowered(self, *args)
+
+    monkeypatch.setattr(Capturer, "lowered", late)
+    return event
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Eager PyTorch does not survive a fork with more: OpenMP's threads are gone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def test_calls_are_served_meanwhile(gate: threading.Event) -> None:
+    net = Net().eval()
+    compiled: Any = oxidiff.compile(net, background=True, strict=True, cache=False)
+    for _ in range(3):
+        assert torch.equal(compiled(image()), net(image()))
+    # While it compiles, weights may change too.
+    net.conv.weight.mul_(2)
+    assert torch.equal(compiled(image()), net(image()))
+    gate.set()
+    wait_for(lambda: oxidiff.report(compiled).variants == 1)
+    report = oxidiff.report(compiled)
+    assert (report.calls, report.eager_calls, report.fallbacks) == (4, 4, [])
+    assert_close(compiled(image()), net(image()))
+    report = oxidiff.report(compiled)
+    assert (report.calls, report.eager_calls, report.captures) == (5, 4, 1)
+
+
+@torch.no_grad()
+def test_warmup_waits() -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), background=True, strict=True, cache=False)
+    oxidiff.warmup(compiled, image())
+    compiled(image())
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_errors_surface_in_the_report() -> None:
+    module = Returns(lambda x, w: x * w if float(x.sum()) > 0 else x - w)
+    compiled: Any = oxidiff.compile(module, background=True, cache=False)
+    x = torch.ones(2, 4)
+    assert_close(compiled(x), module(x))
+    wait_for(lambda: oxidiff.report(compiled).fallbacks)
+    with pytest.warns(oxidiff.FallbackWarning):
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).fallbacks[0]["count"] >= 1
+
+
+@torch.no_grad()
+def test_a_wrong_call_raises_what_eager_raises() -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), background=True, cache=False)
+    with pytest.raises(RuntimeError, match="channels"):
+        compiled(image(2, 5, 12, 10))
+    wait_for(lambda: not oxidiff.module.dispatcher_of(compiled)._pending)
+    assert_close(compiled(image()), compiled._orig_mod(image()))
+
+
+@torch.no_grad()
+def test_a_module_that_is_gone_is_not_compiled(gate: threading.Event) -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), background=True, cache=False)
+    compiled(image())
+    second: Any = oxidiff.compile(Net(channels=12).eval(), background=True, cache=False)
+    second(image())
+    del second
+    gate.set()
+    wait_for(lambda: oxidiff.report(compiled).variants == 1)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_compiles_for_itself(gate: threading.Event, one_thread: None) -> None:
+    net: nn.Module = Net().eval()
+    compiled: Any = oxidiff.compile(net, background=True, strict=True, cache=False)
+    compiled(image())
+    child = os.fork()
+    if child == 0:
+        gate.set()
+        compiled(image())
+        for _ in range(2000):
+            if oxidiff.report(compiled).variants:
+                os._exit(0)
+            time.sleep(0.01)
+        os._exit(1)
+    gate.set()
+    deadline = time.monotonic() + 60
+    status: int | None = None
+    while status is None and time.monotonic() < deadline:
+        done, code = os.waitpid(child, os.WNOHANG)
+        status = code if done else None
+        time.sleep(0.02)
+    if status is None:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert status == 0

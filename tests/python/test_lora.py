@@ -1,0 +1,300 @@
+"""LoRA adapters: weights of the base graph, whatever is done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import oxidiff
+from oxidiff import testing
+
+peft = pytest.importorskip("peft")
+
+ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
+TARGETS = {
+    "sd15-unet": [*ATTENTION, "conv1", "conv_in", "proj_in"],
+    "flux": [*ATTENTION, "ff.net.0.proj"],
+    "clip-l": ["q_proj", "v_proj", "fc1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+class Subject:
+    """A model of the zoo, compiled, and its example call."""
+
+    def __init__(self, name: str = "sd15-unet", **options: Any) -> None:
+        self.name = name
+        self.module = testing.build(name)
+        self.compiled: Any = oxidiff.compile(self.module, strict=True, **options)
+        self.inputs = testing.example_inputs(name)
+
+    def add(self, name: str, rank: int = 4, **fields: Any) -> None:
+        config = peft.LoraConfig(
+            r=rank,
+            lora_alpha=2 * rank,
+            target_modules=fields.pop("target_modules", TARGETS[self.name]),
+            init_lora_weights=False,
+            **fields,
+        )
+        peft.inject_adapter_in_model(config, self.module, adapter_name=name)
+        self.module.eval()
+
+    def set(self, names: str | list[str], weights: list[float] | float = 1.0) -> None:
+        names = [names] if isinstance(names, str) else names
+        weights = [weights] if isinstance(weights, float) else weights
+        for layer in self.layers():
+            layer.set_adapter(names)
+            for adapter, weight in zip(names, weights, strict=True):
+                layer.set_scale(adapter, weight)
+
+    def layers(self) -> list[Any]:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        return [m for m in self.module.modules() if isinstance(m, BaseTunerLayer)]
+
+    def result(self, call: Callable[..., Any] | None = None, **more: Any) -> Tensor:
+        return testing.flatten_outputs((call or self.compiled)(**self.inputs, **more))[0].clone()
+
+    def check(self, **more: Any) -> Tensor:
+        ours = self.result(**more)
+        assert testing.relative_error(ours, self.result(self.module, **more)) < 2e-5
+        return ours
+
+    def counts(self) -> tuple[int, int, int]:
+        report = oxidiff.report(self.compiled)
+        return report.captures, report.programs, report.eager_calls
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_graph_stays_the_base_graph(name: str) -> None:
+    subject = Subject(name)
+    base = subject.check()
+    counts = subject.counts()
+    subject.add("one", 4)
+    one = subject.check()
+    assert testing.relative_error(one, base) > 1e-3
+    subject.add("two", 3)
+    subject.set(["one", "two"], [0.7, -0.4])
+    both = subject.check()
+    subject.set("two", 1.5)
+    two = subject.check()
+    # A, B, A: the same bits.
+    subject.set("one", 1.0)
+    assert torch.equal(subject.result(), one)
+    subject.set("two", 1.5)
+    assert torch.equal(subject.result(), two)
+    subject.set(["one", "two"], [0.7, -0.4])
+    assert torch.equal(subject.result(), both)
+    for layer in subject.layers():
+        layer.enable_adapters(False)
+    assert torch.equal(subject.result(), base)
+    assert subject.counts() == counts
+
+
+def test_loaded_before_the_first_call() -> None:
+    plain, subject = Subject(), Subject()
+    plain.check()
+    subject.add("one")
+    subject.check()
+    # What a module without adapters compiled serves one with them.
+    assert subject.counts() == (0, 0, 0)
+
+
+def test_changes_of_an_adapter_are_noticed() -> None:
+    subject = Subject()
+    subject.add("one")
+    before = subject.check()
+    layer = subject.layers()[3]
+    for part in (layer.lora_A["one"].weight, layer.lora_B["one"].weight, layer.base_layer.weight):
+        part.view(-1)[part.numel() // 3] += 0.5
+        after = subject.check()
+        assert not torch.equal(before, after)
+        before = after
+    layer.scaling["one"] = 0.25
+    assert not torch.equal(subject.check(), before)
+
+
+def test_scale_of_a_call() -> None:
+    subject = Subject()
+    base = subject.check()
+    subject.add("one")
+    counts = subject.counts()
+    one = subject.check()
+    half = subject.check(cross_attention_kwargs={"scale": 0.5})
+    assert torch.equal(subject.check(cross_attention_kwargs={"scale": 0.0}), base)
+    assert torch.equal(subject.check(), one)
+    assert torch.equal(subject.check(cross_attention_kwargs={"scale": 0.5}), half)
+    assert torch.equal(subject.check(cross_attention_kwargs={"scale": 1.0}), one)
+    # A dictionary in place of None is another structure of the call, captured once, and the same program.
+    assert subject.counts() == (counts[0] + 1, counts[1], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    module = testing.build("sd15-unet", dtype=dtype)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    inputs = testing.example_inputs("sd15-unet", dtype=dtype)
+    config = peft.LoraConfig(r=4, target_modules=TARGETS["sd15-unet"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, module, adapter_name="one")
+    module.eval()
+    exact = testing.reference(module, inputs)
+    own = testing.typical_error(module(**inputs), exact)
+    assert testing.typical_error(compiled(**inputs), exact) <= 1.25 * own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_and_unloaded_between_two_calls(dtype: torch.dtype) -> None:
+    """What PEFT writes into weights, past torch's counter, with no call in between, is noticed."""
+    module = testing.build("sd15-unet", dtype=dtype)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    inputs = testing.example_inputs("sd15-unet", dtype=dtype)
+    compiled(**inputs)
+    config = peft.LoraConfig(r=4, target_modules=TARGETS["sd15-unet"], init_lora_weights=False)
+    compiled.add_adapter(config, adapter_name="one")
+    # One changed element that is not among those that are sampled.
+    for layer in (m for m in module.modules() if hasattr(m, "lora_A")):
+        down, up = layer.lora_A["one"].weight, layer.lora_B["one"].weight
+        kept = up.flatten()[1].clone(), down.flatten()[1].clone()
+        up.zero_()
+        down.zero_()
+        up.view(-1)[up.shape[1]] = kept[0]
+        down.view(-1)[1] = kept[1] * 50
+    compiled.fuse_lora()
+    compiled.unload_lora()
+    fresh = oxidiff.compile(module, strict=True)
+    assert not any(hasattr(m, "lora_A") for m in module.modules())
+    assert torch.equal(compiled(**inputs).sample, fresh(**inputs).sample)
+
+
+def test_fuse_and_unfuse() -> None:
+    subject = Subject()
+    subject.check()
+    counts = subject.counts()
+    subject.compiled.add_adapter(
+        peft.LoraConfig(r=4, target_modules=ATTENTION, init_lora_weights=False), adapter_name="one"
+    )
+    subject.check()
+    subject.compiled.fuse_lora(lora_scale=0.5)
+    subject.check()
+    subject.compiled.unfuse_lora()
+    subject.check()
+    subject.compiled.delete_adapters("one")
+    subject.check()
+    assert subject.counts() == counts
+
+
+def test_dora() -> None:
+    subject = Subject()
+    base = subject.check()
+    counts = subject.counts()
+    subject.add("plain", 2)
+    subject.add("dora", 4, use_dora=True)
+    for layer in subject.layers():
+        layer.lora_magnitude_vector["dora"].weight.mul_(1.1)
+    subject.set("dora")
+    first = subject.check()
+    subject.set(["plain", "dora"], [0.5, 0.7])
+    subject.check()
+    subject.set(["dora", "plain"], [0.7, 0.5])
+    subject.check()
+    subject.set("dora")
+    assert torch.equal(subject.result(), first)
+    assert testing.relative_error(first, base) > 1e-3
+    assert subject.counts() == counts
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "loha": lambda: peft.LoHaConfig(r=4, target_modules=ATTENTION, init_weights=False),
+    "lokr": lambda: peft.LoKrConfig(r=4, target_modules=ATTENTION, init_weights=False),
+    "ia3": lambda: peft.IA3Config(target_modules=ATTENTION, feedforward_modules=[], init_ia3_weights=False),
+    "bias": lambda: peft.LoraConfig(r=4, target_modules=ATTENTION, init_lora_weights=False, lora_bias=True),
+    "oft": lambda: peft.OFTConfig(target_modules=ATTENTION, init_weights=False, oft_block_size=4),
+}
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_adapters_of_other_kinds_are_captured_as_they_are(kind: str) -> None:
+    module = testing.build("sd15-unet")
+    compiled: Any = oxidiff.compile(module)
+    inputs = testing.example_inputs("sd15-unet")
+    base = compiled(**inputs).sample
+    peft.inject_adapter_in_model(OTHERS[kind](), module, adapter_name="one")
+    module.eval()
+    ours = compiled(**inputs).sample
+    assert testing.relative_error(ours, module(**inputs).sample) < 2e-5
+    assert testing.relative_error(ours, base) > 1e-3
+    # LoKr's `kron` and OFT's indexed writes have no lowering: these ops alone run eager.
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    assert bool(report.fallbacks) == (kind in ("lokr", "oft"))
+
+
+def _pipeline_file(unet: torch.nn.Module, text_encoder: torch.nn.Module, seed: int) -> dict[str, Tensor]:
+    """A LoRA file as trainers write it: for the UNet's attention and the text encoder's."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for prefix, model, ends in (
+        ("unet", unet, tuple(ATTENTION)),
+        ("text_encoder", text_encoder, ("q_proj", "out_proj")),
+    ):
+        for path, layer in model.named_modules():
+            if path.endswith(ends) and isinstance(layer, torch.nn.Linear):
+                down = torch.randn(4, layer.in_features, generator=generator) * layer.in_features**-0.5
+                state[f"{prefix}.{path}.lora_A.weight"] = down
+                state[f"{prefix}.{path}.lora_B.weight"] = torch.randn(layer.out_features, 4, generator=generator) * 0.3
+    return state
+
+
+def test_calls_of_a_pipeline() -> None:
+    from test_pipelines import build_pipeline, encode_prompt
+
+    eager = build_pipeline("StableDiffusionPipeline")
+    pipe = oxidiff.compile_pipe(build_pipeline("StableDiffusionPipeline"))
+    files = {name: _pipeline_file(eager.unet, eager.text_encoder, seed) for seed, name in enumerate(("a", "b"))}
+    inputs = testing.example_inputs("sd15-unet")
+
+    def results(one: Any) -> list[Tensor]:
+        return [encode_prompt(one, seed=1)["prompt_embeds"], one.unet(**inputs).sample]
+
+    def check() -> list[Tensor]:
+        ours = results(pipe)
+        for mine, theirs in zip(ours, results(eager), strict=True):
+            assert testing.relative_error(mine, theirs) < 2e-5
+        return ours
+
+    base = check()
+    steps: list[tuple[str, Callable[[Any], Any]]] = [
+        ("a", lambda p: p.load_lora_weights(dict(files["a"]), adapter_name="a")),
+        ("ab", lambda p: p.load_lora_weights(dict(files["b"]), adapter_name="b")),
+        ("b", lambda p: p.set_adapters("b")),
+        ("mix", lambda p: p.set_adapters(["a", "b"], [0.7, 0.4])),
+        ("b", lambda p: p.set_adapters("b")),
+        ("base", lambda p: p.disable_lora()),
+        ("b", lambda p: p.enable_lora()),
+        ("fused", lambda p: p.fuse_lora(lora_scale=0.5)),
+        ("unfused", lambda p: p.unfuse_lora()),
+        ("deleted", lambda p: p.delete_adapters("a")),
+        ("unloaded", lambda p: p.unload_lora_weights()),
+    ]
+    seen = {"base": base}
+    for label, change in steps:
+        for one in (eager, pipe):
+            change(one)
+        now = check()
+        if label in seen:
+            assert all(map(torch.equal, now, seen[label])), label
+        seen[label] = now
+    for part in (pipe.unet, pipe.text_encoder):
+        report = oxidiff.report(part)
+        # None where another test's module of the same structure is still alive.
+        assert report.captures <= 1 and report.programs <= 1 and report.eager_calls == 0

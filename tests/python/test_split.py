@@ -1,0 +1,137 @@
+"""Modules that cannot be captured whole run in the pieces that Dynamo finds."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close, image
+
+
+class Branches(nn.Module):
+    """What it does after the first layer depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = self.first(x)
+        x = x * 2 if x.sum() > 0 else x - 1
+        return self.second(x) * scale
+
+
+def compiled_of(module: nn.Module, **fields: Any) -> Any:
+    return oxidiff.compile(module.eval(), **fields)
+
+
+@torch.no_grad()
+def test_pieces_are_compiled() -> None:
+    module = Branches()
+    compiled = compiled_of(module)
+    with pytest.warns(oxidiff.FallbackWarning, match=r"Branches runs in \d pieces .*values of a tensor") as seen:
+        for seed in range(6):
+            for batch in (3, 5, 1):
+                x = image(batch, 4, seed=seed)
+                assert_close(compiled(x), module(x))
+    assert len([w for w in seen if issubclass(w.category, oxidiff.FallbackWarning)]) == 1
+    report = oxidiff.report(compiled)
+    assert (report.calls, report.eager_calls) == (18, 0)
+    assert report.variants >= 2
+    (fallback,) = report.fallbacks
+    assert fallback["count"] == 18
+    assert "piece 0" in str(oxidiff.explain(compiled))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_weights_stay_live() -> None:
+    module = Branches()
+    compiled = compiled_of(module)
+    compiled(image(3, 4))
+    module.first.weight.mul_(-1)
+    assert_close(compiled(image(3, 4)), module(image(3, 4)))
+    module.second.weight = nn.Parameter(torch.randn(4, 4))
+    assert_close(compiled(image(3, 4)), module(image(3, 4)))
+    module.load_state_dict(Branches().state_dict())
+    assert_close(compiled(image(3, 4)), module(image(3, 4)))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_unload_and_eager() -> None:
+    module = Branches()
+    compiled = compiled_of(module)
+    compiled(image(3, 4))
+    with oxidiff.eager(compiled):
+        assert_close(compiled(image(3, 4)), module(image(3, 4)))
+    assert oxidiff.report(compiled).eager_calls == 1
+    oxidiff.unload(compiled)
+    assert oxidiff.report(compiled).variants == 0
+    assert_close(compiled(image(3, 4)), module(image(3, 4)))
+    assert oxidiff.report(compiled).variants >= 2
+
+
+@torch.no_grad()
+def test_nothing_to_compile_runs_eager() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    module = Noise()
+    compiled = compiled_of(module)
+    x = image(3, 4)
+    with pytest.warns(oxidiff.FallbackWarning, match="random"):
+        compiled(x)
+    torch.manual_seed(3)
+    got = compiled(x)
+    torch.manual_seed(3)
+    assert torch.equal(got, module(x))
+    report = oxidiff.report(compiled)
+    assert (report.calls, report.eager_calls, report.programs) == (2, 2, 0)
+
+
+@torch.no_grad()
+def test_strict_raises() -> None:
+    compiled = compiled_of(Branches(), strict=True)
+    for _ in range(2):
+        with pytest.raises(oxidiff.CaptureError, match="values of a tensor"):
+            compiled(image(3, 4))
+
+
+@torch.no_grad()
+def test_wrong_arguments_raise_what_eager_raises() -> None:
+    compiled = compiled_of(Branches())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        compiled(image(3, 4))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            compiled(image(3, 5))
+        with pytest.raises(TypeError, match="forward"):
+            compiled(image(3, 4), 1.0, 2.0)
+        assert_close(compiled(image(3, 4), scale=0.5), compiled(image(3, 4)) * 0.5)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_many_modules_of_one_class() -> None:
+    """Dynamo compiles a function eight times and then no more; here every module counts for itself and leaves nothing."""
+    pieces = []
+    for _ in range(12):
+        module = Branches()
+        compiled = compiled_of(module)
+        assert_close(compiled(image(3, 4)), module(image(3, 4)))
+        report = oxidiff.report(compiled)
+        assert report.eager_calls == 0
+        pieces.append(report.variants)
+        del module, compiled
+        gc.collect()
+    assert min(pieces) >= 2

@@ -1,0 +1,220 @@
+"""The tuner: what it measures is right and remembered, it keeps to its budget, and nothing stops it from stopping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oxidiff
+from nets import assert_close
+from oxidiff import _native, tune
+from oxidiff.__main__ import main
+from oxidiff.module import dispatcher_of
+from oxidiff.store import bundle, cache
+
+
+@pytest.fixture(autouse=True)
+def _no_choices() -> Iterator[None]:
+    _native.forget_choices()
+    yield
+    _native.forget_choices()
+
+
+def net(channels: int = 64, layers: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(channels + 8 * i, channels + 8 * i + 8, 3, padding=1) for i in range(layers)]
+    return nn.Sequential(*convs).eval().requires_grad_(False)
+
+
+def compiled_of(module: nn.Module, **options: Any) -> Any:
+    return oxidiff.compile(module, strict=True, **options)
+
+
+X = torch.randn(1, 64, 24, 24, generator=torch.Generator().manual_seed(1))
+
+
+def test_choices_are_measured_remembered_and_right() -> None:
+    module = net()
+    compiled = compiled_of(module)
+    assert_close(compiled(X), module(X))
+    rows = bundle.entries()
+    assert len(rows) == 2 and oxidiff.report(compiled).tune_s > 0
+    for op, bucket, device, library, choice, seconds, default_seconds, workspace, measured_at in rows:
+        assert "channels" in op and "side 16" in bucket and library == _native.kernel_version
+        assert f"{torch.get_num_threads()} threads" in device
+        assert choice.split()[0] in ("direct", "winograd2", "winograd4")
+        assert 0 < seconds <= default_seconds < 1 and workspace > 0
+        assert abs(measured_at - time.time()) < 3600
+    # Another process of the same machine reads them: here, the same process without what it knows.
+    _native.forget_choices()
+    again = compiled_of(net(), tune="cached")
+    again(X)
+    (site, *_) = _native.tuning_sites(
+        dispatcher_of(again).engines()[0].variants[0].program, [1, 24, 24][: _symbols(again)]
+    )
+    assert site.installed is not None
+
+
+def _symbols(compiled: Any) -> int:
+    return len(dispatcher_of(compiled).engines()[0].variants[0].lowered.symbols)
+
+
+@pytest.mark.parametrize("mode", ["off", "cached"])
+def test_modes_that_measure_nothing(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(tune, "_measure", never)
+    compiled = compiled_of(net(), tune=mode)
+    compiled(X)
+    assert bundle.entries() == []
+
+
+def test_known_choices_of_other_machines_are_not_taken() -> None:
+    compiled_of(net())(X)
+    rows = bundle.entries()
+    database = _native.TuningDatabase(str(bundle.database_path()))
+    database.clear()
+    database.add([(*row[:2], "another processor", *row[3:]) for row in rows])
+    database.add([(*row[:3], "0.0.0", *row[4:]) for row in rows])
+    _native.forget_choices()
+    compiled = compiled_of(net(), tune="cached")
+    compiled(X)
+    variant = dispatcher_of(compiled).engines()[0].variants[0]
+    assert all(
+        site.installed is None for site in _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(compiled)])
+    )
+
+
+def test_a_choice_decides_and_stays_right() -> None:
+    module = net()
+    results = {}
+    for choice in ("direct direct", "winograd2 winograd2", "winograd4 winograd4"):
+        compiled = compiled_of(net(), tune="off", cache=False)
+        compiled(X)
+        variant = dispatcher_of(compiled).engines()[0].variants[0]
+        for site in _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(compiled)]):
+            assert site.install(choice)
+        variant.program.forget_sizes()
+        results[choice] = compiled(X)
+        assert_close(results[choice], module(X))
+    distinct = {tuple(result.flatten()[:64].tolist()) for result in results.values()}
+    assert len(distinct) == 3, "each form rounds in its own way"
+
+
+def test_a_slow_winner_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {0: [(1.0, 0.1)] * 3, 1: [(0.97, 0.1)] * 3, 2: [(0.5, 2.0)] * 3}
+    assert tune._fastest(times, 0, 0.0) == 2
+    assert tune._fastest(times, 0, 1.0) == 0, "where packing counts, the third form is slower"
+    assert tune._fastest({0: times[0], 1: times[1]}, 0, 0.0) == 0, "three per cent are not clear"
+    noisy = {0: [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0)], 1: [(0.5, 0.0), (1.2, 0.0), (1.1, 0.0)]}
+    assert tune._fastest(noisy, 0, 0.0) == 0, "one lucky turn is not enough"
+    assert tune._fastest(times, 7, 0.0) == 7, "without the default's time nothing is compared"
+
+
+def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = _native.TuningSite.measure
+
+    def slow(site: Any, turns: int, deadline: float) -> Any:
+        while time.perf_counter() < min(deadline, started + 60):
+            measure(site, 0)
+        return None
+
+    monkeypatch.setattr(tune, "_measure", slow)
+    started = time.perf_counter()
+    compiled = compiled_of(net(layers=6), tune_budget_s=0.5)
+    compiled(X)
+    assert oxidiff.report(compiled).tune_s == pytest.approx(0.5, rel=0.3)
+    # Of one program, whatever the sizes.
+    compiled(X.repeat(1, 1, 3, 3))
+    assert oxidiff.report(compiled).tune_s < 0.8
+
+
+def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tune._measure
+    seen: list[str] = []
+
+    def interrupted(site: Any, turns: int, deadline: float) -> Any:
+        seen.append(site.op)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(site, turns, deadline)
+
+    monkeypatch.setattr(tune, "_measure", interrupted)
+    module = net(layers=4)
+    compiled = compiled_of(module)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(X)
+    assert len(bundle.entries()) == 2
+    assert_close(compiled(X), module(X))
+    assert len(bundle.entries()) == 4, "the next call goes on where it stopped"
+
+
+def test_equal_convolutions_are_tuned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tune._measure
+    seen: list[tuple[str, str]] = []
+
+    def counted(site: Any, turns: int, deadline: float) -> Any:
+        seen.append((site.op, site.bucket))
+        return real(site, turns, deadline)
+
+    monkeypatch.setattr(tune, "_measure", counted)
+    module = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(5)]).eval()
+    compiled = compiled_of(module)
+    with torch.no_grad():
+        compiled(X)
+        compiled(X[:, :, :22])
+        compiled_of(nn.Sequential(*module, nn.SiLU()))(X)
+    assert len(seen) == 1
+
+
+def test_a_loaded_program_is_tuned_no_further_but_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compiled_of(net(), tune="off", cache=False)
+    compiled(X)
+    compiled.save_graph(tmp_path / "net.oxi")
+    del compiled
+    seen: list[str] = []
+    monkeypatch.setattr(tune, "_measure", lambda site, turns, deadline: seen.append(site.op))
+    for mode, count in (("quick", 0), ("full", 2)):
+        loaded = compiled_of(net(), tune=mode)
+        loaded.load_graph(tmp_path / "net.oxi")
+        loaded(X)
+        assert len(seen) == count, mode
+        del loaded
+
+
+def test_trials_stay_in_the_workspace_of_a_run() -> None:
+    compiled = compiled_of(net(channels=64, layers=1), tune="off")
+    compiled(X)
+    before = oxidiff.report(compiled).arena_bytes
+    variant = dispatcher_of(compiled).engines()[0].variants[0]
+    for site in _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(compiled)]):
+        for candidate in site.candidates():
+            trial = site.measure(candidate)
+            assert trial is not None and trial[2] <= max(before, 16 << 20)
+        assert site.measure(9) is None
+    assert oxidiff.report(compiled).arena_bytes == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\0" + b"x" * 4096])
+def test_a_damaged_database_is_a_warning(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_warned", set())
+    path: Path = bundle.database_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    module = net()
+    compiled = compiled_of(module)
+    with pytest.warns(oxidiff.CacheWarning):
+        assert_close(compiled(X), module(X))
+    assert len(bundle.entries()) == 2, "it was begun anew"
+
+
+def test_the_command_fills_the_database(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "sd15-vae-decoder", "--tiny", "--budget", "20"]) == 0
+    assert "choices measured" in capsys.readouterr().out

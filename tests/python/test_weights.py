@@ -1,0 +1,408 @@
+"""One program, many weights: sets, what is derived from them, and changes that must be noticed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from nets import Net, assert_close, image
+from oxidiff import _native, testing
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def compiled_net(**options: Any) -> tuple[Net, Any]:
+    module = Net().eval()
+    return module, oxidiff.compile(module, strict=True, **options)
+
+
+def derived_by(run: Any) -> int:
+    gc.collect()
+    before = _native.derived_bytes()
+    run()
+    return _native.derived_bytes() - before
+
+
+# --- derived weights ------------------------------------------------------------------------------------------------
+
+
+def test_modules_that_share_tensors_share_derived_weights() -> None:
+    first, second = Net().eval(), Net().eval()
+    second.load_state_dict(first.state_dict(keep_vars=True), assign=True)
+    one, two = oxidiff.compile(first), oxidiff.compile(second)
+    assert derived_by(lambda: one(image())) > 0
+    assert derived_by(lambda: two(image())) == 0
+    # Changed in place: each notices at its next call, and what the second needs is there.
+    first.conv.weight.mul_(-1)
+    more = derived_by(lambda: assert_close(one(image()), first(image())))
+    assert more > 0
+    assert derived_by(lambda: assert_close(two(image()), first(image()))) == -more
+    oxidiff.unload(one)
+    assert_close(two(image()), first(image()))
+    assert derived_by(lambda: oxidiff.unload(two)) < 0
+
+
+def test_derived_weights_go_with_the_module() -> None:
+    gc.collect()
+    before = _native.derived_bytes()
+    _, compiled = compiled_net()
+    compiled(image())
+    assert _native.derived_bytes() > before
+    oxidiff.unload(compiled)
+    assert _native.derived_bytes() == before
+
+
+@pytest.mark.parametrize("past_the_counter", [False, True])
+def test_one_element_of_any_weight_changed(past_the_counter: bool) -> None:
+    module, compiled = compiled_net()
+    compiled(image())
+    for parameter in module.parameters():
+        target = parameter.data if past_the_counter else parameter
+        # Past torch's counter only three places of the memory are looked at.
+        at = -1 if past_the_counter else parameter.numel() // 3
+        target.view(-1)[at] += 1
+        assert_close(compiled(image()), module(image()))
+
+
+def test_inference_tensors_are_never_stale() -> None:
+    """Nobody counts writes to tensors made in inference mode."""
+    with torch.inference_mode():
+        module = Net().eval()
+        compiled: Any = oxidiff.compile(module, strict=True)
+        assert all(p.is_inference() for p in module.parameters())
+        assert_close(compiled(image()), module(image()))
+        for parameter in module.parameters():
+            parameter.view(-1)[parameter.numel() // 3] += 1
+            assert_close(compiled(image()), module(image()))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_ties_between_weights_are_structure() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu())
+
+    module = Tied().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = torch.randn(3, 8)
+    assert_close(compiled(x), module(x))
+    module.b.weight = nn.Parameter(torch.randn(8, 8))
+    assert_close(compiled(x), module(x))
+    module.a.weight = module.b.weight
+    assert_close(compiled(x), module(x))
+
+
+# --- one program, many modules --------------------------------------------------------------------------------------
+
+
+def test_eight_modules_one_program_one_arena() -> None:
+    modules = [testing.build("sd15-unet", seed=seed) for seed in range(8)]
+    inputs = testing.example_inputs("sd15-unet")
+    compiled: list[Any] = [oxidiff.compile(module, strict=True) for module in modules]
+    first = compiled[0](**inputs).sample
+    arena = oxidiff.report(compiled[0]).arena_bytes
+    results = [c(**inputs).sample for c in compiled]
+    reports = [oxidiff.report(c) for c in compiled]
+    assert sum(r.programs for r in reports) == 1
+    assert [r.captures for r in reports[1:]] == [0] * 7
+    assert {r.graph_hash for r in reports} == {reports[0].graph_hash}
+    assert reports[0].shared_with == 7
+    assert reports[-1].arena_bytes == arena
+    assert torch.equal(results[0], first)
+    for module, result in zip(modules, results, strict=True):
+        assert testing.relative_error(result, module(**inputs).sample) < 2e-5
+
+
+def test_what_makes_a_module_another_one() -> None:
+    """Whatever a trace could see: an attribute, a class, a memory order, a tie, a function."""
+
+    class Other(Net):
+        def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+            return super().forward(x, factor) + 1
+
+    def order(net: Net) -> None:
+        net.conv.to(memory_format=torch.channels_last)
+
+    changes: list[Callable[[Net], Any]] = [
+        lambda net: setattr(net, "scale", 2.5),
+        lambda net: setattr(net, "act", nn.ReLU()),
+        lambda net: setattr(net, "__class__", Other),
+        lambda net: setattr(net.norm, "eps", 0.1),
+        lambda net: setattr(net, "act", lambda x: x + 2) if net._modules.pop("act") else None,
+        order,
+    ]
+    base = Net().eval()
+    kept: Any = oxidiff.compile(base, strict=True)
+    kept(image())
+    for change in changes:
+        net = Net().eval()
+        change(net)
+        compiled: Any = oxidiff.compile(net, strict=True)
+        assert_close(compiled(image()), net(image()))
+        assert oxidiff.report(compiled).captures == 1
+
+
+# --- bind and use ---------------------------------------------------------------------------------------------------
+
+
+def test_bind_and_use() -> None:
+    module, compiled = compiled_net()
+    second, third = Net().eval(), Net().eval()
+    own = compiled(image())
+    state = {name: tensor.clone() for name, tensor in second.state_dict().items()}
+    assert compiled.bind(state, name="second") == "second"
+    name = oxidiff.bind(compiled, third)
+    compiled.use("second")
+    assert_close(compiled(image()), second(image()))
+    compiled.use(name)
+    assert_close(compiled(image()), third(image()))
+    compiled.use(None)
+    assert torch.equal(compiled(image()), own)
+    # Bound, not copied: a change of the tensors that were given is a change of the set.
+    compiled.use("second")
+    state["linear.weight"].mul_(2)
+    second.linear.weight.mul_(2)
+    assert_close(compiled(image()), second(image()))
+    # A set follows the module's attributes.
+    module.scale = second.scale = 4.0
+    assert_close(compiled(image()), second(image()))
+    module.scale = 1.5
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.eager_calls) == (2, 2, 0)
+    with compiled.eager():
+        assert_close(compiled(image()), (second(image()) / 4 * 1.5))
+    compiled.unbind("second")
+    assert torch.equal(compiled(image()), own)
+    with pytest.raises(ValueError, match=r"'second'.*'weights1'"):
+        compiled.use("second")
+
+
+def test_what_does_not_fit_is_listed() -> None:
+    _, compiled = compiled_net()
+    state = Net().state_dict()
+    state["conv.weight"] = state["conv.weight"].half()
+    state["linear.weight"] = torch.zeros(3, 4)
+    del state["norm.bias"]
+    state["more"] = torch.zeros(1)
+    with pytest.raises(oxidiff.ShapeError) as caught:
+        compiled.bind(state)
+    message = str(caught.value)
+    for part in (
+        "norm.bias: missing",
+        "more: not a tensor",
+        "conv.weight: expected float32[8, 3, 3, 3], got float16[8, 3, 3, 3]",
+        "linear.weight: expected float32[8, 8], got float32[3, 4]",
+    ):
+        assert part in message
+    with pytest.raises(oxidiff.ShapeError, match="; and 1 more"):
+        compiled.bind(Net(channels=4))
+    with pytest.raises(oxidiff.ShapeError, match=r"conv.weight: expected float32.* on meta"):
+        compiled.bind({name: tensor.to("meta") for name, tensor in Net().state_dict().items()})
+
+
+# --- structures of a call -------------------------------------------------------------------------------------------
+
+
+def test_a_controlnet_that_stops_half_way() -> None:
+    """Residuals, none, attention arguments: variants that share weights and what is derived from them."""
+    unet, controlnet = testing.build("sd15-unet"), testing.build("sd15-controlnet")
+    compiled: Any = oxidiff.compile(unet, strict=True)
+    inputs = testing.example_inputs("sd15-unet")
+    given = testing.example_inputs("sd15-controlnet")
+    down, middle = controlnet(**{**given, "return_dict": False})
+    residuals = {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+    calls = [inputs, {**inputs, **residuals}, {**inputs, "cross_attention_kwargs": {}}]
+    expected = [unet(**call).sample for call in calls]
+    compiled(**calls[0])
+    added = derived_by(lambda: [compiled(**call) for call in calls])
+    assert added == 0
+    for _ in range(3):
+        for call, want in zip(calls, expected, strict=True):
+            assert testing.relative_error(compiled(**call).sample, want) < 2e-5
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.variants, report.eager_calls) == (3, 3, 0)
+    # Without residuals and with empty attention arguments it is the same graph.
+    assert report.programs == 2
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_two_threads_two_sets_switches_and_sizes() -> None:
+    modules = [Net().eval(), Net().eval()]
+    compiled: list[Any] = [oxidiff.compile(module, strict=True) for module in modules]
+    states = [Net().state_dict() for _ in range(3)]
+    for one in compiled:
+        for i, state in enumerate(states):
+            one.bind(state, name=str(i))
+    sizes = [(1, 3, 8, 8), (2, 3, 12, 10), (1, 3, 20, 6)]
+    references = [Net().eval() for _ in states]
+    for reference, state in zip(references, states, strict=True):
+        reference.load_state_dict(state)
+    expected = {(i, size): references[i](image(*size)) for i in range(3) for size in sizes}
+    failures: list[BaseException] = []
+
+    def work(which: int) -> None:
+        choose = random.Random(which)
+        try:
+            with torch.no_grad():
+                for k in range(100):
+                    i, size = choose.randrange(3), choose.choice(sizes)
+                    compiled[which].use(str(i))
+                    assert_close(compiled[which](image(*size)), expected[i, size])
+                    if k % 20 == 19:
+                        compiled[which].unload()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures, failures[0]
+
+
+def test_a_running_call_keeps_its_weights() -> None:
+    """Switched from another thread: every result is that of one set or the other, never of a mixture."""
+    _, compiled = compiled_net()
+    states = [Net().state_dict() for _ in range(2)]
+    expected = []
+    for i, state in enumerate(states):
+        compiled.bind(state, name=str(i))
+        compiled.use(str(i))
+        expected.append(compiled(image()))
+    stop = threading.Event()
+
+    def switch() -> None:
+        i = 0
+        while not stop.is_set():
+            compiled.use(str(i % 2))
+            i += 1
+
+    thread = threading.Thread(target=switch)
+    thread.start()
+    try:
+        for _ in range(200):
+            result = compiled(image())
+            assert any(torch.equal(result, one) for one in expected)
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+# --- copies, unloading ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c)), copy.copy])
+def test_copies_stay_compiled(duplicate: Any) -> None:
+    module, compiled = compiled_net()
+    expected = compiled(image())
+    other = duplicate(compiled)
+    assert isinstance(other, oxidiff.CompiledModule)
+    assert torch.equal(other(image()), expected)
+    report = oxidiff.report(other)
+    assert (report.captures, report.programs, report.eager_calls) == (0, 0, 0)
+    if duplicate is not copy.copy:
+        module.linear.weight.zero_()
+        assert torch.equal(other(image()), expected)
+
+
+def test_a_module_goes_with_its_last_reference() -> None:
+    """Without waiting for the garbage collector: a capture leaves no cycle that holds the module."""
+    gc.collect()
+    before = _native.derived_bytes()
+    gc.disable()
+    try:
+        module = testing.build("sd15-unet")
+        held = [weakref.ref(module), weakref.ref(module.conv_in.weight)]
+        compiled: Any = oxidiff.compile(module, strict=True)
+        compiled(**testing.example_inputs("sd15-unet"))
+        del module, compiled
+        assert [ref() for ref in held] == [None, None]
+        assert _native.derived_bytes() == before
+    finally:
+        gc.enable()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.slow
+def test_fifty_loads_and_unloads() -> None:
+    inputs = testing.example_inputs("sd15-unet", size=(16, 16))
+    resident = []
+    before = _native.derived_bytes()
+    for cycle in range(50):
+        module = testing.build("sd15-unet", seed=cycle)
+        compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+        compiled(**inputs)
+        if cycle % 2:
+            oxidiff.unload(compiled)
+        del module, compiled
+        assert _native.derived_bytes() == before
+        resident.append(_resident_bytes())
+    assert max(resident[5:]) < 1.01 * resident[4]
+
+
+# --- offloading -----------------------------------------------------------------------------------------------------
+
+
+def test_away_and_back() -> None:
+    module, compiled = compiled_net()
+    expected = compiled(image())
+    state = copy.deepcopy(module.state_dict())
+    module.to("meta")
+    module.to_empty(device="cpu")
+    module.load_state_dict(state)
+    assert torch.equal(compiled(image()), expected)
+    module.to(torch.float64)
+    assert_close(compiled(image().double()), module(image().double()))
+    module.to(torch.float32)
+    assert_close(compiled(image()), expected)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@pytest.mark.parametrize("kind", ["model", "sequential", "group"])
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_offload_hooks(kind: str) -> None:
+    module = testing.build("sd15-unet")
+    compiled: Any = oxidiff.compile(module)
+    inputs = testing.example_inputs("sd15-unet")
+    expected = compiled(**inputs).sample
+    if kind == "group":
+        hooks = pytest.importorskip("diffusers.hooks")
+        cpu = torch.device("cpu")
+        hooks.apply_group_offloading(compiled, onload_device=cpu, offload_device=cpu, offload_type="leaf_level")
+    else:
+        accelerate = pytest.importorskip("accelerate")
+        if kind == "model":
+            accelerate.cpu_offload_with_hook(compiled, torch.device("cpu"))
+        else:
+            accelerate.cpu_offload(compiled, torch.device("cpu"))
+    for _ in range(2):
+        assert testing.relative_error(compiled(**inputs).sample, expected) < 2e-5
+    # Offloading one weight at a time is Python between all layers: eager, and said so.
+    assert oxidiff.report(compiled).eager_calls == (0 if kind == "model" else 2)
