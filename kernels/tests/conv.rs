@@ -4,7 +4,8 @@ use std::sync::Mutex;
 
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
-use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, pack_weight, run, weight_bytes};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, run, work_bytes};
+use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
 use oxidiff_kernels::dtype::DType;
@@ -126,14 +127,20 @@ fn every_form_gives_the_same_convolution() {
         let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
         for algorithm in [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4] {
             let isa = Isa::detect();
-            let mut memory = Buffer::zeroed(DType::U8, weight_bytes(&shape, algorithm, DType::F32, isa));
+            let bytes = shape.packed_bytes(DType::F32, isa).max(work_bytes(&shape, algorithm, isa, Room::Ample));
+            let mut memory = Buffer::zeroed(DType::U8, bytes);
             let mut y = Buffer::zeroed(DType::F32, shape.rows() * 64);
             let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 64);
             // SAFETY: dense buffers of the sizes that `shape` says.
             unsafe {
-                pack_weight(Pool::global(), isa, &shape, algorithm, &weight, memory.ptr_mut()).unwrap();
-                let packed = ConvWeight::from_raw(memory.ptr(), &shape, algorithm, DType::F32, isa);
-                run(Pool::global(), isa, &shape, x.ptr(), DType::F32, &packed, &store).unwrap();
+                let weight = match algorithm {
+                    Algorithm::Direct => {
+                        let panels = pack_conv_weight(Pool::global(), isa, &shape, &weight, memory.ptr_mut());
+                        ConvWeight::Panels(panels)
+                    }
+                    _ => algorithm.unpacked(weight, Work { ptr: memory.ptr_mut(), room: Room::Ample }),
+                };
+                run(Pool::global(), isa, &shape, x.ptr(), DType::F32, &weight, &store).unwrap();
             }
             // The bar of a single f32 operation: 1e-5 of its largest result.
             for (index, reference) in references.iter().enumerate() {
@@ -150,7 +157,8 @@ fn forms_are_chosen_by_size() {
     let of = |shape: &Conv, keep| choose(shape, DType::F32, DType::F32, keep);
     assert_eq!(of(&shape(64, 320), Keep::Packed), Algorithm::Winograd4);
     assert_eq!(of(&shape(64, 320), Keep::PerCall), Algorithm::Winograd4);
-    assert_eq!(of(&shape(16, 1280), Keep::PerCall), Algorithm::Direct);
+    assert_eq!(of(&shape(16, 1280), Keep::PerCall), Algorithm::Winograd4);
+    assert_eq!(of(&shape(8, 1280), Keep::Packed), Algorithm::Winograd4);
     assert_eq!(of(&shape(4, 1280), Keep::Packed), Algorithm::Direct);
     assert_eq!(of(&shape(64, 4), Keep::Packed), Algorithm::Direct);
     assert_eq!(of(&shape(64, 320).stride([1, 2, 2]), Keep::Packed), Algorithm::Direct);

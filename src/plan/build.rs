@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// # Errors
 /// If the groups are not in execution order.
 pub fn build(graph: Arc<Graph>, groups: Vec<Group>, target: &Target, options: PlanOptions) -> Result<Plan> {
-    let mut builder = Builder::new(&graph, groups, options)?;
+    let mut builder = Builder::new(&graph, groups)?;
     for at in 0..builder.ctx.groups.len() {
         builder.emit(at)?;
     }
@@ -32,7 +32,6 @@ pub fn build(graph: Arc<Graph>, groups: Vec<Group>, target: &Target, options: Pl
 
 struct Builder<'a> {
     ctx: Arc<Context<'a>>,
-    options: PlanOptions,
     targets: Targets,
     buffers: Vec<Buffer>,
     placed: Vec<Option<Access>>,
@@ -45,14 +44,13 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(graph: &'a Graph, groups: Vec<Group>, options: PlanOptions) -> Result<Self> {
+    fn new(graph: &'a Graph, groups: Vec<Group>) -> Result<Self> {
         let ctx = Context::new(graph, groups)?;
         let mut buffers = Vec::new();
         let targets = place::decide(&ctx, &mut buffers)?;
         Ok(Self {
             placed: vec![None; graph.nodes.len()],
             ctx: Arc::new(ctx),
-            options,
             targets,
             buffers,
             copies: HashMap::new(),
@@ -587,26 +585,9 @@ impl<'a> Builder<'a> {
             let only_input = place::outside_reads(graph, &user.group).iter().filter(|&&r| r == v).count() == 1
                 && graph.node(root).inputs[0] == v
                 && user.body.as_ref().is_some_and(|b| !b.loads.contains(&TileLoad::Value(v)));
-            stride.len() == scales.len() && first_spatial == *first_dim && only_input && !self.gains_from_winograd(root)
+            stride.len() == scales.len() && first_spatial == *first_dim && only_input
         };
         !users.is_empty() && self.foldable(v).is_some() && users.iter().all(reads_it)
-    }
-
-    /// Worth an upsampled image in memory: Winograd's form, which saves more than the image costs, cannot upsample as it
-    /// reads.
-    fn gains_from_winograd(&self, root: ValueId) -> bool {
-        let graph = self.graph();
-        let Op::Convolution { stride, dilation, groups, .. } = graph.op(root) else { return false };
-        let weight = &graph.ty(graph.node(root).inputs[1]).shape;
-        let at_least = |dim: usize, least: i64| weight[dim].as_constant().is_some_and(|d| d >= least);
-        !self.options.exact
-            && *groups == 1
-            && stride.len() == 2
-            && stride.iter().chain(dilation).all(|&s| s == 1)
-            && weight[2].is(3)
-            && weight[3].is(3)
-            && at_least(0, 64)
-            && at_least(1, 64)
     }
 
     /// Copies results that did not land in the caller's memory.

@@ -6,7 +6,8 @@
 use super::KernelError;
 use super::attention::{Attention, Heads, attention_with, scratch_bytes_of};
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
-use super::conv_winograd::{WinogradWeight, best_tile, pack_winograd_weight, winograd_bytes, winograd_with};
+use super::conv_algorithm::{Algorithm, Keep, expected};
+use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
 use super::gemm::{Operand, gemm_with};
 use super::gemm_int8::gemm_int8;
 use super::gemm_kernel::{Form, Kernel};
@@ -175,25 +176,23 @@ fn start_conv(kernel: &'static Kernel, dtype: DType, shape: Conv) -> Result<Run,
 }
 
 pub(super) fn winograd(kernel: &'static Kernel, dtype: DType) -> Vec<Bench> {
-    let suited = convolutions().into_iter().filter_map(|shape| Some((shape, best_tile(&shape)?)));
-    let bench = |(shape, tile)| conv_bench(shape, dtype, move || start_winograd(kernel, dtype, shape, tile));
+    let form = |shape: &Conv| expected(shape, DType::F32, DType::F32, Keep::Packed);
+    let suited = convolutions().into_iter().filter(|shape| form(shape) != Algorithm::Direct);
+    let bench = |shape| conv_bench(shape, dtype, move || start_winograd(kernel, dtype, shape, form(&shape).tile()));
     suited.map(bench).collect()
 }
 
 fn start_winograd(kernel: &'static Kernel, dtype: DType, shape: Conv, tile: usize) -> Result<Run, KernelError> {
     let pool = Pool::global();
     let [x, w, bias, mut y] = conv_operands(&shape, dtype);
-    let mut memory = Buffer::zeroed(DType::U8, winograd_bytes(&shape, tile, kernel.isa));
-    // SAFETY: dense buffers of the sizes that `shape` says.
-    unsafe {
-        let weight = Weight::contiguous(w.ptr(), dtype, &shape);
-        pack_winograd_weight(pool, kernel.isa, &shape, tile, &weight, memory.ptr_mut())?
-    };
+    let room = Room::Ample;
+    let mut memory = Buffer::zeroed(DType::U8, work_bytes(&shape, tile, kernel.isa, room));
     Ok(Box::new(move || {
-        let weight = WinogradWeight::from_raw(memory.ptr(), &shape, tile, kernel.isa);
+        let weight = Weight::contiguous(w.ptr(), dtype, &shape);
+        let work = Work { ptr: memory.ptr_mut(), room };
         let store = StoreEpilogue::new(y.ptr_mut(), dtype, shape.out_channels as isize).with_bias(bias.ptr(), dtype);
-        // SAFETY: as above; the weight was packed for this shape.
-        unsafe { winograd_with(kernel, pool, &shape, x.ptr(), dtype, &weight, &store) }
+        // SAFETY: dense buffers of the sizes that `shape` says.
+        unsafe { winograd_with(kernel, pool, &shape, (x.ptr(), dtype), &weight, tile, work, &store) }
     }))
 }
 

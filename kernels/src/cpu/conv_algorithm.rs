@@ -1,14 +1,14 @@
 //! The choice between the forms of a convolution, behind one interface.
 //!
-//! [`choose`] names the form for the sizes of a call; [`weight_bytes`], [`pack_weight`] and [`run`] follow it. A packed
-//! weight belongs to one form: keep one per [`Algorithm`] in use, since the sizes of a call decide and the same layer may
-//! meet several.
+//! [`choose`] names the form for the sizes of a call. The direct form reads a weight in panels: [`pack_conv_weight`] makes
+//! them, once or for every call. Winograd's forms read the weight as it lies and want memory to work in, [`work_bytes`].
+//! [`run`] follows what it is given.
+//!
+//! [`pack_conv_weight`]: super::conv::pack_conv_weight
 
 use super::KernelError;
-use super::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
-use super::conv_winograd::{
-    WinogradWeight, best_tile, conv_winograd, is_winograd, pack_winograd_weight, winograd_bytes,
-};
+use super::conv::{Conv, PackedWeight, Weight, conv};
+use super::conv_winograd::{self, Room, Work, conv_winograd, is_winograd};
 use crate::calibrate::bf16_dot_wins;
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -20,19 +20,19 @@ use crate::pool::Pool;
 pub enum Algorithm {
     /// Every product once.
     Direct,
-    /// Winograd's F(2x2, 3x3): 4/9 of the products, weights 16/9 as many and f32; error about 4e-7.
+    /// Winograd's F(2x2, 3x3): 4/9 of the products, in f32; error about 4e-7.
     Winograd2,
-    /// Winograd's F(4x4, 3x3): 1/4 of the products, weights four times as many and f32; error about 3e-6.
+    /// Winograd's F(4x4, 3x3): 1/4 of the products, in f32; error about 3e-6.
     Winograd4,
 }
 
-/// A packed weight in one of the forms; borrows its memory from the caller.
+/// A weight in the way one of the forms reads it; borrows its memory, and that to work in, from the caller.
 #[derive(Clone, Copy, Debug)]
 pub enum ConvWeight {
     /// For [`Algorithm::Direct`].
-    Direct(PackedWeight),
-    /// For the two Winograd forms.
-    Winograd(WinogradWeight),
+    Panels(PackedWeight),
+    /// As it lies, for tiles of that many results a side.
+    Winograd(Weight, usize, Work),
 }
 
 /// How the weight of a call is kept.
@@ -47,25 +47,42 @@ pub enum Keep {
 /// The form that was measured to be fastest for these sizes (see [`conv_choice`](super::conv_choice)), else the one
 /// expected to be.
 ///
-/// Winograd's forms are for callers that accept f32 errors of 3e-6 (`precision = "eager"` does not) and, when the weight
-/// is kept, its size. For two bf16 operands the direct form runs at twice the rate where `VDPBF16PS` is fast, and stays.
+/// Winograd's forms are for callers that accept f32 errors of 3e-6 (`precision = "eager"` does not).
 pub fn choose(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> Algorithm {
-    if let Some(measured) = super::conv_choice::find(conv, dtype, weight, keep) {
-        return measured;
-    }
-    let is_bf16 = (dtype, weight) == (DType::BF16, DType::BF16) && bf16_dot_wins();
-    match best_tile(conv) {
-        _ if is_bf16 => Algorithm::Direct,
-        // The transform of a weight costs what some fifty tiles save.
-        Some(tile) if keep == Keep::PerCall && conv.rows() < 96 * tile * tile => Algorithm::Direct,
-        Some(4) => Algorithm::Winograd4,
-        Some(_) => Algorithm::Winograd2,
-        None => Algorithm::Direct,
-    }
+    super::conv_choice::find(conv, dtype, weight, keep).unwrap_or_else(|| expected(conv, dtype, weight, keep))
 }
 
+/// The form that should be fastest by [`cost_per_pair`].
+pub(super) fn expected(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> Algorithm {
+    let forms = [Algorithm::Direct, Algorithm::Winograd4, Algorithm::Winograd2];
+    let suited = |algorithm: &Algorithm| {
+        let wide = conv.in_channels.min(conv.out_channels) >= MIN_CHANNELS;
+        algorithm.applies(conv) && (wide || *algorithm == Algorithm::Direct)
+    };
+    let cost = |algorithm: Algorithm| cost_per_pair(conv, dtype, weight, algorithm, keep);
+    forms.into_iter().filter(suited).min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(Algorithm::Direct)
+}
+
+/// The time of a form, as that of so many f32 multiply-adds for each pair of an input and an output channel.
+pub fn cost_per_pair(conv: &Conv, dtype: DType, weight: DType, algorithm: Algorithm, keep: Keep) -> f64 {
+    if algorithm != Algorithm::Direct {
+        return conv_winograd::cost_per_pair(conv, algorithm.tile());
+    }
+    let rate = if (dtype, weight) == (DType::BF16, DType::BF16) && bf16_dot_wins() { 2.0 } else { 1.0 };
+    let taps = conv.kernel.iter().product::<usize>() as f64;
+    let packing = if keep == Keep::PerCall { PACKING_COST * weight.size_bytes() as f64 } else { 0.0 };
+    taps * (conv.rows() as f64 / (DIRECT_RATE * rate) + packing)
+}
+
+/// Fewer channels fill no panel.
+const MIN_CHANNELS: usize = 16;
+/// Share of the multiply-add rate that the direct form reaches.
+const DIRECT_RATE: f64 = 0.88;
+/// Multiply-adds that take as long as packing one byte of a weight.
+const PACKING_COST: f64 = 15.0;
+
 impl Algorithm {
-    fn tile(self) -> usize {
+    pub(super) fn tile(self) -> usize {
         if self == Algorithm::Winograd4 { 4 } else { 2 }
     }
 
@@ -73,57 +90,28 @@ impl Algorithm {
     pub fn applies(self, conv: &Conv) -> bool {
         self == Algorithm::Direct || is_winograd(conv)
     }
+
+    /// The weight as it lies, with memory to work in, for one of Winograd's forms.
+    pub fn unpacked(self, weight: Weight, work: Work) -> ConvWeight {
+        ConvWeight::Winograd(weight, self.tile(), work)
+    }
 }
 
-/// Bytes that [`pack_weight`] writes.
-pub fn weight_bytes(conv: &Conv, algorithm: Algorithm, dtype: DType, isa: Isa) -> usize {
+/// Bytes that [`run`] works in: none for the direct form, whose panels take [`Conv::packed_bytes`].
+pub fn work_bytes(conv: &Conv, algorithm: Algorithm, isa: Isa, room: Room) -> usize {
     match algorithm {
-        Algorithm::Direct => conv.packed_bytes(dtype, isa),
-        _ => winograd_bytes(conv, algorithm.tile(), isa),
+        Algorithm::Direct => 0,
+        _ => conv_winograd::work_bytes(conv, algorithm.tile(), isa, room),
     }
 }
 
-/// Packs a weight for one form.
-///
-/// # Errors
-/// [`KernelError`] if the form does not apply or scratch memory runs out.
-///
-/// # Safety
-/// `weight` must be readable for the shape that `conv` says, `dst` writable for [`weight_bytes`] bytes.
-pub unsafe fn pack_weight(
-    pool: &Pool,
-    isa: Isa,
-    conv: &Conv,
-    algorithm: Algorithm,
-    weight: &Weight,
-    dst: *mut u8,
-) -> Result<ConvWeight, KernelError> {
-    // SAFETY: forwarded.
-    unsafe {
-        match algorithm {
-            Algorithm::Direct => Ok(ConvWeight::Direct(pack_conv_weight(pool, isa, conv, weight, dst))),
-            _ => pack_winograd_weight(pool, isa, conv, algorithm.tile(), weight, dst).map(ConvWeight::Winograd),
-        }
-    }
-}
-
-impl ConvWeight {
-    /// Describes memory that [`pack_weight`] filled earlier with the same arguments.
-    pub fn from_raw(ptr: *const u8, conv: &Conv, algorithm: Algorithm, dtype: DType, isa: Isa) -> ConvWeight {
-        match algorithm {
-            Algorithm::Direct => ConvWeight::Direct(PackedWeight::from_raw(ptr, dtype, conv, isa)),
-            _ => ConvWeight::Winograd(WinogradWeight::from_raw(ptr, conv, algorithm.tile(), isa)),
-        }
-    }
-}
-
-/// Convolves `x` in the form the weight was packed for.
+/// Convolves `x` in the form that its weight is given for.
 ///
 /// # Errors
 /// As [`conv`].
 ///
 /// # Safety
-/// As [`conv`].
+/// As [`conv`] and [`conv_winograd`].
 pub unsafe fn run(
     pool: &Pool,
     isa: Isa,
@@ -136,8 +124,10 @@ pub unsafe fn run(
     // SAFETY: forwarded.
     unsafe {
         match weight {
-            ConvWeight::Direct(weight) => conv(pool, isa, shape, x, dtype, weight, epilogue),
-            ConvWeight::Winograd(weight) => conv_winograd(pool, isa, shape, x, dtype, weight, epilogue),
+            ConvWeight::Panels(weight) => conv(pool, isa, shape, x, dtype, weight, epilogue),
+            ConvWeight::Winograd(weight, tile, work) => {
+                conv_winograd(pool, isa, shape, (x, dtype), weight, *tile, *work, epilogue)
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::gemm_kernel::{Form, Kernel, Tile};
+use super::pack::Matrix;
 use crate::isa::Isa;
 
 /// 6 x 16 f32.
@@ -122,6 +123,104 @@ pub(crate) unsafe fn expand_f16(src: *const u32, units: usize, width: usize, dst
                 let row = dst.add(2 * unit * width + lane);
                 _mm256_storeu_ps(row, _mm256_cvtph_ps(_mm256_castsi256_si128(halves)));
                 _mm256_storeu_ps(row.add(width), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)));
+            }
+        }
+    }
+}
+
+/// Columns of eight rows of eight units.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8x8(rows: [__m256i; 8]) -> [__m256i; 8] {
+    let [a, b, c, d, e, f, g, h] = rows;
+    let pairs = [
+        [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)],
+        [_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)],
+        [_mm256_unpacklo_epi32(e, f), _mm256_unpackhi_epi32(e, f)],
+        [_mm256_unpacklo_epi32(g, h), _mm256_unpackhi_epi32(g, h)],
+    ];
+    // Column `i` of four rows, and column `i + 4` in the upper half.
+    let fours = |upper: usize| {
+        let (x, y) = (pairs[2 * upper], pairs[2 * upper + 1]);
+        [
+            _mm256_unpacklo_epi64(x[0], y[0]),
+            _mm256_unpackhi_epi64(x[0], y[0]),
+            _mm256_unpacklo_epi64(x[1], y[1]),
+            _mm256_unpackhi_epi64(x[1], y[1]),
+        ]
+    };
+    let (x, y) = (fours(0), fours(1));
+    [
+        _mm256_permute2x128_si256::<0x20>(x[0], y[0]),
+        _mm256_permute2x128_si256::<0x20>(x[1], y[1]),
+        _mm256_permute2x128_si256::<0x20>(x[2], y[2]),
+        _mm256_permute2x128_si256::<0x20>(x[3], y[3]),
+        _mm256_permute2x128_si256::<0x31>(x[0], y[0]),
+        _mm256_permute2x128_si256::<0x31>(x[1], y[1]),
+        _mm256_permute2x128_si256::<0x31>(x[2], y[2]),
+        _mm256_permute2x128_si256::<0x31>(x[3], y[3]),
+    ]
+}
+
+/// # Safety
+/// As [`super::gemm_kernel::transpose_units`]; AVX2 must be available.
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, width: usize, dst: *mut u32) -> usize {
+    let whole = units / 8 * 8;
+    let row_bytes = b.row_stride * b.dtype.size_bytes() as isize;
+    for lane0 in (0..width).step_by(8) {
+        for unit in (0..whole).step_by(8) {
+            let mut rows = [_mm256_setzero_si256(); 8];
+            for (lane, row) in rows.iter_mut().enumerate().take(valid.saturating_sub(lane0)) {
+                // SAFETY: row `lane0 + lane < valid` has at least `unit + 8` units.
+                unsafe {
+                    let from = b.ptr.byte_offset((lane0 + lane) as isize * row_bytes).add(unit * 4);
+                    *row = _mm256_loadu_si256(from.cast());
+                }
+            }
+            for (k, row) in transpose_8x8(rows).into_iter().enumerate() {
+                // SAFETY: inside the panel.
+                unsafe { _mm256_storeu_si256(dst.add((unit + k) * width + lane0).cast(), row) };
+            }
+        }
+    }
+    whole
+}
+
+/// Spreads `valid <= 8` contiguous rows of `channels x taps` f32 over the columns of a panel: element (channel, tap) of row
+/// `lane` becomes term `tap * channels + channel` of column `lane`.
+///
+/// # Safety
+/// `src` must hold the rows, `row_bytes` apart; `dst` the panel; AVX2 must be available.
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn spread_32(
+    src: *const u8,
+    row_bytes: isize,
+    valid: usize,
+    [channels, taps]: [usize; 2],
+    dst: *mut u32,
+    width: usize,
+) {
+    let len = channels * taps;
+    let (mut tap, mut channel) = (0, 0);
+    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    for start in (0..len).step_by(8) {
+        let count = (len - start).min(8);
+        let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes);
+        let mut rows = [_mm256_setzero_si256(); 8];
+        for (lane, row) in rows.iter_mut().enumerate().take(valid) {
+            // SAFETY: masked lanes are not read.
+            unsafe {
+                let from = src.byte_offset(lane as isize * row_bytes).add(start * 4);
+                *row = _mm256_maskload_epi32(from.cast(), mask);
+            }
+        }
+        for column in transpose_8x8(rows).into_iter().take(count) {
+            // SAFETY: the term lies inside the panel.
+            unsafe { _mm256_storeu_si256(dst.add((tap * channels + channel) * width).cast(), column) };
+            tap += 1;
+            if tap == taps {
+                (tap, channel) = (0, channel + 1);
             }
         }
     }

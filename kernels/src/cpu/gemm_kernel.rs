@@ -214,6 +214,9 @@ pub(crate) unsafe fn transpose_units(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: forwarded.
         Isa::Avx512 => unsafe { gemm_avx512::transpose_units(b, valid, units, width, dst) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: forwarded.
+        Isa::Avx2 => unsafe { gemm_avx2::transpose_units(b, valid, units, width, dst) },
         _ => 0,
     }
 }
@@ -244,6 +247,17 @@ pub(crate) unsafe fn spread_rows(
                     4 => gemm_avx512::spread_32(src, row_bytes, count, sizes, dst.add(lane), width),
                     _ => gemm_avx512::spread_16(src, row_bytes, count, sizes, dst.add(lane), width),
                 }
+            }
+        }
+        return true;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx2 && dtype.size_bytes() == 4 {
+        for lane in (0..valid).step_by(8) {
+            // SAFETY: eight lanes at a time of the rows and the panel.
+            unsafe {
+                let (src, count) = (src.byte_offset(lane as isize * row_bytes), (valid - lane).min(8));
+                gemm_avx2::spread_32(src, row_bytes, count, sizes, dst.add(lane), width);
             }
         }
         return true;

@@ -90,7 +90,7 @@ unsafe fn store_row(
 
 /// # Safety
 /// `ptr` must hold more than `index` elements.
-unsafe fn load(ptr: *const u8, dtype: DType, index: usize) -> f32 {
+pub(super) unsafe fn load(ptr: *const u8, dtype: DType, index: usize) -> f32 {
     // SAFETY: forwarded.
     unsafe {
         match dtype {

@@ -49,6 +49,7 @@ mod tile_exec_ops;
 pub mod tile_exec_ref;
 pub mod tile_exec_verify;
 pub mod verify;
+mod winograd_transform;
 
 /// Why an entry point did not run. Nothing has been written then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

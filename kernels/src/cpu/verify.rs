@@ -6,7 +6,7 @@
 
 use super::bench;
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
-use super::conv_winograd::{pack_winograd_weight, winograd_bytes, winograd_with};
+use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8};
 use super::gemm_kernel::{Form, Kernel, kernels};
@@ -376,6 +376,12 @@ fn winograd_bar(tile: usize) -> f64 {
     if tile == 4 { 1e-5 } else { 2e-6 }
 }
 
+/// Every layout of a weight that is read differently: contiguous, channels last, neither.
+fn weight_layouts(conv: &Conv) -> [[isize; 5]; 3] {
+    let (ins, outs) = (conv.in_channels as isize, conv.out_channels as isize);
+    [[9 * ins, 9, 9, 3, 1], [9 * ins, 1, 9 * ins, 3 * ins, ins], [1, 9 * outs, 9 * outs, outs, 3 * outs]]
+}
+
 fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     let pool = Pool::global();
     let shapes = [
@@ -385,21 +391,34 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
         Conv::new_2d(3, [1, 30], 5, 100, [3, 3]).padding([0, 1, 1]),
         Conv::new_3d(2, [3, 6, 7], 12, 40, [1, 3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [8, 8], 700, 33, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [5, 7], 33, 17, [3, 3]).upsample([1, 2, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [41, 60], 40, 35, [3, 3]).padding([0, 1, 1]),
     ];
-    for (shape, tile) in shapes.iter().flat_map(|shape| [(shape, 2), (shape, 4)]) {
+    let cases = shapes.iter().flat_map(|shape| [2, 4].into_iter().flat_map(move |tile| {
+        weight_layouts(shape).into_iter().zip([Room::Ample, Room::Slim, Room::Ample]).map(move |how| (shape, tile, how))
+    }));
+    for (shape, tile, (strides, room)) in cases {
         let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
         let w = Buffer::random(dtype, shape.out_channels * shape.terms(), 2);
+        let mut laid_out = Buffer::zeroed(dtype, shape.out_channels * shape.terms());
+        let terms = shape.terms();
+        for index in 0..shape.out_channels * terms {
+            let (out, channel, tap) = (index / terms, index % terms / 9, index % 9);
+            let at = out as isize * strides[0]
+                + channel as isize * strides[1]
+                + (tap / 3) as isize * strides[3]
+                + (tap % 3) as isize * strides[4];
+            laid_out.set(at as usize, w.get(index) as f32);
+        }
         let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
-        let mut memory = Buffer::zeroed(DType::U8, winograd_bytes(shape, tile, kernel.isa));
+        let mut memory = Buffer::zeroed(DType::U8, work_bytes(shape, tile, kernel.isa, room));
         let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
-        // SAFETY: dense buffers of the sizes that `shape` says.
-        let outcome = unsafe {
-            let weight = Weight::contiguous(w.ptr(), dtype, shape);
-            pack_winograd_weight(pool, kernel.isa, shape, tile, &weight, memory.ptr_mut())
-                .and_then(|packed| winograd_with(kernel, pool, shape, x.ptr(), dtype, &packed, &store))
-        };
+        let weight = Weight { ptr: laid_out.ptr(), dtype, strides };
+        let work = Work { ptr: memory.ptr_mut(), room };
+        // SAFETY: buffers of the sizes that `shape` says.
+        let outcome = unsafe { winograd_with(kernel, pool, shape, (x.ptr(), dtype), &weight, tile, work, &store) };
         outcome.map_err(|error| error.to_string())?;
-        let what = format!("{} tile {tile} {shape:?}", kernel.row_name(Family::Conv, dtype));
+        let what = format!("{} tile {tile} {shape:?} {strides:?}", kernel.row_name(Family::Conv, dtype));
         let references = reference_conv(shape, &x, &w);
         let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
         for (index, reference) in references.iter().enumerate() {

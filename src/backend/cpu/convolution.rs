@@ -1,13 +1,14 @@
 //! Convolutions over channels-last images.
 
-use oxidiff_kernels::cpu::conv::{Conv, Weight};
-use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, pack_weight, run, weight_bytes};
+use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, pack_conv_weight};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
+use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
 
 use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
-use super::packing::{Candidate, Chunks, convolution_candidates, form_on_the_fly};
+use super::packing::{Candidate, Chunks, convolution_candidates, form};
 use super::product::float_type;
 use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::Maker;
@@ -19,21 +20,22 @@ use crate::plan::ConcreteAccess;
 
 struct ConvolutionCall {
     conv: Conv,
-    algorithm: Algorithm,
     x: (Slot, KernelType),
     weight: (Slot, KernelType, [isize; 5]),
     /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
     slot: Option<usize>,
-    kept: Kept,
+    form: Form,
     epilogue: EpilogueArgs,
 }
 
-/// Where the packed weight lies.
-enum Kept {
-    /// With the weight set.
-    Pack(KeptForm),
-    /// In the arena, packed anew by every run, chunk by chunk.
-    Scratch(Slot, Chunks),
+/// How the weight is read.
+enum Form {
+    /// In panels that lie with the weight set.
+    Kept(KeptForm),
+    /// In panels in the arena, made anew by every run, chunk by chunk.
+    Packed(Slot, Chunks),
+    /// As it lies; the arena lends memory to work in.
+    Winograd(Algorithm, Slot, Room),
 }
 
 /// Spatial values as (depth, height, width).
@@ -84,7 +86,7 @@ pub(super) fn candidates(maker: &Maker<'_>) -> Result<Vec<Candidate>> {
     let ([x, weight], Some(pack)) = (operands.as_slice(), maker.step.pack) else { return Ok(Vec::new()) };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    Ok(convolution_candidates(maker.plan().options, pack, &conv, x_type, weight_type, maker.isa()))
+    Ok(convolution_candidates(maker.plan().options, pack, &conv, x_type, weight_type, maker.isa()).into_iter().collect())
 }
 
 pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
@@ -93,34 +95,32 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let [x, weight] = operands.as_slice() else { return maker.refuse("a convolution step has two operands") };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    let (algorithm, kept) = match maker.keeps.of(maker.at) {
-        Some(kept) => (ALGORITHMS[kept.form], Kept::Pack(kept)),
-        None => {
-            let algorithm = match step.pack {
-                Some(_) => form_on_the_fly(maker.plan().options, &conv, x_type, weight_type),
-                None => Algorithm::Direct,
-            };
-            let bytes = |conv: &Conv| weight_bytes(conv, algorithm, weight_type, maker.isa());
-            let chunks = Chunks::of_convolution(maker, &conv, algorithm, bytes(&conv));
-            let bytes = bytes(&Conv { out_channels: chunks.step, ..conv });
-            (algorithm, Kept::Scratch(maker.scratch(bytes, "packed weight"), chunks))
-        }
+    let form = match maker.keeps.of(maker.at) {
+        Some(kept) => Form::Kept(kept),
+        None => match form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall) {
+            Algorithm::Direct => {
+                let chunks = Chunks::of_convolution(maker, &conv, conv.packed_bytes(weight_type, maker.isa()));
+                let bytes = Conv { out_channels: chunks.step, ..conv }.packed_bytes(weight_type, maker.isa());
+                Form::Packed(maker.scratch(bytes, "packed weight"), chunks)
+            }
+            algorithm => {
+                let room = if maker.slim { Room::Slim } else { Room::Ample };
+                let bytes = work_bytes(&conv, algorithm, maker.isa(), room);
+                Form::Winograd(algorithm, maker.scratch(bytes, "transformed image"), room)
+            }
+        },
     };
     let slot = whole_parameter(maker.plan(), &step.operands[1]);
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
     Ok(Box::new(ConvolutionCall {
         conv,
-        algorithm,
         x: (x.slot, x_type),
         weight,
         slot,
-        kept,
+        form,
         epilogue: EpilogueArgs::new(maker)?,
     }))
 }
-
-/// By [`form`](super::packing::form).
-const ALGORITHMS: [Algorithm; 3] = [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4];
 
 impl ConvolutionCall {
     /// The weight as it lies in memory.
@@ -136,13 +136,6 @@ impl ConvolutionCall {
     }
 
     /// # Safety
-    /// Operands must be valid for the sizes of the step, `to` writable for the packed size.
-    unsafe fn pack(&self, ctx: &Ctx<'_>, conv: &Conv, source: &Weight, to: *mut u8) -> Result<ConvWeight> {
-        // SAFETY: forwarded.
-        unsafe { pack_weight(ctx.pool, ctx.isa, conv, self.algorithm, source, to) }.map_err(kernel_error)
-    }
-
-    /// # Safety
     /// As [`Call::run`]; `weight` must hold the weight of `conv`.
     unsafe fn convolve(&self, ctx: &Ctx<'_>, conv: &Conv, weight: &ConvWeight, epilogue: &dyn Epilogue) -> Result<()> {
         let (x, dtype) = (ctx.at(self.x.0), self.x.1);
@@ -154,35 +147,33 @@ impl ConvolutionCall {
 impl Call for ConvolutionCall {
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
         let (source, dtype) = (self.source(ctx), self.weight.1);
-        let (scratch, chunks) = match self.kept {
-            Kept::Scratch(scratch, chunks) => (ctx.at(scratch), chunks),
-            Kept::Pack(kept) => {
+        // SAFETY: the weight is valid by the caller's promise, and so is room for the panels of `conv`.
+        let pack = |conv: &Conv, source: &Weight, to| unsafe { pack_conv_weight(ctx.pool, ctx.isa, conv, source, to) };
+        self.epilogue.with(ctx, |epilogue| match self.form {
+            Form::Kept(kept) => {
                 let form = ctx.weights.pack(kept.pack, kept.form, &mut || {
                     let block = SystemMemory.allocate(kept.bytes, "a packed weight")?;
-                    // SAFETY: the weight is valid by the caller's promise, the block has the packed size.
-                    unsafe { self.pack(ctx, &self.conv, &source, block.ptr())? };
+                    pack(&self.conv, &source, block.ptr());
                     Ok(block)
                 })?;
-                let weight = ConvWeight::from_raw(form.ptr(), &self.conv, self.algorithm, dtype, ctx.isa);
-                // SAFETY: operands are valid by the caller's promise, `form` holds the packed weight.
-                return self
-                    .epilogue
-                    .with(ctx, |epilogue| unsafe { self.convolve(ctx, &self.conv, &weight, epilogue) });
+                let weight = PackedWeight::from_raw(form.ptr(), dtype, &self.conv, ctx.isa);
+                // SAFETY: operands are valid by the caller's promise, `form` holds the panels.
+                unsafe { self.convolve(ctx, &self.conv, &ConvWeight::Panels(weight), epilogue) }
             }
-        };
-        self.epilogue.with(ctx, |epilogue| {
-            for (first, count) in chunks.iter() {
+            Form::Winograd(algorithm, work, room) => {
+                let weight = algorithm.unpacked(source, Work { ptr: ctx.at(work), room });
+                // SAFETY: operands are valid by the caller's promise; the scratch memory is this step's.
+                unsafe { self.convolve(ctx, &self.conv, &weight, epilogue) }
+            }
+            Form::Packed(scratch, chunks) => chunks.iter().try_for_each(|(first, count)| {
                 let conv = Conv { out_channels: count, ..self.conv };
                 let from = first as isize * source.strides[0] * dtype.size_bytes() as isize;
                 let source = Weight { ptr: source.ptr.wrapping_offset(from), ..source };
                 let epilogue = Shifted { inner: epilogue, rows: 0, cols: first };
-                // SAFETY: operands are valid by the caller's promise; the scratch memory holds the packed chunk.
-                unsafe {
-                    let weight = self.pack(ctx, &conv, &source, scratch)?;
-                    self.convolve(ctx, &conv, &weight, &epilogue)?;
-                }
-            }
-            Ok(())
+                let weight = ConvWeight::Panels(pack(&conv, &source, ctx.at(scratch)));
+                // SAFETY: operands are valid by the caller's promise; the scratch memory holds the chunk's panels.
+                unsafe { self.convolve(ctx, &conv, &weight, &epilogue) }
+            }),
         })
     }
 }

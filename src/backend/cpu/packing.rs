@@ -1,9 +1,9 @@
 //! Which weights stay packed between runs, and how the others are packed anew by every run.
 //!
-//! Kernels read weights in panels, or transformed by Winograd. A form that is *kept* costs memory for as long as its
-//! weights live; one made *on the fly* costs time in every run and a little of the arena, since it is made in chunks of
-//! output columns that are used while they are in cache. Keeping saves the more per byte the less often the form
-//! is used for each byte of it: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
+//! Kernels read weights in panels; only Winograd's convolutions read them as they lie. Panels that are *kept* cost memory
+//! for as long as their weights live; those made *on the fly* cost time in every run and a little of the arena, since they
+//! are made in chunks of output columns that are used while they are in cache. Keeping saves the more per byte the less
+//! often panels are used for each byte of them: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
 //!
 //! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"` an eighth of the weights, or
 //! [`SMALL_BYTES`]. A memory budget lowers it further.
@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use oxidiff_kernels::cpu::conv::Conv;
-use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, weight_bytes};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
 use oxidiff_kernels::cpu::pack::packed_bytes;
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::isa::Isa;
@@ -35,19 +35,8 @@ pub(super) const FEW_ROWS: usize = 4;
 const CHUNK_BYTES: usize = 2 << 20;
 /// The same where memory is short.
 const SLIM_CHUNK_BYTES: usize = 256 << 10;
-/// The same for transformed weights, whose chunks each transform the image anew.
-const WINOGRAD_CHUNK_BYTES: usize = 48 << 20;
 /// Chunks are multiples of this many columns: whole panels of every kernel.
 const CHUNK_STEP: usize = 64;
-
-/// The cell of a weight set that keeps a form.
-pub(super) const fn form(algorithm: Algorithm) -> usize {
-    match algorithm {
-        Algorithm::Direct => 0,
-        Algorithm::Winograd2 => 1,
-        Algorithm::Winograd4 => 2,
-    }
-}
 
 /// Bytes of kept forms that the options of a plan allow.
 pub(super) fn limit(plan: &Plan) -> usize {
@@ -61,9 +50,9 @@ pub(super) fn limit(plan: &Plan) -> usize {
     }
 }
 
-/// The form of a convolution whose weight is packed by every run.
-pub(super) fn form_on_the_fly(options: PlanOptions, conv: &Conv, x: KernelType, weight: KernelType) -> Algorithm {
-    if options.exact { Algorithm::Direct } else { choose(conv, x, weight, Keep::PerCall) }
+/// The form of a convolution whose panels, if it has any, are kept or not.
+pub(super) fn form(options: PlanOptions, conv: &Conv, x: KernelType, weight: KernelType, keep: Keep) -> Algorithm {
+    if options.exact { Algorithm::Direct } else { choose(conv, x, weight, keep) }
 }
 
 /// One form that one step could keep.
@@ -88,16 +77,7 @@ pub(super) fn linear_candidates(
     Candidate { kept: KeptForm { pack, form: 0, bytes }, gain }
 }
 
-/// Share of the direct form's time that a form takes.
-const fn share_of_direct(algorithm: Algorithm) -> f64 {
-    match algorithm {
-        Algorithm::Direct => 1.0,
-        Algorithm::Winograd2 => 0.65,
-        Algorithm::Winograd4 => 0.45,
-    }
-}
-
-/// What a convolution could keep.
+/// What a convolution could keep: its panels, if it is fastest with them.
 pub(super) fn convolution_candidates(
     options: PlanOptions,
     pack: usize,
@@ -105,22 +85,14 @@ pub(super) fn convolution_candidates(
     x: KernelType,
     weight: KernelType,
     isa: Isa,
-) -> Vec<Candidate> {
-    let flops = 2.0 * conv.rows() as f64 * conv.out_channels as f64 * conv.terms() as f64;
-    let bytes = |algorithm| weight_bytes(conv, algorithm, weight, isa);
-    let run = |algorithm| flops * share_of_direct(algorithm);
-    let fly = form_on_the_fly(options, conv, x, weight);
-    let without = run(fly) + FLOPS_PER_PACKED_BYTE * bytes(fly) as f64;
-    let best = if options.exact { Algorithm::Direct } else { choose(conv, x, weight, Keep::Packed) };
-    let mut forms = vec![best];
-    if best != Algorithm::Direct && fly == Algorithm::Direct {
-        forms.push(Algorithm::Direct);
+) -> Option<Candidate> {
+    if form(options, conv, x, weight, Keep::Packed) != Algorithm::Direct {
+        return None;
     }
-    let candidate = |algorithm| Candidate {
-        kept: KeptForm { pack, form: form(algorithm), bytes: bytes(algorithm) },
-        gain: without - run(algorithm),
-    };
-    forms.into_iter().map(candidate).collect()
+    let cost = |keep| cost_per_pair(conv, x, weight, form(options, conv, x, weight, keep), keep);
+    let pairs = conv.out_channels as f64 * conv.terms() as f64 / conv.kernel.iter().product::<usize>().max(1) as f64;
+    let gain = 2.0 * pairs * (cost(Keep::PerCall) - cost(Keep::Packed));
+    Some(Candidate { kept: KeptForm { pack, form: 0, bytes: conv.packed_bytes(weight, isa) }, gain })
 }
 
 /// Which step keeps what.
@@ -187,12 +159,11 @@ impl Chunks {
         Self::new(columns, bytes, most)
     }
 
-    /// For the packed weight of a convolution in one form.
-    pub fn of_convolution(maker: &Maker<'_>, conv: &Conv, algorithm: Algorithm, bytes: usize) -> Self {
-        match algorithm {
-            _ if conv.groups > 1 => Self { columns: conv.out_channels, step: conv.out_channels.max(1) },
-            Algorithm::Direct => Self::of_panels(maker, conv.out_channels, bytes),
-            _ => Self::new(conv.out_channels, bytes, WINOGRAD_CHUNK_BYTES / if maker.slim { 8 } else { 1 }),
+    /// For the panels of a convolution.
+    pub fn of_convolution(maker: &Maker<'_>, conv: &Conv, bytes: usize) -> Self {
+        match conv.groups {
+            1 => Self::of_panels(maker, conv.out_channels, bytes),
+            _ => Self { columns: conv.out_channels, step: conv.out_channels.max(1) },
         }
     }
 
