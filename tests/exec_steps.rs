@@ -174,7 +174,7 @@ fn convolutions() {
     check_all(CONVOLUTIONS, 72);
 }
 
-/// Channels and sizes for which Winograd's forms are chosen, and an upsampling that is not folded for their sake.
+/// Channels and sizes for which Winograd's forms are chosen, with an upsampling that they do as they read.
 const WIDE: &str = r#"symbol s0 "batch" = [1, 2]
 symbol s1 "height" = [9, 16]
 symbol s2 "width" = [12, 16]

@@ -135,7 +135,8 @@ impl Cut {
         let band = tiles.div_ceil(tiles.div_ceil(most).max(1)).max(1);
         let bytes = if band <= FEW_TILES { FEW_BYTES } else { MANY_BYTES };
         let longest = (bytes / (points * width * 4)).clamp(LANES, MAX_CHUNK);
-        let chunk = conv.in_channels.div_ceil(conv.in_channels.div_ceil(longest).max(1)).next_multiple_of(LANES).max(LANES);
+        let chunk =
+            conv.in_channels.div_ceil(conv.in_channels.div_ceil(longest).max(1)).next_multiple_of(LANES).max(LANES);
         let chunks = conv.in_channels.div_ceil(chunk);
         Cut { tiles, band, chunk, chunks, v_stride: odd_lines(band * chunk) }
     }
@@ -416,15 +417,7 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `to` and `wide` must each hold the taps of [`GATHERED`] channels.
-    unsafe fn gather(
-        &self,
-        n0: usize,
-        width: usize,
-        channel: usize,
-        count: usize,
-        to: *mut u8,
-        wide: *mut u8,
-    ) -> Taps {
+    unsafe fn gather(&self, n0: usize, width: usize, channel: usize, count: usize, to: *mut u8, wide: *mut u8) -> Taps {
         let Self { kernel, weight, conv, .. } = *self;
         let (outs, isa) = (conv.out_channels, kernel.isa);
         let rows = Matrix { ptr: weight.ptr, dtype: weight.dtype, row_stride: weight.strides[0], col_stride: 1 };

@@ -19,6 +19,7 @@ use super::gemm_kernel::{Form, Kernel, expand_panel};
 use super::pack::{Matrix, elements_per_unit, pack_panel, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
+use crate::isa::Isa;
 use crate::pool::{Pool, Worker};
 
 /// Longest accumulation chain in bytes of one lane's operands. A panel of 32 f32 columns and 192 terms is 24 KiB: with
@@ -117,8 +118,11 @@ impl Blocking {
             let blocks = size.div_ceil(most);
             size.div_ceil(blocks).next_multiple_of(step)
         };
-        let mut mc = split(problem.m, MAX_ROWS / mr * mr, mr);
-        let mut nc = split(problem.n, MAX_COLS, nr);
+        // Processors without AVX-512 tend to have half the L2.
+        let share = if kernel.isa == Isa::Avx512 { 1 } else { 2 };
+        let (most_rows, most_cols) = (MAX_ROWS / share, MAX_COLS / share);
+        let mut mc = split(problem.m, most_rows / mr * mr, mr);
+        let mut nc = split(problem.n, most_cols, nr);
         let tasks = |mc: usize, nc: usize| problem.count * problem.m.div_ceil(mc) * problem.n.div_ceil(nc);
         let wanted = if threads == 1 { 1 } else { 4 * threads };
         while tasks(mc, nc) < wanted {

@@ -394,9 +394,14 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
         Conv::new_2d(1, [5, 7], 33, 17, [3, 3]).upsample([1, 2, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [41, 60], 40, 35, [3, 3]).padding([0, 1, 1]),
     ];
-    let cases = shapes.iter().flat_map(|shape| [2, 4].into_iter().flat_map(move |tile| {
-        weight_layouts(shape).into_iter().zip([Room::Ample, Room::Slim, Room::Ample]).map(move |how| (shape, tile, how))
-    }));
+    let cases = shapes.iter().flat_map(|shape| {
+        [2, 4].into_iter().flat_map(move |tile| {
+            weight_layouts(shape)
+                .into_iter()
+                .zip([Room::Ample, Room::Slim, Room::Ample])
+                .map(move |how| (shape, tile, how))
+        })
+    });
     for (shape, tile, (strides, room)) in cases {
         let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
         let w = Buffer::random(dtype, shape.out_channels * shape.terms(), 2);

@@ -86,7 +86,9 @@ pub(super) fn candidates(maker: &Maker<'_>) -> Result<Vec<Candidate>> {
     let ([x, weight], Some(pack)) = (operands.as_slice(), maker.step.pack) else { return Ok(Vec::new()) };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    Ok(convolution_candidates(maker.plan().options, pack, &conv, x_type, weight_type, maker.isa()).into_iter().collect())
+    Ok(convolution_candidates(maker.plan().options, pack, &conv, x_type, weight_type, maker.isa())
+        .into_iter()
+        .collect())
 }
 
 pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
@@ -112,14 +114,7 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     };
     let slot = whole_parameter(maker.plan(), &step.operands[1]);
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
-    Ok(Box::new(ConvolutionCall {
-        conv,
-        x: (x.slot, x_type),
-        weight,
-        slot,
-        form,
-        epilogue: EpilogueArgs::new(maker)?,
-    }))
+    Ok(Box::new(ConvolutionCall { conv, x: (x.slot, x_type), weight, slot, form, epilogue: EpilogueArgs::new(maker)? }))
 }
 
 impl ConvolutionCall {
