@@ -40,13 +40,11 @@ const BAND_BYTES: usize = 4 << 20;
 const SLIM_BAND_BYTES: usize = 1 << 20;
 /// Tiles of a band at least: fewer do not pay for the transform of the weight, which is done anew for each band.
 const MIN_BAND: usize = 16;
-/// Tiles of a task at least, where there are more.
+/// Tiles of a task at least, where there are more, and at most: U and M stay in L2.
 const MIN_GROUP: usize = 28;
-/// Bytes of U where few tiles use it, so that it stays in L2; and where many do.
-const FEW_BYTES: usize = 320 << 10;
-const MANY_BYTES: usize = 1536 << 10;
-/// Up to this many tiles are few.
-const FEW_TILES: usize = 96;
+const MAX_GROUP: usize = 42;
+/// Bytes of U.
+const CHUNK_BYTES: usize = 320 << 10;
 /// Longest accumulation chain, and channels of a chunk.
 const MAX_CHUNK: usize = 320;
 /// Channels are transformed by whole vectors of every instruction set.
@@ -133,8 +131,7 @@ impl Cut {
         };
         let most = (bytes / (points * conv.in_channels.next_multiple_of(LANES) * 4)).max(least);
         let band = tiles.div_ceil(tiles.div_ceil(most).max(1)).max(1);
-        let bytes = if band <= FEW_TILES { FEW_BYTES } else { MANY_BYTES };
-        let longest = (bytes / (points * width * 4)).clamp(LANES, MAX_CHUNK);
+        let longest = (CHUNK_BYTES / (points * width * 4)).clamp(LANES, MAX_CHUNK);
         let chunk =
             conv.in_channels.div_ceil(conv.in_channels.div_ceil(longest).max(1)).next_multiple_of(LANES).max(LANES);
         let chunks = conv.in_channels.div_ceil(chunk);
@@ -297,7 +294,7 @@ impl<'a> Job<'a> {
         let [_, rows, cols, _] = count(conv, o);
         let cut = Cut::new(conv, o, kernel.nr, work.room);
         let panels = conv.out_channels.div_ceil(kernel.nr);
-        let mut groups = 1;
+        let mut groups = cut.band.div_ceil(MAX_GROUP);
         while threads > 1 && panels * groups < 4 * threads && cut.band / (groups + 1) >= MIN_GROUP {
             groups += 1;
         }
