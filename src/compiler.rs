@@ -101,7 +101,8 @@ fn compile_new(
         memory_budget: options.memory_budget,
     };
     let target = backend.target();
-    let plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
+    let mut plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
+    timings.time("share_sizes", || plan.share_sizes());
     dump.write("80-plan.txt", || plan.to_string());
     if config().verify {
         plan::verify::verify(&plan)?;

@@ -50,3 +50,18 @@ fn plans_are_as_expected() {
     }
     assert!(wrong.is_empty(), "OXIDIFF_BLESS=1 accepts these:\n{}", wrong.join("\n"));
 }
+
+#[test]
+fn equal_sizes_are_shared_and_stay_what_they_are() {
+    let mut counts = Vec::new();
+    for case in cases() {
+        let text = fs::read_to_string(&case).unwrap();
+        let mut plan = plan_of(graph_of(text.split_once(RULE).unwrap().0), Precision::Eager, MemoryMode::Fast);
+        let before = plan.to_string();
+        let distinct = plan.share_sizes();
+        assert_eq!(plan.to_string(), before, "{}", case.display());
+        assert_eq!(plan.share_sizes(), distinct);
+        counts.push(distinct);
+    }
+    assert!(counts.iter().any(|&distinct| distinct > 1), "{counts:?}");
+}

@@ -7,7 +7,9 @@
 //!
 //! Invariant: every `Dim` is canonical; only this module builds terms.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
@@ -61,32 +63,63 @@ impl Ratio {
     }
 }
 
-/// A symbolic integer. Cheap to clone for constants and single terms.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Dim {
-    terms: Vec<(Monomial, Ratio)>,
+type Term = (Monomial, Ratio);
+
+/// A symbolic integer. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Dim(Repr);
+
+/// Specializing evaluates every size of a plan, and most are numbers: they lie where the `Dim` lies.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Repr {
+    Constant(i64),
+    /// Not an integer constant; never empty.
+    Sum(Arc<[Term]>),
+}
+
+impl Default for Dim {
+    fn default() -> Self {
+        Self::constant(0)
+    }
 }
 
 impl Dim {
     /// The constant `value`.
-    pub fn constant(value: i64) -> Self {
-        if value == 0 {
-            return Self::default();
-        }
-        Self { terms: vec![(Vec::new(), Ratio { num: value, den: 1 })] }
+    pub const fn constant(value: i64) -> Self {
+        Self(Repr::Constant(value))
     }
 
     /// The symbol `sym`.
     pub fn symbol(sym: Sym) -> Self {
-        Self { terms: vec![(vec![(Atom::Sym(sym), 1)], Ratio { num: 1, den: 1 })] }
+        Self::of_atom(Atom::Sym(sym))
+    }
+
+    fn of_atom(atom: Atom) -> Self {
+        Self(Repr::Sum([(vec![(atom, 1)], Ratio { num: 1, den: 1 })].into()))
     }
 
     /// The value if no symbol occurs.
-    pub fn as_constant(&self) -> Option<i64> {
-        match self.terms.as_slice() {
-            [] => Some(0),
-            [(m, r)] if m.is_empty() && r.den == 1 => Some(r.num),
-            _ => None,
+    pub const fn as_constant(&self) -> Option<i64> {
+        match self.0 {
+            Repr::Constant(value) => Some(value),
+            Repr::Sum(_) => None,
+        }
+    }
+
+    fn terms(&self) -> Cow<'_, [Term]> {
+        match &self.0 {
+            Repr::Constant(0) => Cow::Borrowed(&[]),
+            Repr::Constant(value) => Cow::Owned(vec![(Vec::new(), Ratio { num: *value, den: 1 })]),
+            Repr::Sum(terms) => Cow::Borrowed(terms),
+        }
+    }
+
+    /// From terms in canonical form.
+    fn of_terms(terms: Vec<Term>) -> Self {
+        match terms.as_slice() {
+            [] => Self::default(),
+            [(m, r)] if m.is_empty() && r.den == 1 => Self::constant(r.num),
+            _ => Self(Repr::Sum(terms.into())),
         }
     }
 
@@ -95,9 +128,9 @@ impl Dim {
         self.as_constant() == Some(value)
     }
 
-    fn from_terms(mut terms: Vec<(Monomial, Ratio)>) -> Self {
+    fn from_terms(mut terms: Vec<Term>) -> Self {
         terms.sort_by(|a, b| a.0.cmp(&b.0));
-        let mut out: Vec<(Monomial, Ratio)> = Vec::with_capacity(terms.len());
+        let mut out: Vec<Term> = Vec::with_capacity(terms.len());
         for (m, r) in terms {
             match out.last_mut() {
                 Some(last) if last.0 == m => last.1 = last.1.add(r),
@@ -105,11 +138,12 @@ impl Dim {
             }
         }
         out.retain(|(_, r)| r.num != 0);
-        Self { terms: out }
+        Self::of_terms(out)
     }
 
     fn scaled(&self, by: Ratio) -> Self {
-        Self { terms: self.terms.iter().map(|(m, r)| (m.clone(), r.mul(by))).filter(|(_, r)| r.num != 0).collect() }
+        let terms = self.terms();
+        Self::of_terms(terms.iter().map(|(m, r)| (m.clone(), r.mul(by))).filter(|(_, r)| r.num != 0).collect())
     }
 
     /// `self / divisor`, known to come out even for every binding the graph is used with.
@@ -125,12 +159,14 @@ impl Dim {
 
     /// `self / divisor` as polynomials if `divisor` is a single term that divides every term of `self`.
     pub fn checked_div(&self, divisor: &Dim) -> Option<Self> {
-        let [(dm, dr)] = divisor.terms.as_slice() else { return (self == divisor).then(|| Dim::constant(1)) };
         if self == divisor {
             return Some(Dim::constant(1));
         }
-        let mut terms = Vec::with_capacity(self.terms.len());
-        for (m, r) in &self.terms {
+        let by = divisor.terms();
+        let [(dm, dr)] = &*by else { return None };
+        let own = self.terms();
+        let mut terms = Vec::with_capacity(own.len());
+        for (m, r) in own.iter() {
             let mut q = m.clone();
             for (atom, power) in dm {
                 let slot = q.iter_mut().find(|(a, _)| a == atom)?;
@@ -153,12 +189,11 @@ impl Dim {
         if let Some(c) = self.as_constant() {
             return Ok(Self::constant(c.div_euclid(divisor)));
         }
-        let even = self.terms.iter().all(|(_, r)| r.den == 1 && r.num % divisor == 0);
+        let even = self.terms().iter().all(|(_, r)| r.den == 1 && r.num % divisor == 0);
         if even {
             return self.exact_div(divisor);
         }
-        let atom = Atom::Floor(Box::new(self.clone()), divisor);
-        Ok(Self { terms: vec![(vec![(atom, 1)], Ratio { num: 1, den: 1 })] })
+        Ok(Self::of_atom(Atom::Floor(Box::new(self.clone()), divisor)))
     }
 
     /// The value under `bindings` (one entry per symbol of the graph).
@@ -166,11 +201,15 @@ impl Dim {
     /// # Errors
     /// If a symbol is unbound, the result is not an integer, or it does not fit an `i64`.
     pub fn eval(&self, bindings: &[i64]) -> Result<i64> {
-        if let Some(c) = self.as_constant() {
-            return Ok(c);
+        let terms = match &self.0 {
+            Repr::Constant(value) => return Ok(*value),
+            Repr::Sum(terms) => terms,
+        };
+        if let Some(value) = eval_small(terms, bindings) {
+            return Ok(value);
         }
         let (mut num, mut den) = (0i128, 1i128);
-        for (m, r) in &self.terms {
+        for (m, r) in terms.iter() {
             let mut v = i128::from(r.num);
             for (atom, power) in m {
                 let a = match atom {
@@ -205,7 +244,8 @@ impl Dim {
 
     /// Calls `f` for every symbol that occurs.
     pub fn visit_symbols(&self, f: &mut dyn FnMut(Sym)) {
-        for (m, _) in &self.terms {
+        let Repr::Sum(terms) = &self.0 else { return };
+        for (m, _) in terms.iter() {
             for (atom, _) in m {
                 match atom {
                     Atom::Sym(s) => f(*s),
@@ -221,6 +261,31 @@ impl Dim {
     }
 }
 
+/// The sum where every term is an integer and nothing leaves 64 bits: nearly always.
+fn eval_small(terms: &[Term], bindings: &[i64]) -> Option<i64> {
+    let mut sum = 0i64;
+    for (m, r) in terms {
+        let mut value = r.num;
+        for (atom, power) in m {
+            let factor = match atom {
+                Atom::Sym(s) => *bindings.get(s.0 as usize)?,
+                Atom::Floor(inner, d) => inner.eval(bindings).ok()?.div_euclid(*d),
+            };
+            for _ in 0..*power {
+                value = value.checked_mul(factor)?;
+            }
+        }
+        if r.den != 1 {
+            if value.checked_rem(r.den)? != 0 {
+                return None;
+            }
+            value /= r.den;
+        }
+        sum = sum.checked_add(value)?;
+    }
+    Some(sum)
+}
+
 impl From<i64> for Dim {
     fn from(value: i64) -> Self {
         Self::constant(value)
@@ -230,7 +295,12 @@ impl From<i64> for Dim {
 impl std::ops::Add for &Dim {
     type Output = Dim;
     fn add(self, o: &Dim) -> Dim {
-        Dim::from_terms(self.terms.iter().chain(&o.terms).cloned().collect())
+        match (&self.0, &o.0) {
+            (Repr::Constant(0), _) => o.clone(),
+            (_, Repr::Constant(0)) => self.clone(),
+            (Repr::Constant(a), Repr::Constant(b)) if a.checked_add(*b).is_some() => Dim::constant(a + b),
+            _ => Dim::from_terms(self.terms().iter().chain(&*o.terms()).cloned().collect()),
+        }
     }
 }
 
@@ -244,9 +314,20 @@ impl std::ops::Sub for &Dim {
 impl std::ops::Mul for &Dim {
     type Output = Dim;
     fn mul(self, o: &Dim) -> Dim {
-        let mut terms = Vec::with_capacity(self.terms.len() * o.terms.len());
-        for (ma, ra) in &self.terms {
-            for (mb, rb) in &o.terms {
+        match (&self.0, &o.0) {
+            (Repr::Constant(1), _) => return o.clone(),
+            (_, Repr::Constant(1)) => return self.clone(),
+            (Repr::Constant(a), Repr::Constant(b)) => {
+                if let Some(product) = a.checked_mul(*b) {
+                    return Dim::constant(product);
+                }
+            }
+            _ => {}
+        }
+        let (own, other) = (self.terms(), o.terms());
+        let mut terms = Vec::with_capacity(own.len() * other.len());
+        for (ma, ra) in own.iter() {
+            for (mb, rb) in other.iter() {
                 let mut m = ma.clone();
                 for (atom, power) in mb {
                     match m.iter_mut().find(|(a, _)| a == atom) {
@@ -264,10 +345,11 @@ impl std::ops::Mul for &Dim {
 
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.terms.is_empty() {
+        let terms = self.terms();
+        if terms.is_empty() {
             return f.write_str("0");
         }
-        for (i, (m, r)) in self.terms.iter().enumerate() {
+        for (i, (m, r)) in terms.iter().enumerate() {
             if r.num < 0 {
                 f.write_str("-")?;
             } else if i > 0 {
@@ -411,6 +493,9 @@ mod tests {
         check("s1+s0*s0/256", &[32, 77], 81);
         check("floor(s0-1,2)+1", &[7], 4);
         check("2*floor(s0+s1,3)", &[4, 4], 4);
+        check("s0/2+s0*s0/2", &[3], 6);
+        check("s0*s1-s0*s1+4", &[i64::MAX, i64::MAX], 4);
+        check("4611686018427387904*s0/4", &[4], 4_611_686_018_427_387_904);
     }
 
     #[test]

@@ -124,26 +124,39 @@ fn by_breadth(requests: &[Request]) -> Vec<usize> {
 struct Solver {
     /// Rounded up.
     bytes: Vec<usize>,
-    meets: Vec<Vec<u32>>,
+    /// Those that request `i` meets: `meets[starts[i]..starts[i + 1]]`.
+    starts: Vec<u32>,
+    meets: Vec<u32>,
     /// Offsets and ends of what is in the way of one request.
     taken: Vec<(usize, usize)>,
 }
 
 impl Solver {
     fn new(requests: &[Request]) -> Result<Self> {
-        let mut meets: Vec<Vec<u32>> = vec![Vec::new(); requests.len()];
         let mut order: Vec<u32> = (0..requests.len() as u32).collect();
-        order.sort_by_key(|&i| requests[i as usize].first);
-        let mut open: Vec<u32> = Vec::new();
+        order.sort_unstable_by_key(|&i| (requests[i as usize].first, i));
+        let (mut open, mut pairs): (Vec<u32>, Vec<(u32, u32)>) = (Vec::new(), Vec::with_capacity(16 * requests.len()));
+        let mut starts = vec![0u32; requests.len() + 1];
         for i in order {
             let first = requests[i as usize].first;
             open.retain(|&other| requests[other as usize].last >= first);
-            open.iter().for_each(|&other| meets[other as usize].push(i));
-            meets[i as usize].clone_from(&open);
+            starts[i as usize + 1] += open.len() as u32;
+            for &other in &open {
+                starts[other as usize + 1] += 1;
+                pairs.push((i, other));
+            }
             open.push(i);
         }
+        (0..requests.len()).for_each(|i| starts[i + 1] += starts[i]);
+        let (mut next, mut meets) = (starts.clone(), vec![0u32; 2 * pairs.len()]);
+        for (a, b) in pairs {
+            for (at, other) in [(a, b), (b, a)] {
+                meets[next[at as usize] as usize] = other;
+                next[at as usize] += 1;
+            }
+        }
         let bytes = requests.iter().map(|r| align(r.bytes)).collect::<Result<_>>()?;
-        Ok(Self { bytes, meets, taken: Vec::new() })
+        Ok(Self { bytes, starts, meets, taken: Vec::new() })
     }
 
     fn place(&mut self, order: &[usize]) -> Result<Layout> {
@@ -156,7 +169,7 @@ impl Solver {
                 continue;
             }
             self.taken.clear();
-            for &other in &self.meets[i] {
+            for &other in &self.meets[self.starts[i] as usize..self.starts[i + 1] as usize] {
                 let (at, size) = (layout.offsets[other as usize], self.bytes[other as usize]);
                 if at != NOWHERE {
                     self.taken.push((at, at + size));

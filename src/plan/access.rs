@@ -67,6 +67,19 @@ impl Access {
         true
     }
 
+    /// Equal to [`Access::dense`] of a value of that type.
+    pub fn is_whole(&self, ty: &ValueType) -> bool {
+        let mut expect = Dim::constant(1);
+        let is_row_major = |(size, stride): (&Dim, &Dim)| {
+            let fits = *stride == expect;
+            expect = &expect * size;
+            fits
+        };
+        (self.dtype, &self.shape) == (ty.dtype, &ty.shape)
+            && self.offset.is(0)
+            && self.shape.iter().zip(&self.strides).rev().all(is_row_major)
+    }
+
     /// Neighbouring elements of the last dimension are neighbours in memory.
     pub fn has_unit_columns(&self) -> bool {
         match (self.shape.last(), self.strides.last()) {
@@ -178,16 +191,18 @@ impl Access {
     /// # Errors
     /// As [`Dim::eval`].
     pub fn concrete(&self, bindings: &[i64]) -> Result<ConcreteAccess> {
-        let eval = |dims: &[Dim]| dims.iter().map(|d| d.eval(bindings)).collect::<Result<Vec<i64>>>();
-        let shape: Vec<usize> = eval(&self.shape)?
-            .into_iter()
-            .map(|d| usize::try_from(d).map_err(|_| Error::invalid(format!("a size is negative: {d}"))))
-            .collect::<Result<_>>()?;
+        let (mut shape, mut strides) = (Numbers::of(self.shape.len()), Numbers::of(self.strides.len()));
+        for (to, dim) in shape.iter_mut().zip(&self.shape) {
+            let size = dim.eval(bindings)?;
+            *to = usize::try_from(size).map_err(|_| Error::invalid(format!("a size is negative: {size}")))?;
+        }
+        for (to, dim) in strides.iter_mut().zip(&self.strides) {
+            *to = dim.eval(bindings)? as isize;
+        }
         let bytes = shape.iter().try_fold(self.dtype.size_bytes(), |n, &d| n.checked_mul(d.max(1)));
         if bytes.is_none_or(|b| isize::try_from(b).is_err()) {
             return Err(Error::OutOfMemory { asked_bytes: usize::MAX, what: "one value".to_owned() });
         }
-        let strides = eval(&self.strides)?.into_iter().map(|s| s as isize).collect();
         let offset = self.offset.eval(bindings)? as isize;
         Ok(ConcreteAccess { buffer: self.buffer, dtype: self.dtype, shape, strides, offset })
     }
@@ -213,6 +228,71 @@ impl fmt::Display for Access {
     }
 }
 
+/// Dimensions of a value that take no memory of their own; more are rare.
+const INLINE: usize = 6;
+
+/// One number per dimension.
+#[derive(Clone, Debug)]
+pub enum Numbers<T> {
+    /// So many of them.
+    Few(u8, [T; INLINE]),
+    /// More than fit.
+    Many(Vec<T>),
+}
+
+impl<T: Copy + Default> Numbers<T> {
+    /// So many zeros.
+    fn of(count: usize) -> Self {
+        match u8::try_from(count) {
+            Ok(few) if count <= INLINE => Self::Few(few, [T::default(); INLINE]),
+            _ => Self::Many(vec![T::default(); count]),
+        }
+    }
+}
+
+impl<T> std::ops::Deref for Numbers<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Few(count, values) => &values[..usize::from(*count)],
+            Self::Many(values) => values,
+        }
+    }
+}
+
+impl<T> std::ops::DerefMut for Numbers<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Few(count, values) => &mut values[..usize::from(*count)],
+            Self::Many(values) => values,
+        }
+    }
+}
+
+impl<'a, T> IntoIterator for &'a Numbers<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<T: PartialEq> PartialEq for Numbers<T> {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl<T: Eq> Eq for Numbers<T> {}
+
+impl<T: std::hash::Hash> std::hash::Hash for Numbers<T> {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
 /// An [`Access`] with numbers in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConcreteAccess {
@@ -221,9 +301,9 @@ pub struct ConcreteAccess {
     /// Element type.
     pub dtype: DType,
     /// Sizes, outermost first.
-    pub shape: Vec<usize>,
+    pub shape: Numbers<usize>,
     /// In elements.
-    pub strides: Vec<isize>,
+    pub strides: Numbers<isize>,
     /// In elements.
     pub offset: isize,
 }
@@ -237,11 +317,6 @@ impl ConcreteAccess {
     /// Bytes of its elements, each counted once per index (a broadcast element counts as often as it is read).
     pub fn bytes(&self) -> usize {
         self.numel() * self.dtype.size_bytes()
-    }
-
-    /// From the buffer's start.
-    pub fn byte_offset(&self) -> isize {
-        self.offset * self.dtype.size_bytes() as isize
     }
 
     /// Row-major without gaps.
@@ -306,6 +381,29 @@ mod tests {
         check_reshape(&heads, "s0*4,s1,8", None);
         check_reshape(&heads, "s0,4,s1,2,4", Some("32*s1,8,32,4,1"));
         check_reshape(&dense(""), "1,1", Some("1,1"));
+    }
+
+    #[test]
+    fn only_the_whole_value_is_whole() {
+        let ty = ValueType::new(DType::F32, dims("s0,1,8"));
+        let whole = Access::dense(BufferId(3), &ty);
+        assert!(whole.is_whole(&ty));
+        assert!(!whole.is_whole(&ValueType::new(DType::F16, ty.shape.clone())));
+        assert!(!whole.slice(2, &Dim::constant(1), 1, &Dim::constant(7)).is_whole(&ty));
+        assert!(!whole.permute(&[1, 0, 2]).is_whole(&ty), "another order of dimensions");
+        assert!(!whole.permute(&[1, 0, 2]).is_whole(&ValueType::new(DType::F32, dims("1,s0,8"))), "other strides");
+    }
+
+    #[test]
+    fn numbers_lie_inline_or_not() {
+        for rank in [0, 2, 6, 7, 300] {
+            let mut numbers = Numbers::of(rank);
+            numbers.iter_mut().enumerate().for_each(|(i, n)| *n = i);
+            assert_eq!(numbers.len(), rank);
+            assert!(numbers.iter().enumerate().all(|(i, &n)| i == n));
+            assert_eq!(numbers, numbers.clone());
+            assert_ne!(numbers, Numbers::of(rank + 1));
+        }
     }
 
     #[test]

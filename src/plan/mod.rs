@@ -22,6 +22,7 @@ pub mod liveness;
 mod place;
 mod print;
 mod reuse;
+mod share;
 pub mod verify;
 pub mod workspace;
 

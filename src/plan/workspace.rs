@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::{BufferId, BufferKind, Plan, liveness};
+use super::liveness::{self, LiveRange};
+use super::{BufferId, BufferKind, Plan};
 use crate::memory::{self, Layout, Request};
 use crate::{Error, Result};
 
@@ -42,8 +43,22 @@ impl Workspace {
     /// # Errors
     /// If a size is negative, not an integer or too large.
     pub fn of(plan: &Arc<Plan>, bindings: &[i64], scratch: &[Scratch]) -> Result<Self> {
-        let (mut requests, mut buffers) = (Vec::new(), Vec::new());
-        for (id, range) in liveness::arena(plan) {
+        Self::of_ranges(plan, &liveness::arena(plan), bindings, scratch)
+    }
+
+    /// The same with the live ranges known, which depend on no sizes.
+    ///
+    /// # Errors
+    /// As [`Workspace::of`].
+    pub fn of_ranges(
+        plan: &Arc<Plan>,
+        arena: &[(BufferId, LiveRange)],
+        bindings: &[i64],
+        scratch: &[Scratch],
+    ) -> Result<Self> {
+        let count = arena.len() + scratch.len();
+        let (mut requests, mut buffers) = (Vec::with_capacity(count), Vec::with_capacity(arena.len()));
+        for &(id, range) in arena {
             requests.push(Request { bytes: buffer_bytes(plan, id, bindings)?, first: range.first, last: range.last });
             buffers.push(id);
         }

@@ -244,7 +244,7 @@ pub(super) fn make_pad(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
 
 impl Call for PadCall {
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
-        let side = |o: &'_ Operand| -> (*mut u8, Vec<isize>) { (ctx.at(o.slot), o.access.strides.clone()) };
+        let side = |o: &'_ Operand| -> (*mut u8, Vec<isize>) { (ctx.at(o.slot), o.access.strides.to_vec()) };
         let ((src, src_strides), (dst, dst_strides)) = (side(&self.from), side(&self.to));
         let src = Side { ptr: src, dtype: self.dtype, strides: &src_strides };
         let dst = Side { ptr: dst, dtype: self.dtype, strides: &dst_strides };

@@ -27,6 +27,7 @@ mod epilogue;
 mod interpret;
 mod norm;
 mod packing;
+mod places;
 mod product;
 mod run;
 mod specialize;
@@ -89,6 +90,7 @@ impl Backend for Cpu {
 /// A plan with its tile programs prepared.
 struct Program {
     plan: Arc<Plan>,
+    places: places::Places,
     isa: Isa,
     /// One per step.
     bodies: Vec<Option<Arc<Prepared>>>,
@@ -108,7 +110,13 @@ impl Program {
             };
             steps.iter().map(body).collect::<Result<Vec<_>>>()
         };
-        Ok(Self { isa, bodies: bodies(&plan.steps)?, prepare_bodies: bodies(&plan.prepare)?, plan })
+        Ok(Self {
+            isa,
+            places: places::Places::of(&plan)?,
+            bodies: bodies(&plan.steps)?,
+            prepare_bodies: bodies(&plan.prepare)?,
+            plan,
+        })
     }
 }
 

@@ -68,18 +68,8 @@ pub(super) struct SpecializedCpu {
     derived_limit: usize,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
-    /// Buffer and slot of each input, parameter and constant; buffer of each output.
-    inputs: Vec<(usize, usize)>,
-    parameters: Vec<(usize, usize)>,
-    constants: Vec<(usize, usize)>,
-    outputs: Vec<(usize, usize)>,
-    /// Derived buffers, and where each starts in the block that holds them all.
-    derived: Vec<(usize, usize)>,
-    derived_bytes: usize,
-    /// Sizes of inputs and outputs, in the order of `inputs`, then `outputs`.
+    /// Sizes of the inputs of [`Places`](super::places::Places), then of the outputs.
     shapes: Vec<Vec<i64>>,
-    /// By buffer: whether a step reads the buffer itself, not only a packed form of it.
-    read: Vec<bool>,
 }
 
 /// What addresses of a run point into.
@@ -87,17 +77,6 @@ pub(super) struct SpecializedCpu {
 struct Held {
     copies: Vec<Block>,
     forms: Vec<Arc<Form>>,
-}
-
-/// Buffers that are read where they lie. A packed weight made of a whole parameter is packed from any strides.
-fn read_buffers(plan: &Plan) -> Vec<bool> {
-    let mut read = vec![false; plan.buffers.len()];
-    for step in plan.prepare.iter().chain(&plan.steps) {
-        let packed = step.pack.filter(|_| whole_parameter(plan, &step.operands[1]).is_some()).map(|_| 1);
-        let operands = step.operands.iter().enumerate().filter(|(at, _)| Some(*at) != packed).map(|(_, a)| a);
-        operands.chain(&step.loads).for_each(|a| read[a.buffer.index()] = true);
-    }
-    read
 }
 
 /// How steps are called, and the memory they need.
@@ -172,16 +151,6 @@ impl<'a> Making<'a> {
     }
 }
 
-/// Bytes of what is computed from weights alone.
-fn derived_bytes_of(plan: &Plan) -> Result<usize> {
-    let mut sum = 0usize;
-    for (_, buffer) in plan.buffers_of(|kind| kind == BufferKind::Derived) {
-        let bytes = usize::try_from(buffer.numel.eval(&[])?).unwrap_or(0) * buffer.dtype.size_bytes();
-        sum += bytes.next_multiple_of(ALIGN_BYTES);
-    }
-    Ok(sum)
-}
-
 /// Lists that a call holds beside itself, on average.
 const CALL_HEAP_BYTES: usize = 512;
 
@@ -195,7 +164,7 @@ fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, u
     let mut attempts = 0;
     loop {
         let calls = making.calls()?;
-        let workspace = Workspace::of(plan, making.bindings, &calls.scratch)?;
+        let workspace = Workspace::of_ranges(plan, &making.program.places.arena, making.bindings, &calls.scratch)?;
         let kept: usize = calls.kept.iter().map(|form| form.bytes).sum();
         let asked_bytes = workspace.bytes().saturating_add(kept).saturating_add(always);
         let Some(allowed_bytes) = plan.options.memory_budget.filter(|&budget| asked_bytes > budget) else {
@@ -235,32 +204,16 @@ impl SpecializedCpu {
         if !prepare.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
-        let always = derived_bytes_of(&plan)?;
+        let always = program.places.derived_bytes;
         let (Calls { calls, scratch, kept }, workspace, limit) = fitting(making, always)?;
         let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
         let extra = plan.buffers.len()..plan.buffers.len() + scratch.len();
         own.chain(extra).zip(&workspace.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
-        let of = |pick: fn(BufferKind) -> Option<u32>| -> Vec<(usize, usize)> {
-            let buffers = plan.buffers.iter().enumerate();
-            buffers.filter_map(|(at, b)| pick(b.kind).map(|index| (at, index as usize))).collect()
-        };
-        let index = |kind: fn(BufferKind) -> Option<u32>| of(kind);
-        let (mut derived, mut derived_bytes) = (Vec::new(), 0usize);
-        for (at, _) in index(|k| if k == BufferKind::Derived { Some(0) } else { None }) {
-            let buffer = &plan.buffers[at];
-            derived.push((at, derived_bytes));
-            let bytes = usize::try_from(buffer.numel.eval(&[])?).unwrap_or(0) * buffer.dtype.size_bytes();
-            derived_bytes += bytes.next_multiple_of(ALIGN_BYTES);
-        }
-        let mut own = Self {
-            inputs: index(|k| if let BufferKind::Input(i) = k { Some(i) } else { None }),
-            parameters: index(|k| if let BufferKind::Parameter(i) = k { Some(i) } else { None }),
-            constants: index(|k| if let BufferKind::Constant(i) = k { Some(i) } else { None }),
-            outputs: index(|k| if let BufferKind::Output(i) = k { Some(i) } else { None }),
-            derived,
-            derived_bytes,
-            read: read_buffers(&plan),
+        let ends = program.places.inputs.iter().chain(&program.places.outputs);
+        let shapes =
+            ends.map(|&(b, _)| plan.graph.ty(plan.buffers[b].value).concrete(bindings)).collect::<Result<_>>()?;
+        Ok(Self {
             bindings: bindings.to_vec(),
             program,
             workspace,
@@ -269,12 +222,8 @@ impl SpecializedCpu {
             derived_limit: limit,
             prepare: prepare.calls,
             offsets,
-            shapes: Vec::new(),
-        };
-        let ends = own.inputs.iter().chain(&own.outputs);
-        own.shapes =
-            ends.map(|&(b, _)| plan.graph.ty(plan.buffers[b].value).concrete(bindings)).collect::<Result<_>>()?;
-        Ok(own)
+            shapes,
+        })
     }
 
     /// Addresses of all buffers. Strided inputs are copied; parameters that a step reads directly must be dense, and are
@@ -285,7 +234,7 @@ impl SpecializedCpu {
             .iter()
             .map(|o| o.map_or(std::ptr::null_mut(), |offset| run.arena.wrapping_add(offset)))
             .collect();
-        for (&(buffer, index), shape) in self.inputs.iter().zip(&self.shapes) {
+        for (&(buffer, index), shape) in self.program.places.inputs.iter().zip(&self.shapes) {
             let tensor = run.inputs.get(index).ok_or_else(|| missing("input", index))?;
             self.check_shape(tensor, buffer, shape, "input")?;
             bases[buffer] = if tensor.is_dense() {
@@ -297,7 +246,9 @@ impl SpecializedCpu {
                 ptr
             };
         }
-        for (&(buffer, index), shape) in self.outputs.iter().zip(&self.shapes[self.inputs.len()..]) {
+        for (&(buffer, index), shape) in
+            self.program.places.outputs.iter().zip(&self.shapes[self.program.places.inputs.len()..])
+        {
             let tensor = run.outputs.get(index).ok_or_else(|| missing("output", index))?;
             self.check_shape(tensor, buffer, shape, "output")?;
             if !tensor.is_dense() {
@@ -305,9 +256,9 @@ impl SpecializedCpu {
             }
             bases[buffer] = tensor.ptr;
         }
-        for &(buffer, index) in &self.parameters {
+        for &(buffer, index) in &self.program.places.parameters {
             let tensor = run.weights.tensor(index).ok_or_else(|| missing("weight", index))?;
-            bases[buffer] = match run.weights.is_dense(index) || !self.read[buffer] {
+            bases[buffer] = match run.weights.is_dense(index) || !self.program.places.read[buffer] {
                 true => tensor.ptr,
                 false => {
                     let form = run.weights.dense(index, &mut || densify(tensor, "a dense copy of a weight"))?;
@@ -317,7 +268,7 @@ impl SpecializedCpu {
                 }
             };
         }
-        for &(buffer, index) in &self.constants {
+        for &(buffer, index) in &self.program.places.constants {
             bases[buffer] = self.program.plan.graph.constants[index].bytes.as_ptr().cast_mut();
         }
         Ok(bases)
@@ -334,14 +285,14 @@ impl SpecializedCpu {
 
     /// Computes what depends on weights alone, once per contents of the weights.
     unsafe fn prepare(&self, bases: &mut [*mut u8], weights: &WeightSet, held: &mut Held) -> Result<()> {
-        if self.derived.is_empty() {
+        if self.program.places.derived.is_empty() {
             return Ok(());
         }
         let place = |bases: &mut [*mut u8], block: *mut u8| {
-            self.derived.iter().for_each(|&(buffer, offset)| bases[buffer] = block.wrapping_add(offset));
+            self.program.places.derived.iter().for_each(|&(buffer, offset)| bases[buffer] = block.wrapping_add(offset));
         };
         let form = weights.prepared(&mut || {
-            let block = SystemMemory.allocate(self.derived_bytes, "values derived from weights")?;
+            let block = SystemMemory.allocate(self.program.places.derived_bytes, "values derived from weights")?;
             let mut all = bases.to_vec();
             place(&mut all, block.ptr());
             let ctx = self.ctx(&all, weights);
@@ -425,7 +376,7 @@ impl Specialized for SpecializedCpu {
     }
 
     fn prepared_bytes(&self) -> usize {
-        self.derived_bytes
+        self.program.places.derived_bytes
     }
 
     fn costs(&self) -> Vec<(u64, u64)> {
@@ -464,9 +415,7 @@ impl Specialized for SpecializedCpu {
 pub(super) fn whole_parameter(plan: &Plan, access: &Access) -> Option<usize> {
     let buffer = &plan.buffers[access.buffer.index()];
     match buffer.kind {
-        BufferKind::Parameter(slot) if *access == Access::dense(access.buffer, plan.graph.ty(buffer.value)) => {
-            Some(slot as usize)
-        }
+        BufferKind::Parameter(slot) if access.is_whole(plan.graph.ty(buffer.value)) => Some(slot as usize),
         _ => None,
     }
 }

@@ -48,9 +48,14 @@ impl<'a> Maker<'a> {
     }
 
     pub fn operand(&self, access: &Access) -> Result<Operand> {
-        let access = access.concrete(self.bindings)?;
-        let slot = Slot { buffer: access.buffer.index(), offset: access.byte_offset() };
-        Ok(Operand { slot, access })
+        Ok(Operand { slot: self.slot(access)?, access: access.concrete(self.bindings)? })
+    }
+
+    /// Where an operand starts.
+    pub fn slot(&self, access: &Access) -> Result<Slot> {
+        let elements = access.offset.eval(self.bindings)? as isize;
+        let offset = elements.wrapping_mul(access.dtype.size_bytes() as isize);
+        Ok(Slot { buffer: access.buffer.index(), offset })
     }
 
     pub fn operands(&self) -> Result<Vec<Operand>> {

@@ -33,12 +33,11 @@ impl TileArgs {
             return maker.refuse("a space of too many dimensions");
         }
         let bind = |access: &Access| -> Result<TileOperand> {
-            let operand = maker.operand(access)?;
             let mut strides = [0; MAX_DIMS];
-            for (to, from) in strides.iter_mut().zip(&operand.access.strides) {
-                *to = *from;
+            for (to, from) in strides.iter_mut().zip(&access.strides) {
+                *to = from.eval(maker.bindings)? as isize;
             }
-            Ok(TileOperand { slot: operand.slot, strides })
+            Ok(TileOperand { slot: maker.slot(access)?, strides })
         };
         Ok(Self {
             program: program.clone(),
