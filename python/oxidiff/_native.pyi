@@ -105,6 +105,8 @@ class Program:
         as `(module, what, bytes, first step, last step, offset)`."""
     def forget_sizes(self) -> None:
         """Drops every specialization; the next run makes its own anew, with the choices that hold then."""
+    def forget_size(self, sizes: Sequence[int]) -> None:
+        """Drops the specialization for these sizes, if there is one."""
     def explain(self) -> dict[str, Any]:
         """Counts of groups by kind, ops by name, steps; pass timings in seconds."""
 
@@ -212,7 +214,7 @@ class TuningSite:
         """Makes a choice hold for this process; false if the text is none."""
 
 def tuning_sites(program: Program, sizes: Sequence[int]) -> list[TuningSite]:
-    """What can be tuned at these sizes, each once."""
+    """What can be tuned at these sizes, each once. They are planned, and stay so for the next run."""
 
 def forget_choices() -> None:
     """Forgets every installed choice."""

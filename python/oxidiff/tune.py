@@ -65,6 +65,8 @@ class Tuner:
         self.is_loaded = False
         """Whether the program comes from an artifact: it is tuned no further then, unless by ``tune="full"``."""
         self._known: dict[tuple[str, str], str] | None = None
+        self._seen: set[tuple[int, ...]] = set()
+        """Sizes at which every choice was looked at."""
 
     def tune(self, program: _native.Program, sizes: Sequence[int], name: str) -> float:
         """Makes choices for a program at these sizes hold, measuring those that are not known; gives the seconds it took.
@@ -76,7 +78,7 @@ class Tuner:
             sizes: Its run-time sizes.
             name: What is being tuned, for the progress bar.
         """
-        if self.options.tune == "off":
+        if self.options.tune == "off" or tuple(sizes) in self._seen:
             return 0.0
         start = time.perf_counter()
         try:
@@ -87,7 +89,9 @@ class Tuner:
                 open_sites = self._worth([site for site in sites if site.installed is None])
                 changed |= self._measure_all(open_sites, device, library, name)
             if changed:
-                program.forget_sizes()
+                # Other sizes of the same bucket would have made the choice; those of other buckets stay as they are.
+                program.forget_size(sizes)
+            self._seen.add(tuple(sizes))
         except _native.NativeError as error:
             # A size that cannot be planned, a trial that found no memory: the call itself says so, or works untuned.
             log.debug("%s is not tuned: %s", name, error.args[1])
@@ -109,7 +113,7 @@ class Tuner:
         changed = False
         for site in sites:
             choice = known.get((site.op, site.bucket))
-            changed |= choice is not None and site.install(choice)
+            changed |= choice is not None and _install(site, choice)
         return changed
 
     def _worth(self, sites: Sequence[_native.TuningSite]) -> list[_native.TuningSite]:
@@ -132,7 +136,7 @@ class Tuner:
                     if measured is None:
                         continue
                     choice, seconds, default_seconds, workspace = measured
-                    changed |= site.install(choice)
+                    changed |= _install(site, choice)
                     now = int(time.time())
                     rows.append(
                         (site.op, site.bucket, device, library, choice, seconds, default_seconds, workspace, now)
@@ -156,6 +160,12 @@ class Tuner:
             complain(
                 f"tuning choices are not kept: {error.args[-1] if isinstance(error, CacheError) else error.args[1]}"
             )
+
+
+def _install(site: _native.TuningSite, choice: str) -> bool:
+    """Makes a choice hold; whether that is another form than would be chosen without."""
+    before = site.chosen
+    return site.install(choice) and site.chosen != before
 
 
 def _measure(site: _native.TuningSite, turns: int, deadline: float) -> tuple[str, float, float, int] | None:

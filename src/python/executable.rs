@@ -37,6 +37,10 @@ impl Program {
         self.program.forget_sizes();
     }
 
+    fn forget_size(&self, sizes: Vec<i64>) {
+        self.program.forget_size(&sizes);
+    }
+
     #[getter]
     fn hash(&self) -> &str {
         &self.program.hash

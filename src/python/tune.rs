@@ -144,13 +144,8 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
     let program = program.inner();
     py.detach(|| {
         guarded("looking for choices", || {
-            let is_known = program.sizes().iter().any(|row| row.bindings == sizes);
-            if is_known {
-                program.forget_sizes();
-            }
-            let (made, observed) = conv_choice::observe(|| program.specialize(&sizes));
-            made?;
-            let arena_bytes = program.sizes().iter().find(|r| r.bindings == sizes).map_or(0, |r| r.arena_bytes);
+            let (made, observed) = conv_choice::observe(|| program.specialize_anew(&sizes));
+            let arena_bytes = made?.workspace().bytes();
             let has_budget = program.plan.options.memory_budget.is_some();
             let limit_bytes = if has_budget { arena_bytes } else { arena_bytes.max(SMALL_BYTES) };
             let mut found: Vec<TuningSite> = Vec::new();

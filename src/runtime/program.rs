@@ -154,6 +154,15 @@ impl Program {
         live.map_or_else(|| self.loaded.specialize(bindings), Ok)
     }
 
+    /// A specialization that is made now, and remembered only if there was none.
+    ///
+    /// # Errors
+    /// As [`Program::specialize`].
+    pub fn specialize_anew(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>> {
+        let is_live = self.cache().iter().any(|c| c.row.bindings == bindings);
+        if is_live { self.loaded.specialize(bindings) } else { self.specialize(bindings) }
+    }
+
     /// Books the time of a run.
     pub(super) fn book(&self, bindings: &[i64], time: Duration) {
         if let Some(hit) = self.cache().iter_mut().find(|c| c.row.bindings == bindings) {
@@ -172,6 +181,14 @@ impl Program {
         let (keep, gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *cache).into_iter().partition(|c| c.row.arena_bytes <= bytes);
         *cache = keep;
+        drop(cache);
+        drop(gone);
+    }
+
+    /// Drops the specialization for these values, if there is one; running calls finish with it.
+    pub fn forget_size(&self, bindings: &[i64]) {
+        let mut cache = self.cache();
+        let gone = cache.iter().position(|c| c.row.bindings == bindings).map(|at| cache.swap_remove(at));
         drop(cache);
         drop(gone);
     }

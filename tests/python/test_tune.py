@@ -218,3 +218,28 @@ def test_a_damaged_database_is_a_warning(content: bytes, monkeypatch: pytest.Mon
 def test_the_command_fills_the_database(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "sd15-vae-decoder", "--tiny", "--budget", "20"]) == 0
     assert "choices measured" in capsys.readouterr().out
+
+
+def test_a_new_size_leaves_the_others_ready() -> None:
+    compiled = compiled_of(net())
+    compiled(X)
+    compiled(X.repeat(1, 1, 3, 3))
+    assert len(bundle.entries()) == 4, "both sizes were tuned: they are of two buckets"
+    assert len(oxidiff.report(compiled).sizes) == 2
+
+
+def test_choices_are_looked_for_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _native.tuning_sites
+    seen: list[tuple[int, ...]] = []
+
+    def counted(program: Any, sizes: Any) -> Any:
+        seen.append(tuple(sizes))
+        return real(program, sizes)
+
+    monkeypatch.setattr(_native, "tuning_sites", counted)
+    first, second = compiled_of(net()), compiled_of(net())
+    for compiled in (first, second):
+        compiled(X)
+        compiled(X[:, :, :22])
+    assert len(seen) == len(set(seen)) == 2
+    assert oxidiff.report(second).programs == 0
