@@ -546,12 +546,12 @@ class Dispatcher:
             epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective))
         else:
             epoch.engine.structure = structure
+            epoch.watch = Watch(structure, epoch.engine.watched())
         self._epochs[structure.fingerprint] = epoch
         if old is not None and old is not epoch:
             old.retire()
         while len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
-        epoch.watch = Watch(structure, epoch.engine.watched())
         self._epoch = epoch
         return epoch
 

@@ -46,7 +46,9 @@ what passes by, for the running call to return: a trace does the same."""
 _IS_NATIVE = _native.Watch.is_available()
 _dict_state: Any = _native.Watch.dict_version if _IS_NATIVE else dict.copy
 
+_INT = frozenset({int})
 _SCALARS = (int, float, str, bool, type(None), bytes, complex, torch.dtype, torch.device, torch.Size)
+_SCALAR_TYPES = frozenset(_SCALARS)
 _UNREAD = frozenset({"_name_or_path", "name_or_path", "_commit_hash", "_diffusers_version", "transformers_version"})
 """Attributes and entries of configurations that say where a checkpoint came from, not what it computes."""
 _ADAPTERS = frozenset(
@@ -54,6 +56,24 @@ _ADAPTERS = frozenset(
 )
 """Attributes of a diffusers or transformers model that come and go with adapters, whose effect is seen in their layers."""
 _DEPTH = 3
+
+
+class Fingerprint:
+    """A value that is hashed once: that of a large module takes a millisecond."""
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Fingerprint) and self._hash == other._hash and self.parts == other.parts
 
 
 class Structure:
@@ -107,7 +127,7 @@ class Structure:
         self._own = list({id(t): t for t in self.tensors[:count]}.values())
         self.tensors = list({id(t): t for t in self.tensors}.values())
         self._types = self._types_now()
-        self.fingerprint = (*entries, self.obstacle)
+        self.fingerprint = Fingerprint((*entries, self.obstacle))
 
     def _types_now(self) -> list[tuple[Any, ...]]:
         return [(t.dtype, t.shape, t.device) for t in self._own]
@@ -144,10 +164,12 @@ class Structure:
         return empty
 
     def _add(self, child: torch.nn.Module) -> None:
-        self._read(child.__dict__, child._parameters, child._buffers, child._modules)
-        self._read(child._forward_hooks, child._forward_pre_hooks)
-        for table in (child._parameters, child._buffers):
-            self.tensors.extend(tensor for tensor in table.values() if tensor is not None)
+        parameters, buffers = child._parameters, child._buffers
+        hooks = child._forward_hooks, child._forward_pre_hooks
+        self._read(child.__dict__, parameters, buffers, child._modules, *hooks)
+        for tensors in (parameters, buffers):
+            if tensors:
+                self.tensors += [tensor for tensor in tensors.values() if tensor is not None]
 
     def _read(self, *tables: dict[Any, Any]) -> None:
         self.dicts.extend(tables)
@@ -163,12 +185,13 @@ class Structure:
 
     def _attributes(self, child: torch.nn.Module, skipped: frozenset[str]) -> tuple[Any, ...]:
         out: list[Any] = []
-        for name, value in child.__dict__.items():
-            if name in _SKIPPED or name in skipped:
-                continue
-            if type(value) in _SCALARS:
+        attributes = child.__dict__
+        for name in _read_names(tuple(attributes), skipped):
+            value = attributes[name]
+            kind = type(value)
+            if kind in _SCALAR_TYPES:
                 if name not in _UNREAD:
-                    out.append((name, type(value), value))
+                    out.append((name, kind, value))
             else:
                 out.append((name, self._token(value, _DEPTH)))
         for table in (child._parameters, child._buffers):
@@ -184,7 +207,9 @@ class Structure:
 
     def _token(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in _SCALAR_TYPES:
+            return kind, value
+        if kind is tuple and _INT.issuperset(map(type, value)):
             return kind, value
         if isinstance(value, Tensor):
             self.kept.append(value)
@@ -251,6 +276,12 @@ def _is_plain(kind: Hashable) -> bool:
     return all(cls.__flags__ & _IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
 
 
+@functools.lru_cache(4096)
+def _read_names(names: tuple[str, ...], skipped: frozenset[str]) -> tuple[str, ...]:
+    """The attributes of a module that say what it computes, of all those that it has."""
+    return tuple(name for name in names if name not in _SKIPPED and name not in skipped)
+
+
 def _is_model(module: torch.nn.Module) -> bool:
     return "config" in module.__dict__ or "_internal_dict" in module.__dict__
 
@@ -260,9 +291,9 @@ def _hashable(value: Any) -> Any:
 
 
 def _obstacle(child: torch.nn.Module) -> str | None:
-    hooks = (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
-    if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):
-        return "a forward hook is registered on it"
+    for hooks in (child._forward_hooks, child._forward_pre_hooks):
+        if hooks and any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks.values()):
+            return "a forward hook is registered on it"
     table = child.__dict__
     if "_hf_hook" in table:
         return "an accelerate hook (offloading, device placement) is attached to it"
