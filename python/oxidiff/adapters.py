@@ -131,6 +131,8 @@ class EffectiveWeights:
     def __init__(self) -> None:
         self.scale = 1.0
         """Factor for all adapters."""
+        self.peak_bytes = 0
+        """The most that was held for a call."""
         self._made: dict[str, tuple[list[Tensor], list[Any], Tensor]] = {}
         self._merged: dict[str, tuple[str, ...]] = {}
 
@@ -178,6 +180,7 @@ class EffectiveWeights:
         """Forgets all but these layers."""
         for path in self._made.keys() - set(paths):
             del self._made[path]
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -298,3 +298,24 @@ def test_calls_of_a_pipeline() -> None:
         report = oxidiff.report(part)
         # None where another test's module of the same structure is still alive.
         assert report.captures <= 1 and report.programs <= 1 and report.eager_calls == 0
+
+
+def test_effective_weights_are_counted() -> None:
+    subject = Subject(memory="low")
+    subject.compiled(**subject.inputs)
+    assert subject.compiled.report().derived_bytes == 0
+    plain = subject.compiled.report().peak_bytes
+    subject.add("ink")
+    subject.set("ink")
+    bytes_of_layers = sum(layer.base_layer.weight.nbytes for layer in subject.layers())
+    subject.compiled(**subject.inputs)
+    report = subject.compiled.report()
+    assert report.derived_bytes == bytes_of_layers > 0
+    assert report.peak_bytes == plain + bytes_of_layers
+    assert oxidiff.estimate(subject.compiled, **subject.inputs).peak_bytes == report.peak_bytes
+    for layer in subject.layers():
+        layer.enable_adapters(False)
+    subject.compiled(**subject.inputs)
+    report = subject.compiled.report()
+    assert report.derived_bytes == 0, "without adapters the layers' own weights are used"
+    assert report.peak_bytes == plain + bytes_of_layers, "the highest so far"
