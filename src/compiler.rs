@@ -102,6 +102,7 @@ fn compile_new(
     };
     let target = backend.target();
     let mut plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
+    timings.time("reorder", || plan.reorder())?;
     timings.time("share_sizes", || plan.share_sizes());
     dump.write("80-plan.txt", || plan.to_string());
     if config().verify {

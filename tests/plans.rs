@@ -5,9 +5,12 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use oxidiff::passes::Precision;
-use oxidiff::plan::MemoryMode;
+use oxidiff::ir::Graph;
+use oxidiff::passes::{PassCtx, Precision, form_groups};
+use oxidiff::plan::{MemoryMode, Plan, PlanOptions, Workspace, build};
+use oxidiff::target::Target;
 use support::{graph_of, plan_of, program_of};
 
 const RULE: &str = "// ----\n";
@@ -56,7 +59,7 @@ fn equal_sizes_are_shared_and_stay_what_they_are() {
     let mut counts = Vec::new();
     for case in cases() {
         let text = fs::read_to_string(&case).unwrap();
-        let mut plan = plan_of(graph_of(text.split_once(RULE).unwrap().0), Precision::Eager, MemoryMode::Fast);
+        let mut plan = plan_in_order(graph_of(text.split_once(RULE).unwrap().0));
         let before = plan.to_string();
         let distinct = plan.share_sizes();
         assert_eq!(plan.to_string(), before, "{}", case.display());
@@ -64,4 +67,42 @@ fn equal_sizes_are_shared_and_stay_what_they_are() {
         counts.push(distinct);
     }
     assert!(counts.iter().any(|&distinct| distinct > 1), "{counts:?}");
+}
+
+/// Two large values, made one after the other, each of which is used up by one product.
+const TWO_BRANCHES: &str = "symbol s0 \"batch\" = [2, 24]
+input 0 \"x\": f32[s0,16]
+parameter 0 \"up\": f32[512,16]
+parameter 1 \"to\": f32[512,16]
+parameter 2 \"down\": f32[16,512]
+%0: f32[s0,16] = input() {index=0}
+%1: f32[512,16] = parameter() {index=0}
+%2: f32[512,16] = parameter() {index=1}
+%3: f32[16,512] = parameter() {index=2}
+%4: f32[s0,512] = linear(%0, %1)
+%5: f32[s0,512] = linear(%0, %2)
+%6: f32[s0,16] = linear(%4, %3)
+%7: f32[s0,16] = linear(%5, %3)
+return %6, %7
+";
+
+fn plan_in_order(graph: Graph) -> Plan {
+    let graph = Arc::new(graph);
+    let groups = form_groups(&graph, &PassCtx { precision: Precision::Eager }).unwrap();
+    build(graph, groups, &Target::host(), PlanOptions::default()).unwrap()
+}
+
+fn arena_bytes(plan: Plan) -> usize {
+    Workspace::of(&Arc::new(plan), &[24], &[]).unwrap().bytes()
+}
+
+#[test]
+fn a_large_value_is_used_up_before_the_next_one_is_made() {
+    let one = 24 * 512 * 4;
+    let mut plan = plan_in_order(graph_of(TWO_BRANCHES));
+    assert_eq!(arena_bytes(plan.clone()), 2 * one);
+    assert!(plan.reorder().unwrap());
+    oxidiff::plan::verify::verify(&plan).unwrap();
+    assert_eq!(arena_bytes(plan.clone()), one);
+    assert!(!plan.reorder().unwrap(), "nothing is left to gain");
 }

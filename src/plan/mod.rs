@@ -21,6 +21,7 @@ mod build;
 pub mod liveness;
 mod place;
 mod print;
+mod reorder;
 mod reuse;
 mod share;
 pub mod verify;

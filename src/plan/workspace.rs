@@ -140,7 +140,7 @@ impl Workspace {
     }
 }
 
-fn buffer_bytes(plan: &Plan, id: BufferId, bindings: &[i64]) -> Result<usize> {
+pub(super) fn buffer_bytes(plan: &Plan, id: BufferId, bindings: &[i64]) -> Result<usize> {
     let buffer = &plan.buffers[id.index()];
     let elements = buffer.numel.eval(bindings)?;
     let elements = usize::try_from(elements)

@@ -54,13 +54,15 @@ pub fn plan_of(graph: Graph, precision: Precision, memory: MemoryMode) -> Plan {
     let graph = passes::run_pipeline(graph, &ctx, &mut |_, _, _, _| {}).unwrap();
     let groups = passes::form_groups(&graph, &ctx).unwrap();
     let target = backend::by_name("cpu").unwrap().target();
-    let plan = plan::build(
+    let mut plan = plan::build(
         Arc::new(graph),
         groups,
         &target,
         PlanOptions { memory, exact: memory == MemoryMode::Low, memory_budget: None },
     )
     .unwrap();
+    plan.reorder().unwrap();
+    plan.share_sizes();
     plan::verify::verify(&plan).unwrap_or_else(|e| panic!("{e}\n{plan}"));
     plan
 }
