@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import statistics
 import time
@@ -96,14 +97,17 @@ def switch(arguments: argparse.Namespace) -> Answer:
 
 @torch.no_grad()
 def lora(arguments: argparse.Namespace, *, tiny: bool = False) -> Answer:
-    """Rank-16 adapters on all attention layers: switching, and steps with and without them."""
+    """Rank-16 adapters on all attention layers: switching, and steps with and without them, in turns. The steps without
+    are those of a twin that has the same tensors and no adapters."""
     module = testing.build(NAME, tiny=tiny)
     inputs = testing.example_inputs(NAME, tiny=tiny, size=(32, 32))
     compiled: Any = oxidiff.compile(module, options=_options())
+    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    twin: Any = oxidiff.compile(copy.deepcopy(module, dict(shared)), options=_options())
     generator = torch.Generator().manual_seed(0)
     compiled(**inputs)
-    before = [_seconds(lambda: compiled(**inputs)) for _ in range(arguments.rounds)]
-    for name in ("a", "b"):
+    twin(**inputs)
+    for name in ("ink", "pastel"):
         state = {}
         for path, layer in module.named_modules():
             path = path.replace(".base_layer", "")
@@ -112,22 +116,24 @@ def lora(arguments: argparse.Namespace, *, tiny: bool = False) -> Answer:
                 state[f"unet.{path}.lora_A.weight"] = torch.randn(RANK, layer.in_features, generator=generator) * scale
                 state[f"unet.{path}.lora_B.weight"] = torch.randn(layer.out_features, RANK, generator=generator)
         compiled.load_lora_adapter(state, prefix="unet", adapter_name=name)
-    compiled.set_adapters("a")
+    compiled.set_adapters("ink")
     first = compiled(**inputs).sample
-    switches, after = [], []
+    switches, before, after = [], [], []
     for k in range(2 * max(1, arguments.rounds // 2)):
-        name = "ba"[k % 2]
+        name = ("pastel", "ink")[k % 2]
         seconds = _seconds(lambda name=name: (compiled.set_adapters(name), compiled(**inputs)))
-        step = min(_seconds(lambda: compiled(**inputs)) for _ in range(2))
-        switches.append(seconds - step)
-        after.append(step)
+        steps = [(_seconds(lambda: twin(**inputs)), _seconds(lambda: compiled(**inputs))) for _ in range(3)]
+        before += [plain for plain, _ in steps]
+        after += [adapted for _, adapted in steps]
+        switches.append(seconds - min(adapted for _, adapted in steps))
     difference = float((compiled(**inputs).sample - first).abs().max())
     report = oxidiff.report(compiled)
-    seconds, ratio = statistics.median(switches), statistics.median(after) / statistics.median(before)
-    recompiles = report.captures - 1 + report.programs - 1
+    seconds = statistics.median(switches)
+    ratio = statistics.median(adapted / plain for plain, adapted in zip(before, after, strict=True))
+    recompiles = report.captures - 1 + report.programs - 1 + oxidiff.report(twin).programs
     return {
         "value": f"{seconds:.2f} s, step {ratio:.2f}, {recompiles} recompiles, A-B-A {difference:.0e}",
         "ok": seconds <= 1.5 and ratio <= 1.01 and recompiles == 0 and difference == 0 and not report.eager_calls,
         "note": f"f32, latent 32x32, {len(state) // 2} layers; {len(switches)} switches, each with the call after it, less "
-        f"a call; steps of {statistics.median(before):.2f} s without adapters",
+        f"a call; {len(before)} pairs of steps, {statistics.median(before):.2f} s without adapters",
     }
