@@ -5,8 +5,9 @@ remembered in the tuning database. A form replaces the one that the model of the
 clearly faster (:data:`CLEARLY`), measured beside it in turns. Trials run in the program's own workspace. What is
 installed holds for every program of the process: a measurement is a fact about the machine.
 
-``tune="off"`` looks at nothing, ``"cached"`` only reads the database, ``"quick"`` leaves out sites that cannot matter and
-programs that were loaded, ``"full"`` takes more turns and leaves out none.
+``tune="off"`` looks at nothing, ``"cached"`` only reads the database, ``"full"`` measures every site in more turns.
+``"quick"`` measures what pays: beyond its first second (:data:`FREE_S`), a site only if the gain that can be hoped for,
+judged by the sites before it, repays its trials within :data:`REPAID_CALLS` calls. It leaves loaded programs alone.
 """
 
 from __future__ import annotations
@@ -24,18 +25,32 @@ from typing import Any
 import torch
 
 from . import _native
+from .advice import this_device
 from .errors import CacheError
 from .options import CompileOptions
 from .store import bundle, complain
 
-__all__ = ["CLEARLY", "Tuner", "device_name"]
+__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Tuner", "device_name"]
 
 log = logging.getLogger(__name__)
 
 CLEARLY = 0.94
 """A form must take less than this share of the default's time, in the best and in the median turn."""
+FREE_S = 1.0
+"""Seconds that quick tuning of a program may take whatever comes of it."""
+REPAID_CALLS = 50
+"""Within so many calls, about one image, the trials beyond that must be repaid."""
+_HOPED = 0.1
+"""Share of a site's time that a first measurement is expected to gain; weighs as much as :data:`_PRIOR` measured sites."""
+_PRIOR = 2
 _TURNS = {"quick": 3, "full": 7}
 _LEAST_SHARE = {"quick": 0.01, "full": 0.0}
+_ROUNDS = 2
+"""Turns after which most sites are clear: one that warms up, and one that counts."""
+_RUNS_A_TRIAL = 2
+"""A trial runs its form, and another one to compare the result with."""
+_SLOWER = {0: 1.5, 1: 1.3}
+"""After the turn that warms up and after the first that counts: forms beyond so many times the best are given up."""
 
 
 def device_name() -> str:
@@ -52,6 +67,10 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+_held: dict[tuple[str, str], bundle.Row] = {}
+"""The measurements behind what is installed in this process, by op and bucket."""
+
+
 class Tuner:
     """Tuning of one program.
 
@@ -64,7 +83,13 @@ class Tuner:
         self.left_s = options.tune_budget_s
         self.is_loaded = False
         """Whether the program comes from an artifact: it is tuned no further then, unless by ``tune="full"``."""
-        self._known: dict[tuple[str, str], str] | None = None
+        self.given: Sequence[bundle.Row] = ()
+        """Measurements that came with the program's artifact."""
+        self.rows: dict[tuple[str, str], bundle.Row] = {}
+        """The measurements behind the program's choices, by op and bucket."""
+        self._free_s = FREE_S
+        self._is_stale = False
+        self._known: dict[tuple[str, str], bundle.Row] | None = None
         self._seen: set[tuple[int, ...]] = set()
         """Sizes at which every choice was looked at."""
 
@@ -82,15 +107,18 @@ class Tuner:
             return 0.0
         start = time.perf_counter()
         try:
-            sites = [site for site in _native.tuning_sites(program, sizes) if site.installed is None]
-            device, library = device_name(), _native.kernel_version
-            changed = self._install_known(sites, device, library)
-            if self.options.tune == "full" or (self.options.tune == "quick" and not self.is_loaded):
-                open_sites = self._worth([site for site in sites if site.installed is None])
-                changed |= self._measure_all(open_sites, device, library, name)
-            if changed:
-                # Other sizes of the same bucket would have made the choice; those of other buckets stay as they are.
-                program.forget_size(sizes)
+            sites = _native.tuning_sites(program, sizes)
+            key = device_name(), _native.kernel_version
+            try:
+                self._install_known(sites, key)
+                if self.options.tune == "full" or (self.options.tune == "quick" and not self.is_loaded):
+                    self._measure_all(sites, start + self.left_s, key, name)
+            finally:
+                self.rows |= {known: _held[known] for known in map(_key, sites) if known in _held}
+                if self._is_stale:
+                    self._is_stale = False
+                    # Other sizes of the same bucket would have made the choice; those of other buckets stay as they are.
+                    program.forget_size(sizes)
             self._seen.add(tuple(sizes))
         except _native.NativeError as error:
             # A size that cannot be planned, a trial that found no memory: the call itself says so, or works untuned.
@@ -99,54 +127,84 @@ class Tuner:
             self.left_s -= time.perf_counter() - start
         return time.perf_counter() - start
 
-    def _install_known(self, sites: Sequence[_native.TuningSite], device: str, library: str) -> bool:
-        if not sites or not self.options.cache:
+    def _install(self, site: _native.TuningSite, row: bundle.Row) -> bool:
+        before = site.chosen
+        if not site.install(row[4]):
             return False
+        _held[_key(site)] = row
+        self._is_stale |= site.chosen != before
+        return True
+
+    def _install_known(self, sites: Sequence[_native.TuningSite], key: tuple[str, str]) -> None:
+        sites = [site for site in sites if site.installed is None]
+        if not sites:
+            return
         if self._known is None:
-            try:
-                rows = bundle.entries()
-            except CacheError as error:
-                complain(f"tuning choices are not read: {error}")
-                rows = []
-            self._known = {(row[0], row[1]): row[4] for row in rows if row[2:4] == (device, library)}
-        known = self._known
-        changed = False
+            rows = list(self.given)
+            if self.options.cache:
+                try:
+                    rows += bundle.entries()
+                except CacheError as error:
+                    complain(f"tuning choices are not read: {error}")
+            # Of two measurements of one choice the later holds.
+            rows = sorted((row for row in rows if row[2:4] == key), key=lambda row: row[8])
+            self._known = {row[:2]: row for row in rows}
         for site in sites:
-            choice = known.get((site.op, site.bucket))
-            changed |= choice is not None and _install(site, choice)
-        return changed
+            row = self._known.get(_key(site))
+            if row is not None:
+                self._install(site, row)
 
     def _worth(self, sites: Sequence[_native.TuningSite]) -> list[_native.TuningSite]:
+        """The sites that are still open and matter, dearest first."""
+        sites = [site for site in sites if site.installed is None]
         total = sum(site.flops * site.count for site in sites)
         least = _LEAST_SHARE[self.options.tune] * total
         dearest = sorted(sites, key=lambda site: site.flops * site.count, reverse=True)
         return [site for site in dearest if site.flops * site.count >= least and len(site.candidates()) > 1]
 
-    def _measure_all(self, sites: Sequence[_native.TuningSite], device: str, library: str, name: str) -> bool:
+    def _measure_all(
+        self, sites: Sequence[_native.TuningSite], deadline: float, key: tuple[str, str], name: str
+    ) -> None:
+        wanted = self._worth(sites)
+        if not wanted:
+            return
         rows: list[bundle.Row] = []
-        deadline = time.perf_counter() + self.left_s
-        changed = False
+        gains = [1 - row[5] / row[6] for site in sites if (row := _held.get(_key(site))) is not None]
+        pace = _Pace()
         try:
-            with _progress(name, len(sites)) as bar:
-                gained = before = 0.0
-                for site in sites:
-                    if time.perf_counter() >= deadline:
+            with _progress(name, len(wanted)) as bar:
+                for site in wanted:
+                    bar.show(site)
+                    # One trial beyond the deadline is a trial too much.
+                    if time.perf_counter() + pace.expect(site.flops) > deadline:
                         break
-                    measured = _measure(site, _TURNS[self.options.tune], deadline)
-                    if measured is None:
+                    if self.options.tune == "quick" and not self._pays(site, gains, pace):
+                        bar.skip()
                         continue
-                    choice, seconds, default_seconds, workspace = measured
-                    changed |= _install(site, choice)
-                    now = int(time.time())
-                    rows.append(
-                        (site.op, site.bucket, device, library, choice, seconds, default_seconds, workspace, now)
-                    )
-                    before += default_seconds * site.count
-                    gained += (default_seconds - seconds) * site.count
-                    bar.advance(gained / before if before else 0.0)
+                    start = time.perf_counter()
+                    measured = _measure(site, _TURNS[self.options.tune], deadline)
+                    took = time.perf_counter() - start
+                    self._free_s -= took
+                    if measured is None:
+                        bar.skip()
+                        continue
+                    choice, seconds, default_seconds, workspace, trials = measured
+                    pace.note(site.flops * trials, took)
+                    row = (*_key(site), *key, choice, seconds, default_seconds, workspace, int(time.time()))
+                    if self._install(site, row):
+                        rows.append(row)
+                        gains.append(1 - seconds / default_seconds)
+                    bar.advance(site, seconds, default_seconds)
         finally:
             self._keep(rows)
-        return changed
+
+    def _pays(self, site: _native.TuningSite, gains: Sequence[float], pace: _Pace) -> bool:
+        """Whether quick tuning measures a site: it costs next to nothing, or is expected to repay what it costs."""
+        trials = _ROUNDS * len(site.candidates())
+        if trials * pace.expect(site.flops) <= self._free_s:
+            return True
+        hoped = (_HOPED * _PRIOR + sum(gains)) / (_PRIOR + len(gains))
+        return REPAID_CALLS * hoped * site.count >= trials * _RUNS_A_TRIAL
 
     def _keep(self, rows: Sequence[bundle.Row]) -> None:
         if not rows or not self.options.cache:
@@ -162,50 +220,77 @@ class Tuner:
             )
 
 
-def _install(site: _native.TuningSite, choice: str) -> bool:
-    """Makes a choice hold; whether that is another form than would be chosen without."""
-    before = site.chosen
-    return site.install(choice) and site.chosen != before
+def _key(site: _native.TuningSite) -> tuple[str, str]:
+    return site.op, site.bucket
 
 
-def _measure(site: _native.TuningSite, turns: int, deadline: float) -> tuple[str, float, float, int] | None:
-    """The choice for a site with its seconds, the default's, and its bytes; ``None`` if time ran out before it was clear.
+class _Pace:
+    """How long a trial takes: by the measured rate of this device at first, then by the trials before."""
 
-    Every turn times each form once. The seconds are those of the packed form.
+    def __init__(self) -> None:
+        self._flops = 0.0
+        self._seconds = 0.0
+
+    def note(self, flops: float, seconds: float) -> None:
+        """Trials of so many operations took so long."""
+        self._flops += flops
+        self._seconds += seconds
+
+    def expect(self, flops: float) -> float:
+        """Seconds of a trial of a form with so many operations."""
+        if self._flops:
+            return flops / self._flops * self._seconds
+        # Half of the ceiling, once for the form and once for what it is compared with.
+        return _RUNS_A_TRIAL * flops / (0.5 * this_device().f32_flops)
+
+
+def _measure(site: _native.TuningSite, turns: int, deadline: float) -> tuple[str, float, float, int, int] | None:
+    """The choice for a site with its seconds, the default's, its bytes, and how many trials were made; ``None`` if time
+    ran out before it was clear.
+
+    Every turn times each form once, the first one warms up. The seconds are those of the packed form.
     """
     times: dict[int, list[tuple[float, float]]] = {}
+    took: dict[int, float] = {}
     bytes_of: dict[int, int] = {}
+    trials = 0
     candidates = site.candidates()
     packed, per_call = site.chosen
+    kept = {packed, per_call}
     # The forms that hold now are the yardstick: without them in the memory of a run nothing can be compared.
-    if packed not in candidates or per_call not in candidates:
+    if not kept <= set(candidates):
         return None
     for turn in range(turns + 1):
+        latest: dict[int, float] = {}
         for candidate in list(candidates):
-            if time.perf_counter() >= deadline:
+            start = time.perf_counter()
+            if start + took.get(candidate, max(took.values(), default=0.0)) > deadline:
                 return None
             trial = site.measure(candidate)
+            took[candidate] = time.perf_counter() - start
+            trials += 1
             if trial is None:
                 candidates.remove(candidate)
                 times.pop(candidate, None)
                 continue
-            # The first turn warms up.
+            latest[candidate] = trial[0]
             if turn:
                 times.setdefault(candidate, []).append(trial[:2])
             bytes_of[candidate] = trial[2]
-        if packed not in times and turn:
+        if not kept <= latest.keys():
             return None
-        if turn == 1:
+        if turn in _SLOWER:
             # Hopeless ones are not timed again.
-            best = min(run for [(run, _)] in times.values())
-            kept = {packed, per_call}
-            candidates = [c for c in candidates if c in kept or times[c][0][0] < 1.3 * best]
+            best = min(latest.values())
+            candidates = [c for c in candidates if c in kept or latest[c] < _SLOWER[turn] * best]
+        if turn and set(candidates) == {packed}:
+            break
     chosen = _fastest(times, packed, 0.0)
     each_call = _fastest(times, per_call, 1.0)
     name = site.name(chosen, each_call)
     if name is None:
         return None
-    return name, _median(times[chosen], 0.0), _median(times[packed], 0.0), bytes_of[chosen]
+    return name, _median(times[chosen], 0.0), _median(times[packed], 0.0), bytes_of[chosen], trials
 
 
 def _fastest(times: dict[int, list[tuple[float, float]]], default: int, pack_share: float) -> int:
@@ -232,12 +317,24 @@ class _Bar:
 
     def __init__(self, bar: Any = None) -> None:
         self._bar = bar
+        self._gained = self._before = 0.0
 
-    def advance(self, gain: float) -> None:
-        """One site is done; so much of the time of those done so far was gained."""
+    def show(self, site: _native.TuningSite) -> None:
+        """This site is next."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{gain:.0%} gained")
+            gain = f", {self._gained / self._before:.0%} gained" if self._before else ""
+            self._bar.set_postfix_str(f"{site.op.partition(' groups')[0]}, {site.bucket}{gain}")
+
+    def skip(self) -> None:
+        """It was left as it is."""
+        if self._bar is not None:
             self._bar.update()
+
+    def advance(self, site: _native.TuningSite, seconds: float, default_seconds: float) -> None:
+        """It takes so long now, and took so long before."""
+        self._gained += (default_seconds - seconds) * site.count
+        self._before += default_seconds * site.count
+        self.skip()
 
 
 @contextlib.contextmanager

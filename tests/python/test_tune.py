@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from oxidiff.store import bundle, cache
 @pytest.fixture(autouse=True)
 def _no_choices() -> Iterator[None]:
     _native.forget_choices()
+    tune._held.clear()
     yield
     _native.forget_choices()
+    tune._held.clear()
 
 
 def net(channels: int = 64, layers: int = 2) -> nn.Module:
@@ -243,3 +247,140 @@ def test_choices_are_looked_for_once_per_size(monkeypatch: pytest.MonkeyPatch) -
         compiled(X[:, :, :22])
     assert len(seen) == len(set(seen)) == 2
     assert oxidiff.report(second).programs == 0
+
+
+class Site:
+    """A site whose forms take given seconds, without taking any."""
+
+    def __init__(self, *seconds: float, name: str = "a", count: int = 1, flops: float = 1e9) -> None:
+        self.seconds = seconds
+        self.op, self.bucket = f"convolution {name} groups 1", "rows"
+        self.count, self.flops = count, flops
+        self.chosen, self.installed = (0, 0), None
+        self.trials: list[int] = []
+
+    def candidates(self) -> list[int]:
+        return list(range(len(self.seconds)))
+
+    def measure(self, candidate: int) -> tuple[float, float, int]:
+        self.trials.append(candidate)
+        return self.seconds[candidate], 0.0, 8
+
+    def name(self, packed: int, per_call: int) -> str:
+        return f"{packed} {per_call}"
+
+    def install(self, choice: str) -> bool:
+        return True
+
+
+def test_hopeless_forms_are_given_up_early() -> None:
+    for seconds, trials in (
+        ((1.0, 1.6, 9.0), 4),  # clear after the turn that warms up
+        ((1.0, 1.4, 9.0), 5),  # and after the first that counts
+        ((1.0, 1.2, 9.0), 3 + 2 * 3),  # close, and so timed to the end
+        ((1.0, 0.5, 0.72), 3 + 3 + 2 * 2),  # the default stays beside its rival
+    ):
+        site: Any = Site(*seconds)
+        measured = tune._measure(site, 3, time.perf_counter() + 60)
+        assert measured is not None and measured[4] == len(site.trials) == trials, seconds
+        assert measured[0] == ("1 1" if seconds[1] < 0.9 else "0 0")
+
+
+def measured_sites(sites: list[Any], mode: str = "quick", **fields: Any) -> list[Any]:
+    tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, cache=False, **fields))
+    tuner._measure_all(sites, time.perf_counter() + tuner.left_s, ("device", "library"), "net")
+    return [site for site in sites if site.trials]
+
+
+def test_quick_tuning_stops_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_held", {})
+    slow = 1e13  # beyond what may be tried for nothing
+
+    def sites(*seconds: float) -> list[Any]:
+        return [Site(*seconds, name=str(count), count=count, flops=slow / count) for count in (16, 8, 4, 2, 1)]
+
+    monkeypatch.setattr(tune._Pace, "expect", lambda self, flops: flops / 1e12)
+    none = measured_sites(sites(1.0, 2.0, 2.0), tune_budget_s=60.0)
+    assert [site.count for site in none] == [16, 8], "nothing was gained: a rare site is not worth its trials"
+    tune._held.clear()
+    some = measured_sites(sites(1.0, 0.9, 2.0), tune_budget_s=60.0)
+    assert [site.count for site in some] == [16, 8, 4], "a tenth was gained each time"
+    tune._held.clear()
+    much = measured_sites(sites(1.0, 0.5, 2.0), tune_budget_s=60.0)
+    assert len(much) == 5, "much was gained: as much is expected of the others"
+    tune._held.clear()
+    assert len(measured_sites(sites(1.0, 2.0, 2.0), "full", tune_budget_s=60.0)) == 5
+    tune._held.clear()
+    monkeypatch.setattr(tune._Pace, "expect", lambda self, flops: 1e-3)
+    assert len(measured_sites(sites(1.0, 2.0, 2.0))) == 5, "what costs nothing is always measured"
+
+
+def test_what_was_learned_before_decides_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune._Pace, "expect", lambda self, flops: flops / 1e12)
+    sites: list[Any] = [Site(1.0, 2.0, name=str(i), count=3, flops=1e13) for i in range(9)]
+    row = ("device", "library", "0 0", 1.0, 1.0, 8, 1)
+    monkeypatch.setattr(tune, "_held", {tune._key(site): (*tune._key(site), *row) for site in sites[:8]})
+    for site in sites[:8]:
+        site.installed = "0 0"
+    assert measured_sites(sites, tune_budget_s=60.0) == [], "eight of nine gained nothing"
+
+
+def test_the_budget_is_kept_by_real_trials() -> None:
+    module = net(channels=96, layers=24)
+    x = torch.randn(1, 96, 96, 96)
+    full = compiled_of(net(channels=96, layers=24), tune="full", tune_budget_s=60.0, cache=False)
+    full(x)
+    assert oxidiff.report(full).tune_s > 2.0, "there is more to do than the budget allows"
+    _native.forget_choices()
+    compiled = compiled_of(module, tune="full", tune_budget_s=1.0, cache=False, max_specializations=3)
+    compiled(x)
+    assert 0.5 < oxidiff.report(compiled).tune_s <= 1.1
+
+
+def test_a_bar_shows_what_is_tuned_and_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Bar:
+        def __init__(self, **fields: Any) -> None:
+            shown.append(f"{fields['desc']} {fields['total']}")
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            shown.append("closed")
+
+        def set_postfix_str(self, text: str) -> None:
+            shown.append(text)
+
+        def update(self) -> None:
+            shown.append("+")
+
+    monkeypatch.setattr(tune, "_held", {})
+    monkeypatch.setattr(tune.importlib, "import_module", lambda name: types.SimpleNamespace(tqdm=Bar))
+    for is_terminal in (False, True):
+        tune._held.clear()
+        monkeypatch.setattr(tune.sys.stderr, "isatty", lambda seen=is_terminal: seen, raising=False)
+        measured_sites([Site(1.0, 0.5, name="a"), Site(1.0, 2.0, name="b")])
+    steps = ["convolution a, rows", "+", "convolution b, rows, 50% gained", "+"]
+    assert shown == ["tuning net 2", *steps, "closed"], "once: no bar where nobody looks"
+
+
+def test_one_database_one_result() -> None:
+    compiled_of(net())(X)
+    other = {"direct direct": "winograd2 winograd2"}
+    rows = [(*row[:4], other.get(row[4], "direct direct"), *row[5:]) for row in bundle.entries()]
+    database = _native.TuningDatabase(str(bundle.database_path()))
+    database.clear()
+    database.add(rows)
+    results = []
+    for _ in range(2):
+        _native.forget_choices()
+        compiled = compiled_of(net())
+        results.append(compiled(X))
+        (variant,) = dispatcher_of(compiled).engines()[0].variants
+        sites = _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(compiled)])
+        assert {(s.op, s.installed) for s in sites} == {(row[0], row[4]) for row in rows}
+        del compiled
+        gc.collect()
+    assert torch.equal(*results) and bundle.entries() == rows
