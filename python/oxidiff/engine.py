@@ -20,11 +20,13 @@ from . import _native
 from .adapters import EffectiveWeights, TensorState
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
+from .capture.lowering import LoweredGraph
+from .capture.stages import Stage
 from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
 from .options import CompileOptions
 from .staged import Staged
-from .store import Artifact, GraphStore, complain
+from .store import Artifact, Body, GraphStore, Row, complain
 from .watch import Structure, weight_state
 
 __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
@@ -125,6 +127,16 @@ class Variant:
         assert self._executable is not None, "a variant is bound before it runs"
         return self._executable
 
+    @property
+    def body(self) -> Body:
+        """What is stored of it beside the graph."""
+        return self.lowered
+
+    @property
+    def rows(self) -> list[Row]:
+        """The measurements behind its tuning choices."""
+        return list(self.captured.tuner.rows.values())
+
     def stats(self) -> dict[str, Any]:
         """See ``_native.Executable.stats``; empty while nothing is bound."""
         return {} if self._executable is None else self._executable.stats()
@@ -206,10 +218,13 @@ class Engine:
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
         with self._family.lock:
+            known = len(variant.rows)
             for part in variant.variants if isinstance(variant, Staged) else [variant]:
                 if point.keys() >= set(part.lowered.symbols):
                     sizes = part.lowered.sizes(point)
                     self.tune_s += part.captured.tuner.tune(part.program, sizes, type(self.module).__name__)
+            if self.options.graph_file is not None and len(variant.rows) > known:
+                self.store.remember(self.whole())
         return _Binding(variant, point, call, tensors, numbers, len(leaves)).ready()
 
     def _variant(self, call: Call) -> Variant | Staged:
@@ -217,12 +232,14 @@ class Engine:
             variant = self._known(call)
             if variant is not None:
                 return variant
-            for graph, lowered in self.store.take(call):
+            for graph, body in self.store.take(call):
                 start = time.perf_counter()
                 try:
-                    captured = Captured(graph, lowered, self.options)
-                    captured.tuner.is_loaded = True
-                    self._add(captured, is_own=False)
+                    if isinstance(body, LoweredGraph):
+                        self._add(self._loaded(graph, body), is_own=False)
+                    else:
+                        parts = [None if stage.part is None else self._loaded(*stage.part) for stage in body]
+                        self._add_stages(graph, body, parts, is_own=False)
                 except (Error, _native.NativeError) as error:
                     complain(f"a stored graph is not used: {from_native(error)}")
                 self.store.load_s += time.perf_counter() - start
@@ -231,6 +248,12 @@ class Engine:
                 variant = self._extended(call) or self._capture(call)
                 self.store.remember(self.whole())
             return variant
+
+    def _loaded(self, graph: CapturedGraph, lowered: LoweredGraph) -> Captured:
+        captured = Captured(graph, lowered, self.options)
+        captured.tuner.is_loaded = True
+        captured.tuner.given = self.store.rows
+        return captured
 
     def _capture(self, call: Call) -> Variant | Staged:
         self.captures += 1
@@ -246,7 +269,12 @@ class Engine:
         """Compiles what the compiler knows of a call's graph."""
         graph, stages = self._capturer.staged(call, _native.GraphBuilder)
         parts = [None if stage.part is None else Captured(*stage.part, self.options) for stage in stages]
-        variants = [None if part is None else Variant(part, part.is_new) for part in parts]
+        return self._add_stages(graph, stages, parts, is_own=True)
+
+    def _add_stages(
+        self, graph: CapturedGraph, stages: Sequence[Stage], parts: Sequence[Captured | None], is_own: bool
+    ) -> Staged:
+        variants = [None if part is None else Variant(part, is_own and part.is_new) for part in parts]
         staged = Staged(graph, stages, variants)
         for variant in staged.variants:
             variant.bind(self._weights(variant))
@@ -255,10 +283,10 @@ class Engine:
         self._staged.append(staged)
         return staged
 
-    def whole(self) -> list[Variant]:
-        """The variants that stand for whole calls."""
+    def whole(self) -> list[Variant | Staged]:
+        """What stands for whole calls."""
         parts = {id(part) for staged in self._staged for part in staged.variants}
-        return [variant for variant in self.variants if id(variant) not in parts]
+        return [*(variant for variant in self.variants if id(variant) not in parts), *self._staged]
 
     def _rivals(self, call: Call) -> list[Captured]:
         every = dict.fromkeys((*(variant.captured for variant in self.variants), *self._family.captured))
@@ -313,8 +341,9 @@ class Engine:
         loaded = []
         for stored in artifact.graphs:
             # Compiled to see that it can be: the program is found again when a call asks for it.
-            graph, lowered = stored.decode()
-            loaded.append(Captured(graph, lowered, self.options))
+            graph, body = stored.decode()
+            parts = [(graph, body)] if isinstance(body, LoweredGraph) else [s.part for s in body if s.part is not None]
+            loaded += [Captured(*part, self.options) for part in parts]
         self._held = loaded
         self.store.add(artifact)
         self.store.load_s += time.perf_counter() - start

@@ -18,6 +18,7 @@ from .capture.graph import number_at
 from .capture.signature import Number
 from .capture.stages import Stage, operands
 from .errors import UnsupportedError
+from .store import Row
 
 if TYPE_CHECKING:
     from .engine import Variant
@@ -45,6 +46,16 @@ class Staged:
     def variants(self) -> list[Variant]:
         """The variants of its stages."""
         return [variant for _, variant in self.stages if variant is not None]
+
+    @property
+    def body(self) -> list[Stage]:
+        """Its stages, for storing them."""
+        return [stage for stage, _ in self.stages]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The measurements behind its tuning choices."""
+        return [row for variant in self.variants for row in variant.rows]
 
     def bind(self, fetch: Callable[[WeightSlot], Tensor]) -> None:
         """Takes the weights that eager ops read from where ``fetch`` finds them."""

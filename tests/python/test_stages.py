@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import oxidiff
+from files import mutated, python, shuffled
 from nets import assert_close, image
+from oxidiff.capture.stages import operands
+from oxidiff.store import read_artifact
+from oxidiff.store.artifact import StoredGraph
+from oxidiff.store.encode import find_op
 
 
 class Fourier(nn.Module):
@@ -115,3 +122,108 @@ def test_nothing_left_for_the_compiler_runs_eager() -> None:
     with pytest.warns(oxidiff.FallbackWarning, match="runs in eager PyTorch"):
         compiled(image(4, 4))
     assert oxidiff.report(compiled).eager_calls == 1
+
+
+FOURIER = """
+    import sys, warnings, torch, oxidiff
+    sys.path.insert(0, sys.argv[1])
+    from nets import image
+    from test_stages import Fourier, Rotation
+    warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+    torch.manual_seed(0)
+    fourier, rotation = Fourier().eval(), Rotation().eval()
+    first, second = oxidiff.compile(fourier), oxidiff.compile(rotation)
+    with torch.no_grad():
+        for shape in ((2, 3, 16, 16), (1, 3, 24, 8)):
+            for scale in (0.5, 2.0):
+                x = image(*shape)
+                torch.testing.assert_close(first(x, scale=scale), fourier(x, scale=scale), rtol=1e-5, atol=1e-5)
+        x = torch.randn(2, 6, 8)
+        for ours, theirs in zip(second(x), rotation(x)):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for compiled in (first, second):
+        report = oxidiff.report(compiled)
+        print(report.captures, report.programs, report.eager_calls, sorted(item["op"] for item in report.fallbacks))
+"""
+
+
+def test_another_process_captures_nothing() -> None:
+    here = Path(__file__).parent
+    before, after = (python(FOURIER, here).splitlines() for _ in range(2))
+    assert before[0].startswith("1 2 0 ['aten.fft_fftn") and before[1].startswith("1 ")
+    assert [line.split(maxsplit=2)[2] for line in before] == [line.removeprefix("0 0 ") for line in after]
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_stages_are_saved_extended_and_loaded(tmp_path: Path) -> None:
+    module = Fourier().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    compiled(image())
+    compiled.save_graph(tmp_path / "net.oxi")
+    assert "2 stages" in read_artifact(tmp_path / "net.oxi").text()
+    other = Fourier().eval()
+    loaded: Any = oxidiff.compile(other, cache=False)
+    loaded.load_graph(tmp_path / "net.oxi")
+    # Other weights, another class of sizes: checked by one trace, and stored again as the same graph.
+    for shape in ((2, 3, 16, 16), (1, 3, 8, 340)):
+        assert_close(loaded(image(*shape)), other(image(*shape)))
+    assert oxidiff.report(loaded).captures == 0
+    loaded.save_graph(tmp_path / "more.oxi")
+    (before,), (after,) = (read_artifact(tmp_path / name).graphs for name in ("net.oxi", "more.oxi"))
+    assert before.identity == after.identity and len(after.call["points"]) > len(before.call["points"])
+    with pytest.raises(oxidiff.UnsupportedError, match="fft"):
+        strict: Any = oxidiff.compile(Fourier().eval(), cache=False, strict=True)
+        strict.load_graph(tmp_path / "net.oxi")
+        strict(image())
+
+
+def assert_runs(graph: Any, stages: Any) -> None:
+    """What every step reads was made before it and not dropped."""
+    here = {item.value for item in graph.inputs} | {v for node in graph.nodes for v in node.outputs}
+    for stage in stages:
+        assert here.issuperset(stage.inputs)
+        here.update(stage.outputs)
+        for op in stage.eager:
+            assert here.issuperset(operands(op.node))
+            here.update(op.node.outputs)
+        here.difference_update(stage.dead)
+    assert here.issuperset(leaf.value for leaf in graph.outputs.leaves if leaf.value is not None)
+    assert all(0 <= value < len(graph.values) for value in here)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_mutated_stages_are_refused_or_decoded(tmp_path: Path) -> None:
+    compiled: Any = oxidiff.compile(Fourier().eval(), cache=False)
+    compiled(image())
+    compiled.save_graph(tmp_path / "net.oxi")
+    artifact = read_artifact(tmp_path / "net.oxi")
+    (whole,) = artifact.graphs
+    source = random.Random(9)
+    decoded = 0
+    for i in range(5_000):
+        call, program = whole.call, whole.program
+        if i % 4:
+            call = shuffled(call, source)
+        else:
+            program = mutated(program.encode(), source).decode("utf-8", "replace")
+        if not isinstance(call, dict):
+            continue
+        try:
+            graph, stages = StoredGraph(whole.key, program, call, whole.trace).decode()
+        except oxidiff.ArtifactError:
+            continue
+        decoded += 1
+        if "stages" in call:
+            assert_runs(graph, stages)
+    assert 100 < decoded < 4_500
+
+
+@pytest.mark.parametrize(
+    "name", ["aten.from_file.default", "aten.add_.Tensor", "aten.nothing.default", "os.system.x", "x"]
+)
+def test_only_ops_on_tensors_are_taken_from_a_file(name: str) -> None:
+    with pytest.raises(oxidiff.ArtifactError, match=r"op"):
+        find_op(name)
+    assert find_op("aten._fft_c2c.default") is torch.ops.aten._fft_c2c.default

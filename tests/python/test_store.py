@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import oxidiff
+from files import mutated, python, shuffled
 from nets import Net, assert_close, image
 from oxidiff import _native, testing
 from oxidiff.__main__ import main
@@ -33,19 +34,6 @@ def stored_files() -> list[Path]:
     folder = graphs_folder()
     assert folder is not None
     return sorted(Path(folder).glob("*.oxi")) if Path(folder).exists() else []
-
-
-def python(code: str, *arguments: object, **environment: str) -> str:
-    """What a fresh process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -388,42 +376,16 @@ def test_a_full_disk_is_a_warning() -> None:
     assert folder is not None and [p.name for p in Path(folder).iterdir()] == [".oxidiff-lock"]
 
 
-def mutated(data: bytes, source: random.Random) -> bytes:
-    out = bytearray(data)
-    for _ in range(source.randint(1, 4)):
-        at = source.randrange(len(out)) if out else 0
-        kind = source.randrange(5)
-        if kind == 0:
-            del out[at : at + source.randint(1, 40)]
-        elif kind == 1:
-            out[at:at] = out[at : at + source.randint(1, 40)]
-        elif kind == 2 and out:
-            out[at] = source.choice(b'0123456789"[]{},:-.entrufals%')
-        elif out:
-            out[at] = source.randrange(256)
-    return bytes(out)
-
-
-def shuffled(data: Any, source: random.Random) -> Any:
-    """Plain data with one value somewhere replaced by another kind of value."""
-    if isinstance(data, (list, dict)) and data and source.random() < 0.9:
-        fresh = data.copy()
-        key = source.choice(list(data)) if isinstance(data, dict) else source.randrange(len(data))
-        fresh[key] = shuffled(data[key], source)
-        return fresh
-    return source.choice([None, -1, 0, 1, 2**70, 1.5, "", "x", [], {}, [[]], True, "float32", float("nan"), data])
-
-
 def test_mutated_artifacts_are_refused_or_decoded(net: nn.Module) -> None:
     """Behind a right checksum too: as if somebody had written the file by hand. Half are mutated as bytes, half as data."""
     capturer = Capturer(net)
     graph, lowered = capturer.lowered(capturer.call((image(),), {}), _native.GraphBuilder)
-    file = Artifact("Net", describe(net, net.forward), [StoredGraph.of(graph, lowered)]).to_bytes()
+    file = Artifact("Net", describe(net, net.forward), [StoredGraph.of(graph, lowered)], [ROW, ROW]).to_bytes()
     sections = dict(_native.decode_artifact(file))
     source = random.Random(3)
     decoded = 0
     for i in range(20_000):
-        name = source.choice(["about", "description", "0.program", "0.call", "0.call", "0.trace"])
+        name = source.choice(["about", "description", "choices", "0.program", "0.call", "0.call", "0.trace"])
         data = sections[name]
         if i % 2 and name != "0.program":
             data = to_bytes(shuffled(to_data(data), source))

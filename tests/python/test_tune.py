@@ -18,7 +18,7 @@ from nets import assert_close
 from oxidiff import _native, tune
 from oxidiff.__main__ import main
 from oxidiff.module import dispatcher_of
-from oxidiff.store import bundle, cache
+from oxidiff.store import bundle, cache, read_artifact
 
 
 @pytest.fixture(autouse=True)
@@ -364,6 +364,31 @@ def test_a_bar_shows_what_is_tuned_and_the_gain(monkeypatch: pytest.MonkeyPatch)
         measured_sites([Site(1.0, 0.5, name="a"), Site(1.0, 2.0, name="b")])
     steps = ["convolution a, rows", "+", "convolution b, rows, 50% gained", "+"]
     assert shown == ["tuning net 2", *steps, "closed"], "once: no bar where nobody looks"
+
+
+def test_choices_travel_with_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, held = tmp_path / "net.oxi", tmp_path / "held.oxi"
+    compiled = compiled_of(net(), cache=False, graph_file=str(held))
+    compiled(X)
+    compiled.save_graph(path)
+    rows = read_artifact(path).rows
+    assert len(rows) == 2 and read_artifact(held).rows == rows, "the graph file has them too"
+    del compiled
+    # Of two choices the file's is taken, without a database and without a trial.
+    other = {"direct direct": "winograd2 winograd2"}
+    artifact = read_artifact(path)
+    artifact.rows = [(*row[:4], other.get(row[4], "direct direct"), *row[5:]) for row in rows]
+    path.write_bytes(artifact.to_bytes())
+    _native.forget_choices()
+    monkeypatch.setattr(tune, "_measure", lambda *_: pytest.fail("something was measured"))
+    loaded = compiled_of(net(), cache=False)
+    loaded.load_graph(path)
+    assert_close(loaded(X), net()(X))
+    (variant,) = dispatcher_of(loaded).engines()[0].variants
+    installed = {s.installed for s in _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(loaded)])}
+    assert installed == {row[4] for row in artifact.rows}
+    loaded.save_graph(held)
+    assert read_artifact(held).rows == artifact.rows, "and given on"
 
 
 def test_one_database_one_result() -> None:

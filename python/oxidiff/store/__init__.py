@@ -1,10 +1,20 @@
 """What outlives the process: saved programs, the cache folder, the tuning database.
 
-:mod:`describe` says what a graph depends on, :mod:`encode` turns captured graphs into plain data and back,
+:mod:`describe` says what a graph depends on, :mod:`encode` and :mod:`stages` turn captured graphs into plain data and back,
 :mod:`artifact` is a file of them, :mod:`cache` decides which file and does the reading and writing.
 """
 
-from .artifact import Artifact, read_artifact
+from .artifact import Artifact, Body, Row, read_artifact
 from .cache import GraphStore, cache_folder, complain, graphs_folder, save
 
-__all__ = ["Artifact", "GraphStore", "cache_folder", "complain", "graphs_folder", "read_artifact", "save"]
+__all__ = [
+    "Artifact",
+    "Body",
+    "GraphStore",
+    "Row",
+    "cache_folder",
+    "complain",
+    "graphs_folder",
+    "read_artifact",
+    "save",
+]

@@ -6,6 +6,7 @@ parsed, verified and compiled for the device at hand, which takes less time than
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from .. import _native
 from ..capture import CapturedGraph
 from ..capture.lowering import LoweredGraph
+from ..capture.stages import Stage
 from ..errors import ArtifactError, from_native
 from .describe import Description
 from .encode import (
@@ -26,11 +28,20 @@ from .encode import (
     to_bytes,
     to_data,
 )
+from .stages import decode_stages, encode_stages, programs_text
 
-__all__ = ["Artifact", "StoredGraph", "read_artifact"]
+__all__ = ["Artifact", "Body", "Row", "StoredGraph", "as_row", "merge_rows", "read_artifact"]
+
+Row = tuple[str, str, str, str, str, float, float, int, int]
+"""A row of the tuning database: see ``_native.TuningDatabase``."""
+
+Body = LoweredGraph | Sequence[Stage]
+"""What runs a graph: one program, or programs and eager ops in turn."""
 
 MAX_GRAPHS = 16
 """Most graphs of one artifact: a module with more call structures than this captures the others anew."""
+MAX_ROWS = 10_000
+"""Most tuning choices of one artifact."""
 
 
 class StoredGraph:
@@ -38,8 +49,8 @@ class StoredGraph:
 
     Attributes:
         key: The structure of the calls it serves.
-        program: The compiler's graph as text.
-        call: See :func:`~oxidiff.store.encode.encode_graph`.
+        program: The compiler's graph as text, or those of its stages.
+        call: See :func:`~oxidiff.store.encode.encode_graph` and :func:`~oxidiff.store.stages.encode_stages`.
         trace: See :func:`~oxidiff.store.encode.encode_trace`; as JSON.
     """
 
@@ -50,32 +61,43 @@ class StoredGraph:
         self.trace = trace
 
     @classmethod
-    def of(cls, graph: CapturedGraph, lowered: LoweredGraph) -> StoredGraph:
-        """The stored form of a graph.
+    def of(cls, graph: CapturedGraph, body: Body) -> StoredGraph:
+        """The stored form of a graph, with the program that it is or the stages in which it runs.
 
         Raises:
             UnstorableError: It has something that has no meaning in another process.
         """
-        call = to_data(to_bytes(encode_graph(graph, lowered)))
-        return cls(encode_call_key(graph.key), lowered.builder.text(), call, to_bytes(encode_trace(graph)))
+        program = body.builder.text() if isinstance(body, LoweredGraph) else programs_text(body)
+        return cls(encode_call_key(graph.key), program, _encoded(graph, body), to_bytes(encode_trace(graph)))
 
-    def extended(self, graph: CapturedGraph, lowered: LoweredGraph) -> StoredGraph:
+    def extended(self, graph: CapturedGraph, body: Body) -> StoredGraph:
         """The stored form of the same graph, which was found right for more sizes since."""
-        call = to_data(to_bytes(encode_graph(graph, lowered)))
-        return StoredGraph(self.key, self.program, call, self.trace)
+        return StoredGraph(self.key, self.program, _encoded(graph, body), self.trace)
 
-    def decode(self) -> tuple[CapturedGraph, LoweredGraph]:
+    @property
+    def is_staged(self) -> bool:
+        """Whether some of its ops run eager."""
+        return "stages" in self.call
+
+    def decode(self) -> tuple[CapturedGraph, Body]:
         """The graph as this process would have captured it; its key is still to be set.
 
         Raises:
             ArtifactError: It is malformed.
         """
+        if self.is_staged:
+            return decode_stages(self.program, self.call, to_data(self.trace))
         return decode_graph(self.program, self.call, to_data(self.trace))
 
     @property
     def identity(self) -> tuple[str, str]:
         """Equal for two captures of one graph."""
         return self.key, self.program
+
+
+def _encoded(graph: CapturedGraph, body: Body) -> Any:
+    data = encode_graph(graph, body) if isinstance(body, LoweredGraph) else encode_stages(graph, body)
+    return to_data(to_bytes(data))
 
 
 class Artifact:
@@ -85,12 +107,16 @@ class Artifact:
         name: The class of the module.
         description: What the graphs depend on.
         graphs: The graphs, the newest last.
+        rows: The measurements behind their tuning choices.
     """
 
-    def __init__(self, name: str, description: Description, graphs: Sequence[StoredGraph] = ()) -> None:
+    def __init__(
+        self, name: str, description: Description, graphs: Sequence[StoredGraph] = (), rows: Sequence[Row] = ()
+    ) -> None:
         self.name = name
         self.description = description
         self.graphs = list(graphs)
+        self.rows = list(rows)
 
     def add(self, graph: StoredGraph) -> None:
         """Adds a graph, or what is new about one that is there already; the oldest makes room."""
@@ -100,6 +126,12 @@ class Artifact:
                 return
         self.graphs = [*self.graphs[-(MAX_GRAPHS - 1) :], graph]
 
+    def merge(self, other: Artifact) -> None:
+        """Adds what another artifact, of the same description, has."""
+        for graph in other.graphs:
+            self.add(graph)
+        self.rows = merge_rows(self.rows, other.rows)
+
     def to_bytes(self) -> bytes:
         """The file.
 
@@ -108,6 +140,7 @@ class Artifact:
         """
         about = {"name": self.name, "digest": self.description.digest, "graphs": [g.key for g in self.graphs]}
         sections = [("about", to_bytes(about)), ("description", to_bytes(self.description.lines))]
+        sections.append(("choices", to_bytes(self.rows[:MAX_ROWS])))
         for i, graph in enumerate(self.graphs):
             sections.append((f"{i}.program", graph.program.encode("utf-8", "surrogatepass")))
             sections.append((f"{i}.call", to_bytes(graph.call)))
@@ -143,7 +176,10 @@ class Artifact:
                 )
                 for i, key in enumerate(about["graphs"][:MAX_GRAPHS])
             ]
-            return cls(str(about["name"]), Description(lines), graphs)
+            if not all(type(graph.call) is dict for graph in graphs):
+                raise ArtifactError("how it is called is malformed")
+            rows = [as_row(row) for row in to_data(sections.get("choices", b"[]"))[:MAX_ROWS]]
+            return cls(str(about["name"]), Description(lines), graphs, rows)
 
     def require(self, here: Description, path: str) -> None:
         """Raises an :class:`ArtifactError` that says how a module differs from the one that was saved."""
@@ -165,13 +201,36 @@ class Artifact:
             for i, stored in enumerate(self.graphs):
                 call = stored.call
                 nodes = stored.program.count("\n%")
-                lines.append(f"  graph {i}: {nodes} nodes, {len(call['weights'])} weights")
+                about = f"{len(call['stages'])} stages" if stored.is_staged else f"{len(call['weights'])} weights"
+                lines.append(f"  graph {i}: {nodes} nodes, {about}")
                 lines += [f"    {label}: {_type_text(item)}" for label, item in call["inputs"]]
                 for name, role, _, _, label in call["symbols"]:
                     low, high = call["box"].get(name, ("any", "any"))
                     lines.append(f"    {name} = {label} ({role}), seen from {low} to {high}")
                 lines.append(f"    {len(call['classes'])} classes of sizes verified at {len(call['points'])} points")
+        lines += [f"  {len(self.rows)} tuning choices"] if self.rows else []
         return "\n".join(lines)
+
+
+def as_row(data: Any) -> Row:
+    """A row of the tuning database from plain data.
+
+    Raises:
+        ArtifactError: It is none.
+    """
+    kinds = (str, str, str, str, str, float, float, int, int)
+    if len(data) != len(kinds) or not all(type(value) is kind for value, kind in zip(data, kinds, strict=True)):
+        raise ArtifactError(f"a row of the tuning database is malformed: {data!r:.200}")
+    op, bucket, device, library, choice, seconds, default_seconds, workspace, measured = data
+    if not (0 < seconds < math.inf and 0 < default_seconds < math.inf and max(workspace, measured) < 1 << 62):
+        raise ArtifactError(f"a row of the tuning database has impossible numbers: {data!r:.200}")
+    return op, bucket, device, library, choice, seconds, default_seconds, workspace, measured
+
+
+def merge_rows(*several: Sequence[Row]) -> list[Row]:
+    """Rows of one database: of two measurements of one choice the later."""
+    ordered = sorted((row for rows in several for row in rows), key=lambda row: row[8])
+    return sorted({row[:4]: row for row in ordered}.values())
 
 
 def _type_text(item: Any) -> str:

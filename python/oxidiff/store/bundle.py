@@ -12,17 +12,14 @@ import os
 import time
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
 
 from .. import _native
 from ..errors import ArtifactError, CacheError, from_native
-from .artifact import Artifact, read_artifact
+from .artifact import Artifact, Row, as_row, read_artifact
 from .cache import cache_folder, update
 from .encode import decoding, to_bytes, to_data
 
-__all__ = ["check", "clear", "database_path", "entries", "export", "list_cache", "merge"]
-
-Row = tuple[str, str, str, str, str, float, float, int, int]
+__all__ = ["Row", "check", "clear", "database_path", "entries", "export", "list_cache", "merge"]
 
 
 def _folder() -> Path:
@@ -175,12 +172,4 @@ def _read_bundle(file: Path, graphs: list[tuple[str, Artifact]]) -> list[Row]:
                 artifact = Artifact.from_bytes(content)
                 # By what it says it is, never by a name that could lead out of the folder.
                 graphs.append((artifact.description.digest, artifact))
-        return [_row(row) for row in to_data(sections["tuning"])]
-
-
-def _row(data: Any) -> Row:
-    kinds = (str, str, str, str, str, float, float, int, int)
-    if len(data) != len(kinds) or not all(isinstance(value, kind) for value, kind in zip(data, kinds, strict=True)):
-        raise ArtifactError(f"a row of the tuning database is malformed: {data!r:.200}")
-    op, bucket, device, library, choice, seconds, default_seconds, workspace, measured = data
-    return op, bucket, device, library, choice, seconds, default_seconds, workspace, measured
+        return [as_row(row) for row in to_data(sections["tuning"])]

@@ -20,10 +20,9 @@ import torch
 
 from .. import _native
 from ..capture import Call, CapturedGraph
-from ..capture.lowering import LoweredGraph
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native
 from ..options import CompileOptions
-from .artifact import Artifact, StoredGraph, read_artifact
+from .artifact import Artifact, Body, Row, StoredGraph, merge_rows, read_artifact
 from .describe import Description, describe
 from .encode import UnstorableError, encode_call_key
 
@@ -58,7 +57,11 @@ def complain(message: str) -> None:
 
 class _Compiled(Protocol):
     graph: CapturedGraph
-    lowered: LoweredGraph
+
+    @property
+    def body(self) -> Body: ...
+    @property
+    def rows(self) -> Sequence[Row]: ...
 
 
 class GraphStore:
@@ -67,7 +70,7 @@ class GraphStore:
     Args:
         module: The module.
         forward: What is captured of it.
-        options: ``cache``, ``graph_file`` and ``dynamic`` matter.
+        options: ``cache``, ``graph_file``, ``dynamic`` and ``strict`` matter.
     """
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], options: CompileOptions) -> None:
@@ -79,6 +82,8 @@ class GraphStore:
         self._is_read = False
         self._waiting: dict[str, list[StoredGraph]] = {}
         self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
+        self.rows: list[Row] = []
+        """Measurements that came with the graphs."""
         self.load_s = 0.0
         """Seconds spent finding and reading stored graphs."""
 
@@ -99,7 +104,7 @@ class GraphStore:
                 raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
         return self._description
 
-    def take(self, call: Call) -> list[tuple[CapturedGraph, LoweredGraph]]:
+    def take(self, call: Call) -> list[tuple[CapturedGraph, Body]]:
         """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""
         if not self._is_read:
             self._is_read = True
@@ -116,15 +121,17 @@ class GraphStore:
         start = time.perf_counter()
         taken = []
         for stored in waiting:
+            if stored.is_staged and self._options.strict:
+                continue
             try:
-                graph, lowered = stored.decode()
+                graph, body = stored.decode()
             except ArtifactError as error:
                 complain(f"a stored graph is not used: {error}")
                 continue
             if len(graph.plan.forms) == len(call.sizes) and len(graph.inputs) == len(call.tensors):
                 graph.key = call.key
                 self._encoded[id(graph)] = (graph, stored)
-                taken.append((graph, lowered))
+                taken.append((graph, body))
         self.load_s += time.perf_counter() - start
         return taken
 
@@ -132,6 +139,7 @@ class GraphStore:
         """Makes the graphs of an artifact, of this module, available to :meth:`take`."""
         for stored in artifact.graphs:
             self._waiting.setdefault(stored.key, []).append(stored)
+        self.rows = merge_rows(self.rows, artifact.rows)
 
     def remember(self, compiled: Sequence[_Compiled]) -> None:
         """Stores graphs in the cache and the graph file, as far as they are not there already."""
@@ -159,12 +167,13 @@ class GraphStore:
         for item in compiled:
             graph, stored = self._encoded.get(id(item.graph), (item.graph, None))
             try:
-                fresh = StoredGraph.of(graph, item.lowered) if stored is None else stored.extended(graph, item.lowered)
+                fresh = StoredGraph.of(graph, item.body) if stored is None else stored.extended(graph, item.body)
             except UnstorableError as error:
                 reason = str(error)
                 continue
             self._encoded[id(graph)] = (graph, fresh)
             artifact.add(fresh)
+            artifact.rows = merge_rows(artifact.rows, item.rows)
         if not artifact.graphs:
             raise ArtifactError(f"{artifact.name} cannot be saved: {reason}")
         return artifact
@@ -215,8 +224,7 @@ def update(path: str, artifact: Artifact) -> None:
                 with contextlib.suppress(ArtifactError):
                     held = Artifact.from_bytes(data)
                     if held.description.digest == artifact.description.digest:
-                        for graph in artifact.graphs:
-                            held.add(graph)
+                        held.merge(artifact)
                         merged = held
             fresh = merged.to_bytes()
             if fresh != data:

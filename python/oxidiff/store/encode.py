@@ -12,13 +12,14 @@ import enum
 import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import TreeSpec
 
 from .. import _native
@@ -32,12 +33,26 @@ from ..errors import ArtifactError
 
 __all__ = [
     "UnstorableError",
+    "as_integer",
     "as_number",
+    "as_text",
+    "check",
+    "decode_calls",
     "decode_graph",
+    "decode_literal",
+    "decode_program",
+    "decode_slot",
+    "decode_value",
     "decoding",
     "encode_call_key",
+    "encode_calls",
     "encode_graph",
+    "encode_literal",
+    "encode_program",
+    "encode_slot",
     "encode_trace",
+    "encode_value",
+    "find_op",
     "merge_classes",
     "to_bytes",
     "to_data",
@@ -70,7 +85,8 @@ def decoding(what: str) -> Iterator[None]:
         raise ArtifactError(f"{what} is malformed: {error.args[1]}") from error
 
 
-def _check(holds: bool, what: str) -> None:
+def check(holds: bool, what: str) -> None:
+    """Raises :class:`~oxidiff.errors.ArtifactError` unless something holds."""
     if not holds:
         raise ArtifactError(what)
 
@@ -125,7 +141,8 @@ def _key_part(part: Any) -> Data:
 # --- sizes and numbers ----------------------------------------------------------------------------------------------
 
 
-def _number(value: Any) -> Data:
+def encode_number(value: Any) -> Data:
+    """A number, or an expression of sizes."""
     if isinstance(value, Dim):
         terms = [[c.numerator, c.denominator, [list(f) for f in m]] for m, c in value.terms]
         return ["real" if isinstance(value, Real) else "dim", terms]
@@ -137,25 +154,27 @@ def as_number(data: Data) -> Any:
     if type(data) in (int, float):
         return data
     kind, terms = data
-    _check(kind in ("dim", "real"), f"an expression of kind {kind!r}")
+    check(kind in ("dim", "real"), f"an expression of kind {kind!r}")
     out = []
     for numerator, denominator, factors in terms:
-        monomial = tuple((_text(name), _integer(power)) for name, power in factors)
-        _check(all(1 <= p <= _MAX_POWER for _, p in monomial), "a power out of range")
-        _check(list(monomial) == sorted({n: (n, p) for n, p in monomial}.values()), "a term that is not in order")
-        out.append((monomial, Fraction(_integer(numerator), _integer(denominator))))
+        monomial = tuple((as_text(name), as_integer(power)) for name, power in factors)
+        check(all(1 <= p <= _MAX_POWER for _, p in monomial), "a power out of range")
+        check(list(monomial) == sorted({n: (n, p) for n, p in monomial}.values()), "a term that is not in order")
+        out.append((monomial, Fraction(as_integer(numerator), as_integer(denominator))))
     form = (Real if kind == "real" else Dim)(out)
-    _check(len(form.terms) == len(out), "terms of one expression that are alike")
+    check(len(form.terms) == len(out), "terms of one expression that are alike")
     return form
 
 
-def _integer(data: Data) -> int:
-    _check(type(data) is int and abs(data) < 1 << 62, f"{data!r} is not an integer in range")
+def as_integer(data: Data) -> int:
+    """An integer that fits into 62 bits, from plain data."""
+    check(type(data) is int and abs(data) < 1 << 62, f"{data!r} is not an integer in range")
     return int(data)
 
 
-def _text(data: Data) -> str:
-    _check(type(data) is str, f"{data!r} is not a text")
+def as_text(data: Data) -> str:
+    """A text from plain data."""
+    check(type(data) is str, f"{data!r} is not a text")
     return str(data)
 
 
@@ -165,7 +184,7 @@ _DTYPE_NAMES: Mapping[str, torch.dtype] = {
 
 
 def _dtype(data: Data) -> torch.dtype:
-    found = _DTYPE_NAMES.get(_text(data))
+    found = _DTYPE_NAMES.get(as_text(data))
     if found is None:
         raise ArtifactError(f"there is no {data} in this torch")
     return found
@@ -192,14 +211,14 @@ def _encode_spec(spec: TreeSpec) -> Data:
 def _decode_spec(data: Data, depth: int = 0) -> TreeSpec:
     if data is None:
         return pytree.treespec_leaf()
-    _check(depth < _MAX_DEPTH, "results nest too deeply")
+    check(depth < _MAX_DEPTH, "results nest too deeply")
     name, context, children = data
-    cls = _find_type(_text(name))
+    cls = _find_type(as_text(name))
     if isinstance(context, dict):
-        context = _find_type(_text(context["type"]))
-        _check(issubclass(context, tuple) and hasattr(context, "_fields"), f"{context} is no named tuple")
+        context = _find_type(as_text(context["type"]))
+        check(issubclass(context, tuple) and hasattr(context, "_fields"), f"{context} is no named tuple")
     else:
-        _check(context is None or all(type(item) in (str, int) for item in context), "a context of results")
+        check(context is None or all(type(item) in (str, int) for item in context), "a context of results")
     return TreeSpec(cls, context, [_decode_spec(child, depth + 1) for child in children])
 
 
@@ -215,18 +234,20 @@ def _find_type(name: str) -> Any:
     raise ArtifactError(f"results are of the class {name}, which is not loaded or unknown to torch's pytree")
 
 
-def _encode_literal(value: Any) -> Data:
+def encode_literal(value: Any) -> Data:
+    """A constant result."""
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, Dim):
-        return {"form": _number(value)}
+        return {"form": encode_number(value)}
     return value
 
 
-def _decode_literal(data: Data) -> Any:
+def decode_literal(data: Data) -> Any:
+    """A constant result; for use within :func:`decoding`."""
     if isinstance(data, dict):
         return _dtype(data["dtype"]) if "dtype" in data else as_number(data["form"])
-    _check(data is None or type(data) in (bool, int, float, str), "a constant result")
+    check(data is None or type(data) in (bool, int, float, str), "a constant result")
     return data
 
 
@@ -258,10 +279,10 @@ def _decode_token(data: Data) -> Any:
     mark = _MARKS.get(data)
     if mark is not None:
         return mark
-    kind, rest = _text(data)[:1], data[1:]
+    kind, rest = as_text(data)[:1], data[1:]
     if kind == "k":
         return Keyword(rest)
-    _check(kind in ("s", "d"), f"a token {data!r}")
+    check(kind in ("s", "d"), f"a token {data!r}")
     return rest if kind == "s" else _dtype(rest)
 
 
@@ -284,15 +305,37 @@ def encode_trace(graph: CapturedGraph) -> Data:
         order.append(nodes.setdefault(node, len(nodes)))
     forms: dict[Any, int] = {}
     numbers = [forms.setdefault((type(f), f), len(forms)) for f in graph.forms]
-    distinct = [_number(f) for _, f in forms]
+    distinct = [encode_number(f) for _, f in forms]
     return {"nodes": list(nodes), "order": order, "forms": distinct, "numbers": numbers}
 
 
 @functools.cache
-def _ops() -> Mapping[str, Any]:
+def find_op(name: str) -> OpOverload:
+    """The op of that name, such as ``aten.silu.default``: one that this process has, changes nothing, and makes tensors
+    from tensors. The name may be anybody's: others could open files.
+
+    Raises:
+        ArtifactError: There is none.
+    """
+    parts = name.split(".")
+    check(len(parts) == 3 and all(part.isidentifier() for part in parts), f"{name!r} is no op")
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    op = getattr(packet, parts[2], None) if isinstance(packet, OpOverloadPacket) else None
+    if not isinstance(op, OpOverload):
+        raise ArtifactError(f"there is no op {name}")
+    schema = op._schema
+    takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
+    gives = bool(schema.returns) and all("Tensor" in str(value.type) for value in schema.returns)
+    check(takes and gives and not schema.is_mutable, f"{name} is not an op on tensors alone")
+    return op
+
+
+@functools.cache
+def _op_of_trace(name: str) -> Any:
+    """The op of that name, for comparing only: ops that make tensors of nothing are among those of a trace."""
     from ..capture.aten import ROWS
 
-    return {f"{op}()": op for op in ROWS}
+    return next((op for op in ROWS if str(op) == name), None) or find_op(name)
 
 
 class _StoredTrace(Trace):
@@ -305,11 +348,10 @@ class _StoredTrace(Trace):
     def difference(self, other: Trace) -> str | None:
         if not self.nodes:
             with decoding("the trace"):
-                ops = _ops()
                 known = []
                 for op, tokens, results in self.data["nodes"]:
-                    found = ops[op] if _text(op).endswith("()") else op
-                    metas = tuple((_dtype(dtype), _integer(rank)) for dtype, rank in results)
+                    found = _op_of_trace(op[:-2]) if as_text(op).endswith("()") else op
+                    metas = tuple((_dtype(dtype), as_integer(rank)) for dtype, rank in results)
                     known.append((found, tuple(map(_decode_token, tokens)), metas))
                 self.nodes = [known[i] for i in self.data["order"]]
                 self.paths = [""] * len(self.nodes)
@@ -325,20 +367,26 @@ def encode_graph(graph: CapturedGraph, lowered: LoweredGraph) -> Data:
     Raises:
         UnstorableError: It has something that cannot be written down.
     """
+    return {**encode_calls(graph), **encode_program(lowered)}
+
+
+def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
+    """Which calls a graph serves, what it takes of them and what it returns.
+
+    Raises:
+        UnstorableError: It has something that cannot be written down.
+    """
     if graph.externs:
         raise UnstorableError("forward uses a tensor that no module holds")
-    for slot in lowered.weights:
-        if not all(type(key) in (int, str) for key in slot.keys):
-            raise UnstorableError(f"{slot.name} is found by a key that is neither text nor number")
     values = graph.values
     return {
         "symbols": [[s.name, s.role, s.position, s.value, s.label] for s in graph.plan.symbols],
-        "sizes": [_number(form) for form in graph.plan.forms],
-        "inputs": [[i.label, _encode_value(values[i.value])] for i in graph.inputs],
+        "sizes": [encode_number(form) for form in graph.plan.forms],
+        "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
         "results": [
             [
-                None if leaf.value is None else _encode_value(values[leaf.value]),
-                _encode_literal(leaf.literal),
+                None if leaf.value is None else encode_value(values[leaf.value]),
+                encode_literal(leaf.literal),
                 leaf.order,
                 leaf.input,
             ]
@@ -348,11 +396,32 @@ def encode_graph(graph: CapturedGraph, lowered: LoweredGraph) -> Data:
         "fixed": graph.fixed,
         "moduli": graph.moduli,
         "traces": graph.traces,
-        "program_symbols": lowered.symbols,
-        "arguments": [[a.is_number, a.index, a.label, a.order] for a in lowered.arguments],
-        "weights": [[s.name, s.kind, s.module, s.attribute, s.keys] for s in lowered.weights],
         **_encode_classes(graph),
     }
+
+
+def encode_program(lowered: LoweredGraph) -> dict[str, Data]:
+    """How the arguments of a program are found.
+
+    Raises:
+        UnstorableError: It has something that cannot be written down.
+    """
+    return {
+        "program_symbols": lowered.symbols,
+        "arguments": [[a.is_number, a.index, a.label, a.order] for a in lowered.arguments],
+        "weights": [encode_slot(slot) for slot in lowered.weights],
+    }
+
+
+def encode_slot(slot: WeightSlot) -> Data:
+    """Where a weight is found.
+
+    Raises:
+        UnstorableError: Only this process can find it.
+    """
+    if not all(type(key) in (int, str) for key in slot.keys):
+        raise UnstorableError(f"{slot.name} is found by a key that is neither text nor number")
+    return [slot.name, slot.kind, slot.module, slot.attribute, slot.keys]
 
 
 def _encode_classes(graph: CapturedGraph) -> dict[str, Data]:
@@ -380,8 +449,19 @@ def merge_classes(data: Data, other: Data) -> Data:
     return {**data, "classes": union("classes"), "marks": union("marks"), "points": union("points"), "box": box}
 
 
-def _encode_value(value: Value) -> Data:
-    return [str(value.dtype), [_number(size) for size in value.shape]]
+def encode_value(value: Value) -> Data:
+    """A tensor's type and shape."""
+    return [str(value.dtype), [encode_number(size) for size in value.shape]]
+
+
+def decode_value(data: Data, names: Set[str], node: int = 0) -> Value:
+    """A tensor's type and shape, over the sizes of these names."""
+    dtype, shape = data
+    sizes = tuple(as_number(size) for size in shape)
+    for size in sizes:
+        check(not isinstance(size, Dim) or size.symbols() <= names, "a size over unknown symbols")
+        check(not isinstance(size, float), "a size that is a float")
+    return Value(_dtype(dtype), sizes, node)
 
 
 def decode_graph(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, LoweredGraph]:
@@ -396,91 +476,106 @@ def decode_graph(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, Low
         ArtifactError: They do not fit each other or make no sense.
     """
     with decoding("a stored graph"):
-        return _decode_graph(text, data, trace)
+        graph = decode_calls(data, trace)
+        lowered = decode_program(text, data, graph)
+        graph.weights.update((slot.name, slot) for slot in lowered.weights)
+        return graph, lowered
 
 
-def _decode_graph(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, LoweredGraph]:
-    builder = _native.GraphBuilder.from_text(text)
-    arguments, parameters, program_symbols, results = builder.signature()
+def decode_calls(data: Data, trace: Data) -> CapturedGraph:
+    """A graph without nodes and weights, from what :func:`encode_calls` gave; for use within :func:`decoding`."""
     plan = _decode_plan(data)
     names = {s.name for s in plan.symbols}
     values: list[Value] = []
 
     def value(item: Data) -> int:
-        dtype, shape = item
-        sizes = tuple(as_number(size) for size in shape)
-        for size in sizes:
-            _check(not isinstance(size, Dim) or size.symbols() <= names, "a size over unknown symbols")
-            _check(not isinstance(size, float), "a size that is a float")
-        values.append(Value(_dtype(dtype), sizes, 0))
+        values.append(decode_value(item, names))
         return len(values) - 1
 
-    inputs = [GraphInput(_text(label), value(item)) for label, item in data["inputs"]]
+    inputs = [GraphInput(as_text(label), value(item)) for label, item in data["inputs"]]
     leaves = []
     for item, literal, order, source in data["results"]:
-        _check(source is None or 0 <= _integer(source) < len(inputs), "a result that is no argument")
-        dims = tuple(map(_integer, order))
-        kept = _decode_literal(literal)
-        _check(not isinstance(kept, Dim) or kept.symbols() <= names, "a result over unknown symbols")
+        check(source is None or 0 <= as_integer(source) < len(inputs), "a result that is no argument")
+        dims = tuple(map(as_integer, order))
+        kept = decode_literal(literal)
+        check(not isinstance(kept, Dim) or kept.symbols() <= names, "a result over unknown symbols")
         leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source))
-    _check(sum(leaf.value is not None for leaf in leaves) == results, "results that the program does not give")
     spec = _decode_spec(data["spec"])
-    _check(spec.num_leaves == len(leaves), "results that do not fit their structure")
-
-    sources = []
-    numbers = sum(s.role in ("int", "float") for s in plan.symbols)
-    for (is_number, index, label, order), (_, declared) in zip(data["arguments"], arguments, strict=True):
-        _check(type(is_number) is bool, "the kind of an argument")
-        count = len(plan.forms) if is_number else len(inputs)
-        _check(0 <= _integer(index) < count, "an argument that the call does not have")
-        if is_number:
-            _check(numbers > 0, "a number that the call does not have")
-        else:
-            given = values[inputs[index].value]
-            _check(declared.startswith(f"{DTYPES[given.dtype]}["), f"argument {label} is {given.dtype}, not {declared}")
-            _check(order is None or sorted(order) == list(range(len(given.shape))), f"the order of argument {label}")
-        sources.append(ArgumentSource(is_number, index, _text(label), None if order is None else tuple(order)))
-    slots = []
-    for (name, kind, module, attribute, keys), (declared_name, _) in zip(data["weights"], parameters, strict=True):
-        _check(name == declared_name, f"weight {name} is called {declared_name} by the program")
-        _check(kind in ("parameter", "buffer", "attribute"), f"a weight of kind {kind!r}")
-        _check(all(type(key) in (int, str) for key in keys), f"the keys of weight {name}")
-        slots.append(WeightSlot(_text(name), kind, _text(module), _text(attribute), tuple(keys)))
-    symbols = [_text(name) for name in data["program_symbols"]]
-    _check(symbols == program_symbols and set(symbols) <= names, "symbols that are not those of the program")
-
-    outputs = OutputSpec(tuple(leaves), spec)
+    check(spec.num_leaves == len(leaves), "results that do not fit their structure")
     distinct = [as_number(form) for form in trace["forms"]]
     for form in distinct:
-        _check(not isinstance(form, Dim) or form.symbols() <= names, "a number over unknown symbols")
+        check(not isinstance(form, Dim) or form.symbols() <= names, "a number over unknown symbols")
     forms = [distinct[i] for i in trace["numbers"]]
-    moduli = {_text(name): _integer(modulus) for name, modulus in data["moduli"].items()}
-    _check(moduli.keys() == names and all(m > 0 for m in moduli.values()), "moduli that are not those of the symbols")
-    weights = {slot.name: slot for slot in slots}
+    moduli = {as_text(name): as_integer(modulus) for name, modulus in data["moduli"].items()}
+    check(moduli.keys() == names and all(m > 0 for m in moduli.values()), "moduli that are not those of the symbols")
     graph = CapturedGraph(
-        (), plan, inputs, [], values, weights, [], outputs, moduli, _StoredTrace(trace), forms,
-        traces=_integer(data["traces"]), fixed=tuple(map(_text, data["fixed"])),
+        (), plan, inputs, [], values, {}, [], OutputSpec(tuple(leaves), spec), moduli, _StoredTrace(trace), forms,
+        traces=as_integer(data["traces"]), fixed=tuple(map(as_text, data["fixed"])),
     )  # fmt: skip
     for point in data["points"]:
-        _check(point.keys() == names and all(type(v) in (int, float) for v in point.values()), "a point")
+        check(point.keys() == names and all(type(v) in (int, float) for v in point.values()), "a point")
         graph.points.append(point)
-    graph.classes = {tuple(map(_integer, residues)) for residues in data["classes"]}
-    graph.marks = {(_text(name), tuple(mark) if isinstance(mark, list) else mark) for name, mark in data["marks"]}
+    graph.classes = {tuple(map(as_integer, residues)) for residues in data["classes"]}
+    graph.marks = {(as_text(name), tuple(mark) if isinstance(mark, list) else mark) for name, mark in data["marks"]}
     sizes = {s.name for s in plan.symbols if s.role not in ("int", "float")}
-    graph.box = {_text(name): (_integer(low), _integer(high)) for name, (low, high) in data["box"].items()}
-    _check(graph.box.keys() == sizes or not graph.points, "the range of a size")
-    return graph, LoweredGraph(builder, symbols, sources, slots, outputs)
+    graph.box = {as_text(name): (as_integer(low), as_integer(high)) for name, (low, high) in data["box"].items()}
+    check(graph.box.keys() == sizes or not graph.points, "the range of a size")
+    return graph
+
+
+def decode_program(text: str, data: Data, graph: CapturedGraph, first_number: int | None = None) -> LoweredGraph:
+    """A program of a graph, from what :func:`encode_program` gave; for use within :func:`decoding`.
+
+    Args:
+        text: The compiler's graph.
+        data: How its arguments are found.
+        graph: What it computes: its inputs and outputs.
+        first_number: Where Python numbers start in the flat sizes of a call, if not behind those of the inputs.
+    """
+    builder = _native.GraphBuilder.from_text(text)
+    arguments, parameters, program_symbols, results = builder.signature()
+    leaves = graph.outputs.leaves
+    check(sum(leaf.value is not None for leaf in leaves) == results, "results that the program does not give")
+    if first_number is None:
+        first_number = sum(len(graph.values[item.value].shape) for item in graph.inputs)
+    numbers = len(graph.plan.forms) - first_number
+    sources = []
+    for (is_number, index, label, order), (_, declared) in zip(data["arguments"], arguments, strict=True):
+        check(type(is_number) is bool, "the kind of an argument")
+        count = numbers if is_number else len(graph.inputs)
+        check(0 <= as_integer(index) < count, "an argument that the call does not have")
+        if not is_number:
+            given = graph.values[graph.inputs[index].value]
+            check(declared.startswith(f"{DTYPES[given.dtype]}["), f"argument {label} is {given.dtype}, not {declared}")
+            check(order is None or sorted(order) == list(range(len(given.shape))), f"the order of argument {label}")
+        sources.append(ArgumentSource(is_number, index, as_text(label), None if order is None else tuple(order)))
+    slots = []
+    for item, (declared_name, _) in zip(data["weights"], parameters, strict=True):
+        slots.append(decode_slot(item))
+        check(slots[-1].name == declared_name, f"weight {slots[-1].name} is called {declared_name} by the program")
+    symbols = [as_text(name) for name in data["program_symbols"]]
+    names = {s.name for s in graph.plan.symbols}
+    check(symbols == program_symbols and set(symbols) <= names, "symbols that are not those of the program")
+    return LoweredGraph(builder, symbols, sources, slots, graph.outputs)
+
+
+def decode_slot(data: Data) -> WeightSlot:
+    """Where a weight is found; for use within :func:`decoding`."""
+    name, kind, module, attribute, keys = data
+    check(kind in ("parameter", "buffer", "attribute"), f"a weight of kind {kind!r}")
+    check(all(type(key) in (int, str) for key in keys), f"the keys of weight {name}")
+    return WeightSlot(as_text(name), kind, as_text(module), as_text(attribute), tuple(keys))
 
 
 def _decode_plan(data: Data) -> SizePlan:
     forms = [as_number(form) for form in data["sizes"]]
     symbols = []
     for name, role, position, value, label in data["symbols"]:
-        _check(role in _ROLES, f"a size of role {role!r}")
-        _check(0 <= _integer(position) < len(forms), "a size that no call has")
-        _check(type(value) in (int, float), "the value of a size")
-        symbols.append(Symbol(_text(name), role, position, value, _text(label)))
+        check(role in _ROLES, f"a size of role {role!r}")
+        check(0 <= as_integer(position) < len(forms), "a size that no call has")
+        check(type(value) in (int, float), "the value of a size")
+        symbols.append(Symbol(as_text(name), role, position, value, as_text(label)))
     names = {s.name for s in symbols}
-    _check(len(names) == len(symbols), "two sizes of one name")
-    _check(all(f.symbols() <= names for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
+    check(len(names) == len(symbols), "two sizes of one name")
+    check(all(f.symbols() <= names for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
     return SizePlan(symbols, forms)
