@@ -209,15 +209,16 @@ class Tuner:
     def _keep(self, rows: Sequence[bundle.Row]) -> None:
         if not rows or not self.options.cache:
             return
+        complaint = None
         try:
             database = _native.TuningDatabase(fspath(bundle.database_path()))
-            if database.complaint is not None:
-                complain(f"tuning choices: {database.complaint}")
+            complaint = database.complaint
             database.add(rows)
         except (CacheError, _native.NativeError) as error:
-            complain(
-                f"tuning choices are not kept: {error.args[-1] if isinstance(error, CacheError) else error.args[1]}"
-            )
+            why = error.args[-1] if isinstance(error, CacheError) else error.args[1]
+            complaint = f"they are not kept: {complaint or why}"
+        if complaint is not None:
+            complain(f"tuning choices: {complaint}")
 
 
 def _key(site: _native.TuningSite) -> tuple[str, str]:
