@@ -234,7 +234,7 @@ fn mutated_databases_are_read_or_refused() {
     drop(original);
     let whole = std::fs::read(&path).expect("a file");
     let mut random = Random(13);
-    for round in 0..2_000 {
+    for round in 0..20_000 {
         std::fs::write(&path, random.mutated(&whole)).expect("a file");
         let database = if round % 2 == 0 { Database::open(&path) } else { Database::open_read_only(&path) };
         match database {

@@ -10,10 +10,10 @@ import textwrap
 from typing import Any
 
 
-def python(code: str, *arguments: object, **environment: str) -> str:
-    """What a fresh process prints."""
+def python(code: str, *arguments: object, then: str = "", **environment: str) -> str:
+    """What a fresh process prints that runs ``code`` and ``then``."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        [sys.executable, "-c", textwrap.dedent(code) + textwrap.dedent(then), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         capture_output=True,
         text=True,

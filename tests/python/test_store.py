@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import time
 import types
 import warnings
 from pathlib import Path
@@ -25,7 +26,7 @@ from oxidiff.capture import Capturer
 from oxidiff.store import Artifact, bundle, cache, graphs_folder, read_artifact
 from oxidiff.store.artifact import StoredGraph
 from oxidiff.store.describe import describe
-from oxidiff.store.encode import to_bytes, to_data
+from oxidiff.store.encode import encode_call_key, to_bytes, to_data
 
 MODELS = ("sd15-unet", "sdxl-unet", "sd15-controlnet", "sd15-vae-decoder", "clip-l", "t5-small", "flux", "sd3")
 
@@ -302,6 +303,11 @@ def test_pipelines(tmp_path: Path) -> None:
         oxidiff.load_pipe(second, tmp_path)
 
 
+def test_the_index_of_a_device_is_no_part_of_an_artifact() -> None:
+    first, second, other = (encode_call_key((torch.device(name), 1)) for name in ("cuda:0", "cuda:1", "cpu"))
+    assert first == second != other
+
+
 def test_what_cannot_be_stored_says_why(tmp_path: Path) -> None:
     held = torch.randn(4)
 
@@ -358,22 +364,70 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
         oxidiff.compile(net, strict=True)(image())
 
 
+TUNED = """
+    import sys, torch
+    from torch import nn
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 72, 3, padding=1)).eval()
+    x = torch.randn(1, 64, 24, 24)
+"""
+"""A module with two convolutions to tune."""
+
+
 def test_a_full_disk_is_a_warning() -> None:
     code = """
-        import resource, signal, torch, oxidiff, warnings, sys
-        sys.path.insert(0, sys.argv[1])
-        from nets import Net, image
+        import resource, signal, oxidiff, warnings
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        compiled = oxidiff.compile(Net().eval(), strict=True)
+        compiled = oxidiff.compile(net, strict=True)
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
-            compiled(image())
-        print(*[w.category.__name__ for w in caught], oxidiff.report(compiled).captures)
+            torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+        assert oxidiff.report(compiled).tune_s > 0 and all(w.category is oxidiff.CacheWarning for w in caught)
+        print(*sorted(str(w.message).split()[0] for w in caught), oxidiff.report(compiled).captures)
     """
-    assert python(code, Path(__file__).parent).split() == ["CacheWarning", "1"]
+    # The graph and the choices are each not kept, and each said so once.
+    assert python(TUNED, then=code).split() == ["compiled", "tuning", "1"]
     folder = graphs_folder()
     assert folder is not None and [p.name for p in Path(folder).iterdir()] == [".oxidiff-lock"]
+
+
+READ_ONLY = """
+    import ctypes, oxidiff, warnings
+    # Root may write what nobody may: without its capabilities it may not.
+    assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
+    if sys.argv[1] == "new":
+        net.append(nn.SiLU())
+        net.append(nn.Conv2d(72, 80, 3, padding=1))
+    compiled = oxidiff.compile(net.eval(), strict=True)
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+    print(oxidiff.report(compiled).captures, len(oxidiff.tune._held), len(caught))
+    print(*[w.message for w in caught])
+"""
+
+
+def test_a_shipped_cache_that_cannot_be_written_is_read() -> None:
+    python(TUNED, "known", then=READ_ONLY)
+    folder = Path(str(graphs_folder())).parent
+
+    def content() -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    before = content()
+    assert "tuning.sqlite" in before and len(before) == 3
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        # What is in it is used, in silence; what is not is made, with a word about the graph and one about the choices.
+        assert python(TUNED, "known", then=READ_ONLY).splitlines() == ["0 2 0", ""]
+        fresh = python(TUNED, "new", then=READ_ONLY).splitlines()
+        assert fresh[0] == "1 3 2" and "graphs are not kept" in fresh[1] and "choices: they are not kept" in fresh[1]
+        assert content() == before
+    finally:
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def test_mutated_artifacts_are_refused_or_decoded(net: nn.Module) -> None:
@@ -408,32 +462,53 @@ def test_mutated_artifacts_are_refused_or_decoded(net: nn.Module) -> None:
 
 def test_two_processes_start_on_an_empty_cache() -> None:
     code = """
-        import sys, torch, oxidiff
-        sys.path.insert(0, sys.argv[1])
-        from nets import Net, image
-        torch.manual_seed(0)
-        net = Net().eval()
+        import oxidiff
         compiled = oxidiff.compile(net, strict=True)
         with torch.no_grad():
-            torch.testing.assert_close(compiled(image()), net(image()), rtol=1e-5, atol=1e-5)
-            if sys.argv[2] == "1":
-                compiled(image(2, 3, 12, 10), factor=2.0)
-            else:
-                compiled(image(1, 3, 64, 64))
+            torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+            y = x.repeat(1, 1, 1, 2) if sys.argv[1] == "1" else x[:, :, :5].contiguous()
+            torch.testing.assert_close(compiled(y), net(y), rtol=1e-4, atol=1e-5)
     """
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), here]
+    source = textwrap.dedent(TUNED) + textwrap.dedent(code)
+    command = [sys.executable, "-W", "error", "-c", source]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     both = [subprocess.Popen([*command, str(i)], env=environment, stderr=subprocess.PIPE, text=True) for i in range(2)]
     for process in both:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     (path,) = stored_files()
-    assert 1 <= len(read_artifact(path).graphs) <= 2
+    assert len(read_artifact(path).graphs) == 1
+    # Both convolutions at the common size; at its own size a process tunes unless it found the other's graph.
+    assert len({row[0] for row in bundle.entries()}) == 2 and len(bundle.entries()) in (2, 4, 6)
+    code = """
+        import oxidiff
+        compiled = oxidiff.compile(net, strict=True)
+        with torch.no_grad():
+            compiled(x)
+        print(oxidiff.report(compiled).captures, len(oxidiff.tune._held))
+    """
+    assert python(TUNED, then=code).strip() == "0 2"
+
+
+@torch.no_grad()
+def test_a_lock_that_somebody_keeps_stops_nobody(net: nn.Module, fresh_warnings: None) -> None:
+    folder = graphs_folder()
+    assert folder is not None
+    with _native.FileLock(os.path.join(folder, ".oxidiff-lock")):
+        compiled: Any = oxidiff.compile(net, strict=True)
+        started = time.monotonic()
+        with pytest.warns(oxidiff.CacheWarning, match="not kept.*locked"):
+            assert_close(compiled(image()), net(image()))
+        assert time.monotonic() - started < 10
+    # Nobody holds it but for a write.
+    second: Any = oxidiff.compile(Net(channels=12).eval(), strict=True)
+    second(image())
+    with _native.FileLock(os.path.join(folder, ".oxidiff-lock")):
+        assert len(stored_files()) == 1
 
 
 def test_killed_while_writing(net: nn.Module) -> None:
-    """Fifty times, at a random moment: the file is what one of the writers wrote, and the next start works."""
+    """Fifty times, at a random moment: both files are what one of the writers wrote, and the next start works."""
     compiled: Any = oxidiff.compile(net, strict=True)
     with torch.no_grad():
         compiled(image())
@@ -442,24 +517,33 @@ def test_killed_while_writing(net: nn.Module) -> None:
     children = """
         import os, sys, time, random, signal
         import oxidiff
-        from oxidiff.store import cache, read_artifact
+        from oxidiff.store import bundle, cache, read_artifact
         path, rounds, source = sys.argv[1], int(sys.argv[2]), random.Random(5)
         artifact = read_artifact(path)
+        row = ("b", "cpu", "1", "direct", 0.5, 1.0, 0, 7)
         for i in range(rounds):
             child = os.fork()
             if child == 0:
                 j = 0
                 while True:
                     j += 1
-                    artifact.graphs[0].key = f'"{i} {j}"'
-                    cache.update(path, artifact)
-            time.sleep(source.uniform(0, 0.02))
+                    if (i + j) % 2:
+                        artifact.graphs[0].key = f'"{i} {j}"'
+                        cache.update(path, artifact)
+                    else:
+                        database = oxidiff._native.TuningDatabase(str(bundle.database_path()))
+                        database.add([(f"{i} {j}", *row)])
+            time.sleep(source.uniform(0, 0.03))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             assert read_artifact(path).graphs
-        print(rounds)
+            database = oxidiff._native.TuningDatabase(str(bundle.database_path()))
+            assert database.complaint is None
+            database.add([(f"{i} of the parent", *row)])
+        assert {f"{i} of the parent" for i in range(rounds)} <= {entry[0] for entry in database.entries()}
+        print(rounds, len(database.entries()) > rounds)
     """
-    assert python(children, path, 50).strip() == "50"
+    assert python(children, path, 50).split() == ["50", "True"]
     again: Any = oxidiff.compile(net, strict=True)
     with torch.no_grad():
         assert_close(again(image()), net(image()))
