@@ -115,7 +115,7 @@ def first_call(arguments: argparse.Namespace, *, name: str, bar: float) -> Answe
 
 
 @contextmanager
-def _no_weights(dtype: torch.dtype) -> Iterator[None]:
+def no_weights(dtype: torch.dtype) -> Iterator[None]:
     """Builds models without filling or touching their weights: for planning, which reads none."""
     fill = testing.fill_weights
     testing.fill_weights = lambda *_args, **_fields: None
@@ -129,7 +129,7 @@ def _no_weights(dtype: torch.dtype) -> Iterator[None]:
 
 def _planned(name: str, sizes: list[tuple[int, ...]], **fields: Any) -> Iterator[tuple[Any, oxidiff.Report]]:
     dtype = torch.bfloat16
-    with _no_weights(dtype):
+    with no_weights(dtype):
         module = testing.build(name, tiny=False, dtype=dtype)
     compiled = oxidiff.compile(module, options=options(**fields))
     for size in sizes:
@@ -141,7 +141,7 @@ def _planned(name: str, sizes: list[tuple[int, ...]], **fields: Any) -> Iterator
 def plan_time(arguments: argparse.Namespace, *, name: str, bar: float) -> Answer:
     """Milliseconds to plan a new size: sizes, kernel arguments and the arena."""
     sizes: list[tuple[int, ...]] = [(8 * h, 8 * w) for h in range(8, 20, 4) for w in range(8, 20, 3)]
-    with _no_weights(torch.bfloat16):
+    with no_weights(torch.bfloat16):
         module = testing.build(name, tiny=False, dtype=torch.bfloat16)
     dispatcher = dispatcher_of(oxidiff.compile(module, options=options(max_specializations=64)))
     times = []

@@ -25,6 +25,7 @@ import torch
 
 import memory
 import oxidiff
+import tuning
 import weights
 from measure import (
     DTYPES,
@@ -248,6 +249,40 @@ ROWS = {
         "1.5 s, 1.01, 0, 0",
         weights.lora,
     ),
+    "start-sd15": Row(
+        "SD1.5 UNet: start to first fast step, quick tuning; restart from the cache",
+        "15 s, 1.0 s",
+        functools.partial(tuning.starts, row="start-sd15", bars=(15.0, 1.0)),
+    ),
+    "inductor-sd15": Row(
+        "the same of torch.compile, cold; warm", "-", functools.partial(tuning.inductor_starts, row="inductor-sd15")
+    ),
+    "start-sdxl": Row(
+        "SDXL UNet: start to first fast step, quick tuning; restart from the cache",
+        "25 s, 1.5 s",
+        functools.partial(tuning.starts, row="start-sdxl", bars=(25.0, 1.5)),
+    ),
+    "inductor-sdxl": Row(
+        "the same of torch.compile, cold; warm", "-", functools.partial(tuning.inductor_starts, row="inductor-sdxl")
+    ),
+    "tuned-sd15": Row(
+        "SD1.5 UNet: step tuned quickly over in full; over not at all",
+        "1.05, 0.97",
+        functools.partial(tuning.tuned_steps, name="sd15-unet", dtype="f32", size=(64, 64)),
+    ),
+    "tuned-sdxl": Row(
+        "SDXL UNet: step tuned quickly over in full; over not at all",
+        "1.05, 0.97",
+        functools.partial(tuning.tuned_steps, name="sdxl-unet", dtype="bf16", size=(64, 64)),
+    ),
+    "tuning-peak": Row(
+        "SD1.5 UNet: peak memory while tuning over while running",
+        "1.0",
+        functools.partial(tuning.tuning_peak, name="sd15-unet", size=(64, 64), bar=1.0),
+    ),
+    "artifact-sdxl": Row(
+        "size of an artifact, SDXL UNet", "10 MB", functools.partial(tuning.artifact_size, name="sdxl-unet", bar=10.0)
+    ),
     "errors": Row(
         "error against f64, every model: f32 relative, 16-bit over eager's own", "2e-5, 1.25x", errors_of_models
     ),
@@ -293,13 +328,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(ROWS), metavar="ROW", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved runs of each kind")
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
-    parser.add_argument("--what", choices=["eager", "compiled"], help=argparse.SUPPRESS)
+    parser.add_argument("--what", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     if arguments.row:
         measure = ROWS[arguments.row].measure
         if arguments.what:
-            print(json.dumps(memory.peak_of(arguments.row, arguments.what)), flush=True)
+            part = memory.peak_of if arguments.row in memory.PEAKS else tuning.start
+            print(json.dumps(part(arguments.row, arguments.what)), flush=True)
         else:
             print(json.dumps(measure(arguments)), flush=True)
         return
