@@ -6,6 +6,9 @@
 //!
 //! `T` is the side of an input tile, hence also the points of an axis: 4 or 6.
 
+// The transforms walk rows and columns of several arrays at once; closures would be compiled without the wrapper's features.
+#![allow(clippy::needless_range_loop)]
+
 use super::simd::{Element, ElementF32, Simd};
 use crate::dtype::DType;
 use crate::{simd_dispatch, with_element};
