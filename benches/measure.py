@@ -111,6 +111,11 @@ def cpu_isa() -> str:
     return " ".join(names)
 
 
+def machine_label() -> str:
+    """What figures of different runs must have in common to stand in one table."""
+    return f"{cpu_name()}, {torch.get_num_threads()} threads, {cpu_isa()}"
+
+
 def describe_machine() -> list[str]:
     """Lines that say when, on what and with which versions: a figure without them cannot be judged."""
     commit = subprocess.run(
@@ -119,7 +124,7 @@ def describe_machine() -> list[str]:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "diffusers", "transformers")]
     return [
         f"- {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, oxidiff at commit `{commit}`",
-        f"- {cpu_name()}, {torch.get_num_threads()} threads ({cpu_isa()}), {platform.system()} {platform.machine()}",
+        f"- {machine_label()}, {platform.system()} {platform.machine()}",
         f"- Python {platform.python_version()}, {', '.join(versions)}",
     ]
 

@@ -33,6 +33,7 @@ from measure import (
     ROOT,
     describe_machine,
     interleave,
+    machine_label,
     ratio_with_spread,
     run_in_process,
     table,
@@ -289,35 +290,28 @@ ROWS = {
 }
 
 
-def write_results(figures: dict[str, Answer]) -> None:
-    """The table, from every row's last figures."""
-    rows = []
-    for name, row in ROWS.items():
-        answer = figures.get(name)
-        if answer is None:
-            continue
-        verdict = "failed" if "error" in answer else ("yes" if answer["ok"] else "no")
-        value = answer.get("value", "-")
-        rows.append(
-            [
-                f"`{name}`",
-                row.figure,
-                value,
-                row.bar,
-                verdict,
-                answer.get("note", answer.get("error", "")),
-                answer["at"],
-            ]
-        )
-    header = ["row", "figure", "measured", "bar", "met", "how", "taken"]
+def write_results(figures: dict[str, dict[str, Answer]]) -> None:
+    """The tables, one for each machine, from every row's last figures there."""
     lines = [
         "`make bench` writes this section: whole models with random weights and public configurations, against eager "
-        "PyTorch in the same process. Ratios below 1 are faster or smaller than eager.",
+        "PyTorch in the same process. Ratios below 1 are faster or smaller than eager. A row stays until it is taken "
+        "again on the same kind of machine; what changed since its date, the changelog says.",
+        "",
+        "Taken last with:",
         "",
         *describe_machine(),
-        "",
-        *table(header, rows),
     ]
+    header = ["row", "figure", "measured", "bar", "met", "how", "taken"]
+    for machine, answers in sorted(figures.items()):
+        rows = []
+        for name, row in ROWS.items():
+            answer = answers.get(name)
+            if answer is None:
+                continue
+            verdict = "failed" if "error" in answer else ("yes" if answer["ok"] else "no")
+            note = answer.get("note", answer.get("error", ""))
+            rows.append([f"`{name}`", row.figure, answer.get("value", "-"), row.bar, verdict, note, answer["at"]])
+        lines += ["", f"### {machine}", "", *table(header, rows)]
     write_section("Whole models", lines)
     FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
 
@@ -344,11 +338,11 @@ def main() -> None:
     if unknown:
         parser.error(f"no row {', '.join(unknown)}")
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    figures = {name: answer for name, answer in figures.items() if name in ROWS}
+    here = figures.setdefault(machine_label(), {})
     for name in arguments.only:
         print(f"{name}: {ROWS[name].figure}", flush=True)
         answer = run_in_process("run.py", "--row", name, "--rounds", str(arguments.rounds))
-        figures[name] = {**answer, "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
+        here[name] = {**answer, "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
         print(
             f"    {answer.get('value', '-')} (bar {ROWS[name].bar}) {answer.get('note', answer.get('error', ''))}",
             flush=True,
