@@ -117,6 +117,9 @@ pub struct SystemMemory;
 
 /// A page: also what keeps buffers of unrelated runs off each other's cache lines.
 const PAGE: usize = 4096;
+/// Blocks from this size on are pages of their own. An allocator would keep what is freed between blocks that live, and
+/// weights that are packed, dropped and packed again would take more memory each time.
+const LARGE_BYTES: usize = 1 << 20;
 
 struct Owned(*mut u8, Layout);
 
@@ -135,6 +138,12 @@ impl Drop for Owned {
 impl Memory for SystemMemory {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
         let out_of_memory = || Error::OutOfMemory { asked_bytes: bytes, what: what.to_owned() };
+        if bytes >= LARGE_BYTES {
+            let mut pages = memmap2::MmapMut::map_anon(bytes).map_err(|_| out_of_memory())?;
+            let ptr = pages.as_mut_ptr();
+            // SAFETY: freshly mapped, unmapped by the owner.
+            return Ok(unsafe { Block::new(ptr, bytes, Box::new(pages)) });
+        }
         let layout = Layout::from_size_align(bytes.max(1), PAGE).map_err(|_| out_of_memory())?;
         // SAFETY: the layout has at least one byte.
         let ptr = unsafe { alloc(layout) };
@@ -167,5 +176,18 @@ mod tests {
         assert!(matches!(SystemMemory.allocate(usize::MAX, "test"), Err(Error::OutOfMemory { .. })));
         let block = SystemMemory.allocate(100, "test").unwrap();
         assert_eq!(block.ptr() as usize % 64, 0);
+        let far_too_large = 1 << 50;
+        assert!(matches!(SystemMemory.allocate(far_too_large, "test"), Err(Error::OutOfMemory { .. })));
+    }
+
+    #[test]
+    fn large_blocks_are_pages_of_their_own() {
+        let block = SystemMemory.allocate(LARGE_BYTES, "test").unwrap();
+        assert_eq!(block.ptr() as usize % PAGE, 0);
+        // SAFETY: the block's own bytes.
+        unsafe {
+            block.ptr().write_bytes(7, LARGE_BYTES);
+            assert_eq!(block.ptr().add(LARGE_BYTES - 1).read(), 7);
+        }
     }
 }
