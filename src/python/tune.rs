@@ -5,6 +5,7 @@
 //! own time.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use oxidiff_kernels::cpu::conv_choice::{self, ALGORITHMS, Choice, Observed, Site};
 use oxidiff_kernels::isa::Isa;
@@ -38,6 +39,8 @@ pub struct TuningSite {
     /// What a trial may use.
     limit_bytes: usize,
     isa: Isa,
+    /// By form: how far its result was from the direct form's; it is compared once.
+    errors: [OnceLock<f64>; ALGORITHMS.len()],
 }
 
 /// What a trial may take of a program whose arena is smaller.
@@ -108,12 +111,15 @@ impl TuningSite {
             return Ok(None);
         };
         let bytes = conv_choice::memory_bytes(&self.observed, algorithm, self.isa);
+        let is_compared = self.errors[candidate].get().is_none();
         let trial = py.detach(|| {
             guarded("tuning", || {
                 let measure = |memory: *mut u8| {
                     // SAFETY: both blocks below have `bytes`, and are this call's alone.
-                    unsafe { conv_choice::measure(Pool::global(), self.isa, &self.observed, algorithm, memory) }
-                        .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
+                    unsafe {
+                        conv_choice::measure(Pool::global(), self.isa, &self.observed, algorithm, is_compared, memory)
+                    }
+                    .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };
                 if bytes <= self.arena_bytes {
                     return measure(arena_pool().lend(self.arena_bytes)?.ptr());
@@ -121,7 +127,8 @@ impl TuningSite {
                 measure(SystemMemory.allocate(bytes, "a trial of the tuner")?.ptr())
             })
         })?;
-        let is_right = trial.error <= conv_choice::tolerance(self.observed.dtype, self.observed.weight);
+        let error = *self.errors[candidate].get_or_init(|| trial.error);
+        let is_right = error <= conv_choice::tolerance(self.observed.dtype, self.observed.weight);
         Ok(is_right.then_some((trial.run.as_secs_f64(), trial.pack.as_secs_f64(), bytes)))
     }
 
@@ -155,7 +162,8 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
             for observed in observed {
                 let site = Site::of(&observed.conv, observed.dtype, observed.weight);
                 let at = *index.entry(site).or_insert_with(|| {
-                    found.push(TuningSite { observed, site, count: 0, arena_bytes, limit_bytes, isa });
+                    let errors = Default::default();
+                    found.push(TuningSite { observed, site, count: 0, arena_bytes, limit_bytes, isa, errors });
                     found.len() - 1
                 });
                 found[at].count += 1;

@@ -5,11 +5,12 @@
 //! belongs to the process: whoever measured or read choices [`install`]s them.
 //!
 //! [`observe`] collects the convolutions that are chosen for while something is prepared; [`measure`] times one form of
-//! one of them on random numbers, in memory that the caller lends, and compares its result with the direct form's.
+//! one of them on random numbers, in memory that the caller lends, and can compare its result with the direct form's.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use super::conv::{Conv, Weight, pack_conv_weight};
 use super::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use super::conv_winograd::{Room, Work};
 use super::gemm_store::StoreEpilogue;
+use super::pack::SendMut;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::Pool;
@@ -168,7 +170,7 @@ pub struct Trial {
     pub run: Duration,
     /// Time of packing its weight.
     pub pack: Duration,
-    /// Distance of the result from the direct form's, relative to its norm.
+    /// Distance of the result from the direct form's, relative to its norm; 0 where they were not compared.
     pub error: f64,
 }
 
@@ -214,7 +216,7 @@ fn dense(conv: &Conv) -> Conv {
     Conv { strides: [depth as isize * plane, plane, row, channels], ..*conv }
 }
 
-/// Times one form, after the direct one to compare with.
+/// Times one form, on numbers that are others each time; with `is_compared` the direct one before it, to compare with.
 ///
 /// # Errors
 /// [`KernelError`] if a form does not apply, or scratch memory runs out.
@@ -226,8 +228,10 @@ pub unsafe fn measure(
     isa: Isa,
     of: &Observed,
     algorithm: Algorithm,
+    is_compared: bool,
     memory: *mut u8,
 ) -> Result<Trial, KernelError> {
+    static TRIALS: AtomicU32 = AtomicU32::new(0);
     let conv = dense(&of.conv);
     let sizes = parts(of, algorithm, isa);
     let mut at = [memory; 5];
@@ -235,10 +239,11 @@ pub unsafe fn measure(
         at[i] = at[i - 1].wrapping_add(sizes[i - 1].next_multiple_of(ALIGN));
     }
     let [x, raw, packed, out, expected] = at;
+    let seed = 2 * TRIALS.fetch_add(1, Relaxed);
     // SAFETY: the parts lie behind each other in the lent memory.
     unsafe {
-        fill(x, sizes[0], of.dtype, 1);
-        fill(raw, sizes[1], of.weight, 2);
+        fill(pool, x, sizes[0], of.dtype, seed);
+        fill(pool, raw, sizes[1], of.weight, seed + 1);
     }
     let [depth, height, width] = conv.kernel.map(|k| k as isize);
     let taps = depth * height * width;
@@ -259,43 +264,58 @@ pub unsafe fn measure(
             Ok((start.elapsed(), pack))
         }
     };
-    once(Algorithm::Direct, expected)?;
+    let is_compared = is_compared && algorithm != Algorithm::Direct;
+    if is_compared {
+        once(Algorithm::Direct, expected)?;
+    }
     let (run, pack) = once(algorithm, out)?;
-    let count = sizes[3] / 4;
     // SAFETY: both results were written in full, as f32.
-    let (got, want) = unsafe {
-        (
-            std::slice::from_raw_parts(out.cast::<f32>(), count),
-            std::slice::from_raw_parts(expected.cast::<f32>(), count),
-        )
-    };
+    let error = if is_compared { unsafe { distance(out.cast(), expected.cast(), sizes[3] / 4) } } else { 0.0 };
+    Ok(Trial { run, pack, error })
+}
+
+/// Distance of `got` from `want`, relative to the norm of that.
+///
+/// # Safety
+/// Both must hold `count` numbers.
+unsafe fn distance(got: *const f32, want: *const f32, count: usize) -> f64 {
+    // SAFETY: the caller's promise.
+    let (got, want) = unsafe { (std::slice::from_raw_parts(got, count), std::slice::from_raw_parts(want, count)) };
     let (mut distance, mut norm) = (0f64, 0f64);
     for (&a, &b) in got.iter().zip(want) {
         distance += f64::from(a - b).powi(2);
         norm += f64::from(b).powi(2);
     }
-    Ok(Trial { run, pack, error: (distance / norm.max(f64::MIN_POSITIVE)).sqrt() })
+    (distance / norm.max(f64::MIN_POSITIVE)).sqrt()
 }
 
-/// Numbers between -1 and 1, the same in every run.
+/// Numbers that a task of [`fill`] writes.
+const FILLED: usize = 1 << 16;
+
+/// Numbers between -1 and 1, the same for the same seed.
 ///
 /// # Safety
 /// `to` must be writable for `bytes`, and aligned for `dtype`.
-unsafe fn fill(to: *mut u8, bytes: usize, dtype: DType, seed: u32) {
-    let mut state = seed;
-    let mut next = move || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / 8_388_608.0 - 1.0
-    };
+unsafe fn fill(pool: &Pool, to: *mut u8, bytes: usize, dtype: DType, seed: u32) {
     let count = bytes / dtype.size_bytes();
-    // SAFETY: `count` elements of the type fit into `bytes`.
-    unsafe {
-        match dtype {
-            DType::F16 => (0..count).for_each(|i| to.cast::<f16>().add(i).write(f16::from_f32(next()))),
-            DType::BF16 => (0..count).for_each(|i| to.cast::<bf16>().add(i).write(bf16::from_f32(next()))),
-            _ => (0..count).for_each(|i| to.cast::<f32>().add(i).write(next())),
+    let to = SendMut(to);
+    pool.run(count.div_ceil(FILLED), |task, _| {
+        let mut state = seed ^ (task as u32).wrapping_mul(0x9e37_79b9);
+        let mut next = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / 8_388_608.0 - 1.0
+        };
+        for i in task * FILLED..((task + 1) * FILLED).min(count) {
+            // SAFETY: `count` elements of the type fit into `bytes`; tasks write disjoint ones.
+            unsafe {
+                match dtype {
+                    DType::F16 => to.get().cast::<f16>().add(i).write(f16::from_f32(next())),
+                    DType::BF16 => to.get().cast::<bf16>().add(i).write(bf16::from_f32(next())),
+                    _ => to.get().cast::<f32>().add(i).write(next()),
+                }
+            }
         }
-    }
+    });
 }
 
 #[cfg(test)]
@@ -318,8 +338,10 @@ mod tests {
             let bytes = memory_bytes(&of, algorithm, isa);
             let mut memory = vec![0u64; bytes / 8 + 512];
             // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-            let trial = unsafe { measure(pool, isa, &of, algorithm, memory.as_mut_ptr().cast()) }.expect("it runs");
+            let trial =
+                unsafe { measure(pool, isa, &of, algorithm, true, memory.as_mut_ptr().cast()) }.expect("it runs");
             assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
+            assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
             assert!(trial.run > Duration::ZERO);
         }
     }
