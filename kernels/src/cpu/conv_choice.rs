@@ -146,7 +146,15 @@ thread_local! {
 
 /// The convolutions that forms are chosen for, by this thread, while `f` runs.
 pub fn observe<T>(f: impl FnOnce() -> T) -> (T, Vec<Observed>) {
+    /// Stops observing also where `f` panics.
+    struct Observing;
+    impl Drop for Observing {
+        fn drop(&mut self) {
+            OBSERVED.set(None);
+        }
+    }
     OBSERVED.set(Some(Vec::new()));
+    let _observing = Observing;
     let result = f();
     (result, OBSERVED.take().unwrap_or_default())
 }

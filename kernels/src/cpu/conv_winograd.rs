@@ -19,7 +19,8 @@
 //! memory while the present one is multiplied.
 //!
 //! Numerics: error relative to the largest magnitudes involved is about 3e-7 for `o = 2` and 3e-6 for `o = 4` (direct:
-//! 2e-7), so a caller that promises eager's own rounding must not use it.
+//! 2e-7), so a caller that promises eager's own rounding must not use it. What is infinite or not a number makes every
+//! result of the tiles that read it not a number, and so does what overflows when a hundred times as large.
 
 use super::KernelError;
 use super::conv::{Conv, Weight};
@@ -53,13 +54,14 @@ const LANES: usize = 16;
 const STRIP: usize = 8;
 /// Channel vectors that a task of the input's transform has at least.
 const TASK_VECTORS: usize = 64;
-/// Input channels whose taps are brought side by side at a time.
-const GATHERED: usize = 16;
+/// Bytes of a tap's input channels that are brought side by side at a time: a vector of every instruction set.
+const GATHERED_BYTES: usize = 64;
 
 /// Whether [`conv_winograd`] computes this convolution: two spatial dimensions, kernel 3x3, stride and dilation 1, one
 /// group. The input may be upsampled as it is read.
 pub fn is_winograd(conv: &Conv) -> bool {
-    conv.kernel == [1, 3, 3]
+    conv.in_channels > 0
+        && conv.kernel == [1, 3, 3]
         && conv.stride == [1; 3]
         && conv.dilation == [1; 3]
         && conv.upsample[0] == 1
@@ -129,7 +131,8 @@ impl Cut {
             Room::Ample => (BAND_BYTES, MIN_BAND),
             Room::Slim => (SLIM_BAND_BYTES, MIN_BAND / 2),
         };
-        let most = (bytes / (points * conv.in_channels.next_multiple_of(LANES) * 4)).max(least);
+        let channels = conv.in_channels.max(1).next_multiple_of(LANES);
+        let most = (bytes / (points * channels * 4)).max(least);
         let band = tiles.div_ceil(tiles.div_ceil(most).max(1)).max(1);
         let longest = (CHUNK_BYTES / (points * width * 4)).clamp(LANES, MAX_CHUNK);
         let chunk =
@@ -243,6 +246,8 @@ struct Job<'a> {
     cut: Cut,
     /// Tiles of a task at most.
     group: usize,
+    /// Input channels whose taps are brought side by side at a time.
+    gathered: usize,
     v: SendMut,
     /// f32 from one point of U, of M to the next.
     u_stride: usize,
@@ -301,7 +306,8 @@ impl<'a> Job<'a> {
         let group = cut.band.div_ceil(groups);
         let width = kernel.nr;
         let (u_stride, m_stride) = (odd_lines(cut.chunk * width), odd_lines(group * width));
-        let taps_bytes = (9 * GATHERED + 2) * width * 4;
+        let gathered = GATHERED_BYTES / weight.dtype.size_bytes();
+        let taps_bytes = (9 * gathered + 2) * width * 4;
         let sizes = [points * u_stride * 4, points * m_stride * 4, o * STRIP * o * width * 4, taps_bytes, taps_bytes];
         let mut ends = [0; 5];
         let mut at = 0usize;
@@ -321,6 +327,7 @@ impl<'a> Job<'a> {
             grid: [rows, cols],
             cut,
             group,
+            gathered,
             v: SendMut(work.ptr),
             u_stride,
             m_stride,
@@ -391,8 +398,8 @@ impl<'a> Job<'a> {
             for chunk in 0..self.cut.chunks {
                 let channel = chunk * self.cut.chunk;
                 let channels = self.cut.chunk.min(self.conv.in_channels - channel);
-                for from in (0..channels).step_by(GATHERED) {
-                    let gathered = GATHERED.min(channels - from);
+                for from in (0..channels).step_by(self.gathered) {
+                    let gathered = self.gathered.min(channels - from);
                     let taps = self.gather(n0, width, channel + from, gathered, taps, wide);
                     transform_weights(self.kernel.isa, self.t, &taps, u.add(from * width), self.u_stride);
                 }
@@ -413,7 +420,7 @@ impl<'a> Job<'a> {
     /// Brings the taps of `count` input channels side by side, one vector of output channels each, as f32.
     ///
     /// # Safety
-    /// `to` and `wide` must each hold the taps of [`GATHERED`] channels.
+    /// `to` and `wide` must each hold the taps of `self.gathered` channels.
     unsafe fn gather(&self, n0: usize, width: usize, channel: usize, count: usize, to: *mut u8, wide: *mut u8) -> Taps {
         let Self { kernel, weight, conv, .. } = *self;
         let (outs, isa) = (conv.out_channels, kernel.isa);

@@ -393,6 +393,8 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
         Conv::new_2d(1, [8, 8], 700, 33, [3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [5, 7], 33, 17, [3, 3]).upsample([1, 2, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [41, 60], 40, 35, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [28, 28], 160, 17, [3, 3]).padding([0, 1, 1]), // several chunks; several bands where memory is short
+        Conv::new_2d(1, [9, 9], 20, 20, [3, 3]).padding([0, -1, 0]),
     ];
     let cases = shapes.iter().flat_map(|shape| {
         [2, 4].into_iter().flat_map(move |tile| {

@@ -99,18 +99,19 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
     let form = match maker.keeps.of(maker.at) {
         Some(kept) => Form::Kept(kept),
-        None => match form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall) {
-            Algorithm::Direct => {
-                let chunks = Chunks::of_convolution(maker, &conv, conv.packed_bytes(weight_type, maker.isa()));
-                let bytes = Conv { out_channels: chunks.step, ..conv }.packed_bytes(weight_type, maker.isa());
-                Form::Packed(maker.scratch(bytes, "packed weight"), chunks)
+        None => {
+            let algorithm = form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall);
+            let room = if maker.slim { Room::Slim } else { Room::Ample };
+            let image_bytes = work_bytes(&conv, algorithm, maker.isa(), room);
+            let chunks = Chunks::of_convolution(maker, &conv, conv.packed_bytes(weight_type, maker.isa()));
+            let panel_bytes = Conv { out_channels: chunks.step, ..conv }.packed_bytes(weight_type, maker.isa());
+            // Where memory is short the form that needs less of it.
+            if algorithm == Algorithm::Direct || (maker.slim && panel_bytes < image_bytes) {
+                Form::Packed(maker.scratch(panel_bytes, "packed weight"), chunks)
+            } else {
+                Form::Winograd(algorithm, maker.scratch(image_bytes, "transformed image"), room)
             }
-            algorithm => {
-                let room = if maker.slim { Room::Slim } else { Room::Ample };
-                let bytes = work_bytes(&conv, algorithm, maker.isa(), room);
-                Form::Winograd(algorithm, maker.scratch(bytes, "transformed image"), room)
-            }
-        },
+        }
     };
     let slot = whole_parameter(maker.plan(), &step.operands[1]);
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
