@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import types
 from collections.abc import Iterator
@@ -358,6 +359,7 @@ def test_a_bar_shows_what_is_tuned_and_the_gain(monkeypatch: pytest.MonkeyPatch)
             shown.append("+")
 
     monkeypatch.setattr(tune, "_held", {})
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # an earlier test may have run a notebook
     monkeypatch.setattr(tune.importlib, "import_module", lambda name: types.SimpleNamespace(tqdm=Bar))
     for is_terminal in (False, True):
         tune._held.clear()
