@@ -107,8 +107,6 @@ pub trait Specialized: Send + Sync {
 pub struct KeptForm {
     /// Index into [`Plan::packs`].
     pub pack: usize,
-    /// Which of the forms of that weight.
-    pub form: usize,
     /// Size.
     pub bytes: usize,
 }

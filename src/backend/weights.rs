@@ -190,15 +190,11 @@ fn shared_store(graph: &Arc<Graph>, sources: Vec<u64>) -> Arc<Store> {
     store
 }
 
-/// Where the forms of a packed weight are kept, and their name there.
+/// Where the panels of a packed weight are kept, and their name there.
 struct PackPlace {
     slot: Option<usize>,
-    /// One key for each of the [`PACK_FORMS`].
-    keys: [FormKey; PACK_FORMS],
+    key: FormKey,
 }
-
-/// Forms in which one weight may be packed: which one is best depends on the sizes of a run.
-pub const PACK_FORMS: usize = 3;
 
 const PACK: i64 = 1;
 const DENSE: i64 = 2;
@@ -217,14 +213,10 @@ fn pack_places(plan: &Plan) -> Result<Vec<PackPlace>> {
         };
         // Forms of a parameter are shared by every plan; others belong to this plan's buffers.
         let buffer = if slot.is_some() { 0 } else { source.buffer.0 as i64 };
-        let mut name = vec![PACK, 0, plan.target.isa as i64, groups, buffer, source.offset.eval(&[])?];
+        let mut name = vec![PACK, plan.target.isa as i64, groups, buffer, source.offset.eval(&[])?];
         name.extend(numbers(&source.shape)?);
         name.extend(numbers(&source.strides)?);
-        let keys = std::array::from_fn(|form| {
-            name[1] = form as i64;
-            name.as_slice().into()
-        });
-        Ok(PackPlace { slot, keys })
+        Ok(PackPlace { slot, key: name.as_slice().into() })
     };
     plan.packs.iter().map(|pack| place((&pack.source, &pack.form))).collect()
 }
@@ -385,23 +377,23 @@ impl WeightSet {
         }
     }
 
-    /// Packed weight `index` in form `form` (below [`PACK_FORMS`]), made by `make` if there is none.
+    /// The panels of packed weight `index`, made by `make` if there are none.
     ///
     /// # Errors
     /// What `make` says.
-    pub fn pack(&self, index: usize, form: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
-        let Some(place) = self.packs.get(index).filter(|_| form < PACK_FORMS) else {
+    pub fn pack(&self, index: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
+        let Some(place) = self.packs.get(index) else {
             return Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") });
         };
         let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
-        store.get_or_make(&place.keys[form], make)
+        store.get_or_make(&place.key, make)
     }
 
-    /// Whether packed weight `index` is there in form `form`; if so, it counts as used now.
-    pub fn touch(&self, index: usize, form: usize) -> bool {
-        let Some(place) = self.packs.get(index).filter(|_| form < PACK_FORMS) else { return false };
+    /// Whether the panels of packed weight `index` are there; if so, they count as used now.
+    pub fn touch(&self, index: usize) -> bool {
+        let Some(place) = self.packs.get(index) else { return false };
         let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
-        store.touch(&place.keys[form])
+        store.touch(&place.key)
     }
 
     /// A dense copy of slot `slot`, made by `make` if there is none.

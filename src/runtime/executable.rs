@@ -163,7 +163,7 @@ impl Executable {
             return;
         }
         let missing: usize =
-            specialized.kept().iter().filter(|form| !weights.touch(form.pack, form.form)).map(|form| form.bytes).sum();
+            specialized.kept().iter().filter(|form| !weights.touch(form.pack)).map(|form| form.bytes).sum();
         weights.shrink_to(specialized.derived_limit().saturating_sub(missing));
         if let Some(budget) = self.program.plan.options.memory_budget {
             // The arena is that of the largest live size; one that leaves too little room for these forms goes.
@@ -205,7 +205,7 @@ impl Executable {
         let (specialized, weights) = (self.program.peek(bindings)?, self.weights());
         let held = weights.derived_bytes();
         let prepared = if held == 0 { specialized.prepared_bytes() } else { 0 };
-        let missing = specialized.kept().iter().filter(|form| !weights.touch(form.pack, form.form));
+        let missing = specialized.kept().iter().filter(|form| !weights.touch(form.pack));
         let all = held + prepared + missing.map(|form| form.bytes).sum::<usize>();
         Ok(all.min(specialized.derived_limit().max(prepared)))
     }

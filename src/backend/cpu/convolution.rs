@@ -147,7 +147,7 @@ impl Call for ConvolutionCall {
         let pack = |conv: &Conv, source: &Weight, to| unsafe { pack_conv_weight(ctx.pool, ctx.isa, conv, source, to) };
         self.epilogue.with(ctx, |epilogue| match self.form {
             Form::Kept(kept) => {
-                let form = ctx.weights.pack(kept.pack, kept.form, &mut || {
+                let form = ctx.weights.pack(kept.pack, &mut || {
                     let block = SystemMemory.allocate(kept.bytes, "a packed weight")?;
                     pack(&self.conv, &source, block.ptr());
                     Ok(block)

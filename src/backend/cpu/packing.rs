@@ -74,7 +74,7 @@ pub(super) fn linear_candidates(
     let bytes = packed_bytes(n, k, dtype, isa);
     let share = if rows <= FEW_ROWS { FEW_ROWS_GAIN } else { 1.0 };
     let gain = FLOPS_PER_PACKED_BYTE * bytes as f64 * share * 4.0 / dtype.size_bytes() as f64;
-    Candidate { kept: KeptForm { pack, form: 0, bytes }, gain }
+    Candidate { kept: KeptForm { pack, bytes }, gain }
 }
 
 /// What a convolution could keep: its panels, if it is fastest with them.
@@ -89,10 +89,11 @@ pub(super) fn convolution_candidates(
     if form(options, conv, x, weight, Keep::Packed) != Algorithm::Direct {
         return None;
     }
-    let cost = |keep| cost_per_pair(conv, x, weight, form(options, conv, x, weight, keep), keep);
-    let pairs = conv.out_channels as f64 * conv.terms() as f64 / conv.kernel.iter().product::<usize>().max(1) as f64;
-    let gain = 2.0 * pairs * (cost(Keep::PerCall) - cost(Keep::Packed));
-    Some(Candidate { kept: KeptForm { pack, form: 0, bytes: conv.packed_bytes(weight, isa) }, gain })
+    let fly = form(options, conv, x, weight, Keep::PerCall);
+    let cost = |algorithm, keep| cost_per_pair(conv, x, weight, algorithm, keep);
+    let pairs = (conv.out_channels * conv.in_channels / conv.groups.max(1)) as f64;
+    let gain = 2.0 * pairs * (cost(fly, Keep::PerCall) - cost(Algorithm::Direct, Keep::Packed));
+    Some(Candidate { kept: KeptForm { pack, bytes: conv.packed_bytes(weight, isa) }, gain })
 }
 
 /// Which step keeps what.
@@ -177,27 +178,27 @@ impl Chunks {
 mod tests {
     use super::*;
 
-    fn candidate(pack: usize, form: usize, bytes: usize, gain: f64) -> Candidate {
-        Candidate { kept: KeptForm { pack, form, bytes }, gain }
+    fn candidate(pack: usize, bytes: usize, gain: f64) -> Candidate {
+        Candidate { kept: KeptForm { pack, bytes }, gain }
     }
 
     #[test]
     fn the_most_profitable_by_byte_are_kept() {
         let offers = || {
             vec![
-                (0, candidate(0, 2, 400, 900.0)),
-                (0, candidate(0, 0, 100, 300.0)),
-                (1, candidate(1, 0, 100, 100.0)),
-                (2, candidate(0, 0, 100, 300.0)),
+                (0, candidate(0, 400, 900.0)),
+                (0, candidate(0, 100, 300.0)),
+                (1, candidate(1, 100, 100.0)),
+                (2, candidate(0, 100, 300.0)),
             ]
         };
         let forms = |limit| Keeps::choose(offers(), 3, limit).forms();
-        let kept = |pack, form, bytes| KeptForm { pack, form, bytes };
+        let kept = |pack, bytes| KeptForm { pack, bytes };
         assert_eq!(forms(0), []);
-        assert_eq!(forms(100), [kept(0, 0, 100)], "one form for two steps");
-        assert_eq!(forms(200), [kept(0, 0, 100), kept(1, 0, 100)]);
-        assert_eq!(Keeps::choose(offers(), 3, usize::MAX).of(0), Some(kept(0, 2, 400)), "no limit: the fastest");
-        assert_eq!(Keeps::choose(vec![(0, candidate(0, 0, 1, 0.0))], 1, usize::MAX).of(0), None, "no gain, no bytes");
+        assert_eq!(forms(100), [kept(0, 100)], "one form for two steps");
+        assert_eq!(forms(200), [kept(0, 100), kept(1, 100)]);
+        assert_eq!(Keeps::choose(offers(), 3, usize::MAX).of(0), Some(kept(0, 400)), "no limit: the fastest");
+        assert_eq!(Keeps::choose(vec![(0, candidate(0, 1, 0.0))], 1, usize::MAX).of(0), None, "no gain, no bytes");
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl Call for LinearCall {
                         self.multiply(ctx, &GemmOperand::Packed(packed), (first, count), epilogue)
                     }),
                     Kept::Pack(kept) => {
-                        let packed = ctx.weights.pack(kept.pack, kept.form, &mut || {
+                        let packed = ctx.weights.pack(kept.pack, &mut || {
                             let block = SystemMemory.allocate(kept.bytes, "a packed weight")?;
                             pack_b(ctx.pool, ctx.isa, n, k, &source, block.ptr());
                             Ok(block)
