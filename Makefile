@@ -65,8 +65,9 @@ test: lint test-rust test-python ## everything a change must pass: lint, types, 
 test-rust: ## Rust unit, golden, property and tidy tests (no Python needed)
 	$(CARGO) test --release --workspace --quiet $(ARGS)
 
+# Two processes: much of a test is one thread's work. A test that is stolen from the slower one may run in either.
 test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"
-	$(BIN)/python -m pytest --quiet $(ARGS)
+	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal $(ARGS)
 
 fuzz: ## thousands of random graphs on the CPU backend against the interpreter (minutes)
 	$(CARGO) test --release --test backends -- --ignored many_random

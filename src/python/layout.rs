@@ -56,6 +56,11 @@ impl DictLayout {
         unsafe { dict.add(self.version).cast::<u64>().read() }
     }
 
+    /// Where the version tag of the dictionary at an address is.
+    pub fn address(self, dict: usize) -> usize {
+        dict.wrapping_add(self.version)
+    }
+
     /// Whether the word there behaves like a version tag for every way in which modules write their dictionaries.
     fn is_right(self, py: Python<'_>) -> PyResult<bool> {
         let version = py.version_info();
@@ -202,6 +207,26 @@ before = parameter.untyped_storage()._cdata, parameter.data_ptr(), parameter._ve
         // SAFETY: as above.
         let swapped = unsafe { self.read(parameter.as_ptr().cast()) };
         Ok(swapped.data == data && swapped.storage != storage && swapped.version == Some(version))
+    }
+
+    /// Address of a tensor's `TensorImpl`.
+    ///
+    /// # Safety
+    /// As [`TensorLayout::read`].
+    pub unsafe fn implementation(self, tensor: *const u8) -> usize {
+        // SAFETY: the offset was proved by `find`.
+        unsafe { tensor.add(self.tensor_impl).cast::<usize>().read() }
+    }
+
+    /// The words that [`TensorLayout::read`] reads of a tensor with these parts; nothing is read here.
+    pub fn places(self, tensor: usize, tensor_impl: usize, storage: usize, counter: usize) -> [usize; 5] {
+        [
+            tensor.wrapping_add(self.tensor_impl),
+            tensor_impl.wrapping_add(self.storage),
+            tensor_impl.wrapping_add(self.counter),
+            storage.wrapping_add(self.data),
+            counter.wrapping_add(self.version),
+        ]
     }
 
     /// What a tensor points to now.

@@ -11,6 +11,8 @@ import pytest
 # Before anything imports torch, diffusers or oxidiff.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Two test processes share the cores: threads that wait must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SEED = 20240
 
@@ -55,6 +57,11 @@ def _reset_dynamo() -> Iterator[None]:
     import torch
 
     torch._dynamo.reset()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_report_header() -> list[str]:

@@ -53,6 +53,7 @@ def test_compiled_pipeline_draws_the_same_digits(digits, style: str) -> None:
     assert error <= MODEL_ERROR * steps * (1 + 2 * guidance)
 
 
+@pytest.mark.slow
 def test_demo_writes_one_picture_and_a_table(tmp_path: Path) -> None:
     command = [sys.executable, "demo.py", "--out", str(tmp_path), "--steps", "2", "--rounds", "1"]
     result = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, check=False)
@@ -85,6 +86,7 @@ def test_examples_run(script: str, options: list[str], expected: list[str], tmp_
         assert text in result.stdout
 
 
+@pytest.mark.slow
 def test_notebook_runs() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

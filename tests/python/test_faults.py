@@ -268,7 +268,9 @@ def test_in_place_modules() -> None:
         lambda x, w: (),
         lambda x, w: torch.ones(3),
     ],
-    ids=str,
+    ids=[
+        "input", "tuple", "slice", "view", "weight", "weight_slice", "none", "dict", "numbers", "list", "empty", "constant"
+    ],
 )
 def test_results(function: Any) -> None:
     module = Returns(function)
