@@ -269,7 +269,18 @@ def test_in_place_modules() -> None:
         lambda x, w: torch.ones(3),
     ],
     ids=[
-        "input", "tuple", "slice", "view", "weight", "weight_slice", "none", "dict", "numbers", "list", "empty", "constant"
+        "input",
+        "tuple",
+        "slice",
+        "view",
+        "weight",
+        "weight_slice",
+        "none",
+        "dict",
+        "numbers",
+        "list",
+        "empty",
+        "constant",
     ],
 )
 def test_results(function: Any) -> None:
