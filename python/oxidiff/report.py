@@ -151,8 +151,9 @@ class Explanation:
     name: str
     """The module's class."""
     variants: list[dict[str, Any]]
-    """One per call structure: ``module``, ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``, and the
-    program's own account (``groups`` by kind, ``ops`` by name, ``steps``, ``passes`` in seconds)."""
+    """One per call structure: ``module``, ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``,
+    ``choices`` (what the tuner decided, with the times), and the program's own account (``groups`` by kind, ``ops`` by
+    name, ``steps``, ``timings`` of its compilation in seconds)."""
     fallbacks: list[dict[str, Any]]
     """See :attr:`Report.fallbacks`."""
     advice: list[str] = dataclasses.field(default_factory=list)
@@ -169,7 +170,10 @@ class Explanation:
         for i, variant in enumerate(self.variants):
             lines.append(f"  variant {i}")
             for name, value in variant.items():
-                lines.append(f"    {name}: {_compact(value)}")
+                if name != "choices":
+                    lines.append(f"    {name}: {_compact(value)}")
+                elif value:
+                    lines += ["    choices, measured:", *(f"      {choice}" for choice in value)]
         for item in self.fallbacks:
             place = item["module"] or "the whole module"
             lines.append(f"  eager, {item['count']} calls: {place}: {item['reason']}")
