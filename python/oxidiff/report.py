@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import _native
-from .advice import Device, device_of, sentences
+from .advice import Device, device_of, fast_bytes, sentences
 from .dispatch import Dispatcher
 from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
@@ -328,13 +328,19 @@ def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
     if not rows and not values.keys() >= set(names):
         return []
     batches = [names.index(symbol.name) for symbol in point if symbol.role == "batch" and symbol.name in names]
+    dims = rows[-1]["dims"] if rows else [values[name] for name in names]
+    precision = variant.captured.tuner.options.precision
     facts = {
         "is_half": any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in variant.tensors),
         "batch_at": batches[0] if batches else None,
+        "spatial_at": [
+            names.index(symbol.name) for symbol in point if symbol.role == "spatial" and symbol.name in names
+        ],
+        "fast_bytes": fast_bytes(variant.lowered, dims, precision) if is_here else None,
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
         "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
     }
-    return sentences(variant.program, rows[-1]["dims"] if rows else [values[name] for name in names], device, facts)
+    return sentences(variant.program, dims, device, facts)
 
 
 def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:

@@ -489,9 +489,10 @@ def test_two_processes_start_on_an_empty_cache() -> None:
         compiled = oxidiff.compile(net, strict=True)
         with torch.no_grad():
             compiled(x)
-        print(oxidiff.report(compiled).captures, len(oxidiff.tune._held))
+        print(oxidiff.report(compiled).captures, len(oxidiff.tune._held), "torch._dynamo" in sys.modules)
     """
-    assert python(TUNED, then=code).strip() == "0 2"
+    # Importing Dynamo would take longer than all of the restart.
+    assert python(TUNED, then=code).strip() == "0 2 False"
 
 
 @torch.no_grad()
