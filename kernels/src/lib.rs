@@ -9,6 +9,9 @@
 //! vector instructions over L1-sized registers: the epilogue of a contraction, the application of a norm, or a whole
 //! pointwise group.
 
+/// Identity of these sources: what was measured of one version says nothing about another.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-", env!("OXIDIFF_KERNELS_HASH"));
+
 pub mod calibrate;
 pub mod cpu;
 pub mod dtype;

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 import oxidiff
 from oxidiff import advice, doctor, testing
+from oxidiff import bench as benches
 from oxidiff.store import bundle, read_artifact
 
 __all__ = ["main"]
@@ -38,12 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--device", help="ask about this GPU, which need not be here: " + ", ".join(advice.DEVICES).upper()
     )
     check.set_defaults(run=_doctor)
-    bench = commands.add_parser("bench", help="a model, eager and compiled, in turns")
-    bench.add_argument("model", metavar="MODEL", choices=testing.names(), help=", ".join(testing.names()))
+    bench = commands.add_parser(
+        "bench",
+        help="a model or a script, eager and compiled, in turns",
+        description="Times a model of the zoo, or the modules that a script compiles; the script's arguments follow `--`.",
+    )
+    bench.add_argument(
+        "subject", metavar="MODEL|SCRIPT", type=_subject, help=f"a file, or {', '.join(testing.names())}"
+    )
     bench.add_argument("--tiny", action="store_true", help="the small model of the same structure")
     bench.add_argument("--dtype", choices=_DTYPES, default="f32")
     bench.add_argument("--batch", type=int, default=1)
-    bench.add_argument("--runs", type=int, default=5, help="timed runs of each (%(default)s)")
+    bench.add_argument("--runs", type=int, help="timed runs of each (5 of a model, 2 of a script)")
     bench.set_defaults(run=_bench)
     tune = commands.add_parser("tune", help="fill the tuning database for a model on this machine")
     tune.add_argument("model", metavar="MODEL", choices=testing.names(), help=", ".join(testing.names()))
@@ -59,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inspect.set_defaults(run=_inspect)
     cache = commands.add_parser("cache", help="the cache of compiled graphs and tuning choices")
     actions = cache.add_subparsers(required=True, metavar="ACTION")
-    actions.add_parser("ls", help="what is in it").set_defaults(run=_cache_ls)
+    ls = actions.add_parser("ls", help="what is in it")
+    ls.add_argument("--choices", action="store_true", help="every tuning choice, with its times")
+    ls.set_defaults(run=_cache_ls)
     actions.add_parser("clear", help="remove all of it").set_defaults(run=_cache_clear)
     for name, run, meaning in (
         ("export", _cache_export, "write all of it to one file"),
@@ -69,7 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action = actions.add_parser(name, help=meaning)
         action.add_argument("file", metavar="FILE")
         action.set_defaults(run=run, replaces=name == "import")
-    chosen = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    at = given.index("--") if given[:1] == ["bench"] and "--" in given else len(given)
+    chosen = parser.parse_args(given[:at])
+    chosen.arguments = given[at + 1 :]
     try:
         status: int = chosen.run(chosen)
     except oxidiff.Error as error:
@@ -103,8 +113,8 @@ def _inspect(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _cache_ls(_: argparse.Namespace) -> int:
-    print(bundle.list_cache())
+def _cache_ls(chosen: argparse.Namespace) -> int:
+    print(bundle.list_cache(chosen.choices))
     return 0
 
 
@@ -140,28 +150,18 @@ def _doctor(chosen: argparse.Namespace) -> int:
     return 0 if is_fine else 1
 
 
+def _subject(name: str) -> str:
+    if name not in testing.names() and not os.path.isfile(name):
+        raise argparse.ArgumentTypeError(f"{name!r} is neither a file nor one of {', '.join(testing.names())}")
+    return name
+
+
 def _bench(chosen: argparse.Namespace) -> int:
-    dtype = _DTYPES[chosen.dtype]
-    module = testing.build(chosen.model, dtype=dtype, tiny=chosen.tiny)
-    inputs = testing.example_inputs(chosen.model, batch=chosen.batch, dtype=dtype, tiny=chosen.tiny)
-    compiled = oxidiff.compile(module)
-    with torch.inference_mode():
-        first = _seconds(compiled, inputs)
-        module(**inputs)
-        times = [(_seconds(module, inputs), _seconds(compiled, inputs)) for _ in range(chosen.runs)]
-    eager, fast = (statistics.median(column) for column in zip(*times, strict=True))
-    print(f"{chosen.model}{' (tiny)' if chosen.tiny else ''}, {chosen.dtype}, batch {chosen.batch}")
-    print(f"  eager     {eager * 1e3:9.2f} ms")
-    print(f"  compiled  {fast * 1e3:9.2f} ms = {fast / eager:.2f} of eager; first call {first:.2f} s")
-    for fallback in oxidiff.report(compiled).fallbacks:
-        print(f"  eager: {fallback['reason']}")
+    if chosen.subject in testing.names():
+        print(benches.of_model(chosen.subject, chosen.tiny, _DTYPES[chosen.dtype], chosen.batch, chosen.runs or 5))
+    else:
+        print(benches.of_script(chosen.subject, chosen.arguments, chosen.runs or 2))
     return 0
-
-
-def _seconds(call: Callable[..., Any], inputs: dict[str, Any]) -> float:
-    start = time.perf_counter()
-    call(**inputs)
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -193,10 +193,13 @@ class TuningSite:
         """For which sizes."""
     @property
     def count(self) -> int:
-        """How often the program has it."""
+        """How many steps of the program it is."""
     @property
     def flops(self) -> float:
         """Floating point operations of the direct form, once."""
+    @property
+    def expected(self) -> list[float]:
+        """By form, the time that the model expects, in multiply-adds; infinite where a form does not apply."""
     @property
     def chosen(self) -> tuple[int, int]:
         """The forms that hold now, where the weight is kept packed and where every call packs it."""

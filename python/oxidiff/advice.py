@@ -11,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from . import _native
 
-__all__ = ["DEVICES", "Device", "Placement", "device_of", "place", "sentences", "this_device"]
+if TYPE_CHECKING:
+    from .capture.lowering import LoweredGraph
+
+__all__ = ["DEVICES", "Device", "Placement", "device_of", "fast_bytes", "place", "sentences", "this_device"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +148,9 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         program: The program.
         dims: Its run-time sizes.
         device: The device.
-        facts: ``is_half``, ``batch_at`` (which of the sizes is the batch, or ``None``), ``weight_bytes``, ``took_s`` (a
-            measured time on this device, or ``None``).
+        facts: ``is_half``, ``batch_at`` (which of the sizes is the batch, or ``None``), ``spatial_at`` (which are heights
+            and widths), ``weight_bytes``, ``took_s`` (a measured time on this device, or ``None``), ``fast_bytes`` (what
+            ``memory="fast"`` would keep beside the weights, or ``None``).
     """
     memory = program.memory(dims)
     steps, is_half = memory["steps"], bool(facts["is_half"])
@@ -165,6 +169,7 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
             f"it more than {max(took / here.seconds, 1.0):.1f} times as fast at these sizes and this type."
         )
     out += _batch(program, dims, device, facts, here)
+    out += _size(program, dims, device, facts, here)
     if not is_half and device.half_flops > 1.2 * device.f32_flops:
         half = place(steps, device, True, scale=0.5)
         out.append(
@@ -182,7 +187,23 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         out.append(
             f"It needs {needed / 1e9:.2f} GB and {fits} the {device.memory_bytes / 1e9:.0f} GB of {device.name}."
         )
+        if needed > device.memory_bytes and not is_half:
+            out.append(f"In 16 bits it would need about {needed / 2e9:.2f} GB.")
+    more = int(facts.get("fast_bytes") or 0) - memory["derived_bytes"]
+    if more > 0:
+        # Packing reads a weight and writes its panels.
+        spent = 2 * more / device.bandwidth
+        out.append(
+            f'memory="fast" would keep {more / 1e9:.2f} GB more of packed weights; packing them takes {_seconds(spent)} of '
+            f"each call at least, {spent / (took or here.seconds):.0%} of it."
+        )
     return out
+
+
+def fast_bytes(lowered: LoweredGraph, dims: Sequence[int], precision: str) -> int:
+    """What a program would keep beside its weights under ``memory="fast"``."""
+    program, _ = _native.compile(lowered.builder, precision=precision, memory="fast")
+    return int(program.memory(dims)["derived_bytes"])
 
 
 def _batch(
@@ -201,6 +222,27 @@ def _batch(
         ]
     return [
         f"A larger batch helps: four times the batch lowers the bound of each item to {_seconds(each)} ({gain:.2f} times)."
+    ]
+
+
+def _size(
+    program: _native.Program, dims: Sequence[int], device: Device, facts: Mapping[str, Any], here: Placement
+) -> list[str]:
+    """What larger images would do."""
+    spatial = facts.get("spatial_at") or ()
+    if not spatial:
+        return []
+    larger = [2 * size if i in spatial else size for i, size in enumerate(dims)]
+    there = place(program.memory(larger)["steps"], device, bool(facts["is_half"])).seconds
+    times, area = there / here.seconds, 2.0 ** len(spatial)
+    if times > 1.1 * area:
+        why = "more than their pixels, since attention looks at every pair of them"
+    elif times < 0.9 * area:
+        why = "less than their pixels: at this size there is too little to do"
+    else:
+        why = "what their pixels cost"
+    return [
+        f"Larger images cost {why}: at twice the size in each direction the bound is {_seconds(there)}, {times:.1f} times."
     ]
 
 

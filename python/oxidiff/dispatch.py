@@ -28,7 +28,7 @@ from torch import Tensor
 
 from . import _native
 from .adapters import EffectiveWeights, split_scale
-from .ambient import ambient_mode, tensor_obstacle
+from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
 from .check import compare
@@ -521,7 +521,8 @@ class Dispatcher:
         with self._lock:
             epoch = self._epoch
             if epoch is None:
-                epoch = self._enter(Structure(self.module))
+                with collection_paused():
+                    epoch = self._enter(Structure(self.module))
                 epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
@@ -628,8 +629,8 @@ class Dispatcher:
         wanted = None if device is None else torch.device(device)
         if wanted is not None and wanted.type != "cpu":
             raise UnsupportedError(f"there is no backend for {wanted} yet")
-        artifact = read_artifact(path)
-        with self._lock:
+        with self._lock, collection_paused():
+            artifact = read_artifact(path)
             engine = self._current_epoch().engine
             artifact.require(engine.store.description(), os.fspath(path))
             try:
@@ -742,6 +743,7 @@ _alive: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 def _after_fork() -> None:
     # Another thread may have held a lock when the process forked; nobody would ever release it in the child.
     reset_locks()
+    reset_pause()
     for dispatcher in list(_alive):
         dispatcher._reset_lock()
 

@@ -82,11 +82,15 @@ def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
     program, _ = _native.compile(lowered.builder)
     values = {symbol.name: int(symbol.value) for symbol in graph.plan.symbols}
     batches = [s.name for s in graph.plan.symbols if s.role == "batch" and s.name in lowered.symbols]
+    dims = [values[name] for name in lowered.symbols]
+    spatial = [s.name for s in graph.plan.symbols if s.role == "spatial" and s.name in lowered.symbols]
     facts = {
         "is_half": dtype != torch.float32,
+        "spatial_at": [lowered.symbols.index(name) for name in spatial],
+        "fast_bytes": advice.fast_bytes(lowered, dims, "auto") if device is None else None,
         "batch_at": lowered.symbols.index(batches[0]) if batches else None,
         "weight_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
     }
     sizes = ", ".join(f"{s.label} {s.name} = {s.value}" for s in graph.plan.symbols)
-    lines = advice.sentences(program, [values[name] for name in lowered.symbols], target, facts)
+    lines = advice.sentences(program, dims, target, facts)
     return "\n".join([f"{model}, {str(dtype).removeprefix('torch.')}, {sizes}", *(f"  {line}" for line in lines)])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import _native
 from .adapters import EffectiveWeights, TensorState
+from .ambient import collection_paused
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
 from .capture.lowering import LoweredGraph
@@ -26,7 +27,7 @@ from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
 from .options import CompileOptions
 from .staged import Staged
-from .store import Artifact, Body, GraphStore, Row, complain
+from .store import Artifact, Body, GraphStore, Row, Tuned, complain
 from .watch import Structure, weight_state
 
 __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
@@ -137,6 +138,11 @@ class Variant:
         """The measurements behind its tuning choices."""
         return list(self.captured.tuner.rows.values())
 
+    @property
+    def tuned(self) -> list[Tuned]:
+        """Where its program was tuned."""
+        return list(self.captured.tuner.tuned)
+
     def stats(self) -> dict[str, Any]:
         """See ``_native.Executable.stats``; empty while nothing is bound."""
         return {} if self._executable is None else self._executable.stats()
@@ -151,6 +157,7 @@ class Variant:
             "fixed": list(graph.fixed),
             "classes": len(graph.classes),
             "hash": self.program.hash,
+            "choices": [_choice_text(row) for row in self.rows],
             **self.program.explain(),
         }
 
@@ -158,6 +165,11 @@ class Variant:
 def _aliases(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same memory without the same objects: what is bound must not keep `torch.utils.swap_tensors` from working."""
     return [tensor.detach() for tensor in tensors]
+
+
+def _choice_text(row: Row) -> str:
+    op, bucket, _, _, choice, seconds, default_seconds, *_ = row
+    return f"{op}, {bucket}: {choice}, {seconds * 1e3:.3g} ms, {default_seconds * 1e3:.3g} ms untuned"
 
 
 def _type_text(graph: CapturedGraph, value: int) -> str:
@@ -218,17 +230,20 @@ class Engine:
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
         with self._family.lock:
-            known = len(variant.rows)
+            known, has_news = len(variant.rows), False
             for part in variant.variants if isinstance(variant, Staged) else [variant]:
                 if point.keys() >= set(part.lowered.symbols):
                     sizes = part.lowered.sizes(point)
-                    self.tune_s += part.captured.tuner.tune(part.program, sizes, type(self.module).__name__)
-            if self.options.graph_file is not None and len(variant.rows) > known:
+                    tuner = part.captured.tuner
+                    self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__)
+                    has_news, tuner.has_news = has_news or tuner.has_news, False
+            # A file of the user's also has what the cache knew of it before.
+            if has_news or (self.options.graph_file is not None and len(variant.rows) > known):
                 self.store.remember(self.whole())
         return _Binding(variant, point, call, tensors, numbers, len(leaves)).ready()
 
     def _variant(self, call: Call) -> Variant | Staged:
-        with self._family.lock:
+        with self._family.lock, collection_paused():
             variant = self._known(call)
             if variant is not None:
                 return variant
@@ -251,8 +266,10 @@ class Engine:
 
     def _loaded(self, graph: CapturedGraph, lowered: LoweredGraph) -> Captured:
         captured = Captured(graph, lowered, self.options)
-        captured.tuner.is_loaded = True
+        captured.tuner.is_given = bool(self._held)
         captured.tuner.given = self.store.rows
+        hash = captured.program.hash
+        captured.tuner.tuned = {item: None for item in self.store.tuned if item[0] == hash}
         return captured
 
     def _capture(self, call: Call) -> Variant | Staged:

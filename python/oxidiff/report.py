@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import _native
-from .advice import Device, device_of, sentences
+from .advice import Device, device_of, fast_bytes, sentences
 from .dispatch import Dispatcher
 from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
@@ -151,8 +151,9 @@ class Explanation:
     name: str
     """The module's class."""
     variants: list[dict[str, Any]]
-    """One per call structure: ``module``, ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``, and the
-    program's own account (``groups`` by kind, ``ops`` by name, ``steps``, ``passes`` in seconds)."""
+    """One per call structure: ``module``, ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``,
+    ``choices`` (what the tuner decided, with the times), and the program's own account (``groups`` by kind, ``ops`` by
+    name, ``steps``, ``timings`` of its compilation in seconds)."""
     fallbacks: list[dict[str, Any]]
     """See :attr:`Report.fallbacks`."""
     advice: list[str] = dataclasses.field(default_factory=list)
@@ -169,7 +170,10 @@ class Explanation:
         for i, variant in enumerate(self.variants):
             lines.append(f"  variant {i}")
             for name, value in variant.items():
-                lines.append(f"    {name}: {_compact(value)}")
+                if name != "choices":
+                    lines.append(f"    {name}: {_compact(value)}")
+                elif value:
+                    lines += ["    choices, measured:", *(f"      {choice}" for choice in value)]
         for item in self.fallbacks:
             place = item["module"] or "the whole module"
             lines.append(f"  eager, {item['count']} calls: {place}: {item['reason']}")
@@ -324,13 +328,19 @@ def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
     if not rows and not values.keys() >= set(names):
         return []
     batches = [names.index(symbol.name) for symbol in point if symbol.role == "batch" and symbol.name in names]
+    dims = rows[-1]["dims"] if rows else [values[name] for name in names]
+    precision = variant.captured.tuner.options.precision
     facts = {
         "is_half": any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in variant.tensors),
         "batch_at": batches[0] if batches else None,
+        "spatial_at": [
+            names.index(symbol.name) for symbol in point if symbol.role == "spatial" and symbol.name in names
+        ],
+        "fast_bytes": fast_bytes(variant.lowered, dims, precision) if is_here else None,
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
         "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
     }
-    return sentences(variant.program, rows[-1]["dims"] if rows else [values[name] for name in names], device, facts)
+    return sentences(variant.program, dims, device, facts)
 
 
 def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from .errors import CaptureError, Error
 from .island import Island
@@ -42,6 +41,10 @@ class Split:
     """
 
     def __init__(self, forward: Callable[..., Any], dynamic: bool, make: Callable[..., Dispatcher]) -> None:
+        # Dynamo takes longer to import than everything else here together, and most modules are captured whole.
+        from torch._dynamo.exc import TorchDynamoException
+
+        self._failure = TorchDynamoException
         self.pieces: list[Dispatcher] = []
         self._make = make
         self._local = threading.local()
@@ -66,7 +69,7 @@ class Split:
         local.compiled, local.problems = 0, []
         try:
             return self._run(*args, **kwargs), local.compiled, local.problems
-        except TorchDynamoException as error:
+        except self._failure as error:
             raise CaptureError(f"Dynamo cannot split it: {str(error).splitlines()[0]}") from error
 
     def _compile(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

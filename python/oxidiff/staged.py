@@ -18,7 +18,7 @@ from .capture.graph import number_at
 from .capture.signature import Number
 from .capture.stages import Stage, operands
 from .errors import UnsupportedError
-from .store import Row
+from .store import Row, Tuned
 
 if TYPE_CHECKING:
     from .engine import Variant
@@ -56,6 +56,11 @@ class Staged:
     def rows(self) -> list[Row]:
         """The measurements behind its tuning choices."""
         return [row for variant in self.variants for row in variant.rows]
+
+    @property
+    def tuned(self) -> list[Tuned]:
+        """Where its programs were tuned."""
+        return [item for variant in self.variants for item in variant.tuned]
 
     def bind(self, fetch: Callable[[WeightSlot], Tensor]) -> None:
         """Takes the weights that eager ops read from where ``fetch`` finds them."""

@@ -1,18 +1,22 @@
 """The tuner: which form each convolution gets, decided by timing the forms on this machine, within a budget.
 
-Sites are taken by what they cost a step, dearest first; each is timed once for all programs and sizes of its bucket, and
-remembered in the tuning database. A form replaces the one that the model of the kernels would choose only if it is
-clearly faster (:data:`CLEARLY`), measured beside it in turns. Trials run in the program's own workspace. What is
-installed holds for every program of the process: a measurement is a fact about the machine.
+Sites are taken by what they promise: their share of a step, times what the model of the kernels leaves their rivals to
+gain. Each is timed once for all programs and sizes of its bucket, and remembered in the tuning database. A form replaces
+the one that the model would choose only if it is clearly faster (:data:`CLEARLY`), measured beside it in turns. Trials run
+in the program's own workspace. What is installed holds for every program of the process: a measurement is a fact about
+the machine.
 
 ``tune="off"`` looks at nothing, ``"cached"`` only reads the database, ``"full"`` measures every site in more turns.
 ``"quick"`` measures what pays: beyond its first second (:data:`FREE_S`), a site only if the gain that can be hoped for,
-judged by the sites before it, repays its trials within :data:`REPAID_CALLS` calls. It leaves loaded programs alone.
+judged by the sites before it, repays its trials within :data:`REPAID_CALLS` calls. It looks at a size once: where the
+program comes from the cache, not at sizes that an earlier process looked at, and where it comes from an artifact that the
+user loaded, at none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import platform
@@ -28,7 +32,7 @@ from . import _native
 from .advice import this_device
 from .errors import CacheError
 from .options import CompileOptions
-from .store import bundle, complain
+from .store import Tuned, bundle, complain
 
 __all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Tuner", "device_name"]
 
@@ -47,10 +51,12 @@ _TURNS = {"quick": 3, "full": 7}
 _LEAST_SHARE = {"quick": 0.01, "full": 0.0}
 _ROUNDS = 2
 """Turns after which most sites are clear: one that warms up, and one that counts."""
-_RUNS_A_TRIAL = 2
-"""A trial runs its form, and another one to compare the result with."""
+_RUNS_A_FIRST_TRIAL = 2
+"""The first trial of a form runs the direct one too, to compare the results."""
 _SLOWER = {0: 1.5, 1: 1.3}
 """After the turn that warms up and after the first that counts: forms beyond so many times the best are given up."""
+_DOUBT = 1.5
+"""The model's times are taken to be right up to this factor: of rivals beyond it nothing is hoped."""
 
 
 def device_name() -> str:
@@ -59,6 +65,7 @@ def device_name() -> str:
     return f"{_processor()}, {target['target']}, {torch.get_num_threads()} threads"
 
 
+@functools.cache
 def _processor() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
@@ -81,12 +88,16 @@ class Tuner:
     def __init__(self, options: CompileOptions) -> None:
         self.options = options
         self.left_s = options.tune_budget_s
-        self.is_loaded = False
-        """Whether the program comes from an artifact: it is tuned no further then, unless by ``tune="full"``."""
+        self.is_given = False
+        """Whether the user loaded the program from an artifact: it is tuned no further then, unless by ``tune="full"``."""
         self.given: Sequence[bundle.Row] = ()
         """Measurements that came with the program's artifact."""
+        self.tuned: dict[Tuned, None] = {}
+        """Where quick tuning has nothing left to do, here or in an earlier process."""
         self.rows: dict[tuple[str, str], bundle.Row] = {}
         """The measurements behind the program's choices, by op and bucket."""
+        self.has_news = False
+        """Whether something was learned since this was last cleared."""
         self._free_s = FREE_S
         self._is_stale = False
         self._known: dict[tuple[str, str], bundle.Row] | None = None
@@ -109,10 +120,14 @@ class Tuner:
         try:
             sites = _native.tuning_sites(program, sizes)
             key = device_name(), _native.kernel_version
+            here = (program.hash, *key, tuple(sizes))
+            is_open = self.options.tune == "quick" and not self.is_given and here not in self.tuned
             try:
                 self._install_known(sites, key)
-                if self.options.tune == "full" or (self.options.tune == "quick" and not self.is_loaded):
+                if is_open or self.options.tune == "full":
                     self._measure_all(sites, start + self.left_s, key, name)
+                    self.has_news |= here not in self.tuned
+                    self.tuned[here] = None
             finally:
                 self.rows |= {known: _held[known] for known in map(_key, sites) if known in _held}
                 if self._is_stale:
@@ -155,12 +170,11 @@ class Tuner:
                 self._install(site, row)
 
     def _worth(self, sites: Sequence[_native.TuningSite]) -> list[_native.TuningSite]:
-        """The sites that are still open and matter, dearest first."""
+        """The sites that are still open and matter, those that promise most first."""
         sites = [site for site in sites if site.installed is None]
-        total = sum(site.flops * site.count for site in sites)
-        least = _LEAST_SHARE[self.options.tune] * total
-        dearest = sorted(sites, key=lambda site: site.flops * site.count, reverse=True)
-        return [site for site in dearest if site.flops * site.count >= least and len(site.candidates()) > 1]
+        least = _LEAST_SHARE[self.options.tune] * sum(map(_share, sites))
+        worth = [site for site in sites if _share(site) >= least and len(site.candidates()) > 1]
+        return sorted(worth, key=lambda site: (_promise(site), _share(site)), reverse=True)
 
     def _measure_all(
         self, sites: Sequence[_native.TuningSite], deadline: float, key: tuple[str, str], name: str
@@ -200,11 +214,12 @@ class Tuner:
 
     def _pays(self, site: _native.TuningSite, gains: Sequence[float], pace: _Pace) -> bool:
         """Whether quick tuning measures a site: it costs next to nothing, or is expected to repay what it costs."""
-        trials = _ROUNDS * len(site.candidates())
-        if trials * pace.expect(site.flops) <= self._free_s:
+        forms = len(site.candidates())
+        if _ROUNDS * forms * pace.expect(site.flops) <= self._free_s:
             return True
         hoped = (_HOPED * _PRIOR + sum(gains)) / (_PRIOR + len(gains))
-        return REPAID_CALLS * hoped * site.count >= trials * _RUNS_A_TRIAL
+        runs = _ROUNDS * forms + (_RUNS_A_FIRST_TRIAL - 1) * (forms - 1)
+        return REPAID_CALLS * hoped * site.count >= runs
 
     def _keep(self, rows: Sequence[bundle.Row]) -> None:
         if not rows or not self.options.cache:
@@ -225,6 +240,18 @@ def _key(site: _native.TuningSite) -> tuple[str, str]:
     return site.op, site.bucket
 
 
+def _share(site: _native.TuningSite) -> float:
+    """What a site costs each call, by the model of the kernels."""
+    return site.expected[site.chosen[0]] * site.count
+
+
+def _promise(site: _native.TuningSite) -> float:
+    """What measuring a site may gain each call: its share of it, times the most that a rival of the default can gain."""
+    chosen = site.chosen[0]
+    rivals = [site.expected[form] for form in site.candidates() if form != chosen]
+    return _share(site) * max(1 - min(rivals) / (_DOUBT * site.expected[chosen]), 0.0)
+
+
 class _Pace:
     """How long a trial takes: by the measured rate of this device at first, then by the trials before."""
 
@@ -242,7 +269,7 @@ class _Pace:
         if self._flops:
             return flops / self._flops * self._seconds
         # Half of the ceiling, once for the form and once for what it is compared with.
-        return _RUNS_A_TRIAL * flops / (0.5 * this_device().f32_flops)
+        return _RUNS_A_FIRST_TRIAL * flops / (0.5 * this_device().f32_flops)
 
 
 def _measure(site: _native.TuningSite, turns: int, deadline: float) -> tuple[str, float, float, int, int] | None:

@@ -9,6 +9,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oxidiff_kernels::cpu::conv_choice::Observed;
+
 use crate::ir::DType;
 use crate::plan::{Plan, Workspace};
 use crate::target::Target;
@@ -82,6 +84,11 @@ pub trait Specialized: Send + Sync {
 
     /// Operations, and bytes of all operands, of each step.
     fn costs(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+
+    /// The convolutions whose forms are chosen by measurements where there are any: one for each step.
+    fn choices(&self) -> Vec<Observed> {
         Vec::new()
     }
 

@@ -140,6 +140,9 @@ impl Memory for SystemMemory {
         let out_of_memory = || Error::OutOfMemory { asked_bytes: bytes, what: what.to_owned() };
         if bytes >= LARGE_BYTES {
             let mut pages = memmap2::MmapMut::map_anon(bytes).map_err(|_| out_of_memory())?;
+            // Where the system has larger pages on request: fewer faults at the first touch, fewer misses later.
+            #[cfg(target_os = "linux")]
+            let _ = pages.advise(memmap2::Advice::HugePage);
             let ptr = pages.as_mut_ptr();
             // SAFETY: freshly mapped, unmapped by the owner.
             return Ok(unsafe { Block::new(ptr, bytes, Box::new(pages)) });

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
 use oxidiff_kernels::cpu::conv_choice::{self, ALGORITHMS, Choice, Observed, Site};
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
@@ -23,8 +24,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<TuningSite>()?;
     m.add_function(wrap_pyfunction!(tuning_sites, m)?)?;
     m.add_function(wrap_pyfunction!(forget_choices, m)?)?;
-    // The number goes up with every change of the forms: what was measured of the older ones is not taken for theirs.
-    m.add("kernel_version", concat!(env!("CARGO_PKG_VERSION"), "-2"))?;
+    m.add("kernel_version", oxidiff_kernels::VERSION)?;
     Ok(())
 }
 
@@ -80,15 +80,26 @@ impl TuningSite {
         2.0 * conv.rows() as f64 * conv.out_channels as f64 * conv.terms() as f64
     }
 
+    /// By form, the time that the model expects, in multiply-adds; infinite where a form does not apply.
+    #[getter]
+    fn expected(&self) -> Vec<f64> {
+        let Observed { conv, dtype, weight } = self.observed;
+        let pairs = (conv.out_channels * conv.in_channels / conv.groups.max(1)) as f64;
+        let of = |&algorithm: &Algorithm| match algorithm.applies(&conv) {
+            true => pairs * cost_per_pair(&conv, dtype, weight, algorithm, Keep::Packed),
+            false => f64::INFINITY,
+        };
+        ALGORITHMS.iter().map(of).collect()
+    }
+
     /// Index of the form that is chosen now, where the weight is kept and where it is packed by every call.
     #[getter]
     fn chosen(&self) -> (usize, usize) {
         let Observed { conv, dtype, weight } = self.observed;
         let of = |keep| {
-            let chosen = oxidiff_kernels::cpu::conv_algorithm::choose(&conv, dtype, weight, keep);
+            let chosen = choose(&conv, dtype, weight, keep);
             ALGORITHMS.iter().position(|&a| a == chosen).unwrap_or(0)
         };
-        use oxidiff_kernels::cpu::conv_algorithm::Keep;
         (of(Keep::Packed), of(Keep::PerCall))
     }
 
@@ -152,14 +163,14 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
     let program = program.inner();
     py.detach(|| {
         guarded("looking for choices", || {
-            let (made, observed) = conv_choice::observe(|| program.specialize_anew(&sizes));
-            let arena_bytes = made?.workspace().bytes();
+            let specialized = program.specialize(&sizes)?;
+            let arena_bytes = specialized.workspace().bytes();
             let has_budget = program.plan.options.memory_budget.is_some();
             let limit_bytes = if has_budget { arena_bytes } else { arena_bytes.max(SMALL_BYTES) };
             let mut found: Vec<TuningSite> = Vec::new();
             let isa = program.plan.target.isa;
             let mut index: HashMap<Site, usize> = HashMap::new();
-            for observed in observed {
+            for observed in specialized.choices() {
                 let site = Site::of(&observed.conv, observed.dtype, observed.weight);
                 let at = *index.entry(site).or_insert_with(|| {
                     let errors = Default::default();

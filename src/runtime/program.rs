@@ -154,15 +154,6 @@ impl Program {
         live.map_or_else(|| self.loaded.specialize(bindings), Ok)
     }
 
-    /// A specialization that is made now, and remembered only if there was none.
-    ///
-    /// # Errors
-    /// As [`Program::specialize`].
-    pub fn specialize_anew(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>> {
-        let is_live = self.cache().iter().any(|c| c.row.bindings == bindings);
-        if is_live { self.loaded.specialize(bindings) } else { self.specialize(bindings) }
-    }
-
     /// Books the time of a run.
     pub(super) fn book(&self, bindings: &[i64], time: Duration) {
         if let Some(hit) = self.cache().iter_mut().find(|c| c.row.bindings == bindings) {

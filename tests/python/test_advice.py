@@ -10,7 +10,7 @@ import torch
 import oxidiff
 from nets import Net, image
 from oxidiff.__main__ import main
-from oxidiff.advice import DEVICES, Device, device_of, place
+from oxidiff.advice import DEVICES, Device, device_of, place, sentences
 
 FAST = Device("x", f32_flops=1e12, half_flops=4e12, bandwidth=1e11, launch_s=1e-6)
 
@@ -37,10 +37,44 @@ def test_explain_says_what_bounds_it() -> None:
     compiled(image())
     here = "\n".join(oxidiff.explain(compiled).advice)
     assert "this CPU" in here and "The last one took" in here and "bandwidth" in here
+    assert "Larger images cost" in here
     there = str(compiled.explain(device="L4"))
     assert "On L4" in there and "The last one took" not in there and "24 GB" in there
     with pytest.raises(ValueError):
         oxidiff.explain(compiled, device="abacus")
+
+
+@torch.no_grad()
+def test_what_would_help_is_said_where_it_would() -> None:
+    def advice(memory: str, size: int) -> str:
+        net = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.SiLU(), torch.nn.Linear(2048, 2048)).eval()
+        compiled: Any = oxidiff.compile(net, strict=True, cache=False, tune="off", memory=memory)
+        compiled(torch.zeros(size, 2048))
+        return "\n".join(oxidiff.explain(compiled).advice)
+
+    assert 'memory="fast" would keep 0.03 GB more' in advice("low", 64)
+    assert 'memory="fast"' not in advice("fast", 64), "it is on already"
+    assert "A larger batch helps" in advice("fast", 2)
+    assert "A larger batch does not help" in advice("fast", 4096)
+    big: Any = oxidiff.compile(torch.nn.Linear(8, 8).eval(), strict=True, cache=False)
+    big(torch.zeros(2, 8))
+    (variant,) = oxidiff.module.dispatcher_of(big).engines()[0].variants
+    facts = {"is_half": False, "weight_bytes": 30e9}
+    said = "\n".join(sentences(variant.program, [2], DEVICES["l4"], facts))
+    assert "does not fit into the 24 GB of L4" in said and "In 16 bits it would need about 15.00 GB" in said
+
+
+@torch.no_grad()
+def test_attention_makes_large_images_dear() -> None:
+    class Attends(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = x.flatten(2).transpose(1, 2).unsqueeze(1)
+            return torch.nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+
+    compiled: Any = oxidiff.compile(Attends().eval(), strict=True, cache=False, tune="off")
+    compiled(torch.randn(1, 64, 48, 48))
+    said = "\n".join(oxidiff.explain(compiled).advice)
+    assert "more than their pixels" in said
 
 
 def test_doctor_asks_about_a_card_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,6 +257,26 @@ def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compiled" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["bench", "no-such-model"])
+
+
+def test_bench_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from oxidiff.__main__ import main
+
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, oxidiff\n"
+        "net = oxidiff.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU()).eval(), tune='off')\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(int(sys.argv[1])):\n"
+        "        net(torch.zeros(2, 8))\n"
+        "print('eager' if oxidiff.report(net).captures == 0 else 'compiled')\n"
+    )
+    assert main(["bench", str(script), "--runs", "1", "--", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "Sequential, 3 calls" in shown and "of eager; first call" in shown and "all calls" in shown
+    script.write_text("import sys; sys.exit(3)")
+    assert main(["bench", str(script), "--runs", "1"]) == 1
+    assert "status 3" in capsys.readouterr().err
 
 
 def test_not_compiled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import torch
 
 import oxidiff
 from nets import Net, assert_close, image
-from oxidiff import engine
+from oxidiff import dispatch, engine
+from oxidiff.ambient import collection_paused
 
 
 def in_threads(count: int, work: Callable[[int], None], stack_bytes: int = 0) -> None:
@@ -165,3 +167,42 @@ def test_other_threads_run_meanwhile() -> None:
         thread.join()
     assert len(gaps) > 5
     assert sorted(gaps)[-2] < 0.4 * seconds
+
+
+def test_no_garbage_is_collected_while_a_program_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection walks all that torch and diffusers hold: longer than all of a restart."""
+    states: list[bool] = []
+    variant, structure = engine.Engine._known, dispatch.Structure
+
+    def known(*args: Any) -> Any:
+        states.append(gc.isenabled())
+        return variant(*args)
+
+    def looked_at(module: Any) -> Any:
+        states.append(gc.isenabled())
+        return structure(module)
+
+    monkeypatch.setattr(engine.Engine, "_known", known)
+    monkeypatch.setattr(dispatch, "Structure", looked_at)
+    with torch.no_grad():
+        oxidiff.compile(Net(channels=18).eval(), strict=True)(image())
+    assert len(states) >= 2 and not any(states) and gc.isenabled()
+
+
+def test_the_collector_is_as_it_was_after_pauses_of_many_threads() -> None:
+    def work(i: int) -> None:
+        for _ in range(200):
+            with collection_paused():
+                assert not gc.isenabled()
+                with pytest.raises(ValueError), collection_paused():
+                    raise ValueError
+                assert not gc.isenabled()
+
+    in_threads(4, work)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        in_threads(2, work)
+        assert not gc.isenabled(), "whoever had turned it off has it off"
+    finally:
+        gc.enable()

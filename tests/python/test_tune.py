@@ -19,7 +19,7 @@ from nets import assert_close
 from oxidiff import _native, tune
 from oxidiff.__main__ import main
 from oxidiff.module import dispatcher_of
-from oxidiff.store import bundle, cache, read_artifact
+from oxidiff.store import bundle, cache, graphs_folder, read_artifact
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,8 @@ def test_modes_that_measure_nothing(mode: str, monkeypatch: pytest.MonkeyPatch) 
 def test_known_choices_of_other_machines_are_not_taken() -> None:
     compiled_of(net())(X)
     rows = bundle.entries()
+    bundle.clear()  # the graph too, which has them as well
     database = _native.TuningDatabase(str(bundle.database_path()))
-    database.clear()
     database.add([(*row[:2], "another processor", *row[3:]) for row in rows])
     database.add([(*row[:3], "0.0.0", *row[4:]) for row in rows])
     _native.forget_choices()
@@ -194,6 +194,80 @@ def test_a_loaded_program_is_tuned_no_further_but_in_full(tmp_path: Path, monkey
         del loaded
 
 
+def test_a_program_of_the_cache_is_tuned_where_none_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tune._measure
+    seen: list[str] = []
+
+    def counted(site: Any, turns: int, deadline: float) -> Any:
+        seen.append(site.bucket)
+        return real(site, turns, deadline)
+
+    def start(x: Any, **options: Any) -> Any:
+        """As in a new process, without the database: what an artifact says is enough."""
+        _native.forget_choices()
+        tune._held.clear()
+        bundle.database_path().unlink(missing_ok=True)
+        seen.clear()
+        compiled = compiled_of(net(), **options)
+        compiled(x)
+        return compiled
+
+    monkeypatch.setattr(tune, "_measure", counted)
+    larger = X.repeat(1, 1, 3, 3)
+    start(X, tune="off")
+    assert oxidiff.report(start(X)).captures == 0 and len(seen) == 2, "a program that was never tuned"
+    start(X)
+    assert seen == [], "one that was"
+    start(larger)
+    assert len(seen) == 2, "at a size that is new to it"
+    start(larger)
+    assert seen == []
+    (path,) = Path(str(graphs_folder())).glob("*.oxi")
+    artifact = read_artifact(path)
+    assert len(artifact.tuned) == 2 and len(artifact.rows) == 4
+    rows, artifact.rows = artifact.rows, []
+    path.write_bytes(artifact.to_bytes())
+    start(X)
+    assert seen == [], "where nothing was worth a trial there is nothing to do either"
+    artifact.rows = rows
+    # Another machine finds the graph, and measures for itself.
+    artifact.tuned = [(program, "another processor", *rest) for program, _, *rest in artifact.tuned]
+    artifact.rows = [(*row[:2], "another processor", *row[3:]) for row in artifact.rows]
+    path.write_bytes(artifact.to_bytes())
+    start(X)
+    assert len(seen) == 2
+
+
+def test_a_convolution_counts_once_per_step() -> None:
+    """Whatever its form, and whether its panels are kept: its share of a call decides what is measured."""
+    module = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(5)], nn.Conv2d(64, 72, 3, padding=1)).eval()
+    for choice in ("direct direct", "winograd4 winograd4", "direct winograd2"):
+        for memory in ("low", "balanced", "fast"):
+            compiled = compiled_of(module, tune="off", cache=False, memory=memory)
+            with torch.no_grad():
+                compiled(X)
+            (variant,) = dispatcher_of(compiled).engines()[0].variants
+            sizes = [1, 24, 24][: _symbols(compiled)]
+            for _ in range(2):
+                sites = _native.tuning_sites(variant.program, sizes)
+                assert sorted(site.count for site in sites) == [1, 5], (choice, memory)
+                assert all(site.install(choice) for site in sites)
+                variant.program.forget_sizes()
+    exact = compiled_of(module, tune="off", cache=False, precision="eager")
+    with torch.no_grad():
+        exact(X)
+    (variant,) = dispatcher_of(exact).engines()[0].variants
+    assert _native.tuning_sites(variant.program, sizes) == [], "one form rounds as eager does"
+
+
+def test_choices_show_in_explain() -> None:
+    compiled = compiled_of(net())
+    compiled(X)
+    (variant,) = oxidiff.explain(compiled).variants
+    assert len(variant["choices"]) == 2 and "untuned" in variant["choices"][0]
+    assert "choices, measured:" in str(oxidiff.explain(compiled))
+
+
 def test_trials_stay_in_the_workspace_of_a_run() -> None:
     compiled = compiled_of(net(channels=64, layers=1), tune="off")
     compiled(X)
@@ -257,6 +331,7 @@ class Site:
         self.seconds = seconds
         self.op, self.bucket = f"convolution {name} groups 1", "rows"
         self.count, self.flops = count, flops
+        self.expected = [flops, *[1.1 * flops] * (len(seconds) - 1)]
         self.chosen, self.installed = (0, 0), None
         self.trials: list[int] = []
 
@@ -287,6 +362,85 @@ def test_hopeless_forms_are_given_up_early() -> None:
         assert measured[0] == ("1 1" if seconds[1] < 0.9 else "0 0")
 
 
+def test_a_wrong_form_is_never_chosen() -> None:
+    class Wrong(Site):
+        def measure(self, candidate: int) -> Any:
+            trial = super().measure(candidate)
+            return None if candidate == 1 else trial
+
+    site: Any = Wrong(1.0, 0.1, 0.5)
+    measured = tune._measure(site, 3, time.perf_counter() + 60)
+    assert measured is not None and measured[0] == "2 2", "the fastest one gave other numbers than the direct form"
+    assert site.trials.count(1) == 1
+    site = Wrong(1.0, 0.1, 2.0)
+    measured = tune._measure(site, 3, time.perf_counter() + 60)
+    assert measured is not None and measured[0] == "0 0"
+
+
+def test_what_promises_most_comes_first() -> None:
+    def site(name: str, count: int, *expected: float) -> Any:
+        made = Site(*expected, name=name, count=count, flops=1.0)
+        made.expected = list(expected)
+        return made
+
+    tuner = tune.Tuner(oxidiff.CompileOptions(tune="full"))
+    sites = [
+        site("dear, but its rivals are far behind", 90, 1.0, 2.0, 2.0),
+        site("half as dear", 4, 1.0, 1.1, 2.0),
+        site("dear, and its rivals are close", 8, 1.0, 1.1, 2.0),
+        site("as dear, closer", 8, 1.0, 1.0, 2.0),
+        site("as far behind, less dear", 2, 1.0, 2.0, 2.0),
+    ]
+    assert [sites.index(found) for found in tuner._worth(sites)] == [3, 2, 1, 0, 4]
+
+
+class Clock:
+    """A clock that only trials move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1e9
+
+
+@pytest.mark.parametrize("mode", ["quick", "full"])
+@pytest.mark.parametrize("off_by", [0.3, 1.0, 3.0])
+def test_the_budget_is_kept_within_a_tenth(mode: str, off_by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pace that the tuner expected at first was off by."""
+    clock = Clock()
+    monkeypatch.setattr(tune, "time", clock)
+    monkeypatch.setattr(tune, "_held", {})
+    monkeypatch.setattr(tune, "this_device", lambda: types.SimpleNamespace(f32_flops=2e11))
+
+    class Slow(Site):
+        def measure(self, candidate: int) -> tuple[float, float, int]:
+            seconds = self.seconds[candidate] * (1.0 if candidate in self.trials else 2.0)
+            clock.now += seconds
+            return super().measure(candidate)
+
+    for budget in (2.0, 10.0, 20.0):
+        clock.now = 0.0
+        tune._held.clear()
+        # Trials of 50 to 80 ms, as of the convolutions of a UNet: together more than there is time for.
+        times = [0.05 + 0.01 * (i % 4) for i in range(60)]
+        sites: list[Any] = [
+            Slow(t, 0.95 * t, 1.2 * t, name=str(i), count=16, flops=1e11 * t / off_by) for i, t in enumerate(times)
+        ]
+        tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, cache=False, tune_budget_s=budget))
+        tuner._measure_all(sites, clock.now + tuner.left_s, ("device", "library"), "net")
+        assert 0.9 * budget <= clock.now <= 1.1 * budget, budget
+
+
+def test_a_trial_longer_than_the_budget_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "this_device", lambda: types.SimpleNamespace(f32_flops=2e11))
+    assert measured_sites([Site(1.0, 0.5, flops=3e11)], "full", tune_budget_s=2.0) == []
+    assert len(measured_sites([Site(1.0, 0.5, flops=0.9e11)], "full", tune_budget_s=2.0)) == 1
+
+
 def measured_sites(sites: list[Any], mode: str = "quick", **fields: Any) -> list[Any]:
     tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, cache=False, **fields))
     tuner._measure_all(sites, time.perf_counter() + tuner.left_s, ("device", "library"), "net")
@@ -302,10 +456,10 @@ def test_quick_tuning_stops_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(tune._Pace, "expect", lambda self, flops: flops / 1e12)
     none = measured_sites(sites(1.0, 2.0, 2.0), tune_budget_s=60.0)
-    assert [site.count for site in none] == [16, 8], "nothing was gained: a rare site is not worth its trials"
+    assert [site.count for site in none] == [16, 8, 4], "nothing was gained: a rare site is not worth its trials"
     tune._held.clear()
     some = measured_sites(sites(1.0, 0.9, 2.0), tune_budget_s=60.0)
-    assert [site.count for site in some] == [16, 8, 4], "a tenth was gained each time"
+    assert [site.count for site in some] == [16, 8, 4, 2], "a tenth was gained each time"
     tune._held.clear()
     much = measured_sites(sites(1.0, 0.5, 2.0), tune_budget_s=60.0)
     assert len(much) == 5, "much was gained: as much is expected of the others"
@@ -327,13 +481,13 @@ def test_what_was_learned_before_decides_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_budget_is_kept_by_real_trials() -> None:
-    x = torch.randn(1, 96, 96, 96)
-    full = compiled_of(net(channels=96, layers=24), tune="full", tune_budget_s=60.0, cache=False)
+    x = torch.randn(1, 64, 64, 64)
+    full = compiled_of(net(channels=64, layers=16), tune="full", tune_budget_s=60.0, cache=False)
     full(x)
     needed = oxidiff.report(full).tune_s
     _native.forget_choices()
     options: dict[str, Any] = {"tune": "full", "cache": False, "max_specializations": 3}
-    compiled = compiled_of(net(channels=96, layers=24), tune_budget_s=needed / 3, **options)
+    compiled = compiled_of(net(channels=64, layers=16), tune_budget_s=needed / 3, **options)
     compiled(x)
     # Trials are started only if they should end in time; another process may hold one up.
     assert 0 < oxidiff.report(compiled).tune_s < needed / 2

@@ -4,7 +4,7 @@
 :mod:`artifact` is a file of them, :mod:`cache` decides which file and does the reading and writing.
 """
 
-from .artifact import Artifact, Body, Row, read_artifact
+from .artifact import Artifact, Body, Row, Tuned, read_artifact
 from .cache import GraphStore, cache_folder, complain, graphs_folder, save
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Body",
     "GraphStore",
     "Row",
+    "Tuned",
     "cache_folder",
     "complain",
     "graphs_folder",

@@ -30,10 +30,13 @@ from .encode import (
 )
 from .stages import decode_stages, encode_stages, programs_text
 
-__all__ = ["Artifact", "Body", "Row", "StoredGraph", "as_row", "merge_rows", "read_artifact"]
+__all__ = ["Artifact", "Body", "Row", "StoredGraph", "Tuned", "as_row", "merge_rows", "read_artifact"]
 
 Row = tuple[str, str, str, str, str, float, float, int, int]
 """A row of the tuning database: see ``_native.TuningDatabase``."""
+
+Tuned = tuple[str, str, str, tuple[int, ...]]
+"""Where a program was tuned: its hash, the device and the library as in a row, its sizes."""
 
 Body = LoweredGraph | Sequence[Stage]
 """What runs a graph: one program, or programs and eager ops in turn."""
@@ -42,6 +45,8 @@ MAX_GRAPHS = 16
 """Most graphs of one artifact: a module with more call structures than this captures the others anew."""
 MAX_ROWS = 10_000
 """Most tuning choices of one artifact."""
+MAX_TUNED = 1000
+"""Most sizes of one artifact at which its programs are known to be tuned."""
 
 
 class StoredGraph:
@@ -108,15 +113,22 @@ class Artifact:
         description: What the graphs depend on.
         graphs: The graphs, the newest last.
         rows: The measurements behind their tuning choices.
+        tuned: Where their programs were tuned, whether or not there was a choice to make.
     """
 
     def __init__(
-        self, name: str, description: Description, graphs: Sequence[StoredGraph] = (), rows: Sequence[Row] = ()
+        self,
+        name: str,
+        description: Description,
+        graphs: Sequence[StoredGraph] = (),
+        rows: Sequence[Row] = (),
+        tuned: Sequence[Tuned] = (),
     ) -> None:
         self.name = name
         self.description = description
         self.graphs = list(graphs)
         self.rows = list(rows)
+        self.tuned = list(tuned)
 
     def add(self, graph: StoredGraph) -> None:
         """Adds a graph, or what is new about one that is there already; the oldest makes room."""
@@ -131,6 +143,7 @@ class Artifact:
         for graph in other.graphs:
             self.add(graph)
         self.rows = merge_rows(self.rows, other.rows)
+        self.tuned = sorted({*self.tuned, *other.tuned})
 
     def to_bytes(self) -> bytes:
         """The file.
@@ -141,6 +154,7 @@ class Artifact:
         about = {"name": self.name, "digest": self.description.digest, "graphs": [g.key for g in self.graphs]}
         sections = [("about", to_bytes(about)), ("description", to_bytes(self.description.lines))]
         sections.append(("choices", to_bytes(self.rows[:MAX_ROWS])))
+        sections.append(("tuned", to_bytes(self.tuned[:MAX_TUNED])))
         for i, graph in enumerate(self.graphs):
             sections.append((f"{i}.program", graph.program.encode("utf-8", "surrogatepass")))
             sections.append((f"{i}.call", to_bytes(graph.call)))
@@ -179,7 +193,8 @@ class Artifact:
             if not all(type(graph.call) is dict for graph in graphs):
                 raise ArtifactError("how it is called is malformed")
             rows = [as_row(row) for row in to_data(sections.get("choices", b"[]"))[:MAX_ROWS]]
-            return cls(str(about["name"]), Description(lines), graphs, rows)
+            tuned = [_as_tuned(item) for item in to_data(sections.get("tuned", b"[]"))[:MAX_TUNED]]
+            return cls(str(about["name"]), Description(lines), graphs, rows, tuned)
 
     def require(self, here: Description, path: str) -> None:
         """Raises an :class:`ArtifactError` that says how a module differs from the one that was saved."""
@@ -225,6 +240,13 @@ def as_row(data: Any) -> Row:
     if not (0 < seconds < math.inf and 0 < default_seconds < math.inf and max(workspace, measured) < 1 << 62):
         raise ArtifactError(f"a row of the tuning database has impossible numbers: {data!r:.200}")
     return op, bucket, device, library, choice, seconds, default_seconds, workspace, measured
+
+
+def _as_tuned(data: Any) -> Tuned:
+    program, device, library, sizes = data
+    if not all(type(text) is str for text in (program, device, library)) or not all(type(s) is int for s in sizes):
+        raise ArtifactError(f"where it was tuned is malformed: {data!r:.200}")
+    return program, device, library, tuple(sizes)
 
 
 def merge_rows(*several: Sequence[Row]) -> list[Row]:

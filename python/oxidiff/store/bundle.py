@@ -58,8 +58,12 @@ def entries(path: str | PathLike[str] | None = None) -> list[Row]:
         raise from_native(error) from error
 
 
-def list_cache() -> str:
-    """What is in the cache, for people."""
+def list_cache(with_choices: bool = False) -> str:
+    """What is in the cache, for people.
+
+    Args:
+        with_choices: A line for each tuning choice too.
+    """
     folder = _folder()
     lines = [str(folder)]
     total = 0
@@ -75,8 +79,14 @@ def list_cache() -> str:
         lines.append(f"  graphs/{path.name}  {state.st_size / 2**20:6.2f} MiB  used {days:.1f} days ago  {about}")
     try:
         rows = entries()
-        devices = sorted({row[2] for row in rows})
-        lines.append(f"  tuning.sqlite  {len(rows)} choices" + (f" for {'; '.join(devices)}" if devices else ""))
+        lines.append(f"  tuning.sqlite  {len(rows)} choices")
+        for device, library in sorted({row[2:4] for row in rows}):
+            held = [row for row in rows if row[2:4] == (device, library)]
+            is_old = " (not these: they are not used)" if library != _native.kernel_version else ""
+            lines.append(f"    {len(held)} choices for {device}, kernels {library}{is_old}")
+            for op, bucket, _, _, choice, seconds, default_seconds, *_ in held if with_choices else ():
+                times = f"{seconds * 1e3:.3g} ms, {default_seconds * 1e3:.3g} ms untuned"
+                lines.append(f"      {op}, {bucket}: {choice}, {times}")
     except CacheError as error:
         lines.append(f"  tuning.sqlite  not usable: {error}")
     lines.append(f"  {len(_graphs())} artifacts, {total / 2**20:.2f} MiB")

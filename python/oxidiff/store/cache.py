@@ -22,7 +22,7 @@ from .. import _native
 from ..capture import Call, CapturedGraph
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native
 from ..options import CompileOptions
-from .artifact import Artifact, Body, Row, StoredGraph, merge_rows, read_artifact
+from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
 from .describe import Description, describe
 from .encode import UnstorableError, encode_call_key
 
@@ -62,6 +62,8 @@ class _Compiled(Protocol):
     def body(self) -> Body: ...
     @property
     def rows(self) -> Sequence[Row]: ...
+    @property
+    def tuned(self) -> Sequence[Tuned]: ...
 
 
 class GraphStore:
@@ -84,6 +86,8 @@ class GraphStore:
         self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
         self.rows: list[Row] = []
         """Measurements that came with the graphs."""
+        self.tuned: set[Tuned] = set()
+        """Where their programs were tuned."""
         self.load_s = 0.0
         """Seconds spent finding and reading stored graphs."""
 
@@ -140,6 +144,7 @@ class GraphStore:
         for stored in artifact.graphs:
             self._waiting.setdefault(stored.key, []).append(stored)
         self.rows = merge_rows(self.rows, artifact.rows)
+        self.tuned.update(artifact.tuned)
 
     def remember(self, compiled: Sequence[_Compiled]) -> None:
         """Stores graphs in the cache and the graph file, as far as they are not there already."""
@@ -174,6 +179,7 @@ class GraphStore:
             self._encoded[id(graph)] = (graph, fresh)
             artifact.add(fresh)
             artifact.rows = merge_rows(artifact.rows, item.rows)
+            artifact.tuned = sorted({*artifact.tuned, *item.tuned})
         if not artifact.graphs:
             raise ArtifactError(f"{artifact.name} cannot be saved: {reason}")
         return artifact

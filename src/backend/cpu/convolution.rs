@@ -2,6 +2,7 @@
 
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, pack_conv_weight};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
+use oxidiff_kernels::cpu::conv_choice::Observed;
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
@@ -141,6 +142,10 @@ impl ConvolutionCall {
 }
 
 impl Call for ConvolutionCall {
+    fn convolution(&self) -> Option<Observed> {
+        Some(Observed { conv: self.conv, dtype: self.x.1, weight: self.weight.1 })
+    }
+
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
         let (source, dtype) = (self.source(ctx), self.weight.1);
         // SAFETY: the weight is valid by the caller's promise, and so is room for the panels of `conv`.

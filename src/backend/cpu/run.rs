@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use oxidiff_kernels::cpu::conv_choice::Observed;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
@@ -46,6 +47,11 @@ pub(super) trait Call: Send + Sync {
     /// # Safety
     /// Every buffer that the step reads or writes must be behind its address in `ctx`.
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()>;
+
+    /// The convolution, if that is what it is.
+    fn convolution(&self) -> Option<Observed> {
+        None
+    }
 }
 
 /// A step that has nothing to do at these sizes.
@@ -381,6 +387,14 @@ impl Specialized for SpecializedCpu {
 
     fn costs(&self) -> Vec<(u64, u64)> {
         self.program.plan.steps.iter().map(|step| cost(step, &self.bindings).unwrap_or_default()).collect()
+    }
+
+    fn choices(&self) -> Vec<Observed> {
+        // Where eager's rounding is asked for there is one form only.
+        match self.program.plan.options.exact {
+            true => Vec::new(),
+            false => self.calls.iter().filter_map(|call| call.convolution()).collect(),
+        }
     }
 
     fn host_bytes(&self) -> usize {
