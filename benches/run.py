@@ -200,6 +200,11 @@ ROWS = {
         "0.8",
         functools.partial(memory.peak_over_eager, row="vae-memory-low", bar=0.8),
     ),
+    "vae-memory-2048": Row(
+        "VAE decoder, f32, image 2048x2048: peak memory over eager's",
+        "0.8",
+        functools.partial(memory.peak_over_eager, row="vae-memory-2048", bar=0.8),
+    ),
     "unet-memory-low": Row(
         'SD1.5 UNet, f32, latent 64x64, memory="low": peak memory over eager\'s',
         "1.0",

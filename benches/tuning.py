@@ -15,7 +15,7 @@ import torch
 
 import oxidiff
 from measure import DTYPES, interleave, ratio_with_spread, reset_peak, run_in_process, status_bytes
-from memory import no_weights
+from memory import unfilled
 from oxidiff import _native, testing
 from oxidiff.module import dispatcher_of
 
@@ -144,8 +144,7 @@ def tuning_peak(arguments: argparse.Namespace, *, name: str, size: tuple[int, in
 @torch.no_grad()
 def artifact_size(arguments: argparse.Namespace, *, name: str, bar: float) -> Answer:
     """Megabytes of a saved program, and what reading it takes. Made without weights: it has none."""
-    with no_weights(torch.bfloat16):
-        module = testing.build(name, tiny=False, dtype=torch.bfloat16)
+    module = unfilled(name)
     options = oxidiff.CompileOptions(cache=False, tune="off")
     inputs = testing.example_inputs(name, tiny=False, dtype=torch.bfloat16)
     compiled: Any = oxidiff.compile(module, options=options)

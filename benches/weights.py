@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import oxidiff
+from memory import unfilled
 from oxidiff import testing
 
 Answer = dict[str, Any]
@@ -33,10 +34,9 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 @torch.no_grad()
 def attach(arguments: argparse.Namespace) -> Answer:
-    """Making a second UNet of other weights ready, over what the first took. Real structure, tiny weights: reading the
-    weights is no part of it, and 3.4 GB twice would measure the memory of the machine."""
-    modules = [testing.build(NAME, seed=seed) for seed in range(2 + arguments.rounds)]
-    inputs = testing.example_inputs(NAME)
+    """Making a second UNet of other weights ready, over what the first took; reading the weights is no part of it."""
+    modules = [unfilled(NAME) for _ in range(2 + arguments.rounds)]
+    inputs = testing.example_inputs(NAME, tiny=False, dtype=torch.bfloat16)
     compiled = [oxidiff.compile(module, options=_options()) for module in modules]
     first = _seconds(lambda: oxidiff.warmup(compiled[0], **inputs))
     gc.collect()

@@ -184,21 +184,24 @@ class Structure:
                 self._add(child)
 
     def _attributes(self, child: torch.nn.Module, skipped: frozenset[str]) -> tuple[Any, ...]:
-        out: list[Any] = []
         attributes = child.__dict__
-        for name in _read_names(tuple(attributes), skipped):
-            value = attributes[name]
-            kind = type(value)
-            if kind in _SCALAR_TYPES:
-                if name not in _UNREAD:
-                    out.append((name, kind, value))
-            else:
-                out.append((name, self._token(value, _DEPTH)))
+        names, of_origin = _read_names(tuple(attributes), skipped)
+        values = [attributes[name] for name in names]
+        kinds = tuple(map(type, values))
+        if not _SCALAR_TYPES.issuperset(kinds):
+            for i, kind in enumerate(kinds):
+                if kind not in _SCALAR_TYPES:
+                    values[i] = self._token(values[i], _DEPTH)
+        out: list[Any] = [names, kinds, tuple(values)]
+        for name in of_origin:
+            if type(attributes[name]) not in _SCALAR_TYPES:
+                out.append((name, self._token(attributes[name], _DEPTH)))
         for table in (child._parameters, child._buffers):
             for name, tensor in table.items():
                 out.append((name, None if tensor is None else self._tensor(tensor)))
-        names = self._names
-        out.append(tuple((name, names.get(id(value))) for name, value in child._modules.items()))
+        if child._modules:
+            paths = self._names
+            out.append(tuple((name, paths.get(id(value))) for name, value in child._modules.items()))
         return tuple(out)
 
     def _tensor(self, tensor: Tensor) -> Any:
@@ -277,9 +280,11 @@ def _is_plain(kind: Hashable) -> bool:
 
 
 @functools.lru_cache(4096)
-def _read_names(names: tuple[str, ...], skipped: frozenset[str]) -> tuple[str, ...]:
-    """The attributes of a module that say what it computes, of all those that it has."""
-    return tuple(name for name in names if name not in _SKIPPED and name not in skipped)
+def _read_names(names: tuple[str, ...], skipped: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The attributes of a module that say what it computes, of all those that it has; apart, those of them that say so
+    only if they are no scalars."""
+    read = [name for name in names if name not in _SKIPPED and name not in skipped]
+    return tuple(n for n in read if n not in _UNREAD), tuple(n for n in read if n in _UNREAD)
 
 
 def _is_model(module: torch.nn.Module) -> bool:
