@@ -19,7 +19,7 @@ fn main() -> io::Result<()> {
         add(&fs::read(file)?);
     }
     println!("cargo:rerun-if-changed=src");
-    println!("cargo:rustc-env=OXIDIFF_KERNELS_HASH={hash:016x}");
+    println!("cargo:rustc-env=KERNELS_HASH={hash:016x}");
     Ok(())
 }
 

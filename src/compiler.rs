@@ -9,6 +9,7 @@ use crate::ir::{self, Changed, DType, Graph};
 use crate::passes::{self, PassCtx, Precision};
 use crate::plan::{self, MemoryMode, PlanOptions};
 use crate::runtime::{Program, registry};
+use crate::target::Profile;
 use crate::trace::{self, Dump, Timings};
 use crate::{Error, Result, kernel_ir};
 
@@ -23,6 +24,8 @@ pub struct Options {
     pub memory_budget: Option<usize>,
     /// Bound of the cache of specializations.
     pub max_specializations: usize,
+    /// The device to choose for; `None`: that of the backend.
+    pub profile: Option<Profile>,
     /// Name of the backend; `None`: `OXIDIFF_BACKEND`, else `cpu`.
     pub backend: Option<String>,
 }
@@ -34,6 +37,7 @@ impl Default for Options {
             memory: MemoryMode::default(),
             memory_budget: None,
             max_specializations: 16,
+            profile: None,
             backend: None,
         }
     }
@@ -67,8 +71,9 @@ pub fn compile(graph: Graph, options: &Options) -> Result<(Arc<Program>, bool)> 
     let precision = options.precision.unwrap_or_else(|| default_precision(&graph));
     let hash = graph.hash();
     let key = format!(
-        "{hash} {name} {} {:?} {:?} {:?} {}",
+        "{hash} {name} {} {:?} {:?} {:?} {:?} {}",
         backend.target(),
+        options.profile,
         options.precision,
         options.memory,
         options.memory_budget,
@@ -90,7 +95,9 @@ fn compile_new(
     dump.write("00-captured.ir", || ir::print_graph(&graph));
     let optimized = Arc::new(optimize(&graph, precision, &dump, &mut timings)?);
     let ctx = PassCtx { precision };
-    let groups = timings.time("form_groups", || passes::form_groups(&optimized, &ctx))?;
+    let target = backend.target();
+    let device = options.profile.as_ref().unwrap_or_else(|| target.profile());
+    let groups = timings.time("form_groups", || passes::form_groups_for(&optimized, &ctx, device))?;
     if config().verify {
         kernel_ir::verify(&optimized, &groups)?;
     }
@@ -100,7 +107,6 @@ fn compile_new(
         exact: options.precision == Some(Precision::Eager),
         memory_budget: options.memory_budget,
     };
-    let target = backend.target();
     let mut plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
     timings.time("reorder", || plan.reorder())?;
     timings.time("share_sizes", || plan.share_sizes());

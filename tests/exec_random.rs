@@ -8,16 +8,17 @@ use oxidiff::ir::interp;
 use oxidiff::ir::print_graph;
 use oxidiff::ir::testing::{check_close, random_graph, random_inputs};
 use oxidiff::memory;
-use oxidiff::passes::{PassCtx, Precision, form_groups};
+use oxidiff::passes::{PassCtx, Precision, form_groups_for};
 use oxidiff::plan::{self, MemoryMode, Plan, PlanOptions};
+use oxidiff::target::Profile;
 use std::sync::Arc;
 use support::{Case, borrow, plan_of};
 
 const SEEDS: std::ops::Range<u64> = 0..120;
 const NODES: usize = 40;
 
-fn raw_plan(graph: &oxidiff::ir::Graph, precision: Precision) -> Plan {
-    let groups = form_groups(graph, &PassCtx { precision }).unwrap();
+fn raw_plan(graph: &oxidiff::ir::Graph, precision: Precision, device: &Profile) -> Plan {
+    let groups = form_groups_for(graph, &PassCtx { precision }, device).unwrap();
     let target = oxidiff::backend::by_name("cpu").unwrap().target();
     let plan = plan::build(Arc::new(graph.clone()), groups, &target, PlanOptions::default()).unwrap();
     plan::verify::verify(&plan).unwrap_or_else(|e| panic!("{e}\n{plan}"));
@@ -75,7 +76,9 @@ fn check(seed: u64, plan: Plan, what: &str) {
 #[test]
 fn raw_graphs() {
     for seed in SEEDS {
-        check(seed, raw_plan(&random_graph(seed, NODES).graph, Precision::Eager), "raw");
+        // Every other graph is grouped as for a card on which launches are what costs.
+        let device = if seed % 2 == 0 { &Profile::CPU } else { Profile::named("H100").unwrap() };
+        check(seed, raw_plan(&random_graph(seed, NODES).graph, Precision::Eager, device), "raw");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Golden tests of passes: `tests/golden/passes/<pass>/<case>.ir`.
 //!
 //! ```text
-//! // RUN: passes=canonicalize,eliminate_dead_code precision=fast
+//! // RUN: passes=canonicalize,eliminate_dead_code precision=fast device=L4
 //! input graph
 //! // ----
 //! expected graph, or groups if the last pass is `form_groups`
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use oxidiff::ir::{Graph, parse_graph, print_graph, verify_graph};
 use oxidiff::kernel_ir;
 use oxidiff::passes::{self, PassCtx, Precision};
+use oxidiff::target::Profile;
 
 const RULE: &str = "// ----\n";
 
@@ -32,22 +33,23 @@ fn cases() -> Vec<PathBuf> {
 }
 
 /// Settings of the `RUN` line: passes and context.
-fn settings(text: &str) -> (Vec<String>, PassCtx) {
+fn settings(text: &str) -> (Vec<String>, PassCtx, Profile) {
     let line = text.lines().find_map(|l| l.strip_prefix("// RUN: ")).expect("a RUN line");
-    let (mut names, mut ctx) = (Vec::new(), PassCtx::default());
+    let (mut names, mut ctx, mut device) = (Vec::new(), PassCtx::default(), Profile::CPU);
     for word in line.split_whitespace() {
         match word.split_once('=') {
             Some(("passes", list)) => names = list.split(',').map(str::to_owned).collect(),
             Some(("precision", "eager")) => ctx.precision = Precision::Eager,
             Some(("precision", "fast")) => ctx.precision = Precision::Fast,
+            Some(("device", name)) => device = *Profile::named(name).expect("a device of the table"),
             _ => panic!("unknown setting `{word}`"),
         }
     }
-    (names, ctx)
+    (names, ctx, device)
 }
 
 fn run(input: &str, path: &Path) -> String {
-    let (names, ctx) = settings(input);
+    let (names, ctx, device) = settings(input);
     let mut graph: Graph = parse_graph(input).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let verify = |graph: &Graph, pass: &str| {
         verify_graph(graph, pass).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -55,7 +57,7 @@ fn run(input: &str, path: &Path) -> String {
     verify(&graph, "parse");
     for name in &names {
         if name == "form_groups" {
-            let groups = passes::form_groups(&graph, &ctx).expect("groups form");
+            let groups = passes::form_groups_for(&graph, &ctx, &device).expect("groups form");
             kernel_ir::verify(&graph, &groups).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             return kernel_ir::print(&graph, &groups);
         }

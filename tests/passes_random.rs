@@ -7,7 +7,8 @@ use oxidiff::ir::interp::{self, Tensor};
 use oxidiff::ir::testing::{RandomGraph, check_close, random_graph, random_inputs};
 use oxidiff::ir::{BinaryOp, DType, Graph, Op, ValueId, ValueType, print_graph, verify_graph};
 use oxidiff::kernel_ir::{self, Body, Group, Instr, Reg};
-use oxidiff::passes::{PIPELINE, Pass, PassCtx, Precision, form_groups};
+use oxidiff::passes::{PIPELINE, Pass, PassCtx, Precision, form_groups, form_groups_for};
+use oxidiff::target::Profile;
 
 const SEEDS: std::ops::Range<u64> = 0..150;
 const NODES: usize = 50;
@@ -60,7 +61,8 @@ fn pipeline_and_groups_keep_the_meaning() {
             let raw = random.graph.clone();
             let whole = PIPELINE.iter().fold(random.graph.clone(), |g, (pass, _)| apply(pass, &g, &ctx, seed));
             for graph in [raw, whole] {
-                let groups = form_groups(&graph, &ctx).unwrap();
+                let device = if seed % 2 == 0 { &Profile::CPU } else { Profile::named("H100").unwrap() };
+                let groups = form_groups_for(&graph, &ctx, device).unwrap();
                 let text = || format!("{}\n{}", print_graph(&graph), kernel_ir::print(&graph, &groups));
                 kernel_ir::verify(&graph, &groups).unwrap_or_else(|e| panic!("{e}: seed {seed}\n{}", text()));
                 check(&random, seed, &text(), |bindings, inputs, parameters| {

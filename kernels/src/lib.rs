@@ -10,7 +10,7 @@
 //! pointwise group.
 
 /// Identity of these sources: what was measured of one version says nothing about another.
-pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-", env!("OXIDIFF_KERNELS_HASH"));
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-", env!("KERNELS_HASH"));
 
 pub mod calibrate;
 pub mod cpu;

@@ -24,6 +24,7 @@ __all__ = [
     "cuda_findings",
     "decode_artifact",
     "derived_bytes",
+    "devices",
     "encode_artifact",
     "forget_choices",
     "kernel_version",
@@ -118,9 +119,14 @@ def compile(
     memory_budget: int | None = None,
     max_specializations: int = 16,
     backend: str | None = None,
+    device: str | None = None,
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
-    The GIL is released."""
+    With the name of one of `devices`, fusion is chosen for that one. The GIL is released."""
+
+def devices() -> list[tuple[str, float, float, float, int, float]]:
+    """GPUs of which figures are published: name, operations a second in f32 and in 16 bits, bytes a second, bytes of memory,
+    seconds of a launch."""
 
 @final
 class Executable:

@@ -20,7 +20,7 @@ from . import _native
 if TYPE_CHECKING:
     from .capture.lowering import LoweredGraph
 
-__all__ = ["DEVICES", "Device", "Placement", "device_of", "fast_bytes", "place", "sentences", "this_device"]
+__all__ = ["DEVICES", "Device", "Placement", "compiled_for", "device_of", "fast_bytes", "place", "sentences", "this_device"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,26 +44,7 @@ class Device:
     launch_s: float = 0.0
 
 
-def _gpu(name: str, f32: float, half: float, bandwidth: float, memory: int) -> Device:
-    # About what a kernel node of a CUDA graph takes from its predecessor's end to its start.
-    return Device(name, f32 * 1e12, half * 1e12, bandwidth * 1e9, memory * 10**9, 1.5e-6)
-
-
-DEVICES: Final[Mapping[str, Device]] = {
-    device.name.lower(): device
-    for device in (
-        _gpu("T4", 8.1, 65, 320, 16),
-        _gpu("L4", 30.3, 121, 300, 24),
-        _gpu("A10", 31.2, 125, 600, 24),
-        _gpu("L40S", 91.6, 362, 864, 48),
-        _gpu("RTX3060", 12.7, 51, 360, 12),
-        _gpu("RTX3090", 35.6, 71, 936, 24),
-        _gpu("RTX4090", 82.6, 165, 1008, 24),
-        _gpu("A100", 19.5, 312, 2039, 80),
-        _gpu("H100", 66.9, 989, 3350, 80),
-        _gpu("H200", 66.9, 989, 4800, 141),
-    )
-}
+DEVICES: Final[Mapping[str, Device]] = {row[0].lower(): Device(*row) for row in _native.devices()}
 """Published figures of the makers: dense tensor cores for 16 bits, plain cores for f32."""
 
 
@@ -198,6 +179,19 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
             f"each call at least, {spent / (took or here.seconds):.0%} of it."
         )
     return out
+
+
+def compiled_for(lowered: LoweredGraph, device: Device, precision: str) -> tuple[_native.Program, list[str]]:
+    """A program as it would be compiled for one of :data:`DEVICES`, and what is different about it."""
+    program, _ = _native.compile(lowered.builder, precision=precision, device=device.name)
+    here, _ = _native.compile(lowered.builder, precision=precision)
+    there, count = (sum(p.explain()["steps"].values()) for p in (program, here))
+    if there >= count:
+        return program, []
+    return program, [
+        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than here: what these compute is computed "
+        "again where it is used, which takes less than a launch and the bytes between."
+    ]
 
 
 def fast_bytes(lowered: LoweredGraph, dims: Sequence[int], precision: str) -> int:

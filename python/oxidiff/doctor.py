@@ -79,7 +79,11 @@ def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
     capturer = Capturer(module)
     call = capturer.call((), testing.example_inputs(model, tiny=False, dtype=dtype))
     graph, lowered = capturer.lowered(call, _native.GraphBuilder)
-    program, _ = _native.compile(lowered.builder)
+    differences: list[str] = []
+    if device is None:
+        program, _ = _native.compile(lowered.builder)
+    else:
+        program, differences = advice.compiled_for(lowered, target, "auto")
     values = {symbol.name: int(symbol.value) for symbol in graph.plan.symbols}
     batches = [s.name for s in graph.plan.symbols if s.role == "batch" and s.name in lowered.symbols]
     dims = [values[name] for name in lowered.symbols]
@@ -92,5 +96,5 @@ def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
         "weight_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
     }
     sizes = ", ".join(f"{s.label} {s.name} = {s.value}" for s in graph.plan.symbols)
-    lines = advice.sentences(program, dims, target, facts)
+    lines = advice.sentences(program, dims, target, facts) + differences
     return "\n".join([f"{model}, {str(dtype).removeprefix('torch.')}, {sizes}", *(f"  {line}" for line in lines)])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import _native
-from .advice import Device, device_of, fast_bytes, sentences
+from .advice import Device, compiled_for, device_of, fast_bytes, sentences
 from .dispatch import Dispatcher
 from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
@@ -340,7 +340,10 @@ def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
         "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
     }
-    return sentences(variant.program, dims, device, facts)
+    if is_here:
+        return sentences(variant.program, dims, device, facts)
+    program, differences = compiled_for(variant.lowered, device, precision)
+    return [*sentences(program, dims, device, facts), *differences]
 
 
 def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:

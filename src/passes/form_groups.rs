@@ -18,12 +18,18 @@
 //! node's own position, which is allowed while nothing outside uses its values yet. Both keep every edge pointing from a
 //! smaller to a larger position, so there is never a cycle to look for, and the pass is linear.
 //!
+//! **Computed again or kept.** What is broadcast to a group (a projected embedding, say) can be computed there, for every
+//! element that it reaches, or by a loop of its own that writes it once. Few simple ops hide behind the group's memory
+//! traffic on every device. For others the device's [`Profile`] decides: a card with arithmetic to spare saves the launch,
+//! one that is short of bandwidth the bytes, a processor keeps the loop.
+//!
 //! A scalar [`full`](Op::Full) becomes a constant of every body that reads it; its own group then has nothing to do.
 
 use crate::analysis::{ComputeClass, node_class};
 use crate::error::Result;
 use crate::ir::{BinaryOp, DType, Dim, Graph, Op, UnaryOp, ValueId};
 use crate::kernel_ir::{Body, Group, GroupKind, Instr, Reg};
+use crate::target::Profile;
 
 use super::{PassCtx, Precision};
 
@@ -39,7 +45,15 @@ const MAX_STORES: usize = 4;
 /// # Errors
 /// None today; passes share one signature.
 pub fn form_groups(graph: &Graph, ctx: &PassCtx) -> Result<Vec<Group>> {
-    let mut former = Former::new(graph);
+    form_groups_for(graph, ctx, &Profile::CPU)
+}
+
+/// The same with the choices that suit a device.
+///
+/// # Errors
+/// As [`form_groups`].
+pub fn form_groups_for(graph: &Graph, ctx: &PassCtx, device: &Profile) -> Result<Vec<Group>> {
+    let mut former = Former::new(graph, device);
     for v in graph.values() {
         former.place(v);
     }
@@ -59,6 +73,9 @@ struct Draft {
 
 struct Former<'g> {
     graph: &'g Graph,
+    device: &'g Profile,
+    /// Sizes that were traced, to compare costs at.
+    sizes: Vec<i64>,
     users: Vec<Vec<ValueId>>,
     is_output: Vec<bool>,
     is_weight: Vec<bool>,
@@ -71,11 +88,13 @@ fn is_body_kind(kind: GroupKind) -> bool {
 }
 
 impl<'g> Former<'g> {
-    fn new(graph: &'g Graph) -> Self {
+    fn new(graph: &'g Graph, device: &'g Profile) -> Self {
         let mut is_output = vec![false; graph.nodes.len()];
         graph.outputs.iter().for_each(|o| is_output[o.index()] = true);
         Self {
             graph,
+            device,
+            sizes: graph.sample_bindings().into_iter().next().unwrap_or_default(),
             users: graph.users(),
             is_output,
             is_weight: weight_only(graph),
@@ -262,14 +281,20 @@ impl<'g> Former<'g> {
             return;
         }
         let same_space = self.space(host) == self.space(other);
+        // A dead value is stored by its group, and so has to fit into that.
         let leaves = |n: &ValueId| {
             self.is_output[n.index()]
+                || self.users[n.index()].is_empty()
                 || self.users[n.index()]
                     .iter()
                     .any(|u| self.group_of[u.index()] != Some(host) && self.group_of[u.index()] != Some(other))
         };
         let escapes = o.nodes.iter().any(leaves);
-        let worth = if same_space { h.kind == GroupKind::Loop || !escapes } else { !escapes && self.is_cheap(other) };
+        let worth = if same_space {
+            h.kind == GroupKind::Loop || !escapes
+        } else {
+            !escapes && (self.is_cheap(other) || self.is_better_again(host, other))
+        };
         if !worth {
             return;
         }
@@ -310,6 +335,22 @@ impl<'g> Former<'g> {
                     Op::Convert | Op::Unary(UnaryOp::Neg) | Op::Binary(Add | Sub | Mul | Maximum | Minimum)
                 )
             })
+    }
+
+    /// Whether computing the values of `other` again for every element of `host` takes this device less than keeping them.
+    fn is_better_again(&self, host: usize, other: usize) -> bool {
+        let elements = |space: &[Dim]| -> Option<f64> {
+            space.iter().map(|d| d.eval(&self.sizes).ok()).try_fold(1.0, |product, d| Some(product * d? as f64))
+        };
+        let (Some(there), Some(here)) = (elements(self.space(host)), elements(self.space(other))) else { return false };
+        let nodes = &self.drafts[other].nodes;
+        let operations: f64 = nodes.iter().map(|n| operations_of(self.graph.op(*n))).sum();
+        let kept = nodes.iter().filter(|n| self.is_needed_outside(**n, other));
+        let bytes: f64 = kept.map(|n| here * self.graph.ty(*n).dtype.size_bytes() as f64).sum();
+        let again_s = operations * (there - here) / self.device.f32_flops as f64;
+        // Written once and read once.
+        let kept_s = self.device.launch_ns as f64 * 1e-9 + 2.0 * bytes / self.device.bandwidth as f64;
+        again_s < kept_s
     }
 
     fn finish(mut self, precision: Precision) -> Vec<Group> {
@@ -495,6 +536,18 @@ impl BodyWriter<'_> {
         self.emit(Instr::Round(dtype, reg))
     }
 }
+
+/// Arithmetic operations of a pointwise op, for each element; functions are polynomials.
+fn operations_of(op: &Op) -> f64 {
+    use UnaryOp::{Abs, Neg};
+    match op {
+        Op::Unary(Abs | Neg) | Op::Binary(_) | Op::Where | Op::Convert | Op::Full { .. } => 1.0,
+        _ => POLYNOMIAL,
+    }
+}
+
+/// Operations of `exp`, `tanh` and the like: a dozen terms and the reduction of the argument.
+const POLYNOMIAL: f64 = 20.0;
 
 /// On truth values the bitwise ops are the logical ones.
 fn logical(op: BinaryOp) -> BinaryOp {

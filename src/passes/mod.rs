@@ -25,7 +25,7 @@ use crate::config::config;
 use crate::error::Result;
 use crate::ir::{Changed, Graph, verify_graph};
 
-pub use form_groups::form_groups;
+pub use form_groups::{form_groups, form_groups_for};
 
 /// Where values are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -16,6 +16,7 @@ use crate::ir::DType;
 use crate::kernel_ir::GroupKind;
 use crate::plan::MemoryMode;
 use crate::runtime;
+use crate::target::{DEVICES, Profile};
 use crate::{Error, backend};
 
 /// A compiled graph.
@@ -134,11 +135,22 @@ const fn group_name(kind: GroupKind) -> &'static str {
     }
 }
 
+/// Published figures of GPUs; see the stub file.
+#[pyfunction]
+pub fn devices() -> Vec<(&'static str, f64, f64, f64, u64, f64)> {
+    let row = |d: &Profile| {
+        let rate = |value: u64| value as f64;
+        (d.name, rate(d.f32_flops), rate(d.half_flops), rate(d.bandwidth), d.memory_bytes, rate(d.launch_ns) * 1e-9)
+    };
+    DEVICES.iter().map(row).collect()
+}
+
 /// Compiles the builder's graph, or finds the live program; see the stub file.
 #[pyfunction]
 #[pyo3(signature = (
-    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, backend=None
+    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, backend=None, device=None
 ))]
+#[allow(clippy::too_many_arguments, reason = "keywords of a Python function")]
 pub fn compile(
     py: Python<'_>,
     builder: &Bound<'_, GraphBuilder>,
@@ -147,12 +159,16 @@ pub fn compile(
     memory_budget: Option<usize>,
     max_specializations: usize,
     backend: Option<String>,
+    device: Option<&str>,
 ) -> PyResult<(Program, bool)> {
     let graph = builder.borrow().graph().clone();
     let memory = MemoryMode::from_name(memory)
         .ok_or_else(|| to_python(&Error::invalid(format!("memory `{memory}`: expected fast, balanced or low"))))?;
     let precision = compiler::precision_from_name(precision).map_err(|e| to_python(&e))?;
-    let options = Options { precision, memory, memory_budget, max_specializations, backend };
+    let named =
+        |name: &str| Profile::named(name).ok_or_else(|| to_python(&Error::invalid(format!("no device `{name}`"))));
+    let profile = device.map(named).transpose()?.copied();
+    let options = Options { precision, memory, memory_budget, max_specializations, profile, backend };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;
     Ok((Program { program }, is_new))
 }

@@ -34,6 +34,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
     m.add_function(wrap_pyfunction!(executable::target, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::devices, m)?)?;
     m.add_function(wrap_pyfunction!(executable::stamp, m)?)?;
     m.add_function(wrap_pyfunction!(executable::derived_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_findings, m)?)?;

@@ -77,6 +77,25 @@ def test_attention_makes_large_images_dear() -> None:
     assert "more than their pixels" in said
 
 
+@torch.no_grad()
+def test_fusion_is_chosen_for_the_device() -> None:
+    """The same graph: a card with arithmetic to spare computes again what others keep."""
+
+    class Modulated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(1280, elementwise_affine=False)
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) * torch.nn.functional.silu(scale)
+
+    compiled: Any = oxidiff.compile(Modulated().eval(), strict=True, cache=False, tune="off")
+    compiled(torch.randn(2, 1024, 1280), torch.randn(2, 1, 1280))
+    said = {device: "\n".join(compiled.explain(device=device).advice) for device in ("H100", "T4")}
+    assert "Compiled for H100 it has 1 kernels, 1 fewer than here" in said["H100"]
+    assert "fewer than here" not in said["T4"]
+
+
 def test_doctor_asks_about_a_card_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     said = {}
     for device in ("T4", "H100"):

@@ -295,7 +295,7 @@ def test_a_damaged_database_is_a_warning(content: bytes, monkeypatch: pytest.Mon
 
 
 def test_the_command_fills_the_database(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "sd15-vae-decoder", "--tiny", "--budget", "20"]) == 0
+    assert main(["tune", "sd15-vae-decoder", "--tiny", "--budget", "2"]) == 0
     assert "choices measured" in capsys.readouterr().out
 
 
@@ -481,13 +481,13 @@ def test_what_was_learned_before_decides_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_budget_is_kept_by_real_trials() -> None:
-    x = torch.randn(1, 64, 64, 64)
-    full = compiled_of(net(channels=64, layers=16), tune="full", tune_budget_s=60.0, cache=False)
+    x = torch.randn(1, 64, 48, 48)
+    full = compiled_of(net(channels=64, layers=10), tune="full", tune_budget_s=60.0, cache=False)
     full(x)
     needed = oxidiff.report(full).tune_s
     _native.forget_choices()
     options: dict[str, Any] = {"tune": "full", "cache": False, "max_specializations": 3}
-    compiled = compiled_of(net(channels=64, layers=16), tune_budget_s=needed / 3, **options)
+    compiled = compiled_of(net(channels=64, layers=10), tune_budget_s=needed / 3, **options)
     compiled(x)
     # Trials are started only if they should end in time; another process may hold one up.
     assert 0 < oxidiff.report(compiled).tune_s < needed / 2
