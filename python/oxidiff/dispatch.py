@@ -32,6 +32,7 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
 from .check import compare
+from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
 from .errors import (
     CaptureError,
@@ -51,6 +52,7 @@ from .watch import STRUCTURE, Structure, Watch
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 
+_COLD = "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
 
@@ -248,6 +250,8 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
+            if is_captured(leaves):
+                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             epoch = self._idle_epoch()
             if epoch is None:
                 return self._run_meanwhile(args, kwargs)
@@ -262,6 +266,8 @@ class Dispatcher:
             except Exception as error:
                 return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
         if entry is None:
+            if is_captured(leaves):
+                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             return self._first_call(key, args, kwargs, leaves)
         if entry.is_split and not self.options.strict:
             return self._run_split(epoch, entry, args, kwargs)
@@ -626,9 +632,8 @@ class Dispatcher:
 
     def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
-        wanted = None if device is None else torch.device(device)
-        if wanted is not None and wanted.type != "cpu":
-            raise UnsupportedError(f"there is no backend for {wanted} yet")
+        if device is not None:
+            device_of(torch.device(device))
         with self._lock, collection_paused():
             artifact = read_artifact(path)
             engine = self._current_epoch().engine

@@ -292,7 +292,7 @@ def report_of(dispatcher: Dispatcher) -> Report:
         derived_bytes=total("derived_bytes") + sum(member.effective.bytes for member in parts),
         arena_bytes=largest("arena_bytes"),
         arena_lower_bound_bytes=largest("arena_lower_bound_bytes"),
-        graph_bytes=0,
+        graph_bytes=total("graph_bytes"),
         peak_bytes=largest("peak_bytes") + sum(member.effective.peak_bytes for member in parts),
         pool_bytes=largest("pool_bytes"),
         sizes=[row for s in stats for row in s.get("sizes", [])],
