@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from . import _native
 if TYPE_CHECKING:
     from .capture.lowering import LoweredGraph
 
-__all__ = ["DEVICES", "Device", "Placement", "device_of", "fast_bytes", "place", "sentences", "this_device"]
+__all__ = ["DEVICES", "Device", "Placement", "device_of", "fast_bytes", "gpu_called", "place", "sentences", "this_device"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,12 @@ def device_of(name: str | None) -> Device:
     if found is None:
         raise ValueError(f"no profile of a device {name!r}; there are {', '.join(d.name for d in DEVICES.values())}")
     return found
+
+
+def gpu_called(name: str) -> Device | None:
+    """The profile of a GPU by what its driver calls it, such as ``"NVIDIA H100 80GB HBM3"``; ``None`` if there is none."""
+    words = re.split(r"[^a-z0-9]+", name.lower().replace("rtx ", "rtx"))
+    return next((device for key, device in DEVICES.items() if key in words), None)
 
 
 @dataclasses.dataclass(frozen=True)

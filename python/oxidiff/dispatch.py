@@ -52,7 +52,9 @@ from .watch import STRUCTURE, Structure, Watch
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 
-_COLD = "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
+_COLD = (
+    "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
+)
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
 

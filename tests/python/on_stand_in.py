@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close, image
-from stand_in import NoCompilerError, StandIn, in_use, stand_in
 from torch import nn
 
 import oxidiff
+from nets import Net, assert_close, image
 from oxidiff import testing
+from stand_in import NoCompilerError, StandIn, in_use, stand_in
 
 # f32 sums in another order, over the depth of the model.
 MODEL_TOLERANCE = 2e-5

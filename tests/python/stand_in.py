@@ -30,7 +30,19 @@ class NoCompilerError(Exception):
 
 
 def _build(library: Path, source: Path, *options: str) -> None:
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-fwrapv", "-w", *options, "-o", str(library), str(source), "-ldl"]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-fwrapv",
+        "-w",
+        *options,
+        "-o",
+        str(library),
+        str(source),
+        "-ldl",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from nets import Net, assert_close, image
 
 import oxidiff
+from nets import Net, assert_close, image
 from oxidiff import device
 
 _REASON = "cuda:0 cannot be used: backend cuda: no NVIDIA driver"
@@ -59,7 +59,7 @@ def test_without_a_gpu_the_reason_is_found_once_and_no_panic_crosses() -> None:
         assert "not an NVIDIA GPU" in str(device._open(torch.device("cuda", 0)))
         return
     for _ in range(2):
-        with pytest.raises(oxidiff.UnsupportedError, match="cuda:0 cannot be used: .*driver"):
+        with pytest.raises(oxidiff.UnsupportedError, match=r"cuda:0 cannot be used: .*driver"):
             device.device_of(torch.device("cuda", 0))
     assert isinstance(device._devices.pop(torch.device("cuda", 0)), str)
 
