@@ -119,6 +119,7 @@ def compile(
     memory: str = "balanced",
     memory_budget: int | None = None,
     max_specializations: int = 16,
+    cuda_graphs: bool = True,
     backend: str | None = None,
     device: _Device | None = None,
 ) -> tuple[Program, bool]:

@@ -62,7 +62,7 @@ def tensor_obstacle(tensor: Tensor) -> str | None:
         device = device_of(tensor.device)
     except UnsupportedError as error:
         return str(error)
-    if device is not None and torch.is_autocast_enabled(device.device.type):
+    if device is not None and device.has_autocast():
         return "autocast is on; convert the module to the lower precision instead"
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         return f"there is no kernel for arguments of {tensor.dtype}"

@@ -53,13 +53,24 @@ class Device:
         return handle
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A fresh tensor of torch's own, allocated for that stream."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        """A fresh tensor of torch's own, allocated for that stream.
+
+        Raises:
+            MemoryError: There is no room for it.
+        """
+        try:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from None
 
     def is_capturing(self) -> bool:
         """Whether that stream is being captured into a CUDA graph."""
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
+
+    def has_autocast(self) -> bool:
+        """Whether eager would cast arguments of ops there."""
+        return torch.is_autocast_enabled("cuda")
 
     def synchronize(self) -> None:
         """Waits for everything on the device."""

@@ -238,6 +238,8 @@ class Dispatcher:
             if plain is not kwargs:
                 return self._call_scaled(args, kwargs, plain, scale)
         if self.effective.scale != 1.0:
+            if self._is_captured():
+                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             self._rescale(1.0)
         return self._call(args, kwargs)
 
@@ -284,6 +286,9 @@ class Dispatcher:
             plain: The same without the factor.
             scale: The factor.
         """
+        epoch = self._epoch
+        if epoch is not None and self._is_captured() and (scale != self.effective.scale or epoch.watch.poll()):
+            return self._fall_back(UnsupportedError(_COLD), args, kwargs)
         structure = self._current_epoch().structure
         if structure.has_other_adapters and scale != 1.0:
             reason = "a scale is passed for adapters that are not plain LoRA"
@@ -300,6 +305,12 @@ class Dispatcher:
                 return self._call(args, plain)
             finally:
                 del self._scaled[id(plain)]
+
+    def _is_captured(self) -> bool:
+        """Whether work on the module's device is only recorded now."""
+        epoch = self._epoch
+        device = None if epoch is None else epoch.engine.device
+        return device is not None and device.is_capturing()
 
     def _rescale(self, scale: float) -> None:
         with self._lock:

@@ -49,6 +49,7 @@ class Captured:
             memory=options.memory,
             memory_budget=cast("int | None", options.memory_budget),
             max_specializations=options.max_specializations,
+            cuda_graphs=options.cuda_graphs,
             device=device,
         )
         self.tuner = Tuner(options)

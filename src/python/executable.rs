@@ -139,7 +139,7 @@ const fn group_name(kind: GroupKind) -> &'static str {
 /// Compiles the builder's graph, or finds the live program; see the stub file.
 #[pyfunction]
 #[pyo3(signature = (
-    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, backend=None,
+    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, cuda_graphs=true, backend=None,
     device=None
 ))]
 #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -150,6 +150,7 @@ pub fn compile(
     memory: &str,
     memory_budget: Option<usize>,
     max_specializations: usize,
+    cuda_graphs: bool,
     backend: Option<String>,
     device: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(Program, bool)> {
@@ -162,7 +163,7 @@ pub fn compile(
         None => backend,
     };
     let place = Arc::new(Place::new(device)?);
-    let options = Options { precision, memory, memory_budget, max_specializations, backend };
+    let options = Options { precision, memory, memory_budget, max_specializations, cuda_graphs, backend };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;
     Ok((Program { program, place }, is_new))
 }

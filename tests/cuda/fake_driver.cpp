@@ -43,14 +43,14 @@ struct Exec {
 
 static std::mutex lock;
 static unsigned seed = 1;
-static long counts[7];
+static long counts[9];
 // Which stream waits for which: (before, after).
 static std::vector<std::pair<void*, void*>> waits;
 static int capturing = 0;
 // As the driver has it: of each thread.
 static thread_local void* current_context = nullptr;
 static void* const CONTEXT = (void*)0x100;
-enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS };
+enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRITES, UNLOADS };
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
 
 static Node node_of(const Params* p) {
@@ -113,6 +113,7 @@ Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { memcpy(to, (void
 
 Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
     for (size_t i = 0; i < count; ++i) memcpy((char*)to + 4 * i, &word, 4);
+    ++counts[WRITES];
     return SUCCESS;
 }
 Result cuEventCreate(void** event, unsigned) { *event = new void*(nullptr); return SUCCESS; }
@@ -145,6 +146,7 @@ Result cuModuleLoadData(void** module, const void* image) {
 Result cuModuleUnload(void* module) {
     Module* m = (Module*)module;
     for (Function* f : m->functions) delete f;
+    ++counts[UNLOADS];
     dlclose(m->library);
     delete m;
     return SUCCESS;

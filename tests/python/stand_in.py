@@ -21,7 +21,7 @@ from torch import Tensor
 from oxidiff import _native, device
 
 _ROOT = Path(__file__).parents[2]
-_COUNTS = ("launches", "graphs", "graph_launches", "updates", "allocations", "frees", "waits")
+_COUNTS = ("launches", "graphs", "graph_launches", "updates", "allocations", "frees", "waits", "writes", "unloads")
 _COLLECTIVES = re.compile(r"__sync|__shfl|block_sum|block_max|warp_sum|warp_max")
 
 
@@ -87,6 +87,9 @@ class StandIn:
 
     def is_capturing(self) -> bool:
         return self.captured
+
+    def has_autocast(self) -> bool:
+        return torch.is_autocast_enabled("cuda")
 
     def synchronize(self) -> None:
         self.waits += 1

@@ -540,7 +540,7 @@ impl Specialized for SpecializedCuda {
         unsafe {
             match run.profile {
                 Some(profile) => self.run_profiled(&bases, stream, profile)?,
-                None if is_recorded => self.run_plain(&bases, stream)?,
+                None if is_recorded || self.program.plan.options.plain_launches => self.run_plain(&bases, stream)?,
                 None => self.run_replayed(&bases, stream)?,
             }
         }
