@@ -558,8 +558,8 @@ def fill_weights(module: nn.Module, seed: int = 0) -> None:
     one, biases near zero, embeddings of unit variance. T5's queries are divided by `sqrt(d_kv)`, the factor that T5
     leaves out of its attention.
     """
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    generator = torch.Generator(device).manual_seed(seed)
+    devices = (p.device for p in module.parameters() if p.is_cuda)
+    generator = torch.Generator(next(devices, torch.device("cpu"))).manual_seed(seed)
     for owner_name, owner in module.named_modules():
         is_norm = type(owner).__name__.endswith(_NORMS)
         for name, parameter in owner.named_parameters(recurse=False):
