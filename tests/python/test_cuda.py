@@ -13,6 +13,7 @@ import torch
 import oxidiff
 from nets import Net, assert_close, image
 from oxidiff import device
+from oxidiff.store import bundle
 
 _REASON = "cuda:0 cannot be used: backend cuda: no NVIDIA driver"
 
@@ -83,6 +84,46 @@ def test_tensors_on_several_devices_are_a_reason() -> None:
     ours = oxidiff.compile(Mixed().eval(), cache=False)
     with pytest.raises(oxidiff.UnsupportedError, match="on several devices, other on meta and others on cpu"):
         oxidiff.warmup(ours, torch.ones(3))
+
+
+def test_the_cache_knows_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", str(tmp_path))
+    (tmp_path / "cubins").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "cubins" / f"{name}.cubin").write_bytes(bytes(2**19))
+    assert "2 units of GPU kernels, 1.00 MiB" in bundle.list_cache()
+    assert bundle.clear() == 2
+    assert "GPU kernels" not in bundle.list_cache()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("script", ["tests/gpu/run.py", "benches/gpu.py"])
+def test_scripts_for_a_gpu_say_that_there_is_none(script: str) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, cwd=root, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout.split(":")[0][:11]) == (0, "nothing was"), done.stdout + done.stderr
+
+
+def test_the_benchmark_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benches"))
+    import gpu
+
+    pair = {"ours_ms": 5.0, "other_ms": 8.0, "ratio": 0.625, "spread": 0.01, "rounds": 50, "peak_ratio": 0.9}
+    pair |= {"peak_bytes": 2**30, "compile_s": 9.0, "first_s": 0.2, "error": 1e-3, "eager_calls": 0, "reasons": []}
+    missing = {"failed": "no time left"}
+    first, *_ = gpu.case_rows("sdxl", {"eager": pair, "default": missing})
+    assert first[1] == "0.62 ± 0.01"
+    assert first[3] == "", "whether the bar is met cannot be said"
+    assert "default: no time left" in first[4]
+    first, memory, cold, cached = gpu.case_rows("sdxl", {"eager": pair, "default": {**pair, "compile_s": 3.0}})
+    assert [row[3] for row in (first, memory, cold, cached)] == ["yes", "yes", "yes", "no"]
+    ran_eager = {**pair, "eager_calls": 1, "reasons": ["a reason"]}
+    first, *_ = gpu.case_rows("sdxl", {"eager": ran_eager})
+    assert first[3] == "no"
+    assert "a reason" in first[4]
 
 
 def test_doctor_says_what_is_there() -> None:
