@@ -69,17 +69,15 @@ pub trait Loaded: Send + Sync {
         Ok(false)
     }
 
-    /// Writes a number at `to`, in the stream's order.
-    ///
-    /// # Safety
-    /// `to` must be eight bytes of the device's memory, aligned so, until the stream has come so far.
+    /// A number in the device's memory, from where the stream has come so far.
     ///
     /// # Errors
-    /// [`Error::Backend`] where the device refuses.
-    unsafe fn put(&self, word: [u8; 8], to: *mut u8, _stream: usize) -> Result<()> {
-        // SAFETY: the caller's promise; here the device is this process.
-        unsafe { to.cast::<[u8; 8]>().write(word) };
-        Ok(())
+    /// [`Error::OutOfMemory`], [`Error::Backend`] where the device refuses.
+    fn number(&self, word: [u8; 8], _stream: usize) -> Result<Block> {
+        let block = SystemMemory.allocate(word.len(), "a number")?;
+        // SAFETY: a fresh block of this size, aligned to 64.
+        unsafe { block.ptr().cast::<[u8; 8]>().write(word) };
+        Ok(block)
     }
 }
 

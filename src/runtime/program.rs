@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::arena::{ArenaPool, Wanted, arena_pool_over};
 use crate::Result;
-use crate::backend::{Block, Loaded, Specialized, SystemMemory};
+use crate::backend::{Block, Loaded, Specialized};
 use crate::ir::Graph;
 use crate::kernel_ir::Group;
 use crate::plan::Plan;
@@ -105,16 +105,12 @@ impl Program {
         self.loaded.is_recorded(stream)
     }
 
-    /// A number in the memory of its device, from where `stream` has come so far.
+    /// A number in the memory of its device; see [`Loaded::number`].
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`], [`crate::Error::Backend`].
+    /// As there.
     pub fn number(&self, word: [u8; 8], stream: usize) -> Result<Block> {
-        let memory = self.loaded.memory();
-        let block = memory.as_deref().unwrap_or(&SystemMemory).allocate(word.len(), "a number")?;
-        // SAFETY: memory of the program's device, of this size, aligned to 64; whoever holds the block keeps it.
-        unsafe { self.loaded.put(word, block.ptr(), stream)? };
-        Ok(block)
+        self.loaded.number(word, stream)
     }
 
     /// Number of executables that use it.

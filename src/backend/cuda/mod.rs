@@ -268,9 +268,11 @@ impl Loaded for LoadedCuda {
         self.0.device.is_capturing(stream)
     }
 
-    unsafe fn put(&self, word: [u8; 8], to: *mut u8, stream: usize) -> Result<()> {
-        let [low, high] = [&word[..4], &word[4..]].map(|half| half.iter().rfold(0, |w, &b| w << 8 | u32::from(b)));
-        // SAFETY: the caller's promise.
-        unsafe { self.0.device.put(&[low, high], to, stream) }
+    fn number(&self, word: [u8; 8], stream: usize) -> Result<Block> {
+        let block = self.0.memory.allocate(word.len(), "a number")?;
+        let word = u64::from_le_bytes(word);
+        // SAFETY: the block has this size. Its memory is the stream's, and so is what comes after it there.
+        unsafe { self.0.device.put(&[word as u32, (word >> 32) as u32], block.ptr(), stream)? };
+        Ok(block)
     }
 }
