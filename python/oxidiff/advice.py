@@ -21,7 +21,17 @@ from . import _native
 if TYPE_CHECKING:
     from .capture.lowering import LoweredGraph
 
-__all__ = ["DEVICES", "Device", "Placement", "device_of", "fast_bytes", "gpu_called", "place", "sentences", "this_device"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "Placement",
+    "device_of",
+    "fast_bytes",
+    "gpu_called",
+    "place",
+    "sentences",
+    "this_device",
+]
 
 
 @dataclasses.dataclass(frozen=True)

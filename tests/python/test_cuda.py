@@ -18,6 +18,7 @@ from oxidiff.store import bundle
 _REASON = "cuda:0 cannot be used: backend cuda: no NVIDIA driver"
 
 
+@pytest.mark.slow
 def test_compiled_modules_behind_a_stand_in_for_the_driver() -> None:
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(here / "on_stand_in.py")]
