@@ -133,7 +133,7 @@ impl TuningSite {
                     .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };
                 if bytes <= self.arena_bytes {
-                    return measure(arena_pool().lend(self.arena_bytes)?.ptr());
+                    return measure(arena_pool().lend(self.arena_bytes, 0)?.ptr());
                 }
                 measure(SystemMemory.allocate(bytes, "a trial of the tuner")?.ptr())
             })

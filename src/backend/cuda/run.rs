@@ -2,14 +2,14 @@
 //!
 //! The first run launches kernel by kernel. The second makes a CUDA graph of the same launches; from then on a run is one
 //! graph launch, after new arguments for those kernels whose addresses have changed (the caller's tensors, another arena,
-//! other weights). Scalars and sizes never change: they are the specialization.
+//! other weights). Runs that the caller captures stay launches. Scalars and sizes never change: they are the specialization.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::driver::{Function, Graph, GraphLaunch, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
-use super::{Entry, NAME, Program};
+use super::{Entry, NAME, Program, cold, streams};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Tensor};
 use crate::backend::{Run, Specialized, StepTime};
@@ -50,6 +50,12 @@ struct Bound {
     function: Function,
     geometry: Geometry,
     words: Vec<u64>,
+}
+
+impl Bound {
+    fn in_graph(&mut self) -> GraphLaunch<'_> {
+        GraphLaunch { function: self.function, geometry: self.geometry, args: &mut self.words }
+    }
 }
 
 impl Call {
@@ -113,14 +119,25 @@ fn vector_form(launch: &Launch, bindings: &[i64]) -> Result<Option<Wide>> {
 struct Held {
     copies: Vec<Block>,
     forms: Vec<Arc<Form>>,
+    constants: Option<Arc<[Block]>>,
 }
 
-/// What the graph of a specialization was last told.
-#[derive(Default)]
+/// The graph of a specialization for one stream, and what it was last told.
 struct Replay {
-    runs: usize,
-    graph: Option<Graph>,
+    stream: StreamHandle,
+    graph: Graph,
     bases: Vec<u64>,
+}
+
+/// Most streams for which a specialization keeps a graph: each has a workspace of its own, and telling a graph of another
+/// one is dearer than a second graph.
+const REPLAYS: usize = 4;
+
+/// The graphs of a specialization, the one used last at the end.
+#[derive(Default)]
+struct Replays {
+    runs: usize,
+    of: Vec<Replay>,
 }
 
 /// The plan for concrete sizes.
@@ -137,7 +154,7 @@ pub(super) struct SpecializedCuda {
     /// Sizes of inputs and outputs, by buffer.
     shapes: Vec<Option<Vec<i64>>>,
     costs: Vec<(u64, u64)>,
-    replay: Mutex<Replay>,
+    replays: Mutex<Replays>,
 }
 
 /// Makes the calls of steps.
@@ -241,8 +258,8 @@ impl SpecializedCuda {
             Ok((unsigned(s.flops.eval(bindings)?)?, bytes.sum::<Result<u64>>()?))
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
-        let replay = Mutex::default();
-        Ok(Self { program, workspace, calls, prepare, offsets, derived, derived_bytes, shapes, costs, replay })
+        let replays = Mutex::default();
+        Ok(Self { program, workspace, calls, prepare, offsets, derived, derived_bytes, shapes, costs, replays })
     }
 
     /// Addresses of all buffers but the derived ones. `held` receives copies of strided arguments, and what else the
@@ -279,22 +296,34 @@ impl SpecializedCuda {
                     if run.weights.is_dense(slot) {
                         tensor.ptr.addr() as u64
                     } else {
-                        let form = run.weights.dense(slot, &mut || {
-                            let copy = self.densify(tensor, run.stream)?;
-                            // Another stream may be the next to read it.
-                            self.program.device.synchronize(run.stream)?;
-                            Ok(copy)
-                        })?;
+                        let form =
+                            run.weights.dense(slot, &mut || self.derive(run, || self.densify(tensor, run.stream)))?;
                         let at = form.ptr().addr() as u64;
                         held.forms.push(form);
                         at
                     }
                 }
-                BufferKind::Constant(index) => self.program.constants[index as usize].ptr().addr() as u64,
+                BufferKind::Constant(index) => {
+                    if held.constants.is_none() {
+                        held.constants = Some(self.program.constants(run.stream, run.is_recorded)?);
+                    }
+                    held.constants.as_ref().map_or(0, |made| made[index as usize].ptr().addr() as u64)
+                }
                 BufferKind::Derived | BufferKind::Arena => bases[at],
             };
         }
         Ok(bases)
+    }
+
+    /// What is derived from weights, by `make` on the run's stream; it may be read on others.
+    fn derive(&self, run: &Run<'_>, make: impl FnOnce() -> Result<Block>) -> Result<Block> {
+        if run.is_recorded {
+            return Err(cold());
+        }
+        let block = make()?;
+        // Another stream may be the next to read it.
+        self.program.device.synchronize(run.stream)?;
+        Ok(streams::shared(block, &self.program.device, run.stream))
     }
 
     fn check_shape(&self, buffer: usize, tensor: &Tensor, what: &str) -> Result<()> {
@@ -347,7 +376,7 @@ impl SpecializedCuda {
         let place = |bases: &mut [u64], block: *mut u8| {
             self.derived.iter().for_each(|&(buffer, offset)| bases[buffer] = (block.addr() + offset) as u64);
         };
-        let form = run.weights.prepared(&mut || {
+        let make = || {
             let block = self.program.memory.allocate(self.derived_bytes, "values derived from weights")?;
             let mut all = bases.to_vec();
             place(&mut all, block.ptr());
@@ -356,10 +385,9 @@ impl SpecializedCuda {
                 // SAFETY: the caller's promise; derived buffers were just made.
                 unsafe { launch(bound.function, &bound.geometry, &mut bound.words, run.stream)? };
             }
-            // Another stream may be the next to read them.
-            self.program.device.synchronize(run.stream)?;
             Ok(block)
-        })?;
+        };
+        let form = run.weights.prepared(&mut || self.derive(run, make))?;
         place(bases, form.ptr());
         held.forms.push(form);
         Ok(())
@@ -425,44 +453,60 @@ impl SpecializedCuda {
     /// # Safety
     /// As [`SpecializedCuda::run_plain`].
     unsafe fn run_replayed(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
-        replay.runs += 1;
-        if replay.runs == 1 {
-            drop(replay);
+        let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        replays.runs += 1;
+        if replays.runs == 1 {
+            drop(replays);
             // SAFETY: the caller's promise.
             return unsafe { self.run_plain(bases, stream) };
         }
-        let node = |bound: &'_ mut Bound| -> (Function, Geometry) { (bound.function, bound.geometry) };
-        if replay.graph.is_none() {
-            let mut bound: Vec<Bound> = self.calls.iter().map(|c| c.bind(bases)).collect();
-            let mut launches: Vec<GraphLaunch<'_>> = bound
-                .iter_mut()
-                .map(|b| {
-                    let (function, geometry) = node(b);
-                    GraphLaunch { function, geometry, args: &mut b.words }
-                })
-                .collect();
-            // SAFETY: the caller's promise; addresses are renewed before every run.
-            replay.graph = Some(unsafe { Graph::new(&self.program.device, &mut launches)? });
-            replay.bases = bases.to_vec();
-        }
-        let Replay { graph, bases: told, .. } = &mut *replay;
-        let Some(graph) = graph else { return Ok(()) };
-        let changed: Vec<bool> = told.iter().zip(bases).map(|(a, b)| a != b).collect();
-        if changed.contains(&true) {
-            for (at, call) in self.calls.iter().enumerate() {
-                if call.places.iter().flatten().any(|(buffer, _)| changed[*buffer]) {
-                    let mut bound = call.bind(bases);
-                    let (function, geometry) = node(&mut bound);
-                    let mut one = GraphLaunch { function, geometry, args: &mut bound.words };
-                    // SAFETY: as above.
-                    unsafe { graph.update(at, &mut one)? };
+        let mut replay = match replays.of.iter().position(|r| r.stream == stream) {
+            Some(at) => replays.of.remove(at),
+            None => {
+                if replays.of.len() == REPLAYS {
+                    drop(replays.of.remove(0));
                 }
+                // SAFETY: the caller's promise; addresses are renewed before every run.
+                Replay { stream, graph: unsafe { self.graph(bases)? }, bases: bases.to_vec() }
             }
-            told.copy_from_slice(bases);
-        }
+        };
         // SAFETY: the caller's promise.
-        unsafe { graph.launch(stream) }
+        unsafe {
+            self.tell(&mut replay, bases)?;
+            replay.graph.launch(stream)?;
+        }
+        replays.of.push(replay);
+        Ok(())
+    }
+
+    /// A graph of all launches.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::run_plain`].
+    unsafe fn graph(&self, bases: &[u64]) -> Result<Graph> {
+        let mut bound: Vec<Bound> = self.calls.iter().map(|c| c.bind(bases)).collect();
+        let mut launches: Vec<GraphLaunch<'_>> = bound.iter_mut().map(Bound::in_graph).collect();
+        // SAFETY: the caller's promise.
+        unsafe { Graph::new(&self.program.device, &mut launches) }
+    }
+
+    /// Tells a graph the addresses that have changed.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::run_plain`].
+    unsafe fn tell(&self, replay: &mut Replay, bases: &[u64]) -> Result<()> {
+        let changed: Vec<bool> = replay.bases.iter().zip(bases).map(|(a, b)| a != b).collect();
+        if !changed.contains(&true) {
+            return Ok(());
+        }
+        for (at, call) in self.calls.iter().enumerate() {
+            if call.places.iter().flatten().any(|(buffer, _)| changed[*buffer]) {
+                // SAFETY: the caller's promise.
+                unsafe { replay.graph.update(at, &mut call.bind(bases).in_graph())? };
+            }
+        }
+        replay.bases.copy_from_slice(bases);
+        Ok(())
     }
 }
 
@@ -479,24 +523,46 @@ impl Specialized for SpecializedCuda {
         if !run.arena.addr().is_multiple_of(ALIGN_BYTES) {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
-        let (device, stream) = (&self.program.device, run.stream);
-        device.enter()?;
+        let (device, stream, is_recorded) = (&self.program.device, run.stream, run.is_recorded);
+        if is_recorded && !self.program.memory.serves_captures() {
+            return Err(Error::Backend { backend: NAME, what: "this PyTorch lends no memory to captures".to_owned() });
+        }
+        let _context = device.enter()?;
+        if !is_recorded {
+            streams::free_late();
+        }
         let mut held = Held::default();
         let mut bases = self.bases(&run, &mut held)?;
         // SAFETY: the caller's promise.
         unsafe { self.prepare(&mut bases, &run, &mut held)? };
+        held.forms.iter().for_each(|form| streams::note(form.block().owner(), stream));
         // SAFETY: every buffer is behind its address.
         unsafe {
             match run.profile {
                 Some(profile) => self.run_profiled(&bases, stream, profile)?,
-                None if device.is_capturing(stream)? => self.run_plain(&bases, stream)?,
+                None if is_recorded || self.program.plan.options.plain_launches => self.run_plain(&bases, stream)?,
                 None => self.run_replayed(&bases, stream)?,
             }
         }
-        if !held.copies.is_empty() {
-            // Copies that the caller did not ask for must outlive the work on them.
-            device.synchronize(stream)?;
-        }
+        // Copies of arguments go now: memory comes back in the stream's order, after the work on them.
         Ok(())
+    }
+
+    fn costs(&self) -> Vec<(u64, u64)> {
+        self.costs.clone()
+    }
+
+    fn prepared_bytes(&self) -> usize {
+        self.derived_bytes
+    }
+
+    fn graph_bytes(&self) -> usize {
+        let replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        replays.of.iter().map(|r| r.graph.bytes()).sum()
+    }
+
+    fn host_bytes(&self) -> usize {
+        let words = |c: &Call| size_of_val(&*c.words) + size_of_val(&*c.places);
+        self.calls.iter().map(|c| size_of::<Call>() + words(c)).sum()
     }
 }
