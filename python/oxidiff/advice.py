@@ -207,8 +207,8 @@ def compiled_for(lowered: LoweredGraph, device: Device, precision: str) -> tuple
     if there >= count:
         return program, []
     return program, [
-        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than here: what these compute is computed "
-        "again where it is used, which takes less than a launch and the bytes between."
+        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than here: what these compute is "
+        "computed again where it is used, which takes less than a launch and the bytes between."
     ]
 
 
