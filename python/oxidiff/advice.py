@@ -176,7 +176,8 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         )
     if here.bandwidth > 0.5 and device.launch_s:
         out.append(
-            "More than half of it waits for memory: what helps is fewer bytes (16 bits, fused ops), not faster products."
+            "More than half of it waits for memory: what helps is fewer bytes "
+            f"({'larger batches' if is_half else '16 bits, larger batches'}, fused ops), not faster products."
         )
     if here.launches > 0.2:
         out.append("A fifth of it or more is launches: larger sizes or batches cost less than they seem to.")
