@@ -2,10 +2,14 @@
 
 use std::collections::HashMap;
 
+use oxidiff_kernels::tile::{Instr, Source, TileProgram};
+
+use super::delegate::{Delegate, Out};
 use crate::codegen::cuda::{
-    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Source, Product, Provenance,
-    RowNorm, Vector, View,
+    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance, RowNorm,
+    Vector, View,
 };
+use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
 use crate::ir::{DType, Dim, Op, ValueId};
 use crate::plan::{Access, BufferId, Plan, Step};
@@ -21,6 +25,12 @@ pub enum Place {
     Scratch(usize),
     /// An operand that this form of the kernel does not have.
     Missing,
+}
+
+impl Place {
+    pub(super) fn of(access: &Access) -> Self {
+        Self::Buffer(access.buffer, access.offset.clone(), access.dtype.size_bytes())
+    }
 }
 
 /// One kernel launch of a step. Steps share a kernel's text, each with arguments of its own.
@@ -52,6 +62,9 @@ pub enum Scratch {
     },
 }
 
+/// Scratch memory of a step whose library leaves work to a kernel: what the library writes.
+pub const DELEGATED: Place = Place::Scratch(0);
+
 /// The launches of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Launches {
@@ -59,13 +72,15 @@ pub struct Launches {
     pub launches: Vec<Launch>,
     /// Memory for the time of the step.
     pub scratch: Vec<Scratch>,
+    /// What a library may do instead.
+    pub delegate: Option<Delegate>,
 }
 
 /// A plan's kernels, each once, and the launches of its steps.
 #[derive(Clone, Debug, Default)]
 pub struct Lowered {
     /// Kernels; of their arguments and grids only those of the launch that came first.
-    pub kernels: Vec<Source>,
+    pub kernels: Vec<Text>,
     /// One per step of [`Plan::steps`].
     pub steps: Vec<Launches>,
     /// One per step of [`Plan::prepare`].
@@ -98,7 +113,7 @@ impl Lowered {
 }
 
 /// A copy from any strides to dense memory.
-fn densify(bytes: usize) -> Source {
+fn densify(bytes: usize) -> Text {
     let dtype = match bytes {
         1 => DType::U8,
         2 => DType::F16,
@@ -115,7 +130,7 @@ fn densify(bytes: usize) -> Source {
 
 struct Lowering<'a> {
     plan: &'a Plan,
-    kernels: Vec<Source>,
+    kernels: Vec<Text>,
     index: HashMap<String, usize>,
 }
 
@@ -127,16 +142,12 @@ fn views(accesses: &[Access]) -> Vec<View> {
     accesses.iter().map(view).collect()
 }
 
-fn place(access: &Access) -> Place {
-    Place::Buffer(access.buffer, access.offset.clone(), access.dtype.size_bytes())
-}
-
 fn places<'a>(accesses: impl IntoIterator<Item = &'a Access>) -> Vec<Place> {
-    accesses.into_iter().map(place).collect()
+    accesses.into_iter().map(Place::of).collect()
 }
 
 fn single(launch: Launch) -> Launches {
-    Launches { launches: vec![launch], scratch: Vec::new() }
+    Launches { launches: vec![launch], ..Launches::default() }
 }
 
 /// Model nodes that a header lists.
@@ -144,7 +155,7 @@ const LISTED_NODES: usize = 12;
 
 impl Lowering<'_> {
     /// A launch of `kernel`, whose text is kept once.
-    fn launch(&mut self, kernel: Source, places: Vec<Place>) -> Launch {
+    fn launch(&mut self, kernel: Text, places: Vec<Place>) -> Launch {
         let (args, grid, vector) = (kernel.args.clone(), kernel.grid.clone(), kernel.vector.clone());
         let at = *self.index.entry(kernel.name.clone()).or_insert_with(|| {
             self.kernels.push(kernel);
@@ -247,7 +258,27 @@ impl Lowering<'_> {
             }
         }
         launches.push(self.launch(cuda::lower_product(&product, fused, &from), all));
-        Ok(Launches { launches, scratch: Vec::new() })
+        Ok(Launches { launches, delegate: self.delegate(step)?, ..Launches::default() })
+    }
+
+    /// What a library may do of a step, and the kernel for the rest of it.
+    fn delegate(&mut self, step: &Step) -> Result<Option<Delegate>> {
+        let root = self.plan.graph.ty(step.root.unwrap_or(step.value)).dtype;
+        Delegate::new(step, root, &mut |out, dtype| {
+            let program = from_memory(&self.body(step)?.program, dtype)?;
+            let (product, product_place) = match (out, step.stores.first()) {
+                (Out::Store, Some(store)) => (view(store), Place::of(store)),
+                _ => {
+                    let strides = crate::plan::access::dense_strides(&step.space);
+                    (View { dtype, shape: step.space.clone(), strides }, DELEGATED)
+                }
+            };
+            let (loads, stores) = ([views(&step.loads), vec![product]].concat(), views(&step.stores));
+            let fused = Fused { program: &program, space: &step.space, loads: &loads, stores: &stores };
+            let kernel = cuda::lower_loop(fused, &self.provenance(step));
+            let all = [places(&step.loads), vec![product_place], places(&step.stores)].concat();
+            Ok(self.launch(kernel, all))
+        })
     }
 
     fn convolution(&mut self, step: &Step) -> Result<Launches> {
@@ -285,8 +316,8 @@ impl Lowering<'_> {
             Attention { q: &qv, k: &kv, v: &vv, mask: mask.as_ref(), out: &ov, scale: *scale, causal: *is_causal };
         let kernel = cuda::lower_attention(&attention, &self.provenance(step));
         let mut all = places([q, k, v]);
-        all.push(rest.first().map_or(Place::Missing, place));
-        all.push(place(out));
+        all.push(rest.first().map_or(Place::Missing, Place::of));
+        all.push(Place::of(out));
         Ok(single(self.launch(kernel, all)))
     }
 
@@ -301,18 +332,18 @@ impl Lowering<'_> {
         let norm = GroupNorm { x: &image, gamma: gamma.as_ref(), beta: beta.as_ref(), groups: *num_groups, eps: *eps };
         let from = self.provenance(step);
         let [moments, finish] = cuda::lower_group_norm(&norm, &from);
-        let vector = |at: usize| vectors.get(at).map_or(Place::Missing, place);
+        let vector = |at: usize| vectors.get(at).map_or(Place::Missing, Place::of);
         let apply = self.pointwise(step)?;
-        let statistics = vec![Place::Scratch(0), place(scale), place(shift), vector(0), vector(1)];
+        let statistics = vec![Place::Scratch(0), Place::of(scale), Place::of(shift), vector(0), vector(1)];
         let mut launches =
-            vec![self.launch(moments, vec![place(x), Place::Scratch(0)]), self.launch(finish, statistics)];
+            vec![self.launch(moments, vec![Place::of(x), Place::Scratch(0)]), self.launch(finish, statistics)];
         launches.extend(apply.launches);
         let rank = x.shape.len();
         let scratch = Scratch::Moments {
             sets: &x.shape[0] * &Dim::constant(*num_groups),
             pixels: Dim::product(&x.shape[1..rank - 1]),
         };
-        Ok(Launches { launches, scratch: vec![scratch] })
+        Ok(Launches { launches, scratch: vec![scratch], delegate: None })
     }
 
     fn row_norm(&mut self, step: &Step) -> Result<Launches> {
@@ -349,13 +380,28 @@ impl Lowering<'_> {
             let kernel = cuda::lower_scalar(&self.plan.graph, &step.nodes, &values, (result, &out), &from)?;
             launches.push(self.launch(kernel, places(step.operands.iter().chain([store]))));
         }
-        Ok(Launches { launches, scratch: Vec::new() })
+        Ok(Launches { launches, ..Launches::default() })
     }
+}
+
+/// The program with the sums in a memory operand of their own, behind the others, instead of in registers.
+fn from_memory(program: &TileProgram, dtype: DType) -> Result<TileProgram> {
+    let own = u8::try_from(program.loads.len()).ok().zip(kernel_type(dtype));
+    let Some((at, sums)) = own else { return Err(Error::invalid("a body with too many operands")) };
+    let mut program = program.clone();
+    for instr in &mut program.instrs {
+        if let Instr::Load { src, .. } = instr
+            && *src == Source::Acc
+        {
+            *src = Source::Memory(at);
+        }
+    }
+    program.loads.push(sums);
+    Ok(program)
 }
 
 /// What a body does, in words for a kernel's name.
 fn body_words(body: &TileBody) -> Vec<String> {
-    use oxidiff_kernels::tile::Instr;
     let word = |instr: &Instr| match instr {
         Instr::Unary { op, .. } => Some(format!("{op:?}").to_lowercase()),
         Instr::Binary { op, .. } => Some(format!("{op:?}").to_lowercase()),

@@ -1,7 +1,8 @@
 //! The CUDA backend: every step becomes kernel launches, every size a CUDA graph.
 //!
 //! [`library`] finds NVIDIA's libraries, [`driver`] and [`nvrtc`] call them, [`lower`] turns a plan's steps into kernels
-//! ([`crate::codegen::cuda`]) and launches, [`cubins`] compiles and keeps them, [`run`] fixes sizes and runs. Loading a plan
+//! ([`crate::codegen::cuda`]) and launches, [`cubins`] compiles and keeps them, [`delegate`] leaves steps to libraries
+//! ([`cublaslt`]), [`run`] fixes sizes and runs. Loading a plan
 //! compiles its kernels and loads them; specializing is arithmetic; a run resolves addresses and launches, from the second
 //! one on as one graph.
 //!
@@ -18,6 +19,8 @@ use crate::target::{DeviceKind, Target};
 use crate::{Error, Result};
 
 pub mod cubins;
+pub mod cublaslt;
+pub mod delegate;
 pub mod driver;
 pub mod library;
 pub mod lower;
@@ -25,6 +28,7 @@ pub mod nvrtc;
 mod run;
 
 use cubins::{Compiler, Cubins, UNIT};
+use delegate::{Delegates, Numerics};
 use driver::{Device, DriverMemory, Function, Module};
 use library::{Libraries, Search, libraries};
 use lower::Lowered;
@@ -99,6 +103,7 @@ pub struct Cuda {
     compiler: Arc<dyn Compiler>,
     cubins: Arc<Cubins>,
     memory: Arc<dyn Memory>,
+    delegates: Arc<Delegates>,
 }
 
 impl Cuda {
@@ -114,7 +119,14 @@ impl Cuda {
 
     /// From its parts; tests have a compiler of their own.
     pub fn new(device: Arc<Device>, compiler: Arc<dyn Compiler>, cubins: Cubins, memory: Arc<dyn Memory>) -> Self {
-        Self { device, compiler, cubins: Arc::new(cubins), memory }
+        let delegates = Arc::new(Delegates::new(Numerics::default()));
+        Self { device, compiler, cubins: Arc::new(cubins), memory, delegates }
+    }
+
+    /// The same with other libraries, or with other freedom for them.
+    #[must_use]
+    pub fn with_delegates(self, delegates: Delegates) -> Self {
+        Self { delegates: Arc::new(delegates), ..self }
     }
 
     /// The device.
@@ -173,6 +185,7 @@ struct Program {
     plan: Arc<Plan>,
     device: Arc<Device>,
     memory: Arc<dyn Memory>,
+    delegates: Arc<Delegates>,
     lowered: Lowered,
     /// One per kernel of `lowered`.
     entries: Vec<Entry>,
@@ -202,7 +215,8 @@ impl Program {
             Ok(block)
         };
         let constants = plan.graph.constants.iter().map(|c| upload(&c.bytes)).collect::<Result<Vec<_>>>()?;
-        Ok(Self { plan, device, memory: cuda.memory.clone(), lowered, entries, constants, _modules: modules })
+        let (memory, delegates) = (cuda.memory.clone(), cuda.delegates.clone());
+        Ok(Self { plan, device, memory, delegates, lowered, entries, constants, _modules: modules })
     }
 }
 

@@ -7,12 +7,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::driver::{Function, Graph, GraphLaunch, StreamHandle, launch};
+use super::delegate::{self, Planned};
+use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Tensor};
-use crate::backend::{Run, Specialized, StepTime};
+use crate::backend::{Run, Specialized, StepChoice, StepTime};
 use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
@@ -54,9 +55,7 @@ struct Bound {
 
 impl Call {
     fn bind(&self, bases: &[u64]) -> Bound {
-        let at = |place: &Option<(usize, isize)>| {
-            place.map_or(0, |(buffer, offset)| bases[buffer].wrapping_add_signed(offset as i64))
-        };
+        let at = |place: &Option<(usize, isize)>| address(*place, bases);
         let words = self.words.iter().map(|w| match *w {
             Word::Pointer(operand) => at(&self.places[operand]),
             Word::Number(n) => n,
@@ -68,6 +67,112 @@ impl Call {
             _ => (self.entry.scalar, self.plain),
         };
         Bound { function, geometry, words: words.collect() }
+    }
+
+    fn reads(&self, changed: &[bool]) -> bool {
+        self.places.iter().flatten().any(|(buffer, _)| changed[*buffer])
+    }
+}
+
+/// A step that a library computes.
+#[derive(Debug)]
+struct Delegated {
+    step: usize,
+    planned: Arc<dyn Planned>,
+    /// As in [`Call::places`], for each call of the library.
+    calls: Vec<Vec<Option<(usize, isize)>>>,
+    /// What the address of each operand must be a multiple of.
+    align_bytes: Vec<usize>,
+    /// Buffer of the library's workspace.
+    workspace: Option<usize>,
+    /// What is left of the step.
+    after: Vec<Call>,
+    /// All of the step, for addresses that the library was not planned for.
+    own: Vec<Call>,
+}
+
+fn address(place: Option<(usize, isize)>, bases: &[u64]) -> u64 {
+    place.map_or(0, |(buffer, offset)| bases[buffer].wrapping_add_signed(offset as i64))
+}
+
+/// Launches kernels in order.
+///
+/// # Safety
+/// Every buffer must be behind its address.
+unsafe fn launch_all(calls: &[Call], bases: &[u64], stream: StreamHandle) -> Result<()> {
+    for call in calls {
+        let mut bound = call.bind(bases);
+        // SAFETY: the caller's promise.
+        unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };
+    }
+    Ok(())
+}
+
+impl Delegated {
+    /// Whether the addresses are such as the library was asked for.
+    fn is_aligned(&self, bases: &[u64]) -> bool {
+        let fits =
+            |(place, bytes): (&Option<(usize, isize)>, &usize)| address(*place, bases).is_multiple_of(*bytes as u64);
+        self.calls.iter().all(|places| places.iter().zip(&self.align_bytes).all(fits))
+    }
+
+    /// # Safety
+    /// Every buffer must be behind its address.
+    unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
+        if !self.is_aligned(bases) {
+            // SAFETY: the caller's promise.
+            return unsafe { launch_all(&self.own, bases, stream) };
+        }
+        let workspace = self.workspace.map_or(0, |buffer| bases[buffer]);
+        for places in &self.calls {
+            let addresses: Vec<u64> = places.iter().map(|p| address(*p, bases)).collect();
+            // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for.
+            unsafe { self.planned.run(&addresses, workspace, stream)? };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(&self.after, bases, stream) }
+    }
+
+    fn reads(&self, changed: &[bool]) -> bool {
+        let of_calls = |calls: &[Call]| calls.iter().any(|c| c.reads(changed));
+        self.calls.iter().flatten().flatten().any(|(buffer, _)| changed[*buffer])
+            || self.workspace.is_some_and(|w| changed[w])
+            || of_calls(&self.after)
+            || of_calls(&self.own)
+    }
+}
+
+/// One thing after the other.
+#[derive(Debug)]
+enum Item {
+    Kernel(Call),
+    Delegated(Delegated),
+}
+
+impl Item {
+    fn step(&self) -> usize {
+        match self {
+            Self::Kernel(call) => call.step,
+            Self::Delegated(delegated) => delegated.step,
+        }
+    }
+
+    fn reads(&self, changed: &[bool]) -> bool {
+        match self {
+            Self::Kernel(call) => call.reads(changed),
+            Self::Delegated(delegated) => delegated.reads(changed),
+        }
+    }
+
+    /// # Safety
+    /// Every buffer must be behind its address.
+    unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Kernel(call) => unsafe { launch_all(std::slice::from_ref(call), bases, stream) },
+            // SAFETY: the caller's promise.
+            Self::Delegated(delegated) => unsafe { delegated.run(bases, stream) },
+        }
     }
 }
 
@@ -121,13 +226,17 @@ struct Replay {
     runs: usize,
     graph: Option<Graph>,
     bases: Vec<u64>,
+    /// Of each delegated item: whether the library runs.
+    delegated: Vec<bool>,
+    stream: Option<CaptureStream>,
 }
 
 /// The plan for concrete sizes.
 pub(super) struct SpecializedCuda {
     program: Arc<Program>,
     workspace: Workspace,
-    calls: Vec<Call>,
+    items: Vec<Item>,
+    choices: Vec<StepChoice>,
     prepare: Vec<Call>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
@@ -145,6 +254,7 @@ struct Maker<'a> {
     program: &'a Program,
     bindings: &'a [i64],
     scratch: Vec<Scratch>,
+    choices: Vec<StepChoice>,
 }
 
 impl Maker<'_> {
@@ -155,9 +265,92 @@ impl Maker<'_> {
         usize::try_from(floats.saturating_mul(4)).map_err(|_| Error::invalid("scratch memory overflows"))
     }
 
-    fn step(&mut self, at: usize, step: &Step, launches: &Launches, calls: &mut Vec<Call>) -> Result<()> {
-        let empty = step.stores.iter().map(|s| s.concrete(self.bindings)).all(|s| s.is_ok_and(|s| s.numel() == 0));
-        if empty {
+    fn is_empty(&self, step: &Step) -> bool {
+        step.stores.iter().map(|s| s.concrete(self.bindings)).all(|s| s.is_ok_and(|s| s.numel() == 0))
+    }
+
+    /// The step on a library, if there is one for it.
+    fn step(&mut self, at: usize, step: &Step, launches: &Launches, items: &mut Vec<Item>) -> Result<()> {
+        if self.is_empty(step) {
+            return Ok(());
+        }
+        if let Some(delegate) = &launches.delegate {
+            let Program { plan, device, delegates, .. } = self.program;
+            let few = |l: &Launch| match &l.few_rows {
+                Some(rows) => Ok(rows.eval(self.bindings)? <= GEMV_ROWS as i64),
+                None => Ok(false),
+            };
+            let is_few = launches.launches.iter().map(few).collect::<Result<Vec<bool>>>()?.contains(&true);
+            let ready = match is_few {
+                true => Err("it has few rows".to_owned()),
+                false => delegate.plan(step, self.bindings, device, delegates),
+            };
+            let outcome = ready.as_ref().map(|r| r.planned.library()).map_err(Clone::clone);
+            self.choices.push(delegate::choice(plan.step_name(step), outcome));
+            if let Ok(ready) = ready {
+                items.push(Item::Delegated(self.delegated(at, step, launches, ready)?));
+                return Ok(());
+            }
+        }
+        let mut calls = Vec::new();
+        self.kernels(at, step, launches, &mut calls)?;
+        items.extend(calls.into_iter().map(Item::Kernel));
+        Ok(())
+    }
+
+    fn delegated(&mut self, at: usize, step: &Step, launches: &Launches, ready: delegate::Ready) -> Result<Delegated> {
+        let delegate::Ready { planned, operands } = ready;
+        let mut own = Vec::new();
+        self.kernels(at, step, launches, &mut own)?;
+        let first = self.program.plan.buffers.len() + self.scratch.len();
+        if operands.out_bytes > 0 {
+            self.scratch.push(Scratch { step: at, bytes: operands.out_bytes, what: "the result of a library" });
+        }
+        let mut workspace = None;
+        if planned.workspace_bytes() > 0 {
+            workspace = Some(self.program.plan.buffers.len() + self.scratch.len());
+            self.scratch.push(Scratch { step: at, bytes: planned.workspace_bytes(), what: "workspace of a library" });
+        }
+        let places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
+        let moved = |offsets: &Vec<isize>| {
+            let moves = places.iter().zip(offsets);
+            moves.map(|(place, more)| place.map(|(buffer, offset)| (buffer, offset + more))).collect()
+        };
+        let calls = operands.calls.iter().map(moved).collect();
+        let mut after = Vec::new();
+        if let Some(rest) = launches.delegate.as_ref().and_then(|d| d.after.as_ref()) {
+            after.extend(self.call(at, rest, first)?);
+        }
+        Ok(Delegated { step: at, planned, calls, align_bytes: operands.align_bytes, workspace, after, own })
+    }
+
+    /// Where an operand lies; scratch memory of its step begins at buffer `first`.
+    fn place(&self, place: &Place, first: usize) -> Result<Option<(usize, isize)>> {
+        Ok(match place {
+            Place::Buffer(buffer, offset, size) => {
+                Some((buffer.index(), offset.eval(self.bindings)? as isize * *size as isize))
+            }
+            Place::Scratch(index) => Some((first + index, 0)),
+            Place::Missing => None,
+        })
+    }
+
+    /// A launch with numbers; `None` where there is nothing to do.
+    fn call(&self, at: usize, launch: &Launch, first: usize) -> Result<Option<Call>> {
+        let Some(plain) = launch.grid.geometry(self.bindings, 1)? else { return Ok(None) };
+        Ok(Some(Call {
+            step: at,
+            entry: self.program.entries[launch.kernel],
+            words: words(&launch.args, self.bindings)?,
+            places: launch.places.iter().map(|p| self.place(p, first)).collect::<Result<_>>()?,
+            plain,
+            vector: vector_form(launch, self.bindings)?,
+        }))
+    }
+
+    /// The step on its own kernels.
+    fn kernels(&mut self, at: usize, step: &Step, launches: &Launches, calls: &mut Vec<Call>) -> Result<()> {
+        if self.is_empty(step) {
             return Ok(());
         }
         let first = self.program.plan.buffers.len() + self.scratch.len();
@@ -176,24 +369,7 @@ impl Maker<'_> {
                 }
                 skip = true;
             }
-            let Some(plain) = launch.grid.geometry(self.bindings, 1)? else { continue };
-            let place = |place: &Place| {
-                Ok(match place {
-                    Place::Buffer(buffer, offset, size) => {
-                        Some((buffer.index(), offset.eval(self.bindings)? as isize * *size as isize))
-                    }
-                    Place::Scratch(index) => Some((first + index, 0)),
-                    Place::Missing => None,
-                })
-            };
-            calls.push(Call {
-                step: at,
-                entry: self.program.entries[launch.kernel],
-                words: words(&launch.args, self.bindings)?,
-                places: launch.places.iter().map(place).collect::<Result<_>>()?,
-                plain,
-                vector: vector_form(launch, self.bindings)?,
-            });
+            calls.extend(self.call(at, launch, first)?);
         }
         Ok(())
     }
@@ -208,18 +384,19 @@ impl SpecializedCuda {
             }
             other => other,
         };
-        let mut maker = Maker { program: &program, bindings, scratch: Vec::new() };
-        let (mut calls, mut prepare) = (Vec::new(), Vec::new());
+        let mut maker = Maker { program: &program, bindings, scratch: Vec::new(), choices: Vec::new() };
+        let (mut items, mut prepare) = (Vec::new(), Vec::new());
         for (at, (step, launches)) in plan.steps.iter().zip(&program.lowered.steps).enumerate() {
-            maker.step(at, step, launches, &mut calls).map_err(|e| named(step, e))?;
+            maker.step(at, step, launches, &mut items).map_err(|e| named(step, e))?;
         }
         let scratch = std::mem::take(&mut maker.scratch);
         for (at, (step, launches)) in plan.prepare.iter().zip(&program.lowered.prepare).enumerate() {
-            maker.step(at, step, launches, &mut prepare).map_err(|e| named(step, e))?;
+            maker.kernels(at, step, launches, &mut prepare).map_err(|e| named(step, e))?;
         }
         if !maker.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
+        let choices = maker.choices;
         let workspace = Workspace::of(&plan, bindings, &scratch)?;
         let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
@@ -242,7 +419,7 @@ impl SpecializedCuda {
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
         let replay = Mutex::default();
-        Ok(Self { program, workspace, calls, prepare, offsets, derived, derived_bytes, shapes, costs, replay })
+        Ok(Self { program, workspace, items, choices, prepare, offsets, derived, derived_bytes, shapes, costs, replay })
     }
 
     /// Addresses of all buffers but the derived ones. `held` receives copies of strided arguments, and what else the
@@ -376,18 +553,14 @@ impl SpecializedCuda {
         }
     }
 
-    /// Kernel by kernel.
+    /// One after the other.
     ///
     /// # Safety
     /// Every buffer must be behind its address.
     unsafe fn run_plain(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        for call in &self.calls {
-            let mut bound = call.bind(bases);
+        for item in &self.items {
             // SAFETY: the caller's promise.
-            unsafe {
-                launch(bound.function, &bound.geometry, &mut bound.words, stream)
-                    .map_err(|e| self.at_step(call.step, e))?;
-            }
+            unsafe { item.run(bases, stream).map_err(|e| self.at_step(item.step(), e))? };
         }
         Ok(())
     }
@@ -401,10 +574,9 @@ impl SpecializedCuda {
         self.program.device.synchronize(stream)?;
         for (at, step) in plan.steps.iter().enumerate() {
             let start = Instant::now();
-            for call in self.calls.iter().filter(|c| c.step == at) {
-                let mut bound = call.bind(bases);
+            for item in self.items.iter().filter(|i| i.step() == at) {
                 // SAFETY: the caller's promise.
-                unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };
+                unsafe { item.run(bases, stream).map_err(|e| self.at_step(at, e))? };
             }
             self.program.device.synchronize(stream).map_err(|e| self.at_step(at, e))?;
             profile.push(StepTime {
@@ -432,37 +604,90 @@ impl SpecializedCuda {
             // SAFETY: the caller's promise.
             return unsafe { self.run_plain(bases, stream) };
         }
-        let node = |bound: &'_ mut Bound| -> (Function, Geometry) { (bound.function, bound.geometry) };
-        if replay.graph.is_none() {
-            let mut bound: Vec<Bound> = self.calls.iter().map(|c| c.bind(bases)).collect();
-            let mut launches: Vec<GraphLaunch<'_>> = bound
-                .iter_mut()
-                .map(|b| {
-                    let (function, geometry) = node(b);
-                    GraphLaunch { function, geometry, args: &mut b.words }
-                })
-                .collect();
+        let delegated = |item: &Item| match item {
+            Item::Kernel(_) => None,
+            Item::Delegated(d) => Some(d.is_aligned(bases)),
+        };
+        let delegated: Vec<bool> = self.items.iter().filter_map(delegated).collect();
+        let replay = &mut *replay;
+        if replay.stream.is_none() && !delegated.is_empty() {
+            replay.stream = Some(CaptureStream::new(&self.program.device)?);
+        }
+        let stream_of_own = replay.stream.as_ref();
+        let changed: Vec<bool> = replay.bases.iter().zip(bases).map(|(a, b)| a != b).collect();
+        // Another choice between a library and kernels is another graph.
+        let known = replay.graph.take().filter(|_| replay.delegated == delegated);
+        let renewed = known.and_then(|mut graph| {
+            // What a library does at other addresses may have another shape: then the graph is made anew.
             // SAFETY: the caller's promise; addresses are renewed before every run.
-            replay.graph = Some(unsafe { Graph::new(&self.program.device, &mut launches)? });
-            replay.bases = bases.to_vec();
-        }
-        let Replay { graph, bases: told, .. } = &mut *replay;
-        let Some(graph) = graph else { return Ok(()) };
-        let changed: Vec<bool> = told.iter().zip(bases).map(|(a, b)| a != b).collect();
-        if changed.contains(&true) {
-            for (at, call) in self.calls.iter().enumerate() {
-                if call.places.iter().flatten().any(|(buffer, _)| changed[*buffer]) {
-                    let mut bound = call.bind(bases);
-                    let (function, geometry) = node(&mut bound);
-                    let mut one = GraphLaunch { function, geometry, args: &mut bound.words };
-                    // SAFETY: as above.
-                    unsafe { graph.update(at, &mut one)? };
-                }
-            }
-            told.copy_from_slice(bases);
-        }
+            unsafe { self.renew(&mut graph, bases, &changed, stream_of_own) }.ok().map(|()| graph)
+        });
+        let graph = match renewed {
+            Some(graph) => graph,
+            // SAFETY: as above.
+            None => unsafe { self.graph(bases, stream_of_own)? },
+        };
+        let graph = replay.graph.insert(graph);
+        replay.bases = bases.to_vec();
+        replay.delegated = delegated;
         // SAFETY: the caller's promise.
         unsafe { graph.launch(stream) }
+    }
+}
+
+impl SpecializedCuda {
+    /// The link of a graph that runs an item on these addresses.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::run_plain`], for every run of the graph.
+    unsafe fn link(&self, item: &Item, bases: &[u64], stream: Option<&CaptureStream>) -> Result<Node> {
+        match (item, stream) {
+            (Item::Kernel(call), _) => {
+                let Bound { function, geometry, words } = call.bind(bases);
+                Ok(Node::Kernel(GraphLaunch { function, geometry, args: words }))
+            }
+            // SAFETY: the caller's promise.
+            (Item::Delegated(d), Some(stream)) => stream
+                .capture(|stream| unsafe { d.run(bases, stream) })
+                .map(Node::Captured)
+                .map_err(|e| self.at_step(d.step, e)),
+            (Item::Delegated(_), None) => Err(Error::Backend { backend: NAME, what: "no stream to capture on".into() }),
+        }
+    }
+
+    /// A graph of everything.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::link`].
+    unsafe fn graph(&self, bases: &[u64], stream: Option<&CaptureStream>) -> Result<Graph> {
+        // SAFETY: the caller's promise.
+        let chain = self.items.iter().map(|item| unsafe { self.link(item, bases, stream) });
+        let chain = chain.collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller's promise.
+        unsafe { Graph::new(&self.program.device, chain) }
+    }
+
+    /// New addresses for the links that read changed ones.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::link`].
+    unsafe fn renew(
+        &self,
+        graph: &mut Graph,
+        bases: &[u64],
+        changed: &[bool],
+        stream: Option<&CaptureStream>,
+    ) -> Result<()> {
+        if !changed.contains(&true) {
+            return Ok(());
+        }
+        for (at, item) in self.items.iter().enumerate() {
+            if item.reads(changed) {
+                // SAFETY: the caller's promise.
+                unsafe { graph.update(at, self.link(item, bases, stream)?)? };
+            }
+        }
+        Ok(())
     }
 }
 
@@ -473,6 +698,10 @@ fn missing(what: &str, index: u32) -> Error {
 impl Specialized for SpecializedCuda {
     fn workspace(&self) -> &Workspace {
         &self.workspace
+    }
+
+    fn choices(&self) -> &[StepChoice] {
+        &self.choices
     }
 
     unsafe fn run(&self, run: Run<'_>) -> Result<()> {
