@@ -1,6 +1,5 @@
-//! Steps that libraries compute, without a GPU: `tests/cuda/fake_cublaslt.cpp` stands in for the library with the real
-//! one's functions, computes what the descriptors and pointers say that it is given, and refuses what does not fit. Results
-//! are compared with the interpreter's in f64, launched and replayed. Generated kernels run as in `cuda_emulated.rs`.
+//! Steps that libraries compute, without a GPU: `tests/cuda/fake_cublaslt.cpp` and `fake_cudnn.cpp` stand in for the libraries
+//! with the real ones' functions, compute what descriptors and pointers say, and refuse what does not fit. Results are compared with the interpreter's in f64, launched and replayed. Generated kernels run as in `cuda_emulated.rs`.
 
 #[path = "backends/cases.rs"]
 mod cases;
@@ -10,15 +9,18 @@ mod emulator;
 mod harness;
 mod support;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cases::CASES;
 use emulator::{Count, FakeLibrary, backend, fake_driver};
 use oxidiff::backend::cuda::Cuda;
 use oxidiff::backend::cuda::delegate::{Delegates, Numerics};
+use oxidiff::backend::weights::Weight;
 use oxidiff::backend::{StepChoice, Tensor};
-use oxidiff::ir::{DType, Graph, parse_graph};
+use oxidiff::ir::{DType, Graph, interp, parse_graph};
 use oxidiff::passes::Precision;
+use oxidiff::plan::MemoryMode;
+use oxidiff::runtime::Executable;
 
 /// Stand-ins count for the whole process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -28,7 +30,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// A backend with stand-ins for its libraries, and the one for cuBLASLt.
 fn with_libraries(numerics: Numerics) -> Option<(Cuda, &'static FakeLibrary)> {
-    let library = FakeLibrary::cublaslt()?;
+    let (library, _) = (FakeLibrary::cublaslt()?, FakeLibrary::cudnn()?);
     Some((backend(|text| text)?.with_delegates(Delegates::new(numerics)), library))
 }
 
@@ -59,6 +61,39 @@ enum Misread {
     Workspace,
     Epilogue,
     LeftRight,
+    Failure,
+}
+
+/// What `fake_cudnn.cpp` counts runs with.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "numbers of the source")]
+enum RunWith {
+    Anything,
+    Convolution,
+    Attention,
+    Addend,
+    Activation,
+    Gaps,
+    Groups,
+    Attempts,
+    TensorCoresOnF32,
+}
+
+/// What it can be made to misread.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "numbers of the source")]
+enum MisreadGraph {
+    Nothing,
+    Padding,
+    Stride,
+    AddendAddress,
+    OutStrides,
+    Taps,
+    Workspace,
+    Activation,
+    SwappedImage,
+    Scale,
+    Mask,
 }
 
 fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Result<(), String> {
@@ -68,7 +103,7 @@ fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Resu
 fn choices(cuda: &Cuda, graph: &Graph, bindings: &[i64]) -> Vec<StepChoice> {
     let (_, weights) = oxidiff::ir::testing::random_inputs(graph, bindings, 1).unwrap();
     let ours = harness::OnDevice::new(cuda, graph, Precision::Fast, &weights);
-    ours.executable.program().peek(bindings).unwrap().choices().to_vec()
+    ours.executable.program().peek(bindings).unwrap().choices()
 }
 
 /// Products in the forms that models have, of more rows than the generated kernel for few rows takes.
@@ -206,13 +241,40 @@ fn refusals_fall_back_and_are_told() {
     assert_eq!((taken[0].by, taken[0].reason.as_str()), ("cuBLASLt", ""));
 }
 
+/// A library that fails when it is run is told apart, and the run succeeds without it: launched and as a graph.
+#[test]
+fn failures_fall_back_and_are_told() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let graph = graph_of(PRODUCTS[2].1, "f32");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    for runs_before in [0, 1] {
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        (0..runs_before).for_each(|_| drop(ours.run(&[2, 4], &inputs)));
+        let by = || ours.executable.program().peek(&[2, 4]).unwrap().choices()[0].by;
+        assert_eq!(by(), "cuBLASLt");
+        library.misread(Misread::Failure as i32);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..3).for_each(|_| {
+                let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+                harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 40).unwrap();
+            });
+        }));
+        library.misread(Misread::Nothing as i32);
+        outcome.unwrap();
+        let told = ours.executable.program().peek(&[2, 4]).unwrap().choices();
+        assert_eq!(told[0].by, "kernel");
+        assert!(told[0].reason.contains("EXECUTION_FAILED"), "{told:?}");
+    }
+}
+
 /// The cases of the ops that libraries compute.
 #[test]
 fn cases_with_libraries() {
     let _alone = alone();
     let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
     let mut failures = Vec::new();
-    let words = ["linear(", "matmul("];
+    let words = ["linear(", "matmul(", "convolution(", "scaled_dot_product_attention("];
     for case in CASES.iter().filter(|c| c.lines.iter().any(|l| words.iter().any(|w| l.contains(w)))) {
         let texts = case.texts();
         let text = texts.get(1).unwrap_or(&texts[0]);
@@ -264,4 +326,272 @@ fn graphs_follow_addresses() {
     assert_eq!(driver.count(Count::Graphs) - graphs, 1);
     run(0, 5);
     assert_eq!(calls() - before, 4);
+}
+
+/// Convolutions in the forms that models have.
+const CONVOLUTIONS: &[(&str, &str, &[RunWith])] = &[
+    (
+        "bias, activation and residual",
+        "x: T[s0,s1,6,8]; r: T[s0,s1,6,16]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         a = T[s0,s1,6,16] silu(c); y = T[s0,s1,6,16] add(a, r)",
+        &[RunWith::Addend, RunWith::Activation],
+    ),
+    (
+        "a bias per image",
+        "x: T[s0,s1,6,8]; t: T[s0,16]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         u = T[s0,1,1,16] reshape(t); y = T[s0,s1,6,16] add(c, u)",
+        &[RunWith::Addend],
+    ),
+    (
+        "stride",
+        "x: T[s0,s1,6,8]; w @ T[16,8,3,3]; b @ T[16]; \
+         y = T[s0,s1/2,3,16] convolution(x, w, b) {stride=[2, 2], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "dilation",
+        "x: T[s0,s1,6,8]; w @ T[16,8,3,3]; \
+         y = T[s0,s1,6,16] convolution(x, w) {stride=[1, 1], padding=[2, 2], dilation=[2, 2], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "groups",
+        "x: T[s0,s1,6,8]; w @ T[16,4,3,3]; b @ T[16]; \
+         y = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=2, channels_last=true}",
+        &[RunWith::Groups],
+    ),
+    (
+        "one tap",
+        "x: T[s0,s1,6,8]; w @ T[16,8,1,1]; b @ T[16]; \
+         y = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "taps of two lengths",
+        "x: T[s0,s1,6,8]; w @ T[16,8,1,3]; \
+         y = T[s0,s1,6,16] convolution(x, w) {stride=[1, 1], padding=[0, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "one dimension",
+        "x: T[s0,8,s1]; w @ T[16,8,3]; \
+         y = T[s0,16,s1] convolution(x, w) {stride=[1], padding=[1], dilation=[1], groups=1, channels_last=false}",
+        &[],
+    ),
+    (
+        "three dimensions",
+        "x: T[s0,3,s1,6,8]; w @ T[16,8,3,3,3]; b @ T[16]; \
+         y = T[s0,3,s1,6,16] convolution(x, w, b) {stride=[1, 1, 1], padding=[1, 1, 1], dilation=[1, 1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "into a slice of a concatenation",
+        "x: T[s0,s1,6,8]; z: T[s0,s1,6,8]; w @ T[16,8,3,3]; \
+         c = T[s0,s1,6,16] convolution(x, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         y = T[s0,s1,6,24] cat(c, z) {dim=3}",
+        &[RunWith::Gaps],
+    ),
+    (
+        "of an upsampled image",
+        "x: T[s0,s1,3,8]; w @ T[16,8,3,3]; b @ T[16]; \
+         u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         y = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "work that the graph cannot do",
+        "x: T[s0,s1,6,8]; r: T[s0,s1,6,16]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         a = T[s0,s1,6,16] sin(c); y = T[s0,s1,6,16] mul(a, r)",
+        &[],
+    ),
+    (
+        "work that the library refuses",
+        "x: T[s0,s1,6,8]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         y = T[s0,s1,6,16] tanh(c)",
+        &[],
+    ),
+];
+
+#[test]
+fn convolutions_are_handed_over_as_they_are_meant() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let count = |w: RunWith| library.count(w as i32);
+    for (name, lines, with) in CONVOLUTIONS {
+        for dtype in ["f32", "f16", "bf16"] {
+            let graph = graph_of(lines, dtype);
+            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
+            let (any, f32s) = (count(RunWith::Convolution), count(RunWith::TensorCoresOnF32));
+            check(&cuda, &graph, Precision::Fast, 72).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
+            assert!(count(RunWith::Convolution) > any, "{name}, {dtype}: {:?}", choices(&cuda, &graph, &[2, 4]));
+            assert_eq!(count(RunWith::TensorCoresOnF32), f32s, "{name}: f32 is f32");
+            for (w, before) in with.iter().zip(before) {
+                assert!(count(*w) > before, "{name}, {dtype}: no run with {w:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_misread_of_a_convolution_shows() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let shows = |what: MisreadGraph, name: &str| {
+        let (_, lines, _) = CONVOLUTIONS.iter().find(|(n, ..)| *n == name).unwrap();
+        library.misread(what as i32);
+        let outcome = check(&cuda, &graph_of(lines, "f32"), Precision::Fast, 72);
+        library.misread(MisreadGraph::Nothing as i32);
+        assert!(outcome.is_err(), "{what:?} in `{name}` went unnoticed");
+    };
+    shows(MisreadGraph::Padding, "bias, activation and residual");
+    shows(MisreadGraph::Stride, "stride");
+    shows(MisreadGraph::AddendAddress, "a bias per image");
+    shows(MisreadGraph::OutStrides, "stride");
+    shows(MisreadGraph::Taps, "dilation");
+    shows(MisreadGraph::Workspace, "stride");
+    shows(MisreadGraph::Activation, "bias, activation and residual");
+    shows(MisreadGraph::SwappedImage, "groups");
+}
+
+#[test]
+fn refused_convolutions_fall_back_and_are_told() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let refused = graph_of(
+        "x: T[s0,s1,6,8]; w @ T[13,8,3,3]; \
+         y = T[s0,s1,6,13] convolution(x, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        "f16",
+    );
+    let runs = library.count(RunWith::Anything as i32);
+    check(&cuda, &refused, Precision::Fast, 72).unwrap();
+    assert_eq!(library.count(RunWith::Anything as i32), runs);
+    let told = choices(&cuda, &refused, &[2, 4]);
+    assert_eq!((told.len(), told[0].by), (1, "kernel"));
+    assert!(told[0].reason.contains("CUDNN_STATUS_NOT_SUPPORTED no engine"), "{told:?}");
+}
+
+/// Attentions in the forms that models have: heads inside rows, other lengths, masks, causal.
+const ATTENTIONS: &[(&str, &str, &[RunWith])] = &[
+    (
+        "heads inside rows",
+        "x: T[s0,s1,16]; c: T[s0,7,16]; h = T[s0,s1,2,8] reshape(x); q = T[s0,2,s1,8] permute(h) {dims=[0, 2, 1, 3]}; \
+         g = T[s0,7,2,8] reshape(c); k = T[s0,2,7,8] permute(g) {dims=[0, 2, 1, 3]}; \
+         a = T[s0,2,s1,8] scaled_dot_product_attention(q, k, k) {is_causal=false, scale=0.35}; \
+         t = T[s0,s1,2,8] permute(a) {dims=[0, 2, 1, 3]}; y = T[s0,s1,16] reshape(t)",
+        &[],
+    ),
+    (
+        "causal",
+        "q: T[s0,2,s1,8]; k: T[s0,2,s1,8]; v: T[s0,2,s1,8]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=true, scale=0.25}",
+        &[],
+    ),
+    (
+        "a mask for every head",
+        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: T[s0,1,s1,7]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "one leading dimension, a mask of f32, another value size",
+        "q: T[s0,s1,8]; k: T[s0,9,8]; v: T[s0,9,16]; m: f32[s1,9]; \
+         y = T[s0,s1,16] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "shared keys",
+        "q: T[s0,3,s1,8]; k: T[s0,1,9,8]; v: T[s0,1,9,8]; \
+         y = T[s0,3,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
+        &[],
+    ),
+];
+
+#[test]
+fn attentions_are_handed_over_as_they_are_meant() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let count = |w: RunWith| library.count(w as i32);
+    for (name, lines, with) in ATTENTIONS {
+        for dtype in ["f16", "bf16"] {
+            let graph = graph_of(lines, dtype);
+            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
+            let any = count(RunWith::Attention);
+            check(&cuda, &graph, Precision::Fast, 36).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
+            assert!(count(RunWith::Attention) > any, "{name}, {dtype}: {:?}", choices(&cuda, &graph, &[2, 4]));
+            for (w, before) in with.iter().zip(before) {
+                assert!(count(*w) > before, "{name}, {dtype}: no run with {w:?}");
+            }
+        }
+    }
+    let shows = |what: MisreadGraph, at: usize| {
+        library.misread(what as i32);
+        let outcome = check(&cuda, &graph_of(ATTENTIONS[at].1, "f16"), Precision::Fast, 36);
+        library.misread(MisreadGraph::Nothing as i32);
+        assert!(outcome.is_err(), "{what:?} in `{}` went unnoticed", ATTENTIONS[at].0);
+    };
+    shows(MisreadGraph::Scale, 0);
+    shows(MisreadGraph::Mask, 1);
+    shows(MisreadGraph::AddendAddress, 2);
+    shows(MisreadGraph::OutStrides, 0);
+}
+
+#[test]
+fn attentions_that_no_engine_has_are_told() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let masked = graph_of(
+        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        "f16",
+    );
+    check(&cuda, &masked, Precision::Fast, 36).unwrap();
+    let told = choices(&cuda, &masked, &[2, 4]);
+    assert_eq!((told[0].by, told[0].reason.as_str()), ("kernel", "its mask is of bool"));
+    let f32s = choices(&cuda, &graph_of(ATTENTIONS[1].1, "f32"), &[2, 4]);
+    assert_eq!((f32s[0].by, f32s[0].reason.as_str()), ("kernel", "cuDNN has no attention of f32"));
+}
+
+/// SD1.5's UNet with small widths: every convolution and product of more than a few rows is a library's, launched, captured
+/// and replayed at two sizes, and the result is the CPU backend's.
+#[test]
+fn a_unet_with_libraries_runs_as_on_the_cpu() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let graph = parse_graph(include_str!("cuda/data/sd15_unet_tiny.ir")).unwrap();
+    let weights = support::weights_of(&graph);
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Eager, &weights).executable;
+    let plan = support::plan_of(graph.clone(), Precision::Eager, MemoryMode::Fast);
+    let cpu = support::program_of(graph.clone(), plan, "cpu");
+    let bound = weights.iter().map(|w| Weight::borrowed(support::borrow(w))).collect();
+    let cpu = Executable::new(Arc::new(cpu), bound).unwrap();
+    let driver = fake_driver().unwrap();
+    let mut random = support::Random(5);
+    for bindings in [[1, 8, 8, 7], [2, 16, 8, 5]] {
+        let graphs = driver.count(Count::Graphs);
+        for round in 0..3 {
+            let types = graph.inputs.iter().map(|i| (i.ty.dtype, i.ty.concrete(&bindings).unwrap()));
+            let inputs: Vec<interp::Tensor> =
+                types.map(|(dtype, shape)| support::random(&mut random, dtype, &shape, 900)).collect();
+            let (got, want) =
+                (harness::run_here(&ours, &bindings, &inputs), harness::run_here(&cpu, &bindings, &inputs));
+            let error = support::relative(&got[0], &want[0]);
+            assert!(error < 2e-5, "at {bindings:?}, round {round}: {error:e}");
+        }
+        assert_eq!(driver.count(Count::Graphs) - graphs, 1);
+        let specialized = ours.program().peek(&bindings).unwrap();
+        let told = specialized.choices();
+        for op in ["convolution", "linear"] {
+            let of_op: Vec<&StepChoice> = told.iter().filter(|c| c.step.ends_with(op)).collect();
+            let own: Vec<_> = of_op.iter().filter(|c| c.by == "kernel" && c.reason != "it has few rows").collect();
+            assert!(!of_op.is_empty() && own.is_empty(), "{own:?}");
+        }
+    }
 }

@@ -98,8 +98,8 @@ pub trait Specialized: Send + Sync {
     }
 
     /// Who computes each step that a library might, and why where none does.
-    fn choices(&self) -> &[StepChoice] {
-        &[]
+    fn choices(&self) -> Vec<StepChoice> {
+        Vec::new()
     }
 
     /// Runs on the caller's memory.

@@ -164,7 +164,7 @@ impl FakeLibrary {
     fn new(source: &str, folder: &str, soname: &str) -> Option<Self> {
         let folder = packages().join(folder);
         std::fs::create_dir_all(&folder).expect("a temporary folder");
-        let built = build(soname, &sources().join(source), &["-O1", &format!("-Wl,-soname,{soname}")]);
+        let built = build(soname, &sources().join(source), &["-O2", &format!("-Wl,-soname,{soname}")]);
         let built = built.inspect_err(|reason| eprintln!("skipped: {reason}")).ok()?;
         let path = folder.join(soname);
         std::fs::rename(built, &path).expect("writable");
@@ -176,6 +176,12 @@ impl FakeLibrary {
     pub fn cublaslt() -> Option<&'static Self> {
         static FAKE: OnceLock<Option<FakeLibrary>> = OnceLock::new();
         FAKE.get_or_init(|| Self::new("fake_cublaslt.cpp", "cu13/lib", "libcublasLt.so.13")).as_ref()
+    }
+
+    /// cuDNN: `fake_cudnn.cpp`.
+    pub fn cudnn() -> Option<&'static Self> {
+        static FAKE: OnceLock<Option<FakeLibrary>> = OnceLock::new();
+        FAKE.get_or_init(|| Self::new("fake_cudnn.cpp", "cudnn/lib", "libcudnn.so.9")).as_ref()
     }
 
     pub fn count(&self, which: i32) -> i64 {

@@ -40,7 +40,7 @@ static const uint64_t MAGIC = 0x6f78696469666600;
 // left one, TF32, a workspace.
 static long counts[9];
 // What is misread on purpose, so that a test can see that it shows.
-enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT };
+enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE };
 static int misread = NOTHING;
 
 static double tf32(double value) {
@@ -121,6 +121,7 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, Product* p, Layout* a, Layout* 
 int cublasLtMatmul(void* handle, Product* product, const float* alpha, const void* a, Layout* la, const void* b, Layout* lb,
                    const float* beta, const void* c, Layout* lc, void* d, Layout* ld, const Algorithm* algorithm, void* workspace,
                    size_t workspace_bytes, void* stream) {
+    if (misread == FAILURE) return 13;
     Product p = *product;
     Layout A = *la, B = *lb, C = *lc, D = *ld;
     if (handle != (void*)0x200 || !fits(&p, la, lb, lc, ld) || algorithm->words[0] - MAGIC > 1) return INVALID_VALUE;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use oxidiff_kernels::tile::{Instr, Source, TileProgram};
 
-use super::delegate::{Delegate, Out};
+use super::delegate::{self, Around, Delegate, Out};
 use crate::codegen::cuda::{
     self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance, RowNorm,
     Vector, View,
@@ -23,6 +23,8 @@ pub enum Place {
     Buffer(BufferId, Dim, usize),
     /// Scratch memory `index` of the step.
     Scratch(usize),
+    /// The form of packed weight `index` whose channels are neighbours.
+    Taps(usize),
     /// An operand that this form of the kernel does not have.
     Missing,
 }
@@ -61,9 +63,6 @@ pub enum Scratch {
         pixels: Dim,
     },
 }
-
-/// Scratch memory of a step whose library leaves work to a kernel: what the library writes.
-pub const DELEGATED: Place = Place::Scratch(0);
 
 /// The launches of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -261,24 +260,11 @@ impl Lowering<'_> {
         Ok(Launches { launches, delegate: self.delegate(step)?, ..Launches::default() })
     }
 
-    /// What a library may do of a step, and the kernel for the rest of it.
+    /// What a library may do of a step, and the kernels around it.
     fn delegate(&mut self, step: &Step) -> Result<Option<Delegate>> {
-        let root = self.plan.graph.ty(step.root.unwrap_or(step.value)).dtype;
-        Delegate::new(step, root, &mut |out, dtype| {
-            let program = from_memory(&self.body(step)?.program, dtype)?;
-            let (product, product_place) = match (out, step.stores.first()) {
-                (Out::Store, Some(store)) => (view(store), Place::of(store)),
-                _ => {
-                    let strides = crate::plan::access::dense_strides(&step.space);
-                    (View { dtype, shape: step.space.clone(), strides }, DELEGATED)
-                }
-            };
-            let (loads, stores) = ([views(&step.loads), vec![product]].concat(), views(&step.stores));
-            let fused = Fused { program: &program, space: &step.space, loads: &loads, stores: &stores };
-            let kernel = cuda::lower_loop(fused, &self.provenance(step));
-            let all = [places(&step.loads), vec![product_place], places(&step.stores)].concat();
-            Ok(self.launch(kernel, all))
-        })
+        let graph = self.plan.graph.clone();
+        let root = step.root.unwrap_or(step.value);
+        Delegate::new(step, graph.op(root), graph.ty(root).dtype, &mut AroundStep { lowering: self, step })
     }
 
     fn convolution(&mut self, step: &Step) -> Result<Launches> {
@@ -301,7 +287,8 @@ impl Lowering<'_> {
         let program = &self.body(step)?.program;
         let fused = Fused { program, space: &step.space, loads: &loads, stores: &stores };
         let kernel = cuda::lower_convolution(&convolution, fused, &self.provenance(step))?;
-        Ok(single(self.launch(kernel, places([x, weight].into_iter().chain(&step.loads).chain(&step.stores)))))
+        let own = self.launch(kernel, places([x, weight].into_iter().chain(&step.loads).chain(&step.stores)));
+        Ok(Launches { delegate: self.delegate(step)?, ..single(own) })
     }
 
     fn attention(&mut self, step: &Step) -> Result<Launches> {
@@ -318,7 +305,8 @@ impl Lowering<'_> {
         let mut all = places([q, k, v]);
         all.push(rest.first().map_or(Place::Missing, Place::of));
         all.push(Place::of(out));
-        Ok(single(self.launch(kernel, all)))
+        let own = self.launch(kernel, all);
+        Ok(Launches { delegate: self.delegate(step)?, ..single(own) })
     }
 
     fn group_norm(&mut self, step: &Step) -> Result<Launches> {
@@ -381,6 +369,53 @@ impl Lowering<'_> {
             launches.push(self.launch(kernel, places(step.operands.iter().chain([store]))));
         }
         Ok(Launches { launches, ..Launches::default() })
+    }
+}
+
+/// Makes the kernels around what a library does of a step.
+struct AroundStep<'a, 'p> {
+    lowering: &'a mut Lowering<'p>,
+    step: &'a Step,
+}
+
+impl Around for AroundStep<'_, '_> {
+    fn after(&mut self, out: Out, dtype: DType) -> Result<Launch> {
+        let step = self.step;
+        let program = from_memory(&self.lowering.body(step)?.program, dtype)?;
+        let (product, product_place) = match (out, step.stores.first()) {
+            (Out::Store, Some(store)) => (view(store), Place::of(store)),
+            _ => {
+                let strides = crate::plan::access::dense_strides(&step.space);
+                (View { dtype, shape: step.space.clone(), strides }, delegate::RESULT)
+            }
+        };
+        let (loads, stores) = ([views(&step.loads), vec![product]].concat(), views(&step.stores));
+        let fused = Fused { program: &program, space: &step.space, loads: &loads, stores: &stores };
+        let kernel = cuda::lower_loop(fused, &self.lowering.provenance(step));
+        let all = [places(&step.loads), vec![product_place], places(&step.stores)].concat();
+        Ok(self.lowering.launch(kernel, all))
+    }
+
+    /// A copy whose source stands still for as many elements as each is repeated.
+    fn upsampled(&mut self) -> Result<Launch> {
+        let Some(x) = self.step.operands.first() else { return Err(Error::invalid("a convolution has an image")) };
+        let (mut shape, mut strides) = (Vec::new(), Vec::new());
+        for (d, (size, stride)) in x.shape.iter().zip(&x.strides).enumerate() {
+            shape.push(size.clone());
+            strides.push(stride.clone());
+            let factor = d.checked_sub(1).and_then(|d| self.step.upsample.get(d)).copied().unwrap_or(1);
+            if factor > 1 {
+                shape.push(Dim::constant(factor as i64));
+                strides.push(Dim::default());
+            }
+        }
+        let dense = crate::plan::access::dense_strides(&shape);
+        let source = View { dtype: x.dtype, shape: shape.clone(), strides };
+        let to = View { dtype: x.dtype, shape, strides: dense };
+        let from = self.lowering.provenance(self.step);
+        let from = Provenance { ops: vec!["upsample".to_owned()], ..from };
+        let kernel = cuda::lower_copy(&source, &to, &from);
+        Ok(self.lowering.launch(kernel, vec![Place::of(x), delegate::IMAGE]))
     }
 }
 

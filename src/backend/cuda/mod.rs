@@ -2,7 +2,7 @@
 //!
 //! [`library`] finds NVIDIA's libraries, [`driver`] and [`nvrtc`] call them, [`lower`] turns a plan's steps into kernels
 //! ([`crate::codegen::cuda`]) and launches, [`cubins`] compiles and keeps them, [`delegate`] leaves steps to libraries
-//! ([`cublaslt`]), [`run`] fixes sizes and runs. Loading a plan
+//! ([`cublaslt`], [`cudnn`]), [`run`] fixes sizes and runs. Loading a plan
 //! compiles its kernels and loads them; specializing is arithmetic; a run resolves addresses and launches, from the second
 //! one on as one graph.
 //!
@@ -20,6 +20,7 @@ use crate::{Error, Result};
 
 pub mod cubins;
 pub mod cublaslt;
+pub mod cudnn;
 pub mod delegate;
 pub mod driver;
 pub mod library;

@@ -4,7 +4,7 @@
 //! graph launch, after new arguments for those kernels whose addresses have changed (the caller's tensors, another arena,
 //! other weights). Scalars and sizes never change: they are the specialization.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::delegate::{self, Planned};
@@ -17,7 +17,7 @@ use crate::backend::{Run, Specialized, StepChoice, StepTime};
 use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
-use crate::plan::{BufferKind, Step};
+use crate::plan::{BufferKind, Plan, Step};
 use crate::{Error, Result};
 
 /// A parameter word.
@@ -85,10 +85,20 @@ struct Delegated {
     align_bytes: Vec<usize>,
     /// Buffer of the library's workspace.
     workspace: Option<usize>,
+    /// What must be done first.
+    before: Vec<Call>,
     /// What is left of the step.
     after: Vec<Call>,
     /// All of the step, for addresses that the library was not planned for.
     own: Vec<Call>,
+    /// Index into the specialization's choices.
+    choice: usize,
+    /// What the library said when it was run, if it did not: from then on the step runs on its own kernels.
+    failure: OnceLock<String>,
+}
+
+fn first_scratch(plan: &Plan) -> usize {
+    plan.buffers.len() + plan.packs.len()
 }
 
 fn address(place: Option<(usize, isize)>, bases: &[u64]) -> u64 {
@@ -109,25 +119,28 @@ unsafe fn launch_all(calls: &[Call], bases: &[u64], stream: StreamHandle) -> Res
 }
 
 impl Delegated {
-    /// Whether the addresses are such as the library was asked for.
-    fn is_aligned(&self, bases: &[u64]) -> bool {
+    /// Whether the library runs: the addresses are such as it was asked for, and it has not failed.
+    fn is_on(&self, bases: &[u64]) -> bool {
         let fits =
             |(place, bytes): (&Option<(usize, isize)>, &usize)| address(*place, bases).is_multiple_of(*bytes as u64);
-        self.calls.iter().all(|places| places.iter().zip(&self.align_bytes).all(fits))
+        self.failure.get().is_none() && self.calls.iter().all(|places| places.iter().zip(&self.align_bytes).all(fits))
     }
 
     /// # Safety
     /// Every buffer must be behind its address.
     unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        if !self.is_aligned(bases) {
+        if !self.is_on(bases) {
             // SAFETY: the caller's promise.
             return unsafe { launch_all(&self.own, bases, stream) };
         }
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(&self.before, bases, stream)? };
         let workspace = self.workspace.map_or(0, |buffer| bases[buffer]);
         for places in &self.calls {
             let addresses: Vec<u64> = places.iter().map(|p| address(*p, bases)).collect();
             // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for.
-            unsafe { self.planned.run(&addresses, workspace, stream)? };
+            unsafe { self.planned.run(&addresses, workspace, stream) }
+                .inspect_err(|e| drop(self.failure.set(e.to_string())))?;
         }
         // SAFETY: the caller's promise.
         unsafe { launch_all(&self.after, bases, stream) }
@@ -137,6 +150,7 @@ impl Delegated {
         let of_calls = |calls: &[Call]| calls.iter().any(|c| c.reads(changed));
         self.calls.iter().flatten().flatten().any(|(buffer, _)| changed[*buffer])
             || self.workspace.is_some_and(|w| changed[w])
+            || of_calls(&self.before)
             || of_calls(&self.after)
             || of_calls(&self.own)
     }
@@ -150,6 +164,13 @@ enum Item {
 }
 
 impl Item {
+    fn delegated(&self) -> Option<&Delegated> {
+        match self {
+            Self::Kernel(_) => None,
+            Self::Delegated(delegated) => Some(delegated),
+        }
+    }
+
     fn step(&self) -> usize {
         match self {
             Self::Kernel(call) => call.step,
@@ -237,6 +258,10 @@ pub(super) struct SpecializedCuda {
     workspace: Workspace,
     items: Vec<Item>,
     choices: Vec<StepChoice>,
+    /// Of each of the plan's buffers: whether anything reads it but kernels that stand in for a library.
+    needed: Vec<bool>,
+    /// Packed weights that libraries read with their channels as neighbours.
+    taps: Vec<usize>,
     prepare: Vec<Call>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
@@ -265,6 +290,11 @@ impl Maker<'_> {
         usize::try_from(floats.saturating_mul(4)).map_err(|_| Error::invalid("scratch memory overflows"))
     }
 
+    /// The buffer that the next scratch memory is: it follows the plan's buffers and the forms of its packed weights.
+    fn next_scratch(&self) -> usize {
+        first_scratch(&self.program.plan) + self.scratch.len()
+    }
+
     fn is_empty(&self, step: &Step) -> bool {
         step.stores.iter().map(|s| s.concrete(self.bindings)).all(|s| s.is_ok_and(|s| s.numel() == 0))
     }
@@ -283,7 +313,7 @@ impl Maker<'_> {
             let is_few = launches.launches.iter().map(few).collect::<Result<Vec<bool>>>()?.contains(&true);
             let ready = match is_few {
                 true => Err("it has few rows".to_owned()),
-                false => delegate.plan(step, self.bindings, device, delegates),
+                false => delegate.plan(step, self.bindings, device.arch(), delegates),
             };
             let outcome = ready.as_ref().map(|r| r.planned.library()).map_err(Clone::clone);
             self.choices.push(delegate::choice(plan.step_name(step), outcome));
@@ -299,16 +329,16 @@ impl Maker<'_> {
     }
 
     fn delegated(&mut self, at: usize, step: &Step, launches: &Launches, ready: delegate::Ready) -> Result<Delegated> {
-        let delegate::Ready { planned, operands } = ready;
+        let delegate::Ready { planned, operands, form } = ready;
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
-        let first = self.program.plan.buffers.len() + self.scratch.len();
-        if operands.out_bytes > 0 {
-            self.scratch.push(Scratch { step: at, bytes: operands.out_bytes, what: "the result of a library" });
+        let first = self.next_scratch();
+        for (bytes, what) in operands.scratch_bytes.into_iter().zip(["a library's result", "an upsampled image"]) {
+            self.scratch.push(Scratch { step: at, bytes, what });
         }
         let mut workspace = None;
         if planned.workspace_bytes() > 0 {
-            workspace = Some(self.program.plan.buffers.len() + self.scratch.len());
+            workspace = Some(self.next_scratch());
             self.scratch.push(Scratch { step: at, bytes: planned.workspace_bytes(), what: "workspace of a library" });
         }
         let places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
@@ -317,11 +347,15 @@ impl Maker<'_> {
             moves.map(|(place, more)| place.map(|(buffer, offset)| (buffer, offset + more))).collect()
         };
         let calls = operands.calls.iter().map(moved).collect();
-        let mut after = Vec::new();
-        if let Some(rest) = launches.delegate.as_ref().and_then(|d| d.after.as_ref()) {
-            after.extend(self.call(at, rest, first)?);
-        }
-        Ok(Delegated { step: at, planned, calls, align_bytes: operands.align_bytes, workspace, after, own })
+        let around = |launch: Option<&Launch>| -> Result<Vec<Call>> {
+            Ok(launch.map(|l| self.call(at, l, first)).transpose()?.flatten().into_iter().collect())
+        };
+        let form = launches.delegate.as_ref().and_then(|d| d.0.get(form));
+        let before = around(form.and_then(|f| f.before.as_ref()))?;
+        let after = around(form.and_then(|f| f.after.as_ref()))?;
+        let choice = self.choices.len() - 1;
+        let (align_bytes, failure) = (operands.align_bytes, OnceLock::new());
+        Ok(Delegated { step: at, planned, calls, align_bytes, workspace, before, after, own, choice, failure })
     }
 
     /// Where an operand lies; scratch memory of its step begins at buffer `first`.
@@ -331,6 +365,7 @@ impl Maker<'_> {
                 Some((buffer.index(), offset.eval(self.bindings)? as isize * *size as isize))
             }
             Place::Scratch(index) => Some((first + index, 0)),
+            Place::Taps(pack) => Some((self.program.plan.buffers.len() + pack, 0)),
             Place::Missing => None,
         })
     }
@@ -353,7 +388,7 @@ impl Maker<'_> {
         if self.is_empty(step) {
             return Ok(());
         }
-        let first = self.program.plan.buffers.len() + self.scratch.len();
+        let first = self.next_scratch();
         for scratch in &launches.scratch {
             let bytes = self.scratch_bytes(scratch)?;
             self.scratch.push(Scratch { step: at, bytes, what: "moments" });
@@ -398,9 +433,9 @@ impl SpecializedCuda {
         }
         let choices = maker.choices;
         let workspace = Workspace::of(&plan, bindings, &scratch)?;
-        let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
+        let mut offsets = vec![None; first_scratch(&plan) + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
-        let extra = plan.buffers.len()..plan.buffers.len() + scratch.len();
+        let extra = first_scratch(&plan)..first_scratch(&plan) + scratch.len();
         own.chain(extra).zip(&workspace.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
         let shape = |b: &crate::plan::Buffer| match b.kind {
             BufferKind::Input(_) | BufferKind::Output(_) => plan.graph.ty(b.value).concrete(bindings).map(Some),
@@ -419,12 +454,28 @@ impl SpecializedCuda {
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
         let replay = Mutex::default();
-        Ok(Self { program, workspace, items, choices, prepare, offsets, derived, derived_bytes, shapes, costs, replay })
+        let (needed, taps) = read_buffers(&plan, &items, &prepare);
+        Ok(Self {
+            program,
+            workspace,
+            items,
+            choices,
+            needed,
+            taps,
+            prepare,
+            offsets,
+            derived,
+            derived_bytes,
+            shapes,
+            costs,
+            replay,
+        })
     }
 
     /// Addresses of all buffers but the derived ones. `held` receives copies of strided arguments, and what else the
-    /// addresses point into.
-    fn bases(&self, run: &Run<'_>, held: &mut Held) -> Result<Vec<u64>> {
+    /// addresses point into. A strided weight that only stand-ins for a library would read is left out, unless `all` are
+    /// wanted: its address is 0 then.
+    fn bases(&self, run: &Run<'_>, held: &mut Held, all: bool) -> Result<Vec<u64>> {
         let plan = &self.program.plan;
         let arena = run.arena.addr();
         let mut bases: Vec<u64> = self.offsets.iter().map(|o| o.map_or(0, |offset| (arena + offset) as u64)).collect();
@@ -455,6 +506,8 @@ impl SpecializedCuda {
                     let tensor = run.weights.tensor(slot).ok_or_else(|| missing("weight", slot as u32))?;
                     if run.weights.is_dense(slot) {
                         tensor.ptr.addr() as u64
+                    } else if !all && !self.needed[at] {
+                        0
                     } else {
                         let form = run.weights.dense(slot, &mut || {
                             let copy = self.densify(tensor, run.stream)?;
@@ -511,6 +564,48 @@ impl SpecializedCuda {
             unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };
         }
         Ok(block)
+    }
+
+    /// Addresses of the forms of packed weights that libraries read: the tensor's own where it lies so, else those of a copy.
+    fn place_taps(&self, bases: &mut [u64], run: &Run<'_>, held: &mut Held) -> Result<()> {
+        let plan = &self.program.plan;
+        for &pack in &self.taps {
+            let source = &plan.packs[pack].source;
+            let buffer = &plan.buffers[source.buffer.index()];
+            let tensor = match buffer.kind {
+                BufferKind::Parameter(slot) if is_whole_parameter(plan, pack) => {
+                    run.weights.tensor(slot as usize).cloned().ok_or_else(|| missing("weight", slot))?
+                }
+                _ => {
+                    let lies = source.concrete(&[])?;
+                    let at = bases[source.buffer.index()] as usize;
+                    let at = at.wrapping_add_signed(lies.offset * source.dtype.size_bytes() as isize);
+                    let numbers = |n: &[isize]| n.iter().map(|&s| s as i64).collect::<Vec<i64>>();
+                    Tensor {
+                        ptr: std::ptr::with_exposed_provenance_mut(at),
+                        dtype: source.dtype,
+                        shape: lies.shape.iter().map(|&d| d as i64).collect(),
+                        strides: numbers(&lies.strides),
+                    }
+                }
+            };
+            let behind = |values: &[i64]| [&values[..1], &values[2..], &values[1..2]].concat();
+            let turned = Tensor { shape: behind(&tensor.shape), strides: behind(&tensor.strides), ..tensor };
+            bases[plan.buffers.len() + pack] = if turned.is_dense() {
+                turned.ptr.addr() as u64
+            } else {
+                let form = run.weights.pack(pack, &mut || {
+                    let copy = self.densify(&turned, run.stream)?;
+                    // Another stream may be the next to read it.
+                    self.program.device.synchronize(run.stream)?;
+                    Ok(copy)
+                })?;
+                let at = form.ptr().addr() as u64;
+                held.forms.push(form);
+                at
+            };
+        }
+        Ok(())
     }
 
     /// Computes what depends on weights alone, once per weight set.
@@ -604,11 +699,7 @@ impl SpecializedCuda {
             // SAFETY: the caller's promise.
             return unsafe { self.run_plain(bases, stream) };
         }
-        let delegated = |item: &Item| match item {
-            Item::Kernel(_) => None,
-            Item::Delegated(d) => Some(d.is_aligned(bases)),
-        };
-        let delegated: Vec<bool> = self.items.iter().filter_map(delegated).collect();
+        let delegated: Vec<bool> = self.items.iter().filter_map(Item::delegated).map(|d| d.is_on(bases)).collect();
         let replay = &mut *replay;
         if replay.stream.is_none() && !delegated.is_empty() {
             replay.stream = Some(CaptureStream::new(&self.program.device)?);
@@ -691,6 +782,81 @@ impl SpecializedCuda {
     }
 }
 
+impl SpecializedCuda {
+    /// Steps whose library has failed.
+    fn failures(&self) -> usize {
+        self.items.iter().filter_map(Item::delegated).filter(|d| d.failure.get().is_some()).count()
+    }
+
+    /// Takes libraries that have failed off all their steps.
+    fn give_up(&self) {
+        let delegated = || self.items.iter().filter_map(Item::delegated);
+        for failed in delegated().filter(|d| d.failure.get().is_some()) {
+            for other in delegated().filter(|d| d.planned.library() == failed.planned.library()) {
+                // Keeps what it has: its own reason.
+                let _ = other.failure.set("it failed in another step".to_owned());
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Specialized::run`].
+    unsafe fn run_once(&self, run: &mut Run<'_>, held: &mut Held) -> Result<()> {
+        let (device, stream) = (&self.program.device, run.stream);
+        let mut bases = self.bases(run, held, false)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.prepare(&mut bases, run, held)? };
+        self.place_taps(&mut bases, run, held)?;
+        if self.items.iter().filter_map(Item::delegated).any(|d| !d.is_on(&bases)) {
+            let all = self.bases(run, held, true)?;
+            bases.iter_mut().zip(all).filter(|(base, _)| **base == 0).for_each(|(base, all)| *base = all);
+        }
+        // SAFETY: every buffer is behind its address.
+        unsafe {
+            match run.profile.as_deref_mut() {
+                Some(profile) => self.run_profiled(&bases, stream, profile),
+                None if device.is_capturing(stream)? => self.run_plain(&bases, stream),
+                None => self.run_replayed(&bases, stream),
+            }
+        }
+    }
+}
+
+fn is_whole_parameter(plan: &Plan, pack: usize) -> bool {
+    let source = &plan.packs[pack].source;
+    match plan.buffers[source.buffer.index()].kind {
+        BufferKind::Parameter(slot) => source.is_whole(&plan.graph.parameters[slot as usize].ty),
+        _ => false,
+    }
+}
+
+/// Which of the plan's buffers are read but by stand-ins, and which packed weights are read by libraries.
+fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> (Vec<bool>, Vec<usize>) {
+    let count = plan.buffers.len();
+    let mut is_read = vec![false; first_scratch(plan)];
+    let mut mark = |places: &[Option<(usize, isize)>]| {
+        places.iter().flatten().for_each(|(buffer, _)| {
+            is_read.get_mut(*buffer).into_iter().for_each(|read| *read = true);
+        });
+    };
+    prepare.iter().for_each(|c| mark(&c.places));
+    for item in items {
+        match item {
+            Item::Kernel(call) => mark(&call.places),
+            Item::Delegated(d) => {
+                d.calls.iter().for_each(|places| mark(places));
+                d.before.iter().chain(&d.after).for_each(|c| mark(&c.places));
+            }
+        }
+    }
+    let taps: Vec<usize> = (0..plan.packs.len()).filter(|pack| is_read[count + pack]).collect();
+    for &pack in taps.iter().filter(|pack| !is_whole_parameter(plan, **pack)) {
+        is_read[plan.packs[pack].source.buffer.index()] = true;
+    }
+    is_read.truncate(count);
+    (is_read, taps)
+}
+
 fn missing(what: &str, index: u32) -> Error {
     Error::Backend { backend: NAME, what: format!("{what} {index} is missing") }
 }
@@ -700,28 +866,37 @@ impl Specialized for SpecializedCuda {
         &self.workspace
     }
 
-    fn choices(&self) -> &[StepChoice] {
-        &self.choices
+    fn choices(&self) -> Vec<StepChoice> {
+        let mut choices = self.choices.clone();
+        for d in self.items.iter().filter_map(Item::delegated) {
+            if let Some(reason) = d.failure.get() {
+                let choice = &mut choices[d.choice];
+                *choice = delegate::choice(choice.step.clone(), Err(reason.clone()));
+            }
+        }
+        choices
     }
 
-    unsafe fn run(&self, run: Run<'_>) -> Result<()> {
+    unsafe fn run(&self, mut run: Run<'_>) -> Result<()> {
         if !run.arena.addr().is_multiple_of(ALIGN_BYTES) {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
-        let (device, stream) = (&self.program.device, run.stream);
+        let device = &self.program.device;
         device.enter()?;
         let mut held = Held::default();
-        let mut bases = self.bases(&run, &mut held)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.prepare(&mut bases, &run, &mut held)? };
-        // SAFETY: every buffer is behind its address.
-        unsafe {
-            match run.profile {
-                Some(profile) => self.run_profiled(&bases, stream, profile)?,
-                None if device.is_capturing(stream)? => self.run_plain(&bases, stream)?,
-                None => self.run_replayed(&bases, stream)?,
+        loop {
+            let known = self.failures();
+            // SAFETY: the caller's promise.
+            let outcome = unsafe { self.run_once(&mut run, &mut held) };
+            if outcome.is_ok() || self.failures() == known {
+                outcome?;
+                break;
             }
+            // A run reads arguments and writes results: all of it is done again, without the library that failed.
+            self.give_up();
+            run.profile.iter_mut().for_each(|p| p.clear());
         }
+        let stream = run.stream;
         if !held.copies.is_empty() {
             // Copies that the caller did not ask for must outlive the work on them.
             device.synchronize(stream)?;
