@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use oxidiff::backend::cuda::cudnn::Cudnn;
+use oxidiff::backend::cuda::cudnn::{Cudnn, Operation, Problem, Storage, Tensor};
 use oxidiff::backend::cuda::delegate::{Delegates, Numerics};
 use oxidiff::backend::cuda::library::Search;
 use oxidiff::backend::cuda::lower::Lowered;
 use oxidiff::backend::cuda::{found, set_search};
-use oxidiff::ir::parse_graph;
+use oxidiff::ir::{DType, parse_graph};
 use oxidiff::passes::Precision;
 use oxidiff::plan::{MemoryMode, Plan, Step};
 use oxidiff::select::Kernel;
@@ -151,8 +151,10 @@ fn kinds<'p>(plan: &'p Plan, lowered: &Lowered, kernel: Kernel) -> BTreeMap<Stri
 /// All kinds on all devices take minutes: `OXIDIFF_CUDNN_DEVICES=all`. Else each device takes its share of them in turn.
 const ALL: &str = "OXIDIFF_CUDNN_DEVICES";
 
-/// Which library took a step of each kind on each device, or why none did.
-fn outcomes(kernel: Kernel) -> Vec<(&'static Device, String, Result<(&'static str, usize), String>)> {
+/// Device, kind of step, and which library took it in which form, or why none did.
+type Outcome = (&'static Device, String, Result<(&'static str, usize), String>);
+
+fn outcomes(kernel: Kernel) -> Vec<Outcome> {
     let plan = unet();
     let lowered = Lowered::new(&plan).unwrap();
     let kinds = kinds(&plan, &lowered, kernel);
@@ -204,4 +206,37 @@ fn attentions_have_plans_from_sm_80_on() {
             _ => assert_eq!(outcome, &Ok(("cuDNN", 0)), "{}, {name}", device.name),
         }
     }
+}
+
+/// A convolution of f16 with `rows` rows of results, of 8 x 8 images.
+fn convolution(rows: i64) -> Problem {
+    let tensor = |dims: [i64; 4], at| {
+        let [_, c, h, w] = dims;
+        let strides = vec![c * h * w, 1, c * w, c];
+        Tensor { dtype: DType::F16, dims: dims.to_vec(), strides, storage: Storage::Operand(at, 16) }
+    };
+    let tensors = vec![tensor([2, 64, 8, 8], 0), tensor([64, 64, 3, 3], 1), tensor([2, 64, rows, 8], 2)];
+    let (stride, padding, dilation) = (vec![1, 1], vec![1, 1], vec![1, 1]);
+    let operations = vec![Operation::Convolution { x: 0, w: 1, y: 2, padding, stride, dilation }];
+    Problem { tensors, operations, tf32: false, workspace_bytes: 64 << 20 }
+}
+
+/// What does not fit, and what a device has no engine for, is refused with a reason, not later.
+#[test]
+fn what_cannot_be_is_refused() {
+    if !is_ready() {
+        return;
+    }
+    let [t4, .., h100] = DEVICES else { panic!("devices") };
+    let library = Cudnn::for_description(&h100.description()).unwrap();
+    library.plan(&convolution(8)).unwrap();
+    let reason = library.plan(&convolution(7)).unwrap_err();
+    assert!(reason.contains("CUDNN_STATUS_BAD_PARAM"), "{reason}");
+    let mut brain = convolution(8);
+    brain.tensors.iter_mut().for_each(|t| t.dtype = DType::BF16);
+    library.plan(&brain).unwrap();
+    let reason = Cudnn::for_description(&t4.description()).unwrap().plan(&brain).unwrap_err();
+    assert!(reason.contains("cuDNN"), "{reason}");
+    let reason = Cudnn::for_description("{\"deviceName\": \"nothing else\"}").unwrap_err();
+    assert!(reason.contains("cuDNN refuses a device's description"), "{reason}");
 }
