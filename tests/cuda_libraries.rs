@@ -103,7 +103,7 @@ fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Resu
 fn choices(cuda: &Cuda, graph: &Graph, bindings: &[i64]) -> Vec<StepChoice> {
     let (_, weights) = oxidiff::ir::testing::random_inputs(graph, bindings, 1).unwrap();
     let ours = harness::OnDevice::new(cuda, graph, Precision::Fast, &weights);
-    ours.executable.program().peek(bindings).unwrap().choices()
+    ours.executable.program().peek(bindings).unwrap().delegations()
 }
 
 /// Products in the forms that models have, of more rows than the generated kernel for few rows takes.
@@ -251,7 +251,7 @@ fn failures_fall_back_and_are_told() {
     for runs_before in [0, 1] {
         let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
         (0..runs_before).for_each(|_| drop(ours.run(&[2, 4], &inputs)));
-        let by = || ours.executable.program().peek(&[2, 4]).unwrap().choices()[0].by;
+        let by = || ours.executable.program().peek(&[2, 4]).unwrap().delegations()[0].by;
         assert_eq!(by(), "cuBLASLt");
         library.misread(Misread::Failure as i32);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -262,7 +262,7 @@ fn failures_fall_back_and_are_told() {
         }));
         library.misread(Misread::Nothing as i32);
         outcome.unwrap();
-        let told = ours.executable.program().peek(&[2, 4]).unwrap().choices();
+        let told = ours.executable.program().peek(&[2, 4]).unwrap().delegations();
         assert_eq!(told[0].by, "kernel");
         assert!(told[0].reason.contains("EXECUTION_FAILED"), "{told:?}");
     }
@@ -587,7 +587,7 @@ fn a_unet_with_libraries_runs_as_on_the_cpu() {
         }
         assert_eq!(driver.count(Count::Graphs) - graphs, 1);
         let specialized = ours.program().peek(&bindings).unwrap();
-        let told = specialized.choices();
+        let told = specialized.delegations();
         for op in ["convolution", "linear"] {
             let of_op: Vec<&StepChoice> = told.iter().filter(|c| c.step.ends_with(op)).collect();
             let own: Vec<_> = of_op.iter().filter(|c| c.by == "kernel" && c.reason != "it has few rows").collect();

@@ -98,7 +98,7 @@ pub trait Specialized: Send + Sync {
     }
 
     /// Who computes each step that a library might, and why where none does.
-    fn choices(&self) -> Vec<StepChoice> {
+    fn delegations(&self) -> Vec<StepChoice> {
         Vec::new()
     }
 

@@ -40,6 +40,10 @@ const CONVOLUTION_WORKSPACE_BYTES: usize = 64 << 20;
 /// Graphs of cuDNN that are kept beyond their last user.
 const MOST_EXECUTIONS: usize = 512;
 
+/// cuDNN whose attention is not used: its frontend refuses that of 9.10.0 and 9.10.1, and what is found of a library is its
+/// minor version.
+const REFUSED_ATTENTION: (u32, u32) = (9, 10);
+
 /// Why a library is not asked, or does not do it.
 pub type Refusal = String;
 
@@ -321,6 +325,9 @@ impl Form {
             }
             Work::Attention(attention) => {
                 let library = delegates.cudnn()?;
+                if super::found().cudnn.as_ref().is_ok_and(|found| found.version == REFUSED_ATTENTION) {
+                    return Err("cuDNN's own frontend refuses the attention of 9.10".to_owned());
+                }
                 let made = attention.problem(step, bindings, arch).map_err(|e| e.to_string())?;
                 let (graph, operands) = made?;
                 let problem = cudnn::Problem { workspace_bytes, tf32, ..graph };
