@@ -171,6 +171,9 @@ const CUDNN: Wanted = Wanted {
     symbols: &[
         "cudnnGetVersion",
         "cudnnCreate",
+        "cudnnDestroy",
+        "cudnnSetStream",
+        "cudnnGetLastErrorString",
         "cudnnBackendCreateDescriptor",
         "cudnnBackendSetAttribute",
         "cudnnBackendGetAttribute",
