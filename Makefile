@@ -9,6 +9,7 @@ BENCH_VENV ?= .venv-bench
 CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(VENV)/bin
+GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 NATIVE := python/oxidiff/_native.abi3.so
 CLIPPY := $(CARGO) clippy --release --workspace --all-targets
 export VIRTUAL_ENV := $(abspath $(VENV))
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python fuzz golden bless lint lint-rust lint-python fmt \
+.PHONY: help setup build demo test test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
 	bench bench-contenders bench-kernels dump doc docs-models wheel wheel-manylinux train clean all
 
 help: ## list the targets
@@ -72,7 +73,14 @@ test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"
 fuzz: ## thousands of random graphs on the CPU backend against the interpreter (minutes)
 	$(CARGO) test --release --test backends -- --ignored many_random
 
-gpu-test: ## every op on the first NVIDIA GPU against the interpreter (says so where there is none)
+# These two need an installed wheel, and neither Rust nor a network; where there is no GPU they say so and pass.
+gpu-test: ## ops, models, streams, threads, captures, memory on an NVIDIA GPU, e.g. ARGS="--only capture"
+	$(GPU_PYTHON) tests/gpu/run.py $(ARGS)
+
+gpu-bench: ## whole models on an NVIDIA GPU against eager and torch.compile, e.g. ARGS="--only sdxl --write"
+	$(GPU_PYTHON) benches/gpu.py $(ARGS)
+
+gpu-test-kernels: ## every op on the first NVIDIA GPU against the interpreter (needs Rust)
 	$(CARGO) test --release --test cuda_device -- --nocapture
 
 golden: ## golden tests of the compiler's stages alone

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import oxidiff
-from measure import DTYPES, ROOT, describe_machine, interleave, ratio_with_spread, run_in_process, table
+from measure import DTYPES, ROOT, cpu_isa, describe_machine, interleave, ratio_with_spread, run_in_process, table
 from oxidiff import testing
 
 DOC = ROOT / "docs" / "models.md"
@@ -69,7 +69,7 @@ def measure(name: str, rounds: int, parts: Sequence[str]) -> dict[str, Any]:
         exact = testing.reference(module, inputs) if "errors" in parts else None
         gc.collect()
         compiled = oxidiff.compile(module, options=oxidiff.CompileOptions(cache=False, tune="off"))
-        found = answer[label] = {"size": list(case.size)}
+        found = answer[label] = {"size": list(case.size), "taken": f"{time.strftime('%Y-%m-%d')}, {cpu_isa()}"}
         if exact is not None:
             distance = testing.relative_error if label == "f32" else testing.typical_error
             found["error"] = distance(compiled(**inputs), exact)
@@ -101,7 +101,7 @@ def row(name: str, figures: dict[str, Any]) -> list[str]:
     size = "x".join(map(str, figures.get("f32", {}).get("size", case.size)))
     changes = ", ".join(f"{key}={value}" for key, value in case.overrides.items())
     if "error" in figures:
-        return [f"`{name}`", size, "failed", figures["error"], "", "", "", "", "", changes]
+        return [f"`{name}`", size, "failed", figures["error"], "", "", "", "", "", changes, ""]
     reasons = {reason for label in DTYPES for reason in figures[label]["fallbacks"]}
     has_errors, has_steps = "error" in figures["f32"], "ratio" in figures["f32"]
     errors = [f"{figures['f32']['error']:.1e}"] if has_errors else [""]
@@ -119,6 +119,7 @@ def row(name: str, figures: dict[str, Any]) -> list[str]:
         *errors,
         *ratios,
         changes,
+        figures["f32"].get("taken", ""),
     ]
 
 
@@ -136,6 +137,7 @@ def write_page(figures: dict[str, Any]) -> None:
         "bf16 step",
         "f16 step",
         "smaller than public",
+        "taken",
     ]
     lines = [
         "# Models",
@@ -147,6 +149,8 @@ def write_page(figures: dict[str, Any]) -> None:
         "- *f32 error*: relative to f64 (the promise is 2e-5). *bf16*, *f16 error*: error against f64 over eager's own "
         "(1.25).",
         "- *step*: time of a call over eager's, median of interleaved pairs ± half the distance of the quartiles.",
+        "",
+        "Taken last:",
         "",
         *describe_machine(),
         "",

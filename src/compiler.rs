@@ -26,6 +26,8 @@ pub struct Options {
     pub max_specializations: usize,
     /// The device to choose for; `None`: that of the backend.
     pub profile: Option<Profile>,
+    /// Whether runs of a size are replayed as one graph, on devices that can.
+    pub cuda_graphs: bool,
     /// Name of the backend; `None`: `OXIDIFF_BACKEND`, else `cpu`.
     pub backend: Option<String>,
 }
@@ -38,6 +40,7 @@ impl Default for Options {
             memory_budget: None,
             max_specializations: 16,
             profile: None,
+            cuda_graphs: true,
             backend: None,
         }
     }
@@ -71,13 +74,14 @@ pub fn compile(graph: Graph, options: &Options) -> Result<(Arc<Program>, bool)> 
     let precision = options.precision.unwrap_or_else(|| default_precision(&graph));
     let hash = graph.hash();
     let key = format!(
-        "{hash} {name} {} {:?} {:?} {:?} {:?} {}",
+        "{hash} {name} {} {:?} {:?} {:?} {:?} {} {}",
         backend.target(),
         options.profile,
         options.precision,
         options.memory,
         options.memory_budget,
-        options.max_specializations
+        options.max_specializations,
+        options.cuda_graphs
     );
     registry::get_or_make(&key, || compile_new(graph, hash.clone(), &*backend, precision, options))
 }
@@ -106,6 +110,7 @@ fn compile_new(
         memory: options.memory,
         exact: options.precision == Some(Precision::Eager),
         memory_budget: options.memory_budget,
+        plain_launches: !options.cuda_graphs,
     };
     let mut plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
     timings.time("reorder", || plan.reorder())?;

@@ -1,5 +1,5 @@
 //! What needs an NVIDIA GPU: every op in every float type on the device, launched and replayed, against the interpreter in
-//! f64. Without a driver there is nothing to run: the tests say so and pass. `make gpu-test`.
+//! f64. Without a driver there is nothing to run: the tests say so and pass. `make gpu-test-kernels`.
 
 #[path = "backends/cases.rs"]
 mod cases;

@@ -101,9 +101,16 @@ fn a_unet_runs_as_on_the_cpu() {
         .iter()
         .map(|i| support::random(&mut random, i.ty.dtype, &i.ty.concrete(&[1, 8, 8, 7]).unwrap(), 900))
         .collect();
+    let memory = || [Count::Allocations, Count::Frees].map(|c| driver.count(c));
+    let [allocated, freed] = memory();
     driver.capturing(true);
     let got = run_here(&ours, &[1, 8, 8, 7], &inputs);
     driver.capturing(false);
+    assert_eq!(
+        memory(),
+        [allocated + 1, freed + 1],
+        "its workspace is its own: the graph runs later, beside other calls"
+    );
     assert!(relative(&got[0], &run_here(&cpu, &[1, 8, 8, 7], &inputs)[0]) < 2e-5);
     assert!(driver.count(Count::Launches) > launches && driver.count(Count::GraphLaunches) == graphs);
 }

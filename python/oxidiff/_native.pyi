@@ -1,10 +1,10 @@
 """The Rust core. Tensors cross the border by DLPack or by address; nothing here imports torch at run time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from torch import Tensor
+from torch import Tensor, dtype
 from typing_extensions import Self
 
 __all__ = [
@@ -21,7 +21,9 @@ __all__ = [
     "cache_dir",
     "ceilings",
     "compile",
+    "cuda_emulate",
     "cuda_findings",
+    "cuda_open",
     "decode_artifact",
     "derived_bytes",
     "devices",
@@ -118,11 +120,28 @@ def compile(
     memory: str = "balanced",
     memory_budget: int | None = None,
     max_specializations: int = 16,
+    cuda_graphs: bool = True,
     backend: str | None = None,
-    device: str | None = None,
+    device: _Device | None = None,
+    profile: str | None = None,
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
-    With the name of one of `devices`, fusion is chosen for that one. The GIL is released."""
+    The GIL is released. With `device` its tensors are there, and so are those of its executables. With the
+    name of one of `devices` as `profile`, fusion is chosen for that one."""
+
+class _Device(Protocol):
+    """Where tensors are if not on the CPU; `oxidiff.device.Device` is one."""
+
+    @property
+    def backend(self) -> str:
+        """The backend's name for it, such as `"cuda:0"`."""
+    @property
+    def dlpack(self) -> tuple[int, int]:
+        """DLPack's kind and index of it."""
+    def stream(self) -> int:
+        """The handle of the stream that work is put on now."""
+    def empty(self, shape: tuple[int, ...], dtype: dtype) -> Tensor:
+        """A fresh tensor there."""
 
 def devices() -> list[tuple[str, float, float, float, int, float]]:
     """GPUs of which figures are published: name, operations a second in f32 and in 16 bits, bytes a second, bytes of memory,
@@ -154,7 +173,7 @@ class Executable:
         """Bytes of derived weights that are held while these sizes run."""
     def stats(self) -> dict[str, Any]:
         """`specializations`, `derived_bytes`, `arena_bytes` (of the largest live size), `arena_lower_bound_bytes`,
-        `pool_bytes` (workspace of the process), `peak_bytes`, `sizes`."""
+        `pool_bytes` (workspace of the process), `peak_bytes`, `graph_bytes`, `sizes`."""
     def unload(self) -> None:
         """Drops specializations, derived weights and the arena."""
 
@@ -288,6 +307,14 @@ def cuda_findings(torch: str) -> list[tuple[str, bool, str]]:
 
     `torch` is the folder of the `torch` package; the first call of a process decides where libraries are looked for.
     """
+
+def cuda_open(index: int, torch: str) -> str:
+    """Makes GPU `index` ready, with memory from torch's allocator, and says what it is; raises `NativeError` with the reason
+    where it cannot be used. `torch` is as for `cuda_findings`."""
+
+def cuda_emulate(driver: str, compile: Callable[[str, int], bytes]) -> None:
+    """For tests without a GPU: device 0 is what the stand-in `driver` says, `compile` makes of kernel text and compute
+    capability what it loads, memory is the CPU's."""
 
 def knobs() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every environment variable that is read."""

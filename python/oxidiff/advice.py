@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,18 @@ from . import _native
 if TYPE_CHECKING:
     from .capture.lowering import LoweredGraph
 
-__all__ = ["DEVICES", "Device", "Placement", "compiled_for", "device_of", "fast_bytes", "place", "sentences", "this_device"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "Placement",
+    "compiled_for",
+    "device_of",
+    "fast_bytes",
+    "gpu_called",
+    "place",
+    "sentences",
+    "this_device",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +86,12 @@ def device_of(name: str | None) -> Device:
     if found is None:
         raise ValueError(f"no profile of a device {name!r}; there are {', '.join(d.name for d in DEVICES.values())}")
     return found
+
+
+def gpu_called(name: str) -> Device | None:
+    """The profile of a GPU by what its driver calls it, such as ``"NVIDIA H100 80GB HBM3"``; ``None`` if there is none."""
+    words = re.split(r"[^a-z0-9]+", name.lower().replace("rtx ", "rtx"))
+    return next((device for key, device in DEVICES.items() if key in words), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +176,8 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         )
     if here.bandwidth > 0.5 and device.launch_s:
         out.append(
-            "More than half of it waits for memory: what helps is fewer bytes (16 bits, fused ops), not faster products."
+            "More than half of it waits for memory: what helps is fewer bytes "
+            f"({'larger batches' if is_half else '16 bits, larger batches'}, fused ops), not faster products."
         )
     if here.launches > 0.2:
         out.append("A fifth of it or more is launches: larger sizes or batches cost less than they seem to.")
@@ -183,14 +202,14 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
 
 def compiled_for(lowered: LoweredGraph, device: Device, precision: str) -> tuple[_native.Program, list[str]]:
     """A program as it would be compiled for one of :data:`DEVICES`, and what is different about it."""
-    program, _ = _native.compile(lowered.builder, precision=precision, device=device.name)
+    program, _ = _native.compile(lowered.builder, precision=precision, profile=device.name)
     here, _ = _native.compile(lowered.builder, precision=precision)
     there, count = (sum(p.explain()["steps"].values()) for p in (program, here))
     if there >= count:
         return program, []
     return program, [
-        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than here: what these compute is computed "
-        "again where it is used, which takes less than a launch and the bytes between."
+        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than here: what these compute is "
+        "computed again where it is used, which takes less than a launch and the bytes between."
     ]
 
 

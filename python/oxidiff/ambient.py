@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
+from .device import device_of
+from .errors import UnsupportedError
+
 __all__ = ["ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle"]
 
 _C = torch._C
@@ -27,7 +30,9 @@ def ambient_mode() -> tuple[Any, ...] | str:
         return "a torch.func transform is active"
     if _C._get_tracing_state() is not None:
         return "torch.jit is tracing"
-    return torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    # On a GPU that is an obstacle; on the CPU it changes nothing.
+    is_cast = torch.is_autocast_enabled("cuda")
+    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), is_cast
 
 
 def _mode_of_stacks() -> tuple[Any, ...] | str:
@@ -39,7 +44,8 @@ def _mode_of_stacks() -> tuple[Any, ...] | str:
             return f"a torch function mode is active ({type(mode).__name__})"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on; convert the module to the lower precision instead"
-    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), "cpu"
+    is_cast = torch.is_autocast_enabled("cuda")
+    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), is_cast, "cpu"
 
 
 _SUPPORTED = frozenset(
@@ -52,8 +58,12 @@ _SUPPORTED = frozenset(
 
 def tensor_obstacle(tensor: Tensor) -> str | None:
     """Why no program takes this argument."""
-    if tensor.device.type != "cpu":
-        return f"there is no backend for tensors on {tensor.device} yet"
+    try:
+        device = device_of(tensor.device)
+    except UnsupportedError as error:
+        return str(error)
+    if device is not None and device.has_autocast():
+        return "autocast is on; convert the module to the lower precision instead"
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         return f"there is no kernel for arguments of {tensor.dtype}"
     if tensor.numel() == 0:

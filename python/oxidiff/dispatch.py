@@ -32,6 +32,7 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
 from .check import compare
+from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
 from .errors import (
     CaptureError,
@@ -51,6 +52,9 @@ from .watch import STRUCTURE, Structure, Watch
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 
+_COLD = (
+    "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
+)
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
 
@@ -234,6 +238,8 @@ class Dispatcher:
             if plain is not kwargs:
                 return self._call_scaled(args, kwargs, plain, scale)
         if self.effective.scale != 1.0:
+            if self._is_captured():
+                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             self._rescale(1.0)
         return self._call(args, kwargs)
 
@@ -248,6 +254,8 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
+            if is_captured(leaves):
+                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             epoch = self._idle_epoch()
             if epoch is None:
                 return self._run_meanwhile(args, kwargs)
@@ -262,6 +270,8 @@ class Dispatcher:
             except Exception as error:
                 return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
         if entry is None:
+            if is_captured(leaves):
+                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             return self._first_call(key, args, kwargs, leaves)
         if entry.is_split and not self.options.strict:
             return self._run_split(epoch, entry, args, kwargs)
@@ -276,6 +286,9 @@ class Dispatcher:
             plain: The same without the factor.
             scale: The factor.
         """
+        epoch = self._epoch
+        if epoch is not None and self._is_captured() and (scale != self.effective.scale or epoch.watch.poll()):
+            return self._fall_back(UnsupportedError(_COLD), args, kwargs)
         structure = self._current_epoch().structure
         if structure.has_other_adapters and scale != 1.0:
             reason = "a scale is passed for adapters that are not plain LoRA"
@@ -292,6 +305,12 @@ class Dispatcher:
                 return self._call(args, plain)
             finally:
                 del self._scaled[id(plain)]
+
+    def _is_captured(self) -> bool:
+        """Whether work on the module's device is only recorded now."""
+        epoch = self._epoch
+        device = None if epoch is None else epoch.engine.device
+        return device is not None and device.is_capturing()
 
     def _rescale(self, scale: float) -> None:
         with self._lock:
@@ -626,9 +645,8 @@ class Dispatcher:
 
     def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
-        wanted = None if device is None else torch.device(device)
-        if wanted is not None and wanted.type != "cpu":
-            raise UnsupportedError(f"there is no backend for {wanted} yet")
+        if device is not None:
+            device_of(torch.device(device))
         with self._lock, collection_paused():
             artifact = read_artifact(path)
             engine = self._current_epoch().engine

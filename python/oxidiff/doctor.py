@@ -13,6 +13,8 @@ from packaging.version import Version
 
 from . import _native, advice, testing
 from .capture import Capturer
+from .device import device_of
+from .errors import UnsupportedError
 
 __all__ = ["Finding", "advice_text", "examine", "text"]
 
@@ -36,8 +38,14 @@ def examine() -> Iterator[Finding]:
     target = ", ".join(f"{name} {value}" for name, value in _native.target().items())
     yield True, "cpu", f"{target}; torch uses {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        yield False, "cuda", f"{names}: found, but this version of oxidiff has no CUDA backend; modules there run eager"
+        for index in range(torch.cuda.device_count()):
+            try:
+                device = device_of(torch.device("cuda", index))
+            except UnsupportedError as error:
+                yield False, f"cuda:{index}", f"{torch.cuda.get_device_name(index)}: modules there run eager: {error}"
+            else:
+                assert device is not None, "only the CPU has none"
+                yield True, f"cuda:{index}", f"{device.name}: modules there are compiled (not tried on a GPU yet)"
     else:
         yield True, "cuda", "no device"
     if torch.version.cuda is not None:

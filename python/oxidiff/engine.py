@@ -23,6 +23,7 @@ from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
 from .capture.lowering import LoweredGraph
 from .capture.stages import Stage
+from .device import Device, device_of
 from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
 from .options import CompileOptions
@@ -201,6 +202,9 @@ class Engine:
         self.structure = structure
         self.variants: list[Variant] = []
         self._staged: list[Staged] = []
+        self.device: Device | None = None
+        """Where it runs; ``None`` for the CPU."""
+        self._at = torch.device("cpu")
         self.captures = 0
         self.tune_s = 0.0
         self.store = GraphStore(module, forward, options)
@@ -226,13 +230,14 @@ class Engine:
         tensors = [places.get(id(t), t) for t in call.tensors]
         numbers = [places.get(id(n)) for n in call.numbers]
         call = self._capturer.call(args, kwargs)
+        self._place(call.tensors)
         variant = self._variant(call)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
         with self._family.lock:
             known, has_news = len(variant.rows), False
             for part in variant.variants if isinstance(variant, Staged) else [variant]:
-                if point.keys() >= set(part.lowered.symbols):
+                if part.captured.device is None and point.keys() >= set(part.lowered.symbols):
                     sizes = part.lowered.sizes(point)
                     tuner = part.captured.tuner
                     self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__)
@@ -240,7 +245,22 @@ class Engine:
             # A file of the user's also has what the cache knew of it before.
             if has_news or (self.options.graph_file is not None and len(variant.rows) > known):
                 self.store.remember(self.whole())
-        return _Binding(variant, point, call, tensors, numbers, len(leaves)).ready()
+        return _Binding(variant, point, call, tensors, numbers, len(leaves), self._at).ready()
+
+    def _place(self, tensors: Sequence[Tensor]) -> None:
+        """Finds out where this runs: where the module is, else where the tensors of the call are.
+
+        Raises:
+            UnsupportedError: Nowhere, or the tensors are somewhere else.
+        """
+        devices = [tensor.device for tensor in (*self.structure.tensors[:1], *tensors)]
+        sized = [tensor.device for tensor in (*self.structure.tensors[:1], *tensors) if tensor.dim()]
+        self._at = (sized or devices or [torch.device("cpu")])[0]
+        self.device = device_of(self._at)
+        for tensor in tensors:
+            # As in eager, a tensor without dimensions may be on the CPU.
+            if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
+                raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
 
     def _variant(self, call: Call) -> Variant | Staged:
         with self._family.lock, collection_paused():
@@ -265,7 +285,7 @@ class Engine:
             return variant
 
     def _loaded(self, graph: CapturedGraph, lowered: LoweredGraph) -> Captured:
-        captured = Captured(graph, lowered, self.options)
+        captured = Captured(graph, lowered, self.options, self.device)
         captured.tuner.is_given = bool(self._held)
         captured.tuner.given = self.store.rows
         hash = captured.program.hash
@@ -275,7 +295,7 @@ class Engine:
     def _capture(self, call: Call) -> Variant | Staged:
         self.captures += 1
         try:
-            captured = Captured(*self._capturer.lowered(call, _native.GraphBuilder), self.options)
+            captured = Captured(*self._capturer.lowered(call, _native.GraphBuilder), self.options, self.device)
         except UnsupportedError:
             if self.options.strict:
                 raise
@@ -285,14 +305,14 @@ class Engine:
     def _stage(self, call: Call) -> Staged:
         """Compiles what the compiler knows of a call's graph."""
         graph, stages = self._capturer.staged(call, _native.GraphBuilder)
-        parts = [None if stage.part is None else Captured(*stage.part, self.options) for stage in stages]
+        parts = [None if stage.part is None else Captured(*stage.part, self.options, self.device) for stage in stages]
         return self._add_stages(graph, stages, parts, is_own=True)
 
     def _add_stages(
         self, graph: CapturedGraph, stages: Sequence[Stage], parts: Sequence[Captured | None], is_own: bool
     ) -> Staged:
         variants = [None if part is None else Variant(part, is_own and part.is_new) for part in parts]
-        staged = Staged(graph, stages, variants)
+        staged = Staged(graph, stages, variants, None if self.device is None else self._at)
         for variant in staged.variants:
             variant.bind(self._weights(variant))
         staged.bind(self._fetch)
@@ -355,12 +375,13 @@ class Engine:
             Error: A graph is malformed or does not compile. Nothing is loaded then.
         """
         start = time.perf_counter()
+        self._place(())
         loaded = []
         for stored in artifact.graphs:
             # Compiled to see that it can be: the program is found again when a call asks for it.
             graph, body = stored.decode()
             parts = [(graph, body)] if isinstance(body, LoweredGraph) else [s.part for s in body if s.part is not None]
-            loaded += [Captured(*part, self.options) for part in parts]
+            loaded += [Captured(*part, self.options, self.device) for part in parts]
         self._held = loaded
         self.store.add(artifact)
         self.store.load_s += time.perf_counter() - start
@@ -378,10 +399,9 @@ class Engine:
                 tensor = slot.fetch(self.module, structure.modules)
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise CaptureError(f"the module no longer holds {slot.name}: {error}", module=slot.module) from error
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                f"there is no backend for weights on {tensor.device} yet ({slot.name})", module=slot.module
-            )
+        if tensor.device != self._at:
+            reason = f"its weights are on several devices, {slot.name} on {tensor.device} and others on {self._at}"
+            raise UnsupportedError(reason, module=slot.module)
         return tensor
 
     def watched(self) -> list[Tensor]:
@@ -412,7 +432,14 @@ class Engine:
             CaptureError: The module does not hold a tensor that a graph needs.
         """
         since = _native.stamp()
-        changes = [variant.bind(self._weights(variant, suspects), suspects, since) for variant in self.variants]
+        device = self.device if self.structure.layers else None
+        if device is not None:
+            # Effective weights of LoRA layers are made on this stream and read on others, also while they are replaced.
+            device.synchronize()
+        weights = [self._weights(variant, suspects) for variant in self.variants]
+        if device is not None:
+            device.synchronize()
+        changes = [v.bind(tensors, suspects, since) for v, tensors in zip(self.variants, weights, strict=True)]
         for staged in self._staged:
             staged.bind(self._fetch)
         self._effective.keep(self.structure.layers)
@@ -453,6 +480,7 @@ class _Binding:
         tensors: For each tensor of the call, the index of its leaf, or the tensor where it is a default.
         numbers: For each number of the call, the index of its leaf, ``None`` where it is a default.
         count: The number of leaves.
+        device: Where the program runs.
     """
 
     def __init__(
@@ -463,12 +491,16 @@ class _Binding:
         tensors: Sequence[int | Tensor],
         numbers: Sequence[int | None],
         count: int,
+        device: torch.device,
     ) -> None:
         self.variant = variant
+        self.device = device
         self.point = point
         self.defaults: list[Leaf] = []
         self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
         self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
+        self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
+        """Places of tensors that are on the CPU and are to be on the device."""
         first = len(call.sizes) - len(call.numbers)
         # A symbol that is a Python number changes from call to call.
         self.live = {
@@ -482,6 +514,9 @@ class _Binding:
         self.defaults.append(value)
         return count + len(self.defaults) - 1
 
+    def _moved(self, at: int, leaf: Any) -> Any:
+        return leaf.to(self.device) if at in self.foreign else leaf
+
     def ready(self) -> Ready:
         """The function that runs a call."""
         return self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
@@ -494,7 +529,8 @@ class _Binding:
             leaves = leaves + defaults
             point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
             numbers = {i: cast(Number, leaves[at]) for i, at in enumerate(self.numbers)}
-            tensors = staged.run([cast(Tensor, leaves[at]) for at in self.tensors], numbers, point, steps)
+            given = [self._moved(at, cast(Tensor, leaves[at])) for at in self.tensors]
+            tensors = staged.run(given, numbers, point, steps)
             return build(tensors, leaves)
 
         def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
@@ -518,13 +554,13 @@ class _Binding:
         executable = variant.executable
         execute = executable.run
         orders = [s.order for s in lowered.arguments]
-        is_row_major = not any(orders)
+        is_plain = not any(orders) and self.foreign.isdisjoint(places)
 
         def arguments_of(leaves: list[Leaf]) -> list[Any]:
-            if is_row_major:
+            if is_plain:
                 return [leaves[i] for i in places]
-            picked = zip(places, orders, strict=True)
-            return [leaves[i] if order is None else cast(Tensor, leaves[i]).permute(order) for i, order in picked]
+            picked = [(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
+            return [leaf if order is None else cast(Tensor, leaf).permute(order) for leaf, order in picked]
 
         def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
             sizes = fixed.copy()

@@ -17,6 +17,7 @@ from typing import Any, cast
 from . import _native
 from .capture import CapturedGraph
 from .capture.lowering import LoweredGraph
+from .device import Device
 from .options import CompileOptions
 from .tune import Tuner
 from .watch import Structure
@@ -30,20 +31,26 @@ class Captured:
     Attributes:
         graph: The graph.
         lowered: The same for the compiler, and how to call what it is compiled to.
+        device: Where it runs; ``None`` for the CPU.
         program: The compiled program.
         tuner: Makes the choices that the program leaves open.
         is_new: Whether the program was compiled for it, and not found among the live ones of the process.
     """
 
-    def __init__(self, graph: CapturedGraph, lowered: LoweredGraph, options: CompileOptions) -> None:
+    def __init__(
+        self, graph: CapturedGraph, lowered: LoweredGraph, options: CompileOptions, device: Device | None
+    ) -> None:
         self.graph = graph
         self.lowered = lowered
+        self.device = device
         self.program, self.is_new = _native.compile(
             self.lowered.builder,
             precision=options.precision,
             memory=options.memory,
             memory_budget=cast("int | None", options.memory_budget),
             max_specializations=options.max_specializations,
+            cuda_graphs=options.cuda_graphs,
+            device=device,
         )
         self.tuner = Tuner(options)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import _native
-from .advice import Device, compiled_for, device_of, fast_bytes, sentences
+from .advice import Device, compiled_for, device_of, fast_bytes, gpu_called, sentences, this_device
 from .dispatch import Dispatcher
 from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
@@ -190,7 +190,8 @@ class Profile:
     steps: list[dict[str, Any]]
     """One per step: ``step``, ``kernel``, ``module``, ``dtype``, ``seconds``, ``flops``, ``bytes``."""
     ceilings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the machine does at most, measured once per process in about 50 ms: operations and bytes per second."""
+    """What the machine does at most, measured once per process in about 50 ms: operations and bytes per second. Empty for
+    a module on a GPU."""
 
     @property
     def seconds(self) -> float:
@@ -292,7 +293,7 @@ def report_of(dispatcher: Dispatcher) -> Report:
         derived_bytes=total("derived_bytes") + sum(member.effective.bytes for member in parts),
         arena_bytes=largest("arena_bytes"),
         arena_lower_bound_bytes=largest("arena_lower_bound_bytes"),
-        graph_bytes=0,
+        graph_bytes=total("graph_bytes"),
         peak_bytes=largest("peak_bytes") + sum(member.effective.peak_bytes for member in parts),
         pool_bytes=largest("pool_bytes"),
         sizes=[row for s in stats for row in s.get("sizes", [])],
@@ -304,14 +305,14 @@ def report_of(dispatcher: Dispatcher) -> Report:
 
 def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation:
     """What was compiled for one module; see :func:`oxidiff.explain`."""
-    target = device_of(device)
+    target = None if device is None else device_of(device)
     advice: list[str] = []
     variants = []
     for path, member in dispatcher.family():
         engines = member.engines()
         for variant in engines[-1].variants if engines else []:
             variants.append({"module": path or member.name, **variant.explain()})
-            advice += _advice(variant, target, device is None)
+            advice += _advice(variant, target)
         for i, piece in enumerate(member.pieces()):
             held = piece.engines()
             for variant in held[-1].variants if held else []:
@@ -319,8 +320,13 @@ def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation
     return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), advice)
 
 
-def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
-    """Advice for the size that ran last, or that the variant was captured at."""
+def _advice(variant: Variant, asked: Device | None) -> list[str]:
+    """Advice for the size that ran last, or that the variant was captured at; for the device asked about, else its own."""
+    own = variant.captured.device
+    device = asked or (this_device() if own is None else gpu_called(own.name))
+    if device is None:
+        return []
+    is_here = asked is None and own is None
     rows = [row for row in variant.stats().get("sizes", []) if row["ms"] > 0]
     point = variant.graph.plan.symbols
     names = variant.lowered.symbols
@@ -338,6 +344,7 @@ def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
         ],
         "fast_bytes": fast_bytes(variant.lowered, dims, precision) if is_here else None,
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
+        # On a GPU the time of a call is the host's alone.
         "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
     }
     if is_here:
@@ -348,7 +355,9 @@ def _advice(variant: Variant, device: Device, is_here: bool) -> list[str]:
 
 def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:
     """One timed run; see :func:`oxidiff.profile`."""
-    return Profile(dispatcher.name, dispatcher.profile(args, kwargs), _native.ceilings())
+    steps = dispatcher.profile(args, kwargs)
+    is_here = all(e.device is None for e in dispatcher.engines())
+    return Profile(dispatcher.name, steps, _native.ceilings() if is_here else {})
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

@@ -34,8 +34,15 @@ class Staged:
         stages: Its stages, each with its variant, ``None`` where only eager ops are left.
     """
 
-    def __init__(self, graph: CapturedGraph, stages: Sequence[Stage], variants: Sequence[Variant | None]) -> None:
+    def __init__(
+        self,
+        graph: CapturedGraph,
+        stages: Sequence[Stage],
+        variants: Sequence[Variant | None],
+        device: torch.device | None = None,
+    ) -> None:
         self.graph = graph
+        self._device = device
         self.stages = list(zip(stages, variants, strict=True))
         read = {v for stage in stages for op in stage.eager for v in operands(op.node)}
         self._sources = {v: graph.nodes[graph.values[v].node] for v in read}
@@ -113,7 +120,7 @@ class Staged:
                     steps += variant.executable.profile(given, sizes)
             for op in stage.eager:
                 started = time.perf_counter()
-                op.run(values, point)
+                op.run(values, point, self._device)
                 if steps is not None:
                     seconds = time.perf_counter() - started
                     row = {"step": str(op.node.op), "kernel": "eager", "module": op.node.path, "seconds": seconds}
@@ -129,4 +136,5 @@ class Staged:
             return self.graph.externs[index]
         meta = self.graph.values[value]
         elements = [number_at(e, point) if isinstance(e, Dim) else e for e in node.args]
-        return torch.tensor(elements, dtype=meta.dtype).reshape([int(size) for size in meta.shape])  # type: ignore[arg-type]
+        made = torch.tensor(elements, dtype=meta.dtype, device=self._device)
+        return made.reshape([int(size) for size in meta.shape])  # type: ignore[arg-type]

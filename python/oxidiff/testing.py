@@ -474,14 +474,28 @@ def build(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     overrides: Config | None = None,
+    device: torch.device | None = None,
 ) -> nn.Module:
     """The model called `name` with random weights, in inference mode (`eval`, no gradients) and `dtype`.
 
     `overrides` changes constructor arguments. Weights depend on `seed` and on the parameters' names and shapes alone:
-    two builds are equal, and builds in two dtypes differ by rounding only.
+    two builds are equal, and builds in two dtypes differ by rounding only. With `device` they are made there, in `dtype`
+    from the start: as large models are built fastest, with other numbers.
     """
     entry = ZOO[name]
-    module = _construct(entry.type_path, {**entry.full_config(tiny), **(overrides or {})})
+    config = {**entry.full_config(tiny), **(overrides or {})}
+    if device is not None:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                module = _construct(entry.type_path, config)
+        finally:
+            torch.set_default_dtype(before)
+        module = nn.Module.to(module.eval().requires_grad_(False), dtype)
+        fill_weights(module, seed)
+        return module
+    module = _construct(entry.type_path, config)
     fill_weights(module, seed)
     # diffusers' own `to` warns about modules kept in f32 when a checkpoint is loaded; there is no checkpoint here.
     return nn.Module.to(module.eval().requires_grad_(False), dtype)
@@ -544,7 +558,8 @@ def fill_weights(module: nn.Module, seed: int = 0) -> None:
     one, biases near zero, embeddings of unit variance. T5's queries are divided by `sqrt(d_kv)`, the factor that T5
     leaves out of its attention.
     """
-    generator = torch.Generator().manual_seed(seed)
+    devices = (p.device for p in module.parameters() if p.is_cuda)
+    generator = torch.Generator(next(devices, torch.device("cpu"))).manual_seed(seed)
     for owner_name, owner in module.named_modules():
         is_norm = type(owner).__name__.endswith(_NORMS)
         for name, parameter in owner.named_parameters(recurse=False):

@@ -125,6 +125,11 @@ impl Form {
     pub fn bytes(&self) -> usize {
         self.block.bytes()
     }
+
+    /// Its memory.
+    pub(super) fn block(&self) -> &Block {
+        &self.block
+    }
 }
 
 impl Drop for Form {

@@ -60,6 +60,25 @@ pub trait Loaded: Send + Sync {
     fn memory(&self) -> Option<Arc<dyn Memory>> {
         None
     }
+
+    /// Whether work on a stream is recorded now, into a graph of the caller's, and done later.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] where the device does not say.
+    fn is_recorded(&self, _stream: usize) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// A number in the device's memory, from where the stream has come so far.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Backend`] where the device refuses.
+    fn number(&self, word: [u8; 8], _stream: usize) -> Result<Block> {
+        let block = SystemMemory.allocate(word.len(), "a number")?;
+        // SAFETY: a fresh block of this size, aligned to 64.
+        unsafe { block.ptr().cast::<[u8; 8]>().write(word) };
+        Ok(block)
+    }
 }
 
 /// A plan for concrete sizes. Any number of threads may run one, each with an arena of its own.
@@ -90,6 +109,11 @@ pub trait Specialized: Send + Sync {
     /// The convolutions whose forms are chosen by measurements where there are any: one for each step.
     fn choices(&self) -> Vec<Observed> {
         Vec::new()
+    }
+
+    /// Device memory of what its runs are replayed from.
+    fn graph_bytes(&self) -> usize {
+        0
     }
 
     /// Host memory of the specialization itself.
@@ -146,6 +170,8 @@ pub struct Run<'a> {
     pub arena: *mut u8,
     /// Handle of the stream that the work goes to, on devices that have streams; 0 is the default one.
     pub stream: usize,
+    /// Whether the work is recorded there, and done later, any number of times.
+    pub is_recorded: bool,
     /// Receives one entry per step, if wanted.
     pub profile: Option<&'a mut Vec<StepTime>>,
 }

@@ -64,11 +64,20 @@ pub trait Memory: Send + Sync {
     /// # Errors
     /// [`Error::OutOfMemory`] naming `what` they were for.
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block>;
+
+    /// Whether it may be asked while the calling thread's stream is being captured; what it gives then is the graph's own.
+    fn serves_captures(&self) -> bool {
+        false
+    }
 }
 
 impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
         (**self).allocate(bytes, what)
+    }
+
+    fn serves_captures(&self) -> bool {
+        (**self).serves_captures()
     }
 }
 
@@ -76,7 +85,7 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
 pub struct Block {
     ptr: *mut u8,
     bytes: usize,
-    _owner: Box<dyn Any + Send + Sync>,
+    owner: Box<dyn Any + Send + Sync>,
 }
 
 // SAFETY: plain memory owned by the value; who writes it vouches for being alone.
@@ -91,7 +100,7 @@ impl Block {
     /// `ptr` must be aligned to 64 and valid for reads and writes of `bytes` bytes until `owner` is dropped, and nobody
     /// else may use it.
     pub unsafe fn new(ptr: *mut u8, bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { ptr, bytes, _owner: owner }
+        Self { ptr, bytes, owner }
     }
 
     /// Its address.
@@ -102,6 +111,11 @@ impl Block {
     /// Its size.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// What keeps it alive.
+    pub fn owner(&self) -> &dyn Any {
+        &*self.owner
     }
 }
 

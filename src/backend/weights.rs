@@ -232,6 +232,8 @@ pub struct WeightSet {
     _graph: Arc<Graph>,
     /// Slots of identity [`Identity::Unknown`], and the checksum of their contents.
     unknown: Vec<usize>,
+    /// Whether contents can be looked at: not in another device's memory.
+    is_readable: bool,
     unknown_sum: Mutex<Option<u64>>,
     /// Bytes of derived forms, and the event after which they were counted.
     counted: Mutex<(usize, usize)>,
@@ -277,10 +279,8 @@ impl WeightSet {
             }
             Source::of(weight, if known.suspects.contains(&slot) { known.since } else { 0 }, is_readable)
         };
-        // Another device's memory cannot be looked at from here: there, changes show by counters or are told.
-        let identities: Vec<Identity> = weights.iter().map(|w| w.identity).collect();
-        let unknown =
-            (0..identities.len()).filter(|&slot| is_readable && identities[slot] == Identity::Unknown).collect();
+        let is_unknown = |(slot, weight): (usize, &Weight)| (weight.identity == Identity::Unknown).then_some(slot);
+        let unknown = weights.iter().enumerate().filter_map(is_unknown).collect();
         let sources: Vec<Arc<Source>> = weights.into_iter().enumerate().map(bind).collect();
         Self::of(plan, sources, unknown)
     }
@@ -300,6 +300,7 @@ impl WeightSet {
             _graph: plan.graph.clone(),
             sources,
             unknown,
+            is_readable: plan.target.kind == DeviceKind::Cpu,
             unknown_sum: Mutex::default(),
             counted: Mutex::new((usize::MAX, 0)),
         })
@@ -357,9 +358,15 @@ impl WeightSet {
         if held <= bytes { 0 } else { derived::evict(self.stores(), held - bytes) }
     }
 
-    /// Lets go of the forms of weights whose changes nobody counts, if they changed since the last run.
+    /// Lets go of the forms of weights whose changes nobody counts, if they changed since the last run; where they cannot be
+    /// looked at, in any case.
     pub fn recheck(&self) {
         if self.unknown.is_empty() {
+            return;
+        }
+        if !self.is_readable {
+            self.unknown.iter().for_each(|&slot| self.sources[slot].forms.clear());
+            self.shared.clear();
             return;
         }
         const CHUNK: usize = 1 << 20;

@@ -185,6 +185,8 @@ pub struct PlanOptions {
     pub exact: bool,
     /// Most bytes of workspace and derived weights.
     pub memory_budget: Option<usize>,
+    /// Runs launch kernel by kernel, where the device could replay them as a graph.
+    pub plain_launches: bool,
 }
 
 /// Steps and places: a compiled graph, without weights and without sizes.

@@ -1,12 +1,74 @@
 //! What of CUDA Python asks for: where the libraries are, and what was found.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use dlpack_rs::ffi::{DLDevice, K_DL_CUDA};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
+use super::device::CPU;
 use super::errors::guarded;
+use super::memory::TorchMemory;
+use super::tensor::Exchange;
+use crate::Error;
+use crate::backend::cuda::cubins::{Compiler, Cubins};
+use crate::backend::cuda::driver::DriverMemory;
 use crate::backend::cuda::library::Search;
-use crate::backend::cuda::{device, found, set_search};
+use crate::backend::cuda::{Cuda, device, found, set_search};
+use crate::backend::{Backend, Memory};
+
+/// Makes device `index` ready, with memory from torch's allocator, and says what it is; raises with the reason where it
+/// cannot be used. `torch` is as for [`cuda_findings`].
+#[pyfunction]
+pub(super) fn cuda_open(py: Python<'_>, index: u32, torch: PathBuf) -> PyResult<String> {
+    let memory = memory_of(py, DLDevice { device_type: K_DL_CUDA, device_id: index.cast_signed() })?;
+    py.detach(|| {
+        guarded("making a GPU ready", || {
+            set_search(Search::beside_torch(&torch));
+            let cuda = Cuda::shared_over(index, memory)?;
+            Ok(format!("{} ({})", cuda.device().name(), cuda.target()))
+        })
+    })
+}
+
+/// torch's allocator for a device; none where torch is too old to lend it.
+fn memory_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Memory>>> {
+    Ok(match Exchange::get(py)? {
+        Exchange::C(table) => Some(Arc::new(TorchMemory { table, device })),
+        Exchange::Attributes => None,
+    })
+}
+
+/// A compiler written in Python: takes text and compute capability, gives what the driver loads.
+struct PythonCompiler(Py<PyAny>);
+
+impl Compiler for PythonCompiler {
+    fn identity(&self) -> String {
+        "python".to_owned()
+    }
+
+    fn compile(&self, source: &str, arch: u32) -> crate::Result<Vec<u8>> {
+        Python::attach(|py| {
+            let image = self.0.call1(py, (source, arch))?;
+            Ok(image.bind(py).cast::<PyBytes>()?.as_bytes().to_vec())
+        })
+        .map_err(|e: PyErr| Error::invalid(format!("the compiler: {e}")))
+    }
+}
+
+/// For tests without a GPU: device 0 is what the stand-in `driver` says, `compile` makes its kernels, memory is the CPU's.
+#[pyfunction]
+pub(super) fn cuda_emulate(py: Python<'_>, driver: PathBuf, compile: Py<PyAny>) -> PyResult<()> {
+    let memory = memory_of(py, CPU)?;
+    guarded("making a stand-in ready", || {
+        set_search(Search { packages: Vec::new(), driver: Some(driver) });
+        let device = device(0)?;
+        let memory = memory.unwrap_or_else(|| Arc::new(DriverMemory(device.clone())));
+        Cuda::new(device, Arc::new(PythonCompiler(compile)), Cubins::default(), memory).share();
+        Ok(())
+    })
+}
 
 /// What was found of each NVIDIA library beside the `torch` package in folder `torch`, and of the device: subject, whether
 /// it is there, and what or why not. The first call of a process decides where libraries are looked for.

@@ -7,12 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::builder::GraphBuilder;
+use super::device::Place;
 use super::errors::{guarded, to_python};
 use super::layout::{TensorLayout, TensorState};
 use super::tensor::{Exchange, Tensor};
 use crate::backend::{Identity, StepTime, Weight};
 use crate::compiler::{self, Options};
-use crate::ir::DType;
+use crate::ir::{DType, Input};
 use crate::kernel_ir::GroupKind;
 use crate::plan::MemoryMode;
 use crate::runtime;
@@ -23,6 +24,7 @@ use crate::{Error, backend};
 #[pyclass(module = "oxidiff._native", frozen)]
 pub struct Program {
     program: Arc<runtime::Program>,
+    place: Arc<Place>,
 }
 
 impl Program {
@@ -148,9 +150,10 @@ pub fn devices() -> Vec<(&'static str, f64, f64, f64, u64, f64)> {
 /// Compiles the builder's graph, or finds the live program; see the stub file.
 #[pyfunction]
 #[pyo3(signature = (
-    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, backend=None, device=None
+    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, cuda_graphs=true, backend=None,
+    device=None, profile=None
 ))]
-#[allow(clippy::too_many_arguments, reason = "keywords of a Python function")]
+#[allow(clippy::too_many_arguments, reason = "keywords of Python")]
 pub fn compile(
     py: Python<'_>,
     builder: &Bound<'_, GraphBuilder>,
@@ -158,8 +161,10 @@ pub fn compile(
     memory: &str,
     memory_budget: Option<usize>,
     max_specializations: usize,
+    cuda_graphs: bool,
     backend: Option<String>,
-    device: Option<&str>,
+    device: Option<Bound<'_, PyAny>>,
+    profile: Option<&str>,
 ) -> PyResult<(Program, bool)> {
     let graph = builder.borrow().graph().clone();
     let memory = MemoryMode::from_name(memory)
@@ -167,26 +172,32 @@ pub fn compile(
     let precision = compiler::precision_from_name(precision).map_err(|e| to_python(&e))?;
     let named =
         |name: &str| Profile::named(name).ok_or_else(|| to_python(&Error::invalid(format!("no device `{name}`"))));
-    let profile = device.map(named).transpose()?.copied();
-    let options = Options { precision, memory, memory_budget, max_specializations, profile, backend };
+    let profile = profile.map(named).transpose()?.copied();
+    let backend = match &device {
+        Some(device) => Some(device.getattr("backend")?.extract()?),
+        None => backend,
+    };
+    let place = Arc::new(Place::new(device)?);
+    let options = Options { precision, memory, memory_budget, max_specializations, cuda_graphs, profile, backend };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;
-    Ok((Program { program }, is_new))
+    Ok((Program { program, place }, is_new))
 }
 
 /// A program with a weight set.
 #[pyclass(module = "oxidiff._native", frozen)]
 pub struct Executable {
     executable: Arc<runtime::Executable>,
+    place: Arc<Place>,
 }
 
 /// The tensors as weights, with what shows their changes.
-fn weights_of(tensors: &[Bound<'_, PyAny>]) -> PyResult<Vec<Weight>> {
+fn weights_of(tensors: &[Bound<'_, PyAny>], place: &Place) -> PyResult<Vec<Weight>> {
     let Some(first) = tensors.first() else { return Ok(Vec::new()) };
     let py = first.py();
     let (exchange, layout) = (Exchange::get(py)?, TensorLayout::get(py));
     let is_inference = intern!(py, "is_inference");
     let weight = |object: &Bound<'_, PyAny>| {
-        let tensor = exchange.borrow(object)?;
+        let tensor = exchange.borrow(object, place.dl)?;
         let identity = match layout {
             // SAFETY: `borrow` proved that this is a tensor with a storage; it is live and the GIL is held.
             Some(layout) => match unsafe { layout.read(object.as_ptr().cast()) } {
@@ -220,19 +231,27 @@ impl Executable {
             let what = format!("the program takes {} arguments and got {}", declared.len(), inputs.len());
             return Err(to_python(&Error::invalid(what)));
         }
-        let inputs: Vec<Tensor> =
-            inputs.iter().zip(declared).map(|(i, d)| exchange.argument(i, d.ty.dtype)).collect::<PyResult<_>>()?;
+        let place = &*self.place;
+        let stream = place.stream(py)?;
+        let mut put = |word| match place.is_device() {
+            true => self.executable.program().number(word, stream).map(Some).map_err(|e| to_python(&e)),
+            false => Ok(None),
+        };
+        let tensor =
+            |(value, slot): (&Bound<'py, PyAny>, &Input)| exchange.argument(value, slot.ty.dtype, place.dl, &mut put);
+        let inputs: Vec<Tensor> = inputs.iter().zip(declared).map(tensor).collect::<PyResult<_>>()?;
         let types = self.executable.output_types(sizes).map_err(|e| to_python(&e))?;
         let outputs: Vec<(Bound<'py, PyAny>, Tensor)> =
-            types.iter().map(|(dtype, shape)| exchange.allocate(py, *dtype, shape)).collect::<PyResult<_>>()?;
+            types.iter().map(|(dtype, shape)| place.allocate(py, &exchange, *dtype, shape)).collect::<PyResult<_>>()?;
         let input_views: Vec<backend::Tensor> = inputs.iter().map(Tensor::describe).collect();
         let output_views: Vec<backend::Tensor> = outputs.iter().map(|(_, t)| t.describe()).collect();
         let executable = &self.executable;
         py.detach(|| {
             guarded("running", || {
-                // SAFETY: `inputs` and `outputs` hold handles on their memory until this function returns; outputs are
-                // fresh, dense and known to nobody else.
-                unsafe { executable.run(&input_views, &output_views, sizes, profile) }
+                // SAFETY: `inputs` and `outputs` hold handles on their memory until this function returns, and torch gives it to
+                // nobody before `stream`, its current one in this thread, has done what was put there; outputs are fresh,
+                // dense and known to nobody else.
+                unsafe { executable.run_on(stream, &input_views, &output_views, sizes, profile) }
             })
         })?;
         Ok(outputs.into_iter().map(|(object, _)| object).collect())
@@ -243,10 +262,10 @@ impl Executable {
 impl Executable {
     #[new]
     fn new(program: &Program, weights: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let weights = weights_of(&weights)?;
-        let program = program.program.clone();
-        let executable = guarded("binding weights", || runtime::Executable::new(program, weights))?;
-        Ok(Self { executable: Arc::new(executable) })
+        let (inner, place) = (program.program.clone(), program.place.clone());
+        let weights = weights_of(&weights, &place)?;
+        let executable = guarded("binding weights", || runtime::Executable::new(inner, weights))?;
+        Ok(Self { executable: Arc::new(executable), place })
     }
 
     fn set_weights(
@@ -256,7 +275,7 @@ impl Executable {
         suspects: Vec<usize>,
         since: u64,
     ) -> PyResult<()> {
-        let weights = weights_of(&weights)?;
+        let weights = weights_of(&weights, &self.place)?;
         guarded("binding weights", || self.executable.set_weights(weights, &changed, &suspects, since))
     }
 
@@ -303,6 +322,7 @@ impl Executable {
             entry.set_item("derived_bytes", row.derived_bytes)?;
             entry.set_item("ms", row.last_run.as_secs_f64() * 1e3)?;
             entry.set_item("specialize_ms", row.specialize.as_secs_f64() * 1e3)?;
+            entry.set_item("graph_bytes", row.graph_bytes)?;
             sizes.append(entry)?;
         }
         let out = PyDict::new(py);
@@ -313,6 +333,7 @@ impl Executable {
         out.set_item("arena_lower_bound_bytes", stats.arena_lower_bound_bytes)?;
         out.set_item("pool_bytes", stats.pool_bytes)?;
         out.set_item("peak_bytes", stats.peak_bytes)?;
+        out.set_item("graph_bytes", stats.graph_bytes)?;
         out.set_item("sizes", sizes)?;
         Ok(out)
     }

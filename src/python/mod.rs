@@ -1,7 +1,7 @@
 //! The Python extension `oxidiff._native`: the only place that names pyo3.
 //!
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
-//! tensors across by DLPack, [`store`] reads and writes what outlives the process, [`tune`] times what a program leaves open, [`watch`] notices changes of a module,
+//! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process, [`tune`] times what a program leaves open, [`watch`] notices changes of a module,
 //! [`kernels`] measures single kernels, [`errors`] turns Rust errors into one Python exception
 //! with a kind. The GIL is released while compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name
 //! for Python.
@@ -10,6 +10,7 @@
 
 mod builder;
 mod cuda;
+mod device;
 mod errors;
 mod executable;
 mod kernels;
@@ -38,6 +39,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(executable::stamp, m)?)?;
     m.add_function(wrap_pyfunction!(executable::derived_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_findings, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_open, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_emulate, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;
     store::register(m)?;
     tune::register(m)?;

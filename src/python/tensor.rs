@@ -13,9 +13,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt};
 
+use super::device::CPU;
 use super::errors::to_python;
 use super::memory::TorchMemory;
 use crate::Result;
+use crate::backend::Block;
 use crate::ir::{DType, interp};
 
 /// dtype codes of DLPack: (code, bits).
@@ -41,11 +43,13 @@ enum Owner {
     Managed(NonNull<DLManagedTensorVersioned>),
     /// The Python object (older torch).
     Object(#[allow(dead_code, reason = "held for its reference")] Py<PyAny>),
+    /// A Python number on a device.
+    Block(#[allow(dead_code, reason = "held for its memory")] Block),
     /// A Python number, kept in place.
     Number(#[allow(dead_code, reason = "`data` points into the box")] Box<[u8; 8]>),
 }
 
-/// A CPU tensor whose memory stays alive as long as this value.
+/// A tensor whose memory stays alive as long as this value.
 pub struct Tensor {
     /// First element.
     pub data: *mut u8,
@@ -115,7 +119,7 @@ impl Exchange {
         let find = || {
             let found = Self::find(py)?;
             if let Self::C(table) = found {
-                crate::runtime::set_memory(Box::new(TorchMemory(table)));
+                crate::runtime::set_memory(Box::new(TorchMemory { table, device: CPU }));
             }
             Ok(found)
         };
@@ -141,31 +145,43 @@ impl Exchange {
     }
 
     /// A tensor argument, or a Python number as a 0-d tensor of the type `number` that its slot declares.
-    pub fn argument(&self, value: &Bound<'_, PyAny>, number: DType) -> PyResult<Tensor> {
+    /// `put` moves a number to where the tensors are; by default it stays here.
+    pub fn argument(
+        &self,
+        value: &Bound<'_, PyAny>,
+        number: DType,
+        at: DLDevice,
+        put: &mut dyn FnMut([u8; 8]) -> PyResult<Option<Block>>,
+    ) -> PyResult<Tensor> {
         let is_number =
             value.is_instance_of::<PyFloat>() || value.is_instance_of::<PyInt>() || value.is_instance_of::<PyBool>();
         if !is_number {
-            return self.borrow(value);
+            return self.borrow(value, at);
         }
-        let mut bytes = Box::new([0u8; 8]);
-        match number {
-            DType::F64 => *bytes = value.extract::<f64>()?.to_le_bytes(),
-            DType::I64 => *bytes = value.extract::<i64>()?.to_le_bytes(),
+        let word = match number {
+            DType::F64 => value.extract::<f64>()?.to_le_bytes(),
+            DType::I64 => value.extract::<i64>()?.to_le_bytes(),
             other => return Err(PyTypeError::new_err(format!("a Python number where a {other} tensor is expected"))),
-        }
-        let data = bytes.as_mut_ptr();
-        Ok(Tensor { data, dtype: number, shape: Vec::new(), strides: Vec::new(), owner: Owner::Number(bytes) })
+        };
+        let (data, owner) = match put(word)? {
+            Some(block) => (block.ptr(), Owner::Block(block)),
+            None => {
+                let mut bytes = Box::new(word);
+                (bytes.as_mut_ptr(), Owner::Number(bytes))
+            }
+        };
+        Ok(Tensor { data, dtype: number, shape: Vec::new(), strides: Vec::new(), owner })
     }
 
-    /// The tensor behind a `torch.Tensor` on the CPU.
-    pub fn borrow(&self, value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    /// The tensor behind a `torch.Tensor`, which must lie on the device `at`.
+    pub fn borrow(&self, value: &Bound<'_, PyAny>, at: DLDevice) -> PyResult<Tensor> {
         match self {
-            Self::C(table) => Self::borrow_managed(table, value),
-            Self::Attributes => Self::borrow_attributes(value),
+            Self::C(table) => Self::borrow_managed(table, value, at),
+            Self::Attributes => Self::borrow_attributes(value, at),
         }
     }
 
-    fn borrow_managed(table: &DLPackExchangeAPI, value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    fn borrow_managed(table: &DLPackExchangeAPI, value: &Bound<'_, PyAny>, at: DLDevice) -> PyResult<Tensor> {
         let export = table.managed_tensor_from_py_object_no_sync.expect("checked in `find`");
         let mut handle = std::ptr::null_mut();
         // SAFETY: `value` is a live Python object; the function checks its type, and reports by return value.
@@ -178,14 +194,18 @@ impl Exchange {
         // SAFETY: a handle that was returned with status 0 is initialised and lives until its deleter runs.
         let tensor = unsafe { handle.as_ref().dl_tensor };
         // SAFETY: the description came from that handle, which `owner` keeps.
-        unsafe { Self::describe(&tensor, owner) }
+        unsafe { Self::describe(&tensor, owner, at) }
     }
 
     /// # Safety
     /// `tensor` must be a valid description whose arrays and data `owner` keeps alive.
-    unsafe fn describe(tensor: &DLTensor, owner: Owner) -> PyResult<Tensor> {
-        if tensor.device.device_type != K_DL_CPU {
-            return Err(PyTypeError::new_err("the tensor is not on the CPU"));
+    unsafe fn describe(tensor: &DLTensor, owner: Owner, at: DLDevice) -> PyResult<Tensor> {
+        let lies = tensor.device;
+        if (lies.device_type, lies.device_id) != (at.device_type, at.device_id) {
+            return Err(PyTypeError::new_err(match at.device_type {
+                K_DL_CPU => "the tensor is not on the CPU".to_owned(),
+                _ => format!("the tensor is not on cuda:{}", at.device_id),
+            }));
         }
         let (code, bits, lanes) = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
         let dtype = dtype_of(code, bits, lanes).ok_or_else(|| {
@@ -204,10 +224,18 @@ impl Exchange {
         Ok(Tensor { data, dtype, shape, strides, owner })
     }
 
-    fn borrow_attributes(value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        let device: String = value.getattr("device")?.getattr("type")?.extract()?;
-        if device != "cpu" {
-            return Err(PyTypeError::new_err(format!("the tensor is on `{device}`, not on the CPU")));
+    fn borrow_attributes(value: &Bound<'_, PyAny>, at: DLDevice) -> PyResult<Tensor> {
+        let device = value.getattr("device")?;
+        let (kind, index): (String, Option<i32>) =
+            (device.getattr("type")?.extract()?, device.getattr("index")?.extract()?);
+        let wanted = if at.device_type == K_DL_CPU { ("cpu", 0) } else { ("cuda", at.device_id) };
+        if (kind.as_str(), index.unwrap_or(0)) != wanted {
+            return Err(PyTypeError::new_err(format!(
+                "the tensor is on {}, not on {}:{}",
+                device.str()?,
+                wanted.0,
+                wanted.1
+            )));
         }
         let torch_name = value.getattr("dtype")?.str()?.to_string();
         let dtype = dtype_from_torch(&torch_name)
@@ -231,7 +259,7 @@ impl Exchange {
                 torch.call_method("empty", (shape.to_vec(),), Some(&kwargs))?
             }
         };
-        let tensor = self.borrow(&object)?;
+        let tensor = self.borrow(&object, CPU)?;
         Ok((object, tensor))
     }
 
@@ -245,7 +273,7 @@ impl Exchange {
         let mut sizes = shape.to_vec();
         let mut prototype = DLTensor {
             data: std::ptr::null_mut(),
-            device: DLDevice { device_type: K_DL_CPU, device_id: 0 },
+            device: CPU,
             ndim: sizes.len() as i32,
             dtype: DLDataType { code, bits, lanes: 1 },
             shape: sizes.as_mut_ptr(),
@@ -277,7 +305,11 @@ impl Exchange {
     /// Copies of tensors (or numbers) for the interpreter.
     pub fn copy_to_host(self, values: &[Bound<'_, PyAny>], types: &[DType]) -> PyResult<Vec<interp::Tensor>> {
         let numbers = types.iter().copied().chain(std::iter::repeat(DType::F64));
-        values.iter().zip(numbers).map(|(v, ty)| host_copy(&self.argument(v, ty)?).map_err(|e| to_python(&e))).collect()
+        values
+            .iter()
+            .zip(numbers)
+            .map(|(v, ty)| host_copy(&self.argument(v, ty, CPU, &mut |_| Ok(None))?).map_err(|e| to_python(&e)))
+            .collect()
     }
 
     /// A torch tensor with the contents of `tensor`.
@@ -311,7 +343,7 @@ fn host_copy(tensor: &Tensor) -> Result<interp::Tensor> {
     interp::Tensor::new(tensor.dtype, tensor.shape.clone(), bytes)
 }
 
-const fn torch_name(dtype: DType) -> &'static str {
+pub(super) const fn torch_name(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
         DType::U8 => "uint8",

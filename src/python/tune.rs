@@ -1,11 +1,11 @@
 //! What can be tuned in a program, for `oxidiff.tune`; see the stub file.
 //!
-//! Trials run in the arena that runs of the program use: a form that needs more memory than a run is no candidate. Only
-//! where that is next to nothing, because the program is small and has no budget, may a trial take [`SMALL_BYTES`] for its
-//! own time.
+//! Trials run in the arena that runs of the program use, or before its first run in a block that takes no more than the
+//! forms of weights that runs will keep: a form that needs more memory than a run is no candidate. Only where that is next
+//! to nothing, because the program is small and has no budget, may a trial take [`SMALL_BYTES`] for its own time.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
 use oxidiff_kernels::cpu::conv_choice::{self, ALGORITHMS, Choice, Observed, Site};
@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use super::errors::guarded;
 use super::executable::Program;
 use crate::Error;
-use crate::backend::{Memory, SystemMemory};
+use crate::backend::{Block, Memory, SystemMemory, derived};
 use crate::runtime::arena::arena_pool;
 
 /// Adds the names of this file to the module.
@@ -39,6 +39,8 @@ pub struct TuningSite {
     /// What a trial may use.
     limit_bytes: usize,
     isa: Isa,
+    /// Memory of trials that the arena does not hold; that of all sites of a program, as long as these live.
+    block: Arc<Mutex<Option<Block>>>,
     /// By form: how far its result was from the direct form's; it is compared once.
     errors: [OnceLock<f64>; ALGORITHMS.len()],
 }
@@ -126,16 +128,26 @@ impl TuningSite {
         let trial = py.detach(|| {
             guarded("tuning", || {
                 let measure = |memory: *mut u8| {
-                    // SAFETY: both blocks below have `bytes`, and are this call's alone.
+                    // SAFETY: the arena and the block below have `bytes`, and are this call's alone.
                     unsafe {
                         conv_choice::measure(Pool::global(), self.isa, &self.observed, algorithm, is_compared, memory)
                     }
                     .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };
                 if bytes <= self.arena_bytes {
-                    return measure(arena_pool().lend(self.arena_bytes)?.ptr());
+                    return measure(arena_pool().lend(self.arena_bytes, 0)?.ptr());
                 }
-                measure(SystemMemory.allocate(bytes, "a trial of the tuner")?.ptr())
+                let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
+                if block.as_ref().is_none_or(|held| held.bytes() < bytes) {
+                    // Not both at once.
+                    *block = None;
+                    let fresh = SystemMemory.allocate(bytes, "a trial of the tuner")?;
+                    // SAFETY: the block's own bytes. Their first touch must not count as part of a trial.
+                    unsafe { fresh.ptr().write_bytes(0, bytes) };
+                    *block = Some(fresh);
+                }
+                // Held until the trial ends.
+                measure(block.as_ref().map_or(std::ptr::null_mut(), Block::ptr))
             })
         })?;
         let error = *self.errors[candidate].get_or_init(|| trial.error);
@@ -166,7 +178,11 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
             let specialized = program.specialize(&sizes)?;
             let arena_bytes = specialized.workspace().bytes();
             let has_budget = program.plan.options.memory_budget.is_some();
-            let limit_bytes = if has_budget { arena_bytes } else { arena_bytes.max(SMALL_BYTES) };
+            let small_bytes = if has_budget { 0 } else { SMALL_BYTES };
+            let kept_bytes: usize = specialized.kept().iter().map(|form| form.bytes).sum();
+            let free_bytes = kept_bytes.min(derived::limit()).saturating_sub(derived::bytes());
+            let limit_bytes = arena_bytes.max(small_bytes).max(free_bytes);
+            let block = Arc::default();
             let mut found: Vec<TuningSite> = Vec::new();
             let isa = program.plan.target.isa;
             let mut index: HashMap<Site, usize> = HashMap::new();
@@ -174,7 +190,8 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
                 let site = Site::of(&observed.conv, observed.dtype, observed.weight);
                 let at = *index.entry(site).or_insert_with(|| {
                     let errors = Default::default();
-                    found.push(TuningSite { observed, site, count: 0, arena_bytes, limit_bytes, isa, errors });
+                    let block = Arc::clone(&block);
+                    found.push(TuningSite { observed, site, count: 0, arena_bytes, limit_bytes, isa, block, errors });
                     found.len() - 1
                 });
                 found[at].count += 1;

@@ -1,7 +1,8 @@
 //! The arena: one block of workspace, lent to a run.
 //!
-//! All sizes, modules and pipelines of a process share one pool. A run takes a block that is large enough (or has the
-//! largest one replaced), two runs at once have two blocks. Every live specialization says what it [wants](ArenaPool::want);
+//! All sizes, modules and pipelines of a process share one pool per device. A run takes a block that is large enough (or has
+//! the largest one replaced), two runs at once have two blocks. On a device a block belongs to a stream: the work of a run
+//! that has given its block back may still be in flight there, and what comes next on the same stream waits for it. Every live specialization says what it [wants](ArenaPool::want);
 //! a block larger than the largest want goes as soon as it is idle, so that the pool holds what the largest live size
 //! needs, whatever order sizes come in, and shrinks when modules are unloaded. Blocks beyond what one run at a time needs
 //! are kept for the next concurrent run until [`ArenaPool::trim`].
@@ -84,7 +85,8 @@ fn available_bytes() -> Option<usize> {
 /// Blocks, and what is wanted.
 #[derive(Debug, Default)]
 struct State {
-    idle: Vec<Block>,
+    /// Each with its stream.
+    idle: Vec<(usize, Block)>,
     lent_bytes: usize,
     /// How many live specializations want so many bytes.
     wants: BTreeMap<usize, usize>,
@@ -92,9 +94,9 @@ struct State {
 
 impl State {
     /// Takes out the idle blocks that are larger than anything wanted.
-    fn excess(&mut self) -> Vec<Block> {
+    fn excess(&mut self) -> Vec<(usize, Block)> {
         let largest = self.wants.last_key_value().map_or(0, |(bytes, _)| *bytes);
-        let (keep, excess) = std::mem::take(&mut self.idle).into_iter().partition(|b| b.bytes() <= largest);
+        let (keep, excess) = std::mem::take(&mut self.idle).into_iter().partition(|(_, b)| b.bytes() <= largest);
         self.idle = keep;
         excess
     }
@@ -109,6 +111,9 @@ pub struct ArenaPool {
 /// A block lent to one run; goes back when dropped.
 pub struct Lent {
     pool: Arc<ArenaPool>,
+    stream: usize,
+    /// Whether the block is kept for the next run.
+    is_kept: bool,
     block: Option<Block>,
 }
 
@@ -150,20 +155,22 @@ impl ArenaPool {
         Wanted { pool: self.clone(), bytes }
     }
 
-    /// A block of at least `bytes`. The smallest idle block that suffices; else the largest idle one is given up for a new
-    /// one, so that sizes in any order end with one block of the largest. If memory is short, every idle block and then
-    /// every derived form of a weight goes first.
+    /// A block of at least `bytes`, for work on `stream`. The smallest idle block of the stream that suffices; else its
+    /// largest idle one is given up for a new one, so that sizes in any order end with one block of the largest. If memory is
+    /// short, every idle block and then every derived form of a weight goes first.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if the block cannot be allocated even so.
-    pub fn lend(self: &Arc<Self>, bytes: usize) -> Result<Lent> {
+    pub fn lend(self: &Arc<Self>, bytes: usize, stream: usize) -> Result<Lent> {
         let mut state = self.state();
-        let fits =
-            (0..state.idle.len()).filter(|&i| state.idle[i].bytes() >= bytes).min_by_key(|&i| state.idle[i].bytes());
+        let own =
+            |state: &State| -> Vec<usize> { (0..state.idle.len()).filter(|&i| state.idle[i].0 == stream).collect() };
+        let size = |state: &State, i: usize| state.idle[i].1.bytes();
+        let fits = own(&state).into_iter().filter(|&i| size(&state, i) >= bytes).min_by_key(|&i| size(&state, i));
         let block = match fits {
-            Some(i) => state.idle.swap_remove(i),
+            Some(i) => state.idle.swap_remove(i).1,
             None => {
-                if let Some(i) = (0..state.idle.len()).max_by_key(|&i| state.idle[i].bytes()) {
+                if let Some(i) = own(&state).into_iter().max_by_key(|&i| size(&state, i)) {
                     drop(state.idle.swap_remove(i));
                 }
                 self.allocate(bytes, &mut state)?
@@ -171,7 +178,19 @@ impl ArenaPool {
         };
         state.lent_bytes += block.bytes();
         drop(state);
-        Ok(Lent { pool: self.clone(), block: Some(block) })
+        Ok(Lent { pool: self.clone(), stream, is_kept: true, block: Some(block) })
+    }
+
+    /// A fresh block for one run, which no other run gets: the work is recorded, and done who knows when.
+    ///
+    /// # Errors
+    /// As [`ArenaPool::lend`].
+    pub fn lend_once(self: &Arc<Self>, bytes: usize) -> Result<Lent> {
+        let mut state = self.state();
+        let block = self.allocate(bytes, &mut state)?;
+        state.lent_bytes += block.bytes();
+        drop(state);
+        Ok(Lent { pool: self.clone(), stream: 0, is_kept: false, block: Some(block) })
     }
 
     fn allocate(&self, bytes: usize, state: &mut State) -> Result<Block> {
@@ -199,7 +218,7 @@ impl ArenaPool {
     /// Bytes held, idle and lent.
     pub fn bytes(&self) -> usize {
         let state = self.state();
-        state.lent_bytes + state.idle.iter().map(Block::bytes).sum::<usize>()
+        state.lent_bytes + state.idle.iter().map(|(_, b)| b.bytes()).sum::<usize>()
     }
 }
 
@@ -215,7 +234,12 @@ impl Drop for Lent {
         if let Some(block) = self.block.take() {
             let mut state = self.pool.state();
             state.lent_bytes -= block.bytes();
-            state.idle.push(block);
+            if !self.is_kept {
+                drop(state);
+                drop(block);
+                return;
+            }
+            state.idle.push((self.stream, block));
             let excess = state.excess();
             drop(state);
             drop(excess);
@@ -233,7 +257,7 @@ mod tests {
             let pool = ArenaPool::new(Box::new(SystemMemory));
             let _wants: Vec<Wanted> = order.map(|bytes| pool.want(bytes)).into();
             for bytes in order {
-                drop(pool.lend(bytes).unwrap());
+                drop(pool.lend(bytes, 0).unwrap());
             }
             assert_eq!(pool.bytes(), 5000, "{order:?}");
         }
@@ -243,12 +267,12 @@ mod tests {
     fn shrinks_to_the_largest_that_is_wanted() {
         let pool = ArenaPool::new(Box::new(SystemMemory));
         let (small, large) = (pool.want(100), pool.want(5000));
-        drop(pool.lend(5000).unwrap());
+        drop(pool.lend(5000, 0).unwrap());
         drop(large);
         assert_eq!(pool.bytes(), 0, "the block is larger than anything wanted");
-        drop(pool.lend(100).unwrap());
+        drop(pool.lend(100, 0).unwrap());
         assert_eq!(pool.bytes(), 100);
-        let (running, large) = (pool.lend(5000).unwrap(), pool.want(5000));
+        let (running, large) = (pool.lend(5000, 0).unwrap(), pool.want(5000));
         drop(large);
         assert_eq!(pool.bytes(), 5000, "a running call keeps its block");
         drop((running, small));
@@ -259,7 +283,7 @@ mod tests {
     fn concurrent_runs_have_blocks_of_their_own() {
         let pool = ArenaPool::new(Box::new(SystemMemory));
         let _wanted = pool.want(64);
-        let (a, b) = (pool.lend(64).unwrap(), pool.lend(64).unwrap());
+        let (a, b) = (pool.lend(64, 0).unwrap(), pool.lend(64, 0).unwrap());
         assert_ne!(a.ptr(), b.ptr());
         assert_eq!(pool.bytes(), 128);
         drop((a, b));
@@ -269,10 +293,31 @@ mod tests {
     }
 
     #[test]
+    fn streams_have_blocks_of_their_own() {
+        let pool = ArenaPool::new(Box::new(SystemMemory));
+        let _wanted = pool.want(64);
+        let at = |stream| pool.lend(64, stream).unwrap().ptr();
+        let (first, second) = (at(1), at(2));
+        assert_ne!(first, second, "work on the first may still be in flight");
+        assert_eq!((at(1), at(2), pool.bytes()), (first, second, 128));
+    }
+
+    #[test]
+    fn a_recorded_run_has_a_block_that_is_given_back() {
+        let pool = ArenaPool::new(Box::new(SystemMemory));
+        let _wanted = pool.want(64);
+        drop(pool.lend(64, 0).unwrap());
+        let once = pool.lend_once(64).unwrap();
+        assert_ne!(once.ptr(), pool.lend(64, 0).unwrap().ptr());
+        drop(once);
+        assert_eq!(pool.bytes(), 64);
+    }
+
+    #[test]
     fn absurd_requests_leave_the_pool_usable() {
         let pool = ArenaPool::new(Box::new(SystemMemory));
-        assert!(pool.lend(usize::MAX / 2).is_err());
-        assert!(pool.lend(64).is_ok());
+        assert!(pool.lend(usize::MAX / 2, 0).is_err());
+        assert!(pool.lend(64, 0).is_ok());
         let Err(Error::OutOfMemory { asked_bytes, what }) = ChosenMemory.allocate(1 << 50, "a test") else {
             panic!("no machine has a petabyte")
         };

@@ -24,8 +24,10 @@ pub struct Stats {
     pub pool_bytes: usize,
     /// The most that is alive at one step of the largest live size.
     pub arena_lower_bound_bytes: usize,
-    /// Highest arena + derived seen after a run.
+    /// Highest arena + derived + graphs seen after a run.
     pub peak_bytes: usize,
+    /// Device memory of the graphs of all live sizes.
+    pub graph_bytes: usize,
 }
 
 /// Executables of this process. When the last one goes, so does the idle workspace.
@@ -136,17 +138,19 @@ impl Executable {
         let weights = self.weights();
         weights.recheck();
         self.make_room(&weights, &specialized);
-        let arena = self
-            .program
-            .arena()
-            .lend(specialized.workspace().bytes())
-            .map_err(|e| explain(e, &*specialized, &weights))?;
+        let (bytes, is_recorded) = (specialized.workspace().bytes(), self.program.is_recorded(stream)?);
+        let lent = match is_recorded {
+            true => self.program.arena().lend_once(bytes),
+            false => self.program.arena().lend(bytes, stream),
+        };
+        let lent = lent.map_err(|e| explain(e, &*specialized, &weights))?;
         let start = Instant::now();
+        let run = Run { inputs, outputs, weights: &weights, arena: lent.ptr(), stream, is_recorded, profile };
         // SAFETY: the caller vouches for inputs and outputs; the weight set owns its tensors; the arena has the size that
         // the specialization asked for and is lent to this run alone.
-        unsafe { specialized.run(Run { inputs, outputs, weights: &weights, arena: arena.ptr(), stream, profile })? };
+        unsafe { specialized.run(run)? };
         self.program.book(bindings, start.elapsed());
-        let peak = specialized.workspace().bytes() + weights.derived_bytes();
+        let peak = bytes + weights.derived_bytes() + specialized.graph_bytes();
         self.peak_bytes.fetch_max(peak, Ordering::Relaxed);
         Ok(())
     }
@@ -213,7 +217,9 @@ impl Executable {
     /// Numbers for the report.
     pub fn stats(&self) -> Stats {
         let weights = self.weights();
-        let largest = self.program.sizes().into_iter().max_by_key(|row| row.arena_bytes);
+        let sizes = self.program.sizes();
+        let graph_bytes = sizes.iter().map(|row| row.graph_bytes).sum();
+        let largest = sizes.into_iter().max_by_key(|row| row.arena_bytes);
         Stats {
             weight_bytes: weights.weight_bytes(),
             derived_bytes: weights.derived_bytes(),
@@ -221,6 +227,7 @@ impl Executable {
             arena_lower_bound_bytes: largest.map_or(0, |row| row.lower_bound_bytes),
             pool_bytes: self.program.arena().bytes(),
             peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
+            graph_bytes,
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::arena::{ArenaPool, Wanted, arena_pool_over};
 use crate::Result;
-use crate::backend::{Loaded, Specialized};
+use crate::backend::{Block, Loaded, Specialized};
 use crate::ir::Graph;
 use crate::kernel_ir::Group;
 use crate::plan::Plan;
@@ -27,6 +27,8 @@ pub struct SizeRow {
     pub last_run: Duration,
     /// Time it took to make the specialization.
     pub specialize: Duration,
+    /// Device memory of its graphs.
+    pub graph_bytes: usize,
 }
 
 /// Most host memory that a program's live specializations may take together.
@@ -98,6 +100,19 @@ impl Program {
         &self.arena
     }
 
+    /// Whether work on a stream is recorded now, and done later; see [`Loaded::is_recorded`].
+    pub(super) fn is_recorded(&self, stream: usize) -> Result<bool> {
+        self.loaded.is_recorded(stream)
+    }
+
+    /// A number in the memory of its device; see [`Loaded::number`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn number(&self, word: [u8; 8], stream: usize) -> Result<Block> {
+        self.loaded.number(word, stream)
+    }
+
     /// Number of executables that use it.
     pub fn shared_with(&self) -> usize {
         self.users.load(Ordering::Relaxed)
@@ -123,6 +138,7 @@ impl Program {
             derived_bytes: specialized.kept().iter().map(|form| form.bytes).sum(),
             last_run: Duration::ZERO,
             specialize: start.elapsed(),
+            graph_bytes: 0,
         };
         let (host_bytes, wanted) = (specialized.host_bytes(), self.arena.want(workspace.bytes()));
         let mut evicted = Vec::new();
@@ -163,7 +179,8 @@ impl Program {
 
     /// The live specializations.
     pub fn sizes(&self) -> Vec<SizeRow> {
-        self.cache().iter().map(|c| c.row.clone()).collect()
+        let row = |c: &Cached| SizeRow { graph_bytes: c.specialized.graph_bytes(), ..c.row.clone() };
+        self.cache().iter().map(row).collect()
     }
 
     /// Drops the specializations whose workspace is larger than `bytes`; running calls finish with theirs.

@@ -9,6 +9,7 @@ use oxidiff::backend::cuda::delegate::Delegates;
 use oxidiff::backend::cuda::driver::DriverMemory;
 use oxidiff::backend::cuda::library::Search;
 use oxidiff::backend::cuda::{Cuda, device, set_search};
+use oxidiff::backend::{Block, Memory};
 use oxidiff::codegen::cuda::PRELUDE;
 use oxidiff::{Error, Result};
 
@@ -196,12 +197,25 @@ impl FakeLibrary {
     }
 }
 
+/// Lends memory in captures too, as PyTorch's allocator does.
+struct Lending(DriverMemory);
+
+impl Memory for Lending {
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
+        self.0.allocate(bytes, what)
+    }
+
+    fn serves_captures(&self) -> bool {
+        true
+    }
+}
+
 /// A backend on the stand-in driver, without libraries; `None` as for [`fake_driver`].
 pub fn backend(edit: fn(String) -> String) -> Option<Cuda> {
     fake_driver()?;
     match device(0) {
         Ok(device) => {
-            let memory = Arc::new(DriverMemory(device.clone()));
+            let memory = Arc::new(Lending(DriverMemory(device.clone())));
             let cuda = Cuda::new(device, Arc::new(HostCompiler { edit }), Cubins::default(), memory);
             Some(cuda.with_delegates(Delegates::none()))
         }

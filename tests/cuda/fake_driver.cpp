@@ -51,10 +51,15 @@ struct Stream {
 
 static std::mutex lock;
 static unsigned seed = 1;
-static long counts[6];
-static int current_context = 0, capturing = 0;
-enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES };
-static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500;
+static long counts[9];
+// Which stream waits for which: (before, after).
+static std::vector<std::pair<void*, void*>> waits;
+static int capturing = 0;
+// As the driver has it: of each thread.
+static thread_local void* current_context = nullptr;
+static void* const CONTEXT = (void*)0x100;
+enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRITES, UNLOADS };
+static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
 
 static Node node_of(const Params* p) {
     Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
@@ -106,6 +111,11 @@ extern "C" {
 long fake_count(int which) { return counts[which]; }
 void fake_seed(unsigned s) { seed = s; }
 void fake_capturing(int is) { capturing = is; }
+int fake_waited(void* before, void* after) {
+    for (auto& wait : waits)
+        if (wait.first == before && wait.second == after) return 1;
+    return 0;
+}
 
 Result cuInit(unsigned) { return SUCCESS; }
 Result cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
@@ -119,9 +129,9 @@ Result cuDeviceGetAttribute(int* value, int which, int) {
     *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : 0;
     return SUCCESS;
 }
-Result cuDevicePrimaryCtxRetain(void** context, int) { *context = (void*)0x100; return SUCCESS; }
-Result cuCtxGetCurrent(void** context) { *context = current_context ? (void*)0x100 : nullptr; return SUCCESS; }
-Result cuCtxSetCurrent(void* context) { current_context = context != nullptr; return SUCCESS; }
+Result cuDevicePrimaryCtxRetain(void** context, int) { *context = CONTEXT; return SUCCESS; }
+Result cuCtxGetCurrent(void** context) { *context = current_context; return SUCCESS; }
+Result cuCtxSetCurrent(void* context) { current_context = context; return SUCCESS; }
 Result cuCtxSynchronize() { return SUCCESS; }
 Result cuStreamSynchronize(void*) { return SUCCESS; }
 Result cuStreamIsCapturing(void*, int* status) { *status = capturing; return SUCCESS; }
@@ -159,6 +169,21 @@ Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { *free_bytes = *total
 Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return SUCCESS; }
 Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return SUCCESS; }
 
+Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
+    for (size_t i = 0; i < count; ++i) memcpy((char*)to + 4 * i, &word, 4);
+    ++counts[WRITES];
+    return SUCCESS;
+}
+Result cuEventCreate(void** event, unsigned) { *event = new void*(nullptr); return SUCCESS; }
+Result cuEventRecord(void* event, void* stream) { *(void**)event = stream; return SUCCESS; }
+Result cuEventDestroy_v2(void* event) { delete (void**)event; return SUCCESS; }
+Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    std::lock_guard<std::mutex> guard(lock);
+    ++counts[WAITS];
+    waits.push_back({*(void**)event, stream});
+    return SUCCESS;
+}
+
 // An image is a shared library; its length stands in its ELF header.
 Result cuModuleLoadData(void** module, const void* image) {
     const unsigned char* p = (const unsigned char*)image;
@@ -179,6 +204,7 @@ Result cuModuleLoadData(void** module, const void* image) {
 Result cuModuleUnload(void* module) {
     Module* m = (Module*)module;
     for (Function* f : m->functions) delete f;
+    ++counts[UNLOADS];
     dlclose(m->library);
     delete m;
     return SUCCESS;
@@ -197,6 +223,7 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
 Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, void* stream, void** parameters, void**) {
     std::lock_guard<std::mutex> guard(lock);
+    if (current_context != CONTEXT) return WRONG_CONTEXT;
     ++counts[LAUNCHES];
     Params p{(Function*)function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, nullptr, nullptr, nullptr};
     give(stream, node_of(&p));
@@ -250,6 +277,7 @@ Result cuGraphExecChildGraphNodeSetParams(void* exec, void* node, void* child) {
 Result cuGraphExecDestroy(void* exec) { delete (Exec*)exec; return SUCCESS; }
 Result cuGraphLaunch(void* exec, void*) {
     std::lock_guard<std::mutex> guard(lock);
+    if (current_context != CONTEXT) return WRONG_CONTEXT;
     ++counts[GRAPH_LAUNCHES];
     for (Node& n : ((Exec*)exec)->nodes) run(n);
     return SUCCESS;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use oxidiff::backend::cuda::Cuda;
-use oxidiff::backend::weights::Weight;
+use oxidiff::backend::weights::{Identity, Weight};
 use oxidiff::backend::{Backend, Block, Tensor};
 use oxidiff::ir::testing::random_inputs;
 use oxidiff::ir::{DType, Graph, interp};
@@ -43,7 +43,7 @@ impl OnDevice {
         let bound = weights.iter().map(|w| {
             let block = on_device(cuda, w.bytes(), "a weight");
             let tensor = Tensor::dense(block.ptr(), w.dtype(), w.shape());
-            Weight { owner: Box::new(block), ..Weight::borrowed(tensor) }
+            Weight { owner: Box::new(block), identity: Identity::Told, tensor }
         });
         let executable = Executable::new(Arc::new(program), bound.collect()).unwrap();
         Self { cuda: cuda.clone(), executable }

@@ -377,6 +377,37 @@ def test_a_wrong_form_is_never_chosen() -> None:
     assert measured is not None and measured[0] == "0 0"
 
 
+def test_trials_before_the_first_run_use_what_runs_will_keep() -> None:
+    """The weight of a deep convolution is larger than the arena of a small image."""
+    torch.manual_seed(0)
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(512, 512, 3, padding=1)
+            self.linears = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linears(self.conv(x).flatten(1)[:, :2048])
+
+    def candidates(compiled: Any) -> list[int]:
+        (variant,) = dispatcher_of(compiled).engines()[0].variants
+        (site,) = _native.tuning_sites(variant.program, [4, 8, 8][: _symbols(compiled)])
+        trials = [site.measure(candidate) for candidate in site.candidates()]
+        kept = variant.program.memory([4, 8, 8][: _symbols(compiled)])["derived_bytes"]
+        assert all(trial is not None and trial[2] <= kept for trial in trials)
+        return [candidate for candidate, _ in enumerate(trials)]
+
+    x = torch.randn(4, 512, 8, 8)
+    for memory, count in (("fast", 3), ("low", 0)):
+        compiled = compiled_of(Deep().eval(), tune="off", cache=False, memory=memory)
+        with torch.no_grad():
+            compiled.warmup(x)
+            assert len(candidates(compiled)) == count, memory
+            compiled(x)
+            assert candidates(compiled) == [], "now they are kept: a trial would be on top"
+
+
 def test_what_promises_most_comes_first() -> None:
     def site(name: str, count: int, *expected: float) -> Any:
         made = Site(*expected, name=name, count=count, flops=1.0)

@@ -58,7 +58,7 @@ pub fn plan_of(graph: Graph, precision: Precision, memory: MemoryMode) -> Plan {
         Arc::new(graph),
         groups,
         &target,
-        PlanOptions { memory, exact: memory == MemoryMode::Low, memory_budget: None },
+        PlanOptions { memory, exact: memory == MemoryMode::Low, ..PlanOptions::default() },
     )
     .unwrap();
     plan.reorder().unwrap();

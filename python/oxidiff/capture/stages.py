@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
@@ -41,10 +42,19 @@ class EagerOp:
     node: Node
     error: UnsupportedError
 
-    def run(self, values: dict[int, Tensor], point: Mapping[str, Number]) -> None:
-        """Runs it, reading and writing tensors by value number; ``point`` gives the sizes of the call."""
+    def run(self, values: dict[int, Tensor], point: Mapping[str, Number], device: torch.device | None = None) -> None:
+        """Runs it, reading and writing tensors by value number.
+
+        Args:
+            values: The tensors.
+            point: The sizes of the call.
+            device: Where an op that reads no tensor makes its result, if not on the CPU.
+        """
         node = self.node
         kwargs = {name: _concrete(value, values, point) for name, value in node.kwargs.items()}
+        if device is not None and next(operands(node), None) is None:
+            if any(argument.name == "device" for argument in node.op._schema.arguments):
+                kwargs["device"] = device
         result = node.op(*(_concrete(argument, values, point) for argument in node.args), **kwargs)
         results = (result,) if isinstance(result, Tensor) else result
         values.update(zip(node.outputs, results, strict=True))

@@ -43,6 +43,11 @@ def _graphs() -> list[Path]:
     return sorted(folder.glob("*.oxi")) if folder.is_dir() else []
 
 
+def _cubins() -> list[Path]:
+    """Machine code of kernels for GPUs."""
+    return sorted((_folder() / "cubins").glob("*.cubin"))
+
+
 def entries(path: str | PathLike[str] | None = None) -> list[Row]:
     """The rows of a tuning database, by default of the cache's; none if there is no such file.
 
@@ -90,6 +95,8 @@ def list_cache(with_choices: bool = False) -> str:
     except CacheError as error:
         lines.append(f"  tuning.sqlite  not usable: {error}")
     lines.append(f"  {len(_graphs())} artifacts, {total / 2**20:.2f} MiB")
+    if units := _cubins():
+        lines.append(f"  {len(units)} units of GPU kernels, {sum(u.stat().st_size for u in units) / 2**20:.2f} MiB")
     return "\n".join(lines)
 
 
@@ -100,7 +107,7 @@ def clear() -> int:
         CacheError: A file cannot be removed.
     """
     removed = 0
-    for path in (*_graphs(), database_path(), database_path().with_suffix(".damaged")):
+    for path in (*_graphs(), *_cubins(), database_path(), database_path().with_suffix(".damaged")):
         try:
             path.unlink()
             removed += 1

@@ -2,10 +2,10 @@
 //!
 //! A unit's key is the hash of its text, the prelude, the compiler's version and the architecture. Files are written under
 //! another name and renamed, headed by the hash of what follows, and read only if that agrees: a cut or foreign file is a
-//! miss.
+//! miss. The oldest go where they are more than [`MOST_BYTES`].
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,6 +41,9 @@ impl Compiler for Nvrtc {
 
 /// Machine code of a unit.
 pub type Image = Arc<Vec<u8>>;
+
+/// Most that a folder keeps: some hundred models' worth.
+const MOST_BYTES: u64 = 256 << 20;
 
 /// Bytes of a hash.
 const HASH: usize = 32;
@@ -129,6 +132,25 @@ impl Cubins {
         if written.and_then(|()| std::fs::rename(&temporary, folder.join(format!("{key}.cubin")))).is_err() {
             let _ = std::fs::remove_file(&temporary);
         }
+        keep_below(folder, MOST_BYTES);
+    }
+}
+
+/// Removes the oldest units of a folder until the others have at most `bytes`.
+fn keep_below(folder: &Path, bytes: u64) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let units = entries.filter(|e| e.path().extension().is_some_and(|x| x == "cubin"));
+    let states = units.filter_map(|e| e.metadata().ok().map(|m| (m.modified().ok(), m.len(), e.path())));
+    let mut units: Vec<_> = states.collect();
+    units.sort();
+    let mut left: u64 = units.iter().map(|(_, len, _)| len).sum();
+    for (_, len, path) in units {
+        if left <= bytes {
+            break;
+        }
+        // One that another process removed is gone too.
+        let _ = std::fs::remove_file(path);
+        left -= len;
     }
 }
 
@@ -184,6 +206,23 @@ mod tests {
         let third = Cubins::new(Some(folder.clone()));
         assert_eq!(third.get(&Upper, 80, &kernels).unwrap(), images);
         assert_eq!(third.compiled(), 3, "cut files are misses");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_go_first() {
+        let folder = std::env::temp_dir().join(format!("oxidiff-cubins-old-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (age, name) in ["new.cubin", "old.cubin", "older.cubin", "other.txt"].into_iter().enumerate() {
+            let file = std::fs::File::create(folder.join(name)).unwrap();
+            file.set_len(100).unwrap();
+            let then = std::time::SystemTime::now() - std::time::Duration::from_secs(60 * age as u64);
+            file.set_modified(then).unwrap();
+        }
+        keep_below(&folder, 150);
+        let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["new.cubin", "other.txt"]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 

@@ -1,10 +1,10 @@
 //! A device as the backend uses it: the driver API, each call's result checked.
 //!
-//! The context is the device's primary one, which PyTorch uses too; it is made current where it is not, and never created
-//! nor reset. Handles are freed when dropped; what is in flight on the device then is kept alive by the driver.
+//! The context is the device's primary one, which PyTorch uses too; it is made current where it is not, for the time of a
+//! call, and never created nor reset. Handles are freed when dropped; what is in flight on the device then is kept alive by the driver.
 
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
@@ -103,14 +103,15 @@ impl Device {
         self.total_bytes
     }
 
-    /// Makes the context current in this thread.
-    pub(super) fn enter(&self) -> Result<()> {
+    /// Makes the context current in this thread for as long as the result lives: the caller's current device is its own.
+    pub(super) fn enter(&self) -> Result<Entered> {
         let current = checked(result::ctx::get_current(), "the current context")?;
         if current == Some(self.context) {
-            return Ok(());
+            return Ok(Entered { before: None });
         }
         // SAFETY: the primary context, retained for the life of the process.
-        checked(unsafe { result::ctx::set_current(self.context) }, "making the context current")
+        checked(unsafe { result::ctx::set_current(self.context) }, "making the context current")?;
+        Ok(Entered { before: Some(current.unwrap_or(std::ptr::null_mut())) })
     }
 
     /// Bytes that are free.
@@ -135,6 +136,42 @@ impl Device {
         Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
     }
 
+    /// Writes words of four bytes at `to`, in the stream's order. They are part of the command: no host memory is read later,
+    /// also where the stream is captured.
+    ///
+    /// # Safety
+    /// `to` must be device memory for that many words, aligned to four bytes, until the stream has come so far.
+    pub(super) unsafe fn put(&self, words: &[u32], to: *mut u8, stream: StreamHandle) -> Result<()> {
+        let _context = self.enter()?;
+        for (at, word) in words.iter().enumerate() {
+            let to = (to.addr() + 4 * at) as u64;
+            // SAFETY: the caller's promise.
+            check(unsafe { sys::cuMemsetD32Async(to, *word, 1, raw(stream)) }, "writing a number")?;
+        }
+        Ok(())
+    }
+
+    /// Lets what is put on stream `after` from now on wait for what stream `before` has to do; false, and nothing is done,
+    /// where one of them is being captured.
+    pub(super) fn order(&self, before: StreamHandle, after: StreamHandle) -> Result<bool> {
+        let _context = self.enter()?;
+        if self.is_capturing(before)? || self.is_capturing(after)? {
+            return Ok(false);
+        }
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a place for the handle; the event is destroyed once, which the driver does when it is done with it.
+        unsafe {
+            check(sys::cuEventCreate(&raw mut event, flags), "an event")?;
+            let recorded = check(sys::cuEventRecord(event, raw(before)), "an event of a stream");
+            let ordered =
+                recorded.and_then(|()| check(sys::cuStreamWaitEvent(raw(after), event, 0), "a stream's wait"));
+            let destroyed = check(sys::cuEventDestroy_v2(event), "an event's end");
+            ordered.and(destroyed)?;
+        }
+        Ok(true)
+    }
+
     /// Copies bytes of the host to the device, and waits.
     ///
     /// # Safety
@@ -143,7 +180,7 @@ impl Device {
     /// # Errors
     /// [`Error::Backend`] where the driver refuses.
     pub unsafe fn upload(&self, bytes: &[u8], to: *mut u8) -> Result<()> {
-        self.enter()?;
+        let _context = self.enter()?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -159,12 +196,28 @@ impl Device {
     /// # Errors
     /// As [`Device::upload`].
     pub unsafe fn download(&self, from: *const u8, to: &mut [u8]) -> Result<()> {
-        self.enter()?;
+        let _context = self.enter()?;
         if to.is_empty() {
             return Ok(());
         }
         // SAFETY: the caller's promise.
         checked(unsafe { result::memcpy_dtoh_sync(to, from.addr() as u64) }, "copying from the device")
+    }
+}
+
+/// That a device's context is current; what was before is again when this is dropped.
+#[must_use]
+#[derive(Debug)]
+pub(super) struct Entered {
+    before: Option<sys::CUcontext>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current in this thread a moment ago, or is null for none.
+            let _ = unsafe { sys::cuCtxSetCurrent(before) };
+        }
     }
 }
 
@@ -180,7 +233,7 @@ struct Owned(u64, Arc<Device>);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        if self.1.enter().is_ok() {
+        if let Ok(_context) = self.1.enter() {
             // SAFETY: allocated by `cuMemAlloc` and freed once; freeing waits for the device.
             let _ = unsafe { result::free_sync(self.0) };
         }
@@ -189,7 +242,7 @@ impl Drop for Owned {
 
 impl Memory for DriverMemory {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
-        self.0.enter()?;
+        let _context = self.0.enter()?;
         // SAFETY: the context is current.
         let ptr = unsafe { result::malloc_sync(bytes.max(1)) };
         let ptr = ptr.map_err(|_| Error::OutOfMemory { asked_bytes: bytes, what: what.to_owned() })?;
@@ -213,6 +266,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     pub(super) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Self> {
+        unload_retired();
         // SAFETY: an ELF image as NVRTC made it; its size is in its header.
         let raw = unsafe { result::module::load_data(image.as_ptr().cast()) };
         Ok(Self { raw: checked(raw, "loading a kernel")?, device: device.clone() })
@@ -226,12 +280,24 @@ impl Module {
     }
 }
 
+/// Modules that nobody uses any more. Unloading ends a capture that any thread is at, and a drop may come at any time: it is
+/// done when the next module is loaded, which nobody does in a capture.
+static RETIRED: Mutex<Vec<(usize, Arc<Device>)>> = Mutex::new(Vec::new());
+
+fn unload_retired() {
+    let retired = std::mem::take(&mut *RETIRED.lock().unwrap_or_else(PoisonError::into_inner));
+    for (module, device) in retired {
+        if let Ok(_context) = device.enter() {
+            // SAFETY: loaded once, and put on the list once, when it was dropped.
+            let _ = unsafe { result::module::unload(std::ptr::with_exposed_provenance_mut(module)) };
+        }
+    }
+}
+
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.device.enter().is_ok() {
-            // SAFETY: loaded once, unloaded once.
-            let _ = unsafe { result::module::unload(self.raw) };
-        }
+        let retired = (self.raw.expose_provenance(), self.device.clone());
+        RETIRED.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
     }
 }
 
@@ -326,7 +392,7 @@ impl CaptureStream {
 
 impl Drop for CaptureStream {
     fn drop(&mut self) {
-        if self.1.enter().is_ok() {
+        if let Ok(_context) = self.1.enter() {
             // SAFETY: created once, destroyed once.
             unsafe { sys::cuStreamDestroy_v2(self.0) };
         }
@@ -441,7 +507,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.device.enter().is_ok() {
+        if let Ok(_context) = self.device.enter() {
             // SAFETY: destroyed once; a run in flight is completed by the driver first.
             unsafe {
                 if !self.exec.is_null() {

@@ -6,11 +6,12 @@
 //! compiles its kernels and loads them; specializing is arithmetic; a run resolves addresses and launches, from the second
 //! one on as one graph.
 //!
-//! Invariants: nothing is allocated, loaded or waited for by a call that has been made before at its size; a call that the
-//! caller captures into a graph of its own is made of plain launches; work goes to the caller's stream and nowhere else.
+//! Invariants: nothing is loaded or waited for by a call that has been made before at its size; a call that the caller
+//! captures into a graph of its own is made of plain launches; work goes to the caller's stream and nowhere else; memory
+//! comes from an allocator that knows that stream ([`streams`]); the caller's current context is what it was.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::tensor::{Block, Memory};
 use super::{Backend, Loaded, Specialized};
@@ -27,10 +28,11 @@ pub mod library;
 pub mod lower;
 pub mod nvrtc;
 mod run;
+mod streams;
 
 use cubins::{Compiler, Cubins, UNIT};
 use delegate::{Delegates, Numerics};
-use driver::{Device, DriverMemory, Function, Module};
+use driver::{Device, DriverMemory, Function, Module, StreamHandle};
 use library::{Libraries, Search, libraries};
 use lower::Lowered;
 use nvrtc::Nvrtc;
@@ -108,13 +110,13 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// For device `ordinal`, with kernels kept in `folder`, if there is one.
+    /// For device `ordinal`, with kernels kept in `folder` and memory from `memory`, where these are given.
     ///
     /// # Errors
     /// [`Error::Backend`] saying what is missing.
-    pub fn open(ordinal: u32, folder: Option<PathBuf>) -> Result<Self> {
+    pub fn open(ordinal: u32, folder: Option<PathBuf>, memory: Option<Arc<dyn Memory>>) -> Result<Self> {
         let (device, compiler) = (device(ordinal)?, compiler()?);
-        let memory = Arc::new(DriverMemory(device.clone()));
+        let memory = memory.unwrap_or_else(|| Arc::new(DriverMemory(device.clone())));
         Ok(Self::new(device, Arc::new(compiler), Cubins::new(folder), memory))
     }
 
@@ -145,15 +147,36 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::open`].
     pub fn shared(ordinal: u32) -> Result<Self> {
-        static SHARED: OnceLock<Mutex<Vec<Cuda>>> = OnceLock::new();
-        let mut shared = SHARED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        Self::shared_over(ordinal, None)
+    }
+
+    /// The same; if it is the first, with memory from `memory` where that is given. Its kernels are kept in the folder of
+    /// what is remembered between processes.
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub fn shared_over(ordinal: u32, memory: Option<Arc<dyn Memory>>) -> Result<Self> {
+        let mut shared = all_shared();
         if let Some(cuda) = shared.iter().find(|c| c.device.ordinal() == ordinal) {
             return Ok(cuda.clone());
         }
-        let cuda = Self::open(ordinal, None)?;
+        let folder = crate::config::cache_dir().map(|f| f.join("cubins"));
+        let cuda = Self::open(ordinal, folder, memory)?;
         shared.push(cuda.clone());
         Ok(cuda)
     }
+
+    /// Makes this the one that [`Cuda::shared`] gives: tests have one made of parts of their own.
+    pub fn share(self) {
+        let mut shared = all_shared();
+        shared.retain(|c| c.device.ordinal() != self.device.ordinal());
+        shared.push(self);
+    }
+}
+
+fn all_shared() -> MutexGuard<'static, Vec<Cuda>> {
+    static SHARED: Mutex<Vec<Cuda>> = Mutex::new(Vec::new());
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Backend for Cuda {
@@ -190,8 +213,8 @@ struct Program {
     lowered: Lowered,
     /// One per kernel of `lowered`.
     entries: Vec<Entry>,
-    /// One per constant of the graph.
-    constants: Vec<Block>,
+    /// One per constant of the graph, once it has run.
+    constants: Mutex<Option<Arc<[Block]>>>,
     /// Keep the entries alive.
     _modules: Vec<Module>,
 }
@@ -199,7 +222,7 @@ struct Program {
 impl Program {
     fn new(cuda: &Cuda, plan: Arc<Plan>) -> Result<Self> {
         let device = cuda.device.clone();
-        device.enter()?;
+        let _context = device.enter()?;
         let lowered = Lowered::new(&plan)?;
         let images = cuda.cubins.get(&*cuda.compiler, device.arch(), &lowered.kernels)?;
         let modules = images.iter().map(|i| Module::load(&device, i)).collect::<Result<Vec<_>>>()?;
@@ -209,16 +232,38 @@ impl Program {
             Ok(Entry { scalar: module.function(&kernel.name)?, vector: vector.transpose()? })
         };
         let entries = lowered.kernels.iter().enumerate().map(entry).collect::<Result<Vec<_>>>()?;
-        let upload = |bytes: &[u8]| {
-            let block = cuda.memory.allocate(bytes.len(), "a constant of the model")?;
-            // SAFETY: the block was made with this size.
-            unsafe { device.upload(bytes, block.ptr())? };
-            Ok(block)
-        };
-        let constants = plan.graph.constants.iter().map(|c| upload(&c.bytes)).collect::<Result<Vec<_>>>()?;
-        let (memory, delegates) = (cuda.memory.clone(), cuda.delegates.clone());
+        let (memory, delegates, constants) = (cuda.memory.clone(), cuda.delegates.clone(), Mutex::default());
         Ok(Self { plan, device, memory, delegates, lowered, entries, constants, _modules: modules })
     }
+
+    /// The constants of the graph, put on the device by the first run; that must not be one that is recorded.
+    fn constants(&self, stream: StreamHandle, is_recorded: bool) -> Result<Arc<[Block]>> {
+        let mut made = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(constants) = &*made {
+            constants.iter().for_each(|c| streams::note(c.owner(), stream));
+            return Ok(constants.clone());
+        }
+        let upload = |bytes: &[u8]| {
+            if is_recorded {
+                return Err(cold());
+            }
+            let block = self.memory.allocate(bytes.len(), "a constant of the model")?;
+            // What the stream has to do may be reading what was in this memory before.
+            self.device.synchronize(stream)?;
+            // SAFETY: the block was made with this size.
+            unsafe { self.device.upload(bytes, block.ptr())? };
+            Ok(streams::shared(block, &self.device, stream))
+        };
+        let constants: Arc<[Block]> =
+            self.plan.graph.constants.iter().map(|c| upload(&c.bytes)).collect::<Result<_>>()?;
+        *made = Some(constants.clone());
+        Ok(constants)
+    }
+}
+
+/// Work that is only recorded cannot make what later calls rely on.
+fn cold() -> Error {
+    unusable("a CUDA graph is being captured, and something is not ready yet; call the module once before")
 }
 
 struct LoadedCuda(Arc<Program>);
@@ -230,5 +275,18 @@ impl Loaded for LoadedCuda {
 
     fn memory(&self) -> Option<Arc<dyn Memory>> {
         Some(self.0.memory.clone())
+    }
+
+    fn is_recorded(&self, stream: usize) -> Result<bool> {
+        let _context = self.0.device.enter()?;
+        self.0.device.is_capturing(stream)
+    }
+
+    fn number(&self, word: [u8; 8], stream: usize) -> Result<Block> {
+        let block = self.0.memory.allocate(word.len(), "a number")?;
+        let word = u64::from_le_bytes(word);
+        // SAFETY: the block has this size. Its memory is the stream's, and so is what comes after it there.
+        unsafe { self.0.device.put(&[word as u32, (word >> 32) as u32], block.ptr(), stream)? };
+        Ok(block)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The first run launches kernel by kernel. The second makes a CUDA graph of the same launches; from then on a run is one
 //! graph launch, after new arguments for those kernels whose addresses have changed (the caller's tensors, another arena,
-//! other weights). Scalars and sizes never change: they are the specialization.
+//! other weights). Runs that the caller captures stay launches. Scalars and sizes never change: they are the specialization.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::delegate;
 use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
-use super::{Entry, NAME, Program};
+use super::{Entry, NAME, Program, cold, streams};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Tensor};
 use crate::backend::{Run, Specialized, StepChoice, StepTime};
@@ -73,6 +73,11 @@ impl Call {
         Bound { function, geometry, words: words.collect() }
     }
 
+    /// Host memory.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.words) + size_of_val(&*self.places)
+    }
+
     fn reads(&self, changed: &[bool]) -> bool {
         self.places.iter().flatten().any(|(buffer, _)| changed[*buffer])
     }
@@ -124,17 +129,29 @@ fn vector_form(launch: &Launch, bindings: &[i64]) -> Result<Option<Wide>> {
 struct Held {
     copies: Vec<Block>,
     forms: Vec<Arc<Form>>,
+    constants: Option<Arc<[Block]>>,
 }
 
-/// What the graph of a specialization was last told.
-#[derive(Default)]
+/// The graph of a specialization for one stream, and what it was last told.
 struct Replay {
-    runs: usize,
-    graph: Option<Graph>,
+    stream: StreamHandle,
+    /// What libraries do is captured here, where there are any.
+    own: Option<CaptureStream>,
+    graph: Graph,
     bases: Vec<u64>,
     /// Of each delegated item: whether the library runs.
     delegated: Vec<bool>,
-    stream: Option<CaptureStream>,
+}
+
+/// Most streams for which a specialization keeps a graph: each has a workspace of its own, and telling a graph of another
+/// one is dearer than a second graph.
+const REPLAYS: usize = 4;
+
+/// The graphs of a specialization, the one used last at the end.
+#[derive(Default)]
+struct Replays {
+    runs: usize,
+    of: Vec<Replay>,
 }
 
 /// The plan for concrete sizes.
@@ -156,7 +173,7 @@ pub(super) struct SpecializedCuda {
     /// Sizes of inputs and outputs, by buffer.
     shapes: Vec<Option<Vec<i64>>>,
     costs: Vec<(u64, u64)>,
-    replay: Mutex<Replay>,
+    replays: Mutex<Replays>,
 }
 
 /// Makes the calls of steps.
@@ -298,6 +315,9 @@ impl Maker<'_> {
 impl SpecializedCuda {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
+        // Libraries are asked for the device whose context is current.
+        let device = program.device.clone();
+        let _context = device.enter()?;
         let named = |step: &Step, e: Error| match e {
             Error::Backend { backend, what } => {
                 Error::Backend { backend, what: format!("{}: {what}", plan.step_name(step)) }
@@ -338,7 +358,7 @@ impl SpecializedCuda {
             Ok((unsigned(s.flops.eval(bindings)?)?, bytes.sum::<Result<u64>>()?))
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
-        let replay = Mutex::default();
+        let replays = Mutex::default();
         let (needed, taps) = read_buffers(&plan, &items, &prepare);
         Ok(Self {
             program,
@@ -353,7 +373,7 @@ impl SpecializedCuda {
             derived_bytes,
             shapes,
             costs,
-            replay,
+            replays,
         })
     }
 
@@ -394,22 +414,34 @@ impl SpecializedCuda {
                     } else if !all && !self.needed[at] {
                         0
                     } else {
-                        let form = run.weights.dense(slot, &mut || {
-                            let copy = self.densify(tensor, run.stream)?;
-                            // Another stream may be the next to read it.
-                            self.program.device.synchronize(run.stream)?;
-                            Ok(copy)
-                        })?;
+                        let form =
+                            run.weights.dense(slot, &mut || self.derive(run, || self.densify(tensor, run.stream)))?;
                         let at = form.ptr().addr() as u64;
                         held.forms.push(form);
                         at
                     }
                 }
-                BufferKind::Constant(index) => self.program.constants[index as usize].ptr().addr() as u64,
+                BufferKind::Constant(index) => {
+                    if held.constants.is_none() {
+                        held.constants = Some(self.program.constants(run.stream, run.is_recorded)?);
+                    }
+                    held.constants.as_ref().map_or(0, |made| made[index as usize].ptr().addr() as u64)
+                }
                 BufferKind::Derived | BufferKind::Arena => bases[at],
             };
         }
         Ok(bases)
+    }
+
+    /// What is derived from weights, by `make` on the run's stream; it may be read on others.
+    fn derive(&self, run: &Run<'_>, make: impl FnOnce() -> Result<Block>) -> Result<Block> {
+        if run.is_recorded {
+            return Err(cold());
+        }
+        let block = make()?;
+        // Another stream may be the next to read it.
+        self.program.device.synchronize(run.stream)?;
+        Ok(streams::shared(block, &self.program.device, run.stream))
     }
 
     fn check_shape(&self, buffer: usize, tensor: &Tensor, what: &str) -> Result<()> {
@@ -479,12 +511,8 @@ impl SpecializedCuda {
             bases[plan.buffers.len() + pack] = if turned.is_dense() {
                 turned.ptr.addr() as u64
             } else {
-                let form = run.weights.pack(pack, &mut || {
-                    let copy = self.densify(&turned, run.stream)?;
-                    // Another stream may be the next to read it.
-                    self.program.device.synchronize(run.stream)?;
-                    Ok(copy)
-                })?;
+                let make = || self.densify(&turned, run.stream);
+                let form = run.weights.pack(pack, &mut || self.derive(run, make))?;
                 let at = form.ptr().addr() as u64;
                 held.forms.push(form);
                 at
@@ -504,7 +532,7 @@ impl SpecializedCuda {
         let place = |bases: &mut [u64], block: *mut u8| {
             self.derived.iter().for_each(|&(buffer, offset)| bases[buffer] = (block.addr() + offset) as u64);
         };
-        let form = run.weights.prepared(&mut || {
+        let make = || {
             let block = self.program.memory.allocate(self.derived_bytes, "values derived from weights")?;
             let mut all = bases.to_vec();
             place(&mut all, block.ptr());
@@ -513,10 +541,9 @@ impl SpecializedCuda {
                 // SAFETY: the caller's promise; derived buffers were just made.
                 unsafe { launch(bound.function, &bound.geometry, &mut bound.words, run.stream)? };
             }
-            // Another stream may be the next to read them.
-            self.program.device.synchronize(run.stream)?;
             Ok(block)
-        })?;
+        };
+        let form = run.weights.prepared(&mut || self.derive(run, make))?;
         place(bases, form.ptr());
         held.forms.push(form);
         Ok(())
@@ -577,37 +604,42 @@ impl SpecializedCuda {
     /// # Safety
     /// As [`SpecializedCuda::run_plain`].
     unsafe fn run_replayed(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
-        replay.runs += 1;
-        if replay.runs == 1 {
-            drop(replay);
+        let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        replays.runs += 1;
+        if replays.runs == 1 {
+            drop(replays);
             // SAFETY: the caller's promise.
             return unsafe { self.run_plain(bases, stream) };
         }
         let delegated: Vec<bool> = self.items.iter().filter_map(Item::delegated).map(|d| d.is_on(bases)).collect();
-        let replay = &mut *replay;
-        if replay.stream.is_none() && !delegated.is_empty() {
-            replay.stream = Some(CaptureStream::new(&self.program.device)?);
-        }
-        let stream_of_own = replay.stream.as_ref();
-        let changed: Vec<bool> = replay.bases.iter().zip(bases).map(|(a, b)| a != b).collect();
-        // Another choice between a library and kernels is another graph.
-        let known = replay.graph.take().filter(|_| replay.delegated == delegated);
-        let renewed = known.and_then(|mut graph| {
+        let (own, known) = match replays.of.iter().position(|r| r.stream == stream) {
+            Some(at) => {
+                let Replay { own, graph, bases, delegated: was, .. } = replays.of.remove(at);
+                // Another choice between a library and kernels is another graph.
+                (own, (was == delegated).then_some((graph, bases)))
+            }
+            None => {
+                if replays.of.len() == REPLAYS {
+                    drop(replays.of.remove(0));
+                }
+                let own = (!delegated.is_empty()).then(|| CaptureStream::new(&self.program.device));
+                (own.transpose()?, None)
+            }
+        };
+        let renewed = known.and_then(|(mut graph, told)| {
             // What a library does at other addresses may have another shape: then the graph is made anew.
             // SAFETY: the caller's promise; addresses are renewed before every run.
-            unsafe { self.renew(&mut graph, bases, &changed, stream_of_own) }.ok().map(|()| graph)
+            unsafe { self.renew(&mut graph, &told, bases, own.as_ref()) }.ok().map(|()| graph)
         });
         let graph = match renewed {
             Some(graph) => graph,
             // SAFETY: as above.
-            None => unsafe { self.graph(bases, stream_of_own)? },
+            None => unsafe { self.graph(bases, own.as_ref())? },
         };
-        let graph = replay.graph.insert(graph);
-        replay.bases = bases.to_vec();
-        replay.delegated = delegated;
         // SAFETY: the caller's promise.
-        unsafe { graph.launch(stream) }
+        unsafe { graph.launch(stream)? };
+        replays.of.push(Replay { stream, own, graph, bases: bases.to_vec(), delegated });
+        Ok(())
     }
 }
 
@@ -643,22 +675,23 @@ impl SpecializedCuda {
         unsafe { Graph::new(&self.program.device, chain) }
     }
 
-    /// New addresses for the links that read changed ones.
+    /// New addresses for the links that read others than a graph was `told`.
     ///
     /// # Safety
     /// As [`SpecializedCuda::link`].
     unsafe fn renew(
         &self,
         graph: &mut Graph,
+        told: &[u64],
         bases: &[u64],
-        changed: &[bool],
         stream: Option<&CaptureStream>,
     ) -> Result<()> {
+        let changed: Vec<bool> = told.iter().zip(bases).map(|(a, b)| a != b).collect();
         if !changed.contains(&true) {
             return Ok(());
         }
         for (at, item) in self.items.iter().enumerate() {
-            if item.reads(changed) {
+            if item.reads(&changed) {
                 // SAFETY: the caller's promise.
                 unsafe { graph.update(at, self.link(item, bases, stream)?)? };
             }
@@ -687,20 +720,22 @@ impl SpecializedCuda {
     /// # Safety
     /// As [`Specialized::run`].
     unsafe fn run_once(&self, run: &mut Run<'_>, held: &mut Held) -> Result<()> {
-        let (device, stream) = (&self.program.device, run.stream);
+        let stream = run.stream;
         let mut bases = self.bases(run, held, false)?;
         // SAFETY: the caller's promise.
         unsafe { self.prepare(&mut bases, run, held)? };
         self.place_taps(&mut bases, run, held)?;
+        let plain_launches = run.is_recorded || self.program.plan.options.plain_launches;
         if self.items.iter().filter_map(Item::delegated).any(|d| !d.is_on(&bases)) {
             let all = self.bases(run, held, true)?;
             bases.iter_mut().zip(all).filter(|(base, _)| **base == 0).for_each(|(base, all)| *base = all);
         }
+        held.forms.iter().for_each(|form| streams::note(form.block().owner(), stream));
         // SAFETY: every buffer is behind its address.
         unsafe {
             match run.profile.as_deref_mut() {
                 Some(profile) => self.run_profiled(&bases, stream, profile),
-                None if device.is_capturing(stream)? => self.run_plain(&bases, stream),
+                None if plain_launches => self.run_plain(&bases, stream),
                 None => self.run_replayed(&bases, stream),
             }
         }
@@ -766,8 +801,14 @@ impl Specialized for SpecializedCuda {
         if !run.arena.addr().is_multiple_of(ALIGN_BYTES) {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
-        let device = &self.program.device;
-        device.enter()?;
+        let (device, is_recorded) = (&self.program.device, run.is_recorded);
+        if is_recorded && !self.program.memory.serves_captures() {
+            return Err(Error::Backend { backend: NAME, what: "this PyTorch lends no memory to captures".to_owned() });
+        }
+        let _context = device.enter()?;
+        if !is_recorded {
+            streams::free_late();
+        }
         let mut held = Held::default();
         loop {
             let known = self.failures();
@@ -781,11 +822,24 @@ impl Specialized for SpecializedCuda {
             self.give_up();
             run.profile.iter_mut().for_each(|p| p.clear());
         }
-        let stream = run.stream;
-        if !held.copies.is_empty() {
-            // Copies that the caller did not ask for must outlive the work on them.
-            device.synchronize(stream)?;
-        }
+        // Copies of arguments go now: memory comes back in the stream's order, after the work on them.
         Ok(())
+    }
+
+    fn costs(&self) -> Vec<(u64, u64)> {
+        self.costs.clone()
+    }
+
+    fn prepared_bytes(&self) -> usize {
+        self.derived_bytes
+    }
+
+    fn graph_bytes(&self) -> usize {
+        let replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        replays.of.iter().map(|r| r.graph.bytes()).sum()
+    }
+
+    fn host_bytes(&self) -> usize {
+        self.items.iter().map(Item::host_bytes).sum()
     }
 }

@@ -75,6 +75,12 @@ impl Delegated {
         unsafe { launch_all(&self.after, bases, stream) }
     }
 
+    fn host_bytes(&self) -> usize {
+        let own = self.before.iter().chain(&self.after).chain(&self.own).map(Call::bytes).sum::<usize>();
+        let places = self.calls.iter().map(|places| size_of_val(places) + size_of_val(&**places)).sum::<usize>();
+        size_of::<Self>() + own + places + size_of_val(&*self.align_bytes)
+    }
+
     pub fn reads(&self, changed: &[bool]) -> bool {
         let of_calls = |calls: &[Call]| calls.iter().any(|c| c.reads(changed));
         self.calls.iter().flatten().flatten().any(|(buffer, _)| changed[*buffer])
@@ -104,6 +110,13 @@ impl Item {
         match self {
             Self::Kernel(call) => call.step,
             Self::Delegated(delegated) => delegated.step,
+        }
+    }
+
+    pub fn host_bytes(&self) -> usize {
+        match self {
+            Self::Kernel(call) => call.bytes(),
+            Self::Delegated(delegated) => delegated.host_bytes(),
         }
     }
 

@@ -1,0 +1,443 @@
+"""Whole models on an NVIDIA GPU against eager and `torch.compile`: `make gpu-bench`, or on a machine without Rust
+
+    pip install oxidiff-*.whl diffusers && python benches/gpu.py
+
+Random weights, random normal inputs. Each pair of a model and a contender runs in a process of its own, where both take
+turns; times are medians of CUDA events. The run ends within nine minutes and prints one table last; what there was no time
+for says so, and `--only sdxl --against max-autotune` takes it by itself. `--write` puts the table into
+`benches/RESULTS-gpu.md`. Where there is no GPU it says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import datetime
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff import testing
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benches" / "RESULTS-gpu.md"
+LIMIT_S = 530.0
+CONTENDERS = ("eager", "default", "max-autotune")
+L2_BYTES = 256 << 20
+"""More than any second-level cache holds."""
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model at a size, and the bar for its time over the best contender's."""
+
+    figure: str
+    model: str
+    size: tuple[int, int]
+    batch: int
+    dtype: torch.dtype
+    bar: float
+
+
+CASES = {
+    "sd15": Case("SD1.5 UNet, 512x512, batch 2, fp16", "sd15-unet", (64, 64), 2, torch.float16, 0.75),
+    "sdxl": Case("SDXL UNet, 1024x1024, batch 2, fp16", "sdxl-unet", (128, 128), 2, torch.float16, 0.8),
+    "vae": Case("SDXL VAE decode, 1024x1024, fp16", "sdxl-vae-decoder", (128, 128), 1, torch.float16, 0.75),
+    "flux": Case("Flux-dev transformer, 1024x1024, bf16", "flux", (128, 128), 1, torch.bfloat16, 0.92),
+}
+
+
+# --- one process ----------------------------------------------------------------------------------------------------
+
+
+def on_gpu(value: Any) -> Any:
+    """Tensors of a call, on the GPU."""
+    if isinstance(value, Tensor):
+        return value.cuda()
+    return {name: on_gpu(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def build(case: Case, size: tuple[int, int] | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, filled on the GPU, and a call's arguments."""
+    module = testing.build(case.model, tiny=False, dtype=case.dtype, device=torch.device("cuda"))
+    return module, arguments_of(case, size)
+
+
+def arguments_of(case: Case, size: tuple[int, int] | None = None) -> dict[str, Any]:
+    made = testing.example_inputs(case.model, tiny=False, batch=case.batch, size=size or case.size, dtype=case.dtype)
+    return on_gpu(made)
+
+
+def contender(name: str, module: nn.Module, inputs: dict[str, Any]) -> Callable[[], Any]:
+    """The model as a user of the contender would run it."""
+    if any(isinstance(child, nn.Conv2d) for child in module.modules()):
+        module = copy.deepcopy(module).to(memory_format=torch.channels_last)
+        inputs = {
+            key: value.contiguous(memory_format=torch.channels_last)
+            if isinstance(value, Tensor) and value.dim() == 4
+            else value
+            for key, value in inputs.items()
+        }
+    if name != "eager":
+        module = torch.compile(module, mode=name)
+    return lambda: module(**inputs)
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """The device's time of one call."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def interleaved(runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds of calls that take turns: a second's worth of each, at least 7 and at most 50."""
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    once = max(seconds_of(run) for run in runs.values())
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(min(50, max(7, round(1 / once)))):
+        for name, run in runs.items():
+            times[name].append(seconds_of(run))
+    return times
+
+
+def peak_of(run: Callable[[], Any], before: int) -> int:
+    """The most that a call allocates, over `before`."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def first(result: Any) -> Tensor:
+    tensor: Tensor = testing.flatten_outputs(result)[0]
+    return tensor
+
+
+@torch.no_grad()
+def pair(row: str, against: str) -> Answer:
+    """Ours and one contender."""
+    case = CASES[row]
+    module, inputs = build(case)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    # The first call sets libraries up.
+    _, eager_peak = (peak_of(lambda: module(**inputs), before) for _ in range(2))
+    expected = first(module(**inputs)).float()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    ours = oxidiff.compile(module)
+    started = time.perf_counter()
+    oxidiff.warmup(ours, **inputs)
+    compile_s = time.perf_counter() - started
+    started = time.perf_counter()
+    ours(**inputs)
+    torch.cuda.synchronize()
+    first_s = time.perf_counter() - started
+    ours(**inputs)
+    report = ours.report()
+    peak = peak_of(lambda: ours(**inputs), before) + report.graph_bytes
+    got = first(ours(**inputs)).float()
+    error = float((got - expected).abs().max() / expected.abs().max())
+    del got, expected
+    other = contender(against, module, inputs)
+    started = time.perf_counter()
+    other()
+    torch.cuda.synchronize()
+    other_s = time.perf_counter() - started
+    times = interleaved({"ours": lambda: ours(**inputs), "other": other})
+    ratios = [a / b for a, b in zip(times["ours"], times["other"], strict=True)]
+    quarters = statistics.quantiles(ratios, n=4)
+    return {
+        "ours_ms": statistics.median(times["ours"]) * 1e3,
+        "other_ms": statistics.median(times["other"]) * 1e3,
+        "ratio": statistics.median(ratios),
+        "spread": (quarters[2] - quarters[0]) / 2,
+        "rounds": len(ratios),
+        "peak_ratio": peak / eager_peak,
+        "peak_bytes": peak,
+        "compile_s": compile_s,
+        "first_s": first_s,
+        "other_compile_s": other_s,
+        "error": error,
+        "eager_calls": report.eager_calls,
+        "reasons": [item["reason"] for item in report.fallbacks],
+    }
+
+
+@torch.no_grad()
+def overhead() -> Answer:
+    """The host's time of a call: a small model, the device idle at every call."""
+    module = testing.build("sd15-unet", dtype=torch.float16).cuda()
+    inputs = on_gpu(testing.example_inputs("sd15-unet", dtype=torch.float16))
+    ours = oxidiff.compile(module)
+    times = []
+    for _ in range(300):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        ours(**inputs)
+        times.append(time.perf_counter() - started)
+    report = ours.report()
+    return {"us": statistics.median(times[50:]) * 1e6, "eager_calls": report.eager_calls}
+
+
+@torch.no_grad()
+def new_size() -> Answer:
+    """SDXL at a size that was not seen, after 1024x1024."""
+    case = CASES["sdxl"]
+    module, inputs = build(case)
+    ours = oxidiff.compile(module)
+    for _ in range(3):
+        ours(**inputs)
+    before = ours.report()
+    other = arguments_of(case, (96, 128))
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        ours(**other)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    after = ours.report()
+    return {
+        "added_ms": (times[0] - min(times)) * 1e3,
+        "second_added_ms": (times[1] - min(times)) * 1e3,
+        "added_bytes": torch.cuda.memory_allocated() - held,
+        "graph_bytes": after.graph_bytes - before.graph_bytes,
+        "captures": after.captures - before.captures,
+        "eager_calls": after.eager_calls,
+    }
+
+
+class Modulate(nn.Module):
+    """A norm with scale and shift from outside, as transformers have it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """Normalises tokens and gives each channel of each sample its scale and shift."""
+        return self.norm(x) * (1 + scale[:, None]) + shift[:, None]
+
+
+def replayed_seconds(run: Callable[[int], Any], count: int) -> float:
+    """The device's time of one of `count` calls, without the host's."""
+    for at in range(count):
+        run(at)
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        kept.extend(run(at) for at in range(count))
+    times = [seconds_of(graph.replay) for _ in range(9)]
+    return statistics.median(times[2:]) / count
+
+
+@torch.no_grad()
+def bandwidth() -> Answer:
+    """Norms at SDXL's sizes: bytes read and written once, over what a copy of the same bytes reaches."""
+    rows: Answer = {}
+    norm = nn.Sequential(nn.GroupNorm(32, 320), nn.SiLU()).half().cuda().eval()
+    channels_last = (2, 320, 128, 128)
+    wide = Modulate(640).eval()
+    for name, module, shape in (("GroupNorm+SiLU", norm, channels_last), ("LayerNorm+modulate", wide, (2, 4096, 640))):
+        ours = oxidiff.compile(module)
+        size = torch.Size(shape).numel() * 2
+        count = max(4, L2_BYTES // size)
+        given = [torch.randn(shape, dtype=torch.float16, device="cuda") for _ in range(count)]
+        if len(shape) == 4:
+            given = [x.contiguous(memory_format=torch.channels_last) for x in given]
+        rest = [torch.randn(shape[0], shape[-1], dtype=torch.float16, device="cuda") for _ in range(2)]
+        extra = () if len(shape) == 4 else tuple(rest)
+        taken = replayed_seconds(lambda at, ours=ours, given=given, extra=extra: ours(given[at], *extra), count)
+        copied = replayed_seconds(lambda at, given=given: given[at].clone(), count)
+        rows[name] = {"share": copied / taken, "us": taken * 1e6, "eager_calls": ours.report().eager_calls}
+    return rows
+
+
+EXTRAS: dict[str, Callable[[], Answer]] = {"overhead": overhead, "new-size": new_size, "bandwidth": bandwidth}
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+def no_gpu() -> str | None:
+    """Why there is nothing to run on."""
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch.cuda.is_available() is false: no NVIDIA GPU, or no driver for it"
+    try:
+        oxidiff.device.device_of(torch.device("cuda", 0))
+    except oxidiff.UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def run_child(words: list[str], deadline: float) -> Answer:
+    """The answer of a process of its own; `failed` says why there is none."""
+    left = deadline - time.perf_counter()
+    if left < 5:
+        return {"failed": "no time left"}
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True, timeout=left, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": "no time left"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"failed": f"exit status {done.returncode}"}
+    answer: Answer = json.loads(lines[-1])
+    return answer
+
+
+def mark(is_met: bool) -> str:
+    return "yes" if is_met else "no"
+
+
+def case_rows(row: str, answers: dict[str, Answer]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Lines of the table about one model."""
+    case = CASES[row]
+    good = {name: answer for name, answer in answers.items() if "failed" not in answer}
+    missing = ", ".join(f"{name}: {answer['failed']}" for name, answer in answers.items() if "failed" in answer)
+    if not good:
+        yield case.figure, "not run", f"{case.bar}", "", missing
+        return
+    is_ours = all(not answer["eager_calls"] for answer in good.values())
+    reasons = next((answer["reasons"] for answer in good.values() if answer["reasons"]), [])
+    best = min(good, key=lambda name: float(good[name]["other_ms"]))
+    at = good[best]
+    note = ", ".join(f"{name} {answer['other_ms']:.2f} ms" for name, answer in good.items())
+    note = f"ours {at['ours_ms']:.2f} ms, {note}; {at['rounds']} rounds; error {at['error']:.1e} of eager's largest"
+    note += f"; eager: {reasons[0]}" if reasons else ""
+    note += f"; {missing}" if missing else ""
+    whole = len(good) == len(answers)
+    met = mark(is_ours and at["ratio"] <= case.bar) if whole else ""
+    yield (
+        f"{case.figure}: over the best contender ({best})",
+        f"{at['ratio']:.2f} ± {at['spread']:.2f}",
+        f"{case.bar}",
+        met,
+        note,
+    )
+    peak = next(iter(good.values()))
+    yield (
+        "the same: peak memory over eager",
+        f"{peak['peak_ratio']:.2f}",
+        "1.0",
+        mark(peak["peak_ratio"] <= 1.0),
+        (f"{peak['peak_bytes'] >> 20} MiB beyond the weights, graphs included"),
+    )
+    starts = list(good.values())
+    bars = ("25 s", "2 s") if row == "sdxl" else ("", "")
+    for what, answer, bar, limit in (("cold", starts[0], bars[0], 25), ("from the cache", starts[-1], bars[1], 2)):
+        if what == "cold" or len(starts) > 1:
+            met = mark(answer["compile_s"] <= limit) if bar else ""
+            yield (
+                f"the same: compiled {what}",
+                f"{answer['compile_s']:.1f} s",
+                bar,
+                met,
+                f"first call {answer['first_s']:.2f} s",
+            )
+
+
+def extra_rows(name: str, answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
+    """Lines of the table about everything else."""
+    if "failed" in answer:
+        yield name, "not run", "", "", answer["failed"]
+    elif name == "overhead":
+        note = "small SD1.5 UNet, device idle" + ("; it ran eager" if answer["eager_calls"] else "")
+        yield "host time of a call", f"{answer['us']:.0f} us", "60 us", mark(answer["us"] <= 60), note
+    elif name == "new-size":
+        added, beyond = answer["added_ms"], answer["added_bytes"]
+        note = f"the second call {answer['second_added_ms']:.0f} ms; captures {answer['captures']}"
+        yield "new size on SDXL: added to the first call", f"{added:.0f} ms", "150 ms", mark(added <= 150), note
+        note = f"graphs {answer['graph_bytes']} bytes"
+        yield "the same: memory added in torch's allocator", f"{beyond} bytes", "0", mark(beyond <= 0), note
+    else:
+        for what, row in answer.items():
+            share = row["share"]
+            note = f"{row['us']:.1f} us" + ("; it ran eager" if row["eager_calls"] else "")
+            yield f"{what}: share of a copy's bandwidth", f"{share:.0%}", "85 %", mark(share >= 0.85), note
+
+
+@contextlib.contextmanager
+def own_cache() -> Iterator[None]:
+    """A cache of this run's own: the first process compiles cold, the later ones do not."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["OXIDIFF_CACHE_DIR"] = folder
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*CASES, *EXTRAS], default=[*CASES, *EXTRAS])
+    parser.add_argument("--against", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {RESULTS.name}")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        answer = EXTRAS[given.child[0]]() if given.child[0] in EXTRAS else pair(*given.child)
+        print(json.dumps(answer))
+        return 0
+    if (reason := no_gpu()) is not None:
+        print(f"nothing was measured: {reason}")
+        return 0
+    deadline = time.perf_counter() + given.limit
+    cases: dict[str, dict[str, Answer]] = {name: {} for name in CASES if name in given.only}
+    extras: dict[str, Answer] = {}
+    with own_cache():
+        # What every row needs comes first, the longest compiles last.
+        for against in given.against:
+            for name in cases:
+                cases[name][against] = run_child([name, against], deadline)
+                print(name, against, cases[name][against], flush=True)
+            if against == given.against[0]:
+                for name in (name for name in EXTRAS if name in given.only):
+                    extras[name] = run_child([name], deadline)
+                    print(name, extras[name], flush=True)
+    rows = [row for name, answers in cases.items() for row in case_rows(name, answers)]
+    rows += [row for name, answer in extras.items() for row in extra_rows(name, answer)]
+    lines = [
+        f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, oxidiff {oxidiff.__version__}, "
+        f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}",
+        "",
+        "| figure | measured | bar | met | how |",
+        "| --- | --- | --- | --- | --- |",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+    print("\n" + "\n".join(lines))
+    if given.write:
+        before = RESULTS.read_text() if RESULTS.exists() else "# Results on GPUs\n\n`make gpu-bench` adds a table.\n"
+        RESULTS.write_text(before + "\n## " + "\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

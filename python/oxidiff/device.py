@@ -1,0 +1,125 @@
+"""Where a module's tensors are, and what programs there ask torch for.
+
+On the CPU that is nothing. On an NVIDIA GPU a :class:`Device` answers: torch's current stream, to which every call's work
+goes; tensors of torch's own for results; whether the stream is being captured. Workspace and derived weights come from
+torch's allocator too, through the DLPack C exchange API (``src/python/memory.rs``), so that they show in
+``torch.cuda.memory_allocated``. Tests register a stand-in with the same methods.
+
+A device that cannot be used (no driver, an old one, an old GPU, a library that is missing) is a reason, found out once
+per process; its modules run eager.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native
+from .errors import UnsupportedError, from_native
+
+__all__ = ["Device", "device_of", "is_captured"]
+
+_DLPACK_CUDA = 2
+
+
+class Device:
+    """What programs on one NVIDIA GPU ask of torch.
+
+    Attributes:
+        device: The device.
+        backend: The backend's name for it.
+        dlpack: DLPack's kind and index of it.
+        name: What it is.
+
+    Raises:
+        NativeError: It cannot be used; says why.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self.backend = f"cuda:{index}"
+        self.dlpack = (_DLPACK_CUDA, index)
+        self.name = _native.cuda_open(index, os.path.dirname(torch.__file__))
+        self._index = index
+
+    def stream(self) -> int:
+        """The handle of torch's current stream there."""
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        return handle
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A fresh tensor of torch's own, allocated for that stream.
+
+        Raises:
+            MemoryError: There is no room for it.
+        """
+        try:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from None
+
+    def is_capturing(self) -> bool:
+        """Whether that stream is being captured into a CUDA graph."""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def has_autocast(self) -> bool:
+        """Whether eager would cast arguments of ops there."""
+        return torch.is_autocast_enabled("cuda")
+
+    def synchronize(self) -> None:
+        """Waits for everything on the device."""
+        torch.cuda.synchronize(self.device)
+
+
+_devices: dict[torch.device, Device | str] = {}
+"""The devices that were asked for, or why they cannot be used. Guarded by the lock; read without."""
+_lock = threading.Lock()
+
+
+def device_of(device: torch.device) -> Device | None:
+    """What programs on a device ask; ``None`` for the CPU.
+
+    Raises:
+        UnsupportedError: No program runs there; says why.
+    """
+    found = _devices.get(device)
+    if found is None:
+        if device.type == "cpu":
+            return None
+        with _lock:
+            found = _devices.get(device)
+            if found is None:
+                found = _devices[device] = _open(device)
+    if isinstance(found, str):
+        raise UnsupportedError(found)
+    return found
+
+
+def _open(device: torch.device) -> Device | str:
+    if device.type != "cuda":
+        return f"there is no backend for tensors on {device}"
+    if torch.version.cuda is None:
+        return f"{device} is not an NVIDIA GPU"
+    try:
+        return Device(torch.cuda.current_device() if device.index is None else device.index)
+    except _native.NativeError as error:
+        return f"{device} cannot be used: {from_native(error)}"
+
+
+def is_captured(leaves: Iterable[Any]) -> bool:
+    """Whether work on these tensors' device is recorded into a CUDA graph now, and done later."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            found = _devices.get(leaf.device)
+            if found is not None and not isinstance(found, str):
+                return found.is_capturing()
+            if leaf.is_cuda:
+                with torch.cuda.device(leaf.device):
+                    return torch.cuda.is_current_stream_capturing()
+    return False

@@ -1,0 +1,436 @@
+"""What only a GPU shows: `make gpu-test`, or on a machine without Rust
+
+    pip install oxidiff-*.whl pytest && python tests/gpu/run.py
+
+Every op in every float type and every model of the zoo against eager in f64, then streams, threads, captures, memory,
+several devices and compute-sanitizer. One table comes last; the exit status is 1 if a row failed. Where there is no GPU it
+says why, and passes. `--stand-in` runs graphs, ops and models behind the stand-in driver of `tests/python` instead.
+
+Rows that the time limit leaves no room for say so: `--only ROW...` runs them by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+import oxidiff  # noqa: E402
+from oxidiff import testing  # noqa: E402
+
+LIMIT_S = 530.0
+"""The whole run, so that it ends within nine minutes."""
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+MODEL_ERROR = 2e-5
+"""Largest error of an f32 model over its largest value."""
+
+
+class Skipped(Exception):
+    """Why a row did not run."""
+
+
+class Run:
+    """Where the rows run, and until when."""
+
+    def __init__(self, device: torch.device, deadline: float) -> None:
+        self.device = device
+        self.deadline = deadline
+
+    def has_time(self) -> bool:
+        return time.perf_counter() < self.deadline
+
+
+def compiled(module: Any, **options: Any) -> Any:
+    """Nothing may run eager, and nothing comes from an earlier run."""
+    return oxidiff.compile(module, **{"cache": False, "strict": True, "tune": "off", **options})
+
+
+def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Tensors in a nest of dicts and sequences, on a device and in a dtype."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, dtype if value.is_floating_point() else None)
+    if isinstance(value, dict):
+        return {name: moved(item, device, dtype) for name, item in value.items()}
+    return type(value)(moved(item, device, dtype) for item in value) if isinstance(value, list | tuple) else value
+
+
+def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """Largest difference over the largest value."""
+    return float((got.double() - exact).abs().max() / exact.abs().max())
+
+
+class Block(nn.Module):
+    """A residual block: convolutions, norms, a time embedding."""
+
+    def __init__(self, channels: int = 64) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(8, channels), nn.GroupNorm(8, channels)
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.time = nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        hidden = self.conv1(nn.functional.silu(self.norm1(x))) + self.time(t)[:, :, None, None]
+        return x + self.conv2(nn.functional.silu(self.norm2(hidden))) * factor
+
+
+def block(run: Run, batch: int = 2, size: int = 32) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    made = Block().eval().requires_grad_(False).to(run.device)
+    return made, (torch.randn(batch, 64, size, size, device=run.device), torch.randn(batch, 64, device=run.device))
+
+
+def exact_of(module: nn.Module, args: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
+    """What the module gives in f64."""
+    wide: torch.Tensor = copy.deepcopy(module).double()(*(a.double() for a in args), **kwargs)
+    return wide
+
+
+def require(ours: Any, module: nn.Module, args: tuple[torch.Tensor, ...], **kwargs: Any) -> None:
+    got, exact = ours(*args, **kwargs), exact_of(module, args, **kwargs)
+    error = error_of(got, exact)
+    assert error < MODEL_ERROR, f"an error of {error:.1e}"
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def ops(run: Run) -> str:
+    """Every op in f32, bf16 and f16 at two sizes, against f64."""
+    try:
+        import test_ops
+    except ImportError as error:
+        raise Skipped(f"pytest is needed ({error})") from None
+    failures, count, without = [], 0, 0
+    for case in test_ops.RUNNABLE:
+        for dtype in test_ops.DTYPES:
+            if not run.has_time():
+                break
+            module = moved_module(case.module(dtype), run.device)
+            sizes = [moved(args, run.device) for args in test_ops.arguments(case, dtype)]
+            try:
+                for args in sizes:
+                    module(*copy.deepcopy(args))
+            except RuntimeError:
+                without += 1  # Eager cannot do it on this device either.
+                continue
+            count += 1
+            try:
+                ours = compiled(module)
+                for args in sizes:
+                    # Launched kernel by kernel, then as a graph, then the graph with other tensors.
+                    for _ in range(3):
+                        test_ops.check(ours(*moved(copy.deepcopy(args), run.device)), case, module, args, dtype)
+            except (AssertionError, RuntimeError, TypeError) as error:
+                failures.append(f"{case.name} in {str(dtype)[6:]}: {str(error).splitlines()[0][:200]}")
+    assert not failures, f"{len(failures)} of {count} failed:\n" + "\n".join(failures)
+    if not run.has_time():
+        raise Skipped(f"no time left after {count} cases without a failure")
+    return f"{count} cases, {without} that eager cannot do here"
+
+
+def moved_module(module: Any, device: torch.device) -> Any:
+    return module.to(device) if isinstance(module, nn.Module) else module
+
+
+def models(run: Run) -> str:
+    """Every model of the zoo with small widths, at two sizes, against f64; 16 bits against eager's own error."""
+    try:
+        import diffusers
+        import transformers
+    except ImportError as error:
+        raise Skipped(str(error)) from None
+    assert diffusers and transformers
+    worst, count, failures = 0.0, 0, []
+    for name in testing.names():
+        wide = testing.build(name, dtype=torch.float64).to(run.device)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            if not run.has_time():
+                break
+            module = testing.build(name, dtype=dtype).to(run.device)
+            ours = compiled(module)
+            for size in testing.ZOO[name].tiny_sizes:
+                inputs = moved(testing.example_inputs(name, batch=2, size=size, dtype=dtype), run.device)
+                exact = testing.flatten_outputs(wide(**moved(inputs, run.device, torch.float64)))[0]
+                eager = error_of(testing.flatten_outputs(module(**inputs))[0], exact)
+                for _ in range(3):
+                    error = error_of(testing.flatten_outputs(ours(**inputs))[0], exact)
+                    bound = MODEL_ERROR if dtype is torch.float32 else 1.25 * max(eager, UNIT[dtype])
+                    if not error <= bound:
+                        failures.append(f"{name} in {str(dtype)[6:]} at {size}: {error:.1e}, eager {eager:.1e}")
+                        break
+                worst = max(worst, error if dtype is torch.float32 else 0.0)
+            count += 1
+    assert not failures, f"{len(failures)} failed:\n" + "\n".join(failures)
+    if not run.has_time():
+        raise Skipped(f"no time left after {count} models and types without a failure")
+    return f"{count} models and types, f32 within {worst:.1e}"
+
+
+def graphs(run: Run) -> str:
+    """Replays with other tensors, numbers, sizes and weights."""
+    module, args = block(run)
+    ours = compiled(module)
+    for factor in (1.0, 0.5, 0.5, -2.0):
+        require(ours, module, args, factor=factor)
+    for size in (16, 32, 48, 32):
+        module_args = block(run, size=size)[1]
+        for _ in range(3):
+            require(ours, module, module_args)
+    for _ in range(2):
+        for parameter in module.parameters():
+            parameter.normal_(0.1, 0.1)
+        require(ours, module, args)
+    report = ours.report()
+    assert report.specializations >= 3
+    return f"{report.specializations} sizes, graphs of {report.graph_bytes} bytes"
+
+
+def streams(run: Run) -> str:
+    """Calls on several streams at once, each with what came before on its own."""
+    module, args = block(run, size=128)
+    ours, exact = compiled(module), exact_of(module, args)
+    ours(*args)
+    torch.cuda.synchronize()
+    pool = [torch.cuda.Stream() for _ in range(3)]
+    results: list[list[torch.Tensor]] = [[] for _ in pool]
+    for _ in range(20):
+        for stream, kept in zip(pool, results, strict=True):
+            with torch.cuda.stream(stream):
+                kept.append(ours(*args))
+    torch.cuda.synchronize()
+    assert max(error_of(r, exact) for kept in results for r in kept) < MODEL_ERROR
+    # Weights that were derived on one stream go while others read them.
+    ours.unload()
+    return "3 streams, 20 calls each"
+
+
+def threads(run: Run) -> str:
+    """Five threads on streams of their own, at two sizes."""
+    module, _ = block(run)
+    ours = compiled(module)
+    cases = [block(run, size=size)[1] for size in (16, 40)]
+    exact = [exact_of(module, args) for args in cases]
+    problems: list[str] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), torch.cuda.device(run.device), torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(16):
+                    got = ours(*cases[turn % 2])
+                    if error_of(got, exact[turn % 2]) >= MODEL_ERROR:
+                        problems.append(f"a wrong result at turn {turn}")
+        except Exception:
+            problems.append(traceback.format_exc())
+
+    made = [threading.Thread(target=work) for _ in range(5)]
+    for thread in made:
+        thread.start()
+    for thread in made:
+        thread.join()
+    assert not problems, problems[0]
+    return f"5 threads, {ours.report().programs} program"
+
+
+def capture(run: Run) -> str:
+    """A call inside of `torch.cuda.graph`, replayed beside other calls; a cold one runs eager."""
+    module, args = block(run)
+    ours, exact = compiled(module, strict=False), exact_of(module, args)
+    ours(*args)
+    static = tuple(a.clone() for a in args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = ours(*static)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for a in static:
+            a.copy_(torch.randn_like(a))
+        ours(*args)
+        graph.replay()
+        ours(*args)
+        assert error_of(result, exact_of(module, static)) < MODEL_ERROR
+        assert error_of(ours(*args), exact) < MODEL_ERROR
+    assert ours.report().eager_calls == 0
+    cold = compiled(block(run)[0], strict=False)
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Libraries that eager uses set themselves up outside of captures.
+        module(*static)
+        with torch.cuda.graph(graph):
+            result = cold(*static)
+    graph.replay()
+    assert error_of(result, exact_of(module, static)) < 1e-2
+    assert cold.report().eager_calls == 1
+    return "captured, replayed; a cold call ran eager"
+
+
+def modes(run: Run) -> str:
+    """`inference_mode`, tensors made in it, 0-d CPU tensors, autocast, tensors on another device."""
+    with torch.inference_mode():
+        module, args = block(run)
+        ours = compiled(module)
+        assert error_of(ours(*args), exact_of(module, args)) < MODEL_ERROR
+        module.conv1.weight.mul_(0.5)  # type: ignore[operator, union-attr]
+        assert error_of(ours(*args), exact_of(module, args)) < MODEL_ERROR
+    scale = oxidiff.compile(lambda x, s: x * s + 1, cache=False, strict=True)
+    x = torch.randn(8, 8, device=run.device)
+    assert torch.allclose(scale(x, torch.tensor(3.0)), x * 3 + 1)
+    with torch.autocast("cuda"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(module, strict=False)(*args)
+    assert any("autocast" in str(w.message) for w in caught)
+    return "as eager"
+
+
+def memory(run: Run) -> str:
+    """Workspace shows in `memory_allocated`, and all of it goes."""
+    module, args = block(run, size=256)
+    module(*args)
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(run.device)
+    torch.cuda.reset_peak_memory_stats(run.device)
+    module(*args)
+    torch.cuda.synchronize()
+    eager = torch.cuda.max_memory_allocated(run.device) - before
+    ours = compiled(module)
+    for _ in range(3):
+        ours(*args)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated(run.device) - before
+    report = ours.report()
+    assert held >= report.arena_bytes > 0, f"{held} bytes show of a workspace of {report.arena_bytes}"
+    torch.cuda.reset_peak_memory_stats(run.device)
+    ours(*args)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated(run.device) - before
+    ours.unload()
+    del ours
+    gc.collect()
+    torch.cuda.synchronize()
+    left = torch.cuda.memory_allocated(run.device) - before
+    assert left <= 1 << 20, f"{left} bytes are left"
+    return f"peak {peak / eager:.2f} of eager's, {left} bytes left"
+
+
+def devices(run: Run) -> str:
+    """The same module on two GPUs, from a thread whose current device is the first."""
+    if torch.cuda.device_count() < 2:
+        raise Skipped("there is one GPU")
+    torch.cuda.set_device(0)
+    for index in (1, 0):
+        module, args = block(Run(torch.device("cuda", index), run.deadline))
+        ours = compiled(module)
+        for _ in range(3):
+            require(ours, module, args)
+        assert torch.cuda.current_device() == 0
+    return "two GPUs"
+
+
+def sanitizer(run: Run) -> str:
+    """compute-sanitizer's memcheck and racecheck over a small model, launched and replayed."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        raise Skipped("compute-sanitizer is not on the path")
+    for check in ("memcheck", "racecheck"):
+        left = run.deadline - time.perf_counter()
+        if left < 60:
+            raise Skipped(f"no time left for {check}")
+        command = [tool, "--tool", check, "--error-exitcode", "9", "--kernel-regex", "kns=_f32_", sys.executable]
+        try:
+            done = subprocess.run(
+                [*command, __file__, "--only", "graphs"], capture_output=True, text=True, timeout=left, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Skipped(f"no time left during {check}") from None
+        assert done.returncode == 0, f"{check}:\n{done.stdout[-3000:]}"
+    return "memcheck and racecheck found nothing"
+
+
+ROWS: dict[str, Callable[[Run], str]] = {
+    f.__name__: f for f in (graphs, streams, threads, capture, modes, memory, devices, ops, models, sanitizer)
+}
+ANYWHERE = ("graphs", "ops", "models")
+
+
+# --- the run --------------------------------------------------------------------------------------------------------
+
+
+def no_gpu() -> str | None:
+    """Why there is nothing to run on."""
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch.cuda.is_available() is false: no NVIDIA GPU, or no driver for it"
+    try:
+        oxidiff.device.device_of(torch.device("cuda", 0))
+    except oxidiff.UnsupportedError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def place(is_stand_in: bool) -> Iterator[torch.device]:
+    if not is_stand_in:
+        yield torch.device("cuda", 0)
+        return
+    import stand_in
+
+    with stand_in.in_use(stand_in.stand_in()):
+        yield torch.device("cpu")
+
+
+@torch.no_grad()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--stand-in", action="store_true", help="run what can be behind the stand-in driver")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all rows")
+    arguments = parser.parse_args()
+    names = [name for name in arguments.only if not arguments.stand_in or name in ANYWHERE]
+    if not arguments.stand_in and (reason := no_gpu()) is not None:
+        print(f"nothing was run: {reason}")
+        return 0
+    table, has_failed = [], False
+    with place(arguments.stand_in) as device:
+        what = "the stand-in driver" if arguments.stand_in else torch.cuda.get_device_name(device)
+        run = Run(device, time.perf_counter() + arguments.limit)
+        for name in names:
+            started = time.perf_counter()
+            try:
+                if not run.has_time():
+                    raise Skipped("no time left")
+                result, note = "passed", ROWS[name](run)
+            except Skipped as error:
+                result, note = "skipped", str(error)
+            except Exception as error:
+                result, note, has_failed = "FAILED", f"{type(error).__name__}: {error}", True
+                traceback.print_exc()
+            table.append((name, result, f"{time.perf_counter() - started:.1f} s", note.splitlines()[0] if note else ""))
+            print(f"{name}: {result}", flush=True)
+    print(f"\noxidiff {oxidiff.__version__}, torch {torch.__version__} on {what}\n")
+    print("| row | result | took | what |\n| --- | --- | --- | --- |")
+    for row in table:
+        print("| " + " | ".join(row) + " |")
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

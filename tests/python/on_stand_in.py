@@ -1,0 +1,390 @@
+"""Compiled modules on the CUDA backend behind a stand-in for the driver (`stand_in.py`). `test_cuda.py` runs this file in a
+process of its own."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oxidiff
+from nets import Net, assert_close, image
+from oxidiff import testing
+from stand_in import NoCompilerError, StandIn, in_use, stand_in
+
+# f32 sums in another order, over the depth of the model.
+MODEL_TOLERANCE = 2e-5
+
+
+@pytest.fixture
+def gpu() -> Iterator[StandIn]:
+    try:
+        made = stand_in()
+    except NoCompilerError as error:
+        pytest.skip(str(error))
+    with in_use(made):
+        yield made
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def compiled(module: nn.Module, **options: Any) -> Any:
+    options = {"cache": False, "strict": True, **options}
+    return oxidiff.compile(module.eval(), **options)
+
+
+@torch.no_grad()
+def test_a_unet_runs_as_on_the_cpu(gpu: StandIn) -> None:
+    unet = testing.build("sd15-unet", tiny=True).eval()
+    ours = compiled(unet)
+    for size in (8, 16):
+        for _ in range(3):
+            inputs = testing.example_inputs("sd15-unet", tiny=True, batch=2, size=(size, size))
+            launched = gpu.count("launches") + gpu.count("graph_launches")
+            assert relative(ours(**inputs).sample, unet(**inputs).sample) < MODEL_TOLERANCE
+            assert gpu.count("launches") + gpu.count("graph_launches") > launched, "it ran behind the driver"
+    report = ours.report()
+    assert (report.captures, report.programs, report.eager_calls, report.specializations) == (1, 1, 0, 2)
+    assert "cuda/sm_80" in str(ours._oxidiff.engines()[-1].variants[0].program.text("plan"))
+
+
+@torch.no_grad()
+def test_numbers_reach_the_device(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net)
+    for factor in (2.0, 3.5, 2.0, -1.25):
+        written = gpu.count("writes")
+        assert_close(ours(x, factor), net(x, factor))
+        assert gpu.count("writes") == written + 2, "a number is two words"
+
+
+@torch.no_grad()
+def test_the_second_call_is_a_graph_launch(gpu: StandIn) -> None:
+    net = Net()
+    ours = compiled(net)
+    ours(image())
+    before = {what: gpu.count(what) for what in ("launches", "graphs", "graph_launches")}
+    for seed in range(3):
+        assert_close(ours(image(seed=seed)), net(image(seed=seed)))
+    assert gpu.count("launches") == before["launches"]
+    assert gpu.count("graphs") == before["graphs"] + 1
+    assert gpu.count("graph_launches") == before["graph_launches"] + 3
+
+
+@torch.no_grad()
+def test_graphs_can_be_had_without(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours, graphs = compiled(net, cuda_graphs=False), gpu.count("graphs")
+    for _ in range(3):
+        assert_close(ours(x), net(x))
+    assert gpu.count("graphs") == graphs
+
+
+@torch.no_grad()
+def test_a_result_without_room_is_asked_for_again(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net)
+    ours(x)
+    real, refused = gpu.empty, []
+
+    def refuse_once(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        if not refused:
+            refused.append(shape)
+            raise MemoryError("no room")
+        return real(shape, dtype)
+
+    gpu.empty = refuse_once  # type: ignore[method-assign]
+    try:
+        assert_close(ours(x), net(x))
+    finally:
+        del gpu.empty
+    assert refused and ours.report().eager_calls == 0
+
+
+@torch.no_grad()
+def test_adapters_are_scaled_outside_of_captures(gpu: StandIn) -> None:
+    peft = pytest.importorskip("peft")
+    unet = testing.build("sd15-unet", tiny=True).eval()
+    unet.add_adapter(peft.LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False))  # type: ignore
+    unet.requires_grad_(False)
+    inputs = testing.example_inputs("sd15-unet", tiny=True)
+    ours = compiled(unet, strict=False)
+
+    def check(scale: float) -> None:
+        extra = {"cross_attention_kwargs": {"scale": scale}}
+        assert relative(ours(**inputs, **extra).sample, unet(**inputs, **extra).sample) < MODEL_TOLERANCE
+
+    check(1.0)
+    waits = gpu.waits
+    check(0.5)
+    assert gpu.waits > waits, "other streams may read the weights that are replaced"
+    with gpu.capture(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        waits = gpu.waits
+        check(0.25)
+        assert gpu.waits == waits
+    assert ours.report().eager_calls == 1
+    check(0.25)
+    assert ours.report().eager_calls == 1
+
+
+@torch.no_grad()
+def test_streams_have_workspaces_and_graphs_of_their_own(gpu: StandIn) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8))
+    ours = compiled(net)
+    ours(image())
+    one = ours.report()
+    graphs = gpu.count("graphs")
+    for _ in range(3):
+        for handle in (0x10, 0x20):
+            with gpu.on_stream(handle):
+                assert_close(ours(image(seed=handle)), net(image(seed=handle)))
+    assert ours.report().pool_bytes >= 3 * one.arena_bytes > 0
+    assert gpu.count("graphs") == graphs + 2
+
+
+@torch.no_grad()
+def test_threads_on_streams_of_their_own(gpu: StandIn) -> None:
+    net = Net()
+    ours = compiled(net)
+    problems: list[BaseException] = []
+
+    def work(handle: int) -> None:
+        try:
+            with torch.no_grad(), gpu.on_stream(handle):
+                for seed in range(8):
+                    x = image(2, 3, 8 + 2 * (seed % 2), 8, seed=seed)
+                    assert_close(ours(x), net(x))
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(0x10 * (1 + i % 3),)) for i in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert ours.report().programs == 1
+
+
+@torch.no_grad()
+def test_what_is_captured_is_launches_over_memory_of_its_own(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net)
+    ours(x)
+    ours(x)
+    graph_launches, pool = gpu.count("graph_launches"), ours.report().pool_bytes
+    launches = gpu.count("launches")
+    with gpu.capture():
+        assert_close(ours(x), net(x))
+    assert gpu.count("launches") > launches
+    assert gpu.count("graph_launches") == graph_launches
+    assert ours.report().pool_bytes == pool, "the memory of the capture went back"
+    assert_close(ours(x), net(x))
+
+
+@torch.no_grad()
+def test_nothing_is_compiled_in_a_capture(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net, strict=False)
+    with gpu.capture(), pytest.warns(oxidiff.FallbackWarning, match="being captured"):
+        assert_close(ours(x), net(x))
+    report = ours.report()
+    assert (report.captures, report.eager_calls) == (0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_close(ours(x), net(x))
+    report = ours.report()
+    assert (report.captures, report.eager_calls) == (1, 1), "the capture is not held against it"
+    # Other weights are not bound in a capture either.
+    net.linear.bias.add_(1.0)
+    with gpu.capture():
+        assert_close(ours(x), net(x))
+    assert ours.report().eager_calls == 2
+    assert_close(ours(x), net(x))
+    assert ours.report().eager_calls == 2
+
+
+def test_nothing_is_compiled_in_a_capture_strictly(gpu: StandIn) -> None:
+    ours = compiled(Net())
+    with gpu.capture(), torch.no_grad(), pytest.raises(oxidiff.UnsupportedError, match="being captured"):
+        ours(image())
+
+
+class Prepared(nn.Module):
+    """Something of it depends on weights alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.norm = nn.Parameter(torch.randn(16))
+        self.register_buffer("table", torch.arange(16.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = torch.softmax(self.weight * self.norm, dim=0)
+        return x @ scaled + torch.tensor([1.0, 2.0, 3.0, 4.0] * 4)
+
+
+@torch.no_grad()
+def test_weights_change_in_place_and_as_a_whole(gpu: StandIn) -> None:
+    net, x = Prepared(), image(5, 16)
+    ours = compiled(net)
+    assert_close(ours(x), net(x))
+    assert ours.report().derived_bytes > 0
+    net.norm.mul_(2.0)
+    assert_close(ours(x), net(x))
+    net.load_state_dict({name: torch.randn_like(tensor) for name, tensor in net.state_dict().items()})
+    assert_close(ours(x), net(x))
+    net.weight.data = torch.randn(16, 16).T
+    assert_close(ours(x), net(x))
+    assert ours.report().captures <= 2
+
+
+@torch.no_grad()
+def test_memory_read_on_another_stream_is_freed_after_it(gpu: StandIn) -> None:
+    net, x = Prepared(), image(5, 16)
+    ours = compiled(net)
+    with gpu.on_stream(0x111):
+        assert_close(ours(x), net(x))
+    with gpu.on_stream(0x222):
+        assert_close(ours(x), net(x))
+    assert not gpu.has_waited(0x222, 0x111)
+    ours.unload()
+    assert gpu.has_waited(0x222, 0x111), "its stream waits for the reader before the memory goes"
+    assert not gpu.has_waited(0x111, 0x222)
+
+
+@torch.no_grad()
+def test_memory_read_on_another_stream_outlives_a_capture(gpu: StandIn) -> None:
+    net, x = Prepared(), image(5, 16)
+    ours = compiled(net)
+    with gpu.on_stream(0x333):
+        ours(x)
+    with gpu.on_stream(0x444):
+        ours(x)
+    with gpu.capture():
+        ours.unload()
+        assert not gpu.has_waited(0x444, 0x333), "an event of a captured stream would be the graph's"
+    compiled(Net())(image())
+    assert gpu.has_waited(0x444, 0x333)
+
+
+@torch.no_grad()
+def test_the_callers_context_is_its_own(gpu: StandIn) -> None:
+    other, x = 0x777, image()
+    ours = compiled(Net())
+    gpu.driver.cuCtxSetCurrent(other)
+    try:
+        ours(x)
+        ours(x)
+        assert gpu.context() == other
+    finally:
+        gpu.driver.cuCtxSetCurrent(None)
+    ours(x)
+    assert gpu.context() is None
+
+
+def test_inference_mode_and_tensors_made_in_it(gpu: StandIn) -> None:
+    with torch.inference_mode():
+        net, x = Prepared().eval(), image(5, 16)
+        ours = compiled(net)
+        result = ours(x)
+        assert result.is_inference()
+        assert_close(result, net(x))
+        # No counter shows this write, and a device's memory is not looked at.
+        net.weight.mul_(0.5)
+        assert_close(ours(x), net(x))
+
+
+def test_what_is_not_ready_is_not_made_in_a_capture(gpu: StandIn) -> None:
+    with torch.inference_mode():
+        net, x = Prepared().eval(), image(5, 16)
+        ours = compiled(net, strict=False)
+        assert_close(ours(x), net(x))
+        # What is derived from uncounted weights is made anew by every call.
+        with gpu.capture(), pytest.warns(oxidiff.FallbackWarning, match="not ready yet"):
+            assert_close(ours(x), net(x))
+        assert ours.report().eager_calls == 1
+        assert_close(ours(x), net(x))
+
+
+@torch.no_grad()
+def test_kernels_are_unloaded_when_others_are_loaded(gpu: StandIn) -> None:
+    ours = compiled(nn.Linear(7, 9))
+    ours(torch.randn(3, 7))
+    unloads = gpu.count("unloads")
+    ours.unload()
+    del ours
+    gc.collect()
+    assert gpu.count("unloads") == unloads, "somebody may be capturing"
+    compiled(nn.Linear(9, 7))(torch.randn(3, 9))
+    assert gpu.count("unloads") > unloads
+
+
+@torch.no_grad()
+def test_results_are_torchs_own_tensors(gpu: StandIn) -> None:
+    made = []
+    real = gpu.empty
+    gpu.empty = lambda shape, dtype: made.append(real(shape, dtype)) or made[-1]  # type: ignore
+    try:
+        result = compiled(Net())(image())
+    finally:
+        del gpu.empty
+    assert result.data_ptr() == made[-1].data_ptr()
+
+
+@torch.no_grad()
+def test_autocast_runs_eager(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net, strict=False)
+    assert_close(ours(x), net(x))
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with pytest.warns(oxidiff.FallbackWarning, match="autocast"):
+            ours(x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert_close(ours(x), net(x))
+    assert ours.report().eager_calls == 1
+
+
+@torch.no_grad()
+def test_an_op_without_a_kernel_runs_eager_between_programs(gpu: StandIn) -> None:
+    class Sorts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(torch.sort(self.linear(x), dim=1).values) + 1.0
+
+    net, x = Sorts(), image(5, 16)
+    ours = compiled(net, strict=False)
+    launched = gpu.count("launches")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_close(ours(x), net(x))
+    assert gpu.count("launches") > launched
+
+
+@torch.no_grad()
+def test_everything_goes_with_the_module(gpu: StandIn) -> None:
+    ours = compiled(Net())
+    ours(image())
+    assert ours.report().pool_bytes > 0
+    ours.unload()
+    del ours
+    gc.collect()
+    again = compiled(Net())
+    x = image(1, 3, 4, 4)
+    again(x)
+    report = again.report()
+    assert report.pool_bytes == report.arena_bytes

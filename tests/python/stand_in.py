@@ -1,0 +1,183 @@
+"""The CUDA backend without a GPU, from Python: a driver that runs kernels on this processor, kernels compiled by g++, and
+a device whose tensors are torch's CPU tensors. The same as `tests/cuda/emulator.rs` has for Rust.
+
+Only for a process of its own: the driver found first is the process's driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oxidiff import _native, device
+
+_ROOT = Path(__file__).parents[2]
+_COUNTS = ("launches", "graphs", "graph_launches", "updates", "allocations", "frees", "waits", "writes", "unloads")
+_COLLECTIVES = re.compile(r"__sync|__shfl|block_sum|block_max|warp_sum|warp_max")
+
+
+class NoCompilerError(Exception):
+    """There is no g++, or it does not compile what it is given."""
+
+
+def _build(library: Path, source: Path, *options: str) -> None:
+    command = [
+        "g++",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-fwrapv",
+        "-w",
+        *options,
+        "-o",
+        str(library),
+        str(source),
+        "-ldl",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NoCompilerError(f"no g++: {error}") from None
+    if done.returncode:
+        raise NoCompilerError(done.stderr[:4000])
+
+
+class StandIn:
+    """A device as :class:`oxidiff.device.Device` is one, whose memory is this process's.
+
+    Attributes:
+        captured: Whether its streams are being captured.
+        waits: How often all of it was waited for.
+    """
+
+    device = torch.device("cpu")
+    backend = "cuda:0"
+    dlpack = (1, 0)
+    name = "a stand-in"
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._thread = threading.local()
+        self.captured = False
+        self.waits = 0
+        folder = Path(self._folder.name)
+        library = folder / "libcuda.so"
+        _build(library, _ROOT / "tests/cuda/fake_driver.cpp", "-O1", "-Wl,-soname,libcuda.so.1")
+        self.driver = ctypes.CDLL(str(library))
+        self.driver.fake_count.restype = ctypes.c_long
+        self.driver.fake_waited.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        prelude = (_ROOT / "src/codegen/cuda/prelude.cuh").read_text()
+        self._device_part = prelude.split("// OX_DEVICE\n")[1].split("// OX_END_DEVICE")[0]
+        _native.cuda_emulate(str(library), self._compile)
+
+    def stream(self) -> int:
+        return getattr(self._thread, "stream", 0)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def is_capturing(self) -> bool:
+        return self.captured
+
+    def has_autocast(self) -> bool:
+        return torch.is_autocast_enabled("cuda")
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    @contextmanager
+    def on_stream(self, handle: int) -> Iterator[None]:
+        before, self._thread.stream = self.stream(), handle
+        try:
+            yield
+        finally:
+            self._thread.stream = before
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        self.captured = True
+        self.driver.fake_capturing(1)
+        try:
+            yield
+        finally:
+            self.driver.fake_capturing(0)
+            self.captured = False
+
+    def count(self, what: str) -> int:
+        return int(self.driver.fake_count(_COUNTS.index(what)))
+
+    def has_waited(self, before: int, after: int) -> bool:
+        """Whether stream ``after`` was made to wait for stream ``before``."""
+        return bool(self.driver.fake_waited(before, after))
+
+    def context(self) -> int | None:
+        """What is current in this thread."""
+        current = ctypes.c_void_p()
+        self.driver.cuCtxGetCurrent(ctypes.byref(current))
+        return current.value
+
+    def _compile(self, source: str, arch: int) -> bytes:
+        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+            file, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+            file.write_text(self._host_source(source))
+            _build(library, file, "-O1", "-fno-gnu-unique")
+            return library.read_bytes()
+
+    def _host_source(self, source: str) -> str:
+        """Kernel text as C++: the shim in place of the prelude's device part, and a door to each entry point."""
+        text = [f'#include "{_ROOT / "tests/cuda/shim.h"}"', source.replace(self._device_part, "")]
+        for line in re.findall(r'^extern "C" __global__ .*', source, re.MULTILINE):
+            head, params = line.split(") {")[0].rsplit("(", 1)
+            name = head.rsplit(" ", 1)[1]
+            start = source.find(f" {name}(")
+            body = source.find(f"{name.removesuffix('_v')}_body(")
+            end = source.find('\nextern "C"', start)
+            text_of = source[min(start, body if body >= 0 else start) : end if end >= 0 else None]
+            is_collective = "true" if _COLLECTIVES.search(text_of) else "false"
+            types = [param.rsplit(" ", 1)[0] for param in params.split(", ")]
+            sizes = "".join("4" if kind == "float" else "8" for kind in types)
+            arguments = ", ".join(f"*({kind}*)args[{i}]" for i, kind in enumerate(types))
+            text.append(
+                f"static void door_{name}(void** args) {{ {name}({arguments}); }}\n"
+                f'extern "C" const char parameters_{name}[] = "{sizes}";\n'
+                f'extern "C" void emulate_{name}(const unsigned* g, const unsigned* b, unsigned s, void** args,'
+                " unsigned seed) {\n    dim3 grid, block;\n    grid.x = g[0], grid.y = g[1], grid.z = g[2];\n"
+                "    block.x = b[0], block.y = b[1], block.z = b[2];\n"
+                f"    device::run(door_{name}, {is_collective}, grid, block, s, args, seed);\n}}"
+            )
+        return "\n".join(text)
+
+
+_made: StandIn | NoCompilerError | None = None
+
+
+def stand_in() -> StandIn:
+    """The stand-in of this process."""
+    global _made
+    if _made is None:
+        try:
+            _made = StandIn()
+        except NoCompilerError as error:
+            _made = error
+    if isinstance(_made, NoCompilerError):
+        raise _made
+    return _made
+
+
+@contextmanager
+def in_use(made: StandIn) -> Iterator[None]:
+    """Programs for CPU tensors are compiled for the stand-in meanwhile."""
+    device._devices[made.device] = made  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del device._devices[made.device]
