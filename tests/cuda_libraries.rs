@@ -248,7 +248,7 @@ fn failures_fall_back_and_are_told() {
     let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
     let graph = graph_of(PRODUCTS[2].1, "f32");
     let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
-    for runs_before in [0, 1] {
+    for runs_before in [0, 1, 2] {
         let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
         (0..runs_before).for_each(|_| drop(ours.run(&[2, 4], &inputs)));
         let by = || ours.executable.program().peek(&[2, 4]).unwrap().delegations()[0].by;

@@ -73,6 +73,10 @@ impl Call {
         Bound { function, geometry, words: words.collect() }
     }
 
+    fn reads_left_out(&self, bases: &[u64]) -> bool {
+        self.places.iter().flatten().any(|(buffer, _)| bases[*buffer] == LEFT_OUT)
+    }
+
     /// Host memory.
     fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.words) + size_of_val(&*self.places)
@@ -131,6 +135,9 @@ struct Held {
     forms: Vec<Arc<Form>>,
     constants: Option<Arc<[Block]>>,
 }
+
+/// The address of a buffer that nothing reads while the libraries do not fail.
+const LEFT_OUT: u64 = u64::MAX;
 
 /// The graph of a specialization for one stream, and what it was last told.
 struct Replay {
@@ -379,7 +386,7 @@ impl SpecializedCuda {
 
     /// Addresses of all buffers but the derived ones. `held` receives copies of strided arguments, and what else the
     /// addresses point into. A strided weight that only stand-ins for a library would read is left out, unless `all` are
-    /// wanted: its address is 0 then.
+    /// wanted: its address is [`LEFT_OUT`] then.
     fn bases(&self, run: &Run<'_>, held: &mut Held, all: bool) -> Result<Vec<u64>> {
         let plan = &self.program.plan;
         let arena = run.arena.addr();
@@ -412,7 +419,7 @@ impl SpecializedCuda {
                     if run.weights.is_dense(slot) {
                         tensor.ptr.addr() as u64
                     } else if !all && !self.needed[at] {
-                        0
+                        LEFT_OUT
                     } else {
                         let form =
                             run.weights.dense(slot, &mut || self.derive(run, || self.densify(tensor, run.stream)))?;
@@ -728,7 +735,7 @@ impl SpecializedCuda {
         let plain_launches = run.is_recorded || self.program.plan.options.plain_launches;
         if self.items.iter().filter_map(Item::delegated).any(|d| !d.is_on(&bases)) {
             let all = self.bases(run, held, true)?;
-            bases.iter_mut().zip(all).filter(|(base, _)| **base == 0).for_each(|(base, all)| *base = all);
+            bases.iter_mut().zip(all).filter(|(base, _)| **base == LEFT_OUT).for_each(|(base, all)| *base = all);
         }
         held.forms.iter().for_each(|form| streams::note(form.block().owner(), stream));
         // SAFETY: every buffer is behind its address.

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use super::super::NAME;
 use super::super::delegate::Planned;
 use super::super::driver::{StreamHandle, launch};
 use super::Call;
-use crate::Result;
+use crate::{Error, Result};
 
 /// A step that a library computes.
 #[derive(Debug)]
@@ -56,10 +57,14 @@ impl Delegated {
     }
 
     /// # Safety
-    /// Every buffer must be behind its address.
+    /// Every buffer must be behind its address, or be left out.
     pub unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
         if !self.is_on(bases) {
-            // SAFETY: the caller's promise.
+            if self.own.iter().any(|c| c.reads_left_out(bases)) {
+                // It failed after the addresses were taken, in another thread or in a capture: the run is done again.
+                return Err(Error::Backend { backend: NAME, what: "a library failed meanwhile".to_owned() });
+            }
+            // SAFETY: the caller's promise; nothing that is read was left out.
             return unsafe { launch_all(&self.own, bases, stream) };
         }
         // SAFETY: the caller's promise.
