@@ -6,6 +6,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -50,6 +51,8 @@ struct Stream {
 };
 
 static std::mutex lock;
+// Those made here; other handles are names that tests made up.
+static std::set<void*> streams;
 static unsigned seed = 1;
 static long counts[9];
 // Which stream waits for which: (before, after).
@@ -83,9 +86,8 @@ static void run(Node& n) {
 
 // Runs a node at once, or adds it to the graph that the stream is captured into.
 static void give(void* stream, const Node& n) {
-    Stream* s = (Stream*)stream;
-    if (s && s->capture) {
-        s->capture->nodes.push_back(new Node(n));
+    if (streams.count(stream) && ((Stream*)stream)->capture) {
+        ((Stream*)stream)->capture->nodes.push_back(new Node(n));
         return;
     }
     Node now = n;
@@ -135,16 +137,28 @@ Result cuCtxSetCurrent(void* context) { current_context = context; return SUCCES
 Result cuCtxSynchronize() { return SUCCESS; }
 Result cuStreamSynchronize(void*) { return SUCCESS; }
 Result cuStreamIsCapturing(void*, int* status) { *status = capturing; return SUCCESS; }
-Result cuStreamCreate(void** stream, unsigned) { *stream = new Stream{nullptr}; return SUCCESS; }
-Result cuStreamDestroy_v2(void* stream) { delete (Stream*)stream; return SUCCESS; }
+Result cuStreamCreate(void** stream, unsigned) {
+    std::lock_guard<std::mutex> guard(lock);
+    *stream = new Stream{nullptr};
+    streams.insert(*stream);
+    return SUCCESS;
+}
+Result cuStreamDestroy_v2(void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!streams.erase(stream)) return INVALID;
+    delete (Stream*)stream;
+    return SUCCESS;
+}
 Result cuStreamBeginCapture_v2(void* stream, int) {
+    std::lock_guard<std::mutex> guard(lock);
     // The default stream cannot be captured.
-    if (!stream || ((Stream*)stream)->capture) return INVALID;
+    if (!streams.count(stream) || ((Stream*)stream)->capture) return INVALID;
     ((Stream*)stream)->capture = new Graph;
     return SUCCESS;
 }
 Result cuStreamEndCapture(void* stream, void** graph) {
-    if (!stream || !((Stream*)stream)->capture) return INVALID;
+    std::lock_guard<std::mutex> guard(lock);
+    if (!streams.count(stream) || !((Stream*)stream)->capture) return INVALID;
     *graph = ((Stream*)stream)->capture;
     ((Stream*)stream)->capture = nullptr;
     return SUCCESS;
