@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cases::CASES;
 use emulator::{Count, backend, fake_driver};
-use harness::OnDevice;
+use harness::{OnDevice, run_here};
 use oxidiff::backend::Tensor;
 use oxidiff::backend::cuda::Cuda;
 use oxidiff::backend::weights::Weight;
@@ -24,7 +24,7 @@ use oxidiff::ir::{Graph, interp, parse_graph};
 use oxidiff::passes::Precision;
 use oxidiff::plan::MemoryMode;
 use oxidiff::runtime::Executable;
-use support::{Random, borrow, plan_of, program_of};
+use support::{Random, borrow, plan_of, program_of, relative, weights_of};
 
 /// The stand-in driver counts for the whole process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -42,21 +42,6 @@ fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Resu
     })
 }
 
-/// One run on memory of this process.
-fn run(executable: &Executable, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
-    let types = executable.output_types(bindings).unwrap();
-    let bytes = |shape: &[i64], size: usize| vec![0xa5u8; shape.iter().product::<i64>() as usize * size];
-    let mut buffers: Vec<Vec<u8>> = types.iter().map(|(dtype, shape)| bytes(shape, dtype.size_bytes())).collect();
-    let places = types.iter().zip(&mut buffers);
-    let outputs: Vec<Tensor> =
-        places.map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape)).collect();
-    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
-    // SAFETY: inputs and weights are borrowed from live tensors, outputs from the buffers above.
-    unsafe { executable.run(&borrowed, &outputs, bindings, None).unwrap() };
-    let results = types.into_iter().zip(buffers);
-    results.map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes).unwrap()).collect()
-}
-
 /// The cases in one element type: bf16 differs from f16 by two conversions, which the kernels of the UNet have too.
 #[test]
 fn cases_on_cuda() {
@@ -71,31 +56,6 @@ fn cases_on_cuda() {
         }
     }
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
-}
-
-/// Weights like a trained network's: they keep the size of what passes through a layer, and norms are near 1.
-fn weights_of(graph: &Graph) -> Vec<interp::Tensor> {
-    let mut random = Random(3);
-    let one = |slot: &oxidiff::ir::Parameter| {
-        let shape = slot.ty.concrete(&[]).unwrap();
-        let terms = shape.iter().skip(1).product::<i64>().max(1) as f64;
-        let numel = shape.iter().product::<i64>();
-        let is_factor = shape.len() == 1 && slot.name.contains("norm") && slot.name.ends_with("weight");
-        let values = (0..numel).map(|_| match (shape.len(), is_factor) {
-            (1, true) => 1.0 + 0.1 * random.real(),
-            (1, false) => 0.1 * random.real(),
-            _ => 1.7 * random.real() / terms.sqrt(),
-        });
-        interp::Tensor::from_f64(slot.ty.dtype, &shape, &values.collect::<Vec<_>>()).unwrap()
-    };
-    graph.parameters.iter().map(one).collect()
-}
-
-/// Largest difference over the largest value.
-fn relative(got: &interp::Tensor, want: &interp::Tensor) -> f64 {
-    let (got, want) = (got.to_f64(), want.to_f64());
-    let scale = want.iter().fold(0f64, |m, x| m.max(x.abs()));
-    got.iter().zip(&want).fold(0f64, |m, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() }) / scale
 }
 
 /// SD1.5's UNet with small widths, as captured: planned, placed, launched, made a graph, replayed with other tensors, at two
@@ -119,7 +79,7 @@ fn a_unet_runs_as_on_the_cpu() {
             let types = graph.inputs.iter().map(|i| (i.ty.dtype, i.ty.concrete(bindings).unwrap()));
             let inputs: Vec<interp::Tensor> =
                 types.map(|(dtype, shape)| support::random(&mut random, dtype, &shape, 900)).collect();
-            let (got, want) = (run(&ours, bindings, &inputs), run(&cpu, bindings, &inputs));
+            let (got, want) = (run_here(&ours, bindings, &inputs), run_here(&cpu, bindings, &inputs));
             let error = relative(&got[0], &want[0]);
             assert!(error < 2e-5, "at {bindings:?}, round {round}: {error:e}");
         }
@@ -144,14 +104,14 @@ fn a_unet_runs_as_on_the_cpu() {
     let memory = || [Count::Allocations, Count::Frees].map(|c| driver.count(c));
     let [allocated, freed] = memory();
     driver.capturing(true);
-    let got = run(&ours, &[1, 8, 8, 7], &inputs);
+    let got = run_here(&ours, &[1, 8, 8, 7], &inputs);
     driver.capturing(false);
     assert_eq!(
         memory(),
         [allocated + 1, freed + 1],
         "its workspace is its own: the graph runs later, beside other calls"
     );
-    assert!(relative(&got[0], &run(&cpu, &[1, 8, 8, 7], &inputs)[0]) < 2e-5);
+    assert!(relative(&got[0], &run_here(&cpu, &[1, 8, 8, 7], &inputs)[0]) < 2e-5);
     assert!(driver.count(Count::Launches) > launches && driver.count(Count::GraphLaunches) == graphs);
 }
 

@@ -24,7 +24,7 @@ const SPILLS: &[(&str, usize, &str)] = &[
     ("convolution_", 16, "16 sums, their slices and the strides of image and weight, for what cuDNN refuses"),
     ("linear_", 16, "16 sums, their slices and the strides of both sides, for what cuBLASLt refuses"),
     ("matmul_", 16, "as linear"),
-    ("group_norm_moments_", 4, "three numbers for each of eight channels"),
+    ("group_norm_moments_", 16, "three numbers for each of eight channels, and where f32 is read 16 bytes at a time"),
 ];
 
 /// Compiles everything for every architecture, which takes minutes: `OXIDIFF_CUDA_ARCHS=all`.

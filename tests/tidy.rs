@@ -23,7 +23,7 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Variables that only the test suite reads.
-const TEST_VARIABLES: &[&str] = &["OXIDIFF_BLESS", "OXIDIFF_CUDA_ARCHS"];
+const TEST_VARIABLES: &[&str] = &["OXIDIFF_BLESS", "OXIDIFF_CUDA_ARCHS", "OXIDIFF_CUDNN_DEVICES"];
 
 /// One line of code, without comments, of a part of a file that is not a test.
 struct Line {

@@ -121,6 +121,11 @@ pub trait Specialized: Send + Sync {
         0
     }
 
+    /// Who computes each step that a library might, and why where none does.
+    fn delegations(&self) -> Vec<StepChoice> {
+        Vec::new()
+    }
+
     /// Runs on the caller's memory.
     ///
     /// # Safety
@@ -131,6 +136,17 @@ pub trait Specialized: Send + Sync {
     /// [`Error::OutOfMemory`] where scratch memory or derived weights cannot be allocated, [`Error::Backend`] where a kernel
     /// refuses its arguments.
     unsafe fn run(&self, run: Run<'_>) -> Result<()>;
+}
+
+/// Who computes a step that a library might compute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepChoice {
+    /// Module path and op.
+    pub step: String,
+    /// The library, or `kernel` for the backend's own.
+    pub by: &'static str,
+    /// Why no library does it; empty where one does.
+    pub reason: String,
 }
 
 /// A form of a weight that is kept between runs.

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use oxidiff::backend::cuda::cubins::{Compiler, Cubins};
+use oxidiff::backend::cuda::delegate::Delegates;
 use oxidiff::backend::cuda::driver::DriverMemory;
 use oxidiff::backend::cuda::library::Search;
 use oxidiff::backend::cuda::{Cuda, device, set_search};
@@ -144,10 +145,56 @@ pub fn fake_driver() -> Option<&'static FakeDriver> {
         };
         // SAFETY: the library was just built from `fake_driver.cpp`.
         let library = unsafe { libloading::Library::new(&path) }.expect("what was built can be opened");
-        set_search(Search { packages: super::toolkit::packages(), driver: Some(path) });
+        // The libraries are stand-ins too: the real ones want the real driver.
+        set_search(Search { packages: vec![packages()], driver: Some(path) });
         Some(FakeDriver(library))
     });
     made.as_ref()
+}
+
+/// Where a stand-in for a library lies, as in PyTorch's wheels.
+fn packages() -> PathBuf {
+    scratch().join("nvidia")
+}
+
+/// A stand-in for a library.
+pub struct FakeLibrary(libloading::Library);
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+impl FakeLibrary {
+    fn new(source: &str, folder: &str, soname: &str) -> Option<Self> {
+        let folder = packages().join(folder);
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        let built = build(soname, &sources().join(source), &["-O2", &format!("-Wl,-soname,{soname}")]);
+        let built = built.inspect_err(|reason| eprintln!("skipped: {reason}")).ok()?;
+        let path = folder.join(soname);
+        std::fs::rename(built, &path).expect("writable");
+        // SAFETY: the library was just built from the repository's own source.
+        Some(Self(unsafe { libloading::Library::new(&path) }.expect("what was built can be opened")))
+    }
+
+    /// cuBLASLt: `fake_cublaslt.cpp`.
+    pub fn cublaslt() -> Option<&'static Self> {
+        static FAKE: OnceLock<Option<FakeLibrary>> = OnceLock::new();
+        FAKE.get_or_init(|| Self::new("fake_cublaslt.cpp", "cu13/lib", "libcublasLt.so.13")).as_ref()
+    }
+
+    /// cuDNN: `fake_cudnn.cpp`.
+    pub fn cudnn() -> Option<&'static Self> {
+        static FAKE: OnceLock<Option<FakeLibrary>> = OnceLock::new();
+        FAKE.get_or_init(|| Self::new("fake_cudnn.cpp", "cudnn/lib", "libcudnn.so.9")).as_ref()
+    }
+
+    pub fn count(&self, which: i32) -> i64 {
+        // SAFETY: the signature is that of the source.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32) -> i64>(b"fake_count").expect("there")(which) }
+    }
+
+    /// Makes the library misread what it is given.
+    pub fn misread(&self, what: i32) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_misread").expect("there")(what) }
+    }
 }
 
 /// Lends memory in captures too, as PyTorch's allocator does.
@@ -163,13 +210,14 @@ impl Memory for Lending {
     }
 }
 
-/// A backend on the stand-in driver; `None` as for [`fake_driver`].
+/// A backend on the stand-in driver, without libraries; `None` as for [`fake_driver`].
 pub fn backend(edit: fn(String) -> String) -> Option<Cuda> {
     fake_driver()?;
     match device(0) {
         Ok(device) => {
             let memory = Arc::new(Lending(DriverMemory(device.clone())));
-            Some(Cuda::new(device, Arc::new(HostCompiler { edit }), Cubins::default(), memory))
+            let cuda = Cuda::new(device, Arc::new(HostCompiler { edit }), Cubins::default(), memory);
+            Some(cuda.with_delegates(Delegates::none()))
         }
         Err(e) => {
             eprintln!("skipped: {e}");

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -32,6 +33,10 @@ struct Node {
     Function* function;
     unsigned grid[3], block[3], shared;
     std::vector<uint64_t> words;
+    // Instead of a kernel: a function of the host, or other nodes.
+    void (*host)(void*);
+    void* data;
+    std::vector<Node> child;
 };
 struct Graph {
     std::vector<Node*> nodes;
@@ -40,8 +45,14 @@ struct Exec {
     std::vector<Node> nodes;
     std::vector<Node*> origin;
 };
+struct Stream {
+    // What it is given goes there while it is captured.
+    Graph* capture;
+};
 
 static std::mutex lock;
+// Those made here; other handles are names that tests made up.
+static std::set<void*> streams;
 static unsigned seed = 1;
 static long counts[9];
 // Which stream waits for which: (before, after).
@@ -54,7 +65,7 @@ enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRI
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
 
 static Node node_of(const Params* p) {
-    Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared, {}};
+    Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
     for (size_t i = 0; i < p->function->sizes.size(); ++i) {
         uint64_t word = 0;
         memcpy(&word, p->parameters[i], p->function->sizes[i]);
@@ -63,9 +74,37 @@ static Node node_of(const Params* p) {
     return n;
 }
 static void run(Node& n) {
+    if (n.host) return n.host(n.data);
+    if (!n.function) {
+        for (Node& part : n.child) run(part);
+        return;
+    }
     std::vector<void*> args;
     for (auto& word : n.words) args.push_back(&word);
     n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
+}
+
+// Runs a node at once, or adds it to the graph that the stream is captured into.
+static void give(void* stream, const Node& n) {
+    if (streams.count(stream) && ((Stream*)stream)->capture) {
+        ((Stream*)stream)->capture->nodes.push_back(new Node(n));
+        return;
+    }
+    Node now = n;
+    run(now);
+}
+static std::vector<Node> nodes_of(const Graph* graph) {
+    std::vector<Node> nodes;
+    for (const Node* n : graph->nodes) nodes.push_back(*n);
+    return nodes;
+}
+static bool same_shape(const std::vector<Node>& a, const std::vector<Node>& b) {
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); ++i)
+        if ((a[i].host == nullptr) != (b[i].host == nullptr) || (a[i].function == nullptr) != (b[i].function == nullptr) ||
+            !same_shape(a[i].child, b[i].child))
+            return false;
+    return true;
 }
 
 extern "C" {
@@ -98,6 +137,39 @@ Result cuCtxSetCurrent(void* context) { current_context = context; return SUCCES
 Result cuCtxSynchronize() { return SUCCESS; }
 Result cuStreamSynchronize(void*) { return SUCCESS; }
 Result cuStreamIsCapturing(void*, int* status) { *status = capturing; return SUCCESS; }
+Result cuStreamCreate(void** stream, unsigned) {
+    std::lock_guard<std::mutex> guard(lock);
+    *stream = new Stream{nullptr};
+    streams.insert(*stream);
+    return SUCCESS;
+}
+Result cuStreamDestroy_v2(void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!streams.erase(stream)) return INVALID;
+    delete (Stream*)stream;
+    return SUCCESS;
+}
+Result cuStreamBeginCapture_v2(void* stream, int) {
+    std::lock_guard<std::mutex> guard(lock);
+    // The default stream cannot be captured.
+    if (!streams.count(stream) || ((Stream*)stream)->capture) return INVALID;
+    ((Stream*)stream)->capture = new Graph;
+    return SUCCESS;
+}
+Result cuStreamEndCapture(void* stream, void** graph) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!streams.count(stream) || !((Stream*)stream)->capture) return INVALID;
+    *graph = ((Stream*)stream)->capture;
+    ((Stream*)stream)->capture = nullptr;
+    return SUCCESS;
+}
+Result cuLaunchHostFunc(void* stream, void (*host)(void*), void* data) {
+    std::lock_guard<std::mutex> guard(lock);
+    Node n{};
+    n.host = host, n.data = data;
+    give(stream, n);
+    return SUCCESS;
+}
 Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
     void* memory = bytes > ((size_t)8 << 30) ? nullptr : aligned_alloc(512, (bytes + 511) / 512 * 512);
     if (!memory) return OUT_OF_MEMORY;
@@ -163,13 +235,12 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
     return SUCCESS;
 }
 Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                      unsigned shared, void*, void** parameters, void**) {
+                      unsigned shared, void* stream, void** parameters, void**) {
     std::lock_guard<std::mutex> guard(lock);
     if (current_context != CONTEXT) return WRONG_CONTEXT;
     ++counts[LAUNCHES];
     Params p{(Function*)function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, nullptr, nullptr, nullptr};
-    Node n = node_of(&p);
-    run(n);
+    give(stream, node_of(&p));
     return SUCCESS;
 }
 Result cuGraphCreate(void** graph, unsigned) { *graph = new Graph; return SUCCESS; }
@@ -178,13 +249,20 @@ Result cuGraphDestroy(void* graph) {
     delete (Graph*)graph;
     return SUCCESS;
 }
-Result cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, size_t count, const Params* params) {
-    Graph* g = (Graph*)graph;
+static Result add(void** node, Graph* g, void* const* after, size_t count, const Node& n) {
     // A chain: each node follows the one before.
     if (g->nodes.empty() ? count != 0 : (count != 1 || after[0] != g->nodes.back())) return INVALID;
-    g->nodes.push_back(new Node(node_of(params)));
+    g->nodes.push_back(new Node(n));
     *node = g->nodes.back();
     return SUCCESS;
+}
+Result cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, size_t count, const Params* params) {
+    return add(node, (Graph*)graph, after, count, node_of(params));
+}
+Result cuGraphAddChildGraphNode(void** node, void* graph, void* const* after, size_t count, void* child) {
+    Node n{};
+    n.child = nodes_of((Graph*)child);
+    return add(node, (Graph*)graph, after, count, n);
 }
 Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
     Exec* e = new Exec;
@@ -193,15 +271,22 @@ Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long)
     *exec = e;
     return SUCCESS;
 }
-Result cuGraphExecKernelNodeSetParams_v2(void* exec, void* node, const Params* params) {
-    Exec* e = (Exec*)exec;
+static Result renew(Exec* e, void* node, const Node& n) {
     for (size_t i = 0; i < e->nodes.size(); ++i)
-        if (e->origin[i] == node) {
-            e->nodes[i] = node_of(params);
+        if (e->origin[i] == node && same_shape({e->nodes[i]}, {n})) {
+            e->nodes[i] = n;
             ++counts[UPDATES];
             return SUCCESS;
         }
     return INVALID;
+}
+Result cuGraphExecKernelNodeSetParams_v2(void* exec, void* node, const Params* params) {
+    return renew((Exec*)exec, node, node_of(params));
+}
+Result cuGraphExecChildGraphNodeSetParams(void* exec, void* node, void* child) {
+    Node n{};
+    n.child = nodes_of((Graph*)child);
+    return renew((Exec*)exec, node, n);
 }
 Result cuGraphExecDestroy(void* exec) { delete (Exec*)exec; return SUCCESS; }
 Result cuGraphLaunch(void* exec, void*) {

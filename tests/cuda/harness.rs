@@ -15,7 +15,7 @@ use oxidiff::plan::{self, MemoryMode, PlanOptions};
 use oxidiff::runtime::{Executable, Program};
 use oxidiff::trace::Timings;
 
-use crate::support::epsilon;
+use crate::support::{borrow, epsilon};
 
 /// A graph on a device, with its weights there.
 pub struct OnDevice {
@@ -73,7 +73,7 @@ impl OnDevice {
 }
 
 /// Compares with the exact result: a few roundings of the result's type, and those of a sum of `terms` in f32.
-fn difference(got: &interp::Tensor, want: &interp::Tensor, terms: usize) -> Result<(), String> {
+pub fn difference(got: &interp::Tensor, want: &interp::Tensor, terms: usize) -> Result<(), String> {
     let (got_values, want_values) = (got.to_f64(), want.to_f64());
     let scale = want_values.iter().fold(0f64, |m, x| m.max(x.abs()));
     let relative = 8.0 * (epsilon(got.dtype()) + epsilon(DType::F32) * (terms as f64).sqrt());
@@ -106,4 +106,19 @@ pub fn check(
         }
     }
     Ok(())
+}
+
+/// One run on memory of this process.
+pub fn run_here(executable: &Executable, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
+    let types = executable.output_types(bindings).unwrap();
+    let bytes = |shape: &[i64], size: usize| vec![0xa5u8; shape.iter().product::<i64>() as usize * size];
+    let mut buffers: Vec<Vec<u8>> = types.iter().map(|(dtype, shape)| bytes(shape, dtype.size_bytes())).collect();
+    let places = types.iter().zip(&mut buffers);
+    let outputs: Vec<Tensor> =
+        places.map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape)).collect();
+    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
+    // SAFETY: inputs and weights are borrowed from live tensors, outputs from the buffers above.
+    unsafe { executable.run(&borrowed, &outputs, bindings, None).unwrap() };
+    let results = types.into_iter().zip(buffers);
+    results.map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes).unwrap()).collect()
 }

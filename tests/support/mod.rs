@@ -195,3 +195,28 @@ pub fn check(text: &str, terms: usize) {
         }
     }
 }
+
+/// Weights like a trained network's: they keep the size of what passes through a layer, and norms are near 1.
+pub fn weights_of(graph: &Graph) -> Vec<interp::Tensor> {
+    let mut random = Random(3);
+    let one = |slot: &oxidiff::ir::Parameter| {
+        let shape = slot.ty.concrete(&[]).unwrap();
+        let terms = shape.iter().skip(1).product::<i64>().max(1) as f64;
+        let numel = shape.iter().product::<i64>();
+        let is_factor = shape.len() == 1 && slot.name.contains("norm") && slot.name.ends_with("weight");
+        let values = (0..numel).map(|_| match (shape.len(), is_factor) {
+            (1, true) => 1.0 + 0.1 * random.real(),
+            (1, false) => 0.1 * random.real(),
+            _ => 1.7 * random.real() / terms.sqrt(),
+        });
+        interp::Tensor::from_f64(slot.ty.dtype, &shape, &values.collect::<Vec<_>>()).unwrap()
+    };
+    graph.parameters.iter().map(one).collect()
+}
+
+/// Largest difference over the largest value.
+pub fn relative(got: &interp::Tensor, want: &interp::Tensor) -> f64 {
+    let (got, want) = (got.to_f64(), want.to_f64());
+    let scale = want.iter().fold(0f64, |m, x| m.max(x.abs()));
+    got.iter().zip(&want).fold(0f64, |m, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() }) / scale
+}

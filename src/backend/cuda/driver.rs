@@ -330,13 +330,73 @@ pub unsafe fn launch(function: Function, g: &Geometry, args: &mut [u64], stream:
 }
 
 /// One kernel of a graph.
-pub struct GraphLaunch<'a> {
+pub struct GraphLaunch {
     /// Entry point.
     pub function: Function,
     /// Geometry.
     pub geometry: Geometry,
     /// Parameters, one word each.
-    pub args: &'a mut [u64],
+    pub args: Vec<u64>,
+}
+
+/// A link of a graph's chain.
+pub enum Node {
+    /// A kernel.
+    Kernel(GraphLaunch),
+    /// What a stream was given while it was captured.
+    Captured(Captured),
+}
+
+/// Work that a stream was given while it was captured: not run, but kept.
+#[derive(Debug)]
+pub struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // SAFETY: ended by `cuStreamEndCapture`, destroyed once; graphs that it was added to have copies.
+        unsafe { sys::cuGraphDestroy(self.0) };
+    }
+}
+
+/// A stream of our own, to capture on: the caller's may be the default one, which cannot be captured.
+#[derive(Debug)]
+pub struct CaptureStream(sys::CUstream, Arc<Device>);
+
+// SAFETY: used behind a lock.
+unsafe impl Send for CaptureStream {}
+
+impl CaptureStream {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a place for the handle; the context is current.
+        check(unsafe { sys::cuStreamCreate(&raw mut stream, flags) }, "a stream to capture on")?;
+        Ok(Self(stream, device.clone()))
+    }
+
+    /// What `work` gives the stream.
+    pub(super) fn capture(&self, work: impl FnOnce(StreamHandle) -> Result<()>) -> Result<Captured> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream that nothing else uses.
+        check(unsafe { sys::cuStreamBeginCapture_v2(self.0, mode) }, "the start of a capture")?;
+        let given = work(self.0.expose_provenance());
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the capture that was begun above ends, whatever came of it.
+        let code = unsafe { sys::cuStreamEndCapture(self.0, &raw mut graph) };
+        let captured = (!graph.is_null()).then(|| Captured(graph));
+        given?;
+        check(code, "the end of a capture")?;
+        captured.ok_or_else(|| Error::Backend { backend: NAME, what: "a capture without a graph".to_owned() })
+    }
+}
+
+impl Drop for CaptureStream {
+    fn drop(&mut self) {
+        if let Ok(_context) = self.1.enter() {
+            // SAFETY: created once, destroyed once.
+            unsafe { sys::cuStreamDestroy_v2(self.0) };
+        }
+    }
 }
 
 /// An instantiated chain of kernels.
@@ -353,11 +413,11 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 fn with_params<R>(
-    launch: &mut GraphLaunch<'_>,
+    launch: &mut GraphLaunch,
     context: sys::CUcontext,
     f: impl FnOnce(*const sys::CUDA_KERNEL_NODE_PARAMS) -> R,
 ) -> R {
-    let mut pointers = pointers(launch.args);
+    let mut pointers = pointers(&mut launch.args);
     let ([gx, gy, gz], [bx, by, bz]) = (launch.geometry.grid, launch.geometry.block);
     let params = sys::CUDA_KERNEL_NODE_PARAMS {
         func: launch.function.0,
@@ -377,11 +437,11 @@ fn with_params<R>(
 }
 
 impl Graph {
-    /// A graph that runs `launches` one after the other.
+    /// A graph that runs `chain` one after the other.
     ///
     /// # Safety
     /// As [`launch`], for every run of the graph.
-    pub(super) unsafe fn new(device: &Arc<Device>, launches: &mut [GraphLaunch<'_>]) -> Result<Self> {
+    pub(super) unsafe fn new(device: &Arc<Device>, chain: Vec<Node>) -> Result<Self> {
         let before = device.free_bytes()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: a place for the handle.
@@ -389,17 +449,21 @@ impl Graph {
         let mut own = Self {
             graph,
             exec: std::ptr::null_mut(),
-            nodes: Vec::with_capacity(launches.len()),
+            nodes: Vec::with_capacity(chain.len()),
             bytes: 0,
             device: device.clone(),
         };
-        for launch in launches {
+        for mut link in chain {
             let (after, count) = own.nodes.last().map_or((std::ptr::null(), 0), |n| (std::ptr::from_ref(n), 1));
             let mut node = std::ptr::null_mut();
-            let code = with_params(launch, device.context, |params| {
-                // SAFETY: the caller's promise; the parameters are copied by the call.
-                unsafe { sys::cuGraphAddKernelNode_v2(&raw mut node, graph, after, count, params) }
-            });
+            let code = match &mut link {
+                Node::Kernel(launch) => with_params(launch, device.context, |params| {
+                    // SAFETY: the caller's promise; the parameters are copied by the call.
+                    unsafe { sys::cuGraphAddKernelNode_v2(&raw mut node, graph, after, count, params) }
+                }),
+                // SAFETY: as above; the captured graph is copied by the call.
+                Node::Captured(c) => unsafe { sys::cuGraphAddChildGraphNode(&raw mut node, graph, after, count, c.0) },
+            };
             check(code, "a node of a graph")?;
             own.nodes.push(node);
         }
@@ -409,16 +473,20 @@ impl Graph {
         Ok(own)
     }
 
-    /// Other arguments for kernel `at` from the next run on.
+    /// Another link at `at` from the next run on: of the same kind, and if captured, of the same shape.
     ///
     /// # Safety
     /// As [`Graph::new`].
-    pub(super) unsafe fn update(&mut self, at: usize, launch: &mut GraphLaunch<'_>) -> Result<()> {
+    pub(super) unsafe fn update(&mut self, at: usize, mut link: Node) -> Result<()> {
         let (exec, node, context) = (self.exec, self.nodes[at], self.device.context);
-        let code = with_params(launch, context, |params| {
-            // SAFETY: a node of this graph; the parameters are copied by the call.
-            unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, node, params) }
-        });
+        let code = match &mut link {
+            Node::Kernel(launch) => with_params(launch, context, |params| {
+                // SAFETY: a node of this graph; the parameters are copied by the call.
+                unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, node, params) }
+            }),
+            // SAFETY: as above; the captured graph is copied by the call.
+            Node::Captured(c) => unsafe { sys::cuGraphExecChildGraphNodeSetParams(exec, node, c.0) },
+        };
         check(code, "new arguments of a graph")
     }
 

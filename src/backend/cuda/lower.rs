@@ -2,10 +2,14 @@
 
 use std::collections::HashMap;
 
+use oxidiff_kernels::tile::{Instr, Source, TileProgram};
+
+use super::delegate::{self, Around, Delegate, Out};
 use crate::codegen::cuda::{
-    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Source, Product, Provenance,
-    RowNorm, Vector, View,
+    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance, RowNorm,
+    Vector, View,
 };
+use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
 use crate::ir::{DType, Dim, Op, ValueId};
 use crate::plan::{Access, BufferId, Plan, Step};
@@ -19,8 +23,16 @@ pub enum Place {
     Buffer(BufferId, Dim, usize),
     /// Scratch memory `index` of the step.
     Scratch(usize),
+    /// The form of packed weight `index` whose channels are neighbours.
+    Taps(usize),
     /// An operand that this form of the kernel does not have.
     Missing,
+}
+
+impl Place {
+    pub(super) fn of(access: &Access) -> Self {
+        Self::Buffer(access.buffer, access.offset.clone(), access.dtype.size_bytes())
+    }
 }
 
 /// One kernel launch of a step. Steps share a kernel's text, each with arguments of its own.
@@ -59,13 +71,15 @@ pub struct Launches {
     pub launches: Vec<Launch>,
     /// Memory for the time of the step.
     pub scratch: Vec<Scratch>,
+    /// What a library may do instead.
+    pub delegate: Option<Delegate>,
 }
 
 /// A plan's kernels, each once, and the launches of its steps.
 #[derive(Clone, Debug, Default)]
 pub struct Lowered {
     /// Kernels; of their arguments and grids only those of the launch that came first.
-    pub kernels: Vec<Source>,
+    pub kernels: Vec<Text>,
     /// One per step of [`Plan::steps`].
     pub steps: Vec<Launches>,
     /// One per step of [`Plan::prepare`].
@@ -98,7 +112,7 @@ impl Lowered {
 }
 
 /// A copy from any strides to dense memory.
-fn densify(bytes: usize) -> Source {
+fn densify(bytes: usize) -> Text {
     let dtype = match bytes {
         1 => DType::U8,
         2 => DType::F16,
@@ -115,7 +129,7 @@ fn densify(bytes: usize) -> Source {
 
 struct Lowering<'a> {
     plan: &'a Plan,
-    kernels: Vec<Source>,
+    kernels: Vec<Text>,
     index: HashMap<String, usize>,
 }
 
@@ -127,16 +141,12 @@ fn views(accesses: &[Access]) -> Vec<View> {
     accesses.iter().map(view).collect()
 }
 
-fn place(access: &Access) -> Place {
-    Place::Buffer(access.buffer, access.offset.clone(), access.dtype.size_bytes())
-}
-
 fn places<'a>(accesses: impl IntoIterator<Item = &'a Access>) -> Vec<Place> {
-    accesses.into_iter().map(place).collect()
+    accesses.into_iter().map(Place::of).collect()
 }
 
 fn single(launch: Launch) -> Launches {
-    Launches { launches: vec![launch], scratch: Vec::new() }
+    Launches { launches: vec![launch], ..Launches::default() }
 }
 
 /// Model nodes that a header lists.
@@ -144,7 +154,7 @@ const LISTED_NODES: usize = 12;
 
 impl Lowering<'_> {
     /// A launch of `kernel`, whose text is kept once.
-    fn launch(&mut self, kernel: Source, places: Vec<Place>) -> Launch {
+    fn launch(&mut self, kernel: Text, places: Vec<Place>) -> Launch {
         let (args, grid, vector) = (kernel.args.clone(), kernel.grid.clone(), kernel.vector.clone());
         let at = *self.index.entry(kernel.name.clone()).or_insert_with(|| {
             self.kernels.push(kernel);
@@ -247,7 +257,14 @@ impl Lowering<'_> {
             }
         }
         launches.push(self.launch(cuda::lower_product(&product, fused, &from), all));
-        Ok(Launches { launches, scratch: Vec::new() })
+        Ok(Launches { launches, delegate: self.delegate(step)?, ..Launches::default() })
+    }
+
+    /// What a library may do of a step, and the kernels around it.
+    fn delegate(&mut self, step: &Step) -> Result<Option<Delegate>> {
+        let graph = self.plan.graph.clone();
+        let root = step.root.unwrap_or(step.value);
+        Delegate::new(step, graph.op(root), graph.ty(root).dtype, &mut AroundStep { lowering: self, step })
     }
 
     fn convolution(&mut self, step: &Step) -> Result<Launches> {
@@ -270,7 +287,8 @@ impl Lowering<'_> {
         let program = &self.body(step)?.program;
         let fused = Fused { program, space: &step.space, loads: &loads, stores: &stores };
         let kernel = cuda::lower_convolution(&convolution, fused, &self.provenance(step))?;
-        Ok(single(self.launch(kernel, places([x, weight].into_iter().chain(&step.loads).chain(&step.stores)))))
+        let own = self.launch(kernel, places([x, weight].into_iter().chain(&step.loads).chain(&step.stores)));
+        Ok(Launches { delegate: self.delegate(step)?, ..single(own) })
     }
 
     fn attention(&mut self, step: &Step) -> Result<Launches> {
@@ -285,9 +303,10 @@ impl Lowering<'_> {
             Attention { q: &qv, k: &kv, v: &vv, mask: mask.as_ref(), out: &ov, scale: *scale, causal: *is_causal };
         let kernel = cuda::lower_attention(&attention, &self.provenance(step));
         let mut all = places([q, k, v]);
-        all.push(rest.first().map_or(Place::Missing, place));
-        all.push(place(out));
-        Ok(single(self.launch(kernel, all)))
+        all.push(rest.first().map_or(Place::Missing, Place::of));
+        all.push(Place::of(out));
+        let own = self.launch(kernel, all);
+        Ok(Launches { delegate: self.delegate(step)?, ..single(own) })
     }
 
     fn group_norm(&mut self, step: &Step) -> Result<Launches> {
@@ -301,18 +320,18 @@ impl Lowering<'_> {
         let norm = GroupNorm { x: &image, gamma: gamma.as_ref(), beta: beta.as_ref(), groups: *num_groups, eps: *eps };
         let from = self.provenance(step);
         let [moments, finish] = cuda::lower_group_norm(&norm, &from);
-        let vector = |at: usize| vectors.get(at).map_or(Place::Missing, place);
+        let vector = |at: usize| vectors.get(at).map_or(Place::Missing, Place::of);
         let apply = self.pointwise(step)?;
-        let statistics = vec![Place::Scratch(0), place(scale), place(shift), vector(0), vector(1)];
+        let statistics = vec![Place::Scratch(0), Place::of(scale), Place::of(shift), vector(0), vector(1)];
         let mut launches =
-            vec![self.launch(moments, vec![place(x), Place::Scratch(0)]), self.launch(finish, statistics)];
+            vec![self.launch(moments, vec![Place::of(x), Place::Scratch(0)]), self.launch(finish, statistics)];
         launches.extend(apply.launches);
         let rank = x.shape.len();
         let scratch = Scratch::Moments {
             sets: &x.shape[0] * &Dim::constant(*num_groups),
             pixels: Dim::product(&x.shape[1..rank - 1]),
         };
-        Ok(Launches { launches, scratch: vec![scratch] })
+        Ok(Launches { launches, scratch: vec![scratch], delegate: None })
     }
 
     fn row_norm(&mut self, step: &Step) -> Result<Launches> {
@@ -349,13 +368,75 @@ impl Lowering<'_> {
             let kernel = cuda::lower_scalar(&self.plan.graph, &step.nodes, &values, (result, &out), &from)?;
             launches.push(self.launch(kernel, places(step.operands.iter().chain([store]))));
         }
-        Ok(Launches { launches, scratch: Vec::new() })
+        Ok(Launches { launches, ..Launches::default() })
     }
+}
+
+/// Makes the kernels around what a library does of a step.
+struct AroundStep<'a, 'p> {
+    lowering: &'a mut Lowering<'p>,
+    step: &'a Step,
+}
+
+impl Around for AroundStep<'_, '_> {
+    fn after(&mut self, out: Out, dtype: DType) -> Result<Launch> {
+        let step = self.step;
+        let program = from_memory(&self.lowering.body(step)?.program, dtype)?;
+        let (product, product_place) = match (out, step.stores.first()) {
+            (Out::Store, Some(store)) => (view(store), Place::of(store)),
+            _ => {
+                let strides = crate::plan::access::dense_strides(&step.space);
+                (View { dtype, shape: step.space.clone(), strides }, delegate::RESULT)
+            }
+        };
+        let (loads, stores) = ([views(&step.loads), vec![product]].concat(), views(&step.stores));
+        let fused = Fused { program: &program, space: &step.space, loads: &loads, stores: &stores };
+        let kernel = cuda::lower_loop(fused, &self.lowering.provenance(step));
+        let all = [places(&step.loads), vec![product_place], places(&step.stores)].concat();
+        Ok(self.lowering.launch(kernel, all))
+    }
+
+    /// A copy whose source stands still for as many elements as each is repeated.
+    fn upsampled(&mut self) -> Result<Launch> {
+        let Some(x) = self.step.operands.first() else { return Err(Error::invalid("a convolution has an image")) };
+        let (mut shape, mut strides) = (Vec::new(), Vec::new());
+        for (d, (size, stride)) in x.shape.iter().zip(&x.strides).enumerate() {
+            shape.push(size.clone());
+            strides.push(stride.clone());
+            let factor = d.checked_sub(1).and_then(|d| self.step.upsample.get(d)).copied().unwrap_or(1);
+            if factor > 1 {
+                shape.push(Dim::constant(factor as i64));
+                strides.push(Dim::default());
+            }
+        }
+        let dense = crate::plan::access::dense_strides(&shape);
+        let source = View { dtype: x.dtype, shape: shape.clone(), strides };
+        let to = View { dtype: x.dtype, shape, strides: dense };
+        let from = self.lowering.provenance(self.step);
+        let from = Provenance { ops: vec!["upsample".to_owned()], ..from };
+        let kernel = cuda::lower_copy(&source, &to, &from);
+        Ok(self.lowering.launch(kernel, vec![Place::of(x), delegate::IMAGE]))
+    }
+}
+
+/// The program with the sums in a memory operand of their own, behind the others, instead of in registers.
+fn from_memory(program: &TileProgram, dtype: DType) -> Result<TileProgram> {
+    let own = u8::try_from(program.loads.len()).ok().zip(kernel_type(dtype));
+    let Some((at, sums)) = own else { return Err(Error::invalid("a body with too many operands")) };
+    let mut program = program.clone();
+    for instr in &mut program.instrs {
+        if let Instr::Load { src, .. } = instr
+            && *src == Source::Acc
+        {
+            *src = Source::Memory(at);
+        }
+    }
+    program.loads.push(sums);
+    Ok(program)
 }
 
 /// What a body does, in words for a kernel's name.
 fn body_words(body: &TileBody) -> Vec<String> {
-    use oxidiff_kernels::tile::Instr;
     let word = |instr: &Instr| match instr {
         Instr::Unary { op, .. } => Some(format!("{op:?}").to_lowercase()),
         Instr::Binary { op, .. } => Some(format!("{op:?}").to_lowercase()),

@@ -1,7 +1,8 @@
 //! The CUDA backend: every step becomes kernel launches, every size a CUDA graph.
 //!
 //! [`library`] finds NVIDIA's libraries, [`driver`] and [`nvrtc`] call them, [`lower`] turns a plan's steps into kernels
-//! ([`crate::codegen::cuda`]) and launches, [`cubins`] compiles and keeps them, [`run`] fixes sizes and runs. Loading a plan
+//! ([`crate::codegen::cuda`]) and launches, [`cubins`] compiles and keeps them, [`delegate`] leaves steps to libraries
+//! ([`cublaslt`], [`cudnn`]), [`run`] fixes sizes and runs. Loading a plan
 //! compiles its kernels and loads them; specializing is arithmetic; a run resolves addresses and launches, from the second
 //! one on as one graph.
 //!
@@ -19,6 +20,9 @@ use crate::target::{DeviceKind, Target};
 use crate::{Error, Result};
 
 pub mod cubins;
+pub mod cublaslt;
+pub mod cudnn;
+pub mod delegate;
 pub mod driver;
 pub mod library;
 pub mod lower;
@@ -27,6 +31,7 @@ mod run;
 mod streams;
 
 use cubins::{Compiler, Cubins, UNIT};
+use delegate::{Delegates, Numerics};
 use driver::{Device, DriverMemory, Function, Module, StreamHandle};
 use library::{Libraries, Search, libraries};
 use lower::Lowered;
@@ -101,6 +106,7 @@ pub struct Cuda {
     compiler: Arc<dyn Compiler>,
     cubins: Arc<Cubins>,
     memory: Arc<dyn Memory>,
+    delegates: Arc<Delegates>,
 }
 
 impl Cuda {
@@ -116,7 +122,14 @@ impl Cuda {
 
     /// From its parts; tests have a compiler of their own.
     pub fn new(device: Arc<Device>, compiler: Arc<dyn Compiler>, cubins: Cubins, memory: Arc<dyn Memory>) -> Self {
-        Self { device, compiler, cubins: Arc::new(cubins), memory }
+        let delegates = Arc::new(Delegates::new(Numerics::default()));
+        Self { device, compiler, cubins: Arc::new(cubins), memory, delegates }
+    }
+
+    /// The same with other libraries, or with other freedom for them.
+    #[must_use]
+    pub fn with_delegates(self, delegates: Delegates) -> Self {
+        Self { delegates: Arc::new(delegates), ..self }
     }
 
     /// The device.
@@ -196,6 +209,7 @@ struct Program {
     plan: Arc<Plan>,
     device: Arc<Device>,
     memory: Arc<dyn Memory>,
+    delegates: Arc<Delegates>,
     lowered: Lowered,
     /// One per kernel of `lowered`.
     entries: Vec<Entry>,
@@ -218,8 +232,8 @@ impl Program {
             Ok(Entry { scalar: module.function(&kernel.name)?, vector: vector.transpose()? })
         };
         let entries = lowered.kernels.iter().enumerate().map(entry).collect::<Result<Vec<_>>>()?;
-        let (memory, constants) = (cuda.memory.clone(), Mutex::default());
-        Ok(Self { plan, device, memory, lowered, entries, constants, _modules: modules })
+        let (memory, delegates, constants) = (cuda.memory.clone(), cuda.delegates.clone(), Mutex::default());
+        Ok(Self { plan, device, memory, delegates, lowered, entries, constants, _modules: modules })
     }
 
     /// The constants of the graph, put on the device by the first run; that must not be one that is recorded.

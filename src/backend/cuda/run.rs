@@ -4,20 +4,25 @@
 //! graph launch, after new arguments for those kernels whose addresses have changed (the caller's tensors, another arena,
 //! other weights). Runs that the caller captures stay launches. Scalars and sizes never change: they are the specialization.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::driver::{Function, Graph, GraphLaunch, StreamHandle, launch};
+use super::delegate;
+use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program, cold, streams};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Tensor};
-use crate::backend::{Run, Specialized, StepTime};
+use crate::backend::{Run, Specialized, StepChoice, StepTime};
 use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
-use crate::plan::{BufferKind, Step};
+use crate::plan::{BufferKind, Plan, Step};
 use crate::{Error, Result};
+
+mod item;
+
+use item::{Delegated, Item, address};
 
 /// A parameter word.
 #[derive(Clone, Copy, Debug)]
@@ -52,17 +57,9 @@ struct Bound {
     words: Vec<u64>,
 }
 
-impl Bound {
-    fn in_graph(&mut self) -> GraphLaunch<'_> {
-        GraphLaunch { function: self.function, geometry: self.geometry, args: &mut self.words }
-    }
-}
-
 impl Call {
     fn bind(&self, bases: &[u64]) -> Bound {
-        let at = |place: &Option<(usize, isize)>| {
-            place.map_or(0, |(buffer, offset)| bases[buffer].wrapping_add_signed(offset as i64))
-        };
+        let at = |place: &Option<(usize, isize)>| address(*place, bases);
         let words = self.words.iter().map(|w| match *w {
             Word::Pointer(operand) => at(&self.places[operand]),
             Word::Number(n) => n,
@@ -75,6 +72,23 @@ impl Call {
         };
         Bound { function, geometry, words: words.collect() }
     }
+
+    fn reads_left_out(&self, bases: &[u64]) -> bool {
+        self.places.iter().flatten().any(|(buffer, _)| bases[*buffer] == LEFT_OUT)
+    }
+
+    /// Host memory.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.words) + size_of_val(&*self.places)
+    }
+
+    fn reads(&self, changed: &[bool]) -> bool {
+        self.places.iter().flatten().any(|(buffer, _)| changed[*buffer])
+    }
+}
+
+fn first_scratch(plan: &Plan) -> usize {
+    plan.buffers.len() + plan.packs.len()
 }
 
 fn unsigned(value: i64) -> Result<u64> {
@@ -122,11 +136,18 @@ struct Held {
     constants: Option<Arc<[Block]>>,
 }
 
+/// The address of a buffer that nothing reads while the libraries do not fail.
+const LEFT_OUT: u64 = u64::MAX;
+
 /// The graph of a specialization for one stream, and what it was last told.
 struct Replay {
     stream: StreamHandle,
+    /// What libraries do is captured here, where there are any.
+    own: Option<CaptureStream>,
     graph: Graph,
     bases: Vec<u64>,
+    /// Of each delegated item: whether the library runs.
+    delegated: Vec<bool>,
 }
 
 /// Most streams for which a specialization keeps a graph: each has a workspace of its own, and telling a graph of another
@@ -144,7 +165,12 @@ struct Replays {
 pub(super) struct SpecializedCuda {
     program: Arc<Program>,
     workspace: Workspace,
-    calls: Vec<Call>,
+    items: Vec<Item>,
+    choices: Vec<StepChoice>,
+    /// Of each of the plan's buffers: whether anything reads it but kernels that stand in for a library.
+    needed: Vec<bool>,
+    /// Packed weights that libraries read with their channels as neighbours.
+    taps: Vec<usize>,
     prepare: Vec<Call>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
@@ -162,6 +188,7 @@ struct Maker<'a> {
     program: &'a Program,
     bindings: &'a [i64],
     scratch: Vec<Scratch>,
+    choices: Vec<StepChoice>,
 }
 
 impl Maker<'_> {
@@ -172,12 +199,105 @@ impl Maker<'_> {
         usize::try_from(floats.saturating_mul(4)).map_err(|_| Error::invalid("scratch memory overflows"))
     }
 
-    fn step(&mut self, at: usize, step: &Step, launches: &Launches, calls: &mut Vec<Call>) -> Result<()> {
-        let empty = step.stores.iter().map(|s| s.concrete(self.bindings)).all(|s| s.is_ok_and(|s| s.numel() == 0));
-        if empty {
+    /// The buffer that the next scratch memory is: it follows the plan's buffers and the forms of its packed weights.
+    fn next_scratch(&self) -> usize {
+        first_scratch(&self.program.plan) + self.scratch.len()
+    }
+
+    fn is_empty(&self, step: &Step) -> bool {
+        step.stores.iter().map(|s| s.concrete(self.bindings)).all(|s| s.is_ok_and(|s| s.numel() == 0))
+    }
+
+    /// The step on a library, if there is one for it.
+    fn step(&mut self, at: usize, step: &Step, launches: &Launches, items: &mut Vec<Item>) -> Result<()> {
+        if self.is_empty(step) {
             return Ok(());
         }
-        let first = self.program.plan.buffers.len() + self.scratch.len();
+        if let Some(delegate) = &launches.delegate {
+            let Program { plan, device, delegates, .. } = self.program;
+            let few = |l: &Launch| match &l.few_rows {
+                Some(rows) => Ok(rows.eval(self.bindings)? <= GEMV_ROWS as i64),
+                None => Ok(false),
+            };
+            let is_few = launches.launches.iter().map(few).collect::<Result<Vec<bool>>>()?.contains(&true);
+            let ready = match is_few {
+                true => Err("it has few rows".to_owned()),
+                false => delegate.plan(step, self.bindings, device.arch(), delegates),
+            };
+            let outcome = ready.as_ref().map(|r| r.planned.library()).map_err(Clone::clone);
+            self.choices.push(delegate::choice(plan.step_name(step), outcome));
+            if let Ok(ready) = ready {
+                items.push(Item::Delegated(self.delegated(at, step, launches, ready)?));
+                return Ok(());
+            }
+        }
+        let mut calls = Vec::new();
+        self.kernels(at, step, launches, &mut calls)?;
+        items.extend(calls.into_iter().map(Item::Kernel));
+        Ok(())
+    }
+
+    fn delegated(&mut self, at: usize, step: &Step, launches: &Launches, ready: delegate::Ready) -> Result<Delegated> {
+        let delegate::Ready { planned, operands, form } = ready;
+        let mut own = Vec::new();
+        self.kernels(at, step, launches, &mut own)?;
+        let first = self.next_scratch();
+        for (bytes, what) in operands.scratch_bytes.into_iter().zip(["a library's result", "an upsampled image"]) {
+            self.scratch.push(Scratch { step: at, bytes, what });
+        }
+        let mut workspace = None;
+        if planned.workspace_bytes() > 0 {
+            workspace = Some(self.next_scratch());
+            self.scratch.push(Scratch { step: at, bytes: planned.workspace_bytes(), what: "workspace of a library" });
+        }
+        let places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
+        let moved = |offsets: &Vec<isize>| {
+            let moves = places.iter().zip(offsets);
+            moves.map(|(place, more)| place.map(|(buffer, offset)| (buffer, offset + more))).collect()
+        };
+        let calls = operands.calls.iter().map(moved).collect();
+        let around = |launch: Option<&Launch>| -> Result<Vec<Call>> {
+            Ok(launch.map(|l| self.call(at, l, first)).transpose()?.flatten().into_iter().collect())
+        };
+        let form = launches.delegate.as_ref().and_then(|d| d.0.get(form));
+        let before = around(form.and_then(|f| f.before.as_ref()))?;
+        let after = around(form.and_then(|f| f.after.as_ref()))?;
+        let choice = self.choices.len() - 1;
+        let (align_bytes, failure) = (operands.align_bytes, OnceLock::new());
+        Ok(Delegated { step: at, planned, calls, align_bytes, workspace, before, after, own, choice, failure })
+    }
+
+    /// Where an operand lies; scratch memory of its step begins at buffer `first`.
+    fn place(&self, place: &Place, first: usize) -> Result<Option<(usize, isize)>> {
+        Ok(match place {
+            Place::Buffer(buffer, offset, size) => {
+                Some((buffer.index(), offset.eval(self.bindings)? as isize * *size as isize))
+            }
+            Place::Scratch(index) => Some((first + index, 0)),
+            Place::Taps(pack) => Some((self.program.plan.buffers.len() + pack, 0)),
+            Place::Missing => None,
+        })
+    }
+
+    /// A launch with numbers; `None` where there is nothing to do.
+    fn call(&self, at: usize, launch: &Launch, first: usize) -> Result<Option<Call>> {
+        let Some(plain) = launch.grid.geometry(self.bindings, 1)? else { return Ok(None) };
+        Ok(Some(Call {
+            step: at,
+            entry: self.program.entries[launch.kernel],
+            words: words(&launch.args, self.bindings)?,
+            places: launch.places.iter().map(|p| self.place(p, first)).collect::<Result<_>>()?,
+            plain,
+            vector: vector_form(launch, self.bindings)?,
+        }))
+    }
+
+    /// The step on its own kernels.
+    fn kernels(&mut self, at: usize, step: &Step, launches: &Launches, calls: &mut Vec<Call>) -> Result<()> {
+        if self.is_empty(step) {
+            return Ok(());
+        }
+        let first = self.next_scratch();
         for scratch in &launches.scratch {
             let bytes = self.scratch_bytes(scratch)?;
             self.scratch.push(Scratch { step: at, bytes, what: "moments" });
@@ -193,24 +313,7 @@ impl Maker<'_> {
                 }
                 skip = true;
             }
-            let Some(plain) = launch.grid.geometry(self.bindings, 1)? else { continue };
-            let place = |place: &Place| {
-                Ok(match place {
-                    Place::Buffer(buffer, offset, size) => {
-                        Some((buffer.index(), offset.eval(self.bindings)? as isize * *size as isize))
-                    }
-                    Place::Scratch(index) => Some((first + index, 0)),
-                    Place::Missing => None,
-                })
-            };
-            calls.push(Call {
-                step: at,
-                entry: self.program.entries[launch.kernel],
-                words: words(&launch.args, self.bindings)?,
-                places: launch.places.iter().map(place).collect::<Result<_>>()?,
-                plain,
-                vector: vector_form(launch, self.bindings)?,
-            });
+            calls.extend(self.call(at, launch, first)?);
         }
         Ok(())
     }
@@ -219,28 +322,32 @@ impl Maker<'_> {
 impl SpecializedCuda {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
+        // Libraries are asked for the device whose context is current.
+        let device = program.device.clone();
+        let _context = device.enter()?;
         let named = |step: &Step, e: Error| match e {
             Error::Backend { backend, what } => {
                 Error::Backend { backend, what: format!("{}: {what}", plan.step_name(step)) }
             }
             other => other,
         };
-        let mut maker = Maker { program: &program, bindings, scratch: Vec::new() };
-        let (mut calls, mut prepare) = (Vec::new(), Vec::new());
+        let mut maker = Maker { program: &program, bindings, scratch: Vec::new(), choices: Vec::new() };
+        let (mut items, mut prepare) = (Vec::new(), Vec::new());
         for (at, (step, launches)) in plan.steps.iter().zip(&program.lowered.steps).enumerate() {
-            maker.step(at, step, launches, &mut calls).map_err(|e| named(step, e))?;
+            maker.step(at, step, launches, &mut items).map_err(|e| named(step, e))?;
         }
         let scratch = std::mem::take(&mut maker.scratch);
         for (at, (step, launches)) in plan.prepare.iter().zip(&program.lowered.prepare).enumerate() {
-            maker.step(at, step, launches, &mut prepare).map_err(|e| named(step, e))?;
+            maker.kernels(at, step, launches, &mut prepare).map_err(|e| named(step, e))?;
         }
         if !maker.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
+        let choices = maker.choices;
         let workspace = Workspace::of(&plan, bindings, &scratch)?;
-        let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
+        let mut offsets = vec![None; first_scratch(&plan) + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
-        let extra = plan.buffers.len()..plan.buffers.len() + scratch.len();
+        let extra = first_scratch(&plan)..first_scratch(&plan) + scratch.len();
         own.chain(extra).zip(&workspace.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
         let shape = |b: &crate::plan::Buffer| match b.kind {
             BufferKind::Input(_) | BufferKind::Output(_) => plan.graph.ty(b.value).concrete(bindings).map(Some),
@@ -259,12 +366,28 @@ impl SpecializedCuda {
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
         let replays = Mutex::default();
-        Ok(Self { program, workspace, calls, prepare, offsets, derived, derived_bytes, shapes, costs, replays })
+        let (needed, taps) = read_buffers(&plan, &items, &prepare);
+        Ok(Self {
+            program,
+            workspace,
+            items,
+            choices,
+            needed,
+            taps,
+            prepare,
+            offsets,
+            derived,
+            derived_bytes,
+            shapes,
+            costs,
+            replays,
+        })
     }
 
     /// Addresses of all buffers but the derived ones. `held` receives copies of strided arguments, and what else the
-    /// addresses point into.
-    fn bases(&self, run: &Run<'_>, held: &mut Held) -> Result<Vec<u64>> {
+    /// addresses point into. A strided weight that only stand-ins for a library would read is left out, unless `all` are
+    /// wanted: its address is [`LEFT_OUT`] then.
+    fn bases(&self, run: &Run<'_>, held: &mut Held, all: bool) -> Result<Vec<u64>> {
         let plan = &self.program.plan;
         let arena = run.arena.addr();
         let mut bases: Vec<u64> = self.offsets.iter().map(|o| o.map_or(0, |offset| (arena + offset) as u64)).collect();
@@ -295,6 +418,8 @@ impl SpecializedCuda {
                     let tensor = run.weights.tensor(slot).ok_or_else(|| missing("weight", slot as u32))?;
                     if run.weights.is_dense(slot) {
                         tensor.ptr.addr() as u64
+                    } else if !all && !self.needed[at] {
+                        LEFT_OUT
                     } else {
                         let form =
                             run.weights.dense(slot, &mut || self.derive(run, || self.densify(tensor, run.stream)))?;
@@ -365,6 +490,44 @@ impl SpecializedCuda {
         Ok(block)
     }
 
+    /// Addresses of the forms of packed weights that libraries read: the tensor's own where it lies so, else those of a copy.
+    fn place_taps(&self, bases: &mut [u64], run: &Run<'_>, held: &mut Held) -> Result<()> {
+        let plan = &self.program.plan;
+        for &pack in &self.taps {
+            let source = &plan.packs[pack].source;
+            let buffer = &plan.buffers[source.buffer.index()];
+            let tensor = match buffer.kind {
+                BufferKind::Parameter(slot) if is_whole_parameter(plan, pack) => {
+                    run.weights.tensor(slot as usize).cloned().ok_or_else(|| missing("weight", slot))?
+                }
+                _ => {
+                    let lies = source.concrete(&[])?;
+                    let at = bases[source.buffer.index()] as usize;
+                    let at = at.wrapping_add_signed(lies.offset * source.dtype.size_bytes() as isize);
+                    let numbers = |n: &[isize]| n.iter().map(|&s| s as i64).collect::<Vec<i64>>();
+                    Tensor {
+                        ptr: std::ptr::with_exposed_provenance_mut(at),
+                        dtype: source.dtype,
+                        shape: lies.shape.iter().map(|&d| d as i64).collect(),
+                        strides: numbers(&lies.strides),
+                    }
+                }
+            };
+            let behind = |values: &[i64]| [&values[..1], &values[2..], &values[1..2]].concat();
+            let turned = Tensor { shape: behind(&tensor.shape), strides: behind(&tensor.strides), ..tensor };
+            bases[plan.buffers.len() + pack] = if turned.is_dense() {
+                turned.ptr.addr() as u64
+            } else {
+                let make = || self.densify(&turned, run.stream);
+                let form = run.weights.pack(pack, &mut || self.derive(run, make))?;
+                let at = form.ptr().addr() as u64;
+                held.forms.push(form);
+                at
+            };
+        }
+        Ok(())
+    }
+
     /// Computes what depends on weights alone, once per weight set.
     ///
     /// # Safety
@@ -404,18 +567,14 @@ impl SpecializedCuda {
         }
     }
 
-    /// Kernel by kernel.
+    /// One after the other.
     ///
     /// # Safety
     /// Every buffer must be behind its address.
     unsafe fn run_plain(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        for call in &self.calls {
-            let mut bound = call.bind(bases);
+        for item in &self.items {
             // SAFETY: the caller's promise.
-            unsafe {
-                launch(bound.function, &bound.geometry, &mut bound.words, stream)
-                    .map_err(|e| self.at_step(call.step, e))?;
-            }
+            unsafe { item.run(bases, stream).map_err(|e| self.at_step(item.step(), e))? };
         }
         Ok(())
     }
@@ -429,10 +588,9 @@ impl SpecializedCuda {
         self.program.device.synchronize(stream)?;
         for (at, step) in plan.steps.iter().enumerate() {
             let start = Instant::now();
-            for call in self.calls.iter().filter(|c| c.step == at) {
-                let mut bound = call.bind(bases);
+            for item in self.items.iter().filter(|i| i.step() == at) {
                 // SAFETY: the caller's promise.
-                unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };
+                unsafe { item.run(bases, stream).map_err(|e| self.at_step(at, e))? };
             }
             self.program.device.synchronize(stream).map_err(|e| self.at_step(at, e))?;
             profile.push(StepTime {
@@ -460,54 +618,170 @@ impl SpecializedCuda {
             // SAFETY: the caller's promise.
             return unsafe { self.run_plain(bases, stream) };
         }
-        let mut replay = match replays.of.iter().position(|r| r.stream == stream) {
-            Some(at) => replays.of.remove(at),
+        let delegated: Vec<bool> = self.items.iter().filter_map(Item::delegated).map(|d| d.is_on(bases)).collect();
+        let (own, known) = match replays.of.iter().position(|r| r.stream == stream) {
+            Some(at) => {
+                let Replay { own, graph, bases, delegated: was, .. } = replays.of.remove(at);
+                // Another choice between a library and kernels is another graph.
+                (own, (was == delegated).then_some((graph, bases)))
+            }
             None => {
                 if replays.of.len() == REPLAYS {
                     drop(replays.of.remove(0));
                 }
-                // SAFETY: the caller's promise; addresses are renewed before every run.
-                Replay { stream, graph: unsafe { self.graph(bases)? }, bases: bases.to_vec() }
+                let own = (!delegated.is_empty()).then(|| CaptureStream::new(&self.program.device));
+                (own.transpose()?, None)
             }
         };
+        let renewed = known.and_then(|(mut graph, told)| {
+            // What a library does at other addresses may have another shape: then the graph is made anew.
+            // SAFETY: the caller's promise; addresses are renewed before every run.
+            unsafe { self.renew(&mut graph, &told, bases, own.as_ref()) }.ok().map(|()| graph)
+        });
+        let graph = match renewed {
+            Some(graph) => graph,
+            // SAFETY: as above.
+            None => unsafe { self.graph(bases, own.as_ref())? },
+        };
         // SAFETY: the caller's promise.
-        unsafe {
-            self.tell(&mut replay, bases)?;
-            replay.graph.launch(stream)?;
-        }
-        replays.of.push(replay);
+        unsafe { graph.launch(stream)? };
+        replays.of.push(Replay { stream, own, graph, bases: bases.to_vec(), delegated });
         Ok(())
     }
+}
 
-    /// A graph of all launches.
+impl SpecializedCuda {
+    /// The link of a graph that runs an item on these addresses.
     ///
     /// # Safety
-    /// As [`SpecializedCuda::run_plain`].
-    unsafe fn graph(&self, bases: &[u64]) -> Result<Graph> {
-        let mut bound: Vec<Bound> = self.calls.iter().map(|c| c.bind(bases)).collect();
-        let mut launches: Vec<GraphLaunch<'_>> = bound.iter_mut().map(Bound::in_graph).collect();
-        // SAFETY: the caller's promise.
-        unsafe { Graph::new(&self.program.device, &mut launches) }
+    /// As [`SpecializedCuda::run_plain`], for every run of the graph.
+    unsafe fn link(&self, item: &Item, bases: &[u64], stream: Option<&CaptureStream>) -> Result<Node> {
+        match (item, stream) {
+            (Item::Kernel(call), _) => {
+                let Bound { function, geometry, words } = call.bind(bases);
+                Ok(Node::Kernel(GraphLaunch { function, geometry, args: words }))
+            }
+            // SAFETY: the caller's promise.
+            (Item::Delegated(d), Some(stream)) => stream
+                .capture(|stream| unsafe { d.run(bases, stream) })
+                .map(Node::Captured)
+                .map_err(|e| self.at_step(d.step, e)),
+            (Item::Delegated(_), None) => Err(Error::Backend { backend: NAME, what: "no stream to capture on".into() }),
+        }
     }
 
-    /// Tells a graph the addresses that have changed.
+    /// A graph of everything.
     ///
     /// # Safety
-    /// As [`SpecializedCuda::run_plain`].
-    unsafe fn tell(&self, replay: &mut Replay, bases: &[u64]) -> Result<()> {
-        let changed: Vec<bool> = replay.bases.iter().zip(bases).map(|(a, b)| a != b).collect();
+    /// As [`SpecializedCuda::link`].
+    unsafe fn graph(&self, bases: &[u64], stream: Option<&CaptureStream>) -> Result<Graph> {
+        // SAFETY: the caller's promise.
+        let chain = self.items.iter().map(|item| unsafe { self.link(item, bases, stream) });
+        let chain = chain.collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller's promise.
+        unsafe { Graph::new(&self.program.device, chain) }
+    }
+
+    /// New addresses for the links that read others than a graph was `told`.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::link`].
+    unsafe fn renew(
+        &self,
+        graph: &mut Graph,
+        told: &[u64],
+        bases: &[u64],
+        stream: Option<&CaptureStream>,
+    ) -> Result<()> {
+        let changed: Vec<bool> = told.iter().zip(bases).map(|(a, b)| a != b).collect();
         if !changed.contains(&true) {
             return Ok(());
         }
-        for (at, call) in self.calls.iter().enumerate() {
-            if call.places.iter().flatten().any(|(buffer, _)| changed[*buffer]) {
+        for (at, item) in self.items.iter().enumerate() {
+            if item.reads(&changed) {
                 // SAFETY: the caller's promise.
-                unsafe { replay.graph.update(at, &mut call.bind(bases).in_graph())? };
+                unsafe { graph.update(at, self.link(item, bases, stream)?)? };
             }
         }
-        replay.bases.copy_from_slice(bases);
         Ok(())
     }
+}
+
+impl SpecializedCuda {
+    /// Steps whose library has failed.
+    fn failures(&self) -> usize {
+        self.items.iter().filter_map(Item::delegated).filter(|d| d.failure.get().is_some()).count()
+    }
+
+    /// Takes libraries that have failed off all their steps.
+    fn give_up(&self) {
+        let delegated = || self.items.iter().filter_map(Item::delegated);
+        for failed in delegated().filter(|d| d.failure.get().is_some()) {
+            for other in delegated().filter(|d| d.planned.library() == failed.planned.library()) {
+                // Keeps what it has: its own reason.
+                let _ = other.failure.set("it failed in another step".to_owned());
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Specialized::run`].
+    unsafe fn run_once(&self, run: &mut Run<'_>, held: &mut Held) -> Result<()> {
+        let stream = run.stream;
+        let mut bases = self.bases(run, held, false)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.prepare(&mut bases, run, held)? };
+        self.place_taps(&mut bases, run, held)?;
+        let plain_launches = run.is_recorded || self.program.plan.options.plain_launches;
+        if self.items.iter().filter_map(Item::delegated).any(|d| !d.is_on(&bases)) {
+            let all = self.bases(run, held, true)?;
+            bases.iter_mut().zip(all).filter(|(base, _)| **base == LEFT_OUT).for_each(|(base, all)| *base = all);
+        }
+        held.forms.iter().for_each(|form| streams::note(form.block().owner(), stream));
+        // SAFETY: every buffer is behind its address.
+        unsafe {
+            match run.profile.as_deref_mut() {
+                Some(profile) => self.run_profiled(&bases, stream, profile),
+                None if plain_launches => self.run_plain(&bases, stream),
+                None => self.run_replayed(&bases, stream),
+            }
+        }
+    }
+}
+
+fn is_whole_parameter(plan: &Plan, pack: usize) -> bool {
+    let source = &plan.packs[pack].source;
+    match plan.buffers[source.buffer.index()].kind {
+        BufferKind::Parameter(slot) => source.is_whole(&plan.graph.parameters[slot as usize].ty),
+        _ => false,
+    }
+}
+
+/// Which of the plan's buffers are read but by stand-ins, and which packed weights are read by libraries.
+fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> (Vec<bool>, Vec<usize>) {
+    let count = plan.buffers.len();
+    let mut is_read = vec![false; first_scratch(plan)];
+    let mut mark = |places: &[Option<(usize, isize)>]| {
+        places.iter().flatten().for_each(|(buffer, _)| {
+            is_read.get_mut(*buffer).into_iter().for_each(|read| *read = true);
+        });
+    };
+    prepare.iter().for_each(|c| mark(&c.places));
+    for item in items {
+        match item {
+            Item::Kernel(call) => mark(&call.places),
+            Item::Delegated(d) => {
+                d.calls.iter().for_each(|places| mark(places));
+                d.before.iter().chain(&d.after).for_each(|c| mark(&c.places));
+            }
+        }
+    }
+    let taps: Vec<usize> = (0..plan.packs.len()).filter(|pack| is_read[count + pack]).collect();
+    for &pack in taps.iter().filter(|pack| !is_whole_parameter(plan, **pack)) {
+        is_read[plan.packs[pack].source.buffer.index()] = true;
+    }
+    is_read.truncate(count);
+    (is_read, taps)
 }
 
 fn missing(what: &str, index: u32) -> Error {
@@ -519,11 +793,22 @@ impl Specialized for SpecializedCuda {
         &self.workspace
     }
 
-    unsafe fn run(&self, run: Run<'_>) -> Result<()> {
+    fn delegations(&self) -> Vec<StepChoice> {
+        let mut choices = self.choices.clone();
+        for d in self.items.iter().filter_map(Item::delegated) {
+            if let Some(reason) = d.failure.get() {
+                let choice = &mut choices[d.choice];
+                *choice = delegate::choice(choice.step.clone(), Err(reason.clone()));
+            }
+        }
+        choices
+    }
+
+    unsafe fn run(&self, mut run: Run<'_>) -> Result<()> {
         if !run.arena.addr().is_multiple_of(ALIGN_BYTES) {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
-        let (device, stream, is_recorded) = (&self.program.device, run.stream, run.is_recorded);
+        let (device, is_recorded) = (&self.program.device, run.is_recorded);
         if is_recorded && !self.program.memory.serves_captures() {
             return Err(Error::Backend { backend: NAME, what: "this PyTorch lends no memory to captures".to_owned() });
         }
@@ -532,17 +817,17 @@ impl Specialized for SpecializedCuda {
             streams::free_late();
         }
         let mut held = Held::default();
-        let mut bases = self.bases(&run, &mut held)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.prepare(&mut bases, &run, &mut held)? };
-        held.forms.iter().for_each(|form| streams::note(form.block().owner(), stream));
-        // SAFETY: every buffer is behind its address.
-        unsafe {
-            match run.profile {
-                Some(profile) => self.run_profiled(&bases, stream, profile)?,
-                None if is_recorded || self.program.plan.options.plain_launches => self.run_plain(&bases, stream)?,
-                None => self.run_replayed(&bases, stream)?,
+        loop {
+            let known = self.failures();
+            // SAFETY: the caller's promise.
+            let outcome = unsafe { self.run_once(&mut run, &mut held) };
+            if outcome.is_ok() || self.failures() == known {
+                outcome?;
+                break;
             }
+            // A run reads arguments and writes results: all of it is done again, without the library that failed.
+            self.give_up();
+            run.profile.iter_mut().for_each(|p| p.clear());
         }
         // Copies of arguments go now: memory comes back in the stream's order, after the work on them.
         Ok(())
@@ -562,7 +847,6 @@ impl Specialized for SpecializedCuda {
     }
 
     fn host_bytes(&self) -> usize {
-        let words = |c: &Call| size_of_val(&*c.words) + size_of_val(&*c.places);
-        self.calls.iter().map(|c| size_of::<Call>() + words(c)).sum()
+        self.items.iter().map(Item::host_bytes).sum()
     }
 }

@@ -1,0 +1,424 @@
+//! Steps that a library computes.
+//!
+//! When a plan is lowered, [`Delegate`] says what of a step a library may do: the product or convolution itself, and as
+//! much of the pointwise work that follows as the library is known to compute as the plan means it, all of it or nothing;
+//! the rest is one generated kernel. When sizes are known, the library is asked; what it refuses runs on the step's own
+//! kernels, and the reason is kept ([`StepChoice`]).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use oxidiff_kernels::tile::{Binary, Instr, Reg, Source, TileProgram, Unary};
+
+mod attention;
+mod convolution;
+mod product;
+
+use attention::Attention;
+use convolution::Convolution;
+use product::{Epilogue, ProductShape};
+
+use super::cublaslt::{self, CublasLt};
+use super::cudnn::{self, Cudnn};
+use super::driver::StreamHandle;
+use super::lower::{Launch, Place};
+use crate::Result;
+use crate::backend::StepChoice;
+use crate::codegen::tile::kernel_type;
+use crate::ir::{DType, Op};
+use crate::plan::{Access, Step};
+use crate::select::Kernel;
+
+/// Addresses of operands are taken to be multiples of this many bytes; where one is not, the step's own kernels run.
+const ALIGN_BYTES: usize = 16;
+/// Most workspace of one call; the larger one is for devices that have use for it (cuBLAS documentation,
+/// `CUBLAS_WORKSPACE_CONFIG`).
+const WORKSPACE_BYTES: [usize; 2] = [4 << 20, 32 << 20];
+
+/// Most workspace of a convolution: engines for channels-last images need none, those that need more repack.
+const CONVOLUTION_WORKSPACE_BYTES: usize = 64 << 20;
+/// Graphs of cuDNN that are kept beyond their last user.
+const MOST_EXECUTIONS: usize = 512;
+
+/// cuDNN whose attention is not used: its frontend refuses that of 9.10.0 and 9.10.1, and what is found of a library is its
+/// minor version.
+const REFUSED_ATTENTION: (u32, u32) = (9, 10);
+
+/// Why a library is not asked, or does not do it.
+pub type Refusal = String;
+
+/// What a library has made ready.
+pub trait Planned: Send + Sync + std::fmt::Debug {
+    /// Its name.
+    fn library(&self) -> &'static str;
+
+    /// Memory that a run needs besides its operands.
+    fn workspace_bytes(&self) -> usize;
+
+    /// Runs on `stream`.
+    ///
+    /// # Safety
+    /// `addresses` must be those of the operands, in the order that the implementation states, valid for what was planned;
+    /// the workspace must have [`Planned::workspace_bytes`].
+    ///
+    /// # Errors
+    /// What the library says.
+    unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()>;
+}
+
+/// What the user allows libraries to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numerics {
+    /// Products of f32 may round their operands to TF32.
+    pub tf32: bool,
+}
+
+/// The libraries of one device, opened when they are first asked for.
+#[derive(Debug, Default)]
+pub struct Delegates {
+    numerics: Numerics,
+    cublaslt: OnceLock<std::result::Result<Arc<CublasLt>, Refusal>>,
+    cudnn: OnceLock<std::result::Result<Arc<Cudnn>, Refusal>>,
+    /// Products that some specialization holds: layers of one shape share one.
+    products: Mutex<HashMap<cublaslt::Problem, Weak<cublaslt::Product>>>,
+    /// Graphs of cuDNN and refusals: what it took long to find out is kept.
+    executions: Mutex<HashMap<cudnn::Problem, std::result::Result<Arc<cudnn::Execution>, Refusal>>>,
+}
+
+impl Delegates {
+    /// The libraries that this process has.
+    pub fn new(numerics: Numerics) -> Self {
+        Self { numerics, ..Self::default() }
+    }
+
+    /// None: every step runs on generated kernels.
+    pub fn none() -> Self {
+        let delegates = Self::default();
+        let reason = || "libraries are switched off".to_owned();
+        let _ = (delegates.cublaslt.set(Err(reason())), delegates.cudnn.set(Err(reason())));
+        delegates
+    }
+
+    /// For a device that is described only: what cuDNN would do on it.
+    #[must_use]
+    pub fn described(numerics: Numerics, cudnn: Arc<Cudnn>) -> Self {
+        let delegates = Self::new(numerics);
+        let _ = delegates.cublaslt.set(Err("cuBLASLt needs a device".to_owned()));
+        let _ = delegates.cudnn.set(Ok(cudnn));
+        delegates
+    }
+
+    fn cublaslt(&self) -> std::result::Result<&Arc<CublasLt>, Refusal> {
+        let open = || match &super::found().cublaslt {
+            Ok(_) => CublasLt::open(),
+            Err(reason) => Err(reason.clone()),
+        };
+        self.cublaslt.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    fn cudnn(&self) -> std::result::Result<&Arc<Cudnn>, Refusal> {
+        let open = || match &super::found().cudnn {
+            Ok(_) => Cudnn::open(),
+            Err(reason) => Err(reason.clone()),
+        };
+        self.cudnn.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    fn execution(
+        &self,
+        library: &Arc<Cudnn>,
+        problem: cudnn::Problem,
+    ) -> std::result::Result<Arc<cudnn::Execution>, Refusal> {
+        let lock = || self.executions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(&problem) {
+            return known.clone();
+        }
+        // Not under the lock: this takes up to seconds.
+        let made = library.plan(&problem).map(Arc::new);
+        let mut known = lock();
+        if known.len() >= MOST_EXECUTIONS {
+            known.retain(|_, e| e.as_ref().is_ok_and(|e| Arc::strong_count(e) > 1));
+        }
+        known.entry(problem).or_insert(made).clone()
+    }
+
+    fn product(
+        &self,
+        library: &Arc<CublasLt>,
+        problem: &cublaslt::Problem,
+    ) -> std::result::Result<Arc<cublaslt::Product>, Refusal> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = products.get(problem).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        products.retain(|_, product| product.strong_count() > 0);
+        let made = Arc::new(library.plan(problem)?);
+        products.insert(*problem, Arc::downgrade(&made));
+        Ok(made)
+    }
+}
+
+/// What a library may do of a step: the first of these that it takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delegate(pub Vec<Form>);
+
+/// A way to leave a step to a library.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Form {
+    work: Work,
+    /// Where the library writes.
+    out: Out,
+    /// In which type.
+    dtype: DType,
+    /// What must be done first: writes [`IMAGE`].
+    pub before: Option<Launch>,
+    /// The step's pointwise work, where the library does not do it: reads and writes `out` and the step's operands.
+    pub after: Option<Launch>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Work {
+    Product(Epilogue),
+    Convolution(Convolution),
+    Attention(Attention),
+}
+
+/// Scratch memory for a library's result.
+pub const RESULT: Place = Place::Scratch(0);
+/// Scratch memory for the upsampled image that a convolution reads.
+pub const IMAGE: Place = Place::Scratch(1);
+
+/// Makes the kernels around a library's work.
+pub trait Around {
+    /// The step's pointwise work over a result of this type at `out`.
+    ///
+    /// # Errors
+    /// If the step has none.
+    fn after(&mut self, out: Out, dtype: DType) -> Result<Launch>;
+
+    /// The upsampled image.
+    ///
+    /// # Errors
+    /// If the step has no image.
+    fn upsampled(&mut self) -> Result<Launch>;
+}
+
+/// The place of a library's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Out {
+    /// The step's first store.
+    Store,
+    /// Scratch memory of the step, dense.
+    Scratch,
+}
+
+/// A step that a library is ready for.
+#[derive(Debug)]
+pub struct Ready {
+    /// What runs.
+    pub planned: Arc<dyn Planned>,
+    /// On what.
+    pub operands: Operands,
+    /// Which form of [`Delegate`].
+    pub form: usize,
+}
+
+/// Operands of a library, in the order of [`Planned::run`].
+#[derive(Debug)]
+pub struct Operands {
+    /// Where they lie.
+    pub places: Vec<Place>,
+    /// Bytes that the address of each must be a multiple of.
+    pub align_bytes: Vec<usize>,
+    /// Bytes to add to the addresses for each call.
+    pub calls: Vec<Vec<isize>>,
+    /// Bytes of [`RESULT`] and [`IMAGE`], as far as they are needed.
+    pub scratch_bytes: [usize; 2],
+}
+
+impl Delegate {
+    /// What a library may do of `step`, whose root is `op` with a result of type `root`.
+    ///
+    /// # Errors
+    /// What `around` says.
+    pub fn new(step: &Step, op: &Op, root: DType, around: &mut dyn Around) -> Result<Option<Self>> {
+        if step.kernel == Kernel::Attention {
+            let whole = |a| Form { work: Work::Attention(a), out: Out::Store, dtype: root, before: None, after: None };
+            return Ok(Attention::of(op).map(|a| Self(vec![whole(a)])));
+        }
+        let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        let (Some(body), [x, w]) = (&step.body, step.operands.as_slice()) else { return Ok(None) };
+        if x.dtype != w.dtype || !is_float(x.dtype) || (root != x.dtype && root != DType::F32) {
+            return Ok(None);
+        }
+        let mut forms = Vec::new();
+        let is_plain = root == x.dtype;
+        let whole = |work| Form { work, out: Out::Store, dtype: root, before: None, after: None };
+        let bare = |work, around: &mut dyn Around| -> Result<Form> {
+            let out = raw_result(step, root);
+            Ok(Form { work, out, dtype: root, before: None, after: Some(around.after(out, root)?) })
+        };
+        match (step.kernel, op) {
+            (Kernel::Linear | Kernel::Matmul, _) => match product::epilogue_of(step, &body.program, x.dtype) {
+                Some(epilogue) if is_plain => forms.push(whole(Work::Product(epilogue))),
+                _ => forms.push(bare(Work::Product(Epilogue::default()), around)?),
+            },
+            (Kernel::Convolution, Op::Convolution { .. }) => {
+                let Some(convolution) = Convolution::of(step, op) else { return Ok(None) };
+                let before = if step.upsample.is_empty() { None } else { Some(around.upsampled()?) };
+                if let Some(links) = convolution::epilogue_of(step, &body.program, x.dtype).filter(|_| is_plain) {
+                    forms.push(whole(Work::Convolution(convolution.clone().followed_by(links))));
+                }
+                forms.push(bare(Work::Convolution(convolution), around)?);
+                forms.iter_mut().for_each(|f| f.before.clone_from(&before));
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(Self(forms)))
+    }
+
+    /// Asks the library, for these sizes.
+    ///
+    /// # Errors
+    /// The reason why the step's own kernels must run: that of the first form.
+    pub fn plan(
+        &self,
+        step: &Step,
+        bindings: &[i64],
+        arch: u32,
+        delegates: &Delegates,
+    ) -> std::result::Result<Ready, Refusal> {
+        let mut reason = None;
+        for (at, form) in self.0.iter().enumerate() {
+            match form.plan(step, bindings, arch, delegates) {
+                Ok((planned, operands)) => return Ok(Ready { planned, operands, form: at }),
+                Err(why) => {
+                    reason.get_or_insert(why);
+                }
+            }
+        }
+        Err(reason.unwrap_or_else(|| "no library has this op".to_owned()))
+    }
+}
+
+type Outcome = std::result::Result<(Arc<dyn Planned>, Operands), Refusal>;
+
+impl Form {
+    fn plan(&self, step: &Step, bindings: &[i64], arch: u32, delegates: &Delegates) -> Outcome {
+        let workspace_bytes = WORKSPACE_BYTES[usize::from(arch >= 90)];
+        let tf32 = delegates.numerics.tf32;
+        let out = (self.out, self.dtype);
+        match &self.work {
+            Work::Product(epilogue) => {
+                let library = delegates.cublaslt()?;
+                let shape = ProductShape::of(step, bindings, out, epilogue).map_err(|e| e.to_string())??;
+                let problem = cublaslt::Problem { workspace_bytes, tf32, ..shape.problem };
+                Ok((delegates.product(library, &problem)?, shape.operands))
+            }
+            Work::Convolution(convolution) => {
+                let library = delegates.cudnn()?;
+                let made = convolution.problem(step, bindings, out).map_err(|e| e.to_string())?;
+                let (graph, operands) = made?;
+                let workspace_bytes = CONVOLUTION_WORKSPACE_BYTES;
+                let problem = cudnn::Problem { workspace_bytes, tf32, ..graph };
+                Ok((delegates.execution(library, problem)?, operands))
+            }
+            Work::Attention(attention) => {
+                let library = delegates.cudnn()?;
+                if super::found().cudnn.as_ref().is_ok_and(|found| found.version == REFUSED_ATTENTION) {
+                    return Err("cuDNN's own frontend refuses the attention of 9.10".to_owned());
+                }
+                let made = attention.problem(step, bindings, arch).map_err(|e| e.to_string())?;
+                let (graph, operands) = made?;
+                let problem = cudnn::Problem { workspace_bytes, tf32, ..graph };
+                Ok((delegates.execution(library, problem)?, operands))
+            }
+        }
+    }
+}
+
+/// The instructions of a body that follow the sums, one operand each: added loads and functions.
+enum Link {
+    Add(usize),
+    Apply(Unary),
+}
+
+/// A body that is a chain over the accumulators, stored once as `dtype`; `None` if it is anything else.
+fn chain(program: &TileProgram, dtype: DType) -> Option<Vec<Link>> {
+    if program.stores.as_slice() != [kernel_type(dtype)?] {
+        return None;
+    }
+    let mut at: Option<Reg> = None;
+    let mut is_rounded = false;
+    let mut loaded: Vec<(Reg, usize)> = Vec::new();
+    let mut links = Vec::new();
+    for instr in &program.instrs {
+        // Rounding to the result's type is what storing does; nothing may come between.
+        if is_rounded && !matches!(instr, Instr::Store { .. }) {
+            return None;
+        }
+        match *instr {
+            Instr::Load { dst, src: Source::Acc } if at.is_none() => at = Some(dst),
+            Instr::Load { dst, src: Source::Memory(i) } => {
+                loaded.retain(|(reg, _)| *reg != dst);
+                loaded.push((dst, i as usize));
+            }
+            Instr::Binary { dst, op: Binary::Add, a, b } => {
+                let other = if Some(a) == at { b } else { a };
+                if Some(if other == a { b } else { a }) != at {
+                    return None;
+                }
+                links.push(Link::Add(loaded.iter().find(|(reg, _)| *reg == other)?.1));
+                loaded.retain(|(reg, _)| *reg != dst && *reg != other);
+                at = Some(dst);
+            }
+            Instr::Unary { dst, op, a } if Some(a) == at => {
+                links.push(Link::Apply(op));
+                at = Some(dst);
+            }
+            Instr::Round { dst, a, dtype: to } if Some(a) == at && Some(to) == kernel_type(dtype) => {
+                is_rounded = true;
+                at = Some(dst);
+            }
+            Instr::Store { src, .. } if Some(src) == at => {}
+            _ => return None,
+        }
+    }
+    Some(links)
+}
+
+/// The same for every row: one element per column.
+fn is_per_column(load: &Access, step: &Step) -> bool {
+    let columns = step.space.last();
+    let lead = load.shape.len().saturating_sub(1);
+    let is_flat = load.shape.iter().zip(&load.strides).take(lead).all(|(size, stride)| size.is(1) || stride.is(0));
+    is_flat && load.shape.last() == columns && load.strides.last().is_some_and(|s| s.is(1))
+}
+
+/// Covers the step's space, with neighbouring columns.
+fn is_full(access: &Access, step: &Step) -> bool {
+    let is_walked = access.strides.iter().zip(&access.shape).all(|(stride, size)| size.is(1) || !stride.is(0));
+    access.shape == step.space && is_walked && access.has_unit_columns()
+}
+
+/// Where a result that needs more pointwise work goes: to the step's own result, if nothing that this work reads is lost.
+fn raw_result(step: &Step, dtype: DType) -> Out {
+    let fits = |store: &&Access| {
+        store.dtype == dtype && is_full(store, step) && step.loads.iter().all(|l| l.buffer != store.buffer)
+    };
+    if step.stores.first().filter(fits).is_some() { Out::Store } else { Out::Scratch }
+}
+
+/// Largest power of two up to [`ALIGN_BYTES`] that divides every number.
+fn alignment(bytes: impl IntoIterator<Item = isize>) -> usize {
+    let all = bytes.into_iter().fold(ALIGN_BYTES as isize, |all, b| all | b);
+    1 << all.trailing_zeros()
+}
+
+/// Who computes a step.
+pub(super) fn choice(step: String, outcome: std::result::Result<&'static str, Refusal>) -> StepChoice {
+    match outcome {
+        Ok(library) => StepChoice { step, by: library, reason: String::new() },
+        Err(reason) => StepChoice { step, by: "kernel", reason },
+    }
+}

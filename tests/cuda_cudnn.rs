@@ -1,0 +1,242 @@
+//! Plans of PyTorch's own cuDNN for GPUs that are not there: from a description of the device, and with a `libcuda.so.1` that
+//! has none (`tests/cuda/no_device.cpp`). Convolutions and attentions are those of SD1.5's UNet in f16, as the backend hands
+//! them over. Nothing runs: numbers are `cuda_libraries.rs`'s.
+
+mod support;
+#[path = "cuda/toolkit.rs"]
+mod toolkit;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use oxidiff::backend::cuda::cudnn::{Cudnn, Operation, Problem, Storage, Tensor};
+use oxidiff::backend::cuda::delegate::{Delegates, Numerics};
+use oxidiff::backend::cuda::library::Search;
+use oxidiff::backend::cuda::lower::Lowered;
+use oxidiff::backend::cuda::{found, set_search};
+use oxidiff::ir::{DType, parse_graph};
+use oxidiff::passes::Precision;
+use oxidiff::plan::{MemoryMode, Plan, Step};
+use oxidiff::select::Kernel;
+
+/// What cuDNN asks of a device: figures of NVIDIA's data sheets and of the CUDA programming guide's table of compute
+/// capabilities.
+struct Device {
+    name: &'static str,
+    arch: u32,
+    multiprocessors: u32,
+    /// Most shared memory of a block.
+    shared_bytes: u32,
+    /// Most blocks and threads of a multiprocessor.
+    blocks: u32,
+    threads: u32,
+    l2_bytes: u64,
+    clock_khz: u32,
+    memory_khz: u32,
+    memory_bytes: u64,
+}
+
+#[rustfmt::skip]
+const DEVICES: &[Device] = &[
+    Device { name: "Tesla T4", arch: 75, multiprocessors: 40, shared_bytes: 65_536, blocks: 16, threads: 1024,
+        l2_bytes: 4 << 20, clock_khz: 1_590_000, memory_khz: 5_001_000, memory_bytes: 16 << 30 },
+    Device { name: "NVIDIA A100-SXM4-80GB", arch: 80, multiprocessors: 108, shared_bytes: 166_912, blocks: 32, threads: 2048,
+        l2_bytes: 40 << 20, clock_khz: 1_410_000, memory_khz: 1_593_000, memory_bytes: 80 << 30 },
+    Device { name: "NVIDIA L4", arch: 89, multiprocessors: 58, shared_bytes: 101_376, blocks: 24, threads: 1536,
+        l2_bytes: 48 << 20, clock_khz: 2_040_000, memory_khz: 6_251_000, memory_bytes: 24 << 30 },
+    Device { name: "NVIDIA H100 80GB HBM3", arch: 90, multiprocessors: 132, shared_bytes: 232_448, blocks: 32, threads: 2048,
+        l2_bytes: 50 << 20, clock_khz: 1_980_000, memory_khz: 2_619_000, memory_bytes: 80 << 30 },
+];
+
+impl Device {
+    fn description(&self) -> String {
+        let numbers = [
+            ("regsPerBlock", 65_536),
+            ("multiProcessorCount", u64::from(self.multiprocessors)),
+            ("smClockRateKHz", u64::from(self.clock_khz)),
+            ("memClockRateKHz", u64::from(self.memory_khz)),
+            ("l2CacheSize", self.l2_bytes),
+            ("warpSize", 32),
+            ("maxSharedMemoryPerBlock", 49_152),
+            ("maxSharedMemoryPerBlockOptin", u64::from(self.shared_bytes)),
+            ("reservedSharedMemoryPerBlock", if self.arch >= 80 { 1024 } else { 0 }),
+            ("maxRegistersPerSM", 65_536),
+            ("pciDeviceId", 0),
+            ("maxCtasPerSM", u64::from(self.blocks)),
+            ("maxThreadsPerBlock", 1024),
+            ("maxThreadsPerSM", u64::from(self.threads)),
+            ("isTccDriver", 0),
+            ("supportCoopLaunch", 1),
+            ("deviceVer", u64::from(self.arch) * 10),
+            ("driverVer", 13_000),
+            ("cudaDeviceId", 0),
+            ("totalGlobalMem", self.memory_bytes),
+        ];
+        let numbers: String = numbers.iter().map(|(key, value)| format!("\"{key}\": {value}, ")).collect();
+        let sizes = "\"maxGridSize\": [2147483647, 65535, 65535], \"maxBlockSize\": [1024, 1024, 64]";
+        format!("{{{numbers}{sizes}, \"deviceName\": \"{}\"}}", self.name)
+    }
+}
+
+/// Names in a library that look like the driver's functions.
+fn driver_names(library: &Path) -> BTreeSet<String> {
+    let bytes = std::fs::read(library).unwrap();
+    let is_name = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_';
+    let names = bytes.split(|b| !is_name(b)).filter(|name| name.len() > 3 && name.starts_with(b"cu"));
+    let names = names.filter(|name| name[2].is_ascii_uppercase()).map(|n| String::from_utf8_lossy(n).into_owned());
+    names.filter(|n| n != "cuDNN").collect()
+}
+
+/// A driver without a device.
+fn stand_in(packages: &[PathBuf]) -> Option<PathBuf> {
+    let graph = packages.iter().map(|p| p.join("cudnn/lib/libcudnn_graph.so.9")).find(|p| p.is_file())?;
+    let own = include_str!("cuda/no_device.cpp");
+    let has = |name: &String| own.contains(&format!("int {name}("));
+    let others: String = driver_names(&graph)
+        .into_iter()
+        .filter(|n| !has(n))
+        .map(|n| format!("extern \"C\" int {n}() {{ return 100; }}\n"))
+        .collect();
+    let folder = std::env::temp_dir().join(format!("oxidiff-no-device-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (source, library) = (folder.join("no_device.cpp"), folder.join("libcuda.so.1"));
+    std::fs::write(&source, format!("{own}{others}")).unwrap();
+    let options = ["-std=c++17", "-shared", "-fPIC", "-fno-builtin", "-w", "-Wl,-soname,libcuda.so.1", "-o"];
+    let built = Command::new("g++").args(options).arg(&library).arg(&source).arg("-ldl").output();
+    built.is_ok_and(|b| b.status.success()).then_some(library)
+}
+
+/// Whether the library is there; says why not.
+fn is_ready() -> bool {
+    let packages = toolkit::packages();
+    let Some(driver) = stand_in(&packages) else {
+        eprintln!("skipped: no cuDNN in $VIRTUAL_ENV, or no g++");
+        return false;
+    };
+    set_search(Search { packages, driver: Some(driver) });
+    match &found().cudnn {
+        Ok(_) => true,
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            false
+        }
+    }
+}
+
+/// SD1.5's UNet at 512 x 512, batch 2, 77 words.
+const SIZES: [i64; 4] = [2, 64, 64, 77];
+
+fn unet() -> Plan {
+    let graph = parse_graph(include_str!("cuda/data/sd15_unet.ir")).unwrap();
+    support::plan_of(graph, Precision::Fast, MemoryMode::Fast)
+}
+
+/// Steps that differ in what is handed over: one of each.
+fn kinds<'p>(plan: &'p Plan, lowered: &Lowered, kernel: Kernel) -> BTreeMap<String, (usize, &'p Step)> {
+    let mut kinds = BTreeMap::new();
+    for (at, step) in plan.steps.iter().enumerate().filter(|(_, s)| s.kernel == kernel) {
+        let Some(delegate) = &lowered.steps[at].delegate else { continue };
+        let lies = |a: &oxidiff::plan::Access| {
+            let lies = a.concrete(&SIZES).unwrap();
+            format!("{:?}{:?}", &*lies.shape, &*lies.strides)
+        };
+        let all: Vec<String> = step.accesses().map(lies).collect();
+        let what = plan.graph.op(step.root.unwrap()).name();
+        kinds.insert(format!("{what} {all:?} {} {:?}", delegate.0.len(), step.upsample), (at, step));
+    }
+    kinds
+}
+
+/// All kinds on all devices take minutes: `OXIDIFF_CUDNN_DEVICES=all`. Else each device takes its share of them in turn.
+const ALL: &str = "OXIDIFF_CUDNN_DEVICES";
+
+/// Device, kind of step, and which library took it in which form, or why none did.
+type Outcome = (&'static Device, String, Result<(&'static str, usize), String>);
+
+fn outcomes(kernel: Kernel) -> Vec<Outcome> {
+    let plan = unet();
+    let lowered = Lowered::new(&plan).unwrap();
+    let kinds = kinds(&plan, &lowered, kernel);
+    let all = std::env::var_os(ALL).is_some();
+    let mut outcomes = Vec::new();
+    for (turn, device) in DEVICES.iter().enumerate() {
+        let library = Cudnn::for_description(&device.description()).unwrap_or_else(|e| panic!("{}: {e}", device.name));
+        let delegates = Delegates::described(Numerics::default(), library);
+        let shares = if kernel == Kernel::Attention { 1 } else { 3 * DEVICES.len() };
+        for (number, (name, (at, step))) in kinds.iter().enumerate() {
+            if !all && number % shares != turn % shares {
+                continue;
+            }
+            let delegate = lowered.steps[*at].delegate.as_ref().unwrap();
+            let ready = delegate.plan(step, &SIZES, device.arch, &delegates);
+            let outcome = ready.map(|r| (r.planned.library(), r.form));
+            println!("{:24} {name}: {outcome:?}", device.name);
+            outcomes.push((device, name.clone(), outcome));
+        }
+    }
+    outcomes
+}
+
+#[test]
+fn convolutions_have_plans_on_every_device() {
+    if !is_ready() {
+        return;
+    }
+    let outcomes = outcomes(Kernel::Convolution);
+    assert!(outcomes.len() >= DEVICES.len(), "every device has its turn");
+    for (device, name, outcome) in &outcomes {
+        let (library, form) = outcome.as_ref().unwrap_or_else(|e| panic!("{}, {name}: {e}", device.name));
+        assert_eq!(*library, "cuDNN");
+        // From sm_80 on, what follows the convolution is part of the graph.
+        assert!(device.arch < 80 || *form == 0, "{}, {name}: not fused", device.name);
+    }
+}
+
+#[test]
+fn attentions_have_plans_from_sm_80_on() {
+    if !is_ready() {
+        return;
+    }
+    let outcomes = outcomes(Kernel::Attention);
+    assert!(outcomes.len() >= DEVICES.len(), "every device has its turn");
+    for (device, name, outcome) in &outcomes {
+        match device.arch {
+            75 => assert!(outcome.as_ref().is_err_and(|e| e.contains("8.0")), "{}, {name}: {outcome:?}", device.name),
+            _ => assert_eq!(outcome, &Ok(("cuDNN", 0)), "{}, {name}", device.name),
+        }
+    }
+}
+
+/// A convolution of f16 with `rows` rows of results, of 8 x 8 images.
+fn convolution(rows: i64) -> Problem {
+    let tensor = |dims: [i64; 4], at| {
+        let [_, c, h, w] = dims;
+        let strides = vec![c * h * w, 1, c * w, c];
+        Tensor { dtype: DType::F16, dims: dims.to_vec(), strides, storage: Storage::Operand(at, 16) }
+    };
+    let tensors = vec![tensor([2, 64, 8, 8], 0), tensor([64, 64, 3, 3], 1), tensor([2, 64, rows, 8], 2)];
+    let (stride, padding, dilation) = (vec![1, 1], vec![1, 1], vec![1, 1]);
+    let operations = vec![Operation::Convolution { x: 0, w: 1, y: 2, padding, stride, dilation }];
+    Problem { tensors, operations, tf32: false, workspace_bytes: 64 << 20 }
+}
+
+/// What does not fit, and what a device has no engine for, is refused with a reason, not later.
+#[test]
+fn what_cannot_be_is_refused() {
+    if !is_ready() {
+        return;
+    }
+    let [t4, .., h100] = DEVICES else { panic!("devices") };
+    let library = Cudnn::for_description(&h100.description()).unwrap();
+    library.plan(&convolution(8)).unwrap();
+    let reason = library.plan(&convolution(7)).unwrap_err();
+    assert!(reason.contains("CUDNN_STATUS_BAD_PARAM"), "{reason}");
+    let mut brain = convolution(8);
+    brain.tensors.iter_mut().for_each(|t| t.dtype = DType::BF16);
+    library.plan(&brain).unwrap();
+    let reason = Cudnn::for_description(&t4.description()).unwrap().plan(&brain).unwrap_err();
+    assert!(reason.contains("cuDNN"), "{reason}");
+    let reason = Cudnn::for_description("{\"deviceName\": \"nothing else\"}").unwrap_err();
+    assert!(reason.contains("cuDNN refuses a device's description"), "{reason}");
+}

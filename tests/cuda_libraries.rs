@@ -1,0 +1,597 @@
+//! Steps that libraries compute, without a GPU: `tests/cuda/fake_cublaslt.cpp` and `fake_cudnn.cpp` stand in for the libraries
+//! with the real ones' functions, compute what descriptors and pointers say, and refuse what does not fit. Results are compared with the interpreter's in f64, launched and replayed. Generated kernels run as in `cuda_emulated.rs`.
+
+#[path = "backends/cases.rs"]
+mod cases;
+#[path = "cuda/emulator.rs"]
+mod emulator;
+#[path = "cuda/harness.rs"]
+mod harness;
+mod support;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cases::CASES;
+use emulator::{Count, FakeLibrary, backend, fake_driver};
+use oxidiff::backend::cuda::Cuda;
+use oxidiff::backend::cuda::delegate::{Delegates, Numerics};
+use oxidiff::backend::weights::Weight;
+use oxidiff::backend::{StepChoice, Tensor};
+use oxidiff::ir::{DType, Graph, interp, parse_graph};
+use oxidiff::passes::Precision;
+use oxidiff::plan::MemoryMode;
+use oxidiff::runtime::Executable;
+
+/// Stand-ins count for the whole process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A backend with stand-ins for its libraries, and the one for cuBLASLt.
+fn with_libraries(numerics: Numerics) -> Option<(Cuda, &'static FakeLibrary)> {
+    let (library, _) = (FakeLibrary::cublaslt()?, FakeLibrary::cudnn()?);
+    Some((backend(|text| text)?.with_delegates(Delegates::new(numerics)), library))
+}
+
+/// What `fake_cublaslt.cpp` counts calls with.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "plans make the left operand's terms neighbours")]
+enum With {
+    Anything,
+    Bias,
+    Gelu,
+    Addend,
+    Batch,
+    TurnedWeight,
+    TurnedInput,
+    Tf32,
+    Workspace,
+}
+
+/// What it can be made to misread.
+#[derive(Clone, Copy, Debug)]
+enum Misread {
+    Nothing,
+    Stride,
+    Turned,
+    Addend,
+    BiasAddress,
+    Batch,
+    Workspace,
+    Epilogue,
+    LeftRight,
+    Failure,
+}
+
+/// What `fake_cudnn.cpp` counts runs with.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "numbers of the source")]
+enum RunWith {
+    Anything,
+    Convolution,
+    Attention,
+    Addend,
+    Activation,
+    Gaps,
+    Groups,
+    Attempts,
+    TensorCoresOnF32,
+}
+
+/// What it can be made to misread.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "numbers of the source")]
+enum MisreadGraph {
+    Nothing,
+    Padding,
+    Stride,
+    AddendAddress,
+    OutStrides,
+    Taps,
+    Workspace,
+    Activation,
+    SwappedImage,
+    Scale,
+    Mask,
+}
+
+fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Result<(), String> {
+    harness::check(cuda, graph, precision, terms, &mut |round| round < 2)
+}
+
+fn choices(cuda: &Cuda, graph: &Graph, bindings: &[i64]) -> Vec<StepChoice> {
+    let (_, weights) = oxidiff::ir::testing::random_inputs(graph, bindings, 1).unwrap();
+    let ours = harness::OnDevice::new(cuda, graph, Precision::Fast, &weights);
+    ours.executable.program().peek(bindings).unwrap().delegations()
+}
+
+/// Products in the forms that models have, of more rows than the generated kernel for few rows takes.
+const PRODUCTS: &[(&str, &str, &[With])] = &[
+    (
+        "bias",
+        "x: T[s0,24,40]; w @ T[48,40]; b @ T[48]; y = T[s0,24,48] linear(x, w, b)",
+        &[With::Bias, With::TurnedWeight],
+    ),
+    ("plain", "x: T[s0,24,40]; w @ T[48,40]; y = T[s0,24,48] linear(x, w)", &[With::TurnedWeight]),
+    (
+        "bias and residual",
+        "x: T[s0,24,40]; r: T[s0,24,48]; w @ T[48,40]; b @ T[48]; l = T[s0,24,48] linear(x, w, b); y = T[s0,24,48] add(l, r)",
+        &[With::Bias, With::Addend],
+    ),
+    (
+        "tanh GELU",
+        "x: T[s0,24,40]; w @ T[48,40]; b @ T[48]; l = T[s0,24,48] linear(x, w, b); y = T[s0,24,48] gelu_tanh(l)",
+        &[With::Bias, With::Gelu],
+    ),
+    (
+        "erf GELU, by a kernel in place",
+        "x: T[s0,24,40]; w @ T[48,40]; b @ T[48]; l = T[s0,24,48] linear(x, w, b); y = T[s0,24,48] gelu(l)",
+        &[],
+    ),
+    (
+        "a gate after the product",
+        "x: T[s0,24,40]; g: T[s0,1,48]; r: T[s0,24,48]; w @ T[48,40]; l = T[s0,24,48] linear(x, w); \
+         m = T[s0,24,48] mul(l, g); y = T[s0,24,48] add(m, r)",
+        &[],
+    ),
+    ("batched", "a: T[s0,3,24,16]; b: T[s0,3,16,40]; y = T[s0,3,24,40] matmul(a, b)", &[With::Batch]),
+    (
+        "scores: a turned right operand",
+        "a: T[s0,3,24,16]; b: T[s0,3,40,16]; t = T[s0,3,16,40] permute(b) {dims=[0, 1, 3, 2]}; y = T[s0,3,24,40] matmul(a, t)",
+        &[With::Batch, With::TurnedWeight],
+    ),
+    (
+        "heads inside rows: no one stride over batch and heads",
+        "a: T[s0,24,3,16]; b: T[s0,40,3,16]; p = T[s0,3,24,16] permute(a) {dims=[0, 2, 1, 3]}; \
+         t = T[s0,3,16,40] permute(b) {dims=[0, 2, 3, 1]}; y = T[s0,3,24,40] matmul(p, t)",
+        &[With::Batch, With::TurnedWeight],
+    ),
+    (
+        "a slice of columns",
+        "x: T[s0,24,80]; w @ T[48,40]; s = T[s0,24,40] slice(x) {dim=2, start=40, step=1}; y = T[s0,24,48] linear(s, w)",
+        &[With::TurnedWeight],
+    ),
+    ("a matrix for every batch", "a: T[s0,24,16]; w @ T[16,40]; y = T[s0,24,40] matmul(a, w)", &[]),
+];
+
+/// The graph of a case as the rows of `backends/cases.rs` write it.
+fn graph_of(lines: &'static str, dtype: &str) -> Graph {
+    let lines: Vec<&str> = lines.split("; ").map(str::trim).collect();
+    let case = cases::Case { name: "", terms: 0, lines: lines.leak() };
+    let at = ["f32", "f16", "bf16"].iter().position(|d| *d == dtype).unwrap();
+    parse_graph(&case.texts()[at]).unwrap()
+}
+
+#[test]
+fn products_are_handed_over_as_they_are_meant() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    for (name, lines, with) in PRODUCTS {
+        for dtype in ["f32", "f16", "bf16"] {
+            let graph = graph_of(lines, dtype);
+            let count = |w: With| library.count(w as i32);
+            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
+            let (any, tf32, workspace) = (count(With::Anything), count(With::Tf32), count(With::Workspace));
+            check(&cuda, &graph, Precision::Fast, 40).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
+            assert!(count(With::Anything) > any, "{name}, {dtype}: the library was not asked");
+            assert!(count(With::Workspace) > workspace, "{name}, {dtype}: no workspace");
+            assert_eq!(count(With::Tf32), tf32, "{name}: f32 is f32");
+            for (w, before) in with.iter().zip(before) {
+                assert!(count(*w) > before, "{name}, {dtype}: no call with {w:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_misread_shows() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let shows = |what: Misread, name: &str| {
+        let (_, lines, _) = PRODUCTS.iter().find(|(n, ..)| *n == name).unwrap();
+        let graph = graph_of(lines, "f32");
+        library.misread(what as i32);
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&cuda, &graph, Precision::Fast, 40)));
+        library.misread(Misread::Nothing as i32);
+        assert!(!matches!(outcome, Ok(Ok(()))), "{what:?} in `{name}` went unnoticed");
+    };
+    shows(Misread::Stride, "plain");
+    shows(Misread::Addend, "bias and residual");
+    shows(Misread::BiasAddress, "bias");
+    shows(Misread::Batch, "batched");
+    shows(Misread::Workspace, "plain");
+    shows(Misread::Epilogue, "tanh GELU");
+    shows(Misread::LeftRight, "plain");
+    let square = graph_of("x: T[s0,24,40]; w @ T[40,40]; y = T[s0,24,40] linear(x, w)", "f32");
+    check(&cuda, &square, Precision::Fast, 40).unwrap();
+    library.misread(Misread::Turned as i32);
+    let turned = check(&cuda, &square, Precision::Fast, 40);
+    library.misread(Misread::Nothing as i32);
+    assert!(turned.is_err(), "a turned weight went unnoticed");
+}
+
+#[test]
+fn tf32_is_for_those_who_ask() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics { tf32: true }) else { return };
+    let graph = graph_of(PRODUCTS[1].1, "f32");
+    let (all, before) = (library.count(With::Anything as i32), library.count(With::Tf32 as i32));
+    check(&cuda, &graph, Precision::Fast, 40).unwrap();
+    assert_eq!(library.count(With::Tf32 as i32) - before, library.count(With::Anything as i32) - all);
+    assert!(library.count(With::Tf32 as i32) > before);
+}
+
+/// What the library refuses, and what is too small for it, runs on generated kernels, and it is said why.
+#[test]
+fn refusals_fall_back_and_are_told() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let refused = graph_of("x: T[s0,24,40]; w @ T[13,40]; y = T[s0,24,13] linear(x, w)", "f16");
+    let calls = library.count(With::Anything as i32);
+    check(&cuda, &refused, Precision::Fast, 40).unwrap();
+    assert_eq!(library.count(With::Anything as i32), calls);
+    let told = choices(&cuda, &refused, &[2, 4]);
+    assert_eq!((told.len(), told[0].by), (1, "kernel"));
+    assert!(told[0].reason.contains("NOT_SUPPORTED"), "{told:?}");
+    let few = graph_of("x: T[s0,40]; w @ T[48,40]; y = T[s0,48] linear(x, w)", "f16");
+    assert_eq!(choices(&cuda, &few, &[2, 4])[0].reason, "it has few rows");
+    let taken = choices(&cuda, &few, &[64, 4]);
+    assert_eq!((taken[0].by, taken[0].reason.as_str()), ("cuBLASLt", ""));
+}
+
+/// A library that fails when it is run is told apart, and the run succeeds without it: launched and as a graph.
+#[test]
+fn failures_fall_back_and_are_told() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let graph = graph_of(PRODUCTS[2].1, "f32");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    for runs_before in [0, 1, 2] {
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        (0..runs_before).for_each(|_| drop(ours.run(&[2, 4], &inputs)));
+        let by = || ours.executable.program().peek(&[2, 4]).unwrap().delegations()[0].by;
+        assert_eq!(by(), "cuBLASLt");
+        library.misread(Misread::Failure as i32);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..3).for_each(|_| {
+                let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+                harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 40).unwrap();
+            });
+        }));
+        library.misread(Misread::Nothing as i32);
+        outcome.unwrap();
+        let told = ours.executable.program().peek(&[2, 4]).unwrap().delegations();
+        assert_eq!(told[0].by, "kernel");
+        assert!(told[0].reason.contains("EXECUTION_FAILED"), "{told:?}");
+    }
+}
+
+/// The cases of the ops that libraries compute.
+#[test]
+fn cases_with_libraries() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let mut failures = Vec::new();
+    let words = ["linear(", "matmul(", "convolution(", "scaled_dot_product_attention("];
+    for case in CASES.iter().filter(|c| c.lines.iter().any(|l| words.iter().any(|w| l.contains(w)))) {
+        let texts = case.texts();
+        let text = texts.get(1).unwrap_or(&texts[0]);
+        if let Err(e) = check(&cuda, &parse_graph(text).unwrap(), Precision::Fast, case.terms) {
+            failures.push(format!("`{}`: {e}\n{text}", case.name));
+        }
+    }
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Runs at other addresses renew the graph's links; addresses that the library was not asked for are the kernels' work.
+#[test]
+fn graphs_follow_addresses() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let driver = fake_driver().unwrap();
+    let text = "symbol s0 \"rows\" = [12]\ninput 0 \"x\": f32[s0,4]\nparameter 0 \"w\": f32[5,4]\n\
+                %0: f32[s0,4] = input() {index=0}\n%1: f32[5,4] = parameter() {index=0}\n\
+                %2: f32[s0,5] = linear(%0, %1)\nreturn %2\n";
+    let graph = parse_graph(text).unwrap();
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[12], 1).unwrap();
+    let w = weights[0].to_f64();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Eager, &weights);
+    let calls = || library.count(With::Anything as i32);
+    // Elements from the start of memory that is a multiple of 16 bytes.
+    let run = |shift: usize, seed: usize| {
+        let mut memory = [vec![0u128; 16], vec![0u128; 16]];
+        let [x, out] = memory.each_mut().map(|m| m.as_mut_ptr().cast::<f32>());
+        // SAFETY: 64 floats each, of which at most 60 are used from at most the fourth on.
+        unsafe {
+            (0..48).for_each(|i| x.add(shift + i).write(((i * i + seed) % 11) as f32 - 5.0));
+            let given = Tensor::dense(x.add(shift).cast(), DType::F32, &[12, 4]);
+            let result = Tensor::dense(out.cast(), DType::F32, &[12, 5]);
+            ours.executable.run(&[given], &[result], &[12], None).unwrap();
+            for (row, column) in (0..12).flat_map(|r| (0..5).map(move |c| (r, c))) {
+                let want: f64 = (0..4).map(|k| f64::from(*x.add(shift + row * 4 + k)) * w[column * 4 + k]).sum();
+                let got = f64::from(*out.add(row * 5 + column));
+                assert!((got - want).abs() < 1e-4, "{got} instead of {want} at {row}, {column}");
+            }
+        }
+    };
+    let before = calls();
+    (0..3).for_each(|seed| run(0, seed));
+    // Launched, captured, and captured again at other addresses.
+    assert_eq!(calls() - before, 3);
+    let graphs = driver.count(Count::Graphs);
+    (3..5).for_each(|seed| run(1, seed));
+    assert_eq!(calls() - before, 3, "what is not aligned is not handed over");
+    assert_eq!(driver.count(Count::Graphs) - graphs, 1);
+    run(0, 5);
+    assert_eq!(calls() - before, 4);
+}
+
+/// Convolutions in the forms that models have.
+const CONVOLUTIONS: &[(&str, &str, &[RunWith])] = &[
+    (
+        "bias, activation and residual",
+        "x: T[s0,s1,6,8]; r: T[s0,s1,6,16]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         a = T[s0,s1,6,16] silu(c); y = T[s0,s1,6,16] add(a, r)",
+        &[RunWith::Addend, RunWith::Activation],
+    ),
+    (
+        "a bias per image",
+        "x: T[s0,s1,6,8]; t: T[s0,16]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         u = T[s0,1,1,16] reshape(t); y = T[s0,s1,6,16] add(c, u)",
+        &[RunWith::Addend],
+    ),
+    (
+        "stride",
+        "x: T[s0,s1,6,8]; w @ T[16,8,3,3]; b @ T[16]; \
+         y = T[s0,s1/2,3,16] convolution(x, w, b) {stride=[2, 2], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "dilation",
+        "x: T[s0,s1,6,8]; w @ T[16,8,3,3]; \
+         y = T[s0,s1,6,16] convolution(x, w) {stride=[1, 1], padding=[2, 2], dilation=[2, 2], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "groups",
+        "x: T[s0,s1,6,8]; w @ T[16,4,3,3]; b @ T[16]; \
+         y = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=2, channels_last=true}",
+        &[RunWith::Groups],
+    ),
+    (
+        "one tap",
+        "x: T[s0,s1,6,8]; w @ T[16,8,1,1]; b @ T[16]; \
+         y = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "taps of two lengths",
+        "x: T[s0,s1,6,8]; w @ T[16,8,1,3]; \
+         y = T[s0,s1,6,16] convolution(x, w) {stride=[1, 1], padding=[0, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "one dimension",
+        "x: T[s0,8,s1]; w @ T[16,8,3]; \
+         y = T[s0,16,s1] convolution(x, w) {stride=[1], padding=[1], dilation=[1], groups=1, channels_last=false}",
+        &[],
+    ),
+    (
+        "three dimensions",
+        "x: T[s0,3,s1,6,8]; w @ T[16,8,3,3,3]; b @ T[16]; \
+         y = T[s0,3,s1,6,16] convolution(x, w, b) {stride=[1, 1, 1], padding=[1, 1, 1], dilation=[1, 1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "into a slice of a concatenation",
+        "x: T[s0,s1,6,8]; z: T[s0,s1,6,8]; w @ T[16,8,3,3]; \
+         c = T[s0,s1,6,16] convolution(x, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         y = T[s0,s1,6,24] cat(c, z) {dim=3}",
+        &[RunWith::Gaps],
+    ),
+    (
+        "of an upsampled image",
+        "x: T[s0,s1,3,8]; w @ T[16,8,3,3]; b @ T[16]; \
+         u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         y = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[],
+    ),
+    (
+        "work that the graph cannot do",
+        "x: T[s0,s1,6,8]; r: T[s0,s1,6,16]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         a = T[s0,s1,6,16] sin(c); y = T[s0,s1,6,16] mul(a, r)",
+        &[],
+    ),
+    (
+        "work that the library refuses",
+        "x: T[s0,s1,6,8]; w @ T[16,8,3,3]; b @ T[16]; \
+         c = T[s0,s1,6,16] convolution(x, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         y = T[s0,s1,6,16] tanh(c)",
+        &[],
+    ),
+];
+
+#[test]
+fn convolutions_are_handed_over_as_they_are_meant() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let count = |w: RunWith| library.count(w as i32);
+    for (name, lines, with) in CONVOLUTIONS {
+        for dtype in ["f32", "f16", "bf16"] {
+            let graph = graph_of(lines, dtype);
+            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
+            let (any, f32s) = (count(RunWith::Convolution), count(RunWith::TensorCoresOnF32));
+            check(&cuda, &graph, Precision::Fast, 72).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
+            assert!(count(RunWith::Convolution) > any, "{name}, {dtype}: {:?}", choices(&cuda, &graph, &[2, 4]));
+            assert_eq!(count(RunWith::TensorCoresOnF32), f32s, "{name}: f32 is f32");
+            for (w, before) in with.iter().zip(before) {
+                assert!(count(*w) > before, "{name}, {dtype}: no run with {w:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_misread_of_a_convolution_shows() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let shows = |what: MisreadGraph, name: &str| {
+        let (_, lines, _) = CONVOLUTIONS.iter().find(|(n, ..)| *n == name).unwrap();
+        library.misread(what as i32);
+        let outcome = check(&cuda, &graph_of(lines, "f32"), Precision::Fast, 72);
+        library.misread(MisreadGraph::Nothing as i32);
+        assert!(outcome.is_err(), "{what:?} in `{name}` went unnoticed");
+    };
+    shows(MisreadGraph::Padding, "bias, activation and residual");
+    shows(MisreadGraph::Stride, "stride");
+    shows(MisreadGraph::AddendAddress, "a bias per image");
+    shows(MisreadGraph::OutStrides, "stride");
+    shows(MisreadGraph::Taps, "dilation");
+    shows(MisreadGraph::Workspace, "stride");
+    shows(MisreadGraph::Activation, "bias, activation and residual");
+    shows(MisreadGraph::SwappedImage, "groups");
+}
+
+#[test]
+fn refused_convolutions_fall_back_and_are_told() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let refused = graph_of(
+        "x: T[s0,s1,6,8]; w @ T[13,8,3,3]; \
+         y = T[s0,s1,6,13] convolution(x, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        "f16",
+    );
+    let runs = library.count(RunWith::Anything as i32);
+    check(&cuda, &refused, Precision::Fast, 72).unwrap();
+    assert_eq!(library.count(RunWith::Anything as i32), runs);
+    let told = choices(&cuda, &refused, &[2, 4]);
+    assert_eq!((told.len(), told[0].by), (1, "kernel"));
+    assert!(told[0].reason.contains("CUDNN_STATUS_NOT_SUPPORTED no engine"), "{told:?}");
+}
+
+/// Attentions in the forms that models have: heads inside rows, other lengths, masks, causal.
+const ATTENTIONS: &[(&str, &str, &[RunWith])] = &[
+    (
+        "heads inside rows",
+        "x: T[s0,s1,16]; c: T[s0,7,16]; h = T[s0,s1,2,8] reshape(x); q = T[s0,2,s1,8] permute(h) {dims=[0, 2, 1, 3]}; \
+         g = T[s0,7,2,8] reshape(c); k = T[s0,2,7,8] permute(g) {dims=[0, 2, 1, 3]}; \
+         a = T[s0,2,s1,8] scaled_dot_product_attention(q, k, k) {is_causal=false, scale=0.35}; \
+         t = T[s0,s1,2,8] permute(a) {dims=[0, 2, 1, 3]}; y = T[s0,s1,16] reshape(t)",
+        &[],
+    ),
+    (
+        "causal",
+        "q: T[s0,2,s1,8]; k: T[s0,2,s1,8]; v: T[s0,2,s1,8]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=true, scale=0.25}",
+        &[],
+    ),
+    (
+        "a mask for every head",
+        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: T[s0,1,s1,7]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "one leading dimension, a mask of f32, another value size",
+        "q: T[s0,s1,8]; k: T[s0,9,8]; v: T[s0,9,16]; m: f32[s1,9]; \
+         y = T[s0,s1,16] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "shared keys",
+        "q: T[s0,3,s1,8]; k: T[s0,1,9,8]; v: T[s0,1,9,8]; \
+         y = T[s0,3,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
+        &[],
+    ),
+];
+
+#[test]
+fn attentions_are_handed_over_as_they_are_meant() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let count = |w: RunWith| library.count(w as i32);
+    for (name, lines, with) in ATTENTIONS {
+        for dtype in ["f16", "bf16"] {
+            let graph = graph_of(lines, dtype);
+            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
+            let any = count(RunWith::Attention);
+            check(&cuda, &graph, Precision::Fast, 36).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
+            assert!(count(RunWith::Attention) > any, "{name}, {dtype}: {:?}", choices(&cuda, &graph, &[2, 4]));
+            for (w, before) in with.iter().zip(before) {
+                assert!(count(*w) > before, "{name}, {dtype}: no run with {w:?}");
+            }
+        }
+    }
+    let shows = |what: MisreadGraph, at: usize| {
+        library.misread(what as i32);
+        let outcome = check(&cuda, &graph_of(ATTENTIONS[at].1, "f16"), Precision::Fast, 36);
+        library.misread(MisreadGraph::Nothing as i32);
+        assert!(outcome.is_err(), "{what:?} in `{}` went unnoticed", ATTENTIONS[at].0);
+    };
+    shows(MisreadGraph::Scale, 0);
+    shows(MisreadGraph::Mask, 1);
+    shows(MisreadGraph::AddendAddress, 2);
+    shows(MisreadGraph::OutStrides, 0);
+}
+
+#[test]
+fn attentions_that_no_engine_has_are_told() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let masked = graph_of(
+        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        "f16",
+    );
+    check(&cuda, &masked, Precision::Fast, 36).unwrap();
+    let told = choices(&cuda, &masked, &[2, 4]);
+    assert_eq!((told[0].by, told[0].reason.as_str()), ("kernel", "its mask is of bool"));
+    let f32s = choices(&cuda, &graph_of(ATTENTIONS[1].1, "f32"), &[2, 4]);
+    assert_eq!((f32s[0].by, f32s[0].reason.as_str()), ("kernel", "cuDNN has no attention of f32"));
+}
+
+/// SD1.5's UNet with small widths: every convolution and product of more than a few rows is a library's, launched, captured
+/// and replayed at two sizes, and the result is the CPU backend's.
+#[test]
+fn a_unet_with_libraries_runs_as_on_the_cpu() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let graph = parse_graph(include_str!("cuda/data/sd15_unet_tiny.ir")).unwrap();
+    let weights = support::weights_of(&graph);
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Eager, &weights).executable;
+    let plan = support::plan_of(graph.clone(), Precision::Eager, MemoryMode::Fast);
+    let cpu = support::program_of(graph.clone(), plan, "cpu");
+    let bound = weights.iter().map(|w| Weight::borrowed(support::borrow(w))).collect();
+    let cpu = Executable::new(Arc::new(cpu), bound).unwrap();
+    let driver = fake_driver().unwrap();
+    let mut random = support::Random(5);
+    for bindings in [[1, 8, 8, 7], [2, 16, 8, 5]] {
+        let graphs = driver.count(Count::Graphs);
+        for round in 0..3 {
+            let types = graph.inputs.iter().map(|i| (i.ty.dtype, i.ty.concrete(&bindings).unwrap()));
+            let inputs: Vec<interp::Tensor> =
+                types.map(|(dtype, shape)| support::random(&mut random, dtype, &shape, 900)).collect();
+            let (got, want) =
+                (harness::run_here(&ours, &bindings, &inputs), harness::run_here(&cpu, &bindings, &inputs));
+            let error = support::relative(&got[0], &want[0]);
+            assert!(error < 2e-5, "at {bindings:?}, round {round}: {error:e}");
+        }
+        assert_eq!(driver.count(Count::Graphs) - graphs, 1);
+        let specialized = ours.program().peek(&bindings).unwrap();
+        let told = specialized.delegations();
+        for op in ["convolution", "linear"] {
+            let of_op: Vec<&StepChoice> = told.iter().filter(|c| c.step.ends_with(op)).collect();
+            let own: Vec<_> = of_op.iter().filter(|c| c.by == "kernel" && c.reason != "it has few rows").collect();
+            assert!(!of_op.is_empty() && own.is_empty(), "{own:?}");
+        }
+    }
+}
