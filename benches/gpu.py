@@ -284,19 +284,6 @@ EXTRAS: dict[str, Callable[[], Answer]] = {"overhead": overhead, "new-size": new
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
-def no_gpu() -> str | None:
-    """Why there is nothing to run on."""
-    if torch.version.cuda is None:
-        return f"PyTorch {torch.__version__} is built without CUDA"
-    if not torch.cuda.is_available():
-        return "torch.cuda.is_available() is false: no NVIDIA GPU, or no driver for it"
-    try:
-        oxidiff.device.device_of(torch.device("cuda", 0))
-    except oxidiff.UnsupportedError as error:
-        return str(error)
-    return None
-
-
 def run_child(words: list[str], deadline: float) -> Answer:
     """The answer of a process of its own; `failed` says why there is none."""
     left = deadline - time.perf_counter()
@@ -406,7 +393,7 @@ def main() -> int:
         answer = EXTRAS[given.child[0]]() if given.child[0] in EXTRAS else pair(*given.child)
         print(json.dumps(answer))
         return 0
-    if (reason := no_gpu()) is not None:
+    if (reason := oxidiff.device.no_gpu()) is not None:
         print(f"nothing was measured: {reason}")
         return 0
     deadline = time.perf_counter() + given.limit

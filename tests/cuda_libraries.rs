@@ -1,5 +1,6 @@
 //! Steps that libraries compute, without a GPU: `tests/cuda/fake_cublaslt.cpp` and `fake_cudnn.cpp` stand in for the libraries
-//! with the real ones' functions, compute what descriptors and pointers say, and refuse what does not fit. Results are compared with the interpreter's in f64, launched and replayed. Generated kernels run as in `cuda_emulated.rs`.
+//! with the real ones' functions, compute what descriptors and pointers say, and refuse what does not fit. Results are
+//! compared with the interpreter's in f64, launched and replayed. Generated kernels run as in `cuda_emulated.rs`.
 
 #[path = "backends/cases.rs"]
 mod cases;

@@ -22,7 +22,7 @@ from torch import Tensor
 from . import _native
 from .errors import UnsupportedError, from_native
 
-__all__ = ["Device", "device_of", "is_captured"]
+__all__ = ["Device", "device_of", "is_captured", "no_gpu"]
 
 _DLPACK_CUDA = 2
 
@@ -123,3 +123,16 @@ def is_captured(leaves: Iterable[Any]) -> bool:
                 with torch.cuda.device(leaf.device):
                     return torch.cuda.is_current_stream_capturing()
     return False
+
+
+def no_gpu() -> str | None:
+    """Why no program can run on the first NVIDIA GPU; ``None`` if one can."""
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch.cuda.is_available() is false: no NVIDIA GPU, or no driver for it"
+    try:
+        device_of(torch.device("cuda", 0))
+    except UnsupportedError as error:
+        return str(error)
+    return None

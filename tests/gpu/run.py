@@ -373,19 +373,6 @@ ANYWHERE = ("graphs", "ops", "models")
 # --- the run --------------------------------------------------------------------------------------------------------
 
 
-def no_gpu() -> str | None:
-    """Why there is nothing to run on."""
-    if torch.version.cuda is None:
-        return f"PyTorch {torch.__version__} is built without CUDA"
-    if not torch.cuda.is_available():
-        return "torch.cuda.is_available() is false: no NVIDIA GPU, or no driver for it"
-    try:
-        oxidiff.device.device_of(torch.device("cuda", 0))
-    except oxidiff.UnsupportedError as error:
-        return str(error)
-    return None
-
-
 @contextlib.contextmanager
 def place(is_stand_in: bool) -> Iterator[torch.device]:
     if not is_stand_in:
@@ -405,7 +392,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all rows")
     arguments = parser.parse_args()
     names = [name for name in arguments.only if not arguments.stand_in or name in ANYWHERE]
-    if not arguments.stand_in and (reason := no_gpu()) is not None:
+    if not arguments.stand_in and (reason := oxidiff.device.no_gpu()) is not None:
         print(f"nothing was run: {reason}")
         return 0
     table, has_failed = [], False
