@@ -205,6 +205,11 @@ ROWS = {
         "0.8",
         functools.partial(memory.peak_over_eager, row="vae-memory-2048", bar=0.8),
     ),
+    "unet-memory": Row(
+        "SD1.5 UNet, f32, latent 64x64: peak memory over eager's",
+        "1.0",
+        functools.partial(memory.peak_over_eager, row="unet-memory", bar=1.0),
+    ),
     "unet-memory-low": Row(
         'SD1.5 UNet, f32, latent 64x64, memory="low": peak memory over eager\'s',
         "1.0",
