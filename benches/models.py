@@ -38,13 +38,13 @@ class Case:
 
 
 CASES = {
-    "sd15-unet": Case((32, 32)),
+    "sd15-unet": Case((16, 16)),
     "sd21-unet": Case((16, 16)),
     "sdxl-unet": Case((16, 16), {"transformer_layers_per_block": (1, 2, 4)}),
     "sd15-controlnet": Case((16, 16)),
     "sdxl-controlnet": Case((16, 16), {"transformer_layers_per_block": (1, 2, 4)}),
-    **{f"{family}-vae-decoder": Case((16, 16)) for family in ("sd15", "sdxl", "flux")},
-    **{f"{family}-vae-encoder": Case((128, 128)) for family in ("sd15", "sdxl", "flux")},
+    **{f"{family}-vae-decoder": Case((8, 8)) for family in ("sd15", "sdxl", "flux")},
+    **{f"{family}-vae-encoder": Case((64, 64)) for family in ("sd15", "sdxl", "flux")},
     "clip-l": Case((77,)),
     "clip-g": Case((77,)),
     "t5-xxl": Case((128,), {"num_layers": 3}),
