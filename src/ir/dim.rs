@@ -8,6 +8,8 @@
 //! Invariant: every `Dim` is canonical; only this module builds terms.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -65,6 +67,29 @@ impl Ratio {
 
 type Term = (Monomial, Ratio);
 
+thread_local! {
+    static LATELY: RefCell<HashSet<Arc<[Term]>>> = RefCell::default();
+}
+
+/// Sums that a thread remembers: many models' worth.
+const REMEMBERED: usize = 1 << 12;
+
+/// `terms` where an equal sum of this thread has them. A plan has thousands of sizes and a few hundred different ones:
+/// specializing reads all of them, and waited for memory at nearly each when each had terms of its own.
+fn shared(terms: Vec<Term>) -> Arc<[Term]> {
+    LATELY.with_borrow_mut(|lately| {
+        if let Some(known) = lately.get(terms.as_slice()) {
+            return known.clone();
+        }
+        if lately.len() >= REMEMBERED {
+            lately.clear();
+        }
+        let terms: Arc<[Term]> = terms.into();
+        lately.insert(terms.clone());
+        terms
+    })
+}
+
 /// A symbolic integer. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dim(Repr);
@@ -95,7 +120,7 @@ impl Dim {
     }
 
     fn of_atom(atom: Atom) -> Self {
-        Self(Repr::Sum([(vec![(atom, 1)], Ratio { num: 1, den: 1 })].into()))
+        Self(Repr::Sum(shared(vec![(vec![(atom, 1)], Ratio { num: 1, den: 1 })])))
     }
 
     /// The value if no symbol occurs.
@@ -119,7 +144,7 @@ impl Dim {
         match terms.as_slice() {
             [] => Self::default(),
             [(m, r)] if m.is_empty() && r.den == 1 => Self::constant(r.num),
-            _ => Self(Repr::Sum(terms.into())),
+            _ => Self(Repr::Sum(shared(terms))),
         }
     }
 
