@@ -62,7 +62,12 @@ pub struct Features {
     pub avx512_fp16: bool,
     /// `VPDPBUSD` exists.
     pub avx512_vnni: bool,
+    /// Second-level cache of a core; [`SMALL_L2`] where the processor does not say.
+    pub l2_bytes: usize,
 }
+
+/// The smallest second-level cache that kernels are laid out for.
+pub const SMALL_L2: usize = 512 << 10;
 
 /// The features of this processor, probed once.
 pub fn features() -> &'static Features {
@@ -88,12 +93,28 @@ fn probe() -> Features {
         avx512_bf16: avx512 && is_x86_feature_detected!("avx512bf16"),
         avx512_fp16: avx512 && is_x86_feature_detected!("avx512fp16"),
         avx512_vnni: avx512 && is_x86_feature_detected!("avx512vnni"),
+        l2_bytes: l2_bytes().max(SMALL_L2),
     }
+}
+
+/// What the processor says, 0 where it does not.
+#[cfg(target_arch = "x86_64")]
+fn l2_bytes() -> usize {
+    use std::arch::x86_64::__cpuid;
+    // Leaf 0x8000_0006 of AMD and Intel has KiB in the upper half of ECX.
+    const LEAF: u32 = 0x8000_0006;
+    // SAFETY: every x86-64 processor has the instruction; newer compilers know that.
+    #[allow(unused_unsafe)]
+    let leaf = |at| unsafe { __cpuid(at) };
+    if leaf(0x8000_0000).eax < LEAF {
+        return 0;
+    }
+    (leaf(LEAF).ecx >> 16) as usize * 1024
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn probe() -> Features {
-    Features { isa: Isa::Portable, avx512_bf16: false, avx512_fp16: false, avx512_vnni: false }
+    Features { isa: Isa::Portable, avx512_bf16: false, avx512_fp16: false, avx512_vnni: false, l2_bytes: SMALL_L2 }
 }
 
 #[cfg(test)]
@@ -114,5 +135,11 @@ mod tests {
             assert!(isa.clamp() <= isa && isa.clamp().is_available());
         }
         assert!(Isa::Portable.is_available());
+    }
+
+    #[test]
+    fn second_level_cache_is_plausible() {
+        let bytes = features().l2_bytes;
+        assert!((SMALL_L2..=64 << 20).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
     }
 }

@@ -17,6 +17,7 @@ const SCORE_STRIDE: usize = BLOCK_KEYS + 16;
 pub(super) struct Packing {
     /// Whether products are those of bf16 pairs; operands lie in packed memory as such, otherwise as f32.
     form: Form,
+    isa: Isa,
     lanes: usize,
     dim: usize,
     dim_v: usize,
@@ -27,7 +28,7 @@ impl Packing {
     /// The layout for one of the [`forms`].
     pub(super) fn new(isa: Isa, a: &Attention, form: Form) -> Packing {
         let lanes = if isa.clamp() == Isa::Avx512 { 16 } else { 8 };
-        Packing { form, lanes, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k }
+        Packing { form, isa: isa.clamp(), lanes, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k }
     }
 
     /// Keys of a panel.
@@ -172,6 +173,14 @@ unsafe fn pack_keys<S: Simd, E: Element>(
     unsafe {
         while key < to {
             let panel = out.add(key * dim);
+            // A panel more than half full, as products pack theirs: by transposes of whole vectors.
+            if E::SIZE == 4 && key + width / 2 < packing.seq_k {
+                let (row_stride, col_stride) = (strides[2], strides[3]);
+                let keys = Matrix { ptr: k, dtype: DType::F32, row_stride, col_stride };
+                pack_panel(packing.isa, &keys, key, packing.seq_k, width, 0, dim, panel.cast());
+                key += width;
+                continue;
+            }
             for j in 0..width {
                 let source = k.offset((key + j) as isize * strides[2] * E::SIZE as isize);
                 if key + j >= to {
@@ -405,11 +414,12 @@ unsafe fn load_queries<S: Simd, E: Element, const LDQ: usize>(
     }
 }
 
-/// `c[MR][NV * LANES] (+)= a[MR][k] * b[k][NV * LANES]`: every accumulator in a register.
+/// `c[MR][NV * LANES + NE * 8] (+)= a[MR][k] * b[k][..]`: every accumulator in a register. The `NE` vectors of eight lanes
+/// come last: they take half the time of wide ones where the processor splits those.
 // Indices, not iterators: the accumulators must become registers.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
-unsafe fn product<S: Simd, const MR: usize, const NV: usize, const LDA: usize, const ADD: bool>(
+unsafe fn product<S: Simd, const MR: usize, const NV: usize, const NE: usize, const LDA: usize, const ADD: bool>(
     s: S,
     k: usize,
     a: *const f32,
@@ -418,14 +428,18 @@ unsafe fn product<S: Simd, const MR: usize, const NV: usize, const LDA: usize, c
     c: *mut f32,
     ldc: usize,
 ) {
-    let l = S::LANES;
+    let (l, e) = (S::LANES, s.eight());
     let mut acc = [[s.splat(0.0); NV]; MR];
+    let mut narrow = [[e.splat(0.0); NE]; MR];
     // SAFETY: the caller vouches for the three blocks.
     unsafe {
         if ADD {
             for i in 0..MR {
                 for j in 0..NV {
                     acc[i][j] = s.load(c.add(i * ldc + j * l));
+                }
+                for j in 0..NE {
+                    narrow[i][j] = e.load(c.add(i * ldc + NV * l + j * 8));
                 }
             }
         }
@@ -435,10 +449,17 @@ unsafe fn product<S: Simd, const MR: usize, const NV: usize, const LDA: usize, c
             for j in 0..NV {
                 row[j] = s.load(b.add(j * l));
             }
+            let mut end = [e.splat(0.0); NE];
+            for j in 0..NE {
+                end[j] = e.load(b.add(NV * l + j * 8));
+            }
             for i in 0..MR {
-                let x = s.splat(*a.add(i * LDA + p));
+                let x = *a.add(i * LDA + p);
                 for j in 0..NV {
-                    acc[i][j] = s.mla(x, row[j], acc[i][j]);
+                    acc[i][j] = s.mla(s.splat(x), row[j], acc[i][j]);
+                }
+                for j in 0..NE {
+                    narrow[i][j] = e.mla(e.splat(x), end[j], narrow[i][j]);
                 }
             }
             b = b.add(ldb);
@@ -446,6 +467,9 @@ unsafe fn product<S: Simd, const MR: usize, const NV: usize, const LDA: usize, c
         for i in 0..MR {
             for j in 0..NV {
                 s.store(c.add(i * ldc + j * l), acc[i][j]);
+            }
+            for j in 0..NE {
+                e.store(c.add(i * ldc + NV * l + j * 8), narrow[i][j]);
             }
         }
     }
@@ -475,7 +499,7 @@ unsafe fn multiply_keys<S: Simd, const LDQ: usize>(
                 ($mr:literal, $nv:literal) => {
                     for g in (0..valid).step_by($mr) {
                         let (q, c) = (queries.add(g * LDQ), scores.add(g * SCORE_STRIDE + at));
-                        product::<S, $mr, $nv, LDQ, false>(s, dim, q, panel, width, c, SCORE_STRIDE);
+                        product::<S, $mr, $nv, 0, LDQ, false>(s, dim, q, panel, width, c, SCORE_STRIDE);
                     }
                 };
             }
@@ -512,20 +536,25 @@ unsafe fn multiply_values<S: Simd>(
             let width = group_width(l, vectors - first);
             let b = values.add((packing.seq_k * first + key * width) * l);
             macro_rules! rows {
-                ($mr:literal, $nv:literal) => {
+                ($mr:literal, $nv:literal, $ne:literal) => {
                     for g in (0..valid).step_by($mr) {
                         let (w, c) = (weights.add(g * SCORE_STRIDE), results.add(g * columns + first * l));
-                        product::<S, $mr, $nv, SCORE_STRIDE, true>(s, keys, w, b, width * l, c, columns);
+                        product::<S, $mr, $nv, $ne, SCORE_STRIDE, true>(s, keys, w, b, width * l, c, columns);
                     }
                 };
             }
-            match (l == 16, width) {
-                (true, 4) => rows!(6, 4),
-                (true, 3) => rows!(8, 3),
-                (true, 2) => rows!(12, 2),
-                (true, _) => rows!(12, 1),
-                (false, 2) => rows!(6, 2),
-                (false, _) => rows!(6, 1),
+            // Eight columns or fewer in the last vector.
+            let half = packing.dim_v <= (first + width) * l - 8;
+            match (l == 16, width, half) {
+                (true, 4, false) => rows!(6, 4, 0),
+                (true, 4, true) => rows!(6, 3, 1),
+                (true, 3, false) => rows!(8, 3, 0),
+                (true, 3, true) => rows!(8, 2, 1),
+                (true, 2, false) => rows!(12, 2, 0),
+                (true, 2, true) => rows!(12, 1, 1),
+                (true, _, _) => rows!(12, 1, 0),
+                (false, 2, _) => rows!(6, 2, 0),
+                (false, _, _) => rows!(6, 1, 0),
             }
             first += width;
         }
@@ -708,12 +737,14 @@ unsafe fn soften<S: Simd, const PAIRS: bool>(
         // With nothing to attend to yet every weight is 2^(-inf - 0) = 0.
         let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
         let (mv, k) = (s.splat(-base), s.splat(scale));
+        // The scale of f32 products lies in the queries.
+        let below = |x: S::F| if PAIRS { s.mla(x, k, mv) } else { s.add(x, mv) };
         let halves = row.cast::<u16>();
         let (mut a, mut b) = (s.splat(0.0), s.splat(0.0));
         c = 0;
         while c + 2 * l <= width {
-            let x = weight::<S, PAIRS>(s, s.mla(s.load(row.add(c)), k, mv));
-            let y = weight::<S, PAIRS>(s, s.mla(s.load(row.add(c + l)), k, mv));
+            let x = weight::<S, PAIRS>(s, below(s.load(row.add(c))));
+            let y = weight::<S, PAIRS>(s, below(s.load(row.add(c + l))));
             if PAIRS {
                 // Behind what is read.
                 s.store_bf16_of_number(halves.add(c), x);
@@ -727,7 +758,7 @@ unsafe fn soften<S: Simd, const PAIRS: bool>(
             c += 2 * l;
         }
         if c < width {
-            let x = weight::<S, PAIRS>(s, s.mla(s.load(row.add(c)), k, mv));
+            let x = weight::<S, PAIRS>(s, below(s.load(row.add(c))));
             if PAIRS {
                 s.store_bf16_of_number(halves.add(c), x);
             } else {

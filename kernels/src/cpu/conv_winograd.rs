@@ -31,7 +31,7 @@ use super::pack::{Matrix, SendMut, pack_panel, units, width_at};
 use super::winograd_transform::{MAX_POINTS, Results, Taps, transform_input, transform_output, transform_weights};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
-use crate::isa::Isa;
+use crate::isa::{Isa, features};
 use crate::pool::Pool;
 
 /// Bytes of V that a band may take: it is written once and read once for every panel of output channels, from L3, of
@@ -41,9 +41,8 @@ const BAND_BYTES: usize = 4 << 20;
 const SLIM_BAND_BYTES: usize = 1 << 20;
 /// Tiles of a band at least: fewer do not pay for the transform of the weight, which is done anew for each band.
 const MIN_BAND: usize = 16;
-/// Tiles of a task at least, where there are more, and at most: U and M stay in L2.
+/// Tiles of a task at least, where there are more.
 const MIN_GROUP: usize = 28;
-const MAX_GROUP: usize = 42;
 /// Bytes of U.
 const CHUNK_BYTES: usize = 320 << 10;
 /// Longest accumulation chain, and channels of a chunk.
@@ -87,6 +86,12 @@ const PRODUCT_RATE: f64 = 0.85;
 const WEIGHT_COST: f64 = 250.0;
 /// Multiply-adds that take as long as both transforms of one channel of one tile.
 const TILE_COST: f64 = 300.0;
+
+/// Tiles of a task at most, of the results of `points` points and a panel of `width` channels: U and M take five sixths of L2
+/// and leave the rest to what streams past. Fewer tiles would transform the weight more often.
+fn most_tiles(points: usize, width: usize) -> usize {
+    ((features().l2_bytes / 6 * 5).saturating_sub(CHUNK_BYTES) / (points * width * 4)).max(MIN_GROUP)
+}
 
 /// Planes of all images, tiles along height and width, and their product.
 fn count(conv: &Conv, o: usize) -> [usize; 4] {
@@ -299,7 +304,7 @@ impl<'a> Job<'a> {
         let [_, rows, cols, _] = count(conv, o);
         let cut = Cut::new(conv, o, kernel.nr, work.room);
         let panels = conv.out_channels.div_ceil(kernel.nr);
-        let mut groups = cut.band.div_ceil(MAX_GROUP);
+        let mut groups = cut.band.div_ceil(most_tiles(points, kernel.nr));
         while threads > 1 && panels * groups < 4 * threads && cut.band / (groups + 1) >= MIN_GROUP {
             groups += 1;
         }

@@ -498,14 +498,13 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
     let row_bytes = b.row_stride * b.dtype.size_bytes() as isize;
     for lane0 in (0..width).step_by(16) {
         for unit in (0..whole).step_by(16) {
-            let mut rows = [_mm512_setzero_si512(); 16];
-            for (lane, row) in rows.iter_mut().enumerate().take(valid.saturating_sub(lane0)) {
-                // SAFETY: row `lane0 + lane < valid` has at least `unit + 16` units.
-                unsafe {
-                    let from = b.ptr.byte_offset((lane0 + lane) as isize * row_bytes).add(unit * 4);
-                    *row = _mm512_loadu_si512(from.cast());
-                }
-            }
+            // SAFETY: rows `lane0..lane0 + lanes` have at least `unit + 16` units.
+            let rows = unsafe {
+                let from = b.ptr.byte_offset(lane0 as isize * row_bytes).add(unit * 4);
+                let lanes = valid.saturating_sub(lane0);
+                // A count that the compiler knows keeps the rows in registers.
+                if lanes >= 16 { load_rows(from, row_bytes, 16) } else { load_rows(from, row_bytes, lanes) }
+            };
             let rows = transpose_16x16(rows);
             for (k, row) in rows.into_iter().enumerate() {
                 // SAFETY: inside the panel.
@@ -514,6 +513,21 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
         }
     }
     whole
+}
+
+/// The first sixteen units of `lanes` rows, zeros for the others.
+///
+/// # Safety
+/// The rows must be readable; AVX-512 must be available.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_rows(from: *const u8, row_bytes: isize, lanes: usize) -> [__m512i; 16] {
+    let mut rows = [_mm512_setzero_si512(); 16];
+    for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
+        // SAFETY: see above.
+        *row = unsafe { _mm512_loadu_si512(from.byte_offset(lane as isize * row_bytes).cast()) };
+    }
+    rows
 }
 
 /// Spreads `valid <= 16` contiguous rows of `channels x taps` f32 over the columns of a panel: element (channel, tap) of

@@ -26,6 +26,11 @@ pub trait Simd: Copy {
     type I: Copy;
     /// Lane mask.
     type M: Copy;
+    /// Vectors of eight lanes.
+    type Eight: Simd;
+
+    /// The token of vectors of eight lanes.
+    fn eight(self) -> Self::Eight;
 
     fn splat(self, x: f32) -> Self::F;
     unsafe fn load(self, p: *const f32) -> Self::F;
@@ -188,7 +193,12 @@ impl Simd for Portable {
     type F = [f32; 8];
     type I = [i32; 8];
     type M = [bool; 8];
+    type Eight = Portable;
 
+    #[inline(always)]
+    fn eight(self) -> Portable {
+        self
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; 8] {
         [x; 8]
@@ -504,7 +514,13 @@ mod x86 {
         type F = __m512;
         type I = __m512i;
         type M = __mmask16;
+        type Eight = Avx2;
 
+        #[inline(always)]
+        fn eight(self) -> Avx2 {
+            // Every processor with AVX-512 has AVX2, FMA and F16C.
+            Avx2(())
+        }
         #[inline(always)]
         fn splat(self, x: f32) -> __m512 {
             has!(_mm512_set1_ps(x))
@@ -773,7 +789,12 @@ mod x86 {
         type F = __m256;
         type I = __m256i;
         type M = __m256;
+        type Eight = Avx2;
 
+        #[inline(always)]
+        fn eight(self) -> Avx2 {
+            self
+        }
         #[inline(always)]
         fn splat(self, x: f32) -> __m256 {
             has!(_mm256_set1_ps(x))
