@@ -1,10 +1,11 @@
 """The Rust core. Tensors cross the border by DLPack or by address; nothing here imports torch at run time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from os import PathLike
-from typing import Any, Protocol, final
+from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor, dtype
+from torch.nn import Module
 from typing_extensions import Self
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "KernelBench",
     "NativeError",
     "Program",
+    "Tree",
     "TuningDatabase",
     "TuningSite",
     "Watch",
@@ -154,14 +156,13 @@ class Executable:
     def __new__(cls, program: Program, weights: Sequence[Tensor]) -> Self:
         """Binds one tensor per weight slot, in slot order. Raises `NativeError` naming the first mismatches of shape,
         dtype or device."""
-    def set_weights(
-        self, weights: Sequence[Tensor], changed: Sequence[int], suspects: Sequence[int], since: int
-    ) -> None:
-        """Swaps the weight set; running calls finish with the one they began with. Derived forms of tensors that did not
-        change stay, and are shared with whoever else holds these tensors.
+    def set_weights(self, weights: Sequence[Tensor], suspects: Set[int], since: int) -> bool:
+        """Swaps the weight set, unless these are the same tensors with the same memory and content: false then. Running
+        calls finish with the set they began with. Derived forms of tensors that did not change stay, and are shared with
+        whoever else holds these tensors.
 
-        `changed` are the slots with another tensor or content than before, `suspects` those of them where torch's
-        version counter does not show it; `since` is a `stamp()` from before the changes were looked for."""
+        `suspects` are ids of tensors that were written even if torch's version counter does not show it; `since` is a
+        `stamp()` from before the changes were looked for."""
     def run(self, inputs: Sequence[Tensor | int | float], sizes: Sequence[int]) -> list[Tensor]:
         """Runs with these arguments, `sizes` being the values of the symbols in order. Fresh tensors come back. The GIL is
         released while kernels run."""
@@ -269,26 +270,85 @@ class TuningDatabase:
         """Removes every row."""
 
 @final
+class Tree:
+    """What a module computes, read off its tree of submodules, and all that it was read from, held.
+
+    Trees with the same fingerprint compute the same function of their tensors and arguments; tensors are then in the same
+    order."""
+
+    SKIPPED: ClassVar[list[str]]
+    """Tables of `nn.Module` that do not change what a call under no_grad computes, or that are handled apart."""
+
+    def __new__(
+        cls,
+        module: Module,
+        base_of: Callable[[Module], Module | None],
+        obstacle: Callable[[Module], str | None],
+        is_plain: Callable[[type], bool],
+        adapter: type | None,
+    ) -> Self:
+        """Reads the tree. `base_of` gives the layer inside a LoRA layer and is asked of instances of `adapter`; `obstacle`
+        says why the hooks of a module forbid a program; `is_plain` whether the `__dict__` of instances is all the state
+        they have."""
+    @property
+    def fingerprint(self) -> bytes:
+        """A digest; some of it is addresses of what `kept` holds."""
+    @property
+    def kept(self) -> list[Any]:
+        """Objects whose identity is part of the fingerprint."""
+    @property
+    def lists(self) -> list[tuple[list[Any] | set[Any], list[Any] | set[Any]]]:
+        """Lists and sets in attributes, each with a copy."""
+    @property
+    def has_other_adapters(self) -> bool:
+        """Whether there are adapters that are no plain LoRA."""
+    @property
+    def obstacle(self) -> tuple[str, str] | None:
+        """Module path and reason if a hook on a submodule forbids a program."""
+    @property
+    def dicts(self) -> list[dict[Any, Any]]:
+        """The dictionaries that were read."""
+    @property
+    def copies(self) -> list[dict[Any, Any]]:
+        """What they held, where nothing else shows writes to them; else empty."""
+    @property
+    def own_tensors(self) -> list[Tensor]:
+        """Parameters and buffers, each once."""
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The same, then those of its adapters."""
+    def modules(self) -> dict[str, Module]:
+        """Modules by path, as if no LoRA was loaded: the layer inside for a LoRA layer."""
+    def layers(self) -> dict[str, Module]:
+        """LoRA layers by path."""
+    def parents(self, dicts: Sequence[int]) -> list[str]:
+        """Paths of the modules whose submodules are in one of these dictionaries (indices)."""
+    def is_retyped(self) -> bool:
+        """Whether one of its own tensors has another dtype, shape or device now."""
+    def memory(self) -> tuple[bytes, tuple[tuple[int, type], ...]]:
+        """How its own tensors lie in memory now: a digest of their orders and of what shares a storage, and the classes of
+        those that are no plain tensors."""
+
+@final
 class Watch:
     """What a compiled module depends on, as it was when this object was made: dictionaries and tensors, held."""
 
-    def __new__(cls, dicts: Sequence[dict[Any, Any]], versions: Sequence[int], tensors: Sequence[Tensor]) -> Self:
-        """`versions` are those of the dictionaries when they were read. Raises `TypeError` where this interpreter or
-        torch cannot be watched; see `is_available`."""
+    def __new__(cls, tree: Tree, tensors: Sequence[Tensor]) -> Self:
+        """Of dictionaries, what they were when the tree was read; `tensors` are further ones. Raises `TypeError` where this
+        interpreter or torch cannot be watched; see `is_available`."""
     @staticmethod
     def is_available() -> bool:
-        """Whether the interpreter counts versions of dictionaries, and torch's tensors are laid out as expected."""
-    @staticmethod
-    def dict_version(dict: dict[Any, Any]) -> int:
-        """Another number after every write to the dictionary."""
+        """Whether the interpreter shows writes to dictionaries, and torch's tensors are laid out as expected."""
     def poll(self) -> int:
         """Bits of what may have changed since: 1 a dictionary was written, 2 a tensor was written or has other memory. Never
         0 where something did, except for writes past torch's version counter (through `p.data`) that leave the first,
         middle and last eight bytes of the tensor as they were."""
+    def covers(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all of these are watched."""
     def changed_dicts(self) -> list[int]:
-        """Indices of the dictionaries that were written."""
+        """Indices of the dictionaries of the tree that were written."""
     def changed_tensors(self) -> list[int]:
-        """Indices of the tensors that may have changed."""
+        """Ids of the tensors that may have changed."""
 
 def stamp() -> int:
     """A number larger than every one given before."""

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["EffectiveWeights", "TensorState", "base_of", "is_adapter", "split_scale", "tensor_state", "walk"]
+__all__ = ["EffectiveWeights", "TensorState", "adapter_class", "base_of", "split_scale", "tensor_state", "walk"]
 
 _LAYERS = "peft.tuners.lora.layer"
 _TUNERS = "peft.tuners.tuners_utils"
@@ -70,10 +70,10 @@ def base_of(module: nn.Module) -> nn.Module | None:
     return cast(nn.Module, base)
 
 
-def is_adapter(module: nn.Module) -> bool:
-    """Whether it is a layer that PEFT put around another, of whichever kind."""
+def adapter_class() -> type[nn.Module] | None:
+    """The class of the layers that PEFT puts around others, of whichever kind; ``None`` if it is not imported."""
     library = sys.modules.get(_TUNERS)
-    return library is not None and isinstance(module, library.BaseTunerLayer)
+    return None if library is None else cast(type[nn.Module], library.BaseTunerLayer)
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -33,7 +33,7 @@ def examine() -> Iterator[Finding]:
     has_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     yield True, "tensors", "by the DLPack C exchange API" if has_exchange else "by attributes (torch >= 2.10 is faster)"
     is_watched = _native.Watch.is_available()
-    how = "by version tags" if is_watched else "by comparing everything, milliseconds a call, in this Python or torch"
+    how = "as they are made" if is_watched else "by comparing everything, milliseconds a call, in this Python or torch"
     yield is_watched, "changes of a module", f"noticed {how}"
     target = ", ".join(f"{name} {value}" for name, value in _native.target().items())
     yield True, "cpu", f"{target}; torch uses {torch.get_num_threads()} threads"

@@ -10,14 +10,14 @@ Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from . import _native
-from .adapters import EffectiveWeights, TensorState
+from .adapters import EffectiveWeights
 from .ambient import collection_paused
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
@@ -29,7 +29,7 @@ from .family import Captured, family_of
 from .options import CompileOptions
 from .staged import Staged
 from .store import Artifact, Body, GraphStore, Row, Tuned, complain
-from .watch import Structure, weight_state
+from .watch import Structure
 
 __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
 
@@ -82,9 +82,8 @@ class Variant:
         self.is_own = is_own
         self._executable: _native.Executable | None = None
         self._tensors: list[Tensor] = []
-        self._state: list[TensorState] = []
 
-    def bind(self, tensors: list[Tensor], suspects: Collection[int] = (), since: int = 0) -> bool:
+    def bind(self, tensors: list[Tensor], suspects: Set[int] = frozenset(), since: int = 0) -> bool:
         """Binds weights.
 
         Args:
@@ -95,23 +94,17 @@ class Variant:
         Returns:
             Whether anything was bound anew or will be derived again.
         """
-        state = weight_state(tensors)
         if self._executable is None:
-            self._executable = _native.Executable(self.program, _aliases(tensors))
-        else:
-            pairs = list(zip(state, self._state, strict=True))
-            written = [i for i, (now, before) in enumerate(pairs) if now == before and now[0] in suspects]
-            changed = [i for i, (now, before) in enumerate(pairs) if now != before] + written
-            if not changed:
-                return False
-            self._executable.set_weights(_aliases(tensors), changed, written, since)
-        self._tensors, self._state = tensors, state
+            self._executable = _native.Executable(self.program, tensors)
+        elif not self._executable.set_weights(tensors, suspects, since):
+            return False
+        self._tensors = tensors
         return True
 
     def release(self) -> None:
         """Lets go of the module's tensors and of what was derived from them."""
         self._executable = None
-        self._tensors, self._state = [], []
+        self._tensors = []
 
     def unload(self) -> None:
         """Drops specializations, derived weights and idle workspace."""
@@ -161,11 +154,6 @@ class Variant:
             "choices": [_choice_text(row) for row in self.rows],
             **self.program.explain(),
         }
-
-
-def _aliases(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same memory without the same objects: what is bound must not keep `torch.utils.swap_tensors` from working."""
-    return [tensor.detach() for tensor in tensors]
 
 
 def _choice_text(row: Row) -> str:
@@ -386,10 +374,21 @@ class Engine:
         self.store.add(artifact)
         self.store.load_s += time.perf_counter() - start
 
-    def _weights(self, variant: Variant, suspects: Collection[int] = ()) -> list[Tensor]:
-        return [self._fetch(slot, suspects) for slot in variant.lowered.weights]
+    def _weights(self, variant: Variant, suspects: Set[int] = frozenset()) -> list[Tensor]:
+        slots, structure, known = variant.lowered.weights, self.structure, variant.captured.places
+        if structure.layers:
+            return [self._fetch(slot, suspects) for slot in slots]
+        held = structure.tensors
+        if self._at in known:
+            pairs = zip(known[self._at], slots, strict=True)
+            return [self._fetch(slot) if place is None else held[place] for place, slot in pairs]
+        tensors = [self._fetch(slot) for slot in slots]
+        # The same for every module of the family: names of tensors, devices and which are one belong to the structure.
+        places = {id(tensor): place for place, tensor in enumerate(held)}
+        known[self._at] = [places.get(id(tensor)) for tensor in tensors]
+        return tensors
 
-    def _fetch(self, slot: WeightSlot, suspects: Collection[int] = ()) -> Tensor:
+    def _fetch(self, slot: WeightSlot, suspects: Set[int] = frozenset()) -> Tensor:
         structure = self.structure
         layer = structure.layers.get(slot.module) if structure.layers and slot.attribute == "weight" else None
         try:
@@ -422,7 +421,7 @@ class Engine:
         storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in self.tensors())}
         return sum(storages.values())
 
-    def refresh(self, suspects: Collection[int] = ()) -> bool:
+    def refresh(self, suspects: Set[int] = frozenset()) -> bool:
         """Binds the weights as they are now; true if something was bound anew or is derived again.
 
         Args:

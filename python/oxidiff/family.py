@@ -14,6 +14,8 @@ import threading
 import weakref
 from typing import Any, cast
 
+import torch
+
 from . import _native
 from .capture import CapturedGraph
 from .capture.lowering import LoweredGraph
@@ -33,6 +35,8 @@ class Captured:
         lowered: The same for the compiler, and how to call what it is compiled to.
         device: Where it runs; ``None`` for the CPU.
         program: The compiled program.
+        places: By device, for each weight slot its place among the tensors of a module of the family, ``None`` where the
+            module does not hold it as a parameter or buffer.
         tuner: Makes the choices that the program leaves open.
         is_new: Whether the program was compiled for it, and not found among the live ones of the process.
     """
@@ -52,6 +56,7 @@ class Captured:
             cuda_graphs=options.cuda_graphs,
             device=device,
         )
+        self.places: dict[torch.device, list[int | None]] = {}
         self.tuner = Tuner(options)
 
     @property
@@ -71,8 +76,8 @@ class Family:
     def __init__(self, structure: Structure) -> None:
         self.lock = threading.RLock()
         self.captured: list[Captured] = []
-        # The identities in the structure's fingerprint must stay those of the same objects.
-        self._kept = structure.kept
+        # What is held for the fingerprint may hold the module: not the key of a table that lives as long as the process.
+        self._fingerprint = structure.fingerprint
 
 
 _families: weakref.WeakValueDictionary[Any, Family] = weakref.WeakValueDictionary()
@@ -81,7 +86,7 @@ _lock = threading.Lock()
 
 def family_of(structure: Structure, options: CompileOptions) -> Family:
     """The family of modules with this structure and these options."""
-    key = (structure.fingerprint, structure.memory(), options)
+    key = (structure.fingerprint.digest, structure.memory(), options)
     with _lock:
         family = _families.get(key)
         if family is None:

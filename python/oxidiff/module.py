@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 import warnings
 import weakref
@@ -403,6 +404,9 @@ def compile_module(module: M, options: CompileOptions) -> M:
         return module
     compiled = object.__new__(made)
     object.__setattr__(compiled, "__dict__", module.__dict__)
+    if sys.version_info >= (3, 13):
+        # Its attributes may lie beside its dictionary, where writes to them are not noticed; this moves them into it.
+        object.__setattr__(module, "__dict__", module.__dict__)
     dispatcher = Dispatcher(module, options)
     if any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):
         dispatcher.obstacle = "its class defines __call__ itself"

@@ -11,6 +11,8 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -57,7 +59,7 @@ impl Weight {
 }
 
 /// A tensor with one content.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq)]
 struct Content {
     identity: Identity,
     tensor: Tensor,
@@ -65,17 +67,25 @@ struct Content {
     samples: [u64; 3],
 }
 
+impl Hash for Content {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Enough to tell almost all apart, a tenth of what there is.
+        self.identity.hash(state);
+        self.tensor.ptr.hash(state);
+    }
+}
+
 /// A bound tensor, and the forms derived from it alone.
 struct Source {
     tensor: Tensor,
     is_dense: bool,
-    content: Option<Content>,
+    content: Option<Arc<Content>>,
     born: u64,
     forms: Arc<Store>,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-type Sources = HashMap<Content, (u64, Weak<Source>)>;
+type Sources = HashMap<Arc<Content>, (u64, Weak<Source>)>;
 
 /// What these locks guard is whole between any two statements, so a panic of a holder leaves nothing to repair.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,7 +98,7 @@ fn sources() -> &'static Mutex<Sources> {
 }
 
 impl Source {
-    fn new(weight: Weight, content: Option<Content>) -> Arc<Self> {
+    fn new(weight: Weight, content: Option<Arc<Content>>) -> Arc<Self> {
         Arc::new(Self {
             is_dense: weight.tensor.is_dense(),
             tensor: weight.tensor,
@@ -106,21 +116,27 @@ impl Source {
             return Self::new(weight, None);
         }
         let samples = if is_readable { samples(&weight.tensor) } else { Default::default() };
-        let content = Content { identity: weight.identity, tensor: weight.tensor.clone(), samples };
+        let content = Arc::new(Content { identity: weight.identity, tensor: weight.tensor.clone(), samples });
         let mut sources = lock(sources());
-        if let Some(known) = sources.get(&content).and_then(|(_, weak)| weak.upgrade()) {
-            if known.born >= since {
-                return known;
+        let (known, replaced) = match sources.entry(content.clone()) {
+            Entry::Occupied(mut entry) => match entry.get().1.upgrade() {
+                Some(known) if known.born >= since => (known, None),
+                known => {
+                    let source = Self::new(weight, Some(content));
+                    entry.insert((source.born, Arc::downgrade(&source)));
+                    (source, known)
+                }
+            },
+            Entry::Vacant(entry) => {
+                let source = Self::new(weight, Some(content));
+                entry.insert((source.born, Arc::downgrade(&source)));
+                (source, None)
             }
-            // Dropped only after the lock: it may be the last reference.
-            let source = Self::new(weight, Some(content.clone()));
-            sources.insert(content, (source.born, Arc::downgrade(&source)));
-            drop(sources);
-            return source;
-        }
-        let source = Self::new(weight, Some(content.clone()));
-        sources.insert(content, (source.born, Arc::downgrade(&source)));
-        source
+        };
+        // Dropped only after the lock: it may be the last reference.
+        drop(sources);
+        drop(replaced);
+        known
     }
 }
 

@@ -1,6 +1,7 @@
 //! `compile`, `Program` and `Executable`.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -188,31 +189,47 @@ pub fn compile(
 pub struct Executable {
     executable: Arc<runtime::Executable>,
     place: Arc<Place>,
+    /// What the bound tensors were.
+    states: Mutex<Vec<State>>,
 }
 
-/// The tensors as weights, with what shows their changes.
-fn weights_of(tensors: &[Bound<'_, PyAny>], place: &Place) -> PyResult<Vec<Weight>> {
-    let Some(first) = tensors.first() else { return Ok(Vec::new()) };
+/// What changes when a tensor, its memory or (as far as torch counts) its content does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct State {
+    object: usize,
+    data: usize,
+    /// -1 where nobody counts.
+    version: i64,
+}
+
+/// The tensors as weights, with what shows their changes. What is bound is an alias of each: the same memory without the same
+/// object, which would keep `torch.utils.swap_tensors` from working.
+fn weights_of(tensors: &[Bound<'_, PyAny>], place: &Place) -> PyResult<(Vec<Weight>, Vec<State>)> {
+    let Some(first) = tensors.first() else { return Ok(Default::default()) };
     let py = first.py();
     let (exchange, layout) = (Exchange::get(py)?, TensorLayout::get(py));
-    let is_inference = intern!(py, "is_inference");
+    let (detach, is_inference, version) = (intern!(py, "detach"), intern!(py, "is_inference"), intern!(py, "_version"));
     let weight = |object: &Bound<'_, PyAny>| {
-        let tensor = exchange.borrow(object, place.dl)?;
+        let alias = object.call_method0(detach)?;
+        let tensor = exchange.borrow(&alias, place.dl)?;
         let identity = match layout {
             // SAFETY: `borrow` proved that this is a tensor with a storage; it is live and the GIL is held.
-            Some(layout) => match unsafe { layout.read(object.as_ptr().cast()) } {
+            Some(layout) => match unsafe { layout.read(alias.as_ptr().cast()) } {
                 TensorState { version: Some(version), counter, .. } => Identity::Counted { counter, version },
                 _ => Identity::Unknown,
             },
             None if object.call_method0(is_inference)?.is_truthy()? => Identity::Unknown,
             None => Identity::Told,
         };
-        let alias = match &identity {
-            // A DLPack handle need not hold the tensor itself, and with it the counter whose address is its name.
-            Identity::Counted { .. } => Some(object.clone().unbind()),
-            _ => None,
+        let version = match &identity {
+            Identity::Counted { version, .. } => i64::from(*version),
+            Identity::Told => object.getattr(version)?.extract()?,
+            Identity::Unknown => -1,
         };
-        Ok(Weight { tensor: tensor.describe(), identity, owner: Box::new((tensor, alias)) })
+        let state = State { object: object.as_ptr().addr(), data: tensor.data.addr(), version };
+        // A DLPack handle need not hold the tensor itself, and with it the counter whose address is its name.
+        let alias = matches!(identity, Identity::Counted { .. }).then(|| alias.unbind());
+        Ok((Weight { tensor: tensor.describe(), identity, owner: Box::new((tensor, alias)) }, state))
     };
     tensors.iter().map(weight).collect()
 }
@@ -263,20 +280,25 @@ impl Executable {
     #[new]
     fn new(program: &Program, weights: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let (inner, place) = (program.program.clone(), program.place.clone());
-        let weights = weights_of(&weights, &place)?;
+        let (weights, states) = weights_of(&weights, &place)?;
         let executable = guarded("binding weights", || runtime::Executable::new(inner, weights))?;
-        Ok(Self { executable: Arc::new(executable), place })
+        Ok(Self { executable: Arc::new(executable), place, states: Mutex::new(states) })
     }
 
-    fn set_weights(
-        &self,
-        weights: Vec<Bound<'_, PyAny>>,
-        changed: Vec<usize>,
-        suspects: Vec<usize>,
-        since: u64,
-    ) -> PyResult<()> {
-        let weights = weights_of(&weights, &self.place)?;
-        guarded("binding weights", || self.executable.set_weights(weights, &changed, &suspects, since))
+    fn set_weights(&self, weights: Vec<Bound<'_, PyAny>>, suspects: HashSet<usize>, since: u64) -> PyResult<bool> {
+        let (weights, states) = weights_of(&weights, &self.place)?;
+        let known = self.states.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let differs = |slot: &usize| known.get(*slot) != states.get(*slot);
+        let written: Vec<usize> =
+            (0..states.len()).filter(|slot| !differs(slot) && suspects.contains(&states[*slot].object)).collect();
+        let mut changed: Vec<usize> = (0..states.len()).filter(differs).collect();
+        changed.extend(&written);
+        if changed.is_empty() && states.len() == known.len() {
+            return Ok(false);
+        }
+        guarded("binding weights", || self.executable.set_weights(weights, &changed, &written, since))?;
+        *self.states.lock().unwrap_or_else(PoisonError::into_inner) = states;
+        Ok(true)
     }
 
     fn run<'py>(

@@ -1,7 +1,8 @@
 //! The Python extension `oxidiff._native`: the only place that names pyo3.
 //!
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
-//! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process, [`tune`] times what a program leaves open, [`watch`] notices changes of a module,
+//! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process, [`tune`] times what a program leaves open, [`tree`] reads what a module computes, [`watch`] notices changes of it
+//! by the [`versions`] of its dictionaries and the [`layout`] of its tensors,
 //! [`kernels`] measures single kernels, [`errors`] turns Rust errors into one Python exception
 //! with a kind. The GIL is released while compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name
 //! for Python.
@@ -18,7 +19,9 @@ mod layout;
 mod memory;
 mod store;
 mod tensor;
+mod tree;
 mod tune;
+mod versions;
 mod watch;
 
 use pyo3::prelude::*;
@@ -31,6 +34,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<builder::GraphBuilder>()?;
     m.add_class::<executable::Program>()?;
     m.add_class::<executable::Executable>()?;
+    m.add_class::<tree::Tree>()?;
     m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;

@@ -95,6 +95,44 @@ impl Tensor {
     }
 }
 
+/// What a tensor is. Valid until anything is done with the tensor.
+pub struct View<'a> {
+    /// Address of the first element.
+    pub data: usize,
+    /// Element type.
+    pub dtype: DLDataType,
+    /// Where it lies.
+    pub device: DLDevice,
+    /// Sizes.
+    pub shape: &'a [i64],
+    /// Element strides.
+    pub strides: &'a [i64],
+}
+
+impl View<'_> {
+    /// Row-major without gaps.
+    pub fn is_dense(&self) -> bool {
+        let mut expect = 1;
+        for (&size, &stride) in self.shape.iter().zip(self.strides).rev() {
+            if size != 1 && stride != expect {
+                return self.shape.contains(&0);
+            }
+            expect *= size;
+        }
+        true
+    }
+
+    /// Bytes from the first to the end of the last element in memory.
+    pub fn span_bytes(&self) -> usize {
+        if self.shape.contains(&0) {
+            return 0;
+        }
+        let last: i64 = self.shape.iter().zip(self.strides).map(|(size, stride)| (size - 1) * stride).sum();
+        let bits = usize::from(self.dtype.bits) * usize::from(self.dtype.lanes);
+        usize::try_from(last + 1).unwrap_or(0) * (bits / 8)
+    }
+}
+
 /// How tensors are read and made.
 #[derive(Clone, Copy)]
 pub enum Exchange {
@@ -171,6 +209,40 @@ impl Exchange {
             }
         };
         Ok(Tensor { data, dtype: number, shape: Vec::new(), strides: Vec::new(), owner })
+    }
+
+    /// What a tensor is at the moment, without holding anything; `None` for what DLPack does not describe (or older torch).
+    pub fn view<'a>(&self, value: &'a Bound<'_, PyAny>) -> Option<View<'a>> {
+        let Self::C(table) = self else { return None };
+        let export = table.dltensor_from_py_object_no_sync?;
+        let mut tensor = DLTensor {
+            data: std::ptr::null_mut(),
+            device: CPU,
+            ndim: 0,
+            dtype: DLDataType { code: 0, bits: 0, lanes: 0 },
+            shape: std::ptr::null_mut(),
+            strides: std::ptr::null_mut(),
+            byte_offset: 0,
+        };
+        // SAFETY: `value` is a live Python object; the function checks its type, and reports by return value.
+        if unsafe { export(value.as_ptr().cast(), &mut tensor) } != 0 {
+            PyErr::take(value.py());
+            return None;
+        }
+        let rank = usize::try_from(tensor.ndim).ok()?;
+        if rank > 0 && (tensor.shape.is_null() || tensor.strides.is_null()) {
+            return None;
+        }
+        // SAFETY: both hold `ndim` entries each inside the tensor, which `value` keeps; it is read before anything else is
+        // done with it.
+        let list = |at: *const i64| unsafe { if rank == 0 { &[][..] } else { std::slice::from_raw_parts(at, rank) } };
+        Some(View {
+            data: tensor.data.addr().wrapping_add(tensor.byte_offset as usize),
+            dtype: tensor.dtype,
+            device: tensor.device,
+            shape: list(tensor.shape),
+            strides: list(tensor.strides),
+        })
     }
 
     /// The tensor behind a `torch.Tensor`, which must lie on the device `at`.

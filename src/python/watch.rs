@@ -2,29 +2,28 @@
 //!
 //! A program is right for one structure of the module (its dictionaries: attributes, parameters, buffers, submodules, hooks)
 //! and one set of weights. Both can be changed by anybody between two calls; a call has microseconds to notice. So
-//! [`Watch::poll`] compares words: the version tag of every dictionary, and of every tensor its storage, memory, version
-//! counter, and three words of its contents. The last catches what torch does not count: writes through `p.data` or numpy.
-//! It samples, so a write through these that leaves the first, middle and last eight bytes as they were goes unseen.
+//! [`Watch::poll`] compares words: what [`Dicts`](super::versions::Dicts) knows of the dictionaries, and of every tensor its
+//! storage, memory, version counter, and three words of its contents. The last catches what torch does not count: writes
+//! through `p.data` or numpy. It samples, so a write through these that leaves the first, middle and last eight bytes as they
+//! were goes unseen.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict};
+use pyo3::pyclass::{PyTraverseError, PyVisit};
+use pyo3::types::PyBool;
 
-use super::layout::{DictLayout, TensorLayout, TensorState};
+use super::device::CPU;
+use super::layout::{TensorLayout, TensorState, prefetch};
+use super::tensor::Exchange;
+use super::tree::{ByAddress, Tree};
+use super::versions::Dicts;
 
 /// Bit of [`Watch::poll`]: a dictionary was written.
 const STRUCTURE: u32 = 1;
 /// Bit of [`Watch::poll`]: a tensor was written or has other memory.
 const WEIGHTS: u32 = 2;
 
-struct WatchedDict {
-    dict: Py<PyDict>,
-    version: u64,
-}
-
-/// How many dictionaries ahead of the one that is read memory is asked for.
-const DICTS_AHEAD: usize = 32;
-/// The same for tensors, each of which is seven places in memory.
+/// How many tensors ahead of the one that is read memory is asked for; each is seven places in memory.
 const TENSORS_AHEAD: usize = 8;
 
 struct WatchedTensor {
@@ -36,17 +35,12 @@ struct WatchedTensor {
     samples: [(usize, u64); 3],
 }
 
-/// Everything a compiled module depends on, as it was when this object was made.
+/// Everything a compiled module depends on, as it was when this object was made; the dictionaries, when they were read.
 #[pyclass(module = "oxidiff._native", frozen)]
 pub struct Watch {
-    dicts: Vec<WatchedDict>,
-    /// The same dictionaries in the order of their addresses.
-    dict_pointers: Vec<usize>,
-    /// The sum of their versions. A write gives a dictionary a version that is higher than any before it, so that the sum
-    /// is the same only if nothing was written.
-    version_sum: u64,
+    tree: Py<Tree>,
     tensors: Vec<WatchedTensor>,
-    dict_layout: DictLayout,
+    places: ByAddress<()>,
     tensor_layout: TensorLayout,
 }
 
@@ -54,77 +48,58 @@ pub struct Watch {
 impl Watch {
     /// Fails with `TypeError` where interpreter or torch cannot be watched this way; see `is_available`.
     #[new]
-    fn new(
-        py: Python<'_>,
-        dicts: Vec<Bound<'_, PyDict>>,
-        versions: Vec<u64>,
-        tensors: Vec<Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        let (Some(dict_layout), Some(tensor_layout)) = (DictLayout::get(py), TensorLayout::get(py)) else {
+    fn new(py: Python<'_>, tree: Py<Tree>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some(tensor_layout) = TensorLayout::get(py).filter(|_| Dicts::is_available(py)) else {
             return Err(PyTypeError::new_err(
                 "dictionaries or tensors cannot be watched in this build of Python or torch",
             ));
         };
-        let tensor_type = py.import("torch")?.getattr("Tensor")?;
-        if dicts.len() != versions.len() {
-            return Err(PyTypeError::new_err("one version per dictionary"));
+        let (exchange, tensor_type) = (Exchange::get(py)?, py.import("torch")?.getattr("Tensor")?);
+        let count = tree.get().tensors.len() + tensors.len();
+        let (mut places, mut watched) = (ByAddress::default(), Vec::with_capacity(count));
+        places.reserve(count);
+        let of_tree = tree.get().tensors.iter().map(|tensor| tensor.bind(py).clone());
+        for tensor in of_tree.chain(tensors) {
+            if places.insert(tensor.as_ptr().addr(), ()).is_none() {
+                watched.push(WatchedTensor::new(tensor, &tensor_type, exchange, tensor_layout)?);
+            }
         }
-        let dicts = dicts.into_iter().zip(versions);
-        let dicts: Vec<_> = dicts.map(|(dict, version)| WatchedDict { dict: dict.unbind(), version }).collect();
-        let version_sum = dicts.iter().fold(0, |sum: u64, d| sum.wrapping_add(d.version));
-        let mut dict_pointers: Vec<usize> = dicts.iter().map(|d| d.dict.as_ptr().expose_provenance()).collect();
-        dict_pointers.sort_unstable();
-        let tensors = tensors.into_iter().map(|t| WatchedTensor::new(t, &tensor_type, tensor_layout));
-        let tensors = tensors.collect::<PyResult<_>>()?;
-        Ok(Self { dicts, dict_pointers, version_sum, tensors, dict_layout, tensor_layout })
+        Ok(Self { tree, tensors: watched, places, tensor_layout })
     }
 
     /// Whether `Watch` can be used in this process.
     #[staticmethod]
     fn is_available(py: Python<'_>) -> bool {
-        DictLayout::get(py).is_some() && TensorLayout::get(py).is_some()
-    }
-
-    /// The version of a dictionary: another one after every write.
-    #[staticmethod]
-    fn dict_version(dict: &Bound<'_, PyDict>) -> PyResult<u64> {
-        let layout = DictLayout::get(dict.py());
-        let layout = layout.ok_or_else(|| PyTypeError::new_err("this build of Python counts no versions"))?;
-        // SAFETY: a live dictionary, under the GIL.
-        Ok(unsafe { layout.version(dict.as_ptr().cast()) })
+        Dicts::is_available(py) && TensorLayout::get(py).is_some()
     }
 
     /// Bits of what may have changed: 1 a dictionary, 2 a tensor. A few nanoseconds for each.
     fn poll(&self, py: Python<'_>) -> u32 {
-        u32::from(self.is_dict_changed(py)) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS
+        u32::from(self.tree.get().dicts.is_changed(py)) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS
+    }
+
+    /// Whether all of these are watched.
+    fn covers(&self, tensors: Vec<Bound<'_, PyAny>>) -> bool {
+        tensors.iter().all(|tensor| self.places.contains_key(&tensor.as_ptr().addr()))
     }
 
     /// Indices of the dictionaries that were written.
-    fn changed_dicts(&self, _py: Python<'_>) -> Vec<usize> {
-        // SAFETY: each dictionary is kept alive by `self`; `_py` proves that the GIL is held.
-        let version = |d: &WatchedDict| unsafe { self.dict_layout.version(d.dict.as_ptr().cast()) };
-        self.dicts.iter().enumerate().filter(|(_, d)| version(d) != d.version).map(|(i, _)| i).collect()
+    fn changed_dicts(&self, py: Python<'_>) -> Vec<usize> {
+        self.tree.get().dicts.changed(py)
     }
 
-    /// Indices of the tensors that may have changed.
+    /// Ids of the tensors that may have changed.
     fn changed_tensors(&self, py: Python<'_>) -> Vec<usize> {
-        self.tensors.iter().enumerate().filter(|(_, t)| self.is_changed(t, py)).map(|(i, _)| i).collect()
+        self.tensors.iter().filter(|t| self.is_changed(t, py)).map(|t| t.tensor.as_ptr().addr()).collect()
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.tree)?;
+        self.tensors.iter().try_for_each(|watched| visit.call(&watched.tensor))
     }
 }
 
 impl Watch {
-    fn is_dict_changed(&self, _py: Python<'_>) -> bool {
-        let mut sum = 0u64;
-        for (i, &dict) in self.dict_pointers.iter().enumerate() {
-            if let Some(&ahead) = self.dict_pointers.get(i + DICTS_AHEAD) {
-                prefetch(self.dict_layout.address(ahead));
-            }
-            // SAFETY: each dictionary is kept alive by `self.dicts`; `_py` proves that the GIL is held.
-            sum = sum.wrapping_add(unsafe { self.dict_layout.version(std::ptr::with_exposed_provenance(dict)) });
-        }
-        sum != self.version_sum
-    }
-
     fn is_tensor_changed(&self, py: Python<'_>) -> bool {
         self.tensors.iter().enumerate().any(|(i, tensor)| {
             if let Some(ahead) = self.tensors.get(i + TENSORS_AHEAD) {
@@ -143,16 +118,22 @@ impl Watch {
 }
 
 impl WatchedTensor {
-    fn new(tensor: Bound<'_, PyAny>, tensor_type: &Bound<'_, PyAny>, layout: TensorLayout) -> PyResult<Self> {
+    fn new(
+        tensor: Bound<'_, PyAny>,
+        tensor_type: &Bound<'_, PyAny>,
+        exchange: Exchange,
+        layout: TensorLayout,
+    ) -> PyResult<Self> {
         if !tensor.is_instance(tensor_type)? {
             return Err(PyTypeError::new_err("not a tensor"));
         }
         // SAFETY: a live tensor, under the GIL.
         let (state, tensor_impl) =
             unsafe { (layout.read(tensor.as_ptr().cast()), layout.implementation(tensor.as_ptr().cast())) };
-        let is_cpu = tensor.getattr("is_cpu")?.cast::<PyBool>()?.is_true();
-        let start: usize = tensor.call_method0("data_ptr")?.extract()?;
-        let bytes = span_bytes(&tensor)?;
+        let (is_cpu, start, bytes) = match exchange.view(&tensor) {
+            Some(view) => (view.device.device_type == CPU.device_type, view.data, view.span_bytes()),
+            None => span(&tensor)?,
+        };
         let mut samples = [(0, 0); 3];
         if is_cpu && start != 0 && bytes >= size_of::<u64>() {
             let last = bytes - size_of::<u64>();
@@ -177,27 +158,18 @@ impl WatchedTensor {
     }
 }
 
-/// Asks for the memory at an address, which need not be one, past the caches that the call itself needs.
-fn prefetch(at: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that the program sees and faults on no address.
-        unsafe { _mm_prefetch::<_MM_HINT_NTA>(std::ptr::without_provenance(at)) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Bytes from a tensor's first to the end of its last element in memory.
-fn span_bytes(tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
+/// Whether a tensor is on the CPU, the address of its first element, and the bytes from there to the end of its last.
+fn span(tensor: &Bound<'_, PyAny>) -> PyResult<(bool, usize, usize)> {
+    let is_cpu = tensor.getattr("is_cpu")?.cast::<PyBool>()?.is_true();
+    let start: usize = tensor.call_method0("data_ptr")?.extract()?;
     let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
     let strides: Vec<usize> = tensor.call_method0("stride")?.extract()?;
     if shape.contains(&0) {
-        return Ok(0);
+        return Ok((is_cpu, start, 0));
     }
     let item: usize = tensor.call_method0("element_size")?.extract()?;
-    Ok((1 + shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<usize>()) * item)
+    let last = shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<usize>();
+    Ok((is_cpu, start, (1 + last) * item))
 }
 
 /// Eight bytes of a tensor's memory.

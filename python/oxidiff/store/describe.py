@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..watch import _RECORDERS, _SKIPPED
+from ..watch import RECORDERS, SKIPPED
 
 __all__ = ["Description", "describe"]
 
@@ -157,7 +157,7 @@ class _Tree:
         if name is None:
             name = self._classes[cls] = self.code.reach_class(cls)
         parts: list[Any] = [name]
-        skipped = _SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else _SKIPPED
+        skipped = SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else SKIPPED
         for key, value in child.__dict__.items():
             if key not in skipped:
                 parts.append(key)
@@ -165,7 +165,7 @@ class _Tree:
         parts.extend(key for key, value in child._modules.items() if value is None)
         for hooks in (child._forward_hooks, child._forward_pre_hooks):
             for hook in hooks.values():
-                if getattr(hook, "__module__", None) != _RECORDERS:
+                if getattr(hook, "__module__", None) != RECORDERS:
                     parts.append(_Raw(self.value(hook, _DEPTH)))
         return repr(parts)
 
