@@ -32,6 +32,7 @@ class Captured:
         graph: The graph.
         lowered: The same for the compiler, and how to call what it is compiled to.
         device: Where it runs; ``None`` for the CPU.
+        tf32: What libraries may round there: f32 operands of matrix products, and of convolutions.
         program: The compiled program.
         tuner: Makes the choices that the program leaves open.
         is_new: Whether the program was compiled for it, and not found among the live ones of the process.
@@ -43,6 +44,7 @@ class Captured:
         self.graph = graph
         self.lowered = lowered
         self.device = device
+        self.tf32 = (False, False) if device is None else device.tf32()
         self.program, self.is_new = _native.compile(
             self.lowered.builder,
             precision=options.precision,
@@ -51,8 +53,14 @@ class Captured:
             max_specializations=options.max_specializations,
             cuda_graphs=options.cuda_graphs,
             device=device,
+            tf32=self.tf32,
         )
-        self.tuner = Tuner(options)
+        self.tuner = Tuner(options, is_on_device=device is not None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether torch allows now what it allowed when this was compiled."""
+        return self.device is None or self.tf32 == self.device.tf32()
 
     @property
     def is_shareable(self) -> bool:
