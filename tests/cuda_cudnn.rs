@@ -213,6 +213,26 @@ fn attentions_have_plans_from_sm_80_on() {
     }
 }
 
+/// Heads as wide as a VAE's one: cuDNN documents engines for up to 256 elements, and has one for 512.
+#[test]
+fn wide_heads_have_plans_from_sm_80_on() {
+    if !is_ready() {
+        return;
+    }
+    let text = "symbol s0 \"rows\" = [4096]\ninput 0 \"q\": f16[1,1,s0,512]\n%0: f16[1,1,s0,512] = input() {index=0}\n\
+                %1: f16[1,1,s0,512] = scaled_dot_product_attention(%0, %0, %0) {is_causal=false, scale=0.044}\nreturn %1\n";
+    let plan = support::plan_of(parse_graph(text).unwrap(), Precision::Fast, MemoryMode::Fast);
+    let lowered = Lowered::new(&plan).unwrap();
+    let at = plan.steps.iter().position(|s| s.kernel == Kernel::Attention).unwrap();
+    for device in DEVICES {
+        let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+        let numerics = Numerics::default();
+        let asked = Asked { step: &plan.steps[at], bindings: &[4096], arch: device.arch, numerics };
+        let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
+        assert_eq!(outcome.is_ok(), device.arch >= 80, "{}", device.name);
+    }
+}
+
 /// A convolution of f16 with `rows` rows of results, of 8 x 8 images.
 fn convolution(rows: i64) -> Problem {
     let tensor = |dims: [i64; 4], at| {

@@ -764,6 +764,52 @@ fn attentions_that_no_engine_has_are_told() {
     assert_eq!((f32s[0].by, f32s[0].reason.as_str()), ("kernel", "cuDNN has no attention of f32"));
 }
 
+/// Attention that cuDNN has no engine for, but of enough rows: products of chunks of queries, and a softmax between.
+#[test]
+fn attention_without_an_engine_is_products() {
+    let _alone = alone();
+    let (Some(library), Some(_)) = (FakeLibrary::cublaslt(), FakeLibrary::cudnn()) else { return };
+    let cases: [(&str, &str, i64); 3] = [
+        // Two images; of the chunks of 24 queries the last has 22.
+        (
+            "x: T[s0,70,16]; c: T[s0,64,16]; h = T[s0,70,2,8] reshape(x); q = T[s0,2,70,8] permute(h) {dims=[0, 2, 1, 3]}; \
+             g = T[s0,64,2,8] reshape(c); k = T[s0,2,64,8] permute(g) {dims=[0, 2, 1, 3]}; \
+             a = T[s0,2,70,8] scaled_dot_product_attention(q, k, k) {is_causal=false, scale=0.7}; \
+             t = T[s0,70,2,8] permute(a) {dims=[0, 2, 1, 3]}; y = T[s0,70,16] reshape(t)",
+            "f32",
+            3,
+        ),
+        (
+            "q: T[s0,66,8]; k: T[s0,72,8]; v: T[s0,72,12]; \
+             y = T[s0,66,12] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
+            "f32",
+            3,
+        ),
+        (
+            "q: T[s0,66,8]; k: T[s0,72,8]; v: T[s0,72,12]; m: T[66,72]; \
+             y = T[s0,66,12] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+            "f32",
+            0,
+        ),
+    ];
+    for (lines, dtype, chunks) in cases {
+        let delegates = Delegates::new("a stand-in".to_owned(), None).with_scores_bytes(24 * 2 * 64 * 4);
+        let Some(cuda) = backend(|text| text) else { return };
+        let cuda = cuda.with_delegates(delegates);
+        let graph = graph_of(lines, dtype);
+        let told = choices(&cuda, &graph, &[2, 4]);
+        let attention = told.iter().find(|c| c.step.ends_with("scaled_dot_product_attention")).unwrap();
+        assert_eq!(attention.by, if chunks > 0 { "cuBLASLt" } else { "kernel" }, "{told:?}");
+        let calls = library.count(With::Anything as i32);
+        check(&cuda, &graph, Precision::Fast, 72).unwrap();
+        assert_eq!(library.count(With::Anything as i32) > calls, chunks > 0);
+        library.misread(Misread::Batch as i32);
+        let outcome = check(&cuda, &graph, Precision::Fast, 72);
+        library.misread(Misread::Nothing as i32);
+        assert_eq!(outcome.is_err(), chunks > 0, "it went unnoticed that there is one matrix for all");
+    }
+}
+
 /// SD1.5's UNet with small widths: every convolution and product of more than a few rows is a library's, launched, captured
 /// and replayed at two sizes, and the result is the CPU backend's.
 #[test]

@@ -27,6 +27,7 @@ __all__ = [
     "cuda_open",
     "decode_artifact",
     "derived_bytes",
+    "device_sites",
     "devices",
     "encode_artifact",
     "forget_choices",
@@ -126,12 +127,13 @@ def compile(
     backend: str | None = None,
     device: _Device | None = None,
     profile: str | None = None,
-    tf32: tuple[bool, bool] = (False, False),
+    tf32_products: bool = False,
+    tf32_convolutions: bool = False,
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
     The GIL is released. With `device` its tensors are there, and so are those of its executables. With the
-    name of one of `devices` as `profile`, fusion is chosen for that one. `tf32` says whether libraries may round f32
-    operands of matrix products, and of convolutions."""
+    name of one of `devices` as `profile`, fusion is chosen for that one. `tf32_products` and `tf32_convolutions` let libraries
+    round f32 operands to TF32."""
 
 class _Device(Protocol):
     """Where tensors are if not on the CPU; `oxidiff.device.Device` is one."""

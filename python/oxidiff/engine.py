@@ -375,7 +375,7 @@ class Engine:
         for variant in self.variants:
             if variant.captured is captured:
                 return variant
-        return self._add(captured, is_own=False)
+        return self._add(captured, captured.is_new and captured not in self._family.captured)
 
     def _add(self, captured: Captured, is_own: bool) -> Variant:
         variant = Variant(captured, is_own)

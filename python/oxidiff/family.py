@@ -53,7 +53,8 @@ class Captured:
             max_specializations=options.max_specializations,
             cuda_graphs=options.cuda_graphs,
             device=device,
-            tf32=self.tf32,
+            tf32_products=self.tf32[0],
+            tf32_convolutions=self.tf32[1],
         )
         self.tuner = Tuner(options, is_on_device=device is not None)
 

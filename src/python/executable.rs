@@ -166,7 +166,7 @@ pub fn devices() -> Vec<(&'static str, f64, f64, f64, u64, f64)> {
 #[pyfunction]
 #[pyo3(signature = (
     builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, cuda_graphs=true, backend=None,
-    device=None, profile=None, tf32=(false, false)
+    device=None, profile=None, tf32_products=false, tf32_convolutions=false
 ))]
 #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
 pub fn compile(
@@ -180,7 +180,8 @@ pub fn compile(
     backend: Option<String>,
     device: Option<Bound<'_, PyAny>>,
     profile: Option<&str>,
-    tf32: (bool, bool),
+    tf32_products: bool,
+    tf32_convolutions: bool,
 ) -> PyResult<(Program, bool)> {
     let graph = builder.borrow().graph().clone();
     let memory = MemoryMode::from_name(memory)
@@ -194,7 +195,7 @@ pub fn compile(
         None => backend,
     };
     let place = Arc::new(Place::new(device)?);
-    let numerics = Numerics { tf32_products: tf32.0, tf32_convolutions: tf32.1 };
+    let numerics = Numerics { tf32_products, tf32_convolutions };
     let options =
         Options { precision, memory, memory_budget, max_specializations, cuda_graphs, numerics, profile, backend };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;

@@ -44,7 +44,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// `out [m, n] = activation(x [m, k] w [k, n] + bias [n] + residual [m, n])`, `batch` times. Sums are f32.
+/// `out [m, n] = activation(scale x [m, k] w [k, n] + bias [n] + residual [m, n])`, `batch` times. Sums are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// Element type of what is multiplied.
@@ -73,6 +73,8 @@ pub struct Problem {
     pub bias: Option<u32>,
     /// What follows the sums.
     pub activation: Activation,
+    /// Bits of the f32 that sums are multiplied by before anything is added.
+    pub scale_bits: u32,
     /// Most bytes of workspace.
     pub workspace_bytes: usize,
 }
@@ -399,7 +401,8 @@ impl Product {
             let at = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             descriptor.set(at, bias).map_err(refused)?;
         }
-        let (alpha, beta) = (1f32, f32::from(u8::from(self.problem.residual.is_some())));
+        let (alpha, beta) =
+            (f32::from_bits(self.problem.scale_bits), f32::from(u8::from(self.problem.residual.is_some())));
         let added = if self.problem.residual.is_some() { residual } else { out };
         let algorithm = sys::cublasLtMatmulAlgo_t { data: candidate.algorithm };
         let [w_layout, x_layout, c_layout, d_layout] = self.layouts.each_ref().map(|l| l.0);

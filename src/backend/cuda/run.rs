@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::delegate::{self, Asked, WORKSPACE_ALIGN_BYTES};
+use super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES};
 use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program, cold, streams};
@@ -20,8 +20,10 @@ use crate::ir::DType;
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
 use crate::plan::{BufferKind, Plan, Step};
+use crate::select::Kernel as Select;
 use crate::{Error, Result};
 
+mod chunks;
 mod item;
 mod trial;
 
@@ -265,10 +267,21 @@ impl Maker<'_> {
             match ready {
                 Ok(ready) => {
                     self.sites.add(ready.site.clone(), Some(items.len()));
-                    items.push(Item::Delegated(self.delegated(at, step, launches, ready)?));
+                    let form = delegate.0.get(ready.form);
+                    let delegate::Ready { planned, operands, .. } = ready;
+                    items.push(Item::Delegated(self.delegated(at, step, launches, form, planned, operands)?));
                     return Ok(());
                 }
                 Err((_, Some(site))) => self.sites.add(site, None),
+                Err((_, None)) if step.kernel == Select::Attention => {
+                    if let Ok((planned, operands)) = self.chunks(step, delegates)? {
+                        if let Some(last) = self.choices.last_mut() {
+                            *last = delegate::choice(plan.step_name(step), Ok(planned.library()));
+                        }
+                        items.push(Item::Delegated(self.delegated(at, step, launches, None, planned, operands)?));
+                        return Ok(());
+                    }
+                }
                 Err((_, None)) => {}
             }
         }
@@ -278,8 +291,15 @@ impl Maker<'_> {
         Ok(())
     }
 
-    fn delegated(&mut self, at: usize, step: &Step, launches: &Launches, ready: delegate::Ready) -> Result<Delegated> {
-        let delegate::Ready { planned, operands, form, .. } = ready;
+    fn delegated(
+        &mut self,
+        at: usize,
+        step: &Step,
+        launches: &Launches,
+        form: Option<&delegate::Form>,
+        planned: Arc<dyn Planned>,
+        operands: Operands,
+    ) -> Result<Delegated> {
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
         let first = self.next_scratch();
@@ -301,7 +321,6 @@ impl Maker<'_> {
         let around = |launch: Option<&Launch>| -> Result<Vec<Call>> {
             Ok(launch.map(|l| self.call(at, l, first)).transpose()?.flatten().into_iter().collect())
         };
-        let form = launches.delegate.as_ref().and_then(|d| d.0.get(form));
         let before = around(form.and_then(|f| f.before.as_ref()))?;
         let after = around(form.and_then(|f| f.after.as_ref()))?;
         let choice = self.choices.len() - 1;

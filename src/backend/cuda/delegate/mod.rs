@@ -14,7 +14,7 @@ use oxidiff_kernels::tile::{Binary, Instr, Reg, Source, TileProgram, Unary};
 
 mod attention;
 mod convolution;
-mod product;
+pub(super) mod product;
 
 use attention::Attention;
 use convolution::Convolution;
@@ -49,6 +49,9 @@ const REFUSED_ATTENTION: (u32, u32) = (9, 10);
 /// Why a library is not asked, or does not do it.
 pub type Refusal = String;
 
+/// Most bytes of the scores that an attention by products keeps at once.
+const SCORES_BYTES: usize = 64 << 20;
+
 /// Workspaces begin at multiples of this many bytes (cuBLAS documentation, `cublasLtMatmul`).
 pub const WORKSPACE_ALIGN_BYTES: usize = 256;
 
@@ -78,6 +81,8 @@ pub struct Delegates {
     device: String,
     /// Where plans of cuDNN are kept beyond the process.
     folder: Option<PathBuf>,
+    /// Most bytes of an attention's scores, if not [`SCORES_BYTES`].
+    scores_bytes: Option<usize>,
     cublaslt: OnceLock<std::result::Result<Arc<CublasLt>, Refusal>>,
     cudnn: OnceLock<std::result::Result<Arc<Cudnn>, Refusal>>,
     /// Products that some specialization holds: layers of one shape share one.
@@ -96,6 +101,16 @@ impl Delegates {
     /// if there is one.
     pub fn new(device: String, folder: Option<PathBuf>) -> Self {
         Self { device, folder, ..Self::default() }
+    }
+
+    /// The same with at most so many bytes for the scores that an attention by products keeps at once.
+    #[must_use]
+    pub fn with_scores_bytes(self, bytes: usize) -> Self {
+        Self { scores_bytes: Some(bytes), ..self }
+    }
+
+    pub(super) fn scores_bytes(&self) -> usize {
+        self.scores_bytes.unwrap_or(SCORES_BYTES)
     }
 
     /// None: every step runs on generated kernels.
@@ -151,7 +166,7 @@ impl Delegates {
         known.entry(engine).or_insert(made).clone()
     }
 
-    fn product(&self, problem: &cublaslt::Problem) -> std::result::Result<Arc<cublaslt::Product>, Refusal> {
+    pub(super) fn product(&self, problem: &cublaslt::Problem) -> std::result::Result<Arc<cublaslt::Product>, Refusal> {
         let library = self.cublaslt()?;
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = products.get(problem).and_then(Weak::upgrade) {
@@ -522,10 +537,15 @@ pub struct Asked<'a> {
     pub numerics: Numerics,
 }
 
+/// Most workspace of a product or an attention.
+pub(super) fn workspace_bytes(arch: u32) -> usize {
+    WORKSPACE_BYTES[usize::from(arch >= 90)]
+}
+
 impl Form {
     fn problem(&self, asked: &Asked<'_>) -> std::result::Result<(Problem, Operands), Refusal> {
         let Asked { step, bindings, arch, numerics } = *asked;
-        let workspace_bytes = WORKSPACE_BYTES[usize::from(arch >= 90)];
+        let workspace_bytes = workspace_bytes(arch);
         let out = (self.out, self.dtype);
         match &self.work {
             Work::Product(epilogue) => {
@@ -623,7 +643,7 @@ fn raw_result(step: &Step, dtype: DType) -> Out {
 }
 
 /// Largest power of two up to [`ALIGN_BYTES`] that divides every number.
-fn alignment(bytes: impl IntoIterator<Item = isize>) -> usize {
+pub(super) fn alignment(bytes: impl IntoIterator<Item = isize>) -> usize {
     let all = bytes.into_iter().fold(ALIGN_BYTES as isize, |all, b| all | b);
     1 << all.trailing_zeros()
 }
