@@ -7,7 +7,7 @@ use crate::backend::{self, Backend};
 use crate::config::config;
 use crate::ir::{self, Changed, DType, Graph};
 use crate::passes::{self, PassCtx, Precision};
-use crate::plan::{self, MemoryMode, PlanOptions};
+use crate::plan::{self, MemoryMode, Numerics, PlanOptions};
 use crate::runtime::{Program, registry};
 use crate::target::Profile;
 use crate::trace::{self, Dump, Timings};
@@ -28,6 +28,8 @@ pub struct Options {
     pub profile: Option<Profile>,
     /// Whether runs of a size are replayed as one graph, on devices that can.
     pub cuda_graphs: bool,
+    /// What libraries may round; on the CPU f32 is f32.
+    pub numerics: Numerics,
     /// Name of the backend; `None`: `OXIDIFF_BACKEND`, else `cpu`.
     pub backend: Option<String>,
 }
@@ -41,6 +43,7 @@ impl Default for Options {
             max_specializations: 16,
             profile: None,
             cuda_graphs: true,
+            numerics: Numerics::default(),
             backend: None,
         }
     }
@@ -74,14 +77,15 @@ pub fn compile(graph: Graph, options: &Options) -> Result<(Arc<Program>, bool)> 
     let precision = options.precision.unwrap_or_else(|| default_precision(&graph));
     let hash = graph.hash();
     let key = format!(
-        "{hash} {name} {} {:?} {:?} {:?} {:?} {} {}",
+        "{hash} {name} {} {:?} {:?} {:?} {:?} {} {} {:?}",
         backend.target(),
         options.profile,
         options.precision,
         options.memory,
         options.memory_budget,
         options.max_specializations,
-        options.cuda_graphs
+        options.cuda_graphs,
+        options.numerics
     );
     registry::get_or_make(&key, || compile_new(graph, hash.clone(), &*backend, precision, options))
 }
@@ -111,6 +115,7 @@ fn compile_new(
         exact: options.precision == Some(Precision::Eager),
         memory_budget: options.memory_budget,
         plain_launches: !options.cuda_graphs,
+        numerics: options.numerics,
     };
     let mut plan = timings.time("plan", || plan::build(optimized.clone(), groups.clone(), &target, plan_options))?;
     timings.time("reorder", || plan.reorder())?;

@@ -11,14 +11,14 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cases::{CASES, Case};
-use oxidiff::backend::{Tensor, Weight};
+use oxidiff::backend::Weight;
 use oxidiff::compiler::{Options, compile};
 use oxidiff::ir::testing::{RandomGraph, check_close, random_graph, random_inputs};
 use oxidiff::ir::{BinaryOp, DType, Graph, PoolOp, ReduceOp, UnaryOp, interp, parse_graph, print_graph};
 use oxidiff::passes::Precision;
 use oxidiff::plan::MemoryMode;
 use oxidiff::runtime::Executable;
-use support::{borrow, epsilon};
+use support::{borrow, epsilon, run_here};
 
 /// What does not run everywhere: backend, case, reason.
 const IGNORED: &[(&str, &str, &str)] = &[];
@@ -34,19 +34,8 @@ fn executable(graph: &Graph, weights: &[interp::Tensor], options: &Options) -> o
     Executable::new(program, weights.iter().map(|w| Weight::borrowed(borrow(w))).collect())
 }
 
-/// One run into fresh memory, which holds garbage before.
 fn run(executable: &Executable, bindings: &[i64], inputs: &[interp::Tensor]) -> oxidiff::Result<Vec<interp::Tensor>> {
-    let types = executable.output_types(bindings)?;
-    let bytes = |shape: &[i64], size: usize| vec![0xa5u8; shape.iter().product::<i64>() as usize * size];
-    let mut buffers: Vec<Vec<u8>> = types.iter().map(|(dtype, shape)| bytes(shape, dtype.size_bytes())).collect();
-    let places = types.iter().zip(&mut buffers);
-    let outputs: Vec<Tensor> =
-        places.map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape)).collect();
-    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
-    // SAFETY: inputs and weights are borrowed from live tensors, outputs from the buffers above.
-    unsafe { executable.run(&borrowed, &outputs, bindings, None)? };
-    let results = types.into_iter().zip(buffers);
-    results.map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes)).collect()
+    run_here(executable, bindings, &inputs.iter().map(borrow).collect::<Vec<_>>())
 }
 
 /// Compares with the exact result: a few roundings of the result's type, and those of a sum of `terms` in f32.

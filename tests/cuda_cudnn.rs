@@ -9,16 +9,19 @@ mod toolkit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use oxidiff::backend::cuda::cudnn::{Cudnn, Operation, Problem, Storage, Tensor};
-use oxidiff::backend::cuda::delegate::{Delegates, Numerics};
+use oxidiff::backend::cuda::delegate::Planned;
+use oxidiff::backend::cuda::delegate::{Asked, Delegates};
 use oxidiff::backend::cuda::library::Search;
 use oxidiff::backend::cuda::lower::Lowered;
 use oxidiff::backend::cuda::{found, set_search};
 use oxidiff::ir::{DType, parse_graph};
 use oxidiff::passes::Precision;
-use oxidiff::plan::{MemoryMode, Plan, Step};
+use oxidiff::plan::{MemoryMode, Numerics, Plan, Step};
 use oxidiff::select::Kernel;
+use oxidiff::store::kept::Kept;
 
 /// What cuDNN asks of a device: figures of NVIDIA's data sheets and of the CUDA programming guide's table of compute
 /// capabilities.
@@ -161,16 +164,18 @@ fn outcomes(kernel: Kernel) -> Vec<Outcome> {
     let all = std::env::var_os(ALL).is_some();
     let mut outcomes = Vec::new();
     for (turn, device) in DEVICES.iter().enumerate() {
-        let library = Cudnn::for_description(&device.description()).unwrap_or_else(|e| panic!("{}: {e}", device.name));
-        let delegates = Delegates::described(Numerics::default(), library);
+        let library =
+            Cudnn::for_description(&device.description(), None).unwrap_or_else(|e| panic!("{}: {e}", device.name));
+        let delegates = Delegates::described(library);
         let shares = if kernel == Kernel::Attention { 1 } else { 3 * DEVICES.len() };
         for (number, (name, (at, step))) in kinds.iter().enumerate() {
             if !all && number % shares != turn % shares {
                 continue;
             }
             let delegate = lowered.steps[*at].delegate.as_ref().unwrap();
-            let ready = delegate.plan(step, &SIZES, device.arch, &delegates);
-            let outcome = ready.map(|r| (r.planned.library(), r.form));
+            let asked = Asked { step, bindings: &SIZES, arch: device.arch, numerics: Numerics::default() };
+            let ready = delegate.plan(&asked, &delegates, &|_| Vec::new());
+            let outcome = ready.map(|r| (r.planned.library(), r.form)).map_err(|(why, _)| why);
             println!("{:24} {name}: {outcome:?}", device.name);
             outcomes.push((device, name.clone(), outcome));
         }
@@ -208,6 +213,26 @@ fn attentions_have_plans_from_sm_80_on() {
     }
 }
 
+/// Heads as wide as a VAE's one: cuDNN documents engines for up to 256 elements, and has one for 512.
+#[test]
+fn wide_heads_have_plans_from_sm_80_on() {
+    if !is_ready() {
+        return;
+    }
+    let text = "symbol s0 \"rows\" = [4096]\ninput 0 \"q\": f16[1,1,s0,512]\n%0: f16[1,1,s0,512] = input() {index=0}\n\
+                %1: f16[1,1,s0,512] = scaled_dot_product_attention(%0, %0, %0) {is_causal=false, scale=0.044}\nreturn %1\n";
+    let plan = support::plan_of(parse_graph(text).unwrap(), Precision::Fast, MemoryMode::Fast);
+    let lowered = Lowered::new(&plan).unwrap();
+    let at = plan.steps.iter().position(|s| s.kernel == Kernel::Attention).unwrap();
+    for device in DEVICES {
+        let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+        let numerics = Numerics::default();
+        let asked = Asked { step: &plan.steps[at], bindings: &[4096], arch: device.arch, numerics };
+        let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
+        assert_eq!(outcome.is_ok(), device.arch >= 80, "{}", device.name);
+    }
+}
+
 /// A convolution of f16 with `rows` rows of results, of 8 x 8 images.
 fn convolution(rows: i64) -> Problem {
     let tensor = |dims: [i64; 4], at| {
@@ -228,15 +253,45 @@ fn what_cannot_be_is_refused() {
         return;
     }
     let [t4, .., h100] = DEVICES else { panic!("devices") };
-    let library = Cudnn::for_description(&h100.description()).unwrap();
-    library.plan(&convolution(8)).unwrap();
-    let reason = library.plan(&convolution(7)).unwrap_err();
+    let library = Cudnn::for_description(&h100.description(), None).unwrap();
+    library.plan(&convolution(8), None).unwrap();
+    let reason = library.plan(&convolution(7), None).unwrap_err();
     assert!(reason.contains("CUDNN_STATUS_BAD_PARAM"), "{reason}");
     let mut brain = convolution(8);
     brain.tensors.iter_mut().for_each(|t| t.dtype = DType::BF16);
-    library.plan(&brain).unwrap();
-    let reason = Cudnn::for_description(&t4.description()).unwrap().plan(&brain).unwrap_err();
+    library.plan(&brain, None).unwrap();
+    let reason = Cudnn::for_description(&t4.description(), None).unwrap().plan(&brain, None).unwrap_err();
     assert!(reason.contains("cuDNN"), "{reason}");
-    let reason = Cudnn::for_description("{\"deviceName\": \"nothing else\"}").unwrap_err();
+    let reason = Cudnn::for_description("{\"deviceName\": \"nothing else\"}", None).unwrap_err();
     assert!(reason.contains("cuDNN refuses a device's description"), "{reason}");
+}
+
+/// A plan that was built is read back in a fraction of the time, for the same device alone; what is no plan is built anew.
+#[test]
+fn plans_are_kept_on_disk() {
+    if !is_ready() {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("oxidiff-kept-plans-{}", std::process::id()));
+    let [.., l4, h100] = DEVICES else { panic!("devices") };
+    let fresh = |device: &Device| Cudnn::for_description(&device.description(), Some(folder.clone())).unwrap();
+    let timed = |device: &Device| {
+        let (library, start) = (fresh(device), Instant::now());
+        let plan = library.plan(&convolution(8), None).unwrap();
+        (library.built(), plan.engine(), plan.workspace_bytes(), start.elapsed())
+    };
+    let (built, engine, workspace, slow) = timed(h100);
+    let (read, same_engine, same_workspace, fast) = timed(h100);
+    println!("built in {slow:?}, read in {fast:?}");
+    assert_eq!((built, read), (1, 0));
+    assert_eq!((engine, workspace), (same_engine, same_workspace));
+    assert!(fast < slow / 4, "built in {slow:?}, read in {fast:?}");
+    assert_eq!(timed(l4).0, 1, "another device has plans of its own");
+    // A whole file of something else.
+    let kept = Kept::new(folder.clone(), "plan", 1 << 20);
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        kept.write(entry.unwrap().path().file_stem().unwrap().to_str().unwrap(), b"12345678{\"version\": 0}");
+    }
+    assert_eq!((timed(h100).0, timed(h100).0), (1, 0));
+    std::fs::remove_dir_all(folder).unwrap();
 }

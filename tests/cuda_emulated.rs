@@ -12,10 +12,10 @@ mod support;
 #[path = "cuda/toolkit.rs"]
 mod toolkit;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cases::CASES;
-use emulator::{Count, backend, fake_driver};
+use emulator::{Count, alone, backend, fake_driver};
 use harness::{OnDevice, run_here};
 use oxidiff::backend::Tensor;
 use oxidiff::backend::cuda::Cuda;
@@ -25,12 +25,6 @@ use oxidiff::passes::Precision;
 use oxidiff::plan::MemoryMode;
 use oxidiff::runtime::Executable;
 use support::{Random, borrow, plan_of, program_of, relative, weights_of};
-
-/// The stand-in driver counts for the whole process: one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Seeds of the order in which warps take turns.
 const SEEDS: [u32; 2] = [1, 7];

@@ -10,29 +10,23 @@ mod emulator;
 mod harness;
 mod support;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cases::CASES;
-use emulator::{Count, FakeLibrary, backend, fake_driver};
+use emulator::{Count, FakeLibrary, alone, backend, fake_driver};
 use oxidiff::backend::cuda::Cuda;
-use oxidiff::backend::cuda::delegate::{Delegates, Numerics};
+use oxidiff::backend::cuda::delegate::Delegates;
 use oxidiff::backend::weights::Weight;
 use oxidiff::backend::{StepChoice, Tensor};
 use oxidiff::ir::{DType, Graph, interp, parse_graph};
 use oxidiff::passes::Precision;
-use oxidiff::plan::MemoryMode;
+use oxidiff::plan::{MemoryMode, Numerics, PlanOptions};
 use oxidiff::runtime::Executable;
 
-/// Stand-ins count for the whole process: one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A backend with stand-ins for its libraries, and the one for cuBLASLt.
-fn with_libraries(numerics: Numerics) -> Option<(Cuda, &'static FakeLibrary)> {
+fn with_libraries() -> Option<(Cuda, &'static FakeLibrary)> {
     let (library, _) = (FakeLibrary::cublaslt()?, FakeLibrary::cudnn()?);
-    Some((backend(|text| text)?.with_delegates(Delegates::new(numerics)), library))
+    Some((backend(|text| text)?.with_delegates(Delegates::new("a stand-in".to_owned(), None)), library))
 }
 
 /// What `fake_cublaslt.cpp` counts calls with.
@@ -48,6 +42,7 @@ enum With {
     TurnedInput,
     Tf32,
     Workspace,
+    SecondAlgorithm,
 }
 
 /// What it can be made to misread.
@@ -63,6 +58,7 @@ enum Misread {
     Epilogue,
     LeftRight,
     Failure,
+    SecondAlgorithm,
 }
 
 /// What `fake_cudnn.cpp` counts runs with.
@@ -164,31 +160,50 @@ fn graph_of(lines: &'static str, dtype: &str) -> Graph {
     parse_graph(&case.texts()[at]).unwrap()
 }
 
-#[test]
-fn products_are_handed_over_as_they_are_meant() {
-    let _alone = alone();
-    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
-    for (name, lines, with) in PRODUCTS {
-        for dtype in ["f32", "f16", "bf16"] {
+/// What calls must be counted with, and what they must not be.
+struct Counted<'a, W> {
+    count: &'a dyn Fn(W) -> i64,
+    always: &'a [W],
+    never: &'a [W],
+}
+
+/// Runs a list of graphs in several types: each is right, and the library took it with what its row names.
+fn are_handed_over<W: Copy + std::fmt::Debug>(
+    cuda: &Cuda,
+    list: &[(&str, &'static str, &[W])],
+    types: &[&str],
+    terms: usize,
+    Counted { count, always, never }: &Counted<'_, W>,
+) {
+    for (name, lines, with) in list {
+        for dtype in types {
             let graph = graph_of(lines, dtype);
-            let count = |w: With| library.count(w as i32);
-            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
-            let (any, tf32, workspace) = (count(With::Anything), count(With::Tf32), count(With::Workspace));
-            check(&cuda, &graph, Precision::Fast, 40).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
-            assert!(count(With::Anything) > any, "{name}, {dtype}: the library was not asked");
-            assert!(count(With::Workspace) > workspace, "{name}, {dtype}: no workspace");
-            assert_eq!(count(With::Tf32), tf32, "{name}: f32 is f32");
-            for (w, before) in with.iter().zip(before) {
-                assert!(count(*w) > before, "{name}, {dtype}: no call with {w:?}");
+            let counts = |which: &[W]| which.iter().map(|w| count(*w)).collect::<Vec<i64>>();
+            let wanted = [*with, *always].concat();
+            let (before, unwanted) = (counts(&wanted), counts(never));
+            check(cuda, &graph, Precision::Fast, terms).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
+            for (w, before) in wanted.iter().zip(before) {
+                let told = || choices(cuda, &graph, &[2, 4]);
+                assert!(count(*w) > before, "{name}, {dtype}: no call with {w:?}: {:?}", told());
             }
+            assert_eq!(counts(never), unwanted, "{name}, {dtype}: {never:?}");
         }
     }
 }
 
 #[test]
+fn products_are_handed_over_as_they_are_meant() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries() else { return };
+    let (always, never) = (&[With::Anything, With::Workspace], &[With::Tf32]);
+    let counted = Counted { count: &|w: With| library.count(w as i32), always, never };
+    are_handed_over(&cuda, PRODUCTS, &["f32", "f16", "bf16"], 40, &counted);
+}
+
+#[test]
 fn what_is_misread_shows() {
     let _alone = alone();
-    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, library)) = with_libraries() else { return };
     let shows = |what: Misread, name: &str| {
         let (_, lines, _) = PRODUCTS.iter().find(|(n, ..)| *n == name).unwrap();
         let graph = graph_of(lines, "f32");
@@ -213,22 +228,37 @@ fn what_is_misread_shows() {
     assert!(turned.is_err(), "a turned weight went unnoticed");
 }
 
+/// What is allowed for products does not hold for convolutions, nor the other way round.
 #[test]
 fn tf32_is_for_those_who_ask() {
     let _alone = alone();
-    let Some((cuda, library)) = with_libraries(Numerics { tf32: true }) else { return };
-    let graph = graph_of(PRODUCTS[1].1, "f32");
-    let (all, before) = (library.count(With::Anything as i32), library.count(With::Tf32 as i32));
-    check(&cuda, &graph, Precision::Fast, 40).unwrap();
-    assert_eq!(library.count(With::Tf32 as i32) - before, library.count(With::Anything as i32) - all);
-    assert!(library.count(With::Tf32 as i32) > before);
+    let Some((cuda, cublaslt)) = with_libraries() else { return };
+    let cudnn = FakeLibrary::cudnn().unwrap();
+    let rounded = || (cublaslt.count(With::Tf32 as i32), cudnn.count(RunWith::TensorCoresOnF32 as i32));
+    for (tf32_products, tf32_convolutions) in [(true, false), (false, true)] {
+        let numerics = Numerics { tf32_products, tf32_convolutions };
+        let options = PlanOptions { memory: MemoryMode::Fast, numerics, ..PlanOptions::default() };
+        for (lines, bindings) in [(PRODUCTS[1].1, [2, 4]), (CONVOLUTIONS[2].1, [2, 4])] {
+            let graph = graph_of(lines, "f32");
+            let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 1).unwrap();
+            let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
+            let before = rounded();
+            let got = ours.run(&bindings, &inputs);
+            let (is_product, after) = (lines.contains("linear"), rounded());
+            assert_eq!(after.0 > before.0, is_product && tf32_products, "{lines}");
+            assert_eq!(after.1 > before.1, !is_product && tf32_convolutions, "{lines}");
+            let want = interp::run_f64(&graph, &bindings, &inputs, &weights).unwrap();
+            // Operands of ten bits.
+            assert!(support::relative(&got[0], &want[0]) < 4e-3);
+        }
+    }
 }
 
 /// What the library refuses, and what is too small for it, runs on generated kernels, and it is said why.
 #[test]
 fn refusals_fall_back_and_are_told() {
     let _alone = alone();
-    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, library)) = with_libraries() else { return };
     let refused = graph_of("x: T[s0,24,40]; w @ T[13,40]; y = T[s0,24,13] linear(x, w)", "f16");
     let calls = library.count(With::Anything as i32);
     check(&cuda, &refused, Precision::Fast, 40).unwrap();
@@ -246,7 +276,7 @@ fn refusals_fall_back_and_are_told() {
 #[test]
 fn failures_fall_back_and_are_told() {
     let _alone = alone();
-    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, library)) = with_libraries() else { return };
     let graph = graph_of(PRODUCTS[2].1, "f32");
     let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
     for runs_before in [0, 1, 2] {
@@ -269,11 +299,206 @@ fn failures_fall_back_and_are_told() {
     }
 }
 
+/// A library that fails in one step is taken off the others too, and off no other library's.
+#[test]
+fn a_library_that_fails_is_taken_off_all_its_steps() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries() else { return };
+    let graph = graph_of(
+        "x: T[s0,24,40]; z: T[s0,6,6,40]; w @ T[48,40]; v @ T[40,48]; k @ T[16,40,1,1]; l = T[s0,24,48] linear(x, w); \
+         y = T[s0,24,40] linear(l, v); c = T[s0,6,6,16] convolution(z, k) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], \
+         groups=1, channels_last=true}; a = T[s0,960] reshape(y); b = T[s0,576] reshape(c); q = T[s0,1536] cat(a, b) {dim=1}",
+        "f32",
+    );
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    library.misread(Misread::Failure as i32);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ours.run(&[2, 4], &inputs)));
+    library.misread(Misread::Nothing as i32);
+    let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+    harness::difference(&outcome.unwrap()[0], &want[0], 48).unwrap();
+    let told = ours.executable.program().peek(&[2, 4]).unwrap().delegations();
+    let mut by: Vec<(&str, bool)> = told.iter().map(|c| (c.by, c.reason == "it failed in another step")).collect();
+    by.sort_unstable();
+    assert_eq!(by, [("cuDNN", false), ("kernel", false), ("kernel", true)], "{told:?}");
+}
+
+/// The ways to compute the only kind of step of a graph: seconds of each, none for those that do not work.
+fn seconds_of_ways(ours: &harness::OnDevice, cuda: &Cuda, bindings: &[i64]) -> Vec<Option<f64>> {
+    let specialized = ours.executable.program().specialize(bindings).unwrap();
+    let sites = specialized.sites();
+    assert_eq!(sites.len(), 1, "{sites:?}");
+    let bytes = specialized.trial_bytes(0);
+    let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
+    // SAFETY: the block has these bytes, and is this test's own.
+    let measure = |way| unsafe { specialized.measure(0, way, (memory.ptr(), bytes), 0).unwrap() };
+    (0..sites[0].ways.len()).map(measure).collect()
+}
+
+/// Every way is timed by the device's clock, which is made up here, and what is chosen runs from the next specialization on.
+#[test]
+fn the_fastest_way_that_is_right_can_be_chosen() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries() else { return };
+    let driver = fake_driver().unwrap();
+    let graph = graph_of(PRODUCTS[2].1, "f16");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+    driver.kernel_cost(2.0);
+    let close = |seconds: &[Option<f64>], want: &[Option<f64>]| {
+        let is_close = |(a, b): (&Option<f64>, &Option<f64>)| match (a, b) {
+            (Some(a), Some(b)) => (a - b).abs() < 1e-6,
+            (a, b) => a == b,
+        };
+        assert!(seconds.len() == want.len() && seconds.iter().zip(want).all(is_close), "{seconds:?}");
+    };
+    close(&seconds_of_ways(&ours, &cuda, &[2, 4]), &[Some(3e-3), Some(1e-3), Some(2e-3)]);
+    let second = || library.count(With::SecondAlgorithm as i32);
+    let program = ours.executable.program();
+    for (choice, is_second, by) in [("library 1", true, "cuBLASLt"), ("kernel", false, "kernel")] {
+        assert!(program.specialize(&[2, 4]).unwrap().choose(0, choice));
+        program.forget_sizes();
+        let before = second();
+        (0..3).for_each(|_| harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 40).unwrap());
+        assert_eq!(second() > before, is_second, "{choice}");
+        let specialized = program.specialize(&[2, 4]).unwrap();
+        assert_eq!((specialized.delegations()[0].by, specialized.sites()[0].installed.as_deref()), (by, Some(choice)));
+    }
+    assert!(!program.specialize(&[2, 4]).unwrap().choose(0, "nothing of the kind"));
+    // One that is fast and wrong is no way.
+    let Some((cuda, library)) = with_libraries() else { return };
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    library.misread(Misread::SecondAlgorithm as i32);
+    let seconds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| seconds_of_ways(&ours, &cuda, &[2, 4])));
+    library.misread(Misread::Nothing as i32);
+    close(&seconds.unwrap(), &[Some(3e-3), None, Some(2e-3)]);
+}
+
+/// Engines of cuDNN by their number: the stand-in's first does not work, two do, and there are no more.
+#[test]
+fn engines_can_be_chosen() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let graph = graph_of(CONVOLUTIONS[0].1, "f16");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    fake_driver().unwrap().kernel_cost(2.0);
+    let seconds = seconds_of_ways(&ours, &cuda, &[2, 4]);
+    let works: Vec<bool> = seconds.iter().map(Option::is_some).collect();
+    assert_eq!(works, [false, true, true, false, false, false, true], "{seconds:?}");
+    assert!(seconds[2] < seconds[6] && seconds[6] < seconds[1], "{seconds:?}");
+    let program = ours.executable.program();
+    assert!(program.specialize(&[2, 4]).unwrap().choose(0, "library 2"));
+    program.forget_sizes();
+    let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+    harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 72).unwrap();
+    // What is chosen for one size holds for no other, and an engine that is not there any more is none.
+    assert_eq!(program.specialize(&[2, 6]).unwrap().sites()[0].installed, None);
+    assert!(program.specialize(&[2, 4]).unwrap().choose(0, "library 5"));
+    program.forget_sizes();
+    harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 72).unwrap();
+}
+
+/// Plans are built once, by all processes that have one folder: what cannot be read back is built anew.
+#[test]
+fn plans_are_kept() {
+    let _alone = alone();
+    let (Some(_), Some(_)) = (FakeLibrary::cublaslt(), FakeLibrary::cudnn()) else { return };
+    let folder = std::env::temp_dir().join(format!("oxidiff-plans-{}", std::process::id()));
+    let graph = graph_of(CONVOLUTIONS[0].1, "f16");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+    // A backend as another process would have it; gives how many plans it had to build.
+    let built = |device: &str| {
+        let delegates = Delegates::new(device.to_owned(), Some(folder.clone()));
+        let cuda = backend(|text| text)?.with_delegates(delegates);
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 72).unwrap();
+        Some(cuda.plans_built())
+    };
+    let Some(first) = built("a") else { return };
+    assert_eq!((first, built("a"), built("b"), built("b")), (1, Some(0), Some(1), Some(0)));
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(files.len(), 2);
+    for file in &files {
+        let bytes = std::fs::read(file).unwrap();
+        std::fs::write(file, &bytes[..bytes.len() - 1]).unwrap();
+    }
+    assert_eq!((built("a"), built("a")), (Some(1), Some(0)), "a cut file is a miss");
+    // Whole, but nothing that the library reads.
+    let kept = oxidiff::store::kept::Kept::new(folder.clone(), "plan", 1 << 20);
+    for file in &files {
+        kept.write(file.file_stem().unwrap().to_str().unwrap(), b"12345678 no plan");
+    }
+    assert_eq!((built("a"), built("a")), (Some(1), Some(0)), "what the library refuses is a miss");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A size that is seen first, or whose libraries have not run, while the caller captures is for after the capture.
+#[test]
+fn nothing_is_planned_in_a_capture() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries() else { return };
+    let driver = fake_driver().unwrap();
+    let graph = graph_of(PRODUCTS[1].1, "f32");
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let run = |is_captured: bool| {
+        let (x, mut out) = (vec![0u128; 2 * 24 * 40 / 4], vec![0u128; 2 * 24 * 48 / 4]);
+        let given = Tensor::dense(x.as_ptr().cast_mut().cast(), DType::F32, &[2, 24, 40]);
+        let result = Tensor::dense(out.as_mut_ptr().cast(), DType::F32, &[2, 24, 48]);
+        driver.capturing(is_captured);
+        // SAFETY: both have the memory of their shapes.
+        let outcome = unsafe { ours.executable.run(&[given], &[result], &[2, 4], None) };
+        driver.capturing(false);
+        outcome.map_err(|e| e.to_string())
+    };
+    let calls = library.count(With::Anything as i32);
+    let is_cold = |outcome: Result<(), String>| outcome.is_err_and(|e| e.contains("call the module once before"));
+    assert!(is_cold(run(true)), "a size that is new");
+    assert!(ours.executable.program().sizes().is_empty(), "nothing was planned");
+    ours.executable.program().specialize(&[2, 4]).unwrap();
+    assert!(is_cold(run(true)), "a size whose libraries have not run");
+    assert_eq!(library.count(With::Anything as i32), calls);
+    run(false).unwrap();
+    run(true).unwrap();
+    assert_eq!(library.count(With::Anything as i32), calls + 2);
+}
+
+/// Graphs are counted by the memory of the device that they take; where all sizes' take too much, the oldest sizes go.
+#[test]
+fn graphs_have_a_budget() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let driver = fake_driver().unwrap();
+    let graph = graph_of(PRODUCTS[1].1, "f32");
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    for (memory_budget, kept) in [(None, 2), (Some(150 << 20), 1), (Some(50 << 20), 1)] {
+        let options = PlanOptions { memory: MemoryMode::Fast, memory_budget, ..PlanOptions::default() };
+        let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
+        driver.graph_bytes(100 << 20);
+        for rows in [2, 3, 4, 2] {
+            let (inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &[rows, 4], 1).unwrap();
+            (0..2).for_each(|_| drop(ours.run(&[rows, 4], &inputs)));
+            let sizes = ours.executable.program().sizes();
+            assert_eq!(sizes.iter().filter(|s| s.bindings[0] == rows).map(|s| s.graph_bytes).sum::<usize>(), 100 << 20);
+        }
+        driver.graph_bytes(0);
+        let sizes = ours.executable.program().sizes();
+        assert_eq!(sizes.iter().filter(|s| s.graph_bytes > 0).count(), kept, "{memory_budget:?}: {sizes:?}");
+    }
+    let options = PlanOptions { memory_budget: Some(100), ..PlanOptions::default() };
+    let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
+    let refused = ours.executable.program().specialize(&[2, 4]).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("memory_budget"), "{refused}");
+}
+
 /// The cases of the ops that libraries compute.
 #[test]
 fn cases_with_libraries() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let mut failures = Vec::new();
     let words = ["linear(", "matmul(", "convolution(", "scaled_dot_product_attention("];
     for case in CASES.iter().filter(|c| c.lines.iter().any(|l| words.iter().any(|w| l.contains(w)))) {
@@ -290,7 +515,7 @@ fn cases_with_libraries() {
 #[test]
 fn graphs_follow_addresses() {
     let _alone = alone();
-    let Some((cuda, library)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, library)) = with_libraries() else { return };
     let driver = fake_driver().unwrap();
     let text = "symbol s0 \"rows\" = [12]\ninput 0 \"x\": f32[s0,4]\nparameter 0 \"w\": f32[5,4]\n\
                 %0: f32[s0,4] = input() {index=0}\n%1: f32[5,4] = parameter() {index=0}\n\
@@ -300,10 +525,11 @@ fn graphs_follow_addresses() {
     let w = weights[0].to_f64();
     let ours = harness::OnDevice::new(&cuda, &graph, Precision::Eager, &weights);
     let calls = || library.count(With::Anything as i32);
-    // Elements from the start of memory that is a multiple of 16 bytes.
-    let run = |shift: usize, seed: usize| {
-        let mut memory = [vec![0u128; 16], vec![0u128; 16]];
-        let [x, out] = memory.each_mut().map(|m| m.as_mut_ptr().cast::<f32>());
+    // Elements from the start of memory that is a multiple of 16 bytes; each run has memory of its own.
+    let mut held: Vec<[Vec<u128>; 2]> = Vec::new();
+    let mut run = |shift: usize, seed: usize| {
+        held.push([vec![0u128; 16], vec![0u128; 16]]);
+        let [x, out] = held.last_mut().unwrap().each_mut().map(|m| m.as_mut_ptr().cast::<f32>());
         // SAFETY: 64 floats each, of which at most 60 are used from at most the fourth on.
         unsafe {
             (0..48).for_each(|i| x.add(shift + i).write(((i * i + seed) % 11) as f32 - 5.0));
@@ -420,28 +646,17 @@ const CONVOLUTIONS: &[(&str, &str, &[RunWith])] = &[
 #[test]
 fn convolutions_are_handed_over_as_they_are_meant() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let library = FakeLibrary::cudnn().unwrap();
-    let count = |w: RunWith| library.count(w as i32);
-    for (name, lines, with) in CONVOLUTIONS {
-        for dtype in ["f32", "f16", "bf16"] {
-            let graph = graph_of(lines, dtype);
-            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
-            let (any, f32s) = (count(RunWith::Convolution), count(RunWith::TensorCoresOnF32));
-            check(&cuda, &graph, Precision::Fast, 72).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
-            assert!(count(RunWith::Convolution) > any, "{name}, {dtype}: {:?}", choices(&cuda, &graph, &[2, 4]));
-            assert_eq!(count(RunWith::TensorCoresOnF32), f32s, "{name}: f32 is f32");
-            for (w, before) in with.iter().zip(before) {
-                assert!(count(*w) > before, "{name}, {dtype}: no run with {w:?}");
-            }
-        }
-    }
+    let (always, never) = (&[RunWith::Convolution], &[RunWith::TensorCoresOnF32]);
+    let counted = Counted { count: &|w: RunWith| library.count(w as i32), always, never };
+    are_handed_over(&cuda, CONVOLUTIONS, &["f32", "f16", "bf16"], 72, &counted);
 }
 
 #[test]
 fn what_is_misread_of_a_convolution_shows() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let library = FakeLibrary::cudnn().unwrap();
     let shows = |what: MisreadGraph, name: &str| {
         let (_, lines, _) = CONVOLUTIONS.iter().find(|(n, ..)| *n == name).unwrap();
@@ -463,7 +678,7 @@ fn what_is_misread_of_a_convolution_shows() {
 #[test]
 fn refused_convolutions_fall_back_and_are_told() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let library = FakeLibrary::cudnn().unwrap();
     let refused = graph_of(
         "x: T[s0,s1,6,8]; w @ T[13,8,3,3]; \
@@ -517,21 +732,10 @@ const ATTENTIONS: &[(&str, &str, &[RunWith])] = &[
 #[test]
 fn attentions_are_handed_over_as_they_are_meant() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let library = FakeLibrary::cudnn().unwrap();
-    let count = |w: RunWith| library.count(w as i32);
-    for (name, lines, with) in ATTENTIONS {
-        for dtype in ["f16", "bf16"] {
-            let graph = graph_of(lines, dtype);
-            let before: Vec<i64> = with.iter().map(|w| count(*w)).collect();
-            let any = count(RunWith::Attention);
-            check(&cuda, &graph, Precision::Fast, 36).unwrap_or_else(|e| panic!("{name}, {dtype}: {e}"));
-            assert!(count(RunWith::Attention) > any, "{name}, {dtype}: {:?}", choices(&cuda, &graph, &[2, 4]));
-            for (w, before) in with.iter().zip(before) {
-                assert!(count(*w) > before, "{name}, {dtype}: no run with {w:?}");
-            }
-        }
-    }
+    let counted = Counted { count: &|w: RunWith| library.count(w as i32), always: &[RunWith::Attention], never: &[] };
+    are_handed_over(&cuda, ATTENTIONS, &["f16", "bf16"], 36, &counted);
     let shows = |what: MisreadGraph, at: usize| {
         library.misread(what as i32);
         let outcome = check(&cuda, &graph_of(ATTENTIONS[at].1, "f16"), Precision::Fast, 36);
@@ -547,7 +751,7 @@ fn attentions_are_handed_over_as_they_are_meant() {
 #[test]
 fn attentions_that_no_engine_has_are_told() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let masked = graph_of(
         "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
          y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
@@ -560,12 +764,58 @@ fn attentions_that_no_engine_has_are_told() {
     assert_eq!((f32s[0].by, f32s[0].reason.as_str()), ("kernel", "cuDNN has no attention of f32"));
 }
 
+/// Attention that cuDNN has no engine for, but of enough rows: products of chunks of queries, and a softmax between.
+#[test]
+fn attention_without_an_engine_is_products() {
+    let _alone = alone();
+    let (Some(library), Some(_)) = (FakeLibrary::cublaslt(), FakeLibrary::cudnn()) else { return };
+    let cases: [(&str, &str, i64); 3] = [
+        // Two images; of the chunks of 24 queries the last has 22.
+        (
+            "x: T[s0,70,16]; c: T[s0,64,16]; h = T[s0,70,2,8] reshape(x); q = T[s0,2,70,8] permute(h) {dims=[0, 2, 1, 3]}; \
+             g = T[s0,64,2,8] reshape(c); k = T[s0,2,64,8] permute(g) {dims=[0, 2, 1, 3]}; \
+             a = T[s0,2,70,8] scaled_dot_product_attention(q, k, k) {is_causal=false, scale=0.7}; \
+             t = T[s0,70,2,8] permute(a) {dims=[0, 2, 1, 3]}; y = T[s0,70,16] reshape(t)",
+            "f32",
+            3,
+        ),
+        (
+            "q: T[s0,66,8]; k: T[s0,72,8]; v: T[s0,72,12]; \
+             y = T[s0,66,12] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
+            "f32",
+            3,
+        ),
+        (
+            "q: T[s0,66,8]; k: T[s0,72,8]; v: T[s0,72,12]; m: T[66,72]; \
+             y = T[s0,66,12] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+            "f32",
+            0,
+        ),
+    ];
+    for (lines, dtype, chunks) in cases {
+        let delegates = Delegates::new("a stand-in".to_owned(), None).with_scores_bytes(24 * 2 * 64 * 4);
+        let Some(cuda) = backend(|text| text) else { return };
+        let cuda = cuda.with_delegates(delegates);
+        let graph = graph_of(lines, dtype);
+        let told = choices(&cuda, &graph, &[2, 4]);
+        let attention = told.iter().find(|c| c.step.ends_with("scaled_dot_product_attention")).unwrap();
+        assert_eq!(attention.by, if chunks > 0 { "cuBLASLt" } else { "kernel" }, "{told:?}");
+        let calls = library.count(With::Anything as i32);
+        check(&cuda, &graph, Precision::Fast, 72).unwrap();
+        assert_eq!(library.count(With::Anything as i32) > calls, chunks > 0);
+        library.misread(Misread::Batch as i32);
+        let outcome = check(&cuda, &graph, Precision::Fast, 72);
+        library.misread(Misread::Nothing as i32);
+        assert_eq!(outcome.is_err(), chunks > 0, "it went unnoticed that there is one matrix for all");
+    }
+}
+
 /// SD1.5's UNet with small widths: every convolution and product of more than a few rows is a library's, launched, captured
 /// and replayed at two sizes, and the result is the CPU backend's.
 #[test]
 fn a_unet_with_libraries_runs_as_on_the_cpu() {
     let _alone = alone();
-    let Some((cuda, _)) = with_libraries(Numerics::default()) else { return };
+    let Some((cuda, _)) = with_libraries() else { return };
     let graph = parse_graph(include_str!("cuda/data/sd15_unet_tiny.ir")).unwrap();
     let weights = support::weights_of(&graph);
     let ours = harness::OnDevice::new(&cuda, &graph, Precision::Eager, &weights).executable;

@@ -17,6 +17,7 @@ __all__ = [
     "Program",
     "Tree",
     "TuningDatabase",
+    "DeviceSite",
     "TuningSite",
     "Watch",
     "__version__",
@@ -28,6 +29,7 @@ __all__ = [
     "cuda_open",
     "decode_artifact",
     "derived_bytes",
+    "device_sites",
     "devices",
     "encode_artifact",
     "forget_choices",
@@ -113,7 +115,8 @@ class Program:
     def forget_size(self, sizes: Sequence[int]) -> None:
         """Drops the specialization for these sizes, if there is one."""
     def explain(self) -> dict[str, Any]:
-        """Counts of groups by kind, ops by name, steps; pass timings in seconds."""
+        """Counts of groups by kind, ops by name, steps; pass timings in seconds; on a GPU, `not_by_libraries`: steps that
+        libraries might compute and do not, with the reason."""
 
 def compile(
     builder: GraphBuilder,
@@ -126,10 +129,13 @@ def compile(
     backend: str | None = None,
     device: _Device | None = None,
     profile: str | None = None,
+    tf32_products: bool = False,
+    tf32_convolutions: bool = False,
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
     The GIL is released. With `device` its tensors are there, and so are those of its executables. With the
-    name of one of `devices` as `profile`, fusion is chosen for that one."""
+    name of one of `devices` as `profile`, fusion is chosen for that one. `tf32_products` and `tf32_convolutions` let libraries
+    round f32 operands to TF32."""
 
 class _Device(Protocol):
     """Where tensors are if not on the CPU; `oxidiff.device.Device` is one."""
@@ -244,6 +250,45 @@ class TuningSite:
 
 def tuning_sites(program: Program, sizes: Sequence[int]) -> list[TuningSite]:
     """What can be tuned at these sizes, each once. They are planned, and stay so for the next run."""
+
+@final
+class DeviceSite:
+    """A choice that a program on a GPU leaves open: the way to compute the steps that ask the same of a library. Ways are
+    numbers; the last one is that of generated kernels."""
+
+    @property
+    def op(self) -> str:
+        """What is computed, with a hash of everything that its time depends on."""
+    @property
+    def bucket(self) -> str:
+        """For which sizes: those in `op`."""
+    @property
+    def key(self) -> tuple[str, str]:
+        """The device with its driver, and the libraries: what a measurement depends on besides."""
+    @property
+    def count(self) -> int:
+        """How many steps of the program it is."""
+    @property
+    def expected(self) -> list[float]:
+        """By way, its operations: nothing else is known before it is tried."""
+    @property
+    def chosen(self) -> tuple[int, int]:
+        """The way that holds now, twice."""
+    @property
+    def installed(self) -> str | None:
+        """The choice that was installed, `None` if the library decides."""
+    def candidates(self) -> list[int]:
+        """The ways that are worth trying."""
+    def measure(self, candidate: int) -> tuple[float, float, int] | None:
+        """Seconds of a run on random numbers, zero, and bytes used; `None` if the way does not work, needs too much memory
+        or does not give what the library's own choice gives. The GIL is released."""
+    def name(self, packed: int, per_call: int) -> str | None:
+        """The text of a choice; the second way does not matter."""
+    def install(self, choice: str) -> bool:
+        """Makes a choice hold for specializations of this process to come; false if the text is none."""
+
+def device_sites(program: Program, sizes: Sequence[int]) -> list[DeviceSite]:
+    """What can be tuned at these sizes of a program on a GPU, each once. They are planned, and stay so for the next run."""
 
 def forget_choices() -> None:
     """Forgets every installed choice."""

@@ -18,6 +18,7 @@ from .errors import UnsupportedError
 __all__ = ["ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle"]
 
 _C = torch._C
+_conv_precision = _C._get_fp32_precision_getter
 
 
 def ambient_mode() -> tuple[Any, ...] | str:
@@ -32,7 +33,7 @@ def ambient_mode() -> tuple[Any, ...] | str:
         return "torch.jit is tracing"
     # On a GPU that is an obstacle; on the CPU it changes nothing.
     is_cast = torch.is_autocast_enabled("cuda")
-    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), is_cast
+    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), _conv_precision("cuda", "conv"), is_cast
 
 
 def _mode_of_stacks() -> tuple[Any, ...] | str:
@@ -45,7 +46,8 @@ def _mode_of_stacks() -> tuple[Any, ...] | str:
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on; convert the module to the lower precision instead"
     is_cast = torch.is_autocast_enabled("cuda")
-    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), is_cast, "cpu"
+    matmul, conv = torch.get_float32_matmul_precision(), _conv_precision("cuda", "conv")
+    return torch.get_default_dtype(), matmul, conv, is_cast, "cpu"
 
 
 _SUPPORTED = frozenset(

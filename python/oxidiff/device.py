@@ -68,6 +68,11 @@ class Device:
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 
+    def tf32(self) -> tuple[bool, bool]:
+        """Whether eager may round f32 operands of matrix products there, and of convolutions, to TF32."""
+        precision = torch._C._get_fp32_precision_getter
+        return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
+
     def has_autocast(self) -> bool:
         """Whether eager would cast arguments of ops there."""
         return torch.is_autocast_enabled("cuda")

@@ -225,7 +225,7 @@ class Engine:
         with self._family.lock:
             known, has_news = len(variant.rows), False
             for part in variant.variants if isinstance(variant, Staged) else [variant]:
-                if part.captured.device is None and point.keys() >= set(part.lowered.symbols):
+                if point.keys() >= set(part.lowered.symbols):
                     sizes = part.lowered.sizes(point)
                     tuner = part.captured.tuner
                     self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__)
@@ -309,13 +309,26 @@ class Engine:
         return staged
 
     def whole(self) -> list[Variant | Staged]:
-        """What stands for whole calls."""
+        """What stands for whole calls, each graph once."""
         parts = {id(part) for staged in self._staged for part in staged.variants}
-        return [*(variant for variant in self.variants if id(variant) not in parts), *self._staged]
+        every: dict[int, Variant | Staged] = {}
+        for variant in self.variants:
+            if id(variant) not in parts:
+                every.setdefault(id(variant.graph), variant)
+        for staged in self._staged:
+            every.setdefault(id(staged.graph), staged)
+        return list(every.values())
 
     def _rivals(self, call: Call) -> list[Captured]:
         every = dict.fromkeys((*(variant.captured for variant in self.variants), *self._family.captured))
-        return [captured for captured in every if captured.graph.key == call.key]
+        rivals = [captured for captured in every if captured.graph.key == call.key]
+        return sorted(rivals, key=lambda captured: not captured.is_current)
+
+    def _current(self, captured: Captured) -> Captured:
+        """The same graph compiled for what torch allows now."""
+        if captured.is_current:
+            return captured
+        return Captured(captured.graph, captured.lowered, self.options, self.device)
 
     def _known(self, call: Call) -> Variant | Staged | None:
         """The variant of a graph of the family that is known to be right for a call."""
@@ -326,11 +339,15 @@ class Engine:
         for captured in self._rivals(call):
             point = captured.graph.plan.read(call.sizes)
             if point is not None and captured.graph.accepts(point):
-                return self._variant_of(captured)
+                return self._variant_of(self._current(captured))
         return None
 
     def _rival_stages(self, call: Call) -> list[Staged]:
-        return [staged for staged in self._staged if staged.graph.key == call.key]
+        return [
+            staged
+            for staged in self._staged
+            if staged.graph.key == call.key and all(part.captured.is_current for part in staged.variants)
+        ]
 
     def _extended(self, call: Call) -> Variant | Staged | None:
         """The variant of a graph of the family that a trace shows to be right for a call too."""
@@ -339,14 +356,14 @@ class Engine:
                 return staged
         for captured in self._rivals(call):
             if self._capturer.extend(captured.graph, call):
-                return self._variant_of(captured)
+                return self._variant_of(self._current(captured))
         return None
 
     def _variant_of(self, captured: Captured) -> Variant:
         for variant in self.variants:
             if variant.captured is captured:
                 return variant
-        return self._add(captured, is_own=False)
+        return self._add(captured, captured.is_new and captured not in self._family.captured)
 
     def _add(self, captured: Captured, is_own: bool) -> Variant:
         variant = Variant(captured, is_own)

@@ -34,6 +34,7 @@ class Captured:
         graph: The graph.
         lowered: The same for the compiler, and how to call what it is compiled to.
         device: Where it runs; ``None`` for the CPU.
+        tf32: What libraries may round there: f32 operands of matrix products, and of convolutions.
         program: The compiled program.
         places: By device, for each weight slot its place among the tensors of a module of the family, ``None`` where the
             module does not hold it as a parameter or buffer.
@@ -47,6 +48,7 @@ class Captured:
         self.graph = graph
         self.lowered = lowered
         self.device = device
+        self.tf32 = (False, False) if device is None else device.tf32()
         self.program, self.is_new = _native.compile(
             self.lowered.builder,
             precision=options.precision,
@@ -55,9 +57,16 @@ class Captured:
             max_specializations=options.max_specializations,
             cuda_graphs=options.cuda_graphs,
             device=device,
+            tf32_products=self.tf32[0],
+            tf32_convolutions=self.tf32[1],
         )
         self.places: dict[torch.device, list[int | None]] = {}
-        self.tuner = Tuner(options)
+        self.tuner = Tuner(options, is_on_device=device is not None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether torch allows now what it allowed when this was compiled."""
+        return self.device is None or self.tf32 == self.device.tf32()
 
     @property
     def is_shareable(self) -> bool:

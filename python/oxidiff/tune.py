@@ -1,4 +1,5 @@
-"""The tuner: which form each convolution gets, decided by timing the forms on this machine, within a budget.
+"""The tuner: which form each convolution gets, decided by timing the forms on this machine, within a budget. On a GPU: which
+of a library's ways, or which generated kernels, compute each step that libraries compute.
 
 Sites are taken by what they promise: their share of a step, times what the model of the kernels leaves their rivals to
 gain. Each is timed once for all programs and sizes of its bucket, and remembered in the tuning database. A form replaces
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from os import fspath
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -55,6 +56,8 @@ _RUNS_A_FIRST_TRIAL = 2
 """The first trial of a form runs the direct one too, to compare the results."""
 _SLOWER = {0: 1.5, 1: 1.3}
 """After the turn that warms up and after the first that counts: forms beyond so many times the best are given up."""
+_DEVICE_TRIAL_S = 0.3
+"""Seconds that a trial on a GPU is expected to take before there was one: about what building a plan of cuDNN takes."""
 _DOUBT = 1.5
 """The model's times are taken to be right up to this factor: of rivals beyond it nothing is hoped."""
 
@@ -78,15 +81,20 @@ _held: dict[tuple[str, str], bundle.Row] = {}
 """The measurements behind what is installed in this process, by op and bucket."""
 
 
+_Site: TypeAlias = _native.TuningSite | _native.DeviceSite
+
+
 class Tuner:
     """Tuning of one program.
 
     Args:
         options: ``tune``, ``tune_budget_s`` and ``cache`` matter.
+        is_on_device: Whether the program runs on a GPU.
     """
 
-    def __init__(self, options: CompileOptions) -> None:
+    def __init__(self, options: CompileOptions, is_on_device: bool = False) -> None:
         self.options = options
+        self._is_on_device = is_on_device
         self.left_s = options.tune_budget_s
         self.is_given = False
         """Whether the user loaded the program from an artifact: it is tuned no further then, unless by ``tune="full"``."""
@@ -118,8 +126,10 @@ class Tuner:
             return 0.0
         start = time.perf_counter()
         try:
-            sites = _native.tuning_sites(program, sizes)
-            key = device_name(), _native.kernel_version
+            sites, key = self._sites(program, sizes)
+            if self._is_on_device and not sites:
+                self._seen.add(tuple(sizes))
+                return 0.0
             here = (program.hash, *key, tuple(sizes))
             is_open = self.options.tune == "quick" and not self.is_given and here not in self.tuned
             try:
@@ -142,7 +152,14 @@ class Tuner:
             self.left_s -= time.perf_counter() - start
         return time.perf_counter() - start
 
-    def _install(self, site: _native.TuningSite, row: bundle.Row) -> bool:
+    def _sites(self, program: _native.Program, sizes: Sequence[int]) -> tuple[Sequence[_Site], tuple[str, str]]:
+        """What is to be chosen, and what the times depend on: the device, and the kernels or libraries."""
+        if not self._is_on_device:
+            return _native.tuning_sites(program, sizes), (device_name(), _native.kernel_version)
+        found = _native.device_sites(program, sizes)
+        return found, found[0].key if found else ("", "")
+
+    def _install(self, site: _Site, row: bundle.Row) -> bool:
         before = site.chosen
         if not site.install(row[4]):
             return False
@@ -150,7 +167,7 @@ class Tuner:
         self._is_stale |= site.chosen != before
         return True
 
-    def _install_known(self, sites: Sequence[_native.TuningSite], key: tuple[str, str]) -> None:
+    def _install_known(self, sites: Sequence[_Site], key: tuple[str, str]) -> None:
         sites = [site for site in sites if site.installed is None]
         if not sites:
             return
@@ -169,28 +186,26 @@ class Tuner:
             if row is not None:
                 self._install(site, row)
 
-    def _worth(self, sites: Sequence[_native.TuningSite]) -> list[_native.TuningSite]:
+    def _worth(self, sites: Sequence[_Site]) -> list[_Site]:
         """The sites that are still open and matter, those that promise most first."""
         sites = [site for site in sites if site.installed is None]
         least = _LEAST_SHARE[self.options.tune] * sum(map(_share, sites))
         worth = [site for site in sites if _share(site) >= least and len(site.candidates()) > 1]
         return sorted(worth, key=lambda site: (_promise(site), _share(site)), reverse=True)
 
-    def _measure_all(
-        self, sites: Sequence[_native.TuningSite], deadline: float, key: tuple[str, str], name: str
-    ) -> None:
+    def _measure_all(self, sites: Sequence[_Site], deadline: float, key: tuple[str, str], name: str) -> None:
         wanted = self._worth(sites)
         if not wanted:
             return
         rows: list[bundle.Row] = []
         gains = [1 - row[5] / row[6] for site in sites if (row := _held.get(_key(site))) is not None]
-        pace = _Pace()
+        pace = _Pace(is_on_device=self._is_on_device)
         try:
             with _progress(name, len(wanted)) as bar:
                 for site in wanted:
                     bar.show(site)
                     # One trial beyond the deadline is a trial too much.
-                    if time.perf_counter() + pace.expect(site.flops) > deadline:
+                    if time.perf_counter() + pace.expect(_effort(site)) > deadline:
                         break
                     if self.options.tune == "quick" and not self._pays(site, gains, pace):
                         bar.skip()
@@ -203,7 +218,7 @@ class Tuner:
                         bar.skip()
                         continue
                     choice, seconds, default_seconds, workspace, trials = measured
-                    pace.note(site.flops * trials, took)
+                    pace.note(_effort(site) * trials, took)
                     row = (*_key(site), *key, choice, seconds, default_seconds, workspace, int(time.time()))
                     if self._install(site, row):
                         rows.append(row)
@@ -212,10 +227,11 @@ class Tuner:
         finally:
             self._keep(rows)
 
-    def _pays(self, site: _native.TuningSite, gains: Sequence[float], pace: _Pace) -> bool:
+    def _pays(self, site: _Site, gains: Sequence[float], pace: _Pace) -> bool:
         """Whether quick tuning measures a site: it costs next to nothing, or is expected to repay what it costs."""
         forms = len(site.candidates())
-        if _ROUNDS * forms * pace.expect(site.flops) <= self._free_s:
+        # On a GPU a trial takes much longer than a run: the budget alone bounds what is spent.
+        if isinstance(site, _native.DeviceSite) or _ROUNDS * forms * pace.expect(site.flops) <= self._free_s:
             return True
         hoped = (_HOPED * _PRIOR + sum(gains)) / (_PRIOR + len(gains))
         runs = _ROUNDS * forms + (_RUNS_A_FIRST_TRIAL - 1) * (forms - 1)
@@ -236,16 +252,21 @@ class Tuner:
             complain(f"tuning choices: {complaint}")
 
 
-def _key(site: _native.TuningSite) -> tuple[str, str]:
+def _key(site: _Site) -> tuple[str, str]:
     return site.op, site.bucket
 
 
-def _share(site: _native.TuningSite) -> float:
+def _effort(site: _Site) -> float:
+    """What the time of a trial follows: operations; on a GPU it is building plans and filling memory, the same for all."""
+    return 1.0 if isinstance(site, _native.DeviceSite) else site.flops
+
+
+def _share(site: _Site) -> float:
     """What a site costs each call, by the model of the kernels."""
     return site.expected[site.chosen[0]] * site.count
 
 
-def _promise(site: _native.TuningSite) -> float:
+def _promise(site: _Site) -> float:
     """What measuring a site may gain each call: its share of it, times the most that a rival of the default can gain."""
     chosen = site.chosen[0]
     rivals = [site.expected[form] for form in site.candidates() if form != chosen]
@@ -255,7 +276,8 @@ def _promise(site: _native.TuningSite) -> float:
 class _Pace:
     """How long a trial takes: by the measured rate of this device at first, then by the trials before."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_on_device: bool) -> None:
+        self._is_on_device = is_on_device
         self._flops = 0.0
         self._seconds = 0.0
 
@@ -268,11 +290,13 @@ class _Pace:
         """Seconds of a trial of a form with so many operations."""
         if self._flops:
             return flops / self._flops * self._seconds
+        if self._is_on_device:
+            return flops * _DEVICE_TRIAL_S
         # Half of the ceiling, once for the form and once for what it is compared with.
         return _RUNS_A_FIRST_TRIAL * flops / (0.5 * this_device().f32_flops)
 
 
-def _measure(site: _native.TuningSite, turns: int, deadline: float) -> tuple[str, float, float, int, int] | None:
+def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, float, int, int] | None:
     """The choice for a site with its seconds, the default's, its bytes, and how many trials were made; ``None`` if time
     ran out before it was clear.
 
@@ -347,7 +371,7 @@ class _Bar:
         self._bar = bar
         self._gained = self._before = 0.0
 
-    def show(self, site: _native.TuningSite) -> None:
+    def show(self, site: _Site) -> None:
         """This site is next."""
         if self._bar is not None:
             gain = f", {self._gained / self._before:.0%} gained" if self._before else ""
@@ -358,7 +382,7 @@ class _Bar:
         if self._bar is not None:
             self._bar.update()
 
-    def advance(self, site: _native.TuningSite, seconds: float, default_seconds: float) -> None:
+    def advance(self, site: _Site, seconds: float, default_seconds: float) -> None:
         """It takes so long now, and took so long before."""
         self._gained += (default_seconds - seconds) * site.count
         self._before += default_seconds * site.count

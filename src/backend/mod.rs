@@ -111,6 +111,44 @@ pub trait Specialized: Send + Sync {
         Vec::new()
     }
 
+    /// What a tuner may choose between, on devices where libraries compute steps.
+    fn sites(&self) -> Vec<SiteRow> {
+        Vec::new()
+    }
+
+    /// Bytes that a trial of a site needs, whichever way is tried.
+    fn trial_bytes(&self, _site: usize) -> usize {
+        0
+    }
+
+    /// Seconds of one way to compute a site on random operands, in the order of `stream`; `None` if the way does not work,
+    /// or if its result is not that of the first one.
+    ///
+    /// # Safety
+    /// `memory` must be that many bytes of the device, aligned to [`crate::memory::ALIGN_BYTES`], and nobody else's meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] where the device refuses.
+    unsafe fn measure(
+        &self,
+        _site: usize,
+        _way: usize,
+        _memory: (*mut u8, usize),
+        _stream: usize,
+    ) -> Result<Option<f64>> {
+        Ok(None)
+    }
+
+    /// Makes a choice hold for specializations to come; false where there is no such choice.
+    fn choose(&self, _site: usize, _choice: &str) -> bool {
+        false
+    }
+
+    /// Device and libraries that measurements depend on.
+    fn measured_on(&self) -> (String, String) {
+        (String::new(), String::new())
+    }
+
     /// Device memory of what its runs are replayed from.
     fn graph_bytes(&self) -> usize {
         0
@@ -136,6 +174,23 @@ pub trait Specialized: Send + Sync {
     /// [`Error::OutOfMemory`] where scratch memory or derived weights cannot be allocated, [`Error::Backend`] where a kernel
     /// refuses its arguments.
     unsafe fn run(&self, run: Run<'_>) -> Result<()>;
+}
+
+/// What a tuner may choose between on a device: ways to compute one kind of step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SiteRow {
+    /// What is computed, and a hash of everything that the time depends on.
+    pub op: String,
+    /// Steps of a run that it is.
+    pub count: usize,
+    /// Floating point operations of one.
+    pub flops: u64,
+    /// The ways, by name; the last are the step's own kernels. None can be tried where those were chosen before.
+    pub ways: Vec<String>,
+    /// Index of the one that runs.
+    pub chosen: usize,
+    /// The choice that was made by measuring, if there is one.
+    pub installed: Option<String>,
 }
 
 /// Who computes a step that a library might compute.

@@ -176,6 +176,15 @@ impl MemoryMode {
     }
 }
 
+/// What the user allows products of f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Numerics {
+    /// Those of matrices may round their operands to TF32, where the device has it.
+    pub tf32_products: bool,
+    /// Those of convolutions may.
+    pub tf32_convolutions: bool,
+}
+
 /// Choices of the user that shape a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
@@ -187,6 +196,8 @@ pub struct PlanOptions {
     pub memory_budget: Option<usize>,
     /// Runs launch kernel by kernel, where the device could replay them as a graph.
     pub plain_launches: bool,
+    /// What products of f32 may round.
+    pub numerics: Numerics,
 }
 
 /// Steps and places: a compiled graph, without weights and without sizes.

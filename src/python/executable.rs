@@ -16,7 +16,7 @@ use crate::backend::{Identity, StepTime, Weight};
 use crate::compiler::{self, Options};
 use crate::ir::{DType, Input};
 use crate::kernel_ir::GroupKind;
-use crate::plan::MemoryMode;
+use crate::plan::{MemoryMode, Numerics};
 use crate::runtime;
 use crate::target::{DEVICES, Profile};
 use crate::{Error, backend};
@@ -32,6 +32,11 @@ impl Program {
     /// The program itself.
     pub const fn inner(&self) -> &Arc<runtime::Program> {
         &self.program
+    }
+
+    /// Where its tensors are.
+    pub const fn place(&self) -> &Arc<Place> {
+        &self.place
     }
 }
 
@@ -113,6 +118,16 @@ impl Program {
             passes.set_item(stage, before + time.as_secs_f64())?;
         }
         let out = PyDict::new(py);
+        if self.place.is_device() {
+            let refused = PyList::empty(py);
+            let mut seen = std::collections::HashSet::new();
+            for choice in self.program.sizes().into_iter().flat_map(|row| row.delegations) {
+                if !choice.reason.is_empty() && seen.insert((choice.step.clone(), choice.reason.clone())) {
+                    refused.append((choice.step, choice.reason))?;
+                }
+            }
+            out.set_item("not_by_libraries", refused)?;
+        }
         out.set_item("groups", groups)?;
         out.set_item("ops", ops)?;
         out.set_item("steps", steps)?;
@@ -152,7 +167,7 @@ pub fn devices() -> Vec<(&'static str, f64, f64, f64, u64, f64)> {
 #[pyfunction]
 #[pyo3(signature = (
     builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, cuda_graphs=true, backend=None,
-    device=None, profile=None
+    device=None, profile=None, tf32_products=false, tf32_convolutions=false
 ))]
 #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
 pub fn compile(
@@ -166,6 +181,8 @@ pub fn compile(
     backend: Option<String>,
     device: Option<Bound<'_, PyAny>>,
     profile: Option<&str>,
+    tf32_products: bool,
+    tf32_convolutions: bool,
 ) -> PyResult<(Program, bool)> {
     let graph = builder.borrow().graph().clone();
     let memory = MemoryMode::from_name(memory)
@@ -179,7 +196,9 @@ pub fn compile(
         None => backend,
     };
     let place = Arc::new(Place::new(device)?);
-    let options = Options { precision, memory, memory_budget, max_specializations, cuda_graphs, profile, backend };
+    let numerics = Numerics { tf32_products, tf32_convolutions };
+    let options =
+        Options { precision, memory, memory_budget, max_specializations, cuda_graphs, numerics, profile, backend };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;
     Ok((Program { program, place }, is_new))
 }
@@ -345,6 +364,11 @@ impl Executable {
             entry.set_item("ms", row.last_run.as_secs_f64() * 1e3)?;
             entry.set_item("specialize_ms", row.specialize.as_secs_f64() * 1e3)?;
             entry.set_item("graph_bytes", row.graph_bytes)?;
+            if self.place.is_device() {
+                let by = PyDict::new(py);
+                row.delegations.iter().try_for_each(|choice| count(&by, choice.by))?;
+                entry.set_item("computed_by", by)?;
+            }
             sizes.append(entry)?;
         }
         let out = PyDict::new(py);

@@ -1,11 +1,11 @@
 //! The Python extension `oxidiff._native`: the only place that names pyo3.
 //!
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
-//! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process, [`tune`] times what a program leaves open, [`tree`] reads what a module computes, [`watch`] notices changes of it
-//! by the [`versions`] of its dictionaries and the [`layout`] of its tensors,
-//! [`kernels`] measures single kernels, [`errors`] turns Rust errors into one Python exception
-//! with a kind. The GIL is released while compiling and while kernels run. `python/oxidiff/_native.pyi` documents every name
-//! for Python.
+//! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process,
+//! [`tune`] and [`sites`] time what a program leaves open, [`tree`] reads what a module computes, [`watch`] notices changes
+//! of it by the [`versions`] of its dictionaries and the [`layout`] of its tensors, [`kernels`] measures single kernels,
+//! [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while compiling and while kernels
+//! run. `python/oxidiff/_native.pyi` documents every name for Python.
 //!
 //! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
 
@@ -17,6 +17,7 @@ mod executable;
 mod kernels;
 mod layout;
 mod memory;
+mod sites;
 mod store;
 mod tensor;
 mod tree;
@@ -48,6 +49,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(knobs, m)?)?;
     store::register(m)?;
     tune::register(m)?;
+    sites::register(m)?;
     m.add_class::<kernels::KernelBench>()?;
     m.add_function(wrap_pyfunction!(kernels::kernels, m)?)?;
     m.add_function(wrap_pyfunction!(kernels::ceilings, m)?)?;

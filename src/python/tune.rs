@@ -19,6 +19,9 @@ use crate::Error;
 use crate::backend::{Block, Memory, SystemMemory, derived};
 use crate::runtime::arena::arena_pool;
 
+/// Seconds of the run and of packing, and bytes used.
+pub type Trial = (f64, f64, usize);
+
 /// Adds the names of this file to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<TuningSite>()?;
@@ -119,7 +122,7 @@ impl TuningSite {
         (0..ALGORITHMS.len()).filter(fits).collect()
     }
 
-    fn measure(&self, py: Python<'_>, candidate: usize) -> PyResult<Option<(f64, f64, usize)>> {
+    fn measure(&self, py: Python<'_>, candidate: usize) -> PyResult<Option<Trial>> {
         let Some(&algorithm) = ALGORITHMS.get(candidate).filter(|_| self.candidates().contains(&candidate)) else {
             return Ok(None);
         };

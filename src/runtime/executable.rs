@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Program;
 use super::arena::arena_pool;
-use crate::backend::{Known, Run, Specialized, StepTime, Tensor, Weight, WeightSet, output_types};
+use crate::backend::{self, Known, Run, Specialized, StepTime, Tensor, Weight, WeightSet, output_types};
 use crate::error::bytes_text;
 use crate::ir::DType;
 use crate::{Error, Result};
@@ -134,11 +134,16 @@ impl Executable {
         profile: Option<&mut Vec<StepTime>>,
     ) -> Result<()> {
         self.check_inputs(inputs, bindings)?;
-        let specialized = self.program.specialize(bindings)?;
+        let is_recorded = self.program.is_recorded(stream)?;
+        let specialized = match is_recorded {
+            // Libraries that plan load what a capture does not allow.
+            true => self.program.live(bindings).ok_or_else(backend::cuda::cold)?,
+            false => self.program.specialize(bindings)?,
+        };
         let weights = self.weights();
         weights.recheck();
         self.make_room(&weights, &specialized);
-        let (bytes, is_recorded) = (specialized.workspace().bytes(), self.program.is_recorded(stream)?);
+        let bytes = specialized.workspace().bytes();
         let lent = match is_recorded {
             true => self.program.arena().lend_once(bytes),
             false => self.program.arena().lend(bytes, stream),
@@ -149,8 +154,9 @@ impl Executable {
         // SAFETY: the caller vouches for inputs and outputs; the weight set owns its tensors; the arena has the size that
         // the specialization asked for and is lent to this run alone.
         unsafe { specialized.run(run)? };
-        self.program.book(bindings, start.elapsed());
-        let peak = bytes + weights.derived_bytes() + specialized.graph_bytes();
+        let held = bytes + weights.derived_bytes();
+        self.program.book(bindings, start.elapsed(), held);
+        let peak = held + specialized.graph_bytes();
         self.peak_bytes.fetch_max(peak, Ordering::Relaxed);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::arena::{ArenaPool, Wanted, arena_pool_over};
 use crate::Result;
-use crate::backend::{Block, Loaded, Specialized};
+use crate::backend::{Block, Loaded, Specialized, StepChoice};
 use crate::ir::Graph;
 use crate::kernel_ir::Group;
 use crate::plan::Plan;
@@ -29,10 +29,14 @@ pub struct SizeRow {
     pub specialize: Duration,
     /// Device memory of its graphs.
     pub graph_bytes: usize,
+    /// Who computes the steps that libraries might.
+    pub delegations: Vec<StepChoice>,
 }
 
 /// Most host memory that a program's live specializations may take together.
 const MAX_SPECIALIZATION_BYTES: usize = 64 << 20;
+/// Most device memory that the graphs of a program's live specializations may take together, but for the latest one's.
+const MAX_GRAPH_BYTES: usize = 256 << 20;
 
 struct Cached {
     row: SizeRow,
@@ -139,6 +143,7 @@ impl Program {
             last_run: Duration::ZERO,
             specialize: start.elapsed(),
             graph_bytes: 0,
+            delegations: Vec::new(),
         };
         let (host_bytes, wanted) = (specialized.host_bytes(), self.arena.want(workspace.bytes()));
         let mut evicted = Vec::new();
@@ -170,16 +175,39 @@ impl Program {
         live.map_or_else(|| self.loaded.specialize(bindings), Ok)
     }
 
-    /// Books the time of a run.
-    pub(super) fn book(&self, bindings: &[i64], time: Duration) {
-        if let Some(hit) = self.cache().iter_mut().find(|c| c.row.bindings == bindings) {
+    /// The live specialization for these values, if there is one.
+    pub(super) fn live(&self, bindings: &[i64]) -> Option<Arc<dyn Specialized>> {
+        self.cache().iter().find(|c| c.row.bindings == bindings).map(|c| c.specialized.clone())
+    }
+
+    /// Books the time of a run that held `held_bytes` of workspace and derived weights. Where graphs of all sizes take more
+    /// than there is room for, the least recently used specializations go, but for this one.
+    pub(super) fn book(&self, bindings: &[i64], time: Duration, held_bytes: usize) {
+        let budget = self.plan.options.memory_budget;
+        let room = budget.map_or(MAX_GRAPH_BYTES, |b| b.saturating_sub(held_bytes).min(MAX_GRAPH_BYTES));
+        let mut evicted = Vec::new();
+        let mut cache = self.cache();
+        if let Some(hit) = cache.iter_mut().find(|c| c.row.bindings == bindings) {
             hit.row.last_run = time;
         }
+        let all = |cache: &Vec<Cached>| cache.iter().map(|c| c.specialized.graph_bytes()).sum::<usize>();
+        while all(&cache) > room {
+            let others = (0..cache.len()).filter(|&i| cache[i].row.bindings != bindings);
+            let others = others.filter(|&i| cache[i].specialized.graph_bytes() > 0);
+            let Some(oldest) = others.min_by_key(|&i| cache[i].used) else { break };
+            evicted.push(cache.swap_remove(oldest));
+        }
+        drop(cache);
+        drop(evicted);
     }
 
     /// The live specializations.
     pub fn sizes(&self) -> Vec<SizeRow> {
-        let row = |c: &Cached| SizeRow { graph_bytes: c.specialized.graph_bytes(), ..c.row.clone() };
+        let row = |c: &Cached| {
+            let specialized = &c.specialized;
+            let (graph_bytes, delegations) = (specialized.graph_bytes(), specialized.delegations());
+            SizeRow { graph_bytes, delegations, ..c.row.clone() }
+        };
         self.cache().iter().map(row).collect()
     }
 

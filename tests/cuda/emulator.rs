@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oxidiff::backend::cuda::cubins::{Compiler, Cubins};
 use oxidiff::backend::cuda::delegate::Delegates;
@@ -125,10 +125,29 @@ impl FakeDriver {
         unsafe { self.0.get::<unsafe extern "C" fn(u32)>(b"fake_seed").expect("there")(seed) }
     }
 
+    /// Milliseconds that a launch of a generated kernel takes from now on.
+    pub fn kernel_cost(&self, ms: f64) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(f64)>(b"fake_kernel_cost").expect("there")(ms) }
+    }
+
+    /// Bytes of the device that a graph takes from now on.
+    pub fn graph_bytes(&self, bytes: usize) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(usize)>(b"fake_graph_bytes").expect("there")(bytes) }
+    }
+
     pub fn capturing(&self, is: bool) {
         // SAFETY: as above.
         unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_capturing").expect("there")(i32::from(is)) }
     }
+}
+
+/// Stand-ins count for the whole process: one test at a time.
+#[allow(dead_code, reason = "each test file uses a part of it")]
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The stand-in driver of this process, or nothing where there is no g++ or another driver is in the way.

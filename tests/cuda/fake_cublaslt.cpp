@@ -37,10 +37,10 @@ struct Found {
 
 static const uint64_t MAGIC = 0x6f78696469666600;
 // How many calls there were with: any form, a bias, GELU, an addend, several matrices, a turned right operand, a turned
-// left one, TF32, a workspace.
-static long counts[9];
+// left one, TF32, a workspace, the second algorithm.
+static long counts[10];
 // What is misread on purpose, so that a test can see that it shows.
-enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE };
+enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE, SECOND_ALGORITHM };
 static int misread = NOTHING;
 
 static double tf32(double value) {
@@ -129,12 +129,13 @@ int cublasLtMatmul(void* handle, Product* product, const float* alpha, const voi
     const void* operands[4] = {a, b, c, d};
     for (int i = 0; i < 4; ++i)
         if (!operands[i] || (uint64_t)operands[i] % algorithm->words[1 + i]) return INVALID_VALUE;
-    if (workspace_bytes < needed || (needed && (!workspace || (uint64_t)workspace % 16))) return INVALID_VALUE;
+    if (workspace_bytes < needed || (needed && (!workspace || (uint64_t)workspace % 256))) return INVALID_VALUE;
     const bool has_bias = p.epilogue & BIAS;
     if (has_bias && !p.bias) return INVALID_VALUE;
     const bool is_rounded = p.compute == COMPUTE_32F_FAST_TF32;
-    const bool of[9] = {true, has_bias, (p.epilogue & GELU) != 0, *beta != 0, D.batch > 1, p.op[0] != 0, p.op[1] != 0, is_rounded, needed != 0};
-    for (int i = 0; i < 9; ++i) counts[i] += of[i];
+    const bool is_second = algorithm->words[0] != MAGIC;
+    const bool of[10] = {true, has_bias, (p.epilogue & GELU) != 0, *beta != 0, D.batch > 1, p.op[0] != 0, p.op[1] != 0, is_rounded, needed != 0, is_second};
+    for (int i = 0; i < 10; ++i) counts[i] += of[i];
     const float one = *alpha;
     float add = *beta;
     const char* bias = (const char*)p.bias;
@@ -146,7 +147,10 @@ int cublasLtMatmul(void* handle, Product* product, const float* alpha, const voi
     if (misread == EPILOGUE) p.epilogue = has_bias ? BIAS : DEFAULT;
     if (misread == WORKSPACE && needed) workspace = d;
     if (misread == LEFT_RIGHT) std::swap(a, b);
+    if (misread == SECOND_ALGORITHM && is_second) std::swap(a, b);
     const bool ok = enqueue(stream, [=] {
+        // The heuristic's first algorithm is not the fastest.
+        spend(is_second ? 1 : 3);
         const int64_t m = D.rows, n = D.cols, k = p.op[0] ? A.rows : A.cols;
         std::vector<double> results;
         for (int32_t z = 0; z < D.batch; ++z)

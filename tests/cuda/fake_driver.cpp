@@ -44,6 +44,7 @@ struct Graph {
 struct Exec {
     std::vector<Node> nodes;
     std::vector<Node*> origin;
+    size_t bytes = 0;
 };
 struct Stream {
     // What it is given goes there while it is captured.
@@ -58,10 +59,18 @@ static long counts[9];
 // Which stream waits for which: (before, after).
 static std::vector<std::pair<void*, void*>> waits;
 static int capturing = 0;
+// Milliseconds that everything so far has taken: made up, so that a test knows what is fastest.
+static double clock_ms = 0, kernel_ms = 2;
+struct Event {
+    void* stream;
+    double at;
+};
 // As the driver has it: of each thread.
 static thread_local void* current_context = nullptr;
 static void* const CONTEXT = (void*)0x100;
 enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRITES, UNLOADS };
+// Memory of the device that a graph takes, and what all of them hold.
+static size_t graph_bytes = 0, held_bytes = 0;
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
 
 static Node node_of(const Params* p) {
@@ -79,6 +88,7 @@ static void run(Node& n) {
         for (Node& part : n.child) run(part);
         return;
     }
+    clock_ms += kernel_ms;
     std::vector<void*> args;
     for (auto& word : n.words) args.push_back(&word);
     n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
@@ -113,6 +123,9 @@ extern "C" {
 long fake_count(int which) { return counts[which]; }
 void fake_seed(unsigned s) { seed = s; }
 void fake_capturing(int is) { capturing = is; }
+void fake_spend(double ms) { clock_ms += ms; }
+void fake_kernel_cost(double ms) { kernel_ms = ms; }
+void fake_graph_bytes(size_t bytes) { graph_bytes = bytes; }
 int fake_waited(void* before, void* after) {
     for (auto& wait : waits)
         if (wait.first == before && wait.second == after) return 1;
@@ -179,7 +192,11 @@ Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
     return SUCCESS;
 }
 Result cuMemFree_v2(uint64_t pointer) { free((void*)pointer); ++counts[FREES]; return SUCCESS; }
-Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { *free_bytes = *total = (size_t)8 << 30; return SUCCESS; }
+Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+    *total = (size_t)8 << 30;
+    *free_bytes = *total - held_bytes;
+    return SUCCESS;
+}
 Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return SUCCESS; }
 Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return SUCCESS; }
 
@@ -188,13 +205,15 @@ Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
     ++counts[WRITES];
     return SUCCESS;
 }
-Result cuEventCreate(void** event, unsigned) { *event = new void*(nullptr); return SUCCESS; }
-Result cuEventRecord(void* event, void* stream) { *(void**)event = stream; return SUCCESS; }
-Result cuEventDestroy_v2(void* event) { delete (void**)event; return SUCCESS; }
-Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
+Result cuEventCreate(Event** event, unsigned) { *event = new Event{nullptr, 0}; return SUCCESS; }
+Result cuEventRecord(Event* event, void* stream) { *event = Event{stream, clock_ms}; return SUCCESS; }
+Result cuEventDestroy_v2(Event* event) { delete event; return SUCCESS; }
+Result cuEventSynchronize(Event*) { return SUCCESS; }
+Result cuEventElapsedTime(float* ms, Event* start, Event* end) { *ms = (float)(end->at - start->at); return SUCCESS; }
+Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
     std::lock_guard<std::mutex> guard(lock);
     ++counts[WAITS];
-    waits.push_back({*(void**)event, stream});
+    waits.push_back({event->stream, stream});
     return SUCCESS;
 }
 
@@ -288,7 +307,17 @@ Result cuGraphExecChildGraphNodeSetParams(void* exec, void* node, void* child) {
     n.child = nodes_of((Graph*)child);
     return renew((Exec*)exec, node, n);
 }
-Result cuGraphExecDestroy(void* exec) { delete (Exec*)exec; return SUCCESS; }
+// As the real one: memory is taken when the graph first goes to the device.
+Result cuGraphUpload(void* exec, void*) {
+    held_bytes += graph_bytes;
+    ((Exec*)exec)->bytes = graph_bytes;
+    return SUCCESS;
+}
+Result cuGraphExecDestroy(void* exec) {
+    held_bytes -= ((Exec*)exec)->bytes;
+    delete (Exec*)exec;
+    return SUCCESS;
+}
 Result cuGraphLaunch(void* exec, void*) {
     std::lock_guard<std::mutex> guard(lock);
     if (current_context != CONTEXT) return WRONG_CONTEXT;

@@ -53,6 +53,13 @@ inline void write(void* base, int64_t at, int type, double value) {
     else ((uint16_t*)base)[at] = type == F16 ? half_of(value) : bfloat_of((float)value);
 }
 
+// Lets the stand-in driver's clock go on.
+inline void spend(double ms) {
+    typedef void (*Spend)(double);
+    static Spend spend = (Spend)dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "fake_spend");
+    if (spend) spend(ms);
+}
+
 // Gives the stream of the stand-in driver a function to call: now, or whenever the graph runs that captures it.
 inline bool enqueue(void* stream, std::function<void()> work) {
     typedef int (*Launch)(void*, void (*)(void*), void*);

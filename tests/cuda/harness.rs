@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use oxidiff::backend::cuda::Cuda;
@@ -15,12 +16,14 @@ use oxidiff::plan::{self, MemoryMode, PlanOptions};
 use oxidiff::runtime::{Executable, Program};
 use oxidiff::trace::Timings;
 
-use crate::support::{borrow, epsilon};
+use crate::support::{self, borrow, epsilon};
 
 /// A graph on a device, with its weights there.
 pub struct OnDevice {
     cuda: Cuda,
     pub executable: Executable,
+    /// Memory of all runs: each has addresses of its own.
+    held: RefCell<Vec<Block>>,
 }
 
 fn on_device(cuda: &Cuda, bytes: &[u8], what: &str) -> Block {
@@ -32,11 +35,21 @@ fn on_device(cuda: &Cuda, bytes: &[u8], what: &str) -> Block {
 
 impl OnDevice {
     pub fn new(cuda: &Cuda, graph: &Graph, precision: Precision, weights: &[interp::Tensor]) -> Self {
+        let options =
+            PlanOptions { memory: MemoryMode::Fast, exact: precision == Precision::Eager, ..PlanOptions::default() };
+        Self::with_options(cuda, graph, precision, weights, options)
+    }
+
+    pub fn with_options(
+        cuda: &Cuda,
+        graph: &Graph,
+        precision: Precision,
+        weights: &[interp::Tensor],
+        options: PlanOptions,
+    ) -> Self {
         let ctx = PassCtx { precision };
         let optimized = passes::run_pipeline(graph.clone(), &ctx, &mut |_, _, _, _| {}).unwrap();
         let groups = passes::form_groups(&optimized, &ctx).unwrap();
-        let options =
-            PlanOptions { memory: MemoryMode::Fast, exact: precision == Precision::Eager, ..PlanOptions::default() };
         let plan = Arc::new(plan::build(Arc::new(optimized), groups, &cuda.target(), options).unwrap());
         let loaded = cuda.load(plan.clone()).unwrap_or_else(|e| panic!("{e}\n{plan}"));
         let program = Program::new("test".into(), graph.clone(), Vec::new(), plan, loaded, Timings::default(), 4);
@@ -46,7 +59,7 @@ impl OnDevice {
             Weight { owner: Box::new(block), identity: Identity::Told, tensor }
         });
         let executable = Executable::new(Arc::new(program), bound.collect()).unwrap();
-        Self { cuda: cuda.clone(), executable }
+        Self { cuda: cuda.clone(), executable, held: RefCell::default() }
     }
 
     pub fn run(&self, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
@@ -62,13 +75,15 @@ impl OnDevice {
         // SAFETY: arguments, results and weights live in the blocks above and in `self`.
         unsafe { self.executable.run(&given, &wanted, bindings, None).unwrap() };
         self.cuda.device().synchronize(0).unwrap();
-        let read = |((dtype, shape), block): ((DType, Vec<i64>), Block)| {
+        let read = |((dtype, shape), block): ((DType, Vec<i64>), &Block)| {
             let mut bytes = vec![0; block.bytes()];
             // SAFETY: the block has this size.
             unsafe { self.cuda.device().download(block.ptr(), &mut bytes).unwrap() };
             interp::Tensor::new(dtype, shape, bytes).unwrap()
         };
-        types.into_iter().zip(results).map(read).collect()
+        let read = types.into_iter().zip(&results).map(read).collect();
+        self.held.borrow_mut().extend(results.into_iter().chain(arguments));
+        read
     }
 }
 
@@ -110,15 +125,5 @@ pub fn check(
 
 /// One run on memory of this process.
 pub fn run_here(executable: &Executable, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
-    let types = executable.output_types(bindings).unwrap();
-    let bytes = |shape: &[i64], size: usize| vec![0xa5u8; shape.iter().product::<i64>() as usize * size];
-    let mut buffers: Vec<Vec<u8>> = types.iter().map(|(dtype, shape)| bytes(shape, dtype.size_bytes())).collect();
-    let places = types.iter().zip(&mut buffers);
-    let outputs: Vec<Tensor> =
-        places.map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape)).collect();
-    let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
-    // SAFETY: inputs and weights are borrowed from live tensors, outputs from the buffers above.
-    unsafe { executable.run(&borrowed, &outputs, bindings, None).unwrap() };
-    let results = types.into_iter().zip(buffers);
-    results.map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes).unwrap()).collect()
+    support::run_here(executable, bindings, &inputs.iter().map(borrow).collect::<Vec<_>>()).unwrap()
 }

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import faulthandler
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -37,6 +39,8 @@ from oxidiff import testing  # noqa: E402
 
 LIMIT_S = 530.0
 """The whole run, so that it ends within nine minutes."""
+GRACE_S = 8.0
+"""Seconds beyond that for a row that looks at the time itself."""
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 MODEL_ERROR = 2e-5
 """Largest error of an f32 model over its largest value."""
@@ -395,7 +399,26 @@ def main() -> int:
     if not arguments.stand_in and (reason := oxidiff.device.no_gpu()) is not None:
         print(f"nothing was run: {reason}")
         return 0
-    table, has_failed = [], False
+    table: list[tuple[str, str, str, str]] = []
+    has_failed = False
+
+    def show(what: str) -> None:
+        print(f"\noxidiff {oxidiff.__version__}, torch {torch.__version__} on {what}\n")
+        print("| row | result | took | what |\n| --- | --- | --- | --- |")
+        for row in table:
+            print("| " + " | ".join(row) + " |")
+
+    def give_up() -> None:
+        """A kernel that never ends, or threads that wait for each other."""
+        faulthandler.dump_traceback()
+        table.append((names[min(len(table), len(names) - 1)], "FAILED", "", "it did not end"))
+        show("a device that hangs")
+        sys.stdout.flush()
+        os._exit(1)
+
+    watchdog = threading.Timer(arguments.limit + GRACE_S, give_up)
+    watchdog.daemon = True
+    watchdog.start()
     with place(arguments.stand_in) as device:
         what = "the stand-in driver" if arguments.stand_in else torch.cuda.get_device_name(device)
         run = Run(device, time.perf_counter() + arguments.limit)
@@ -412,10 +435,8 @@ def main() -> int:
                 traceback.print_exc()
             table.append((name, result, f"{time.perf_counter() - started:.1f} s", note.splitlines()[0] if note else ""))
             print(f"{name}: {result}", flush=True)
-    print(f"\noxidiff {oxidiff.__version__}, torch {torch.__version__} on {what}\n")
-    print("| row | result | took | what |\n| --- | --- | --- | --- |")
-    for row in table:
-        print("| " + " | ".join(row) + " |")
+    watchdog.cancel()
+    show(what)
     return int(has_failed)
 
 

@@ -219,6 +219,45 @@ def test_nothing_is_compiled_in_a_capture_strictly(gpu: StandIn) -> None:
         ours(image())
 
 
+@torch.no_grad()
+def test_f32_may_be_rounded_where_torch_says_so(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net)
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+    def seen() -> list[tuple[bool, bool]]:
+        return [variant.captured.tf32 for variant in ours._oxidiff.engines()[-1].variants]
+
+    try:
+        torch.backends.cudnn.allow_tf32 = True
+        ours(x)
+        assert seen() == [(False, True)], "eager's convolutions are rounded unless told otherwise"
+        torch.backends.cudnn.allow_tf32 = False
+        assert_close(ours(x), net(x))
+        torch.set_float32_matmul_precision("high")
+        assert_close(ours(x), net(x))
+        assert seen() == [(False, True), (False, False), (True, False)]
+        torch.set_float32_matmul_precision("highest")
+        assert_close(ours(x), net(x))
+        report = ours.report()
+        assert (report.captures, report.programs, report.eager_calls) == (1, 3, 0)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+@torch.no_grad()
+def test_who_computes_what_shows(gpu: StandIn) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 8, 3))
+    ours = compiled(net)
+    ours(image())
+    assert ours.report().sizes[0]["computed_by"] == {"kernel": 2}
+    (variant,) = ours.explain().variants
+    steps = variant["not_by_libraries"]
+    assert len(steps) == 2 and all("convolution" in step and reason for step, reason in steps)
+    assert "not_by_libraries: " in str(ours.explain())
+
+
 class Prepared(nn.Module):
     """Something of it depends on weights alone."""
 

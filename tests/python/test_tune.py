@@ -554,6 +554,64 @@ def test_a_bar_shows_what_is_tuned_and_the_gain(monkeypatch: pytest.MonkeyPatch)
     assert shown == ["tuning net 2", *steps, "closed"], "once: no bar where nobody looks"
 
 
+class DeviceSite:
+    """A choice on a GPU: two ways of a library and the generated kernels, of which the second does not work."""
+
+    op, bucket, count, expected = "product f16 [64, 64] x [64, 64] 0123", "these sizes", 3, [1e6, 1e6, 1e6]
+    key = ("a GPU, driver for CUDA 13.0", "cuBLASLt 13.1, cuDNN 91900, oxidiff 0.1.0")
+
+    def __init__(self) -> None:
+        self.installed: str | None = None
+        self.trials: list[int] = []
+
+    @property
+    def chosen(self) -> tuple[int, int]:
+        way = ["library 0", "library 1", "kernel"].index(self.installed or "library 0")
+        return way, way
+
+    def candidates(self) -> list[int]:
+        return [0, 1, 2]
+
+    def measure(self, candidate: int) -> tuple[float, float, int] | None:
+        self.trials.append(candidate)
+        return None if candidate == 1 else ((3e-3, 0.0, 64) if candidate == 0 else (1e-3, 0.0, 64))
+
+    def name(self, packed: int, per_call: int) -> str:
+        return ["library 0", "library 1", "kernel"][packed]
+
+    def install(self, choice: str) -> bool:
+        self.installed = choice
+        return True
+
+
+def test_choices_on_a_device_are_measured_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[Any] = []
+    program = types.SimpleNamespace(hash="a program", forget_size=forgotten.append)
+    monkeypatch.setattr(_native, "DeviceSite", DeviceSite)
+
+    def tuned(mode: str = "quick", **fields: Any) -> tuple[DeviceSite, tune.Tuner]:
+        tune._held.clear()
+        site = DeviceSite()
+        monkeypatch.setattr(_native, "device_sites", lambda program, sizes: [site], raising=True)
+        tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, **fields), is_on_device=True)
+        tuner.tune(program, [2, 64], "a test")  # type: ignore[arg-type]
+        return site, tuner
+
+    site, tuner = tuned()
+    assert (site.installed, forgotten, tuner.has_news) == ("kernel", [[2, 64]], True)
+    assert site.trials.count(1) == 1, "a way that does not work is not tried again"
+    (row,) = bundle.entries()
+    assert row[:8] == (DeviceSite.op, DeviceSite.bucket, *DeviceSite.key, "kernel", 1e-3, 3e-3, 64)
+    assert "1 choices for a GPU, driver for CUDA 13.0, cuBLASLt 13.1" in bundle.list_cache()
+    # The next process knows it; with another driver or library nothing is known.
+    site, _ = tuned("cached")
+    assert (site.installed, site.trials) == ("kernel", [])
+    monkeypatch.setattr(DeviceSite, "key", ("a GPU, driver for CUDA 13.1", DeviceSite.key[1]))
+    assert tuned("cached")[0].installed is None
+    assert tuned("off")[0].installed is None
+    assert tuned(tune_budget_s=0.1)[0].trials == [], "no trial is begun that is not expected to end in time"
+
+
 def test_choices_travel_with_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, held = tmp_path / "net.oxi", tmp_path / "held.oxi"
     compiled = compiled_of(net(), cache=False, graph_file=str(held))

@@ -85,6 +85,21 @@ pub fn random(random: &mut Random, dtype: DType, shape: &[i64], largest: i64) ->
     }
 }
 
+/// One run on memory of this process, into results that hold garbage before.
+pub fn run_here(executable: &Executable, bindings: &[i64], inputs: &[Tensor]) -> oxidiff::Result<Vec<interp::Tensor>> {
+    let types = executable.output_types(bindings)?;
+    let bytes =
+        |shape: &[i64], size: usize| vec![0xa5u8; shape.iter().map(|d| d.max(&0)).product::<i64>() as usize * size];
+    let mut buffers: Vec<Vec<u8>> = types.iter().map(|(dtype, shape)| bytes(shape, dtype.size_bytes())).collect();
+    let places = types.iter().zip(&mut buffers);
+    let outputs: Vec<Tensor> =
+        places.map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape)).collect();
+    // SAFETY: inputs and weights are borrowed from live tensors, outputs from the buffers above.
+    unsafe { executable.run(inputs, &outputs, bindings, None)? };
+    let results = types.into_iter().zip(buffers);
+    results.map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes)).collect()
+}
+
 /// The tensor's own memory; valid while it lives.
 pub fn borrow(tensor: &interp::Tensor) -> Tensor {
     Tensor::dense(tensor.bytes().as_ptr().cast_mut(), tensor.dtype(), tensor.shape())
@@ -128,28 +143,9 @@ impl Case {
     }
 
     pub fn run(&self, inputs: &[Tensor], bindings: &[i64]) -> oxidiff::Result<Vec<interp::Tensor>> {
-        let types = self.executable.output_types(bindings)?;
-        let mut buffers: Vec<Vec<u8>> = types
-            .iter()
-            .map(|(dtype, shape)| {
-                vec![0xa5; shape.iter().map(|d| d.max(&0)).product::<i64>() as usize * dtype.size_bytes()]
-            })
-            .collect();
-        let outputs: Vec<Tensor> = types
-            .iter()
-            .zip(&mut buffers)
-            .map(|((dtype, shape), bytes)| Tensor::dense(bytes.as_mut_ptr(), *dtype, shape))
-            .collect();
-        // SAFETY: inputs are borrowed from live tensors, outputs from the buffers above, weights live in `self`.
-        unsafe { self.executable.run(inputs, &outputs, bindings, None)? };
-        Ok(types
-            .into_iter()
-            .zip(buffers)
-            .map(|((dtype, shape), bytes)| interp::Tensor::new(dtype, shape, bytes).unwrap())
-            .collect())
+        run_here(&self.executable, bindings, inputs)
     }
 
-    /// Compares one run with the interpreter in f64; `terms` is the longest sum.
     pub fn check_at(&mut self, bindings: &[i64], terms: usize) {
         let inputs = self.inputs(bindings);
         let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();

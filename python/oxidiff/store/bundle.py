@@ -48,6 +48,11 @@ def _cubins() -> list[Path]:
     return sorted((_folder() / "cubins").glob("*.cubin"))
 
 
+def _plans() -> list[Path]:
+    """Plans of cuDNN."""
+    return sorted((_folder() / "cubins").glob("*.plan"))
+
+
 def entries(path: str | PathLike[str] | None = None) -> list[Row]:
     """The rows of a tuning database, by default of the cache's; none if there is no such file.
 
@@ -87,8 +92,12 @@ def list_cache(with_choices: bool = False) -> str:
         lines.append(f"  tuning.sqlite  {len(rows)} choices")
         for device, library in sorted({row[2:4] for row in rows}):
             held = [row for row in rows if row[2:4] == (device, library)]
-            is_old = " (not these: they are not used)" if library != _native.kernel_version else ""
-            lines.append(f"    {len(held)} choices for {device}, kernels {library}{is_old}")
+            is_gpu = "cuDNN" in library
+            is_old = not is_gpu and library != _native.kernel_version
+            with_what = library if is_gpu else f"kernels {library}"
+            lines.append(
+                f"    {len(held)} choices for {device}, {with_what}{' (not these: they are not used)' if is_old else ''}"
+            )
             for op, bucket, _, _, choice, seconds, default_seconds, *_ in held if with_choices else ():
                 times = f"{seconds * 1e3:.3g} ms, {default_seconds * 1e3:.3g} ms untuned"
                 lines.append(f"      {op}, {bucket}: {choice}, {times}")
@@ -97,6 +106,8 @@ def list_cache(with_choices: bool = False) -> str:
     lines.append(f"  {len(_graphs())} artifacts, {total / 2**20:.2f} MiB")
     if units := _cubins():
         lines.append(f"  {len(units)} units of GPU kernels, {sum(u.stat().st_size for u in units) / 2**20:.2f} MiB")
+    if plans := _plans():
+        lines.append(f"  {len(plans)} plans of cuDNN, {sum(p.stat().st_size for p in plans) / 2**20:.2f} MiB")
     return "\n".join(lines)
 
 
@@ -107,7 +118,7 @@ def clear() -> int:
         CacheError: A file cannot be removed.
     """
     removed = 0
-    for path in (*_graphs(), *_cubins(), database_path(), database_path().with_suffix(".damaged")):
+    for path in (*_graphs(), *_cubins(), *_plans(), database_path(), database_path().with_suffix(".damaged")):
         try:
             path.unlink()
             removed += 1

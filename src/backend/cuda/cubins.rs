@@ -1,17 +1,17 @@
 //! Machine code of kernels: compiled in parallel, several kernels to a unit, and kept by content.
 //!
-//! A unit's key is the hash of its text, the prelude, the compiler's version and the architecture. Files are written under
-//! another name and renamed, headed by the hash of what follows, and read only if that agrees: a cut or foreign file is a
-//! miss. The oldest go where they are more than [`MOST_BYTES`].
+//! A unit's key is the hash of its text, the prelude, the compiler's version and the architecture; [`kept`] says how files
+//! are kept.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::NAME;
 use super::nvrtc::Nvrtc;
 use crate::codegen::cuda::{Kernel, PRELUDE};
+use crate::store::kept::{self, Kept};
 use crate::{Error, Result};
 
 /// Kernels of one compilation: most of a small kernel's time is the compiler's start.
@@ -45,13 +45,10 @@ pub type Image = Arc<Vec<u8>>;
 /// Most that a folder keeps: some hundred models' worth.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Bytes of a hash.
-const HASH: usize = 32;
-
 /// Machine code by content: in memory, and in a folder if there is one.
 #[derive(Default)]
 pub struct Cubins {
-    folder: Option<PathBuf>,
+    kept: Option<Kept>,
     known: Mutex<HashMap<String, Image>>,
     compiled: AtomicUsize,
 }
@@ -59,7 +56,7 @@ pub struct Cubins {
 impl Cubins {
     /// Kept in `folder` beyond the process, if there is one.
     pub fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, ..Self::default() }
+        Self { kept: folder.map(|f| Kept::new(f, "cubin", MOST_BYTES)), ..Self::default() }
     }
 
     /// Units that had to be compiled so far.
@@ -93,64 +90,23 @@ impl Cubins {
     }
 
     fn unit(&self, compiler: &dyn Compiler, arch: u32, source: &str) -> Result<Image> {
-        let mut hasher = blake3::Hasher::new();
-        for part in [&compiler.identity(), &format!("sm_{arch}"), source] {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part.as_bytes());
-        }
-        let key = hasher.finalize().to_hex().to_string();
+        let key = kept::key(&[&compiler.identity(), &format!("sm_{arch}"), source]);
         let known = |key: &str| self.known.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
         if let Some(image) = known(&key) {
             return Ok(image);
         }
-        let image = match self.read(&key) {
+        let image = match self.kept.as_ref().and_then(|kept| kept.read(&key)) {
             Some(image) => image,
             None => {
                 let image = compiler.compile(source, arch)?;
                 self.compiled.fetch_add(1, Ordering::Relaxed);
-                self.write(&key, &image);
+                self.kept.iter().for_each(|kept| kept.write(&key, &image));
                 image
             }
         };
         let image = Arc::new(image);
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, image.clone());
         Ok(image)
-    }
-
-    fn read(&self, key: &str) -> Option<Vec<u8>> {
-        let mut bytes = std::fs::read(self.folder.as_ref()?.join(format!("{key}.cubin"))).ok()?;
-        let image = bytes.split_off(HASH.min(bytes.len()));
-        (bytes == blake3::hash(&image).as_bytes()).then_some(image)
-    }
-
-    /// A folder that cannot be written costs the next process its time, and nothing else.
-    fn write(&self, key: &str, image: &[u8]) {
-        let Some(folder) = &self.folder else { return };
-        let temporary = folder.join(format!("{key}.{}.part", std::process::id()));
-        let bytes = [blake3::hash(image).as_bytes().as_slice(), image].concat();
-        let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&temporary, bytes));
-        if written.and_then(|()| std::fs::rename(&temporary, folder.join(format!("{key}.cubin")))).is_err() {
-            let _ = std::fs::remove_file(&temporary);
-        }
-        keep_below(folder, MOST_BYTES);
-    }
-}
-
-/// Removes the oldest units of a folder until the others have at most `bytes`.
-fn keep_below(folder: &Path, bytes: u64) {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let units = entries.filter(|e| e.path().extension().is_some_and(|x| x == "cubin"));
-    let states = units.filter_map(|e| e.metadata().ok().map(|m| (m.modified().ok(), m.len(), e.path())));
-    let mut units: Vec<_> = states.collect();
-    units.sort();
-    let mut left: u64 = units.iter().map(|(_, len, _)| len).sum();
-    for (_, len, path) in units {
-        if left <= bytes {
-            break;
-        }
-        // One that another process removed is gone too.
-        let _ = std::fs::remove_file(path);
-        left -= len;
     }
 }
 
@@ -206,23 +162,6 @@ mod tests {
         let third = Cubins::new(Some(folder.clone()));
         assert_eq!(third.get(&Upper, 80, &kernels).unwrap(), images);
         assert_eq!(third.compiled(), 3, "cut files are misses");
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn the_oldest_go_first() {
-        let folder = std::env::temp_dir().join(format!("oxidiff-cubins-old-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        for (age, name) in ["new.cubin", "old.cubin", "older.cubin", "other.txt"].into_iter().enumerate() {
-            let file = std::fs::File::create(folder.join(name)).unwrap();
-            file.set_len(100).unwrap();
-            let then = std::time::SystemTime::now() - std::time::Duration::from_secs(60 * age as u64);
-            file.set_modified(then).unwrap();
-        }
-        keep_below(&folder, 150);
-        let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, ["new.cubin", "other.txt"]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 

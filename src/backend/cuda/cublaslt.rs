@@ -3,7 +3,7 @@
 //! A [`Problem`] says what is multiplied in terms of row-major matrices; cuBLASLt counts columns first, so the result is
 //! computed as `outᵀ = wᵀ xᵀ`: the weight is its left operand, and a vector with one element per column of `out` is the
 //! bias that its epilogue adds to rows. Planning asks the library's heuristic for algorithms; the first is taken, the
-//! others are kept. A run allocates nothing and is a plain sequence of launches on the stream, which may be captured.
+//! others are for a [sweep](super::delegate::Site). A run allocates nothing and is a plain sequence of launches on the stream, which may be captured.
 
 use std::ffi::c_void;
 use std::mem::size_of;
@@ -44,7 +44,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// `out [m, n] = activation(x [m, k] w [k, n] + bias [n] + residual [m, n])`, `batch` times. Sums are f32.
+/// `out [m, n] = activation(scale x [m, k] w [k, n] + bias [n] + residual [m, n])`, `batch` times. Sums are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// Element type of what is multiplied.
@@ -73,6 +73,8 @@ pub struct Problem {
     pub bias: Option<u32>,
     /// What follows the sums.
     pub activation: Activation,
+    /// Bits of the f32 that sums are multiplied by before anything is added.
+    pub scale_bits: u32,
     /// Most bytes of workspace.
     pub workspace_bytes: usize,
 }
@@ -327,6 +329,42 @@ impl Product {
     }
 }
 
+/// A product by another than its first candidate.
+#[derive(Debug)]
+pub struct Chosen {
+    product: Arc<Product>,
+    number: usize,
+}
+
+impl Chosen {
+    /// By candidate `number`.
+    ///
+    /// # Errors
+    /// If there are not so many.
+    pub fn new(product: Arc<Product>, number: usize) -> std::result::Result<Self, String> {
+        match number < product.candidates.len() {
+            true => Ok(Self { product, number }),
+            false => Err(format!("cuBLASLt has {} algorithms for this product", product.candidates.len())),
+        }
+    }
+}
+
+/// Addresses: x, w, result, residual, bias; 0 for what is not there.
+impl Planned for Chosen {
+    fn library(&self) -> &'static str {
+        self.product.library()
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.product.candidates[self.number].workspace_bytes
+    }
+
+    unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise; the workspace is that of this candidate.
+        unsafe { self.product.run_as(&self.product.candidates[self.number], addresses, workspace, stream) }
+    }
+}
+
 impl Planned for Product {
     fn library(&self) -> &'static str {
         "cuBLASLt"
@@ -336,8 +374,23 @@ impl Planned for Product {
         self.candidates[0].workspace_bytes
     }
 
-    /// Addresses: x, w, result, residual, bias; 0 for what is not there.
+    /// Addresses: as for [`Chosen`].
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_as(&self.candidates[0], addresses, workspace, stream) }
+    }
+}
+
+impl Product {
+    /// # Safety
+    /// As [`Planned::run`], with the workspace of `candidate`.
+    unsafe fn run_as(
+        &self,
+        candidate: &Candidate,
+        addresses: &[u64],
+        workspace: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
         let refused = |what: String| Error::Backend { backend: NAME, what };
         let &[x, w, out, residual, bias] = addresses else {
             return Err(refused("a product has five operands".to_owned()));
@@ -348,9 +401,10 @@ impl Planned for Product {
             let at = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             descriptor.set(at, bias).map_err(refused)?;
         }
-        let (alpha, beta) = (1f32, f32::from(u8::from(self.problem.residual.is_some())));
+        let (alpha, beta) =
+            (f32::from_bits(self.problem.scale_bits), f32::from(u8::from(self.problem.residual.is_some())));
         let added = if self.problem.residual.is_some() { residual } else { out };
-        let algorithm = sys::cublasLtMatmulAlgo_t { data: self.candidates[0].algorithm };
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: candidate.algorithm };
         let [w_layout, x_layout, c_layout, d_layout] = self.layouts.each_ref().map(|l| l.0);
         // SAFETY: the descriptors are live, alpha and beta are of the scale type and read during the call, the addresses
         // are valid for the layouts by the caller's promise, the workspace has the bytes that the algorithm asked for.
@@ -370,7 +424,7 @@ impl Planned for Product {
                 d_layout,
                 &raw const algorithm,
                 pointer(workspace),
-                self.workspace_bytes(),
+                candidate.workspace_bytes,
                 std::ptr::with_exposed_provenance_mut(stream),
             )
         };

@@ -4,11 +4,16 @@
 //! descriptors, asks the heuristic for engines and builds plans until one succeeds: an engine that the heuristic names is
 //! not yet one that works. A run sets the stream, binds addresses and executes; it may be captured.
 //!
+//! Building a plan takes up to seconds, reading it back milliseconds: plans are kept in a folder if there is one, by the
+//! problem, the library's version and the device. What the library does not read back is removed and built anew.
+//!
 //! Planning needs no device where its properties are given as JSON ([`Cudnn::for_description`]): so tests build the plans
 //! of GPUs that are not there.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use cudarc::cudnn::sys;
 use sys::cudnnBackendAttributeName_t as A;
@@ -20,10 +25,15 @@ use super::NAME;
 use super::delegate::{Planned, Refusal};
 use super::driver::StreamHandle;
 use crate::ir::DType;
+use crate::store::kept::{self, Kept};
 use crate::{Error, Result};
 
 /// Engines that are tried.
 const ATTEMPTS: usize = 12;
+/// Most plans that are built at the same time: each needs a handle of its own.
+pub(super) const MOST_HANDLES: usize = 4;
+/// Most that a folder of plans holds.
+const MOST_BYTES: u64 = 256 << 20;
 /// Engines that are asked for from one heuristic.
 const ASKED: i64 = 16;
 
@@ -195,6 +205,21 @@ impl Descriptor {
         Ok(value)
     }
 
+    fn text(&self, attribute: A) -> Made<Vec<u8>> {
+        let get = |bytes: i64, count: &mut i64, to: *mut c_void| {
+            // SAFETY: a live descriptor, and room for as many characters as are said.
+            let code =
+                unsafe { sys::cudnnBackendGetAttribute(self.0, attribute, T::CUDNN_TYPE_CHAR, bytes, count, to) };
+            check(code, &format!("{attribute:?}"))
+        };
+        let (mut count, mut written) = (0i64, 0i64);
+        get(0, &mut count, std::ptr::null_mut())?;
+        let mut text = vec![0u8; usize::try_from(count).unwrap_or(0)];
+        get(count, &mut written, text.as_mut_ptr().cast())?;
+        text.truncate(usize::try_from(written).unwrap_or(0));
+        Ok(text)
+    }
+
     /// Fills descriptors that were made for it; gives the number of those that were filled.
     fn fill(&self, attribute: A, parts: &[Descriptor]) -> Made<usize> {
         let mut raw: Vec<_> = parts.iter().map(|d| d.0).collect();
@@ -238,112 +263,217 @@ fn computed_as(mode: Mode) -> sys::cudnnDataType_t {
 
 const FLOAT: sys::cudnnDataType_t = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
 
+/// A handle of a device. It knows the stream, and neither it nor a plan that was made with it may be used by two threads at
+/// once ("thread safety" and "limitations" in cuDNN's documentation).
+#[derive(Debug)]
+struct Handle(Mutex<sys::cudnnHandle_t>);
+
+// SAFETY: the handle is behind a lock.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    fn new() -> Made<Arc<Self>> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle.
+        check(unsafe { sys::cudnnCreate(&raw mut handle) }, "to start")?;
+        Ok(Arc::new(Self(Mutex::new(handle))))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made by `cudnnCreate`, destroyed once, after every plan that holds it.
+        unsafe { sys::cudnnDestroy(*self.0.get_mut().unwrap_or_else(PoisonError::into_inner)) };
+    }
+}
+
 /// Whose plans are made.
 #[derive(Debug)]
 enum Whose {
-    /// A device's. The handle knows the stream, so one thread at a time uses it.
-    Device(Mutex<sys::cudnnHandle_t>),
+    /// A device's: handles to make them with, one for each that is made at the same time.
+    Device(Mutex<Vec<Arc<Handle>>>, AtomicUsize),
     /// Those of a device that is described.
     Description(Descriptor),
 }
 
-// SAFETY: the handle is behind a lock; descriptors are only read.
-unsafe impl Send for Whose {}
-// SAFETY: as above.
-unsafe impl Sync for Whose {}
+/// What a descriptor is told about whose plans are made.
+#[derive(Clone, Copy)]
+enum Mark<'a> {
+    Handle(sys::cudnnHandle_t),
+    Properties(&'a Descriptor),
+}
+
+impl Mark<'_> {
+    fn set(self, descriptor: Descriptor, handle: Option<A>, properties: Option<A>) -> Made<Descriptor> {
+        match (self, handle, properties) {
+            (Self::Handle(own), Some(attribute), _) => descriptor.set(attribute, T::CUDNN_TYPE_HANDLE, &[own]),
+            (Self::Properties(own), _, Some(attribute)) => descriptor.parts(attribute, &[own]),
+            _ => Ok(descriptor),
+        }
+    }
+}
+
+/// A plan that was built or read, before it is bound to a problem.
+struct Built {
+    plan: Descriptor,
+    workspace_bytes: usize,
+    engine: i64,
+}
 
 /// The library, made ready for one device.
 #[derive(Debug)]
 pub struct Cudnn {
     whose: Whose,
-}
-
-impl Drop for Cudnn {
-    fn drop(&mut self) {
-        if let Whose::Device(handle) = &self.whose {
-            // SAFETY: made by `cudnnCreate`, destroyed once, after every plan that holds it.
-            unsafe { sys::cudnnDestroy(*handle.lock().unwrap_or_else(PoisonError::into_inner)) };
-        }
-    }
+    version: usize,
+    /// What it makes plans for.
+    device: String,
+    kept: Option<Kept>,
+    built: AtomicUsize,
 }
 
 impl Cudnn {
-    /// For the device whose context is current. The library must have been found.
-    pub(super) fn open() -> Made<Arc<Self>> {
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle.
-        check(unsafe { sys::cudnnCreate(&raw mut handle) }, "to start")?;
-        Ok(Arc::new(Self { whose: Whose::Device(Mutex::new(handle)) }))
+    fn new(whose: Whose, device: &str, folder: Option<PathBuf>) -> Arc<Self> {
+        // SAFETY: takes nothing and returns a number; whoever has made `whose` has called the library.
+        let version = unsafe { sys::cudnnGetVersion() };
+        let kept = folder.map(|folder| Kept::new(folder, "plan", MOST_BYTES));
+        Arc::new(Self { whose, version, device: device.to_owned(), kept, built: AtomicUsize::new(0) })
+    }
+
+    /// For the device whose context is current, `device` in words; plans are kept in `folder`, if there is one. The library
+    /// must have been found.
+    pub(super) fn open(device: &str, folder: Option<PathBuf>) -> Made<Arc<Self>> {
+        let handles = Mutex::new(vec![Handle::new()?]);
+        Ok(Self::new(Whose::Device(handles, AtomicUsize::new(0)), device, folder))
     }
 
     /// For a device that need not be there, from its properties in cuDNN's JSON form: plans are built, not run.
     ///
     /// # Errors
     /// What the library says, or why it is not there.
-    pub fn for_description(json: &str) -> Made<Arc<Self>> {
+    pub fn for_description(json: &str, folder: Option<PathBuf>) -> Made<Arc<Self>> {
         if let Err(reason) = &super::found().cudnn {
             return Err(reason.clone());
         }
         let properties = Descriptor::new(D::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?
             .set(A::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, T::CUDNN_TYPE_CHAR, json.as_bytes())?
             .finish("a device's description")?;
-        Ok(Arc::new(Self { whose: Whose::Description(properties) }))
+        Ok(Self::new(Whose::Description(properties), json, folder))
     }
 
-    /// Tells a descriptor whose plans are made.
-    fn mark(&self, descriptor: Descriptor, handle: Option<A>, properties: Option<A>) -> Made<Descriptor> {
-        match (&self.whose, handle, properties) {
-            (Whose::Device(own), Some(attribute), _) => {
-                let own = *own.lock().unwrap_or_else(PoisonError::into_inner);
-                descriptor.set(attribute, T::CUDNN_TYPE_HANDLE, &[own])
-            }
-            (Whose::Description(own), _, Some(attribute)) => descriptor.parts(attribute, &[own]),
-            _ => Ok(descriptor),
+    /// Name and version: another version makes other plans.
+    pub fn version(&self) -> String {
+        format!("cuDNN {}", self.version)
+    }
+
+    /// Plans that had to be built so far.
+    pub fn built(&self) -> usize {
+        self.built.load(Ordering::Relaxed)
+    }
+
+    /// Does `work` with a handle that nobody else uses meanwhile, and gives that too.
+    fn marked<R>(&self, work: impl FnOnce(Mark<'_>) -> Made<R>) -> Made<(R, Option<Arc<Handle>>)> {
+        let (handles, next) = match &self.whose {
+            Whose::Description(properties) => return Ok((work(Mark::Properties(properties))?, None)),
+            Whose::Device(handles, next) => (handles, next),
+        };
+        let all = handles.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for handle in &all {
+            let raw = match handle.0.try_lock() {
+                Ok(raw) => raw,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            return Ok((work(Mark::Handle(*raw))?, Some(handle.clone())));
         }
+        let handle = if all.len() < MOST_HANDLES {
+            let fresh = Handle::new()?;
+            handles.lock().unwrap_or_else(PoisonError::into_inner).push(fresh.clone());
+            fresh
+        } else {
+            all[next.fetch_add(1, Ordering::Relaxed) % all.len()].clone()
+        };
+        let raw = handle.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = work(Mark::Handle(*raw))?;
+        drop(raw);
+        Ok((done, Some(handle)))
     }
 
-    /// A plan for `problem`, or why there is none.
+    /// A plan for `problem`, or why there is none: that of engine number `choice` in the heuristic's order, else of the
+    /// first that works.
     ///
     /// # Errors
     /// What the library says; of several engines that fail, the first.
-    pub fn plan(self: &Arc<Self>, problem: &Problem) -> Made<Execution> {
+    pub fn plan(&self, problem: &Problem, choice: Option<usize>) -> Made<Execution> {
+        let key =
+            kept::key(&["plan 1", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
+        let (built, handle) = self.marked(|mark| {
+            if let Some(built) = self.read(&key, problem, mark) {
+                return Ok(built);
+            }
+            let built = Self::build(problem, choice, mark)?;
+            self.built.fetch_add(1, Ordering::Relaxed);
+            self.write(&key, &built);
+            Ok(built)
+        })?;
+        let Built { plan, workspace_bytes, engine } = built;
+        let (operands, values) = (operands(problem), values(problem));
+        Ok(Execution { handle, plan, workspace_bytes, engine, operands, values })
+    }
+
+    /// The plan that is kept under this key: the engine's number, and what the library made of the plan.
+    fn read(&self, key: &str, problem: &Problem, mark: Mark<'_>) -> Option<Built> {
+        let kept = self.kept.as_ref()?;
+        let bytes = kept.read(key)?;
+        let read = || -> Made<Built> {
+            let (engine, json) = bytes.split_first_chunk().ok_or("a plan without an engine")?;
+            let plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+            let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
+            let plan = mark
+                .set(plan, Some(handle), Some(properties))?
+                .set(A::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, T::CUDNN_TYPE_CHAR, json)?
+                .finish("a plan that was kept")?;
+            let workspace_bytes = workspace_of(&plan, problem)?;
+            Ok(Built { plan, workspace_bytes, engine: i64::from_le_bytes(*engine) })
+        };
+        read().inspect_err(|_| kept.remove(key)).ok()
+    }
+
+    fn write(&self, key: &str, built: &Built) {
+        let Some(kept) = &self.kept else { return };
+        // An engine whose plans cannot be written is built by every process.
+        if let Ok(json) = built.plan.text(A::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION) {
+            kept.write(key, &[built.engine.to_le_bytes().as_slice(), &json].concat());
+        }
+    }
+
+    fn build(problem: &Problem, choice: Option<usize>, mark: Mark<'_>) -> Made<Built> {
         let tensors =
             problem.tensors.iter().enumerate().map(|(id, t)| tensor(id, t)).collect::<Made<Vec<Descriptor>>>()?;
         let operations = problem.operations.iter().map(|o| operation(o, &tensors)).collect::<Made<Vec<_>>>()?;
         let graph = Descriptor::new(D::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
-        let graph = self.mark(graph, Some(A::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?;
-        let graph = graph
+        let graph = mark
+            .set(graph, Some(A::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?
             .parts(A::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations.iter().collect::<Vec<_>>())?
             .finish("this graph of operations")?;
         use sys::cudnnBackendHeurMode_t::{CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
-        let mut reason = None;
-        let mut attempts = 0;
+        let (mut reason, mut number) = (None, 0);
         for mode in [CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK] {
-            let configs = match self.configs(&graph, mode) {
+            let configs = match configs(&graph, mode, mark) {
                 Ok(configs) => configs,
                 Err(why) => {
                     reason.get_or_insert(why);
                     continue;
                 }
             };
-            for config in &configs {
-                if attempts == ATTEMPTS {
-                    break;
+            for config in configs.iter().take(ATTEMPTS - number) {
+                number += 1;
+                if choice.is_some_and(|choice| choice + 1 != number) {
+                    continue;
                 }
-                attempts += 1;
-                match self.build(problem, config) {
-                    Ok((plan, workspace_bytes, engine)) => {
-                        let operands = operands(problem);
-                        let values = values(problem);
-                        return Ok(Execution {
-                            library: self.clone(),
-                            plan,
-                            workspace_bytes,
-                            engine,
-                            operands,
-                            values,
-                        });
-                    }
+                match execution_plan(problem, config, mark) {
+                    Ok(built) => return Ok(built),
                     Err(why) => {
                         reason.get_or_insert(why);
                     }
@@ -352,44 +482,79 @@ impl Cudnn {
         }
         Err(reason.unwrap_or_else(|| "cuDNN has no engine for this graph of operations".to_owned()))
     }
-
-    fn configs(&self, graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t) -> Made<Vec<Descriptor>> {
-        let heuristic = Descriptor::new(D::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
-            .parts(A::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?
-            .set(A::CUDNN_ATTR_ENGINEHEUR_MODE, T::CUDNN_TYPE_HEUR_MODE, &[mode])?;
-        let heuristic = self.mark(heuristic, None, Some(A::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP))?.finish("a heuristic")?;
-        let made = (0..ASKED).map(|_| Descriptor::new(D::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
-        let mut configs = made.collect::<Made<Vec<_>>>()?;
-        let count = heuristic.fill(A::CUDNN_ATTR_ENGINEHEUR_RESULTS, &configs)?;
-        configs.truncate(count);
-        Ok(configs)
-    }
-
-    fn build(&self, problem: &Problem, config: &Descriptor) -> Made<(Descriptor, usize, i64)> {
-        let engines = [Descriptor::new(D::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?];
-        config.fill(A::CUDNN_ATTR_ENGINECFG_ENGINE, &engines)?;
-        let engine = engines[0].number(A::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
-        if multiplies_f32(problem) && !problem.tf32 && has_tensor_cores(&engines[0])? {
-            return Err("cuDNN's engines for f32 use TF32, which is not allowed".to_owned());
-        }
-        let plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
-            .parts(A::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
-        let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
-        let plan = self.mark(plan, Some(handle), Some(properties))?.finish("a plan")?;
-        let bytes = plan.number(A::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?;
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        if bytes > problem.workspace_bytes {
-            return Err(format!("cuDNN wants {bytes} bytes of workspace"));
-        }
-        Ok((plan, bytes, engine))
-    }
 }
 
-fn multiplies_f32(problem: &Problem) -> bool {
-    problem.operations.iter().any(|o| match o {
-        Operation::Convolution { x, .. } | Operation::Matmul { a: x, .. } => problem.tensors[*x].dtype == DType::F32,
-        Operation::Pointwise { .. } | Operation::Reduction { .. } => false,
-    })
+fn configs(graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t, mark: Mark<'_>) -> Made<Vec<Descriptor>> {
+    let heuristic = Descriptor::new(D::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
+        .parts(A::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?
+        .set(A::CUDNN_ATTR_ENGINEHEUR_MODE, T::CUDNN_TYPE_HEUR_MODE, &[mode])?;
+    let heuristic = mark.set(heuristic, None, Some(A::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP))?.finish("a heuristic")?;
+    let made = (0..ASKED).map(|_| Descriptor::new(D::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+    let mut configs = made.collect::<Made<Vec<_>>>()?;
+    let count = heuristic.fill(A::CUDNN_ATTR_ENGINEHEUR_RESULTS, &configs)?;
+    configs.truncate(count);
+    Ok(configs)
+}
+
+fn execution_plan(problem: &Problem, config: &Descriptor, mark: Mark<'_>) -> Made<Built> {
+    let engines = [Descriptor::new(D::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?];
+    config.fill(A::CUDNN_ATTR_ENGINECFG_ENGINE, &engines)?;
+    let engine = engines[0].number(A::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
+    if problem.multiplies_f32() && !problem.tf32 && has_tensor_cores(&engines[0])? {
+        return Err("cuDNN's engines for f32 use TF32, which is not allowed".to_owned());
+    }
+    let plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+        .parts(A::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
+    let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
+    let plan = mark.set(plan, Some(handle), Some(properties))?.finish("a plan")?;
+    let workspace_bytes = workspace_of(&plan, problem)?;
+    Ok(Built { plan, workspace_bytes, engine })
+}
+
+/// Bytes of workspace, if they are no more than the problem allows.
+fn workspace_of(plan: &Descriptor, problem: &Problem) -> Made<usize> {
+    let bytes = plan.number(A::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?;
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if bytes > problem.workspace_bytes {
+        return Err(format!("cuDNN wants {bytes} bytes of workspace"));
+    }
+    Ok(bytes)
+}
+
+impl Problem {
+    /// Whether operands of products are f32.
+    pub fn multiplies_f32(&self) -> bool {
+        self.operations.iter().any(|o| match o {
+            Operation::Convolution { x, .. } | Operation::Matmul { a: x, .. } => self.tensors[*x].dtype == DType::F32,
+            Operation::Pointwise { .. } | Operation::Reduction { .. } => false,
+        })
+    }
+
+    /// Terms of the longest sum.
+    pub fn terms(&self) -> u64 {
+        let terms = |o: &Operation| match o {
+            Operation::Convolution { w, .. } => self.tensors[*w].dims[1..].iter().product(),
+            Operation::Matmul { a, .. } => self.tensors[*a].dims.last().copied().unwrap_or(1),
+            Operation::Pointwise { .. } | Operation::Reduction { .. } => 1,
+        };
+        self.operations.iter().map(terms).max().unwrap_or(1).unsigned_abs()
+    }
+
+    /// The operation that most of the work is, with its sizes.
+    pub fn in_words(&self) -> String {
+        let dims = |at: usize| self.tensors[at].dims.iter().map(i64::to_string).collect::<Vec<_>>().join(" ");
+        let what = |o: &Operation| match o {
+            Operation::Convolution { x, w, stride, .. } => {
+                let name = self.tensors[*x].dtype.name();
+                Some(format!("convolution {name} [{}] by [{}], stride {stride:?}", dims(*x), dims(*w)))
+            }
+            Operation::Matmul { a, b, .. } => {
+                Some(format!("attention {} [{}] x [{}]", self.tensors[*a].dtype.name(), dims(*a), dims(*b)))
+            }
+            Operation::Pointwise { .. } | Operation::Reduction { .. } => None,
+        };
+        self.operations.iter().find_map(what).unwrap_or_default()
+    }
 }
 
 fn has_tensor_cores(engine: &Descriptor) -> Made<bool> {
@@ -510,7 +675,8 @@ fn values(problem: &Problem) -> Vec<(i64, u32)> {
 /// A graph that is ready to run.
 #[derive(Debug)]
 pub struct Execution {
-    library: Arc<Cudnn>,
+    /// What the plan was made with; none for a device that is only described.
+    handle: Option<Arc<Handle>>,
     plan: Descriptor,
     workspace_bytes: usize,
     engine: i64,
@@ -561,11 +727,11 @@ impl Planned for Execution {
     /// Addresses: those of [`Storage::Operand`], by index.
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
         let refused = |what: String| Error::Backend { backend: NAME, what };
-        let Whose::Device(handle) = &self.library.whose else {
+        let Some(handle) = &self.handle else {
             return Err(refused("a plan for a device that is only described".to_owned()));
         };
         let bound = self.bind(addresses, workspace).map_err(refused)?;
-        let handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = handle.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's stream; the handle is ours until the lock is given back.
         let code = unsafe { sys::cudnnSetStream(*handle, std::ptr::with_exposed_provenance_mut(stream)) };
         check(code, "a stream").map_err(refused)?;

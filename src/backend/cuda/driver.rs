@@ -172,6 +172,20 @@ impl Device {
         Ok(true)
     }
 
+    /// Seconds that the device takes for what `work` puts on a stream.
+    pub(super) fn time(&self, stream: StreamHandle, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let [start, end] = [Event::new()?, Event::new()?];
+        start.record(stream)?;
+        work()?;
+        end.record(stream)?;
+        end.seconds_since(&start)
+    }
+
+    /// Waits for everything that the device has to do.
+    pub(super) fn finish(&self) -> Result<()> {
+        checked(result::ctx::synchronize(), "waiting for the device")
+    }
+
     /// Copies bytes of the host to the device, and waits.
     ///
     /// # Safety
@@ -202,6 +216,46 @@ impl Device {
         }
         // SAFETY: the caller's promise.
         checked(unsafe { result::memcpy_dtoh_sync(to, from.addr() as u64) }, "copying from the device")
+    }
+}
+
+/// A moment of a stream.
+struct Event(sys::CUevent);
+
+impl Event {
+    fn new() -> Result<Self> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: a place for the handle; the context is current.
+        check(unsafe { sys::cuEventCreate(&raw mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as u32) }, "an event")?;
+        Ok(Self(event))
+    }
+
+    fn record(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: a live event, and the caller's stream.
+        check(unsafe { sys::cuEventRecord(self.0, raw(stream)) }, "an event of a stream")
+    }
+
+    /// Waits for it.
+    fn seconds_since(&self, start: &Self) -> Result<f64> {
+        // cudarc knows the function by the name that CUDA 12.8 gave it; older drivers have this one, newer ones too.
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+        // SAFETY: the driver is there, and its function has this signature; it was looked up when the driver was found.
+        let elapsed = unsafe { sys::culib().get::<Elapsed>(b"cuEventElapsedTime") };
+        let elapsed = elapsed.map_err(|e| Error::Backend { backend: NAME, what: format!("the driver: {e}") })?;
+        let mut milliseconds = 0f32;
+        // SAFETY: both are live and were recorded; the place is that of an f32.
+        unsafe {
+            check(sys::cuEventSynchronize(self.0), "waiting for an event")?;
+            check(elapsed(&raw mut milliseconds, start.0, self.0), "the time between events")?;
+        }
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }
 
@@ -437,11 +491,11 @@ fn with_params<R>(
 }
 
 impl Graph {
-    /// A graph that runs `chain` one after the other.
+    /// A graph that runs `chain` one after the other; what the device keeps of it is put there in the order of `stream`.
     ///
     /// # Safety
     /// As [`launch`], for every run of the graph.
-    pub(super) unsafe fn new(device: &Arc<Device>, chain: Vec<Node>) -> Result<Self> {
+    pub(super) unsafe fn new(device: &Arc<Device>, chain: Vec<Node>, stream: StreamHandle) -> Result<Self> {
         let before = device.free_bytes()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: a place for the handle.
@@ -469,6 +523,9 @@ impl Graph {
         }
         // SAFETY: a live graph.
         check(unsafe { sys::cuGraphInstantiateWithFlags(&raw mut own.exec, graph, 0) }, "a graph made ready")?;
+        // The first launch would do it otherwise, and what it takes would not be seen.
+        // SAFETY: a live graph, and the caller's stream.
+        check(unsafe { sys::cuGraphUpload(own.exec, raw(stream)) }, "a graph's way to the device")?;
         own.bytes = before.saturating_sub(device.free_bytes()?);
         Ok(own)
     }
@@ -499,7 +556,8 @@ impl Graph {
         check(unsafe { sys::cuGraphLaunch(self.exec, raw(stream)) }, "a graph's launch")
     }
 
-    /// Device memory that making it ready took.
+    /// By how much the device's free memory fell while it was made ready and put on the device: whole pages of the driver,
+    /// and what others took meanwhile.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

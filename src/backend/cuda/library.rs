@@ -113,6 +113,8 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuEventCreate",
     "cuEventRecord",
     "cuEventDestroy_v2",
+    "cuEventSynchronize",
+    "cuEventElapsedTime",
     "cuStreamWaitEvent",
     "cuModuleLoadData",
     "cuModuleUnload",
@@ -126,6 +128,7 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphExecChildGraphNodeSetParams",
     "cuGraphExecDestroy",
+    "cuGraphUpload",
     "cuGraphLaunch",
 ];
 

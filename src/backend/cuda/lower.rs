@@ -87,6 +87,9 @@ pub struct Lowered {
     /// Copies from any strides to dense memory, by element size: sizes are symbols 0 to 7, strides 8 to 15. The operands'
     /// places are the caller's.
     pub densify: Vec<(usize, Launch)>,
+    /// Softmax of rows of f32 into rows of a type, both dense: rows are symbol 0, columns symbol 1. For types of which there is
+    /// an attention.
+    pub softmax: Vec<(DType, Launch)>,
 }
 
 /// Dimensions that [`Lowered::densify`] kernels take.
@@ -107,7 +110,12 @@ impl Lowered {
         sizes.sort_unstable();
         sizes.dedup();
         let densify = sizes.into_iter().map(|bytes| (bytes, lowering.launch(densify(bytes), Vec::new()))).collect();
-        Ok(Self { kernels: lowering.kernels, steps, prepare, densify })
+        let attentions = plan.steps.iter().filter(|s| s.kernel == Kernel::Attention).filter_map(|s| s.stores.first());
+        let mut types: Vec<DType> = attentions.map(|store| store.dtype).filter(|dtype| dtype.is_float()).collect();
+        types.sort_unstable();
+        types.dedup();
+        let softmax = types.into_iter().map(|dtype| (dtype, lowering.launch(softmax_of(dtype), Vec::new()))).collect();
+        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax })
     }
 }
 
@@ -125,6 +133,17 @@ fn densify(bytes: usize) -> Text {
     let dense = crate::plan::access::dense_strides(&shape);
     let from = Provenance { ops: vec!["densify".to_owned()], lines: vec!["a strided argument made dense".to_owned()] };
     cuda::lower_copy(&View { dtype, shape: shape.clone(), strides }, &View { dtype, shape, strides: dense }, &from)
+}
+
+/// Shares of scores.
+fn softmax_of(dtype: DType) -> Text {
+    let shape: Vec<Dim> = (0..2).map(|at| Dim::symbol(crate::ir::Sym(at))).collect();
+    let strides = crate::plan::access::dense_strides(&shape);
+    let [scores, shares] =
+        [DType::F32, dtype].map(|dtype| View { dtype, shape: shape.clone(), strides: strides.clone() });
+    let from =
+        Provenance { ops: vec!["shares".to_owned()], lines: vec!["softmax of an attention's scores".to_owned()] };
+    cuda::lower_softmax(&scores, &shares, &from)
 }
 
 struct Lowering<'a> {

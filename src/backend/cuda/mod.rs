@@ -31,7 +31,7 @@ mod run;
 mod streams;
 
 use cubins::{Compiler, Cubins, UNIT};
-use delegate::{Delegates, Numerics};
+use delegate::Delegates;
 use driver::{Device, DriverMemory, Function, Module, StreamHandle};
 use library::{Libraries, Search, libraries};
 use lower::Lowered;
@@ -99,6 +99,19 @@ pub fn device(ordinal: u32) -> Result<Arc<Device>> {
     Ok(device)
 }
 
+/// What tells a device and its driver from others.
+fn device_words(device: &Device) -> String {
+    let driver = found().driver.as_ref().map_or((0, 0), |driver| driver.version);
+    format!(
+        "{}, sm_{}, {} multiprocessors, driver for CUDA {}.{}",
+        device.name(),
+        device.arch(),
+        device.multiprocessors(),
+        driver.0,
+        driver.1
+    )
+}
+
 /// The backend for one device.
 #[derive(Clone)]
 pub struct Cuda {
@@ -110,23 +123,25 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// For device `ordinal`, with kernels kept in `folder` and memory from `memory`, where these are given.
+    /// For device `ordinal`, with kernels and plans of libraries kept in `folder` and memory from `memory`, where these are given.
     ///
     /// # Errors
     /// [`Error::Backend`] saying what is missing.
     pub fn open(ordinal: u32, folder: Option<PathBuf>, memory: Option<Arc<dyn Memory>>) -> Result<Self> {
         let (device, compiler) = (device(ordinal)?, compiler()?);
         let memory = memory.unwrap_or_else(|| Arc::new(DriverMemory(device.clone())));
-        Ok(Self::new(device, Arc::new(compiler), Cubins::new(folder), memory))
+        let delegates = Delegates::new(device_words(&device), folder.clone());
+        let cuda = Self::new(device, Arc::new(compiler), Cubins::new(folder), memory);
+        Ok(cuda.with_delegates(delegates))
     }
 
     /// From its parts; tests have a compiler of their own.
     pub fn new(device: Arc<Device>, compiler: Arc<dyn Compiler>, cubins: Cubins, memory: Arc<dyn Memory>) -> Self {
-        let delegates = Arc::new(Delegates::new(Numerics::default()));
+        let delegates = Arc::new(Delegates::new(device_words(&device), None));
         Self { device, compiler, cubins: Arc::new(cubins), memory, delegates }
     }
 
-    /// The same with other libraries, or with other freedom for them.
+    /// The same with other libraries.
     #[must_use]
     pub fn with_delegates(self, delegates: Delegates) -> Self {
         Self { delegates: Arc::new(delegates), ..self }
@@ -140,6 +155,11 @@ impl Cuda {
     /// Where workspaces and derived weights come from.
     pub fn memory(&self) -> &dyn Memory {
         &*self.memory
+    }
+
+    /// Plans of libraries that had to be built so far.
+    pub fn plans_built(&self) -> usize {
+        self.delegates.built()
     }
 
     /// The one that every program of this process on device `ordinal` shares.
@@ -261,8 +281,8 @@ impl Program {
     }
 }
 
-/// Work that is only recorded cannot make what later calls rely on.
-fn cold() -> Error {
+/// Work that is only recorded cannot make what later calls rely on, nor load what it needs itself.
+pub fn cold() -> Error {
     unusable("a CUDA graph is being captured, and something is not ready yet; call the module once before")
 }
 

@@ -4,25 +4,31 @@
 //! graph launch, after new arguments for those kernels whose addresses have changed (the caller's tensors, another arena,
 //! other weights). Runs that the caller captures stay launches. Scalars and sizes never change: they are the specialization.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::delegate;
+use super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES};
 use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program, cold, streams};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Tensor};
-use crate::backend::{Run, Specialized, StepChoice, StepTime};
+use crate::backend::{Run, SiteRow, Specialized, StepChoice, StepTime};
 use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
+use crate::ir::DType;
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
 use crate::plan::{BufferKind, Plan, Step};
+use crate::select::Kernel as Select;
 use crate::{Error, Result};
 
+mod chunks;
 mod item;
+mod trial;
 
 use item::{Delegated, Item, address};
+use trial::Sites;
 
 /// A parameter word.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +173,10 @@ pub(super) struct SpecializedCuda {
     workspace: Workspace,
     items: Vec<Item>,
     choices: Vec<StepChoice>,
+    /// What of them a tuner may choose.
+    sites: Sites,
+    /// Bytes of each buffer: the plan's, the forms of packed weights, scratch memory.
+    buffer_bytes: Vec<usize>,
     /// Of each of the plan's buffers: whether anything reads it but kernels that stand in for a library.
     needed: Vec<bool>,
     /// Packed weights that libraries read with their channels as neighbours.
@@ -181,6 +191,9 @@ pub(super) struct SpecializedCuda {
     shapes: Vec<Option<Vec<i64>>>,
     costs: Vec<(u64, u64)>,
     replays: Mutex<Replays>,
+    graph_bytes: AtomicUsize,
+    /// Whether a run has been launched.
+    has_run: AtomicBool,
 }
 
 /// Makes the calls of steps.
@@ -189,6 +202,32 @@ struct Maker<'a> {
     bindings: &'a [i64],
     scratch: Vec<Scratch>,
     choices: Vec<StepChoice>,
+    sites: Sites,
+}
+
+impl<'a> Maker<'a> {
+    fn asked<'b>(program: &'b Program, step: &'b Step, bindings: &'b [i64]) -> Asked<'b> {
+        Asked { step, bindings, arch: program.device.arch(), numerics: program.plan.options.numerics }
+    }
+
+    /// Whether the kernel for few rows takes the step.
+    fn is_few(launches: &Launches, bindings: &[i64]) -> Result<bool> {
+        let few = |l: &Launch| match &l.few_rows {
+            Some(rows) => Ok(rows.eval(bindings)? <= GEMV_ROWS as i64),
+            None => Ok(false),
+        };
+        Ok(launches.launches.iter().map(few).collect::<Result<Vec<bool>>>()?.contains(&true))
+    }
+
+    /// Lets cuDNN build the plans of all steps that it may be asked for, several at the same time.
+    fn warm(program: &Program, bindings: &[i64]) {
+        let mut problems = Vec::new();
+        for (step, launches) in program.plan.steps.iter().zip(&program.lowered.steps) {
+            let graph = launches.delegate.as_ref().and_then(|d| d.graph(&Self::asked(program, step, bindings)));
+            problems.extend(graph.filter(|graph| !problems.contains(graph)));
+        }
+        program.delegates.warm(problems, || program.device.enter());
+    }
 }
 
 impl Maker<'_> {
@@ -214,21 +253,36 @@ impl Maker<'_> {
             return Ok(());
         }
         if let Some(delegate) = &launches.delegate {
-            let Program { plan, device, delegates, .. } = self.program;
-            let few = |l: &Launch| match &l.few_rows {
-                Some(rows) => Ok(rows.eval(self.bindings)? <= GEMV_ROWS as i64),
-                None => Ok(false),
+            let Program { plan, delegates, lowered, .. } = self.program;
+            let name = |l: &Launch| lowered.kernels[l.kernel].name.clone();
+            let kernels = |form: &delegate::Form| {
+                launches.launches.iter().chain(&form.before).chain(&form.after).map(name).collect()
             };
-            let is_few = launches.launches.iter().map(few).collect::<Result<Vec<bool>>>()?.contains(&true);
-            let ready = match is_few {
-                true => Err("it has few rows".to_owned()),
-                false => delegate.plan(step, self.bindings, device.arch(), delegates),
+            let ready = match Self::is_few(launches, self.bindings)? {
+                true => Err(("it has few rows".to_owned(), None)),
+                false => delegate.plan(&Self::asked(self.program, step, self.bindings), delegates, &kernels),
             };
-            let outcome = ready.as_ref().map(|r| r.planned.library()).map_err(Clone::clone);
+            let outcome = ready.as_ref().map(|r| r.planned.library()).map_err(|(why, _)| why.clone());
             self.choices.push(delegate::choice(plan.step_name(step), outcome));
-            if let Ok(ready) = ready {
-                items.push(Item::Delegated(self.delegated(at, step, launches, ready)?));
-                return Ok(());
+            match ready {
+                Ok(ready) => {
+                    self.sites.add(ready.site.clone(), Some(items.len()));
+                    let form = delegate.0.get(ready.form);
+                    let delegate::Ready { planned, operands, .. } = ready;
+                    items.push(Item::Delegated(self.delegated(at, step, launches, form, planned, operands)?));
+                    return Ok(());
+                }
+                Err((_, Some(site))) => self.sites.add(site, None),
+                Err((_, None)) if step.kernel == Select::Attention => {
+                    if let Ok((planned, operands)) = self.chunks(step, delegates)? {
+                        if let Some(last) = self.choices.last_mut() {
+                            *last = delegate::choice(plan.step_name(step), Ok(planned.library()));
+                        }
+                        items.push(Item::Delegated(self.delegated(at, step, launches, None, planned, operands)?));
+                        return Ok(());
+                    }
+                }
+                Err((_, None)) => {}
             }
         }
         let mut calls = Vec::new();
@@ -237,8 +291,15 @@ impl Maker<'_> {
         Ok(())
     }
 
-    fn delegated(&mut self, at: usize, step: &Step, launches: &Launches, ready: delegate::Ready) -> Result<Delegated> {
-        let delegate::Ready { planned, operands, form } = ready;
+    fn delegated(
+        &mut self,
+        at: usize,
+        step: &Step,
+        launches: &Launches,
+        form: Option<&delegate::Form>,
+        planned: Arc<dyn Planned>,
+        operands: Operands,
+    ) -> Result<Delegated> {
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
         let first = self.next_scratch();
@@ -248,7 +309,8 @@ impl Maker<'_> {
         let mut workspace = None;
         if planned.workspace_bytes() > 0 {
             workspace = Some(self.next_scratch());
-            self.scratch.push(Scratch { step: at, bytes: planned.workspace_bytes(), what: "workspace of a library" });
+            let bytes = planned.workspace_bytes() + (WORKSPACE_ALIGN_BYTES - ALIGN_BYTES);
+            self.scratch.push(Scratch { step: at, bytes, what: "workspace of a library" });
         }
         let places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
         let moved = |offsets: &Vec<isize>| {
@@ -259,7 +321,6 @@ impl Maker<'_> {
         let around = |launch: Option<&Launch>| -> Result<Vec<Call>> {
             Ok(launch.map(|l| self.call(at, l, first)).transpose()?.flatten().into_iter().collect())
         };
-        let form = launches.delegate.as_ref().and_then(|d| d.0.get(form));
         let before = around(form.and_then(|f| f.before.as_ref()))?;
         let after = around(form.and_then(|f| f.after.as_ref()))?;
         let choice = self.choices.len() - 1;
@@ -331,7 +392,9 @@ impl SpecializedCuda {
             }
             other => other,
         };
-        let mut maker = Maker { program: &program, bindings, scratch: Vec::new(), choices: Vec::new() };
+        Maker::warm(&program, bindings);
+        let (scratch, choices, sites) = (Vec::new(), Vec::new(), Sites::default());
+        let mut maker = Maker { program: &program, bindings, scratch, choices, sites };
         let (mut items, mut prepare) = (Vec::new(), Vec::new());
         for (at, (step, launches)) in plan.steps.iter().zip(&program.lowered.steps).enumerate() {
             maker.step(at, step, launches, &mut items).map_err(|e| named(step, e))?;
@@ -343,7 +406,7 @@ impl SpecializedCuda {
         if !maker.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
-        let choices = maker.choices;
+        let (choices, sites) = (maker.choices, maker.sites);
         let workspace = Workspace::of(&plan, bindings, &scratch)?;
         let mut offsets = vec![None; first_scratch(&plan) + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
@@ -360,6 +423,21 @@ impl SpecializedCuda {
             let bytes = usize::try_from(buffer.numel.eval(&[])?).unwrap_or(0) * buffer.dtype.size_bytes();
             derived_bytes += bytes.next_multiple_of(ALIGN_BYTES);
         }
+        if let Some(allowed_bytes) = plan.options.memory_budget
+            && workspace.bytes().saturating_add(derived_bytes) > allowed_bytes
+        {
+            let asked_bytes = workspace.bytes().saturating_add(derived_bytes);
+            return Err(Error::OverBudget { asked_bytes, allowed_bytes, what: workspace.peak_text(5) });
+        }
+        let bytes_of = |numel: i64, dtype: DType| usize::try_from(numel).unwrap_or(0) * dtype.size_bytes();
+        let mut buffer_bytes = Vec::with_capacity(offsets.len());
+        for buffer in &plan.buffers {
+            buffer_bytes.push(bytes_of(buffer.numel.eval(bindings)?, buffer.dtype));
+        }
+        for pack in &plan.packs {
+            buffer_bytes.push(pack.source.concrete(bindings)?.numel() * pack.source.dtype.size_bytes());
+        }
+        buffer_bytes.extend(scratch.iter().map(|s| s.bytes));
         let cost = |s: &Step| -> Result<(u64, u64)> {
             let bytes = s.accesses().map(|a| a.concrete(bindings).map(|c| c.bytes() as u64));
             Ok((unsigned(s.flops.eval(bindings)?)?, bytes.sum::<Result<u64>>()?))
@@ -372,6 +450,8 @@ impl SpecializedCuda {
             workspace,
             items,
             choices,
+            sites,
+            buffer_bytes,
             needed,
             taps,
             prepare,
@@ -381,6 +461,8 @@ impl SpecializedCuda {
             shapes,
             costs,
             replays,
+            graph_bytes: AtomicUsize::new(0),
+            has_run: AtomicBool::new(false),
         })
     }
 
@@ -641,11 +723,12 @@ impl SpecializedCuda {
         let graph = match renewed {
             Some(graph) => graph,
             // SAFETY: as above.
-            None => unsafe { self.graph(bases, own.as_ref())? },
+            None => unsafe { self.graph(bases, own.as_ref(), stream)? },
         };
         // SAFETY: the caller's promise.
         unsafe { graph.launch(stream)? };
         replays.of.push(Replay { stream, own, graph, bases: bases.to_vec(), delegated });
+        self.graph_bytes.store(replays.of.iter().map(|r| r.graph.bytes()).sum(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -674,12 +757,12 @@ impl SpecializedCuda {
     ///
     /// # Safety
     /// As [`SpecializedCuda::link`].
-    unsafe fn graph(&self, bases: &[u64], stream: Option<&CaptureStream>) -> Result<Graph> {
+    unsafe fn graph(&self, bases: &[u64], stream: Option<&CaptureStream>, on: StreamHandle) -> Result<Graph> {
         // SAFETY: the caller's promise.
         let chain = self.items.iter().map(|item| unsafe { self.link(item, bases, stream) });
         let chain = chain.collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller's promise.
-        unsafe { Graph::new(&self.program.device, chain) }
+        unsafe { Graph::new(&self.program.device, chain, on) }
     }
 
     /// New addresses for the links that read others than a graph was `told`.
@@ -711,6 +794,12 @@ impl SpecializedCuda {
     /// Steps whose library has failed.
     fn failures(&self) -> usize {
         self.items.iter().filter_map(Item::delegated).filter(|d| d.failure.get().is_some()).count()
+    }
+
+    /// Whether a library has not run here yet: it may load what a capture does not allow.
+    fn is_cold(&self) -> bool {
+        let has_run = self.has_run.load(Ordering::Acquire);
+        !has_run && self.items.iter().filter_map(Item::delegated).any(|d| d.failure.get().is_none())
     }
 
     /// Takes libraries that have failed off all their steps.
@@ -809,6 +898,9 @@ impl Specialized for SpecializedCuda {
             return Err(Error::Backend { backend: NAME, what: "the arena is not aligned".to_owned() });
         }
         let (device, is_recorded) = (&self.program.device, run.is_recorded);
+        if is_recorded && self.is_cold() {
+            return Err(cold());
+        }
         if is_recorded && !self.program.memory.serves_captures() {
             return Err(Error::Backend { backend: NAME, what: "this PyTorch lends no memory to captures".to_owned() });
         }
@@ -829,8 +921,30 @@ impl Specialized for SpecializedCuda {
             self.give_up();
             run.profile.iter_mut().for_each(|p| p.clear());
         }
+        self.has_run.store(true, Ordering::Release);
         // Copies of arguments go now: memory comes back in the stream's order, after the work on them.
         Ok(())
+    }
+
+    fn sites(&self) -> Vec<SiteRow> {
+        self.site_rows()
+    }
+
+    fn trial_bytes(&self, site: usize) -> usize {
+        self.bytes_of_trial(site)
+    }
+
+    unsafe fn measure(&self, site: usize, way: usize, memory: (*mut u8, usize), stream: usize) -> Result<Option<f64>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.measure_site(site, way, memory, stream) }
+    }
+
+    fn choose(&self, site: usize, choice: &str) -> bool {
+        self.choose_site(site, choice)
+    }
+
+    fn measured_on(&self) -> (String, String) {
+        self.program.delegates.identity()
     }
 
     fn costs(&self) -> Vec<(u64, u64)> {
@@ -842,8 +956,7 @@ impl Specialized for SpecializedCuda {
     }
 
     fn graph_bytes(&self) -> usize {
-        let replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-        replays.of.iter().map(|r| r.graph.bytes()).sum()
+        self.graph_bytes.load(Ordering::Relaxed)
     }
 
     fn host_bytes(&self) -> usize {

@@ -6,13 +6,15 @@
 //! kernels, and the reason is kept ([`StepChoice`]).
 
 use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use oxidiff_kernels::tile::{Binary, Instr, Reg, Source, TileProgram, Unary};
 
 mod attention;
 mod convolution;
-mod product;
+pub(super) mod product;
 
 use attention::Attention;
 use convolution::Convolution;
@@ -26,7 +28,7 @@ use crate::Result;
 use crate::backend::StepChoice;
 use crate::codegen::tile::kernel_type;
 use crate::ir::{DType, Op};
-use crate::plan::{Access, Step};
+use crate::plan::{Access, Numerics, Step};
 use crate::select::Kernel;
 
 /// Addresses of operands are taken to be multiples of this many bytes; where one is not, the step's own kernels run.
@@ -47,6 +49,12 @@ const REFUSED_ATTENTION: (u32, u32) = (9, 10);
 /// Why a library is not asked, or does not do it.
 pub type Refusal = String;
 
+/// Most bytes of the scores that an attention by products keeps at once.
+const SCORES_BYTES: usize = 64 << 20;
+
+/// Workspaces begin at multiples of this many bytes (cuBLAS documentation, `cublasLtMatmul`).
+pub const WORKSPACE_ALIGN_BYTES: usize = 256;
+
 /// What a library has made ready.
 pub trait Planned: Send + Sync + std::fmt::Debug {
     /// Its name.
@@ -66,29 +74,43 @@ pub trait Planned: Send + Sync + std::fmt::Debug {
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()>;
 }
 
-/// What the user allows libraries to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numerics {
-    /// Products of f32 may round their operands to TF32.
-    pub tf32: bool,
-}
-
 /// The libraries of one device, opened when they are first asked for.
 #[derive(Debug, Default)]
 pub struct Delegates {
-    numerics: Numerics,
+    /// The device in words, for what is kept.
+    device: String,
+    /// Where plans of cuDNN are kept beyond the process.
+    folder: Option<PathBuf>,
+    /// Most bytes of an attention's scores, if not [`SCORES_BYTES`].
+    scores_bytes: Option<usize>,
     cublaslt: OnceLock<std::result::Result<Arc<CublasLt>, Refusal>>,
     cudnn: OnceLock<std::result::Result<Arc<Cudnn>, Refusal>>,
     /// Products that some specialization holds: layers of one shape share one.
     products: Mutex<HashMap<cublaslt::Problem, Weak<cublaslt::Product>>>,
-    /// Graphs of cuDNN and refusals: what it took long to find out is kept.
-    executions: Mutex<HashMap<cudnn::Problem, std::result::Result<Arc<cudnn::Execution>, Refusal>>>,
+    /// Graphs of cuDNN and refusals, by problem and number of the engine: what it took long to find out is kept.
+    executions: Mutex<HashMap<Engine, std::result::Result<Arc<cudnn::Execution>, Refusal>>>,
+    /// Choices that were measured, by [`Site::op`].
+    choices: Mutex<HashMap<String, Choice>>,
 }
 
+/// A graph of cuDNN, and the number of the engine where it is not the first that works.
+type Engine = (cudnn::Problem, Option<usize>);
+
 impl Delegates {
-    /// The libraries that this process has.
-    pub fn new(numerics: Numerics) -> Self {
-        Self { numerics, ..Self::default() }
+    /// The libraries that this process has, for a device that `device` tells from others; what they make is kept in `folder`,
+    /// if there is one.
+    pub fn new(device: String, folder: Option<PathBuf>) -> Self {
+        Self { device, folder, ..Self::default() }
+    }
+
+    /// The same with at most so many bytes for the scores that an attention by products keeps at once.
+    #[must_use]
+    pub fn with_scores_bytes(self, bytes: usize) -> Self {
+        Self { scores_bytes: Some(bytes), ..self }
+    }
+
+    pub(super) fn scores_bytes(&self) -> usize {
+        self.scores_bytes.unwrap_or(SCORES_BYTES)
     }
 
     /// None: every step runs on generated kernels.
@@ -101,8 +123,8 @@ impl Delegates {
 
     /// For a device that is described only: what cuDNN would do on it.
     #[must_use]
-    pub fn described(numerics: Numerics, cudnn: Arc<Cudnn>) -> Self {
-        let delegates = Self::new(numerics);
+    pub fn described(cudnn: Arc<Cudnn>) -> Self {
+        let delegates = Self::default();
         let _ = delegates.cublaslt.set(Err("cuBLASLt needs a device".to_owned()));
         let _ = delegates.cudnn.set(Ok(cudnn));
         delegates
@@ -118,7 +140,7 @@ impl Delegates {
 
     fn cudnn(&self) -> std::result::Result<&Arc<Cudnn>, Refusal> {
         let open = || match &super::found().cudnn {
-            Ok(_) => Cudnn::open(),
+            Ok(_) => Cudnn::open(&self.device, self.folder.clone()),
             Err(reason) => Err(reason.clone()),
         };
         self.cudnn.get_or_init(open).as_ref().map_err(Clone::clone)
@@ -126,27 +148,26 @@ impl Delegates {
 
     fn execution(
         &self,
-        library: &Arc<Cudnn>,
-        problem: cudnn::Problem,
+        problem: &cudnn::Problem,
+        choice: Option<usize>,
     ) -> std::result::Result<Arc<cudnn::Execution>, Refusal> {
+        let library = self.cudnn()?;
+        let engine = (problem.clone(), choice);
         let lock = || self.executions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().get(&problem) {
+        if let Some(known) = lock().get(&engine) {
             return known.clone();
         }
         // Not under the lock: this takes up to seconds.
-        let made = library.plan(&problem).map(Arc::new);
+        let made = library.plan(problem, choice).map(Arc::new);
         let mut known = lock();
         if known.len() >= MOST_EXECUTIONS {
             known.retain(|_, e| e.as_ref().is_ok_and(|e| Arc::strong_count(e) > 1));
         }
-        known.entry(problem).or_insert(made).clone()
+        known.entry(engine).or_insert(made).clone()
     }
 
-    fn product(
-        &self,
-        library: &Arc<CublasLt>,
-        problem: &cublaslt::Problem,
-    ) -> std::result::Result<Arc<cublaslt::Product>, Refusal> {
+    pub(super) fn product(&self, problem: &cublaslt::Problem) -> std::result::Result<Arc<cublaslt::Product>, Refusal> {
+        let library = self.cublaslt()?;
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = products.get(problem).and_then(Weak::upgrade) {
             return Ok(known);
@@ -155,6 +176,184 @@ impl Delegates {
         let made = Arc::new(library.plan(problem)?);
         products.insert(*problem, Arc::downgrade(&made));
         Ok(made)
+    }
+
+    /// Plans of cuDNN that had to be built so far.
+    pub fn built(&self) -> usize {
+        self.cudnn.get().and_then(|cudnn| cudnn.as_ref().ok()).map_or(0, |cudnn| cudnn.built())
+    }
+
+    /// What a library makes of a problem, by the way of this number, else by the one that it recommends.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn planned(&self, problem: &Problem, choice: Option<usize>) -> std::result::Result<Arc<dyn Planned>, Refusal> {
+        match problem {
+            Problem::Product(problem) => {
+                let product = self.product(problem)?;
+                match choice {
+                    None | Some(0) => Ok(product),
+                    Some(number) => Ok(Arc::new(cublaslt::Chosen::new(product, number)?)),
+                }
+            }
+            Problem::Graph(problem) => Ok(self.execution(problem, choice)?),
+        }
+    }
+
+    /// Asks cuDNN for several graphs at the same time: each takes up to a second. `enter` is called by each thread first, and
+    /// what it gives is kept while the thread works.
+    pub(super) fn warm<C>(&self, problems: Vec<cudnn::Problem>, enter: impl Fn() -> C + Sync) {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let _context = enter();
+            while let Some(problem) = problems.get(next.fetch_add(1, Ordering::Relaxed)) {
+                // Whoever needs it asks again, and is told.
+                let _ = self.execution(problem, None);
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores.min(cudnn::MOST_HANDLES).min(problems.len());
+        if threads < 2 {
+            return;
+        }
+        std::thread::scope(|scope| {
+            // A thread that cannot be had is no loss: this one does its share.
+            (1..threads).for_each(|_| drop(std::thread::Builder::new().spawn_scoped(scope, work)));
+            work();
+        });
+    }
+
+    fn choice(&self, op: impl FnOnce() -> String) -> Option<Choice> {
+        let choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        if choices.is_empty() { None } else { choices.get(&op()).copied() }
+    }
+
+    /// The choice for a site, if there is one that was measured.
+    pub fn chosen(&self, site: &Site) -> Option<Choice> {
+        self.choice(|| site.op.clone())
+    }
+
+    /// Makes a choice hold for specializations to come.
+    pub fn choose(&self, site: &Site, choice: Choice) {
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner).insert(site.op.clone(), choice);
+    }
+
+    /// Forgets what was chosen.
+    pub fn forget_choices(&self) {
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// What measurements of its steps depend on besides the kernels: the device with its driver, and the libraries.
+    pub fn identity(&self) -> (String, String) {
+        let cublaslt = match &super::found().cublaslt {
+            Ok(found) => format!("cuBLASLt {}.{}", found.version.0, found.version.1),
+            Err(_) => "no cuBLASLt".to_owned(),
+        };
+        let cudnn = self.cudnn().map_or_else(|_| "no cuDNN".to_owned(), |cudnn| cudnn.version());
+        (self.device.clone(), format!("{cublaslt}, {cudnn}, oxidiff {}", env!("CARGO_PKG_VERSION")))
+    }
+}
+
+/// What a library is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Problem {
+    /// cuBLASLt.
+    Product(cublaslt::Problem),
+    /// cuDNN.
+    Graph(cudnn::Problem),
+}
+
+/// Ways of one library to solve a problem that are tried.
+const MOST_WAYS: usize = 6;
+
+impl Problem {
+    /// Numbers of ways to solve it that the library may have. Some may turn out not to work.
+    pub fn ways(&self, delegates: &Delegates) -> usize {
+        match self {
+            Self::Product(problem) => delegates.product(problem).map_or(0, |p| p.candidates().len().min(MOST_WAYS)),
+            Self::Graph(_) => MOST_WAYS,
+        }
+    }
+
+    /// Terms of a sum.
+    fn terms(&self) -> u64 {
+        match self {
+            Self::Product(problem) => problem.k,
+            Self::Graph(problem) => problem.terms(),
+        }
+    }
+
+    fn rounds_to_tf32(&self) -> bool {
+        match self {
+            Self::Product(problem) => problem.tf32 && problem.dtype == DType::F32,
+            Self::Graph(problem) => problem.tf32 && problem.multiplies_f32(),
+        }
+    }
+
+    fn in_words(&self) -> String {
+        match self {
+            Self::Product(p) => {
+                let batch = if p.batch == 1 { String::new() } else { format!("{} x ", p.batch) };
+                format!("product {} {batch}[{}, {}] x [{}, {}]", p.dtype.name(), p.m, p.k, p.k, p.n)
+            }
+            Self::Graph(problem) => problem.in_words(),
+        }
+    }
+}
+
+/// What is chosen between: all steps that ask the same of a library, and would run on the same kernels without it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// The problem and its sizes in words, and a hash of everything.
+    pub op: String,
+    /// What a library is asked.
+    pub problem: Problem,
+}
+
+impl Site {
+    /// A step's: `kernels` are the names of those around the library and of those instead of it.
+    pub fn new(problem: Problem, kernels: &[&str]) -> Self {
+        let all = blake3::hash(format!("{problem:?} {kernels:?}").as_bytes()).to_hex();
+        Self { op: format!("{} {}", problem.in_words(), &all[..16]), problem }
+    }
+
+    /// Largest difference between two ways over the largest value: both are rounded, after sums in their own order.
+    pub fn tolerance(&self, out: DType) -> f64 {
+        let unit = |dtype: DType| match dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 2f64.powi(-24),
+        };
+        let products = if self.problem.rounds_to_tf32() { unit(DType::F16) } else { unit(DType::F32) };
+        8.0 * (unit(out) + products * (self.problem.terms() as f64).sqrt())
+    }
+}
+
+/// Who computes the steps of a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The library, by its way of this number.
+    Library(usize),
+    /// The step's own kernels.
+    Kernel,
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Library(number) => write!(f, "library {number}"),
+            Self::Kernel => f.write_str("kernel"),
+        }
+    }
+}
+
+impl Choice {
+    /// That of its text.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "kernel" => Some(Self::Kernel),
+            _ => text.strip_prefix("library ")?.parse().ok().map(Self::Library),
+        }
     }
 }
 
@@ -221,6 +420,8 @@ pub struct Ready {
     pub operands: Operands,
     /// Which form of [`Delegate`].
     pub form: usize,
+    /// What the tuner may choose between.
+    pub site: Site,
 }
 
 /// Operands of a library, in the order of [`Planned::run`].
@@ -277,61 +478,93 @@ impl Delegate {
         Ok(Some(Self(forms)))
     }
 
-    /// Asks the library, for these sizes.
+    /// Asks the library, for these sizes. `kernels` gives the names of the kernels that a form and the step itself have.
     ///
     /// # Errors
     /// The reason why the step's own kernels must run: that of the first form.
     pub fn plan(
         &self,
-        step: &Step,
-        bindings: &[i64],
-        arch: u32,
+        asked: &Asked<'_>,
         delegates: &Delegates,
-    ) -> std::result::Result<Ready, Refusal> {
+        kernels: &dyn Fn(&Form) -> Vec<String>,
+    ) -> std::result::Result<Ready, (Refusal, Option<Site>)> {
         let mut reason = None;
         for (at, form) in self.0.iter().enumerate() {
-            match form.plan(step, bindings, arch, delegates) {
-                Ok((planned, operands)) => return Ok(Ready { planned, operands, form: at }),
-                Err(why) => {
+            let ready = || -> std::result::Result<Ready, (Refusal, Option<Site>)> {
+                let (problem, operands) = form.problem(asked).map_err(|why| (why, None))?;
+                let site = || {
+                    let names = kernels(form);
+                    Site::new(problem.clone(), &names.iter().map(String::as_str).collect::<Vec<_>>())
+                };
+                let choice = match delegates.choice(|| site().op) {
+                    None => None,
+                    Some(Choice::Library(number)) => Some(number),
+                    Some(Choice::Kernel) => return Err(("its own kernels were faster".to_owned(), Some(site()))),
+                };
+                // A way that does not work any more is none.
+                let planned = delegates.planned(&problem, choice).or_else(|_| delegates.planned(&problem, None));
+                Ok(Ready { planned: planned.map_err(|why| (why, None))?, operands, form: at, site: site() })
+            };
+            match ready() {
+                Err((why, None)) => {
                     reason.get_or_insert(why);
                 }
+                done => return done,
             }
         }
-        Err(reason.unwrap_or_else(|| "no library has this op".to_owned()))
+        Err((reason.unwrap_or_else(|| "no library has this op".to_owned()), None))
+    }
+
+    /// The graph that cuDNN is asked first, if it is.
+    pub fn graph(&self, asked: &Asked<'_>) -> Option<cudnn::Problem> {
+        match self.0.first()?.problem(asked).ok()?.0 {
+            Problem::Graph(problem) => Some(problem),
+            Problem::Product(_) => None,
+        }
     }
 }
 
-type Outcome = std::result::Result<(Arc<dyn Planned>, Operands), Refusal>;
+/// A step with numbers, for a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The step.
+    pub step: &'a Step,
+    /// Values of the symbols.
+    pub bindings: &'a [i64],
+    /// Compute capability.
+    pub arch: u32,
+    /// What the user allows.
+    pub numerics: Numerics,
+}
+
+/// Most workspace of a product or an attention.
+pub(super) fn workspace_bytes(arch: u32) -> usize {
+    WORKSPACE_BYTES[usize::from(arch >= 90)]
+}
 
 impl Form {
-    fn plan(&self, step: &Step, bindings: &[i64], arch: u32, delegates: &Delegates) -> Outcome {
-        let workspace_bytes = WORKSPACE_BYTES[usize::from(arch >= 90)];
-        let tf32 = delegates.numerics.tf32;
+    fn problem(&self, asked: &Asked<'_>) -> std::result::Result<(Problem, Operands), Refusal> {
+        let Asked { step, bindings, arch, numerics } = *asked;
+        let workspace_bytes = workspace_bytes(arch);
         let out = (self.out, self.dtype);
         match &self.work {
             Work::Product(epilogue) => {
-                let library = delegates.cublaslt()?;
                 let shape = ProductShape::of(step, bindings, out, epilogue).map_err(|e| e.to_string())??;
-                let problem = cublaslt::Problem { workspace_bytes, tf32, ..shape.problem };
-                Ok((delegates.product(library, &problem)?, shape.operands))
+                let tf32 = numerics.tf32_products;
+                Ok((Problem::Product(cublaslt::Problem { workspace_bytes, tf32, ..shape.problem }), shape.operands))
             }
             Work::Convolution(convolution) => {
-                let library = delegates.cudnn()?;
-                let made = convolution.problem(step, bindings, out).map_err(|e| e.to_string())?;
-                let (graph, operands) = made?;
-                let workspace_bytes = CONVOLUTION_WORKSPACE_BYTES;
-                let problem = cudnn::Problem { workspace_bytes, tf32, ..graph };
-                Ok((delegates.execution(library, problem)?, operands))
+                let (graph, operands) = convolution.problem(step, bindings, out).map_err(|e| e.to_string())??;
+                let (workspace_bytes, tf32) = (CONVOLUTION_WORKSPACE_BYTES, numerics.tf32_convolutions);
+                Ok((Problem::Graph(cudnn::Problem { workspace_bytes, tf32, ..graph }), operands))
             }
             Work::Attention(attention) => {
-                let library = delegates.cudnn()?;
                 if super::found().cudnn.as_ref().is_ok_and(|found| found.version == REFUSED_ATTENTION) {
                     return Err("cuDNN's own frontend refuses the attention of 9.10".to_owned());
                 }
-                let made = attention.problem(step, bindings, arch).map_err(|e| e.to_string())?;
-                let (graph, operands) = made?;
-                let problem = cudnn::Problem { workspace_bytes, tf32, ..graph };
-                Ok((delegates.execution(library, problem)?, operands))
+                let (graph, operands) = attention.problem(step, bindings, arch).map_err(|e| e.to_string())??;
+                let tf32 = numerics.tf32_products;
+                Ok((Problem::Graph(cudnn::Problem { workspace_bytes, tf32, ..graph }), operands))
             }
         }
     }
@@ -410,7 +643,7 @@ fn raw_result(step: &Step, dtype: DType) -> Out {
 }
 
 /// Largest power of two up to [`ALIGN_BYTES`] that divides every number.
-fn alignment(bytes: impl IntoIterator<Item = isize>) -> usize {
+pub(super) fn alignment(bytes: impl IntoIterator<Item = isize>) -> usize {
     let all = bytes.into_iter().fold(ALIGN_BYTES as isize, |all, b| all | b);
     1 << all.trailing_zeros()
 }

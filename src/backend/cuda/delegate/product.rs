@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use oxidiff_kernels::tile::{TileProgram, Unary};
 
 /// A product over leading dimensions that do not walk with one stride is made of at most this many calls.
-const MOST_CALLS: usize = 16;
+pub const MOST_CALLS: usize = 16;
 
 /// `activation(sums + bias + residual)`: indices into the step's loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +90,7 @@ fn join(lead: &[Lead], may_join: impl Fn(&Lead) -> bool) -> (Lead, &[Lead]) {
 }
 
 /// A row-major matrix, or a turned one: rows and columns, and the stride along each.
-fn matrix(rows: (u64, isize), columns: (u64, isize), batch: isize) -> Option<Matrix> {
+pub fn matrix(rows: (u64, isize), columns: (u64, isize), batch: isize) -> Option<Matrix> {
     let plain = |stride: isize| Matrix { stride: stride as i64, batch: batch as i64, ..Matrix::default() };
     let is_side_by_side = |(size, stride): (u64, isize)| size == 1 || stride == 1;
     let walks = |(size, stride): (u64, isize), across: u64| match size {
@@ -205,6 +205,7 @@ impl ProductShape {
             out: known(out_matrix, 2),
             bias: bias.is_some().then_some(aligns[4] as u32),
             activation: epilogue.activation,
+            scale_bits: 1f32.to_bits(),
             workspace_bytes: 0,
         };
         let load = |at: Option<usize>| at.map_or(Place::Missing, |at| Place::of(&step.loads[at]));

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::super::NAME;
-use super::super::delegate::Planned;
+use super::super::delegate::{Planned, WORKSPACE_ALIGN_BYTES};
 use super::super::driver::{StreamHandle, launch};
 use super::Call;
 use crate::{Error, Result};
@@ -70,14 +70,31 @@ impl Delegated {
         // SAFETY: the caller's promise.
         unsafe { launch_all(&self.before, bases, stream)? };
         let workspace = self.workspace.map_or(0, |buffer| bases[buffer]);
-        for places in &self.calls {
-            let addresses: Vec<u64> = places.iter().map(|p| address(*p, bases)).collect();
-            // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for.
-            unsafe { self.planned.run(&addresses, workspace, stream) }
-                .inspect_err(|e| drop(self.failure.set(e.to_string())))?;
-        }
+        // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for, and room to align it.
+        unsafe { self.run_planned(&*self.planned, workspace, bases, stream) }
+            .inspect_err(|e| drop(self.failure.set(e.to_string())))?;
         // SAFETY: the caller's promise.
         unsafe { launch_all(&self.after, bases, stream) }
+    }
+
+    /// The library's part, by any of its ways.
+    ///
+    /// # Safety
+    /// As [`Delegated::run`]; the workspace must have what `planned` asks for and room to align it.
+    pub unsafe fn run_planned(
+        &self,
+        planned: &dyn Planned,
+        workspace: u64,
+        bases: &[u64],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let workspace = workspace.next_multiple_of(WORKSPACE_ALIGN_BYTES as u64);
+        for places in &self.calls {
+            let addresses: Vec<u64> = places.iter().map(|p| address(*p, bases)).collect();
+            // SAFETY: the caller's promise.
+            unsafe { planned.run(&addresses, workspace, stream)? };
+        }
+        Ok(())
     }
 
     fn host_bytes(&self) -> usize {

@@ -1,0 +1,361 @@
+//! What a tuner may choose between, and trials of it.
+//!
+//! A trial runs a step, with the kernels around the library, on memory that its caller lends: every buffer that the step
+//! touches has its own bytes there, filled with random numbers. So a step that works in place begins with the same numbers
+//! each time, and what it writes can be compared with what the way that is chosen without tuning writes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::super::delegate::{Choice, Planned, Site, WORKSPACE_ALIGN_BYTES};
+use super::super::driver::StreamHandle;
+use super::SpecializedCuda;
+use super::item::{Delegated, Item, launch_all};
+use crate::Result;
+use crate::backend::SiteRow;
+use crate::ir::DType;
+
+/// Steps that are chosen for together.
+#[derive(Debug)]
+struct Held {
+    site: Site,
+    /// The first of them, if it runs on a library: index into the items.
+    item: Option<usize>,
+    count: usize,
+    /// By way: whether it gives what the first one gives.
+    is_right: Mutex<HashMap<usize, bool>>,
+}
+
+/// The sites of a specialization.
+#[derive(Debug, Default)]
+pub(super) struct Sites(Vec<Held>);
+
+impl Sites {
+    /// Adds a step; `item` is its place among the items, if it runs on a library.
+    pub fn add(&mut self, site: Site, item: Option<usize>) {
+        match self.0.iter_mut().find(|held| held.site == site) {
+            Some(held) => held.count += 1,
+            None => self.0.push(Held { site, item, count: 1, is_right: Mutex::default() }),
+        }
+    }
+}
+
+/// Seconds that are timed at least: an event's clock counts half microseconds.
+const LEAST_S: f64 = 1e-3;
+/// Most runs that are timed together.
+const MOST_RUNS: f64 = 32.0;
+/// Random numbers that memory is filled with, over and over: no power of two, so that rows differ.
+const PATTERN: usize = (1 << 18) + 1;
+/// Numbers from where one buffer begins in them to where the next one does.
+const STRIDE: usize = 7919;
+
+/// Numbers between -1 and 1 as a type has them; of booleans both, of other types zeros.
+fn pattern(dtype: DType) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    let mut bytes = Vec::with_capacity(PATTERN * dtype.size_bytes());
+    for _ in 0..PATTERN {
+        let value = next();
+        match dtype {
+            DType::F32 => bytes.extend(value.to_le_bytes()),
+            DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+            DType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+            DType::Bool => bytes.push(u8::from(value > 0.0)),
+            other => bytes.extend(std::iter::repeat_n(0, other.size_bytes())),
+        }
+    }
+    bytes
+}
+
+fn number(dtype: DType, bytes: &[u8]) -> f64 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
+        (DType::F16, &[a, b]) => f64::from(half::f16::from_le_bytes([a, b])),
+        (DType::BF16, &[a, b]) => f64::from(half::bf16::from_le_bytes([a, b])),
+        _ => f64::NAN,
+    }
+}
+
+/// Largest difference over the largest value of `want`; not a number if one of them has such.
+fn difference(dtype: DType, got: &[u8], want: &[u8]) -> f64 {
+    let size = dtype.size_bytes();
+    let (mut most, mut scale) = (0f64, f64::MIN_POSITIVE);
+    for (got, want) in got.chunks_exact(size).zip(want.chunks_exact(size)) {
+        if got == want {
+            continue;
+        }
+        let (got, want) = (number(dtype, got), number(dtype, want));
+        let apart = (got - want).abs();
+        if apart.is_nan() {
+            return f64::NAN;
+        }
+        most = most.max(apart);
+        scale = scale.max(want.abs());
+    }
+    most / scale
+}
+
+/// A step in memory of its own.
+struct Stage<'a> {
+    item: &'a Delegated,
+    /// By what; none are the step's own kernels.
+    planned: Option<Arc<dyn Planned>>,
+    /// Address of each buffer; 0 of those that the step does not touch.
+    bases: Vec<u64>,
+    workspace: u64,
+    stream: StreamHandle,
+}
+
+impl Stage<'_> {
+    /// # Safety
+    /// Every buffer that the step touches must be behind its address.
+    unsafe fn run(&self) -> Result<()> {
+        let Self { item, planned, bases, workspace, stream } = self;
+        // SAFETY: the caller's promise; the workspace was laid out with the bytes that were asked for.
+        unsafe {
+            match planned {
+                None => launch_all(&item.own, bases, *stream),
+                Some(planned) => {
+                    launch_all(&item.before, bases, *stream)?;
+                    item.run_planned(&**planned, *workspace, bases, *stream)?;
+                    launch_all(&item.after, bases, *stream)
+                }
+            }
+        }
+    }
+}
+
+/// Buffers that the ways to compute a step touch.
+fn touched(item: &Delegated) -> Vec<usize> {
+    let of_kernels = item.before.iter().chain(&item.after).chain(&item.own).flat_map(|c| &c.places);
+    let all = item.calls.iter().flatten().chain(of_kernels).flatten().map(|(buffer, _)| *buffer);
+    let mut touched: Vec<usize> = all.collect();
+    touched.sort_unstable();
+    touched.dedup();
+    touched
+}
+
+impl SpecializedCuda {
+    fn item_of(&self, site: usize) -> Option<(&Held, &Delegated)> {
+        let held = self.sites.0.get(site)?;
+        Some((held, self.items.get(held.item?).and_then(Item::delegated)?))
+    }
+
+    /// What the tuner is told.
+    pub(super) fn site_rows(&self) -> Vec<SiteRow> {
+        let delegates = &self.program.delegates;
+        let row = |held: &Held| {
+            let step = held.item.and_then(|at| self.items[at].delegated()).map(|d| d.step);
+            let ways = held.site.problem.ways(delegates);
+            let installed = delegates.chosen(&held.site);
+            let chosen = match installed {
+                Some(Choice::Kernel) => ways,
+                Some(Choice::Library(number)) if number < ways => number,
+                _ => 0,
+            };
+            let names = (0..ways).map(Choice::Library).chain([Choice::Kernel]);
+            SiteRow {
+                op: held.site.op.clone(),
+                count: held.count,
+                flops: step.map_or(0, |step| self.costs[step].0),
+                ways: names.map(|choice| choice.to_string()).collect(),
+                chosen,
+                installed: installed.map(|choice| choice.to_string()),
+            }
+        };
+        self.sites.0.iter().map(row).collect()
+    }
+
+    pub(super) fn choose_site(&self, site: usize, choice: &str) -> bool {
+        let (Some(held), Some(choice)) = (self.sites.0.get(site), Choice::parse(choice)) else { return false };
+        self.program.delegates.choose(&held.site, choice);
+        true
+    }
+
+    fn operand_bytes(&self, item: &Delegated) -> usize {
+        let own = |&buffer: &usize| self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
+        touched(item).iter().map(own).sum()
+    }
+
+    /// What a trial needs: the operands, and the workspace of the way that runs.
+    pub(super) fn bytes_of_trial(&self, site: usize) -> usize {
+        self.item_of(site).map_or(0, |(_, item)| {
+            self.operand_bytes(item) + item.planned.workspace_bytes() + 2 * WORKSPACE_ALIGN_BYTES
+        })
+    }
+
+    /// # Safety
+    /// As [`crate::backend::Specialized::measure`].
+    pub(super) unsafe fn measure_site(
+        &self,
+        site: usize,
+        way: usize,
+        (memory, bytes): (*mut u8, usize),
+        stream: StreamHandle,
+    ) -> Result<Option<f64>> {
+        let device = self.program.device.clone();
+        let _context = device.enter()?;
+        let Some((held, item)) = self.item_of(site) else { return Ok(None) };
+        let first = memory.addr().next_multiple_of(WORKSPACE_ALIGN_BYTES);
+        let workspace = first + self.operand_bytes(item);
+        let Some(workspace_bytes) = (memory.addr() + bytes).checked_sub(workspace) else { return Ok(None) };
+        let mut bases = vec![0u64; self.buffer_bytes.len()];
+        let mut at = first;
+        for buffer in touched(item) {
+            bases[buffer] = at as u64;
+            at += self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
+        }
+        let delegates = &self.program.delegates;
+        let planned = match way {
+            way if way == held.site.problem.ways(delegates) => None,
+            way => match delegates.planned(&held.site.problem, Some(way)) {
+                Ok(planned) if planned.workspace_bytes() <= workspace_bytes => Some(planned),
+                _ => return Ok(None),
+            },
+        };
+        let staged = |planned| Stage { item, planned, bases: bases.clone(), workspace: workspace as u64, stream };
+        let (tried, first) = (staged(planned), staged(Some(item.planned.clone())));
+        let known = held.is_right.lock().unwrap_or_else(PoisonError::into_inner).get(&way).copied();
+        let is_right = match known {
+            Some(known) => known,
+            None => {
+                // SAFETY: the caller's promise: every buffer that is touched lies in the memory that was lent.
+                let is_right = unsafe { self.is_right(&held.site, &first, &tried)? };
+                held.is_right.lock().unwrap_or_else(PoisonError::into_inner).insert(way, is_right);
+                is_right
+            }
+        };
+        if !is_right {
+            return Ok(None);
+        }
+        // Time depends little on what the numbers are: those of the trial before will do.
+        // SAFETY: as above.
+        unsafe {
+            let once = device.time(stream, || tried.run())?;
+            let runs = (LEAST_S / once.max(1e-9)).clamp(1.0, MOST_RUNS) as usize;
+            let all = device.time(stream, || (0..runs).try_for_each(|_| tried.run()))?;
+            Ok(Some(all / runs as f64))
+        }
+    }
+
+    /// Whether both write the same, but for roundings.
+    ///
+    /// # Safety
+    /// As [`Stage::run`], for both, in the same memory.
+    unsafe fn is_right(&self, site: &Site, first: &Stage<'_>, tried: &Stage<'_>) -> Result<bool> {
+        let (mut written, mut patterns, mut numbers) = (Vec::new(), HashMap::new(), Vec::new());
+        for buffer in touched(first.item) {
+            numbers.extend(self.numbers(buffer, &mut patterns)?.map(|numbers| (buffer, numbers)));
+        }
+        for stage in [first, tried] {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.fill(stage, &numbers)?;
+                // A way that does not run is no way.
+                if stage.run().is_err() {
+                    return Ok(false);
+                }
+                written.push(self.written(stage)?);
+            }
+        }
+        let (got, want) = (&written[1], &written[0]);
+        let is_close = |((dtype, got), (_, want)): (&(DType, Vec<u8>), &(DType, Vec<u8>))| {
+            difference(*dtype, got, want) <= site.tolerance(*dtype)
+        };
+        Ok(got.iter().zip(want).all(is_close))
+    }
+
+    /// The numbers that a buffer begins with: other ones than other buffers, but for packed weights, which are those of the
+    /// weight; none for scratch memory.
+    fn numbers(&self, buffer: usize, patterns: &mut HashMap<DType, Vec<u8>>) -> Result<Option<Vec<u8>>> {
+        let plan = &self.program.plan;
+        if let Some(buffers) = plan.buffers.get(buffer) {
+            let pattern = patterns.entry(buffers.dtype).or_insert_with(|| pattern(buffers.dtype));
+            let start = buffer * STRIDE % PATTERN * buffers.dtype.size_bytes();
+            return Ok(Some(pattern.iter().copied().cycle().skip(start).take(self.buffer_bytes[buffer]).collect()));
+        }
+        let Some(pack) = plan.packs.get(buffer - plan.buffers.len()) else { return Ok(None) };
+        let Some(weight) = self.numbers(pack.source.buffer.index(), patterns)? else { return Ok(None) };
+        let (lies, size) = (pack.source.concrete(&[])?, pack.source.dtype.size_bytes());
+        // Filters, taps, channels.
+        let behind = |values: &[isize]| [&values[..1], &values[2..], &values[1..2]].concat();
+        let shape = behind(&lies.shape.iter().map(|&d| d as isize).collect::<Vec<_>>());
+        let strides = behind(&lies.strides);
+        let mut bytes = Vec::with_capacity(self.buffer_bytes[buffer]);
+        for at in 0..lies.numel() as isize {
+            let (mut rest, mut from) = (at, lies.offset);
+            for (size, stride) in shape.iter().zip(&strides).rev() {
+                from += rest % size * stride;
+                rest /= size;
+            }
+            let first = from as usize * size;
+            bytes.extend_from_slice(&weight[first..first + size]);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// # Safety
+    /// As [`Stage::run`].
+    unsafe fn fill(&self, stage: &Stage<'_>, numbers: &[(usize, Vec<u8>)]) -> Result<()> {
+        let device = &self.program.device;
+        // What the stream still does must not see half of it.
+        device.synchronize(stage.stream)?;
+        for (buffer, numbers) in numbers {
+            let to = std::ptr::with_exposed_provenance_mut(stage.bases[*buffer] as usize);
+            // SAFETY: the caller's promise: the buffer has these bytes.
+            unsafe { device.upload(numbers, to)? };
+        }
+        // Copies are on another stream than the trial.
+        device.finish()
+    }
+
+    /// The buffers that the step's results are in.
+    ///
+    /// # Safety
+    /// As [`Stage::run`].
+    unsafe fn written(&self, stage: &Stage<'_>) -> Result<Vec<(DType, Vec<u8>)>> {
+        let device = &self.program.device;
+        device.synchronize(stage.stream)?;
+        let stores = &self.program.plan.steps[stage.item.step].stores;
+        let read = |store: &crate::plan::Access| {
+            let buffer = store.buffer.index();
+            let mut bytes = vec![0u8; self.buffer_bytes[buffer]];
+            let from = std::ptr::with_exposed_provenance::<u8>(stage.bases[buffer] as usize);
+            // SAFETY: the caller's promise: the buffer has these bytes.
+            unsafe { device.download(from, &mut bytes)? };
+            Ok((store.dtype, bytes))
+        };
+        stores.iter().map(read).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_close_shows() {
+        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let want = bytes(&[1.0, -4.0, 0.5]);
+        assert_eq!(difference(DType::F32, &want, &want), 0.0);
+        let far = difference(DType::F32, &bytes(&[1.0, -3.0, 0.5]), &want);
+        assert!((far - 0.25).abs() < 1e-9, "{far}");
+        assert!(difference(DType::F32, &bytes(&[f32::NAN, -4.0, 0.5]), &want).is_nan());
+        assert!(difference(DType::F32, &want, &bytes(&[1.0, f32::INFINITY, 0.5])) > 1.0);
+    }
+
+    #[test]
+    fn numbers_are_of_their_type() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let bytes = pattern(dtype);
+            let values: Vec<f64> = bytes.chunks_exact(dtype.size_bytes()).map(|b| number(dtype, b)).collect();
+            assert_eq!(values.len(), PATTERN);
+            assert!(values.iter().all(|v| v.abs() <= 1.0) && values.iter().any(|v| *v < -0.5));
+        }
+        assert!(pattern(DType::Bool).iter().all(|b| *b <= 1));
+        assert!(pattern(DType::I64).iter().all(|b| *b == 0));
+    }
+}

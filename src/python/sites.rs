@@ -1,0 +1,141 @@
+//! What can be tuned in a program on a GPU, for `oxidiff.tune`: which of a library's ways, or which kernels, compute a step.
+//! See the stub file.
+//!
+//! Trials run in the arena that runs of the program use. One that needs more than that, because weights and arguments lie
+//! elsewhere in a run, gets [`SMALL_BYTES`] of its own at most; a program with a memory budget gets nothing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+
+use super::device::Place;
+use super::errors::guarded;
+use super::executable::Program;
+use super::tune::Trial;
+use crate::backend::{SiteRow, Specialized};
+use crate::runtime;
+
+/// Adds the names of this file to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<DeviceSite>()?;
+    m.add_function(wrap_pyfunction!(device_sites, m)?)?;
+    Ok(())
+}
+
+/// One choice that a program leaves open.
+#[pyclass(module = "oxidiff._native", frozen)]
+pub struct DeviceSite {
+    program: Arc<runtime::Program>,
+    specialized: Arc<dyn Specialized>,
+    place: Arc<Place>,
+    index: usize,
+    row: SiteRow,
+    /// What was installed since.
+    installed: Mutex<Option<String>>,
+}
+
+impl DeviceSite {
+    fn latest(&self) -> Option<String> {
+        let latest = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.clone().or_else(|| self.row.installed.clone())
+    }
+}
+
+/// What a trial may take of a program whose arena is smaller.
+const SMALL_BYTES: usize = 64 << 20;
+/// Steps of more operations are not tried on generated kernels, which use no tensor cores.
+const KERNEL_FLOPS: u64 = 1 << 30;
+
+#[pymethods]
+impl DeviceSite {
+    #[getter]
+    fn op(&self) -> &str {
+        &self.row.op
+    }
+
+    #[getter]
+    const fn bucket(&self) -> &'static str {
+        "these sizes"
+    }
+
+    #[getter]
+    fn key(&self) -> (String, String) {
+        self.specialized.measured_on()
+    }
+
+    #[getter]
+    const fn count(&self) -> usize {
+        self.row.count
+    }
+
+    #[getter]
+    fn expected(&self) -> Vec<f64> {
+        vec![self.row.flops.max(1) as f64; self.row.ways.len()]
+    }
+
+    #[getter]
+    fn chosen(&self) -> (usize, usize) {
+        let latest = self.latest().and_then(|latest| self.row.ways.iter().position(|way| *way == latest));
+        let chosen = latest.unwrap_or(self.row.chosen);
+        (chosen, chosen)
+    }
+
+    #[getter]
+    fn installed(&self) -> Option<String> {
+        self.latest()
+    }
+
+    fn candidates(&self) -> Vec<usize> {
+        let is_tried = |way: &usize| *way + 1 < self.row.ways.len() || self.row.flops <= KERNEL_FLOPS;
+        (0..self.row.ways.len()).filter(is_tried).collect()
+    }
+
+    fn measure(&self, py: Python<'_>, candidate: usize) -> PyResult<Option<Trial>> {
+        let stream = self.place.stream(py)?;
+        py.detach(|| {
+            guarded("tuning", || {
+                let (specialized, arena) = (&self.specialized, self.program.arena());
+                let (bytes, arena_bytes) = (specialized.trial_bytes(self.index), specialized.workspace().bytes());
+                let (lent, lent_bytes) = if bytes <= arena_bytes {
+                    (arena.lend(arena_bytes, stream)?, arena_bytes)
+                } else if bytes <= SMALL_BYTES && self.program.plan.options.memory_budget.is_none() {
+                    (arena.lend_once(bytes)?, bytes)
+                } else {
+                    return Ok(None);
+                };
+                // SAFETY: the memory has these bytes and is lent to this trial alone.
+                let seconds = unsafe { specialized.measure(self.index, candidate, (lent.ptr(), lent_bytes), stream)? };
+                Ok(seconds.map(|seconds| (seconds, 0.0, bytes)))
+            })
+        })
+    }
+
+    fn name(&self, packed: usize, per_call: usize) -> Option<&str> {
+        // Weights are packed by nobody here.
+        let _ = per_call;
+        self.row.ways.get(packed).map(String::as_str)
+    }
+
+    fn install(&self, choice: &str) -> bool {
+        let is_one = self.specialized.choose(self.index, choice);
+        if is_one {
+            *self.installed.lock().unwrap_or_else(PoisonError::into_inner) = Some(choice.to_owned());
+        }
+        is_one
+    }
+}
+
+#[pyfunction]
+fn device_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<Vec<DeviceSite>> {
+    let (inner, place) = (program.inner(), program.place());
+    py.detach(|| {
+        guarded("looking for choices", || {
+            let specialized = inner.specialize(&sizes)?;
+            let site = |(index, row)| {
+                let (program, specialized, place) = (inner.clone(), specialized.clone(), place.clone());
+                DeviceSite { program, specialized, place, index, row, installed: Mutex::default() }
+            };
+            Ok(specialized.sites().into_iter().enumerate().map(site).collect())
+        })
+    })
+}
