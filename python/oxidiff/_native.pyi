@@ -134,8 +134,8 @@ def compile(
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
     The GIL is released. With `device` its tensors are there, and so are those of its executables. With the
-    name of one of `devices` as `profile`, fusion is chosen for that one. `tf32_products` and `tf32_convolutions` let libraries
-    round f32 operands to TF32."""
+    name of one of `devices` as `profile`, fusion is chosen for that one. `tf32_products` and `tf32_convolutions` let
+    libraries round f32 operands to TF32."""
 
 class _Device(Protocol):
     """Where tensors are if not on the CPU; `oxidiff.device.Device` is one."""
