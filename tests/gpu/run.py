@@ -334,6 +334,38 @@ def memory(run: Run) -> str:
     return f"peak {peak / eager:.2f} of eager's, {left} bytes left"
 
 
+def tf32(run: Run) -> str:
+    """Where torch allows TF32, an error of no more than eager's; after it is forbidden again, f32 is f32."""
+    module, args = block(run)
+    ours, exact = compiled(module), exact_of(module, args)
+    require(ours, module, args)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        eager = error_of(module(*args), exact)
+        for _ in range(3):
+            error = error_of(ours(*args), exact)
+            assert error <= 1.25 * max(eager, UNIT[torch.float16]), f"an error of {error:.1e}, eager's is {eager:.1e}"
+    finally:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    require(ours, module, args)
+    return f"an error of {error:.1e}, eager's is {eager:.1e}"
+
+
+def tuning(run: Run) -> str:
+    """Ways of libraries are timed and chosen, and what is chosen is right."""
+    results = []
+    for dtype in (torch.float32, torch.float16):
+        module, args = block(run, size=64)
+        module, args = module.to(dtype), tuple(a.to(dtype) for a in args)
+        ours, exact = compiled(module, tune="full", tune_budget_s=30.0), exact_of(module, args)
+        for _ in range(3):
+            error = error_of(ours(*args), exact)
+            assert error <= (MODEL_ERROR if dtype is torch.float32 else 8 * UNIT[dtype]), f"an error of {error:.1e}"
+        report = ours.report()
+        results.append(f"{report.tune_s:.1f} s for {report.sizes[0]['computed_by']}")
+    return "; ".join(results)
+
+
 def devices(run: Run) -> str:
     """The same module on two GPUs, from a thread whose current device is the first."""
     if torch.cuda.device_count() < 2:
@@ -369,7 +401,8 @@ def sanitizer(run: Run) -> str:
 
 
 ROWS: dict[str, Callable[[Run], str]] = {
-    f.__name__: f for f in (graphs, streams, threads, capture, modes, memory, devices, ops, models, sanitizer)
+    f.__name__: f
+    for f in (graphs, streams, threads, capture, modes, memory, tf32, tuning, devices, ops, models, sanitizer)
 }
 ANYWHERE = ("graphs", "ops", "models")
 
@@ -399,6 +432,8 @@ def main() -> int:
     if not arguments.stand_in and (reason := oxidiff.device.no_gpu()) is not None:
         print(f"nothing was run: {reason}")
         return 0
+    # What is compared with f64 is f32: eager's convolutions are not by default.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     table: list[tuple[str, str, str, str]] = []
     has_failed = False
 

@@ -92,9 +92,11 @@ def test_the_cache_knows_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "cubins").mkdir()
     for name in ("a", "b"):
         (tmp_path / "cubins" / f"{name}.cubin").write_bytes(bytes(2**19))
+    (tmp_path / "cubins" / "c.plan").write_bytes(bytes(2**20))
     assert "2 units of GPU kernels, 1.00 MiB" in bundle.list_cache()
-    assert bundle.clear() == 2
-    assert "GPU kernels" not in bundle.list_cache()
+    assert "1 plans of cuDNN, 1.00 MiB" in bundle.list_cache()
+    assert bundle.clear() == 3
+    assert "GPU kernels" not in bundle.list_cache() and "cuDNN" not in bundle.list_cache()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -272,7 +272,7 @@ impl Maker<'_> {
                     items.push(Item::Delegated(self.delegated(at, step, launches, form, planned, operands)?));
                     return Ok(());
                 }
-                Err((_, Some(site))) => self.sites.add(site, None),
+                Err((_, Some(site))) => self.sites.add(*site, None),
                 Err((_, None)) if step.kernel == Select::Attention => {
                     if let Ok((planned, operands)) = self.chunks(step, delegates)? {
                         if let Some(last) = self.choices.last_mut() {

@@ -411,6 +411,9 @@ pub enum Out {
     Scratch,
 }
 
+/// Why no library is: and where that was chosen by measuring, for what.
+pub type Refused = (Refusal, Option<Box<Site>>);
+
 /// A step that a library is ready for.
 #[derive(Debug)]
 pub struct Ready {
@@ -487,10 +490,10 @@ impl Delegate {
         asked: &Asked<'_>,
         delegates: &Delegates,
         kernels: &dyn Fn(&Form) -> Vec<String>,
-    ) -> std::result::Result<Ready, (Refusal, Option<Site>)> {
+    ) -> std::result::Result<Ready, Refused> {
         let mut reason = None;
         for (at, form) in self.0.iter().enumerate() {
-            let ready = || -> std::result::Result<Ready, (Refusal, Option<Site>)> {
+            let ready = || -> std::result::Result<Ready, Refused> {
                 let (problem, operands) = form.problem(asked).map_err(|why| (why, None))?;
                 let site = || {
                     let names = kernels(form);
@@ -499,7 +502,9 @@ impl Delegate {
                 let choice = match delegates.choice(|| site().op) {
                     None => None,
                     Some(Choice::Library(number)) => Some(number),
-                    Some(Choice::Kernel) => return Err(("its own kernels were faster".to_owned(), Some(site()))),
+                    Some(Choice::Kernel) => {
+                        return Err(("its own kernels were faster".to_owned(), Some(Box::new(site()))));
+                    }
                 };
                 // A way that does not work any more is none.
                 let planned = delegates.planned(&problem, choice).or_else(|_| delegates.planned(&problem, None));

@@ -68,6 +68,9 @@ impl Planned for Chunks {
     }
 }
 
+/// What runs on what, or why it cannot.
+type Ready = std::result::Result<(Arc<dyn Planned>, Operands), String>;
+
 /// Sizes and strides of an operand: leading dimensions, rows, columns.
 struct Operand {
     lead: Vec<isize>,
@@ -93,11 +96,7 @@ impl Maker<'_> {
     }
 
     /// An attention by products; the reason where it cannot be.
-    pub(super) fn chunks(
-        &self,
-        step: &Step,
-        delegates: &Delegates,
-    ) -> Result<std::result::Result<(Arc<dyn Planned>, Operands), String>> {
+    pub(super) fn chunks(&self, step: &Step, delegates: &Delegates) -> Result<Ready> {
         let refused = |why: &str| Ok(Err(why.to_owned()));
         let plan = &self.program.plan;
         let Some(Op::ScaledDotProductAttention { is_causal, scale }) = step.root.map(|r| plan.graph.op(r)) else {

@@ -98,6 +98,9 @@ fn difference(dtype: DType, got: &[u8], want: &[u8]) -> f64 {
     most / scale
 }
 
+/// A buffer that results are in.
+type Written = (DType, Vec<u8>);
+
 /// A step in memory of its own.
 struct Stage<'a> {
     item: &'a Delegated,
@@ -262,9 +265,8 @@ impl SpecializedCuda {
             }
         }
         let (got, want) = (&written[1], &written[0]);
-        let is_close = |((dtype, got), (_, want)): (&(DType, Vec<u8>), &(DType, Vec<u8>))| {
-            difference(*dtype, got, want) <= site.tolerance(*dtype)
-        };
+        let is_close =
+            |((dtype, got), (_, want)): (&Written, &Written)| difference(*dtype, got, want) <= site.tolerance(*dtype);
         Ok(got.iter().zip(want).all(is_close))
     }
 
@@ -273,9 +275,15 @@ impl SpecializedCuda {
     fn numbers(&self, buffer: usize, patterns: &mut HashMap<DType, Vec<u8>>) -> Result<Option<Vec<u8>>> {
         let plan = &self.program.plan;
         if let Some(buffers) = plan.buffers.get(buffer) {
-            let pattern = patterns.entry(buffers.dtype).or_insert_with(|| pattern(buffers.dtype));
+            let pattern: &[u8] = patterns.entry(buffers.dtype).or_insert_with(|| pattern(buffers.dtype));
             let start = buffer * STRIDE % PATTERN * buffers.dtype.size_bytes();
-            return Ok(Some(pattern.iter().copied().cycle().skip(start).take(self.buffer_bytes[buffer]).collect()));
+            let mut bytes = Vec::with_capacity(self.buffer_bytes[buffer]);
+            let mut part = &pattern[start..];
+            while bytes.len() < self.buffer_bytes[buffer] {
+                bytes.extend_from_slice(&part[..part.len().min(self.buffer_bytes[buffer] - bytes.len())]);
+                part = pattern;
+            }
+            return Ok(Some(bytes));
         }
         let Some(pack) = plan.packs.get(buffer - plan.buffers.len()) else { return Ok(None) };
         let Some(weight) = self.numbers(pack.source.buffer.index(), patterns)? else { return Ok(None) };
@@ -285,14 +293,17 @@ impl SpecializedCuda {
         let shape = behind(&lies.shape.iter().map(|&d| d as isize).collect::<Vec<_>>());
         let strides = behind(&lies.strides);
         let mut bytes = Vec::with_capacity(self.buffer_bytes[buffer]);
-        for at in 0..lies.numel() as isize {
-            let (mut rest, mut from) = (at, lies.offset);
-            for (size, stride) in shape.iter().zip(&strides).rev() {
+        let (channels, channel) = (shape[shape.len() - 1], strides[strides.len() - 1]);
+        for row in 0..shape[..shape.len() - 1].iter().product() {
+            let (mut rest, mut from) = (row, lies.offset);
+            for (size, stride) in shape.iter().zip(&strides).rev().skip(1) {
                 from += rest % size * stride;
                 rest /= size;
             }
-            let first = from as usize * size;
-            bytes.extend_from_slice(&weight[first..first + size]);
+            for at in 0..channels {
+                let first = (from + at * channel) as usize * size;
+                bytes.extend_from_slice(&weight[first..first + size]);
+            }
         }
         Ok(Some(bytes))
     }
@@ -316,7 +327,7 @@ impl SpecializedCuda {
     ///
     /// # Safety
     /// As [`Stage::run`].
-    unsafe fn written(&self, stage: &Stage<'_>) -> Result<Vec<(DType, Vec<u8>)>> {
+    unsafe fn written(&self, stage: &Stage<'_>) -> Result<Vec<Written>> {
         let device = &self.program.device;
         device.synchronize(stage.stream)?;
         let stores = &self.program.plan.steps[stage.item.step].stores;
