@@ -62,7 +62,8 @@ train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about ten 
 # --- tests ----------------------------------------------------------------------------------------------------------
 
 # Rust first: the extension with and without the feature `python` is one file, and is compiled again when the other was.
-test: lint-rust test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
+# Before its tests PyTorch: those of CUDA use its libraries, and are left out where there are none.
+test: lint-rust $(VENV)/.test-stamp test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
 
 test-rust: ## Rust unit, golden, property and tidy tests (no Python needed)
 	$(CARGO) test --release --workspace --quiet $(ARGS)

@@ -79,21 +79,24 @@ fn number(dtype: DType, bytes: &[u8]) -> f64 {
     }
 }
 
-/// Largest difference over the largest value of `want`; not a number if one of them has such.
+/// Largest difference over the largest finite value of `want`; not a number where one of two that differ is not finite.
 fn difference(dtype: DType, got: &[u8], want: &[u8]) -> f64 {
     let size = dtype.size_bytes();
     let (mut most, mut scale) = (0f64, f64::MIN_POSITIVE);
     for (got, want) in got.chunks_exact(size).zip(want.chunks_exact(size)) {
-        if got == want {
+        let is_same = got == want;
+        let (got, want) = (number(dtype, got), number(dtype, want));
+        if want.is_finite() {
+            scale = scale.max(want.abs());
+        }
+        if is_same {
             continue;
         }
-        let (got, want) = (number(dtype, got), number(dtype, want));
         let apart = (got - want).abs();
-        if apart.is_nan() {
+        if !apart.is_finite() {
             return f64::NAN;
         }
         most = most.max(apart);
-        scale = scale.max(want.abs());
     }
     most / scale
 }
@@ -352,10 +355,14 @@ mod tests {
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         let want = bytes(&[1.0, -4.0, 0.5]);
         assert_eq!(difference(DType::F32, &want, &want), 0.0);
-        let far = difference(DType::F32, &bytes(&[1.0, -3.0, 0.5]), &want);
-        assert!((far - 0.25).abs() < 1e-9, "{far}");
+        for far in [[1.0, -3.0, 0.5], [1.0, -4.0, -0.5]] {
+            let far = difference(DType::F32, &bytes(&far), &want);
+            assert!((far - 0.25).abs() < 1e-9, "{far}");
+        }
         assert!(difference(DType::F32, &bytes(&[f32::NAN, -4.0, 0.5]), &want).is_nan());
-        assert!(difference(DType::F32, &want, &bytes(&[1.0, f32::INFINITY, 0.5])) > 1.0);
+        let infinite = bytes(&[1.0, f32::INFINITY, 0.5]);
+        assert!(difference(DType::F32, &want, &infinite).is_nan());
+        assert_eq!(difference(DType::F32, &infinite, &infinite), 0.0);
     }
 
     #[test]
