@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::liveness::{self, LiveRange};
-use super::{BufferId, BufferKind, Plan};
+use super::{BufferId, Plan};
 use crate::memory::{self, Layout, Request};
 use crate::{Error, Result};
 
@@ -147,12 +147,4 @@ pub(super) fn buffer_bytes(plan: &Plan, id: BufferId, bindings: &[i64]) -> Resul
         .map_err(|_| Error::invalid(format!("a buffer has {elements} elements at {bindings:?}")))?;
     let too_large = || Error::OutOfMemory { asked_bytes: usize::MAX, what: "one buffer".to_owned() };
     elements.checked_mul(buffer.dtype.size_bytes()).ok_or_else(too_large)
-}
-
-/// Bytes of all buffers of some kind.
-///
-/// # Errors
-/// If a size is negative, not an integer or too large.
-pub fn bytes_of(plan: &Plan, bindings: &[i64], wanted: impl Fn(BufferKind) -> bool) -> Result<usize> {
-    plan.buffers_of(wanted).try_fold(0usize, |sum, (id, _)| Ok(sum.saturating_add(buffer_bytes(plan, id, bindings)?)))
 }

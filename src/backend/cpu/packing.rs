@@ -5,8 +5,8 @@
 //! are made in chunks of output columns that are used while they are in cache. Keeping saves the more per byte the less
 //! often panels are used for each byte of them: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
 //!
-//! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"` a 24th of the weights, or
-//! [`SMALL_BYTES`]. A memory budget lowers it further.
+//! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"`
+//! [`BALANCED_BYTES`]. A memory budget lowers it further.
 
 use std::collections::BTreeSet;
 
@@ -19,13 +19,11 @@ use oxidiff_kernels::pool::Pool;
 
 use super::specialize::Maker;
 use crate::backend::KeptForm;
-use crate::plan::{BufferKind, MemoryMode, Plan, PlanOptions};
+use crate::plan::{MemoryMode, PlanOptions};
 
-/// What `"balanced"` may keep of a small model, whose weights are no measure for what its runs need.
-const SMALL_BYTES: usize = 16 << 20;
-/// Share of the weights' bytes that `"balanced"` may keep in other forms: arena and kept forms of a UNet then stay below
-/// what eager takes at 64x64 latents (0.75 of it; an eighth made that more than eager).
-const BALANCED_SHARE: usize = 24;
+/// What `"balanced"` may keep: all of a small model's. More, and arena and kept forms of a text encoder take more than eager
+/// does, whose activations are as small; of a large model, keeping each 100 MB saves a few milliseconds.
+const BALANCED_BYTES: usize = 4 << 20;
 /// Multiply-adds that take as long as packing a byte, measured (30 GFLOP/s for every GB/s of packing).
 const FLOPS_PER_PACKED_BYTE: f64 = 30.0;
 /// A product of a few rows reads its weight as it lies; packed, it is read a little faster.
@@ -39,15 +37,12 @@ const SLIM_CHUNK_BYTES: usize = 256 << 10;
 /// Chunks are multiples of this many columns: whole panels of every kernel.
 const CHUNK_STEP: usize = 64;
 
-/// Bytes of kept forms that the options of a plan allow.
-pub(super) fn limit(plan: &Plan) -> usize {
-    match plan.options.memory {
+/// Bytes of kept forms that an option allows.
+pub(super) const fn limit(memory: MemoryMode) -> usize {
+    match memory {
         MemoryMode::Fast => usize::MAX,
         MemoryMode::Low => 0,
-        MemoryMode::Balanced => {
-            let weights = crate::plan::workspace::bytes_of(plan, &[], |k| matches!(k, BufferKind::Parameter(_)));
-            SMALL_BYTES.max(weights.unwrap_or(0) / BALANCED_SHARE)
-        }
+        MemoryMode::Balanced => BALANCED_BYTES,
     }
 }
 

@@ -204,8 +204,13 @@ fn cost(step: &Step, bindings: &[i64]) -> Result<(u64, u64)> {
 impl SpecializedCpu {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
-        let making =
-            Making { program: &program, bindings, limit: packing::limit(&plan), slim: false, preparing: false };
+        let making = Making {
+            program: &program,
+            bindings,
+            limit: packing::limit(plan.options.memory),
+            slim: false,
+            preparing: false,
+        };
         let prepare = Making { limit: 0, preparing: true, ..making }.calls()?;
         if !prepare.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
