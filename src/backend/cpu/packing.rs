@@ -22,7 +22,7 @@ use crate::backend::KeptForm;
 use crate::plan::{MemoryMode, PlanOptions};
 
 /// What `"balanced"` may keep: all of a small model's. More, and arena and kept forms of a text encoder take more than eager
-/// does, whose activations are as small; of a large model, keeping each 100 MB saves a few milliseconds.
+/// does, whose activations are as small; of a large model, 100 MB save some ten milliseconds of seconds by the rate below.
 const BALANCED_BYTES: usize = 4 << 20;
 /// Multiply-adds that take as long as packing a byte, measured (30 GFLOP/s for every GB/s of packing).
 const FLOPS_PER_PACKED_BYTE: f64 = 30.0;
