@@ -336,8 +336,15 @@ class Tree:
         says why the hooks of a module forbid a program; `is_plain` whether the `__dict__` of instances is all the state
         they have."""
     @property
-    def fingerprint(self) -> bytes:
-        """A digest; some of it is addresses of what `kept` holds."""
+    def form(self) -> bytes:
+        """A digest of all but the values of its floats; some of it is addresses of what `kept` holds."""
+    @property
+    def floats(self) -> list[float]:
+        """The floats in attributes, and in containers and objects there. Trees of the same form have as many."""
+    def fingerprint(self, inputs: list[int]) -> bytes:
+        """A digest of everything but the values of some floats, given by their indices in ascending order."""
+    def place(self, at: int) -> tuple[Any, Any, str]:
+        """The dictionary or list that has the float of this index, the key or index there, and its name."""
     @property
     def kept(self) -> list[Any]:
         """Objects whose identity is part of the fingerprint."""

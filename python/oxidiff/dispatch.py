@@ -44,6 +44,7 @@ from .errors import (
     from_native,
 )
 from .family import reset_locks
+from .lifted import Lifting
 from .options import CompileOptions
 from .sets import WeightSet
 from .split import RUNS_EAGER, Split
@@ -187,11 +188,17 @@ class Dispatcher:
         module: The module; stays eager itself.
         options: How to compile it.
         report: Told what ran eager, and why, in place of counting and warning: this module is a piece of another.
+        lifting: Which numbers in attributes are arguments of programs, where another module knows it already.
     """
 
     def __init__(
-        self, module: torch.nn.Module, options: CompileOptions, report: Callable[[Error, str], None] | None = None
+        self,
+        module: torch.nn.Module,
+        options: CompileOptions,
+        report: Callable[[Error, str], None] | None = None,
+        lifting: Lifting | None = None,
     ) -> None:
+        self.lifting = lifting or Lifting()
         self.module = module
         self.options = options
         self._report = report
@@ -227,7 +234,7 @@ class Dispatcher:
             epoch = self._epoch
             if epoch is None or epoch.watch.poll():
                 epoch = self._current_epoch()
-            return used.follow(epoch.structure.fingerprint)(args, kwargs)
+            return used.follow(epoch.structure)(args, kwargs)
         next(self._calls)
         if torch.get_num_threads() != _threads:
             follow_threads()
@@ -325,7 +332,7 @@ class Dispatcher:
             Error: Why the call cannot run compiled.
         """
         if self._used is not None:
-            used = self._used.follow(self._current_epoch().structure.fingerprint)
+            used = self._used.follow(self._current_epoch().structure)
             return used.prepare(args, kwargs)
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
@@ -491,7 +498,12 @@ class Dispatcher:
         try:
             ready = epoch.engine.prepare(args, kwargs, leaves)
         except Error:
-            raise
+            if not epoch.structure.inputs:
+                raise
+            # Perhaps only because of the numbers that are to be arguments.
+            self.lifting.pin(epoch.structure.form, epoch.structure.inputs)
+            self._reentered()
+            return self._ready(key, args, kwargs, leaves)
         except _native.NativeError as error:
             raise from_native(error) from error
         except TypeError as error:
@@ -503,6 +515,9 @@ class Dispatcher:
             self.captures += epoch.engine.captures - before
         self._watch(epoch)
         epoch.add(key, leaves, ready)
+        if epoch.engine.pinned:
+            self.lifting.pin(epoch.structure.form, epoch.engine.pinned)
+            self._reentered()
         return ready
 
     def _rescue(
@@ -542,23 +557,31 @@ class Dispatcher:
             epoch = self._epoch
             if epoch is None:
                 with collection_paused():
-                    epoch = self._enter(Structure(self.module))
+                    epoch = self._enter(self._look())
                 epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
                 if bits & STRUCTURE or epoch.structure.is_retyped():
-                    structure = Structure(self.module)
+                    structure = self._look()
                     if structure.fingerprint != epoch.structure.fingerprint:
+                        if self.lifting.learn(epoch.structure, structure):
+                            structure = self._look()
                         epoch = self._enter(structure)
                         suspects |= self.effective.merged_anew(structure.layers)
                         epoch.engine.refresh(suspects)
                         continue
+                    if structure.numbers != epoch.structure.numbers:
+                        # What is ready to run was given the old ones; the programs are the same.
+                        epoch.entries.clear()
                     epoch.engine.structure = structure
                     suspects |= self.effective.merged_anew(structure.layers)
                 # Watched first, bound then: what changes in between shows.
                 epoch.watch = Watch(epoch.structure, epoch.engine.watched())
                 epoch.engine.refresh(suspects)
             return epoch
+
+    def _look(self) -> Structure:
+        return Structure(self.module, self.lifting.inputs)
 
     def _enter(self, structure: Structure) -> _Epoch:
         old = self._epoch
@@ -576,11 +599,17 @@ class Dispatcher:
         self._epoch = epoch
         return epoch
 
+    def _reentered(self) -> _Epoch:
+        """The epoch of the module after other numbers of it were found to be arguments."""
+        epoch = self._enter(self._look())
+        epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
+        return epoch
+
     def _watch(self, epoch: _Epoch) -> None:
         """Makes sure that the module is watched, and that it is as the engine knows it."""
         while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched()):
-            structure = Structure(self.module)
-            if structure.fingerprint != epoch.structure.fingerprint:
+            structure = self._look()
+            if not structure.is_as(epoch.structure):
                 self._epoch = None
                 raise CaptureError("the module changed while it was being captured")
             suspects = epoch.watch.changed_tensors()
@@ -606,9 +635,9 @@ class Dispatcher:
         """Adds a weight set; see :func:`oxidiff.bind`."""
 
         def make(module: torch.nn.Module) -> Dispatcher:
-            return find_dispatcher(module) or Dispatcher(module, self.options)
+            return find_dispatcher(module) or Dispatcher(module, self.options, lifting=self.lifting)
 
-        made = WeightSet(self.module, source, make)
+        made = WeightSet(self.module, source, make, self._current_epoch().structure)
         with self._lock:
             if name is None:
                 name = next(f"weights{i}" for i in itertools.count(1) if f"weights{i}" not in self._sets)
@@ -642,7 +671,7 @@ class Dispatcher:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
         with self._lock:
             engine = self._current_epoch().engine
-            save(path, engine.store.artifact(engine.whole()))
+            save(path, engine.artifact())
 
     def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
@@ -651,7 +680,9 @@ class Dispatcher:
         with self._lock, collection_paused():
             artifact = read_artifact(path)
             engine = self._current_epoch().engine
-            artifact.require(engine.store.description(), os.fspath(path))
+            if self.lifting.adopt(engine.structure, artifact.inputs):
+                engine = self._reentered().engine
+            artifact.require(engine.description(), os.fspath(path))
             try:
                 engine.load(artifact)
             except _native.NativeError as error:

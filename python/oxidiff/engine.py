@@ -20,15 +20,16 @@ from . import _native
 from .adapters import EffectiveWeights
 from .ambient import collection_paused
 from .call import Leaf, replace_leaves
-from .capture import Call, CapturedGraph, Capturer, WeightSlot, is_tracing
+from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.lowering import LoweredGraph
 from .capture.stages import Stage
 from .device import Device, device_of
 from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
+from .lifted import Lifted
 from .options import CompileOptions
 from .staged import Staged
-from .store import Artifact, Body, GraphStore, Row, Tuned, complain
+from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
 from .watch import Structure
 
 __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
@@ -202,6 +203,19 @@ class Engine:
         self._capturer = Capturer(module, dynamic=options.dynamic)
         # The hooks of the module itself are run around the program, not captured into it.
         self._capturer.module = forward
+        self.pinned: set[int] = set()
+        """Indices of lifted floats that turned out to be constants of a program."""
+
+    def _lift(self) -> None:
+        """Makes the numbers of the structure that are arguments known to what captures and what stores."""
+        structure = self.structure
+        self.store.inputs = [structure.place(i) for i in structure.inputs]
+        self._capturer.lifted = Lifted(self.module, self._capturer.module, structure) if structure.inputs else None
+
+    def _note_pinned(self, graph: CapturedGraph) -> None:
+        inputs = self.structure.inputs
+        forms = graph.plan.forms[len(graph.plan.forms) - len(inputs) :]
+        self.pinned.update(i for i, form in zip(inputs, forms, strict=True) if not isinstance(form, Dim) and form != 0)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf]) -> Ready:
         """Makes a call ready: finds the variant that is valid for it, or captures and compiles one.
@@ -210,6 +224,7 @@ class Engine:
             CaptureError, UnsupportedError: Why no program can stand for this call.
             TypeError: The arguments do not fit the signature.
         """
+        self._lift()
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.
         probes = [leaf.detach() if isinstance(leaf, Tensor) else _Number.of(leaf) for leaf in leaves]
         call = self._capturer.call(*replace_leaves(args, kwargs, probes))
@@ -220,6 +235,7 @@ class Engine:
         call = self._capturer.call(args, kwargs)
         self._place(call.tensors)
         variant = self._variant(call)
+        self._note_pinned(variant.graph)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
         with self._family.lock:
@@ -373,6 +389,16 @@ class Engine:
             self._family.captured.append(captured)
         return variant
 
+    def description(self) -> Description:
+        """What the graphs of the module depend on; see :meth:`GraphStore.description`."""
+        self._lift()
+        return self.store.description()
+
+    def artifact(self) -> Artifact:
+        """Everything that is compiled, to be saved; see :meth:`GraphStore.artifact`."""
+        self._lift()
+        return self.store.artifact(self.whole())
+
     def load(self, artifact: Artifact) -> None:
         """Compiles the graphs of an artifact of this module, for the calls to come.
 
@@ -381,6 +407,7 @@ class Engine:
         """
         start = time.perf_counter()
         self._place(())
+        self._lift()
         loaded = []
         for stored in artifact.graphs:
             # Compiled to see that it can be: the program is found again when a call asks for it.
@@ -463,6 +490,7 @@ class Engine:
 
     def release(self) -> None:
         """Lets go of the module's tensors."""
+        self.store.inputs, self._capturer.lifted = (), None
         for variant in self.variants:
             variant.release()
 

@@ -19,6 +19,7 @@ from .errors import ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
+    from .watch import Structure
 
 __all__ = ["WeightSet", "check_fit"]
 
@@ -32,6 +33,7 @@ class WeightSet:
         module: The compiled module.
         source: A module of the same architecture, or tensors by name.
         make: Makes a dispatcher for a module.
+        structure: What the module looks like.
 
     Raises:
         ShapeError: A tensor is missing, is one too many, or has another dtype, shape or device.
@@ -43,20 +45,21 @@ class WeightSet:
         module: nn.Module,
         source: nn.Module | Mapping[str, Tensor],
         make: Callable[[nn.Module], Dispatcher],
+        structure: Structure,
     ) -> None:
         check_fit(module, source)
         self._module = module
         self._make = make
         self._tensors = None if isinstance(source, nn.Module) else dict(source)
-        self._fingerprint: Any = None
+        self._structure = structure
         self.dispatcher = make(source if isinstance(source, nn.Module) else self._copy())
 
-    def follow(self, fingerprint: Any) -> Dispatcher:
+    def follow(self, structure: Structure) -> Dispatcher:
         """The dispatcher, after the copy was made anew if the module has another structure since."""
-        if self._tensors is not None and fingerprint is not self._fingerprint:
-            if self._fingerprint is not None and fingerprint != self._fingerprint:
+        if self._tensors is not None and structure is not self._structure:
+            if not structure.is_as(self._structure):
                 self.dispatcher = self._make(self._copy())
-            self._fingerprint = fingerprint
+            self._structure = structure
         return self.dispatcher
 
     def _copy(self) -> nn.Module:

@@ -11,7 +11,7 @@ reads the version counters of the tensors); only then is what changed looked at.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import is_
 from typing import Any, cast
 
@@ -58,12 +58,24 @@ class Structure:
     Trees with the same fingerprint compute the same function of their tensors and arguments. It is made of values where
     values say it all, so that it is the same for another module of the same class and configuration; of identities
     elsewhere (functions, objects with a state that Python does not show). LoRA layers do not show in it
-    (:mod:`oxidiff.adapters`).
+    (:mod:`oxidiff.adapters`), nor do the values of floats that are arguments of programs (:mod:`oxidiff.lifted`).
+
+    Args:
+        module: The module.
+        inputs: Gives, for a :attr:`form`, the indices of the floats that are arguments.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, inputs: Callable[[bytes], tuple[int, ...]] = lambda _: ()) -> None:
         tree = self.tree = _native.Tree(module, base_of, _obstacle, _is_plain, adapter_class())
-        self.fingerprint = Fingerprint(tree.fingerprint, tree.kept)
+        self.form = tree.form
+        """A digest of everything but floats."""
+        self.floats = tree.floats
+        """The floats in its attributes."""
+        self.inputs = inputs(self.form)
+        """The indices of those that are arguments of programs."""
+        self.numbers = tuple([self.floats[i] for i in self.inputs])
+        """The values of these."""
+        self.fingerprint = Fingerprint(tree.fingerprint(list(self.inputs)), tree.kept)
         self.lists: list[tuple[list[Any] | set[Any], list[Any] | set[Any]]] = tree.lists
         """Lists and sets, each with a copy."""
         self.layers: dict[str, torch.nn.Module] = tree.layers()
@@ -86,6 +98,14 @@ class Structure:
     def is_retyped(self) -> bool:
         """Whether a tensor has another dtype, shape or device now: `module.half()` replaces no object."""
         return self.tree.is_retyped()
+
+    def is_as(self, other: Structure) -> bool:
+        """Whether programs of the one compute what the other does, with the same numbers."""
+        return self.fingerprint == other.fingerprint and self.numbers == other.numbers
+
+    def place(self, index: int) -> tuple[Any, Any, str]:
+        """The dictionary or list that has a float, the key or index there, and the float's name."""
+        return self.tree.place(index)
 
     def memory(self) -> Hashable:
         """How its tensors lie in memory, as far as a trace can see it: orders, kinds and what shares a storage."""

@@ -9,6 +9,7 @@
 //!
 //! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
 
+mod attributes;
 mod builder;
 mod cuda;
 mod device;

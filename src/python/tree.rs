@@ -5,19 +5,22 @@
 //! addresses elsewhere (classes, functions, objects with a state that Python does not show); what has an address in it is
 //! kept alive. LoRA layers do not show in it.
 //!
+//! Floats are kept apart, in the order in which they were met: which of them are inputs of a program, and so no part of what
+//! it is, is for the caller to say ([`Tree::fingerprint`]).
+//!
 //! Everything that was read can be watched ([`super::watch`]): each dictionary's version is from before it was read. Nothing
 //! of Python's runs while a dictionary is iterated: what might run code is set aside until the end of it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple, PyType};
 use pyo3::{Borrowed, ffi, intern};
 
+use super::attributes::{Classes, Kind, Role, SKIPPED, role_of};
 use super::layout::TensorLayout;
 use super::tensor::Exchange;
 use super::versions::Dicts;
@@ -46,109 +49,6 @@ pub(super) type ByAddress<T> = HashMap<usize, T, BuildHasherDefault<AddressHashe
 /// How deep containers and objects in attributes are looked into.
 const DEPTH: u32 = 3;
 
-/// Tables of `nn.Module` that do not change what a call under no_grad computes, or that are handled by name.
-const SKIPPED: &[&str] = &[
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_non_persistent_buffers_set",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_is_full_backward_hook",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_compiled_call_impl",
-    "_output_capturing_hooks_installed",
-];
-/// Attributes and entries of configurations that say where a checkpoint came from, not what it computes.
-const UNREAD: &[&str] =
-    &["_name_or_path", "name_or_path", "_commit_hash", "_diffusers_version", "transformers_version"];
-/// Attributes of a diffusers or transformers model that come and go with adapters, whose effect is seen in their layers.
-const ADAPTERS: &[&str] =
-    &["peft_config", "_hf_peft_config_loaded", "lora_scale", "_adapter_names", "_safe_fusing", "_weight_conversions"];
-/// Attributes under which hooks of accelerate and diffusers hang.
-const HOOKS: &[&str] = &["_hf_hook", "_diffusers_hook"];
-
-/// What the name of an attribute says about it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Read,
-    Skipped,
-    /// Where the module came from: read only if it is no scalar.
-    Unread,
-    Adapter,
-    Hook,
-}
-
-fn role_of(name: &str) -> Role {
-    match name {
-        _ if SKIPPED.contains(&name) => Role::Skipped,
-        _ if UNREAD.contains(&name) => Role::Unread,
-        _ if ADAPTERS.contains(&name) => Role::Adapter,
-        _ if HOOKS.contains(&name) => Role::Hook,
-        _ => Role::Read,
-    }
-}
-
-/// What is known of a value from its class.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    None,
-    Bool,
-    Int,
-    Float,
-    Text,
-    Bytes,
-    Complex,
-    DType,
-    Device,
-    Size,
-    Tensor,
-    Module,
-    Class,
-    Enum,
-    Dict,
-    List,
-    Set,
-    FrozenSet,
-    Tuple,
-    Method,
-    Partial,
-    /// A function, a Python module.
-    Opaque,
-    Object,
-}
-
-impl Kind {
-    const fn is_scalar(self) -> bool {
-        matches!(
-            self,
-            Self::None
-                | Self::Bool
-                | Self::Int
-                | Self::Float
-                | Self::Text
-                | Self::Bytes
-                | Self::Complex
-                | Self::DType
-                | Self::Device
-                | Self::Size
-        )
-    }
-
-    /// Whether a value can be described without running code of Python's.
-    const fn is_plain(self) -> bool {
-        self.is_scalar() && !matches!(self, Self::Complex | Self::Device | Self::Size)
-    }
-}
-
 /// Calls `visit` with every item of a dictionary without counting references: half of the time of a scan.
 ///
 /// # Safety
@@ -167,77 +67,6 @@ unsafe fn each_item<'py>(
     Ok(())
 }
 
-/// Classes by which values are told apart: those that are exactly of one, then those that may be of a subclass.
-struct Classes {
-    exact: Vec<(Py<PyType>, Kind)>,
-    base: Vec<(Py<PyType>, Kind)>,
-    /// Classes of tensors that are nothing but tensors.
-    plain_tensors: Vec<Py<PyType>>,
-}
-
-impl Classes {
-    fn get(py: Python<'_>) -> PyResult<&'static Self> {
-        static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
-        CLASSES.get_or_try_init(py, || {
-            let of = |module: &str, name: &str| -> PyResult<Py<PyType>> {
-                Ok(py.import(module)?.getattr(name)?.cast_into::<PyType>()?.unbind())
-            };
-            let exact = [
-                ("builtins", "bool", Kind::Bool),
-                ("builtins", "int", Kind::Int),
-                ("builtins", "float", Kind::Float),
-                ("builtins", "str", Kind::Text),
-                ("builtins", "bytes", Kind::Bytes),
-                ("builtins", "complex", Kind::Complex),
-                ("torch", "dtype", Kind::DType),
-                ("torch", "device", Kind::Device),
-                ("torch", "Size", Kind::Size),
-            ];
-            let base = [
-                ("torch", "Tensor", Kind::Tensor),
-                ("torch.nn", "Module", Kind::Module),
-                ("builtins", "type", Kind::Class),
-                ("enum", "Enum", Kind::Enum),
-                ("builtins", "dict", Kind::Dict),
-                ("builtins", "list", Kind::List),
-                ("builtins", "tuple", Kind::Tuple),
-                ("builtins", "set", Kind::Set),
-                ("builtins", "frozenset", Kind::FrozenSet),
-                ("types", "MethodType", Kind::Method),
-                ("functools", "partial", Kind::Partial),
-                ("types", "FunctionType", Kind::Opaque),
-                ("types", "ModuleType", Kind::Opaque),
-            ];
-            let mut exact = exact
-                .into_iter()
-                .map(|(module, name, kind)| Ok((of(module, name)?, kind)))
-                .collect::<PyResult<Vec<_>>>()?;
-            exact.push((py.None().bind(py).get_type().unbind(), Kind::None));
-            let base = base.into_iter().map(|(module, name, kind)| Ok((of(module, name)?, kind)));
-            Ok(Self {
-                exact,
-                base: base.collect::<PyResult<_>>()?,
-                plain_tensors: vec![of("torch", "Tensor")?, of("torch.nn", "Parameter")?, of("torch.nn", "Buffer")?],
-            })
-        })
-    }
-
-    fn kind_of(&self, class: &Bound<'_, PyType>) -> Kind {
-        let at = class.as_ptr();
-        if let Some((_, kind)) = self.exact.iter().find(|(known, _)| known.as_ptr() == at) {
-            return *kind;
-        }
-        // SAFETY: both are live classes; nothing but their method resolution orders is read.
-        let is_of = |base: &Py<PyType>| unsafe { ffi::PyType_IsSubtype(at.cast(), base.as_ptr().cast()) != 0 };
-        self.base.iter().find(|(base, _)| is_of(base)).map_or(Kind::Object, |(_, kind)| *kind)
-    }
-
-    fn is_plain_tensor(&self, tensor: &Bound<'_, PyAny>) -> bool {
-        let class = tensor.get_type_ptr();
-        self.plain_tensors.iter().any(|known| known.as_ptr() == class.cast())
-    }
-}
-
 /// Functions of the package that the scan asks, where Python knows better.
 struct Questions<'py> {
     base_of: Bound<'py, PyAny>,
@@ -245,6 +74,18 @@ struct Questions<'py> {
     is_plain: Bound<'py, PyAny>,
     /// The class of the layers that PEFT puts around others, where it is imported.
     adapter: Option<Bound<'py, PyType>>,
+}
+
+/// A float in an attribute, or in a container there.
+struct Float {
+    value: f64,
+    /// The number of the module that has the attribute.
+    node: usize,
+    attribute: Py<PyAny>,
+    /// The dictionary or list that holds it, and where.
+    place: (Py<PyAny>, Py<PyAny>),
+    /// Whether it is the attribute itself.
+    is_attribute: bool,
 }
 
 /// One module.
@@ -357,6 +198,9 @@ struct Scan<'py> {
     places: ByAddress<()>,
     /// Dtypes, shapes and devices of `tensors`.
     types: Tokens,
+    floats: Vec<Float>,
+    /// The module and the attribute that are being described.
+    within: Option<(usize, Bound<'py, PyAny>)>,
     has_other_adapters: bool,
     obstacle: Option<(String, String)>,
 }
@@ -413,7 +257,7 @@ impl<'py> Scan<'py> {
     fn entry(&mut self, at: usize, tables: &Tables<'py>) -> PyResult<()> {
         let module = self.nodes[at].module.bind(self.py).clone();
         self.kind(&module);
-        let has_hooks = self.attributes(&module, tables, tables.is_model()?)?;
+        let has_hooks = self.attributes(at, &module, tables, tables.is_model()?)?;
         let is_hooked = has_hooks || !tables.hooks.is_empty() || !tables.pre_hooks.is_empty();
         if is_hooked && at > 0 && self.obstacle.is_none() {
             let reason: Option<String> = self.questions.obstacle.call1((&module,))?.extract()?;
@@ -423,25 +267,35 @@ impl<'py> Scan<'py> {
     }
 
     /// Whether there is a hook of accelerate or diffusers.
-    fn attributes(&mut self, module: &Bound<'py, PyAny>, tables: &Tables<'py>, is_model: bool) -> PyResult<bool> {
+    fn attributes(
+        &mut self,
+        at: usize,
+        module: &Bound<'py, PyAny>,
+        tables: &Tables<'py>,
+        is_model: bool,
+    ) -> PyResult<bool> {
         let (mut has_hooks, mut later, start) = (false, Vec::new(), self.tokens.0.len());
+        let (table, first_float) = (&tables.attributes, self.floats.len());
         let quick = |name: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>| {
-            has_hooks |= self.attribute(name, value, is_model, &mut later, true)?;
+            has_hooks |= self.attribute(at, table, name, value, is_model, &mut later, true)?;
             Ok(())
         };
         // SAFETY: what fails may have run code of Python's (an exception is an object, for which garbage may be collected), and
         // ends the iteration; the rest is read by functions of the interpreter that call nothing else.
-        if unsafe { each_item(&tables.attributes, quick) }.is_err() {
+        if unsafe { each_item(table, quick) }.is_err() {
             self.tokens.0.truncate(start);
+            self.floats.truncate(first_float);
             later.clear();
-            for (name, value) in tables.attributes.iter().collect::<Vec<_>>() {
-                has_hooks |= self.attribute(&name, &value, is_model, &mut later, false)?;
+            for (name, value) in table.iter().collect::<Vec<_>>() {
+                has_hooks |= self.attribute(at, table, &name, &value, is_model, &mut later, false)?;
             }
         }
         self.tokens.tag(ABSENT);
-        for value in later {
+        for (name, value) in later {
+            self.within = Some((at, name));
             self.token(&value, DEPTH)?;
         }
+        self.within = None;
         for table in [&tables.parameters, &tables.buffers] {
             // Describing a tensor of a subclass may run code.
             let items: Vec<_> = table.iter().collect();
@@ -475,12 +329,15 @@ impl<'py> Scan<'py> {
     /// One attribute; whether it is a hook. `later` gets a value that is not described at once.
     ///
     /// With `is_quick`, neither name nor value is touched after something failed, and nothing calls code of Python's.
+    #[expect(clippy::too_many_arguments, reason = "one step of the loop above, which borrows all of them")]
     fn attribute(
         &mut self,
+        at: usize,
+        table: &Bound<'py, PyDict>,
         name: &Bound<'py, PyAny>,
         value: &Bound<'py, PyAny>,
         is_model: bool,
-        later: &mut Vec<Bound<'py, PyAny>>,
+        later: &mut Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
         is_quick: bool,
     ) -> PyResult<bool> {
         let role = if is_quick { self.role(name)? } else { self.role(name).unwrap_or(Role::Read) };
@@ -496,7 +353,17 @@ impl<'py> Scan<'py> {
         } else {
             self.name(name)?;
         }
-        if is_quick && kind.is_plain() {
+        if kind == Kind::Float {
+            self.tokens.tag(VALUE);
+            self.kind(value);
+            self.floats.push(Float {
+                value: value.cast::<PyFloat>()?.value(),
+                node: at,
+                attribute: name.clone().unbind(),
+                place: (table.clone().into_any().unbind(), name.clone().unbind()),
+                is_attribute: true,
+            });
+        } else if is_quick && kind.is_plain() {
             self.tokens.tag(VALUE);
             self.kind(value);
             self.plain(kind, value)?;
@@ -506,7 +373,7 @@ impl<'py> Scan<'py> {
             self.scalar(kind, value)?;
         } else {
             self.tokens.tag(PARTS);
-            later.push(value.clone());
+            later.push((name.clone(), value.clone()));
         }
         Ok(role == Role::Hook)
     }
@@ -616,6 +483,26 @@ impl<'py> Scan<'py> {
         self.tokens.word(number);
     }
 
+    /// A float that `holder` has under `key`; false for anything else.
+    fn float(
+        &mut self,
+        value: &Bound<'py, PyAny>,
+        holder: &Bound<'py, PyAny>,
+        key: Bound<'py, PyAny>,
+    ) -> PyResult<bool> {
+        let is_float = self.kind_of(value) == Kind::Float;
+        let Some((node, attribute)) = self.within.as_ref().filter(|_| is_float) else { return Ok(false) };
+        self.floats.push(Float {
+            value: value.cast::<PyFloat>()?.value(),
+            node: *node,
+            attribute: attribute.clone().unbind(),
+            place: (holder.clone().unbind(), key.unbind()),
+            is_attribute: false,
+        });
+        self.kind(value);
+        Ok(true)
+    }
+
     fn token(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> PyResult<()> {
         let kind = self.kind_of(value);
         self.kind(value);
@@ -698,7 +585,9 @@ impl<'py> Scan<'py> {
         self.tokens.word(items.len() as u64);
         for (key, value) in items {
             self.name(&key)?;
-            self.token(&value, depth - 1)?;
+            if !self.float(&value, table, key)? {
+                self.token(&value, depth - 1)?;
+            }
         }
         Ok(())
     }
@@ -724,7 +613,13 @@ impl<'py> Scan<'py> {
         self.tokens.tag(ITEMS);
         self.tokens.word(items.len() as u64);
         if matches!(kind, Kind::List | Kind::Tuple) {
-            return items.iter().try_for_each(|item| self.token(item, depth - 1));
+            for (i, item) in items.iter().enumerate() {
+                let is_listed = kind == Kind::List && self.float(item, value, i.into_pyobject(self.py)?.into_any())?;
+                if !is_listed {
+                    self.token(item, depth - 1)?;
+                }
+            }
+            return Ok(());
         }
         // Items in an order that does not depend on their addresses, as far as their tokens do not.
         self.kept.append(value)?;
@@ -742,7 +637,7 @@ impl<'py> Scan<'py> {
 
     /// Watches what a LoRA layer reads; what it is at the moment is no part of the structure.
     fn adapters(&mut self, layer: &Bound<'py, PyAny>) -> PyResult<()> {
-        let outer = std::mem::take(&mut self.tokens);
+        let (outer, floats) = (std::mem::take(&mut self.tokens), self.floats.len());
         let mut stack = vec![layer.clone()];
         let mut seen = ByAddress::<()>::default();
         while let Some(module) = stack.pop() {
@@ -752,7 +647,7 @@ impl<'py> Scan<'py> {
             let tables = Tables::of(&module)?;
             self.read_all(&module, &tables)?;
             if module.is(layer) {
-                self.attributes(&module, &tables, false)?;
+                self.attributes(0, &module, &tables, false)?;
             }
             for (name, child) in tables.modules.iter() {
                 let is_base = module.is(layer) && name.cast::<PyString>()?.to_str()? == "base_layer";
@@ -768,6 +663,7 @@ impl<'py> Scan<'py> {
             }
         }
         self.tokens = outer;
+        self.floats.truncate(floats);
         Ok(())
     }
 }
@@ -806,7 +702,9 @@ pub struct Tree {
     pub(super) tensors: Vec<Py<PyAny>>,
     own: usize,
     types: Vec<u8>,
-    fingerprint: [u8; 32],
+    /// The fingerprint without floats.
+    form: [u8; 32],
+    floats: Vec<Float>,
     lists: Py<PyList>,
     kept: Py<PyList>,
     has_other_adapters: bool,
@@ -841,6 +739,8 @@ impl Tree {
             tensors: Vec::new(),
             places: ByAddress::default(),
             types: Tokens::default(),
+            floats: Vec::new(),
+            within: None,
             has_other_adapters: false,
             obstacle: None,
         };
@@ -853,7 +753,7 @@ impl Tree {
             scan.tokens.bytes(reason.as_bytes());
         }
         let (own, types) = (scan.tensors.len(), std::mem::take(&mut scan.types.0));
-        let fingerprint = *blake3::hash(&scan.tokens.0).as_bytes();
+        let form = *blake3::hash(&scan.tokens.0).as_bytes();
         let layers: Vec<_> = scan.nodes.iter().filter_map(|n| n.layer.as_ref().map(|l| l.clone_ref(py))).collect();
         for layer in layers {
             scan.adapters(layer.bind(py))?;
@@ -868,7 +768,8 @@ impl Tree {
             tensors: scan.tensors,
             own,
             types,
-            fingerprint,
+            form,
+            floats: scan.floats,
             lists: scan.lists.unbind(),
             kept: scan.kept.unbind(),
             has_other_adapters: scan.has_other_adapters,
@@ -880,8 +781,39 @@ impl Tree {
     const SKIPPED: &'static [&'static str] = SKIPPED;
 
     #[getter]
-    fn fingerprint<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.fingerprint)
+    fn form<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.form)
+    }
+
+    #[getter]
+    fn floats(&self) -> Vec<f64> {
+        self.floats.iter().map(|float| float.value).collect()
+    }
+
+    /// The fingerprint, without the values of some floats.
+    fn fingerprint<'py>(&self, py: Python<'py>, inputs: Vec<usize>) -> Bound<'py, PyBytes> {
+        let mut digest = blake3::Hasher::new();
+        digest.update(&self.form);
+        let mut inputs = inputs.into_iter().peekable();
+        for (at, float) in self.floats.iter().enumerate() {
+            match inputs.next_if_eq(&at) {
+                Some(_) => digest.update(&[SEEN]),
+                None => digest.update(&[VALUE]).update(&float.value.to_bits().to_le_bytes()),
+            };
+        }
+        PyBytes::new(py, digest.finalize().as_bytes())
+    }
+
+    /// The container that holds a float, its key or index there, and its name.
+    fn place<'py>(&self, py: Python<'py>, at: usize) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, String)> {
+        let Some(float) = self.floats.get(at) else {
+            return Err(PyIndexError::new_err("there are fewer floats"));
+        };
+        let (holder, key) = (float.place.0.bind(py).clone(), float.place.1.bind(py).clone());
+        let path = &self.nodes[float.node].path;
+        let dot = if path.is_empty() { "" } else { "." };
+        let inside = if float.is_attribute { String::new() } else { format!("[{}]", key.repr()?) };
+        Ok((holder, key, format!("{path}{dot}{}{inside}", float.attribute.bind(py))))
     }
 
     #[getter]
@@ -997,6 +929,10 @@ impl Tree {
         }
         self.dicts.traverse(&visit)?;
         self.tensors.iter().try_for_each(|tensor| visit.call(tensor))?;
+        for float in &self.floats {
+            visit.call(&float.place.0)?;
+            visit.call(&float.place.1)?;
+        }
         visit.call(&self.lists)?;
         visit.call(&self.kept)
     }

@@ -267,7 +267,7 @@ def _load_ip_adapter(unet: Any, seed: int, width: int = 16) -> None:
 
 
 def test_ip_adapter() -> None:
-    """Image embeddings are arguments; each scale is a structure, which is remembered."""
+    """Image embeddings are arguments, and so is the scale once it was changed; without effect it is another program."""
     unet = testing.build("sd15-unet")
     compiled: Any = oxidiff.compile(unet, strict=True, cache=False)
     inputs = testing.example_inputs("sd15-unet")
@@ -291,7 +291,7 @@ def test_ip_adapter() -> None:
         return found
 
     before = oxidiff.report(compiled).captures
-    first = {scale: check(scale) for scale in (0.5, 1.0, 0.0)}
+    first = {scale: check(scale) for scale in (0.5, 1.0, 0.0, 0.7, 0.2, 1.3)}
     assert oxidiff.report(compiled).captures == before + 3
     assert testing.relative_error(first[1.0][0], plain) > 1e-3
     for scale in (1.0, 0.5, 0.0):

@@ -8,7 +8,7 @@ other values, and becomes a constant of the program if nothing helps: the graph 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,11 +57,39 @@ def capture(
     return capturer.capture(capturer.call(args, kwargs or {}))
 
 
+class Twin(Protocol):
+    """A copy of a module for tracing; see :class:`oxidiff.lifted.Twin`."""
+
+    @property
+    def root(self) -> torch.nn.Module: ...
+    @property
+    def forward(self) -> Callable[..., Any]: ...
+    def set(self, values: Sequence[float]) -> None: ...
+
+
+class Lifted(Protocol):
+    """Numbers in attributes that are arguments of a graph; see :class:`oxidiff.lifted.Lifted`."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def values(self) -> tuple[float, ...]: ...
+    def twin(self) -> Twin: ...
+
+
 class Capturer:
-    """Captures the calls of one module. Cheap to make; holds no tensors between captures."""
+    """Captures the calls of one module. Cheap to make; holds no tensors between captures.
+
+    Attributes:
+        module: What is traced: the module, or a function of it.
+        root: The module.
+        lifted: Numbers in its attributes that are arguments of its graphs, after those that are passed.
+        traces: How many traces were taken.
+    """
 
     def __init__(self, module: Callable[..., Any], *, dynamic: bool = True) -> None:
         self.module = module
+        self.lifted: Lifted | None = None
         self.root = module if isinstance(module, torch.nn.Module) else None
         self.dynamic = dynamic
         self.binder = Binder(self.root.forward if self.root is not None else module)
@@ -69,7 +97,13 @@ class Capturer:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Takes a call apart; see :meth:`~oxidiff.capture.signature.Binder.call`."""
-        return self.binder.call(args, kwargs)
+        call = self.binder.call(args, kwargs)
+        if self.lifted is not None:
+            call.key = (*call.key, ("lifted", *self.lifted.names))
+            call.numbers += self.lifted.values
+            call.sizes = (*call.sizes, *self.lifted.values)
+            call.kept = len(self.lifted.values)
+        return call
 
     def capture(self, call: Call) -> CapturedGraph:
         """Captures the program of ``call``; see :func:`capture`."""
@@ -138,14 +172,19 @@ class _Session:
     def __init__(self, owner: Capturer, call: Call, fixed: Set[str] = frozenset()) -> None:
         self.owner = owner
         self.call = call
-        self.weights = WeightIndex(owner.root)
-        self.labels = labels(call.bound)
+        lifted = owner.lifted
+        self.twin = None if lifted is None else lifted.twin()
+        self.weights = WeightIndex(owner.root if self.twin is None else self.twin.root)
+        self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.root)
         self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
         self.chosen: dict[str, tuple[Number, ...]] = {}
         self.traces = 0
         self.fixed: list[str] = []
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
+            self.fix(symbol)
+        # What has no effect is mostly left out by the code: of another program than any other value.
+        for symbol in [s for s in self.lifted_symbols() if s.value == 0]:
             self.fix(symbol)
 
     def run(self) -> CapturedGraph:
@@ -161,6 +200,11 @@ class _Session:
             self.fix_unsolved(base)
             records, points = self.agreeing_traces(base)
             forms = self.solve(base, records, points)
+        used = {name for form in set(forms) if isinstance(form, Dim) for name in form.symbols()}
+        for symbol in [s for s in self.lifted_symbols() if s.name not in used]:
+            # No trace shows that it matters, or where: the graph is right for this value.
+            self.fix(symbol)
+            points = [{name: value for name, value in p.items() if name != symbol.name} for p in points]
         # A float need not come out whole, so it decides no residues.
         dims = [f for f in set(forms) if isinstance(f, Dim) and not isinstance(f, Real)]
         names = [s.name for s in self.plan.symbols]
@@ -178,6 +222,10 @@ class _Session:
     def point(self) -> Point:
         return {s.name: s.value for s in self.plan.symbols}
 
+    def lifted_symbols(self) -> list[Symbol]:
+        """The lifted numbers that are free."""
+        return [s for s in self.plan.symbols if s.role == "attribute"]
+
     def trace_at(self, point: Mapping[str, Number]) -> Trace:
         sizes = self.plan.sizes(point)
         if sizes is None:
@@ -190,6 +238,10 @@ class _Session:
         numbers = sizes[at:]
         leaves = iter(tensors)
         rest = iter(numbers)
+        target = self.owner.module
+        if self.twin is not None:
+            self.twin.set([float(n) for n in numbers[len(numbers) - self.call.kept :]])
+            target = self.twin.forward
 
         def replace(old: Any) -> Any:
             return next(leaves) if isinstance(old, Tensor) else next(rest)
@@ -199,7 +251,7 @@ class _Session:
         self.traces += 1
         self.owner.traces += 1
         return trace(
-            lambda: self.owner.module(*args, **kwargs),
+            lambda: target(*args, **kwargs),
             list(zip(tensors, self.labels, strict=False)),
             self.weights,
             self.device,
@@ -285,7 +337,7 @@ class _Session:
             record = self.try_trace(base, {**here, symbol.name: self.chosen[symbol.name][0]})
             if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):
                 suspects.append(symbol)
-        numbers = [s for s in suspects if s.role in ("int", "float")]
+        numbers = [s for s in suspects if s.is_number]
         for symbol in numbers or suspects or list(self.plan.symbols):
             self.fix(symbol)
 

@@ -148,7 +148,7 @@ class CapturedGraph:
         moduli: Per symbol, the modulus whose residue decides the class.
         classes: The validity classes that were checked.
         marks: The special values, symbol by symbol, that were checked.
-        box: Per symbol, the smallest and the largest size that was checked.
+        box: Per bounded symbol, the smallest and the largest value that was checked.
         points: The values of the free sizes at which it was traced and found right.
         traces: How many traces were taken for it.
         fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
@@ -176,17 +176,14 @@ class CapturedGraph:
 
     def class_of(self, point: Mapping[str, Any]) -> tuple[int, ...]:
         """The validity class of a point: the residues of its sizes."""
-        return tuple(
-            int(point[s.name]) % self.moduli[s.name] for s in self.plan.symbols if s.role not in ("int", "float")
-        )
+        return tuple(int(point[s.name]) % self.moduli[s.name] for s in self.plan.symbols if not s.is_number)
 
     def marks_of(self, point: Mapping[str, Any]) -> set[tuple[str, Any]]:
         """Per symbol, which of the values that programs treat specially it has."""
         out: set[tuple[str, Any]] = set()
         for symbol in self.plan.symbols:
             value = point[symbol.name]
-            is_number = symbol.role in ("int", "float")
-            out.add((symbol.name, (value == 0, value == 1, value < 0) if is_number else value == 1))
+            out.add((symbol.name, (value == 0, value == 1, value < 0) if symbol.is_number else value == 1))
         return out
 
     def accepts(self, point: Mapping[str, Any]) -> bool:
@@ -203,7 +200,7 @@ class CapturedGraph:
         if point not in self.points:
             self.points.append(dict(point))
         for symbol in self.plan.symbols:
-            if symbol.role not in ("int", "float"):
+            if symbol.is_bounded:
                 value = point[symbol.name]
                 low, high = self.box.get(symbol.name, (value, value))
                 self.box[symbol.name] = (min(low, value), max(high, value))

@@ -228,7 +228,7 @@ class Lowering:
         for value in self.graph.values:
             in_shapes |= _symbols_in(value.shape)
         for symbol in self.graph.plan.symbols:
-            if symbol.role in ("int", "float") and symbol.name not in in_shapes:
+            if symbol.is_number and symbol.name not in in_shapes:
                 continue
             samples = [int(point[symbol.name]) for point in self.graph.points]
             self.texts[symbol.name] = self.builder.symbol(symbol.name, samples)
@@ -258,7 +258,7 @@ class Lowering:
         if base is None:
             base = sum(len(self.graph.values[i.value].shape) for i in self.graph.inputs)
         for symbol in self.graph.plan.symbols:
-            if symbol.role in ("int", "float") and symbol.name in used and symbol.name not in self.texts:
+            if symbol.is_number and symbol.name in used and symbol.name not in self.texts:
                 dtype = torch.int64 if symbol.role == "int" else torch.float64
                 self.numbers[symbol.name] = T(self.builder.input(symbol.label, DTYPES[dtype], []), dtype, ())
                 self.arguments.append(ArgumentSource(True, symbol.position - base, symbol.label))

@@ -34,6 +34,7 @@ class Call:
         tensors: The tensors among the arguments, in canonical order.
         numbers: The Python ints and floats among the arguments (bools belong to the key).
         bound: The arguments by parameter name, in the order of the signature.
+        kept: How many of ``numbers``, the last ones, are no arguments but attributes of the module.
     """
 
     key: tuple[Any, ...]
@@ -41,6 +42,7 @@ class Call:
     tensors: list[Tensor]
     numbers: list[Number]
     bound: dict[str, Any]
+    kept: int = 0
 
 
 class Binder:

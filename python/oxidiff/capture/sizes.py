@@ -28,7 +28,8 @@ class Symbol:
 
     Attributes:
         name: As it appears in expressions.
-        role: ``"batch"``, ``"frames"``, ``"spatial"``, ``"sequence"``, ``"int"`` or ``"float"`` (Python numbers).
+        role: ``"batch"``, ``"frames"``, ``"spatial"``, ``"sequence"``; of Python numbers ``"int"``, ``"float"`` where they
+            are passed, ``"attribute"`` where they are kept.
         position: Where to read it in a call's flat sizes.
         value: What it was in the captured call.
         label: The argument it was read from, for messages.
@@ -39,6 +40,17 @@ class Symbol:
     position: int
     value: Number
     label: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a Python number, not a size."""
+        return self.role in ("int", "float", "attribute")
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a graph is taken to be right only between the smallest and the largest value that was checked. Numbers
+        that are passed, such as times, would need a trace at every step."""
+        return self.role not in ("int", "float")
 
 
 @dataclass(slots=True)
@@ -133,6 +145,8 @@ class _Planner:
         for i, number in enumerate(self.call.numbers):
             self.label = self.names[len(tensors) + i]
             role = "int" if isinstance(number, int) else "float"
+            if i >= len(self.call.numbers) - self.call.kept:
+                role = "attribute"
             self.plan.forms.append(Dim.symbol(self.add(role, "n", number).name))
         self.tie_sequences_to_counts()
         return self.plan
@@ -285,8 +299,10 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 
 def _float_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
-    # Sums with multiples of 1/8 stay exact in every dtype a program may convert them to, if the value itself is.
-    yield [value + (1 + index) / 8, value + (9 + index) / 8, value + (21 + 3 * index) / 8]
+    # Sums with multiples of 1/8 stay exact in every dtype a program may convert them to, if the value itself is. One lies
+    # on the other side of the value, where a program that asks how large it is would show.
+    nearer = value * (0.25 + index / 1024) if value else (1 + index) / 8
+    yield [nearer, value + (9 + index) / 8, value + (21 + 3 * index) / 8]
 
 
 _CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
@@ -296,6 +312,7 @@ _CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
     "spatial": _spatial_values,
     "int": _int_values,
     "float": _float_values,
+    "attribute": _float_values,
 }
 
 
@@ -304,7 +321,7 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
     value = symbol.value
     if symbol.role == "batch":
         return 1 if value != 1 else 4
-    if symbol.role in ("int", "float"):
+    if symbol.is_number:
         return value + 3 if symbol.role == "int" else value + 3.5
     assert isinstance(value, int)
     low, high = int(min(seen)), int(max(seen))

@@ -6,10 +6,12 @@
 
 from .artifact import Artifact, Body, Row, Tuned, read_artifact
 from .cache import GraphStore, cache_folder, complain, graphs_folder, save
+from .describe import Description
 
 __all__ = [
     "Artifact",
     "Body",
+    "Description",
     "GraphStore",
     "Row",
     "Tuned",

@@ -130,6 +130,11 @@ class Artifact:
         self.rows = list(rows)
         self.tuned = list(tuned)
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Names of the numbers in the module's attributes that are arguments of its graphs."""
+        return frozenset(self.description.lines.get("inputs", ()))
+
     def add(self, graph: StoredGraph) -> None:
         """Adds a graph, or what is new about one that is there already; the oldest makes room."""
         for held in self.graphs:

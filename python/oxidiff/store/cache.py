@@ -23,7 +23,7 @@ from ..capture import Call, CapturedGraph
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native
 from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
-from .describe import Description, describe
+from .describe import Description, Input, describe
 from .encode import UnstorableError, encode_call_key
 
 __all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "update"]
@@ -76,6 +76,8 @@ class GraphStore:
     """
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], options: CompileOptions) -> None:
+        self.inputs: Sequence[Input] = ()
+        """Where the numbers in the module's attributes are that are arguments of its graphs."""
         self._module = module
         self._forward = forward
         self._options = options
@@ -103,7 +105,7 @@ class GraphStore:
         """
         if self._description is None:
             try:
-                self._description = describe(self._module, self._forward, self._options.dynamic)
+                self._description = describe(self._module, self._forward, self._options.dynamic, self.inputs)
             except (AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
                 raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
         return self._description

@@ -22,7 +22,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy
@@ -32,7 +32,10 @@ from torch import Tensor
 from .. import _native
 from ..watch import RECORDERS, SKIPPED
 
-__all__ = ["Description", "describe"]
+__all__ = ["Description", "Input", "describe"]
+
+Input = tuple[Any, Any, str]
+"""The dictionary or list that has a number, the key or index there, and the number's name."""
 
 _SCALARS = (int, float, str, bool, type(None), bytes, complex)
 _TORCH = (torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -115,16 +118,21 @@ def _environment() -> Mapping[str, str]:
     }
 
 
-def describe(module: torch.nn.Module, forward: Callable[..., Any], dynamic: bool = True) -> Description:
+def describe(
+    module: torch.nn.Module, forward: Callable[..., Any], dynamic: bool = True, inputs: Sequence[Input] = ()
+) -> Description:
     """The description of what ``forward``, of ``module``, would be captured as.
 
     Args:
         module: The module.
         forward: What is captured.
         dynamic: Whether sizes are run-time values.
+        inputs: Numbers in attributes that are arguments of what is captured: their values do not matter.
     """
     code = _Code()
     tree = code.tree
+    for holder, key, _ in inputs:
+        tree.inputs.setdefault(id(holder), set()).add(key)
     tree.paths = {id(child): path for path, child in module.named_modules()}
     rows: dict[str, str] = {}
     tensors: dict[str, str] = {}
@@ -135,7 +143,10 @@ def describe(module: torch.nn.Module, forward: Callable[..., Any], dynamic: bool
                 tensors[f"{path}.{name}" if path else name] = tree.tensor(tensor, f"{path}.{name}")
     code.reach_value(forward)
     environment = {**_environment(), "dynamic": str(dynamic)}
-    return Description({"environment": environment, "module": rows, "tensors": tensors, "code": code.finish()})
+    lines = {"environment": environment, "module": rows, "tensors": tensors, "code": code.finish()}
+    if inputs:
+        lines["inputs"] = {name: "a number" for _, _, name in inputs}
+    return Description(lines)
 
 
 class _Tree:
@@ -145,6 +156,8 @@ class _Tree:
         self.code = code
         self.paths: dict[int, str] = {}
         """The modules of the tree by id."""
+        self.inputs: dict[int, set[Any]] = {}
+        """By the id of a dictionary or list, the keys or indices of numbers whose values do not matter."""
         self._tensors: dict[int, str] = {}
         # By id, and held so that no id is used twice.
         self._seen: dict[int, Any] = {}
@@ -158,16 +171,22 @@ class _Tree:
             name = self._classes[cls] = self.code.reach_class(cls)
         parts: list[Any] = [name]
         skipped = SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else SKIPPED
+        inputs = self.inputs.get(id(child.__dict__), ())
         for key, value in child.__dict__.items():
             if key not in skipped:
                 parts.append(key)
-                parts.append(value if type(value) in _SCALARS else _Raw(self.value(value, _DEPTH)))
+                is_plain = type(value) in _SCALARS and key not in inputs
+                parts.append(value if is_plain else _Raw(self._item(child.__dict__, key, value, _DEPTH)))
         parts.extend(key for key, value in child._modules.items() if value is None)
         for hooks in (child._forward_hooks, child._forward_pre_hooks):
             for hook in hooks.values():
                 if getattr(hook, "__module__", None) != RECORDERS:
                     parts.append(_Raw(self.value(hook, _DEPTH)))
         return repr(parts)
+
+    def _item(self, holder: Any, key: Any, value: Any, depth: int) -> str:
+        """What a container has under a key."""
+        return "an input" if key in self.inputs.get(id(holder), ()) else self.value(value, depth)
 
     def tensor(self, tensor: Tensor | None, name: str) -> str:
         """Kind, sizes and layout of a tensor, or which earlier one it is."""
@@ -222,10 +241,10 @@ class _Tree:
             raise ValueError(f"there is too much in a {name}")
         if isinstance(value, Mapping):
             items = ((k, v) for k, v in value.items() if k not in _ORIGINS)
-            inside = ", ".join(f"{self.value(k, depth - 1)}: {self.value(v, depth - 1)}" for k, v in items)
+            inside = ", ".join(f"{self.value(k, depth - 1)}: {self._item(value, k, v, depth - 1)}" for k, v in items)
             return f"{name}{{{inside}}}"
         if isinstance(value, list | tuple):
-            return f"{name}[{', '.join(self.value(item, depth - 1) for item in value)}]"
+            return f"{name}[{', '.join(self._item(value, i, item, depth - 1) for i, item in enumerate(value))}]"
         if isinstance(value, set | frozenset):
             return f"{name}{{{', '.join(sorted(self.value(item, depth - 1) for item in value))}}}"
         table = getattr(value, "__dict__", None)
@@ -234,7 +253,8 @@ class _Tree:
         if id(value) in self._seen:
             return f"{name} seen"
         self._seen[id(value)] = value
-        inside = ", ".join(f"{k}={self.value(v, depth - 1)}" for k, v in table.items() if k not in _ORIGINS)
+        items = ((k, v) for k, v in table.items() if k not in _ORIGINS)
+        inside = ", ".join(f"{k}={self._item(table, k, v, depth - 1)}" for k, v in items)
         return f"{name}({inside})"
 
     def _inner(self, value: Any, depth: int) -> str:

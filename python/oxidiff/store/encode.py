@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ __all__ = [
 Data = Any
 """What JSON can say."""
 
-_ROLES = frozenset({"batch", "frames", "spatial", "sequence", "int", "float"})
+_ROLES = frozenset({"batch", "frames", "spatial", "sequence", "int", "float", "attribute"})
 _MAX_POWER = 16
 _MAX_DEPTH = 32
 
@@ -170,6 +171,12 @@ def as_integer(data: Data) -> int:
     """An integer that fits into 62 bits, from plain data."""
     check(type(data) is int and abs(data) < 1 << 62, f"{data!r} is not an integer in range")
     return int(data)
+
+
+def as_real(data: Data) -> float:
+    """A finite float from plain data."""
+    check(type(data) in (int, float) and math.isfinite(data), f"{data!r} is not a finite number")
+    return float(data)
 
 
 def as_text(data: Data) -> str:
@@ -517,9 +524,11 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         graph.points.append(point)
     graph.classes = {tuple(map(as_integer, residues)) for residues in data["classes"]}
     graph.marks = {(as_text(name), tuple(mark) if isinstance(mark, list) else mark) for name, mark in data["marks"]}
-    sizes = {s.name for s in plan.symbols if s.role not in ("int", "float")}
-    graph.box = {as_text(name): (as_integer(low), as_integer(high)) for name, (low, high) in data["box"].items()}
-    check(graph.box.keys() == sizes or not graph.points, "the range of a size")
+    bounded = {s.name: s for s in plan.symbols if s.is_bounded}
+    check(data["box"].keys() == bounded.keys() or not graph.points, "the ranges of the sizes")
+    for name, (low, high) in data["box"].items():
+        of = as_real if name in bounded and bounded[name].is_number else as_integer
+        graph.box[as_text(name)] = (of(low), of(high))
     return graph
 
 
