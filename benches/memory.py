@@ -7,7 +7,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,14 +43,19 @@ def peak_of(row: str, what: str) -> Answer:
     module = testing.build(name, tiny=False)
     inputs = testing.example_inputs(name, tiny=False, size=size)
     call = module if what == "eager" else oxidiff.compile(module, options=options(**fields))
+    return growth(lambda: call(**inputs), is_called_once=row in CALLED_ONCE)
+
+
+def growth(call: Callable[[], object], is_called_once: bool = False) -> dict[str, int]:
+    """Bytes by which resident memory grows at most: in the second call (`"peak"`), and in the first."""
     reset_peak()
     before = status_bytes("VmRSS")
-    call(**inputs)
+    call()
     first = status_bytes("VmHWM") - before
-    if row in CALLED_ONCE:
+    if is_called_once:
         return {"peak": first, "first": first}
     reset_peak()
-    call(**inputs)
+    call()
     return {"peak": status_bytes("VmHWM") - before, "first": first}
 
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
+import memory
 import oxidiff
 from measure import DTYPES, ROOT, cpu_isa, describe_machine, interleave, ratio_with_spread, run_in_process, table
 from oxidiff import testing
 
 DOC = ROOT / "docs" / "models.md"
 FIGURES = ROOT / "benches" / "models.json"
-PARTS = ("errors", "steps")
+PARTS = ("errors", "steps", "peaks")
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,18 @@ class Case:
     size: tuple[int, ...]
     overrides: dict[str, Any] = field(default_factory=dict)
     """Changes to the public configuration, where it is too large for an f64 reference."""
+    large: tuple[int, ...] | None = None
+    """The size at which peak memory is taken, where that is another one."""
 
 
 CASES = {
-    "sd15-unet": Case((16, 16)),
-    "sd21-unet": Case((16, 16)),
-    "sdxl-unet": Case((16, 16), {"transformer_layers_per_block": (1, 2, 4)}),
-    "sd15-controlnet": Case((16, 16)),
-    "sdxl-controlnet": Case((16, 16), {"transformer_layers_per_block": (1, 2, 4)}),
-    **{f"{family}-vae-decoder": Case((8, 8)) for family in ("sd15", "sdxl", "flux")},
-    **{f"{family}-vae-encoder": Case((64, 64)) for family in ("sd15", "sdxl", "flux")},
+    "sd15-unet": Case((16, 16), large=(64, 64)),
+    "sd21-unet": Case((16, 16), large=(64, 64)),
+    "sdxl-unet": Case((16, 16), {"transformer_layers_per_block": (1, 2, 4)}, large=(64, 64)),
+    "sd15-controlnet": Case((16, 16), large=(64, 64)),
+    "sdxl-controlnet": Case((16, 16), {"transformer_layers_per_block": (1, 2, 4)}, large=(64, 64)),
+    **{f"{family}-vae-decoder": Case((8, 8), large=(64, 64)) for family in ("sd15", "sdxl", "flux")},
+    **{f"{family}-vae-encoder": Case((64, 64), large=(512, 512)) for family in ("sd15", "sdxl", "flux")},
     "clip-l": Case((77,)),
     "clip-g": Case((77,)),
     "t5-xxl": Case((128,), {"num_layers": 3}),
@@ -95,13 +98,24 @@ def measure(name: str, rounds: int, parts: Sequence[str]) -> dict[str, Any]:
     return answer
 
 
+@torch.no_grad()
+def peak(name: str, what: str) -> dict[str, int]:
+    """Peak memory of f32 calls beyond the weights, of eager or of the compiled module (part `"peaks"`)."""
+    case = CASES[name]
+    overrides = case.overrides or None
+    module = testing.build(name, tiny=False, overrides=overrides)
+    inputs = testing.example_inputs(name, tiny=False, size=case.large or case.size, overrides=overrides)
+    call = module if what == "eager" else oxidiff.compile(module, options=memory.options())
+    return memory.growth(lambda: call(**inputs))
+
+
 def row(name: str, figures: dict[str, Any]) -> list[str]:
     """The line of one model in the table."""
     case = CASES[name]
     size = "x".join(map(str, figures.get("f32", {}).get("size", case.size)))
     changes = ", ".join(f"{key}={value}" for key, value in case.overrides.items())
     if "error" in figures:
-        return [f"`{name}`", size, "failed", figures["error"], "", "", "", "", "", changes, ""]
+        return [f"`{name}`", size, "failed", figures["error"], "", "", "", "", "", "", "", changes, ""]
     reasons = {reason for label in DTYPES for reason in figures[label]["fallbacks"]}
     has_errors, has_steps = "error" in figures["f32"], "ratio" in figures["f32"]
     errors = [f"{figures['f32']['error']:.1e}"] if has_errors else [""]
@@ -110,6 +124,10 @@ def row(name: str, figures: dict[str, Any]) -> list[str]:
     ratios = [
         f"{figures[label]['ratio']:.2f} ± {figures[label]['spread']:.2f}" if has_steps else "" for label in DTYPES
     ]
+    peaks = figures["f32"].get("peaks")
+    over = f"{peaks['compiled']['peak'] / peaks['eager']['peak']:.2f}" if peaks else ""
+    if peaks and case.large:
+        over += f" at {'x'.join(map(str, case.large))}"
     graphs = str(figures["f32"]["variants"])
     return [
         f"`{name}`",
@@ -118,6 +136,7 @@ def row(name: str, figures: dict[str, Any]) -> list[str]:
         "; ".join(sorted(reasons)) or "none",
         *errors,
         *ratios,
+        over,
         changes,
         figures["f32"].get("taken", ""),
     ]
@@ -136,6 +155,7 @@ def write_page(figures: dict[str, Any]) -> None:
         "f32 step",
         "bf16 step",
         "f16 step",
+        "f32 peak",
         "smaller than public",
         "taken",
     ]
@@ -149,6 +169,8 @@ def write_page(figures: dict[str, Any]) -> None:
         "- *f32 error*: relative to f64 (the promise is 2e-5). *bf16*, *f16 error*: error against f64 over eager's own "
         "(1.25).",
         "- *step*: time of a call over eager's, median of interleaved pairs ± half the distance of the quartiles.",
+        "- *peak*: most resident memory beyond the weights in a call, derived weights included, over eager's; each in a "
+        "process of its own.",
         "",
         "Taken last:",
         "",
@@ -161,6 +183,24 @@ def write_page(figures: dict[str, Any]) -> None:
     FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
 
 
+def updated(name: str, kept: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one model, those that were asked for taken anew."""
+    figures = dict(kept)
+    if set(arguments.parts) - {"peaks"}:
+        options = ("--rounds", str(arguments.rounds), "--parts", *arguments.parts)
+        found = run_in_process("models.py", "--model", name, *options)
+        if "error" in found:
+            return found
+        figures = {label: {**kept.get(label, {}), **values} for label, values in found.items()}
+    if "peaks" in arguments.parts:
+        peaks = {w: run_in_process("models.py", "--model", name, "--what", w) for w in ("eager", "compiled")}
+        for found in peaks.values():
+            if "error" in found:
+                return found
+        figures["f32"] = {**figures["f32"], "peaks": peaks}
+    return figures
+
+
 def main() -> None:
     """Measure models, each in a process of its own, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,8 +208,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved runs of each kind")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="what to measure; the rest stays")
     parser.add_argument("--model", choices=list(CASES), help=argparse.SUPPRESS)
+    parser.add_argument("--what", choices=("eager", "compiled"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
+    if arguments.what:
+        print(json.dumps(peak(arguments.model, arguments.what)), flush=True)
+        return
     if arguments.model:
         print(json.dumps(measure(arguments.model, arguments.rounds, arguments.parts)), flush=True)
         return
@@ -179,13 +223,7 @@ def main() -> None:
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     for name in arguments.only:
         started = time.perf_counter()
-        options = ("--rounds", str(arguments.rounds), "--parts", *arguments.parts)
-        found = run_in_process("models.py", "--model", name, *options)
-        if "error" in found:
-            figures[name] = found
-        else:
-            kept = figures.get(name, {})
-            figures[name] = {label: {**kept.get(label, {}), **values} for label, values in found.items()}
+        figures[name] = updated(name, figures.get(name, {}), arguments)
         print(" ".join(row(name, figures[name])), f"({time.perf_counter() - started:.0f} s)", flush=True)
         write_page(figures)
     print(f"wrote {DOC.relative_to(ROOT)}")

@@ -255,6 +255,10 @@ ROWS = {
     "attach": Row("second SD1.5 UNet: made ready in, over the first one", "50 ms, 2 %", weights.attach),
     "live-modules": Row("8 live UNets: programs, arena over that of one", "1, 1.0", weights.live_modules),
     "switch": Row("switching between live weight sets: added to the next call", "1 ms", weights.switch),
+    "ip-adapter": Row(
+        "another scale of an IP-Adapter, SD1.5 UNet: added to the next call", "0 captures", weights.ip_adapter
+    ),
+    "watch": Row("noticing that nothing changed, SDXL UNet", "120 us", weights.watch),
     "lora": Row(
         "LoRA rank 16, SD1.5 UNet, all attention layers: switch, step over no LoRA, recompiles",
         "1.5 s, 1.01, 0, 0",

@@ -15,6 +15,7 @@ import torch
 import oxidiff
 from memory import unfilled
 from oxidiff import testing
+from oxidiff.watch import Structure, Watch
 
 Answer = dict[str, Any]
 NAME = "sd15-unet"
@@ -136,4 +137,68 @@ def lora(arguments: argparse.Namespace, *, tiny: bool = False) -> Answer:
         "ok": seconds <= 1.5 and ratio <= 1.01 and recompiles == 0 and difference == 0 and not report.eager_calls,
         "note": f"f32, latent 32x32, {len(state) // 2} layers; {len(switches)} switches, each with the call after it, less "
         f"a call; {len(before)} pairs of steps, {statistics.median(before):.2f} s without adapters",
+    }
+
+
+@torch.no_grad()
+def ip_adapter(arguments: argparse.Namespace) -> Answer:
+    """Image prompt adapter on SD1.5's UNet: what another scale costs once a first change was seen."""
+    module: Any = testing.build(NAME, tiny=False)
+    testing.load_ip_adapter(module)
+    inputs = testing.example_inputs(NAME, tiny=False, size=(16, 16))
+    inputs["added_cond_kwargs"] = {"image_embeds": [torch.randn(inputs["sample"].shape[0], 1, 16)]}
+    compiled: Any = oxidiff.compile(module, options=_options())
+
+    def set_scale(value: float) -> None:
+        for processor in module.attn_processors.values():
+            if hasattr(processor, "scale"):
+                processor.scale[:] = [value]
+
+    def call(scale: float) -> float:
+        set_scale(scale)
+        return _seconds(lambda: compiled(**inputs))
+
+    call(0.6)
+    first = call(0.8)
+    captures = oxidiff.report(compiled).captures
+    added, steps = [], []
+    for k in range(2 * max(2, arguments.rounds)):
+        scale = 0.3 + 0.05 * k
+        another, same = call(scale), call(scale)
+        added.append(another - same)
+        steps.append(same)
+    found, expected = compiled(**inputs).sample, module(**inputs).sample
+    report = oxidiff.report(compiled)
+    error = testing.relative_error(found, expected)
+    seconds = statistics.median(added)
+    is_right = report.captures == captures and not report.eager_calls and error < 2e-5
+    return {
+        "value": f"{seconds * 1e3:.0f} ms, {report.captures - captures} captures",
+        "ok": is_right,
+        "note": f"f32, latent 16x16; {len(added)} scales, each with its first call less a second one; the first change, "
+        f"which captures: {first - statistics.median(steps):.1f} s",
+    }
+
+
+def watch(arguments: argparse.Namespace) -> Answer:
+    """What a call spends on noticing that nothing changed, for a model of many tensors."""
+    module = unfilled("sdxl-unet")
+    for tensor in module.parameters():
+        # Memory of its own: untouched pages would all be the same page of zeros.
+        tensor.data.zero_()
+    watch = Watch(Structure(module), ())
+    # The module is looked at once more if it was written meanwhile.
+    assert not watch.poll(), "nothing changed"
+    large = torch.zeros(64 << 20)
+    warm, cold = [], []
+    for _ in range(10 * arguments.rounds):
+        warm.append(min(_seconds(watch.poll) for _ in range(5)))
+        large.add_(1)
+        cold.append(_seconds(watch.poll))
+    seconds = statistics.median(warm)
+    return {
+        "value": f"{seconds * 1e6:.0f} us",
+        "ok": seconds <= 120e-6,
+        "note": f"{sum(1 for _ in module.parameters())} parameters; {statistics.median(cold) * 1e6:.0f} us after 256 MiB of "
+        "other memory were written",
     }

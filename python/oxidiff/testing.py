@@ -33,6 +33,7 @@ __all__ = [
     "example_inputs",
     "fill_weights",
     "flatten_outputs",
+    "load_ip_adapter",
     "names",
     "reference",
     "relative_error",
@@ -667,6 +668,33 @@ def _tensor_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     scale = target[finite].norm().item()
     distance = (wide[finite] - target[finite]).norm().item()
     return distance / scale if scale else (0.0 if distance == 0 else math.inf)
+
+
+def load_ip_adapter(unet: nn.Module, *, width: int = 16, seed: int = 0) -> None:
+    """Puts an image prompt adapter of random weights on a UNet of diffusers, as its `load_ip_adapter` does with a file.
+
+    Args:
+        unet: The UNet. Its calls then take ``added_cond_kwargs={"image_embeds": [tensor]}``, a tensor of shape
+            ``[batch, 1, width]``.
+        width: Elements of an image embedding.
+        seed: Of the weights.
+    """
+    model: Any = unet
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    dim = model.config.cross_attention_dim
+    names = [name.removesuffix(".processor") for name in model.attn_processors if name.endswith("attn2.processor")]
+    attention = {}
+    for i, name in enumerate(names):
+        hidden = model.get_submodule(name).to_q.out_features
+        for part in ("to_k_ip", "to_v_ip"):
+            attention[f"{2 * i + 1}.{part}.weight"] = random(hidden, dim)
+    projection = {"proj.weight": random(4 * dim, width), "proj.bias": random(4 * dim)}
+    norm = {"norm.weight": random(dim), "norm.bias": random(dim)}
+    model._load_ip_adapter_weights([{"image_proj": {**projection, **norm}, "ip_adapter": attention}])
 
 
 def main() -> None:

@@ -247,25 +247,6 @@ def test_a_controlnet_that_stops_half_way() -> None:
     assert report.programs == 2
 
 
-def _load_ip_adapter(unet: Any, seed: int, width: int = 16) -> None:
-    """What `load_ip_adapter` does with a file."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator) * 0.2
-
-    dim = unet.config.cross_attention_dim
-    names = [name.removesuffix(".processor") for name in unet.attn_processors if name.endswith("attn2.processor")]
-    attention = {}
-    for i, name in enumerate(names):
-        hidden = unet.get_submodule(name).to_q.out_features
-        for part in ("to_k_ip", "to_v_ip"):
-            attention[f"{2 * i + 1}.{part}.weight"] = random(hidden, dim)
-    projection = {"proj.weight": random(4 * dim, width), "proj.bias": random(4 * dim)}
-    norm = {"norm.weight": random(dim), "norm.bias": random(dim)}
-    unet._load_ip_adapter_weights([{"image_proj": {**projection, **norm}, "ip_adapter": attention}])
-
-
 def test_ip_adapter() -> None:
     """Image embeddings are arguments, and so is the scale once it was changed; without effect it is another program."""
     unet = testing.build("sd15-unet")
@@ -273,7 +254,7 @@ def test_ip_adapter() -> None:
     inputs = testing.example_inputs("sd15-unet")
     batch = inputs["sample"].shape[0]
     plain = compiled(**inputs).sample
-    _load_ip_adapter(unet, 1)
+    testing.load_ip_adapter(unet, seed=1)
     # A number that no other test uses: graphs of a module that is still alive would be shared.
     unet.conv_in.no_other = 1
     generator = torch.Generator().manual_seed(2)
@@ -296,7 +277,7 @@ def test_ip_adapter() -> None:
     assert testing.relative_error(first[1.0][0], plain) > 1e-3
     for scale in (1.0, 0.5, 0.0):
         assert all(map(torch.equal, check(scale), first[scale]))
-    _load_ip_adapter(unet, 3)
+    testing.load_ip_adapter(unet, seed=3)
     assert not torch.equal(check(1.0)[0], first[1.0][0])
     report = oxidiff.report(compiled)
     assert (report.captures, report.eager_calls) == (before + 3, 0)
