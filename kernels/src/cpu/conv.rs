@@ -305,13 +305,13 @@ unsafe fn pack_weight_panel(
         }
         let width = width_at(outs, n0, width);
         let valid = width.min(outs - n0);
-        dst.write_bytes(0, units(terms, weight.dtype) * width * 4);
         let first = first.byte_offset(n0 as isize * oc_stride * size);
         let sizes = [channels, taps];
         let is_spread = across(ic_stride, channels, taps as isize)
             && dense(1)
             && spread_rows(isa, weight.dtype, first, oc_stride * size, valid, sizes, dst.cast(), width);
         if !is_spread {
+            dst.write_bytes(0, units(terms, weight.dtype) * width * 4);
             let per_unit = elements_per_unit(weight.dtype);
             for (tap, channel) in (0..taps).flat_map(|tap| (0..channels).map(move |channel| (tap, channel))) {
                 let offset = (tap / (kh * kw)) as isize * kd_stride

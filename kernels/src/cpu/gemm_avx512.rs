@@ -530,8 +530,8 @@ unsafe fn load_rows(from: *const u8, row_bytes: isize, lanes: usize) -> [__m512i
     rows
 }
 
-/// Spreads `valid <= 16` contiguous rows of `channels x taps` f32 over the columns of a panel: element (channel, tap) of
-/// row `lane` becomes term `tap * channels + channel` of column `lane`.
+/// Spreads `valid <= 16` contiguous rows of `channels x taps` f32 over sixteen columns of a panel: element (channel, tap) of
+/// row `lane` becomes term `tap * channels + channel` of column `lane`, other columns zero.
 ///
 /// # Safety
 /// `src` must hold the rows, `row_bytes` apart; `dst` the panel; AVX-512 must be available.
@@ -548,14 +548,15 @@ pub(crate) unsafe fn spread_32(
     let (mut tap, mut channel) = (0, 0);
     for start in (0..len).step_by(16) {
         let count = (len - start).min(16);
-        let mut rows = [_mm512_setzero_si512(); 16];
-        for (lane, row) in rows.iter_mut().enumerate().take(valid) {
-            // SAFETY: masked lanes are not read.
-            unsafe {
-                let from = src.byte_offset(lane as isize * row_bytes).add(start * 4);
-                *row = _mm512_maskz_loadu_epi32(first_lanes(count), from.cast());
+        // SAFETY: the rows have that many elements from `start` on.
+        let rows = unsafe {
+            let from = src.wrapping_add(start * 4);
+            match (valid, count) {
+                // Counts that the compiler knows keep the rows in registers.
+                (16, 16) => load_rows(from, row_bytes, 16),
+                _ => load_parts(from, row_bytes, valid, first_lanes(count)),
             }
-        }
+        };
         for column in transpose_16x16(rows).into_iter().take(count) {
             // SAFETY: the term lies inside the panel.
             unsafe { _mm512_storeu_si512(dst.add((tap * channels + channel) * width).cast(), column) };
@@ -567,10 +568,24 @@ pub(crate) unsafe fn spread_32(
     }
 }
 
+/// The four-byte units of `mask` of `lanes` rows, zeros for the others.
+///
+/// # Safety
+/// These units must be readable; AVX-512 must be available.
+#[target_feature(enable = "avx512f")]
+unsafe fn load_parts(from: *const u8, row_bytes: isize, lanes: usize, mask: u16) -> [__m512i; 16] {
+    let mut rows = [_mm512_setzero_si512(); 16];
+    for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
+        // SAFETY: masked lanes are not read.
+        *row = unsafe { _mm512_maskz_loadu_epi32(mask, from.byte_offset(lane as isize * row_bytes).cast()) };
+    }
+    rows
+}
+
 /// As [`spread_32`] for 16-bit elements, two terms to a unit.
 ///
 /// # Safety
-/// As [`spread_32`]; the panel must be all zero.
+/// As [`spread_32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(crate) unsafe fn spread_16(
     src: *const u8,
@@ -580,7 +595,111 @@ pub(crate) unsafe fn spread_16(
     dst: *mut u32,
     width: usize,
 ) {
+    // SAFETY: forwarded.
+    unsafe {
+        match PairOrder::new(channels, taps) {
+            Some(order) if valid == 16 => spread_pairs(src, row_bytes, 16, &order, dst, width),
+            Some(order) => spread_pairs(src, row_bytes, valid, &order, dst, width),
+            None => spread_halves(src, row_bytes, valid, [channels, taps], dst, width),
+        }
+    }
+}
+
+/// Elements that two vectors of 16-bit elements hold.
+const WINDOW: usize = 64;
+
+/// Where the elements of units lie in a row of `2 * half x taps` 16-bit elements: a unit is one tap of two neighbouring
+/// channels. Units are counted with the taps innermost.
+struct PairOrder {
+    half: usize,
+    taps: usize,
+    /// By tap of the first unit: for sixteen units, their elements' distances from the first one's.
+    tables: [[u16; 32]; PairOrder::MAX_TAPS],
+}
+
+impl PairOrder {
+    const MAX_TAPS: usize = 16;
+
+    /// `None` where a unit has elements of two taps, or sixteen units lie further apart than two vectors reach.
+    fn new(channels: usize, taps: usize) -> Option<Self> {
+        if !channels.is_multiple_of(2) || taps > Self::MAX_TAPS {
+            return None;
+        }
+        let mut tables = [[0; 32]; Self::MAX_TAPS];
+        for (first, table) in tables.iter_mut().enumerate().take(taps) {
+            for (unit, pair) in table.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let at = (first + unit) / taps * 2 * taps + (first + unit) % taps - first;
+                if at + taps >= WINDOW {
+                    return None;
+                }
+                *pair = [at as u16, (at + taps) as u16];
+            }
+        }
+        Some(Self { half: channels / 2, taps, tables })
+    }
+}
+
+/// [`spread_16`] where units are pairs of channels: whole units are brought together by a permutation of each row.
+///
+/// # Safety
+/// As [`spread_16`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn spread_pairs(src: *const u8, row_bytes: isize, valid: usize, order: &PairOrder, dst: *mut u32, width: usize) {
+    let (half, taps) = (order.half, order.taps);
+    let (units, len) = (half * taps, 2 * half * taps);
+    let (mut tap, mut pair) = (0, 0);
+    for start in (0..units).step_by(16) {
+        let from = 2 * pair * taps + tap;
+        // Behind the last unit the table leads beyond the row, where zeros are.
+        let [low, high] = [0, WINDOW / 2].map(|at| first_of_32(len.saturating_sub(from + at)));
+        // SAFETY: masked elements are not read; a table is 64 bytes.
+        let rows = unsafe {
+            let table = _mm512_loadu_si512(order.tables[tap].as_ptr().cast());
+            let mut rows = [_mm512_setzero_si512(); 16];
+            for (lane, row) in rows.iter_mut().enumerate().take(valid) {
+                let at: *const i16 = src.byte_offset(lane as isize * row_bytes).cast();
+                let at = at.wrapping_add(from);
+                let halves =
+                    [_mm512_maskz_loadu_epi16(low, at), _mm512_maskz_loadu_epi16(high, at.wrapping_add(WINDOW / 2))];
+                *row = _mm512_permutex2var_epi16(halves[0], table, halves[1]);
+            }
+            rows
+        };
+        for column in transpose_16x16(rows).into_iter().take(units - start) {
+            // SAFETY: the unit lies inside the panel.
+            unsafe { _mm512_storeu_si512(dst.add((tap * half + pair) * width).cast(), column) };
+            tap += 1;
+            if tap == taps {
+                (tap, pair) = (0, pair + 1);
+            }
+        }
+    }
+}
+
+/// A mask of the first `n` of 32 lanes, of all if there are no more.
+fn first_of_32(n: usize) -> u32 {
+    if n >= 32 { u32::MAX } else { (1 << n) - 1 }
+}
+
+/// [`spread_16`] for any sizes, half a unit at a time.
+///
+/// # Safety
+/// As [`spread_16`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn spread_halves(
+    src: *const u8,
+    row_bytes: isize,
+    valid: usize,
+    [channels, taps]: [usize; 2],
+    dst: *mut u32,
+    width: usize,
+) {
     let len = channels * taps;
+    for unit in 0..len.div_ceil(2) {
+        // SAFETY: the unit lies inside the panel.
+        unsafe { _mm512_storeu_si512(dst.add(unit * width).cast(), _mm512_setzero_si512()) };
+    }
     let (mut tap, mut channel) = (0, 0);
     for start in (0..len).step_by(16) {
         let count = (len - start).min(16);

@@ -221,9 +221,9 @@ pub(crate) unsafe fn transpose_units(
     }
 }
 
-/// Spreads `valid` contiguous rows of `channels x taps` elements over the columns of a panel that is all zero: element
-/// (channel, tap) of row `lane` becomes term `tap * channels + channel` of column `lane`. Returns false if there is no
-/// vector code for it.
+/// Spreads `valid` contiguous rows of `channels x taps` elements over the columns of a panel: element (channel, tap) of row
+/// `lane` becomes term `tap * channels + channel` of column `lane`, other columns zero. Returns false, with nothing written,
+/// if there is no vector code for it.
 ///
 /// # Safety
 /// `src` must hold the rows, `row_bytes` apart; `dst` must be a panel of `width` columns.
@@ -239,10 +239,11 @@ pub(crate) unsafe fn spread_rows(
 ) -> bool {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
-        for lane in (0..valid).step_by(16) {
+        for lane in (0..width).step_by(16) {
             // SAFETY: sixteen lanes at a time of the rows and the panel.
             unsafe {
-                let (src, count) = (src.byte_offset(lane as isize * row_bytes), (valid - lane).min(16));
+                let (src, count) =
+                    (src.wrapping_byte_offset(lane as isize * row_bytes), valid.saturating_sub(lane).min(16));
                 match dtype.size_bytes() {
                     4 => gemm_avx512::spread_32(src, row_bytes, count, sizes, dst.add(lane), width),
                     _ => gemm_avx512::spread_16(src, row_bytes, count, sizes, dst.add(lane), width),
@@ -253,10 +254,11 @@ pub(crate) unsafe fn spread_rows(
     }
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx2 && dtype.size_bytes() == 4 {
-        for lane in (0..valid).step_by(8) {
+        for lane in (0..width).step_by(8) {
             // SAFETY: eight lanes at a time of the rows and the panel.
             unsafe {
-                let (src, count) = (src.byte_offset(lane as isize * row_bytes), (valid - lane).min(8));
+                let (src, count) =
+                    (src.wrapping_byte_offset(lane as isize * row_bytes), valid.saturating_sub(lane).min(8));
                 gemm_avx2::spread_32(src, row_bytes, count, sizes, dst.add(lane), width);
             }
         }
