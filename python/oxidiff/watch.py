@@ -11,6 +11,7 @@ reads the version counters of the tensors); only then is what changed looked at.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from operator import is_
 from typing import Any, cast
@@ -71,8 +72,8 @@ class Structure:
         """A digest of everything but floats."""
         self.floats = tree.floats
         """The floats in its attributes."""
-        self.inputs = inputs(self.form)
-        """The indices of those that are arguments of programs."""
+        self.inputs = tuple([i for i in inputs(self.form) if _is_ordinary(self.floats[i])])
+        """The indices of those that are arguments of programs, as far as their values can be."""
         self.numbers = tuple([self.floats[i] for i in self.inputs])
         """The values of these."""
         self.fingerprint = Fingerprint(tree.fingerprint(list(self.inputs)), tree.kept)
@@ -130,6 +131,12 @@ class Structure:
         empty = Structure(torch.nn.Module())
         empty.fingerprint = self.fingerprint
         return empty
+
+
+def _is_ordinary(value: float) -> bool:
+    """Whether a value equals itself and nothing but itself, and can be reckoned with: not so are infinite ones, NaN, and
+    -0.0, which is another number than the 0.0 that it equals."""
+    return math.isfinite(value) and (value != 0 or math.copysign(1.0, value) > 0)
 
 
 _IS_HEAP_TYPE = 1 << 9

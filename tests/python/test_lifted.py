@@ -320,3 +320,46 @@ def test_changes_while_others_run() -> None:
         thread.join()
     assert not wrong
     assert oxidiff.report(compiled).captures == 2
+
+
+class Divided(nn.Module):
+    """Shows the sign of 0, and numbers that are very small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.gain = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.linear.bias).abs() / self.gain
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e300, 1e17, 5e-324, -1e-14])
+def test_numbers_at_the_ends(value: float) -> None:
+    """What equals another number, or not even itself, stays a constant; next to what is very large none can be tried."""
+    for first in (0.625, value):
+        model = Divided()
+        compiled = compiled_model(model)
+        for gain in (0.5, first, value, 0.75, 0.0, -0.0, value, 0.3):
+            model.gain = gain
+            x = torch.randn(3, 8)
+            with torch.no_grad():
+                expected, found = model(x), compiled(x)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            assert torch.equal(torch.signbit(found), torch.signbit(expected)) or gain != gain
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_a_small_offset_counts_next_to_a_small_number() -> None:
+    class Guarded(Divided):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.linear.bias).abs() / (self.gain + 1e-12)
+
+    for values in ((0.5, 1e-14, 1e-13, 0.75), (0.5, 0.75, 1e-13, 1e-11)):
+        model = Guarded()
+        compiled = compiled_model(model)
+        for value in values:
+            model.gain = value
+            x = torch.randn(3, 8)
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), model(x))
