@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,81 @@ def test_a_small_offset_counts_next_to_a_small_number() -> None:
             x = torch.randn(3, 8)
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x), model(x))
+
+
+class Twice(nn.Module):
+    """Reads its number from where a copy leads, and once more from where it does not."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.child = nn.Identity()
+        self.child.gain = 0.5
+        if way == "closure":
+            self.read = lambda: self.child.gain
+        elif way == "weakref":
+            self.child.self = weakref.ref(self.child)
+            self.read = self.by_reference
+        else:
+            self.child = _shared
+            self.read = lambda: _shared.gain
+
+    def by_reference(self) -> float:
+        gain: float = self.child.self().gain
+        return gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y * self.child.gain + x * self.read()
+
+
+_shared = nn.Identity()
+
+
+@pytest.mark.parametrize("way", ["closure", "weakref", "global"])
+def test_a_number_that_is_read_past_the_copy_too(way: str) -> None:
+    _shared.gain = 0.5
+    model = Twice(way)
+    compiled = compiled_model(model)
+    for value in (0.5, 0.625, 0.75, 0.875, 0.625):
+        model.child.gain = value
+        check(compiled, model)
+    # It is a constant from the third value on.
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (5, 0)
+
+
+def test_a_copy_that_is_another_object() -> None:
+    class Odd(Processor):
+        def __deepcopy__(self, memo: Any) -> Odd:
+            other = Odd()
+            other.scale[0] = self.scale[0]
+            other.offset = 0.75
+            return other
+
+    model = Scaled()
+    model.processor = Odd()
+    compiled = compiled_model(model)
+    for value in (0.5, 0.625, 0.75):
+        put_scale(model, value)
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@pytest.mark.parametrize("make", [torch.zeros, lambda size: nn.Parameter(torch.zeros(size))])
+def test_no_tensor_is_copied(make: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        """What a model may refer to: the pipeline it belongs to, say."""
+
+    made: list[Tensor] = []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda self, **options: made.append(clone(self, **options)) or made[-1])
+    model: Any = Scaled()
+    model.pipe = Elsewhere()
+    model.pipe.unet = Elsewhere()
+    model.pipe.unet.weight = make(1000)
+    compiled = compiled_model(model)
+    for value in (0.5, 0.625, 0.75):
+        put_gain(model, value)
+        check(compiled, model)
+    assert not [tensor for tensor in made if tensor.numel() == 1000]
