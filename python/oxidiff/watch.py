@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any, cast
 
@@ -180,13 +181,21 @@ class Watch:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors)
-        self._lists = tuple(structure.lists)
+        lists = [(value, before) for value, before in structure.lists if isinstance(value, list)]
+        self._lists = [value for value, _ in lists]
+        self._lengths = [len(before) for _, before in lists]
+        self._items = [item for _, before in lists for item in before]
+        self._sets = [(value, before) for value, before in structure.lists if isinstance(value, set)]
 
     def poll(self) -> int:
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
         bits = self._watch.poll()
-        for value, before in self._lists:
-            if value != before:
+        # By identity: 1, 1.0 and True are equal, and tensors do not say whether they are. What is compared is held.
+        is_same = list(map(len, self._lists)) == self._lengths
+        if not (is_same and all(map(is_, chain.from_iterable(self._lists), self._items))):
+            return bits | STRUCTURE
+        for items, held in self._sets:
+            if items != held:
                 return bits | STRUCTURE
         return bits
 

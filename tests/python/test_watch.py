@@ -219,3 +219,26 @@ def test_modules_by_path() -> None:
 
     module = Shared()
     assert Structure(module).modules == dict(module.named_modules())
+
+
+@pytest.mark.parametrize("values", [(1, 1.0, True, 1), (0.0, -0.0, 0, False), (torch.ones(3), torch.zeros(3), 2.0)])
+def test_items_of_a_list_are_told_apart(values: tuple[Any, ...]) -> None:
+    """Equal numbers of other types, and tensors, which have no truth value."""
+
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = [values[0]]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x * self.factors[0]
+            return y
+
+    model = Times().eval()
+    compiled: Any = oxidiff.compile(model, strict=True, cache=False)
+    x = torch.arange(-3, 3).reshape(2, 3)
+    for value in values:
+        model.factors[0] = value
+        expected, found = model(x), compiled(x)
+        assert torch.equal(found, expected) and found.dtype == expected.dtype
+        assert torch.equal(torch.signbit(found), torch.signbit(expected))
