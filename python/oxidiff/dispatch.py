@@ -31,6 +31,7 @@ from .adapters import EffectiveWeights, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
+from .capture import ChangedError
 from .check import compare
 from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
@@ -56,6 +57,8 @@ __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
+_CHANGED = "the module was changed while it was being captured"
+_MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
 
@@ -392,7 +395,8 @@ class Dispatcher:
             else:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
             epoch = self._epoch
-            if epoch is not None:
+            # What another thread did is nothing to remember.
+            if epoch is not None and not isinstance(error, ChangedError):
                 epoch.add(key, leaves, entry)
             if self.options.strict:
                 raise
@@ -461,7 +465,7 @@ class Dispatcher:
             entry.is_split = entry.is_split and self._report is None
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
-            if epoch is not None:
+            if epoch is not None and not isinstance(error, ChangedError):
                 epoch.add(key, leaves, entry)
         finally:
             self._pending.discard(key)
@@ -482,6 +486,15 @@ class Dispatcher:
 
     def _ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
         """The entry of a key, captured and compiled if it is new. The lock is held."""
+        for _ in range(_MAX_CHANGES):
+            try:
+                return self._made_ready(key, args, kwargs, leaves)
+            except ChangedError as error:
+                changed = error
+        raise changed
+
+    def _made_ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
+        """As :meth:`_ready`; raises a :class:`ChangedError` if another thread changes the module meanwhile."""
         epoch = self._current_epoch()
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
@@ -496,14 +509,17 @@ class Dispatcher:
                 raise UnsupportedError(unfit)
         before = epoch.engine.captures
         try:
-            ready = epoch.engine.prepare(args, kwargs, leaves)
+            ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self._confirm, epoch))
+        except ChangedError:
+            raise
         except Error:
+            self._confirm(epoch)
             if not epoch.structure.inputs:
                 raise
             # Perhaps only because of the numbers that are to be arguments.
             self.lifting.pin(epoch.structure.form, epoch.structure.inputs)
             self._reentered()
-            return self._ready(key, args, kwargs, leaves)
+            return self._made_ready(key, args, kwargs, leaves)
         except _native.NativeError as error:
             raise from_native(error) from error
         except TypeError as error:
@@ -519,6 +535,11 @@ class Dispatcher:
             self.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self._reentered()
         return ready
+
+    def _confirm(self, epoch: _Epoch) -> None:
+        """Raises a :class:`ChangedError` if the module is no longer as the engine knows it."""
+        if epoch.watch.poll() & STRUCTURE and not self._look().is_as(epoch.structure):
+            raise ChangedError(_CHANGED)
 
     def _rescue(
         self,
@@ -593,6 +614,8 @@ class Dispatcher:
             epoch.watch = Watch(structure, epoch.engine.watched())
         self._epochs[structure.fingerprint] = epoch
         if old is not None and old is not epoch:
+            # An exception that comes from outside must not leave one behind that watches nothing.
+            self._epoch = None
             old.retire()
         while len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
@@ -610,8 +633,7 @@ class Dispatcher:
         while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched()):
             structure = self._look()
             if not structure.is_as(epoch.structure):
-                self._epoch = None
-                raise CaptureError("the module changed while it was being captured")
+                raise ChangedError(_CHANGED)
             suspects = epoch.watch.changed_tensors()
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched())

@@ -217,8 +217,16 @@ class Engine:
         forms = graph.plan.forms[len(graph.plan.forms) - len(inputs) :]
         self.pinned.update(i for i, form in zip(inputs, forms, strict=True) if not isinstance(form, Dim) and form != 0)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf]) -> Ready:
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf], confirm: Callable[[], None]
+    ) -> Ready:
         """Makes a call ready: finds the variant that is valid for it, or captures and compiles one.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            leaves: The leaves of both.
+            confirm: Raises an exception if the module is no longer what the structure says; a graph is kept only then.
 
         Raises:
             CaptureError, UnsupportedError: Why no program can stand for this call.
@@ -234,7 +242,7 @@ class Engine:
         numbers = [places.get(id(n)) for n in call.numbers]
         call = self._capturer.call(args, kwargs)
         self._place(call.tensors)
-        variant = self._variant(call)
+        variant = self._variant(call, confirm)
         self._note_pinned(variant.graph)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
@@ -266,7 +274,7 @@ class Engine:
             if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
                 raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
 
-    def _variant(self, call: Call) -> Variant | Staged:
+    def _variant(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
         with self._family.lock, collection_paused():
             variant = self._known(call)
             if variant is not None:
@@ -284,7 +292,7 @@ class Engine:
                 self.store.load_s += time.perf_counter() - start
             variant = self._known(call)
             if variant is None:
-                variant = self._extended(call) or self._capture(call)
+                variant = self._extended(call) or self._capture(call, confirm)
                 self.store.remember(self.whole())
             return variant
 
@@ -296,19 +304,22 @@ class Engine:
         captured.tuner.tuned = {item: None for item in self.store.tuned if item[0] == hash}
         return captured
 
-    def _capture(self, call: Call) -> Variant | Staged:
+    def _capture(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
         self.captures += 1
         try:
-            captured = Captured(*self._capturer.lowered(call, _native.GraphBuilder), self.options, self.device)
+            graph, lowered = self._capturer.lowered(call, _native.GraphBuilder)
+            confirm()
+            captured = Captured(graph, lowered, self.options, self.device)
         except UnsupportedError:
             if self.options.strict:
                 raise
-            return self._stage(call)
+            return self._stage(call, confirm)
         return self._add(captured, captured.is_new)
 
-    def _stage(self, call: Call) -> Staged:
+    def _stage(self, call: Call, confirm: Callable[[], None]) -> Staged:
         """Compiles what the compiler knows of a call's graph."""
         graph, stages = self._capturer.staged(call, _native.GraphBuilder)
+        confirm()
         parts = [None if stage.part is None else Captured(*stage.part, self.options, self.device) for stage in stages]
         return self._add_stages(graph, stages, parts, is_own=True)
 

@@ -442,3 +442,44 @@ def test_no_tensor_is_copied(make: Callable[[int], Tensor], monkeypatch: pytest.
         put_gain(model, value)
         check(compiled, model)
     assert not [tensor for tensor in made if tensor.numel() == 1000]
+
+
+class Interrupted(Scaled):
+    """Lets another thread do something in the middle of its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _meanwhile:
+            thread = threading.Thread(target=_meanwhile.pop())
+            thread.start()
+            thread.join()
+        return super().forward(x)
+
+
+_meanwhile: list[Callable[[], None]] = []
+
+
+@pytest.mark.parametrize("put", [put_gain, put_scale, put_offset])
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_changes_in_the_middle_of_a_capture(put: Callable[[Any, float], None], calls: int) -> None:
+    """They stay, no program is kept that was captured meanwhile, and the call runs compiled."""
+    model = Interrupted()
+    compiled = compiled_model(model)
+    values = (0.5, 0.625, 0.75)
+    for value in values[:calls]:
+        put(model, value)
+        check(compiled, model)
+    put(model, values[calls])
+    _meanwhile.append(lambda: put(model, 0.875))
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        found = compiled(x)
+        assert not _meanwhile
+        assert_close(found, model(x))
+    expected = Interrupted()
+    expected.load_state_dict(model.state_dict())
+    put(expected, 0.875)
+    assert_close(found, expected.eval()(x).detach())
+    for value in (*values, 0.875):
+        put(model, value)
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == 0

@@ -22,7 +22,7 @@ from .meta import META_DEVICE
 from .signature import Binder, Call, Number, labels, rebuild
 from .sizes import Symbol, candidates, held_out, plan_sizes
 from .stages import Stage, cut
-from .trace import Trace, trace
+from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -283,6 +283,8 @@ class _Session:
         """The trace at ``point`` if it can be taken and agrees with ``base``."""
         try:
             record = self.trace_at(point)
+        except ChangedError:
+            raise
         except CaptureError:
             return None
         return record if base.difference(record) is None else None
@@ -379,6 +381,8 @@ class _Session:
                     point[symbol.name] = held_out(symbol, i, modulus, seen)
             try:
                 record = self.trace_at(point)
+            except ChangedError:
+                raise
             except CaptureError:
                 continue
             if graph.differs_from(record, point) is None:
