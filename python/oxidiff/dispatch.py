@@ -36,6 +36,7 @@ from .check import compare
 from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
 from .errors import (
+    ArtifactError,
     CaptureError,
     CheckError,
     Error,
@@ -114,6 +115,8 @@ class _Epoch:
         self.engine = engine
         self.watch = Watch(engine.structure, ())
         self.entries: dict[_Key, _Numbers] = {}
+        self.former: set[_Key] = set()
+        """Keys of entries that were made for other numbers in attributes."""
         self.split: Split | None = None
         """Set once a call of this structure could not be captured."""
 
@@ -142,9 +145,17 @@ class _Epoch:
             numbers.entries.pop(next(iter(numbers.entries)), None)
         numbers.entries[numbers.key(leaves)] = entry
 
+    def renumber(self) -> None:
+        """Lets go of what is ready to run with the numbers that attributes had; the programs are the same."""
+        if len(self.former) >= _MAX_KEYS:
+            self.former.clear()
+        self.former.update(self.entries)
+        self.entries.clear()
+
     def retire(self) -> None:
         """Lets go of the module's tensors; the programs stay for when this structure comes back."""
         self.entries.clear()
+        self.former.clear()
         self.split = None
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
@@ -376,7 +387,8 @@ class Dispatcher:
         return self.forward()(*args, **self._scaled.get(id(kwargs), kwargs))
 
     def _first_call(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
-        if self.options.background and self.options.check is None and self._start_background(key, args, kwargs, leaves):
+        is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
+        if is_patient and self._start_background(key, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
         try:
             with self._lock:
@@ -453,6 +465,16 @@ class Dispatcher:
             return True
         self._pending.discard(key)
         return False
+
+    def _is_at_hand(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call was ready until numbers in attributes changed, and has a program for the new ones."""
+        epoch = self._epoch
+        if epoch is None or key not in epoch.former or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return epoch is self._epoch and epoch.engine.knows(args, kwargs)
+        finally:
+            self._lock.release()
 
     def _prepare_in_background(
         self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
@@ -578,7 +600,7 @@ class Dispatcher:
             epoch = self._epoch
             if epoch is None:
                 with collection_paused():
-                    epoch = self._enter(self._look())
+                    epoch = self._enter(self._first_look())
                 epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
@@ -592,8 +614,7 @@ class Dispatcher:
                         epoch.engine.refresh(suspects)
                         continue
                     if structure.numbers != epoch.structure.numbers:
-                        # What is ready to run was given the old ones; the programs are the same.
-                        epoch.entries.clear()
+                        epoch.renumber()
                     epoch.engine.structure = structure
                     suspects |= self.effective.merged_anew(structure.layers)
                 # Watched first, bound then: what changes in between shows.
@@ -603,6 +624,19 @@ class Dispatcher:
 
     def _look(self) -> Structure:
         return Structure(self.module, self.lifting.inputs)
+
+    def _first_look(self) -> Structure:
+        """As :meth:`_look`; numbers that are arguments of what is in the graph file are so here too."""
+        structure = self._look()
+        path = self.options.graph_file
+        if path is None or not os.path.exists(path):
+            return structure
+        try:
+            names = read_artifact(path).inputs
+        except ArtifactError:
+            # Whoever looks for graphs in it says what is wrong.
+            return structure
+        return self._look() if self.lifting.adopt(structure, names) else structure
 
     def _enter(self, structure: Structure) -> _Epoch:
         old = self._epoch

@@ -36,6 +36,9 @@ __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
 
 Number = int | float
 
+_MAX_FOREIGN = 32
+"""How many graphs an engine keeps that are for other numbers in attributes than the module has: a graph where some are 0."""
+
 
 class Ready:
     """A call of one key, ready to run.
@@ -214,8 +217,8 @@ class Engine:
 
     def _note_pinned(self, graph: CapturedGraph) -> None:
         inputs = self.structure.inputs
-        forms = graph.plan.forms[len(graph.plan.forms) - len(inputs) :]
-        self.pinned.update(i for i, form in zip(inputs, forms, strict=True) if not isinstance(form, Dim) and form != 0)
+        forms = zip(inputs, self._kept(graph), strict=True)
+        self.pinned.update(i for i, form in forms if not isinstance(form, Dim) and form != 0)
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf], confirm: Callable[[], None]
@@ -331,6 +334,7 @@ class Engine:
         for variant in staged.variants:
             variant.bind(self._weights(variant))
         staged.bind(self._fetch)
+        self._forget()
         self.variants += staged.variants
         self._staged.append(staged)
         return staged
@@ -369,6 +373,21 @@ class Engine:
                 return self._variant_of(self._current(captured))
         return None
 
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a graph is known to be right for a call; false where another thread would have to be waited for."""
+        self._lift()
+        if not self._family.lock.acquire(blocking=False):
+            return False
+        try:
+            call = self._capturer.call(args, kwargs)
+            graphs = [staged.graph for staged in self._rival_stages(call)]
+            graphs += [captured.graph for captured in self._rivals(call)]
+            return any((at := graph.plan.read(call.sizes)) is not None and graph.accepts(at) for graph in graphs)
+        except (Error, TypeError):
+            return False
+        finally:
+            self._family.lock.release()
+
     def _rival_stages(self, call: Call) -> list[Staged]:
         return [
             staged
@@ -395,10 +414,38 @@ class Engine:
     def _add(self, captured: Captured, is_own: bool) -> Variant:
         variant = Variant(captured, is_own)
         variant.bind(self._weights(variant))
+        self._forget()
         self.variants.append(variant)
         if captured.is_shareable and captured not in self._family.captured:
             self._family.captured.append(captured)
         return variant
+
+    def _forget(self) -> None:
+        """Drops the oldest graphs that are for other numbers in attributes, above a bound; no ready call runs them."""
+        if not self.structure.inputs:
+            return
+        foreign = [item for item in self.whole() if not self._serves(item.graph)]
+        for item in foreign[: max(0, len(foreign) - _MAX_FOREIGN)]:
+            parts = item.variants if isinstance(item, Staged) else [item]
+            self.variants = [variant for variant in self.variants if variant not in parts]
+            self._staged = [staged for staged in self._staged if staged is not item]
+            gone = {id(part.captured) for part in parts}
+            self._family.captured[:] = [one for one in self._family.captured if id(one) not in gone]
+            self.store.forget(item.graph)
+
+    def _serves(self, graph: CapturedGraph) -> bool:
+        """Whether a graph may be right for the numbers that are in attributes now."""
+        for form, number in zip(self._kept(graph), self.structure.numbers, strict=True):
+            if not isinstance(form, Dim):
+                if form != number:
+                    return False
+            elif number == 0 and (form.as_symbol(), (True, False, False)) not in graph.marks:
+                return False
+        return True
+
+    def _kept(self, graph: CapturedGraph) -> Sequence[Dim | Number]:
+        """What the numbers in attributes are in a graph."""
+        return graph.plan.forms[len(graph.plan.forms) - len(self.structure.inputs) :]
 
     def description(self) -> Description:
         """What the graphs of the module depend on; see :meth:`GraphStore.description`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close
+from oxidiff import engine
+from oxidiff.dispatch import find_dispatcher
 
 
 class Processor:
@@ -483,3 +487,66 @@ def test_changes_in_the_middle_of_a_capture(put: Callable[[Any, float], None], c
         put(model, value)
         check(compiled, model)
     assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_in_the_background_a_known_program_is_not_waited_for() -> None:
+    model = Scaled()
+    compiled = compiled_model(model, background=True)
+    for value in (0.5, 0.625, 0.75):
+        put_gain(model, value)
+        before = oxidiff.report(compiled).eager_calls
+        deadline = time.monotonic() + 60
+        while True:
+            check(compiled, model)
+            after = oxidiff.report(compiled).eager_calls
+            if after == before or time.monotonic() > deadline:
+                break
+            before = after
+            time.sleep(0.01)
+    before = oxidiff.report(compiled).eager_calls
+    for value in (0.3, 0.4, 0.7):
+        put_gain(model, value)
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == before
+
+
+def test_graphs_without_some_of_the_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.scales = [0.5] * 4
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            for i, scale in enumerate(self.scales):
+                if scale != 0:
+                    y = y + x * scale * (i + 1)
+            return y
+
+    monkeypatch.setattr(engine, "_MAX_FOREIGN", 3)
+    model = Many()
+    compiled = compiled_model(model)
+    for pattern in [*range(16), 15, 0, 1]:
+        model.scales[:] = [0.25 + i / 8 if pattern & 1 << i else 0.0 for i in range(4)]
+        check(compiled, model)
+        check(compiled, model, rows=5)
+    dispatcher = find_dispatcher(compiled)
+    assert dispatcher is not None
+    assert max(len(one.variants) for one in dispatcher.engines()) == 4
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_a_graph_file_says_which_numbers_are_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.oxi"
+    captures = []
+    for _ in range(2):
+        model = Scaled()
+        compiled: Any = oxidiff.compile(model.eval(), strict=True, cache=False, graph_file=path)
+        for value in (0.5, 0.625, 0.75, 0.3):
+            put_gain(model, value)
+            check(compiled, model)
+        captures.append(oxidiff.report(compiled).captures)
+        del compiled, model
+        gc.collect()
+    assert captures == [2, 0]
