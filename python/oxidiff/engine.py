@@ -201,6 +201,9 @@ class Engine:
         self.tune_s = 0.0
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
+        self._held_at: dict[int, tuple[int, Tensor]] = {}
+        """By id of a tensor that a graph holds, its place among those in attributes; -1 if it is elsewhere. Also the tensor,
+        so that no id is used twice."""
         self._effective = effective
         self._family = family_of(structure, options)
         self._capturer = Capturer(module, dynamic=options.dynamic)
@@ -496,6 +499,8 @@ class Engine:
         try:
             if layer is not None:
                 tensor = self._effective.weight(slot.module, layer, suspects)
+            elif slot.tensor is not None:
+                tensor = self._held_now(slot.tensor)
             else:
                 tensor = slot.fetch(self.module, structure.modules)
         except (AttributeError, KeyError, IndexError, TypeError) as error:
@@ -504,6 +509,15 @@ class Engine:
             reason = f"its weights are on several devices, {slot.name} on {tensor.device} and others on {self._at}"
             raise UnsupportedError(reason, module=slot.module)
         return tensor
+
+    def _held_now(self, captured: Tensor) -> Tensor:
+        """What is now where a tensor was that was captured as it is: an object in an attribute may hold another one."""
+        held = self.structure.attribute_tensors
+        if id(captured) not in self._held_at:
+            at = next((i for i, one in enumerate(held) if one is captured), -1)
+            self._held_at[id(captured)] = at, captured
+        at, _ = self._held_at[id(captured)]
+        return captured if at < 0 else held[at]
 
     def watched(self) -> list[Tensor]:
         """The tensors that variants are bound to and that are neither parameters nor buffers."""

@@ -97,6 +97,11 @@ class Structure:
         """Its parameters and buffers, each once. Trees with the same fingerprint have theirs in the same order."""
         return self.tree.own_tensors
 
+    @functools.cached_property
+    def attribute_tensors(self) -> list[Tensor]:
+        """Tensors in attributes, as often as they are met. Trees with the same fingerprint have theirs in the same order."""
+        return [value for value in self.tree.kept if isinstance(value, Tensor)]
+
     def is_retyped(self) -> bool:
         """Whether a tensor has another dtype, shape or device now: `module.half()` replaces no object."""
         return self.tree.is_retyped()
