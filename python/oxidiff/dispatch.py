@@ -31,10 +31,12 @@ from .adapters import EffectiveWeights, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
+from .capture import ChangedError
 from .check import compare
 from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
 from .errors import (
+    ArtifactError,
     CaptureError,
     CheckError,
     Error,
@@ -56,6 +58,8 @@ __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
+_CHANGED = "the module was changed while it was being captured"
+_MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
 
@@ -111,6 +115,8 @@ class _Epoch:
         self.engine = engine
         self.watch = Watch(engine.structure, ())
         self.entries: dict[_Key, _Numbers] = {}
+        self.former: set[_Key] = set()
+        """Keys of entries that were made for other numbers in attributes."""
         self.split: Split | None = None
         """Set once a call of this structure could not be captured."""
 
@@ -139,9 +145,17 @@ class _Epoch:
             numbers.entries.pop(next(iter(numbers.entries)), None)
         numbers.entries[numbers.key(leaves)] = entry
 
+    def renumber(self) -> None:
+        """Lets go of what is ready to run with the numbers that attributes had; the programs are the same."""
+        if len(self.former) >= _MAX_KEYS:
+            self.former.clear()
+        self.former.update(self.entries)
+        self.entries.clear()
+
     def retire(self) -> None:
         """Lets go of the module's tensors; the programs stay for when this structure comes back."""
         self.entries.clear()
+        self.former.clear()
         self.split = None
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
@@ -373,7 +387,8 @@ class Dispatcher:
         return self.forward()(*args, **self._scaled.get(id(kwargs), kwargs))
 
     def _first_call(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
-        if self.options.background and self.options.check is None and self._start_background(key, args, kwargs, leaves):
+        is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
+        if is_patient and self._start_background(key, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
         try:
             with self._lock:
@@ -392,7 +407,8 @@ class Dispatcher:
             else:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
             epoch = self._epoch
-            if epoch is not None:
+            # What another thread did is nothing to remember.
+            if epoch is not None and not isinstance(error, ChangedError):
                 epoch.add(key, leaves, entry)
             if self.options.strict:
                 raise
@@ -450,6 +466,16 @@ class Dispatcher:
         self._pending.discard(key)
         return False
 
+    def _is_at_hand(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call was ready until numbers in attributes changed, and has a program for the new ones."""
+        epoch = self._epoch
+        if epoch is None or key not in epoch.former or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return epoch is self._epoch and epoch.engine.knows(args, kwargs)
+        finally:
+            self._lock.release()
+
     def _prepare_in_background(
         self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
     ) -> None:
@@ -461,7 +487,7 @@ class Dispatcher:
             entry.is_split = entry.is_split and self._report is None
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
-            if epoch is not None:
+            if epoch is not None and not isinstance(error, ChangedError):
                 epoch.add(key, leaves, entry)
         finally:
             self._pending.discard(key)
@@ -482,6 +508,15 @@ class Dispatcher:
 
     def _ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
         """The entry of a key, captured and compiled if it is new. The lock is held."""
+        for _ in range(_MAX_CHANGES):
+            try:
+                return self._made_ready(key, args, kwargs, leaves)
+            except ChangedError as error:
+                changed = error
+        raise changed
+
+    def _made_ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
+        """As :meth:`_ready`; raises a :class:`ChangedError` if another thread changes the module meanwhile."""
         epoch = self._current_epoch()
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
@@ -496,14 +531,17 @@ class Dispatcher:
                 raise UnsupportedError(unfit)
         before = epoch.engine.captures
         try:
-            ready = epoch.engine.prepare(args, kwargs, leaves)
+            ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self._confirm, epoch))
+        except ChangedError:
+            raise
         except Error:
+            self._confirm(epoch)
             if not epoch.structure.inputs:
                 raise
             # Perhaps only because of the numbers that are to be arguments.
             self.lifting.pin(epoch.structure.form, epoch.structure.inputs)
             self._reentered()
-            return self._ready(key, args, kwargs, leaves)
+            return self._made_ready(key, args, kwargs, leaves)
         except _native.NativeError as error:
             raise from_native(error) from error
         except TypeError as error:
@@ -519,6 +557,11 @@ class Dispatcher:
             self.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self._reentered()
         return ready
+
+    def _confirm(self, epoch: _Epoch) -> None:
+        """Raises a :class:`ChangedError` if the module is no longer as the engine knows it."""
+        if epoch.watch.poll() & STRUCTURE and not self._look().is_as(epoch.structure):
+            raise ChangedError(_CHANGED)
 
     def _rescue(
         self,
@@ -557,7 +600,7 @@ class Dispatcher:
             epoch = self._epoch
             if epoch is None:
                 with collection_paused():
-                    epoch = self._enter(self._look())
+                    epoch = self._enter(self._first_look())
                 epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
@@ -571,8 +614,7 @@ class Dispatcher:
                         epoch.engine.refresh(suspects)
                         continue
                     if structure.numbers != epoch.structure.numbers:
-                        # What is ready to run was given the old ones; the programs are the same.
-                        epoch.entries.clear()
+                        epoch.renumber()
                     epoch.engine.structure = structure
                     suspects |= self.effective.merged_anew(structure.layers)
                 # Watched first, bound then: what changes in between shows.
@@ -582,6 +624,19 @@ class Dispatcher:
 
     def _look(self) -> Structure:
         return Structure(self.module, self.lifting.inputs)
+
+    def _first_look(self) -> Structure:
+        """As :meth:`_look`; numbers that are arguments of what is in the graph file are so here too."""
+        structure = self._look()
+        path = self.options.graph_file
+        if path is None or not os.path.exists(path):
+            return structure
+        try:
+            names = read_artifact(path).inputs
+        except ArtifactError:
+            # Whoever looks for graphs in it says what is wrong.
+            return structure
+        return self._look() if self.lifting.adopt(structure, names) else structure
 
     def _enter(self, structure: Structure) -> _Epoch:
         old = self._epoch
@@ -593,6 +648,8 @@ class Dispatcher:
             epoch.watch = Watch(structure, epoch.engine.watched())
         self._epochs[structure.fingerprint] = epoch
         if old is not None and old is not epoch:
+            # An exception that comes from outside must not leave one behind that watches nothing.
+            self._epoch = None
             old.retire()
         while len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
@@ -610,8 +667,7 @@ class Dispatcher:
         while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched()):
             structure = self._look()
             if not structure.is_as(epoch.structure):
-                self._epoch = None
-                raise CaptureError("the module changed while it was being captured")
+                raise ChangedError(_CHANGED)
             suspects = epoch.watch.changed_tensors()
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched())

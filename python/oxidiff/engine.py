@@ -36,6 +36,9 @@ __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
 
 Number = int | float
 
+_MAX_FOREIGN = 32
+"""How many graphs an engine keeps that are for other numbers in attributes than the module has: a graph where some are 0."""
+
 
 class Ready:
     """A call of one key, ready to run.
@@ -198,6 +201,9 @@ class Engine:
         self.tune_s = 0.0
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
+        self._held_at: dict[int, tuple[int, Tensor]] = {}
+        """By id of a tensor that a graph holds, its place among those in attributes; -1 if it is elsewhere. Also the tensor,
+        so that no id is used twice."""
         self._effective = effective
         self._family = family_of(structure, options)
         self._capturer = Capturer(module, dynamic=options.dynamic)
@@ -214,11 +220,19 @@ class Engine:
 
     def _note_pinned(self, graph: CapturedGraph) -> None:
         inputs = self.structure.inputs
-        forms = graph.plan.forms[len(graph.plan.forms) - len(inputs) :]
-        self.pinned.update(i for i, form in zip(inputs, forms, strict=True) if not isinstance(form, Dim) and form != 0)
+        forms = zip(inputs, self._kept(graph), strict=True)
+        self.pinned.update(i for i, form in forms if not isinstance(form, Dim) and form != 0)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf]) -> Ready:
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf], confirm: Callable[[], None]
+    ) -> Ready:
         """Makes a call ready: finds the variant that is valid for it, or captures and compiles one.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            leaves: The leaves of both.
+            confirm: Raises an exception if the module is no longer what the structure says; a graph is kept only then.
 
         Raises:
             CaptureError, UnsupportedError: Why no program can stand for this call.
@@ -234,7 +248,7 @@ class Engine:
         numbers = [places.get(id(n)) for n in call.numbers]
         call = self._capturer.call(args, kwargs)
         self._place(call.tensors)
-        variant = self._variant(call)
+        variant = self._variant(call, confirm)
         self._note_pinned(variant.graph)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
@@ -266,7 +280,7 @@ class Engine:
             if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
                 raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
 
-    def _variant(self, call: Call) -> Variant | Staged:
+    def _variant(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
         with self._family.lock, collection_paused():
             variant = self._known(call)
             if variant is not None:
@@ -284,7 +298,7 @@ class Engine:
                 self.store.load_s += time.perf_counter() - start
             variant = self._known(call)
             if variant is None:
-                variant = self._extended(call) or self._capture(call)
+                variant = self._extended(call) or self._capture(call, confirm)
                 self.store.remember(self.whole())
             return variant
 
@@ -296,19 +310,22 @@ class Engine:
         captured.tuner.tuned = {item: None for item in self.store.tuned if item[0] == hash}
         return captured
 
-    def _capture(self, call: Call) -> Variant | Staged:
+    def _capture(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
         self.captures += 1
         try:
-            captured = Captured(*self._capturer.lowered(call, _native.GraphBuilder), self.options, self.device)
+            graph, lowered = self._capturer.lowered(call, _native.GraphBuilder)
+            confirm()
+            captured = Captured(graph, lowered, self.options, self.device)
         except UnsupportedError:
             if self.options.strict:
                 raise
-            return self._stage(call)
+            return self._stage(call, confirm)
         return self._add(captured, captured.is_new)
 
-    def _stage(self, call: Call) -> Staged:
+    def _stage(self, call: Call, confirm: Callable[[], None]) -> Staged:
         """Compiles what the compiler knows of a call's graph."""
         graph, stages = self._capturer.staged(call, _native.GraphBuilder)
+        confirm()
         parts = [None if stage.part is None else Captured(*stage.part, self.options, self.device) for stage in stages]
         return self._add_stages(graph, stages, parts, is_own=True)
 
@@ -320,6 +337,7 @@ class Engine:
         for variant in staged.variants:
             variant.bind(self._weights(variant))
         staged.bind(self._fetch)
+        self._forget()
         self.variants += staged.variants
         self._staged.append(staged)
         return staged
@@ -358,6 +376,21 @@ class Engine:
                 return self._variant_of(self._current(captured))
         return None
 
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a graph is known to be right for a call; false where another thread would have to be waited for."""
+        self._lift()
+        if not self._family.lock.acquire(blocking=False):
+            return False
+        try:
+            call = self._capturer.call(args, kwargs)
+            graphs = [staged.graph for staged in self._rival_stages(call)]
+            graphs += [captured.graph for captured in self._rivals(call)]
+            return any((at := graph.plan.read(call.sizes)) is not None and graph.accepts(at) for graph in graphs)
+        except (Error, TypeError):
+            return False
+        finally:
+            self._family.lock.release()
+
     def _rival_stages(self, call: Call) -> list[Staged]:
         return [
             staged
@@ -384,10 +417,38 @@ class Engine:
     def _add(self, captured: Captured, is_own: bool) -> Variant:
         variant = Variant(captured, is_own)
         variant.bind(self._weights(variant))
+        self._forget()
         self.variants.append(variant)
         if captured.is_shareable and captured not in self._family.captured:
             self._family.captured.append(captured)
         return variant
+
+    def _forget(self) -> None:
+        """Drops the oldest graphs that are for other numbers in attributes, above a bound; no ready call runs them."""
+        if not self.structure.inputs:
+            return
+        foreign = [item for item in self.whole() if not self._serves(item.graph)]
+        for item in foreign[: max(0, len(foreign) - _MAX_FOREIGN)]:
+            parts = item.variants if isinstance(item, Staged) else [item]
+            self.variants = [variant for variant in self.variants if variant not in parts]
+            self._staged = [staged for staged in self._staged if staged is not item]
+            gone = {id(part.captured) for part in parts}
+            self._family.captured[:] = [one for one in self._family.captured if id(one) not in gone]
+            self.store.forget(item.graph)
+
+    def _serves(self, graph: CapturedGraph) -> bool:
+        """Whether a graph may be right for the numbers that are in attributes now."""
+        for form, number in zip(self._kept(graph), self.structure.numbers, strict=True):
+            if not isinstance(form, Dim):
+                if form != number:
+                    return False
+            elif number == 0 and (form.as_symbol(), (True, False, False)) not in graph.marks:
+                return False
+        return True
+
+    def _kept(self, graph: CapturedGraph) -> Sequence[Dim | Number]:
+        """What the numbers in attributes are in a graph."""
+        return graph.plan.forms[len(graph.plan.forms) - len(self.structure.inputs) :]
 
     def description(self) -> Description:
         """What the graphs of the module depend on; see :meth:`GraphStore.description`."""
@@ -438,6 +499,8 @@ class Engine:
         try:
             if layer is not None:
                 tensor = self._effective.weight(slot.module, layer, suspects)
+            elif slot.tensor is not None:
+                tensor = self._held_now(slot.tensor)
             else:
                 tensor = slot.fetch(self.module, structure.modules)
         except (AttributeError, KeyError, IndexError, TypeError) as error:
@@ -446,6 +509,15 @@ class Engine:
             reason = f"its weights are on several devices, {slot.name} on {tensor.device} and others on {self._at}"
             raise UnsupportedError(reason, module=slot.module)
         return tensor
+
+    def _held_now(self, captured: Tensor) -> Tensor:
+        """What is now where a tensor was that was captured as it is: an object in an attribute may hold another one."""
+        held = self.structure.attribute_tensors
+        if id(captured) not in self._held_at:
+            at = next((i for i, one in enumerate(held) if one is captured), -1)
+            self._held_at[id(captured)] = at, captured
+        at, _ = self._held_at[id(captured)]
+        return captured if at < 0 else held[at]
 
     def watched(self) -> list[Tensor]:
         """The tensors that variants are bound to and that are neither parameters nor buffers."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from .errors import CaptureError
 from .watch import Structure
@@ -26,7 +27,6 @@ __all__ = ["Lifted", "Lifting", "Twin"]
 
 _MAX_FORMS = 64
 _MAX_INPUTS = 1024
-_DEPTH = 4
 
 
 class Lifting:
@@ -84,14 +84,11 @@ class Twin:
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], structure: Structure) -> None:
         if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
             raise CaptureError(f"the forward of {type(module).__name__} is not its own")
-        tensors = {id(tensor): tensor for tensor in (*structure.tree.tensors, *_attribute_tensors(structure))}
-        memo: dict[int, Any] = dict(tensors)
         try:
-            self.root = copy.deepcopy(module, memo)
+            with _SharedTensors():
+                self.root = copy.deepcopy(module, {id(tensor): tensor for tensor in structure.tree.tensors})
         except Exception as error:
             raise CaptureError(f"{type(module).__name__} cannot be copied: {type(error).__name__}: {error}") from error
-        if any(isinstance(value, Tensor) and id(value) not in tensors for value in memo.values()):
-            raise CaptureError(f"a copy of {type(module).__name__} would copy tensors")
         self.forward = types.MethodType(forward.__func__, self.root)
         seen = Structure(self.root)
         if len(seen.floats) != len(structure.floats):
@@ -133,18 +130,12 @@ class Lifted:
         return Twin(self._module, self._forward, self._structure)
 
 
-def _attribute_tensors(structure: Structure) -> Iterator[Tensor]:
-    for module in structure.modules.values():
-        for value in module.__dict__.values():
-            yield from _tensors_in(value, _DEPTH)
+class _SharedTensors(TorchFunctionMode):
+    """Lets a copy have the tensors themselves, and stops it before anything is done with one."""
 
-
-def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from _tensors_in(item, depth - 1)
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item, depth - 1)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__:
+            return args[0]
+        if any(isinstance(arg, Tensor) for arg in args):
+            raise CaptureError("it would copy tensors")
+        return func(*args, **(kwargs or {}))

@@ -51,16 +51,22 @@ class WeightSet:
         self._module = module
         self._make = make
         self._tensors = None if isinstance(source, nn.Module) else dict(source)
-        self._structure = structure
-        self.dispatcher = make(source if isinstance(source, nn.Module) else self._copy())
+        self._made = structure, make(source if isinstance(source, nn.Module) else self._copy())
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of the set's module."""
+        return self._made[1]
 
     def follow(self, structure: Structure) -> Dispatcher:
         """The dispatcher, after the copy was made anew if the module has another structure since."""
-        if self._tensors is not None and structure is not self._structure:
-            if not structure.is_as(self._structure):
-                self.dispatcher = self._make(self._copy())
-            self._structure = structure
-        return self.dispatcher
+        # Read and written as one, so that no thread meets a copy beside a structure that is not its own.
+        before, dispatcher = self._made
+        if self._tensors is not None and structure is not before:
+            if not structure.is_as(before):
+                dispatcher = self._make(self._copy())
+            self._made = structure, dispatcher
+        return dispatcher
 
     def _copy(self) -> nn.Module:
         assert self._tensors is not None, "a module that was given is not copied"

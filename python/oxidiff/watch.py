@@ -11,7 +11,9 @@ reads the version counters of the tensors); only then is what changed looked at.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any, cast
 
@@ -71,8 +73,8 @@ class Structure:
         """A digest of everything but floats."""
         self.floats = tree.floats
         """The floats in its attributes."""
-        self.inputs = inputs(self.form)
-        """The indices of those that are arguments of programs."""
+        self.inputs = tuple([i for i in inputs(self.form) if _is_ordinary(self.floats[i])])
+        """The indices of those that are arguments of programs, as far as their values can be."""
         self.numbers = tuple([self.floats[i] for i in self.inputs])
         """The values of these."""
         self.fingerprint = Fingerprint(tree.fingerprint(list(self.inputs)), tree.kept)
@@ -94,6 +96,11 @@ class Structure:
     def tensors(self) -> list[Tensor]:
         """Its parameters and buffers, each once. Trees with the same fingerprint have theirs in the same order."""
         return self.tree.own_tensors
+
+    @functools.cached_property
+    def attribute_tensors(self) -> list[Tensor]:
+        """Tensors in attributes, as often as they are met. Trees with the same fingerprint have theirs in the same order."""
+        return [value for value in self.tree.kept if isinstance(value, Tensor)]
 
     def is_retyped(self) -> bool:
         """Whether a tensor has another dtype, shape or device now: `module.half()` replaces no object."""
@@ -130,6 +137,12 @@ class Structure:
         empty = Structure(torch.nn.Module())
         empty.fingerprint = self.fingerprint
         return empty
+
+
+def _is_ordinary(value: float) -> bool:
+    """Whether a value equals itself and nothing but itself, and can be reckoned with: not so are infinite ones, NaN, and
+    -0.0, which is another number than the 0.0 that it equals."""
+    return math.isfinite(value) and (value != 0 or math.copysign(1.0, value) > 0)
 
 
 _IS_HEAP_TYPE = 1 << 9
@@ -173,13 +186,21 @@ class Watch:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors)
-        self._lists = tuple(structure.lists)
+        lists = [(value, before) for value, before in structure.lists if isinstance(value, list)]
+        self._lists = [value for value, _ in lists]
+        self._lengths = [len(before) for _, before in lists]
+        self._items = [item for _, before in lists for item in before]
+        self._sets = [(value, before) for value, before in structure.lists if isinstance(value, set)]
 
     def poll(self) -> int:
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
         bits = self._watch.poll()
-        for value, before in self._lists:
-            if value != before:
+        # By identity: 1, 1.0 and True are equal, and tensors do not say whether they are. What is compared is held.
+        is_same = list(map(len, self._lists)) == self._lengths
+        if not (is_same and all(map(is_, chain.from_iterable(self._lists), self._items))):
+            return bits | STRUCTURE
+        for items, held in self._sets:
+            if items != held:
                 return bits | STRUCTURE
         return bits
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close
+from oxidiff import engine
+from oxidiff.dispatch import find_dispatcher
 
 
 class Processor:
@@ -320,3 +325,228 @@ def test_changes_while_others_run() -> None:
         thread.join()
     assert not wrong
     assert oxidiff.report(compiled).captures == 2
+
+
+class Divided(nn.Module):
+    """Shows the sign of 0, and numbers that are very small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.gain = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.linear.bias).abs() / self.gain
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e300, 1e17, 5e-324, -1e-14])
+def test_numbers_at_the_ends(value: float) -> None:
+    """What equals another number, or not even itself, stays a constant; next to what is very large none can be tried."""
+    for first in (0.625, value):
+        model = Divided()
+        compiled = compiled_model(model)
+        for gain in (0.5, first, value, 0.75, 0.0, -0.0, value, 0.3):
+            model.gain = gain
+            x = torch.randn(3, 8)
+            with torch.no_grad():
+                expected, found = model(x), compiled(x)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            assert torch.equal(torch.signbit(found), torch.signbit(expected)) or gain != gain
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_a_small_offset_counts_next_to_a_small_number() -> None:
+    class Guarded(Divided):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.linear.bias).abs() / (self.gain + 1e-12)
+
+    for values in ((0.5, 1e-14, 1e-13, 0.75), (0.5, 0.75, 1e-13, 1e-11)):
+        model = Guarded()
+        compiled = compiled_model(model)
+        for value in values:
+            model.gain = value
+            x = torch.randn(3, 8)
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), model(x))
+
+
+class Twice(nn.Module):
+    """Reads its number from where a copy leads, and once more from where it does not."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.child = nn.Identity()
+        self.child.gain = 0.5
+        if way == "closure":
+            self.read = lambda: self.child.gain
+        elif way == "weakref":
+            self.child.self = weakref.ref(self.child)
+            self.read = self.by_reference
+        else:
+            self.child = _shared
+            self.read = lambda: _shared.gain
+
+    def by_reference(self) -> float:
+        gain: float = self.child.self().gain
+        return gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y * self.child.gain + x * self.read()
+
+
+_shared = nn.Identity()
+
+
+@pytest.mark.parametrize("way", ["closure", "weakref", "global"])
+def test_a_number_that_is_read_past_the_copy_too(way: str) -> None:
+    _shared.gain = 0.5
+    model = Twice(way)
+    compiled = compiled_model(model)
+    for value in (0.5, 0.625, 0.75, 0.875, 0.625):
+        model.child.gain = value
+        check(compiled, model)
+    # It is a constant from the third value on.
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (5, 0)
+
+
+def test_a_copy_that_is_another_object() -> None:
+    class Odd(Processor):
+        def __deepcopy__(self, memo: Any) -> Odd:
+            other = Odd()
+            other.scale[0] = self.scale[0]
+            other.offset = 0.75
+            return other
+
+    model = Scaled()
+    model.processor = Odd()
+    compiled = compiled_model(model)
+    for value in (0.5, 0.625, 0.75):
+        put_scale(model, value)
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@pytest.mark.parametrize("make", [torch.zeros, lambda size: nn.Parameter(torch.zeros(size))])
+def test_no_tensor_is_copied(make: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        """What a model may refer to: the pipeline it belongs to, say."""
+
+    made: list[Tensor] = []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda self, **options: made.append(clone(self, **options)) or made[-1])
+    model: Any = Scaled()
+    model.pipe = Elsewhere()
+    model.pipe.unet = Elsewhere()
+    model.pipe.unet.weight = make(1000)
+    compiled = compiled_model(model)
+    for value in (0.5, 0.625, 0.75):
+        put_gain(model, value)
+        check(compiled, model)
+    assert not [tensor for tensor in made if tensor.numel() == 1000]
+
+
+class Interrupted(Scaled):
+    """Lets another thread do something in the middle of its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _meanwhile:
+            thread = threading.Thread(target=_meanwhile.pop())
+            thread.start()
+            thread.join()
+        return super().forward(x)
+
+
+_meanwhile: list[Callable[[], None]] = []
+
+
+@pytest.mark.parametrize("put", [put_gain, put_scale, put_offset])
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_changes_in_the_middle_of_a_capture(put: Callable[[Any, float], None], calls: int) -> None:
+    """They stay, no program is kept that was captured meanwhile, and the call runs compiled."""
+    model = Interrupted()
+    compiled = compiled_model(model)
+    values = (0.5, 0.625, 0.75)
+    for value in values[:calls]:
+        put(model, value)
+        check(compiled, model)
+    put(model, values[calls])
+    _meanwhile.append(lambda: put(model, 0.875))
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        found = compiled(x)
+        assert not _meanwhile
+        assert_close(found, model(x))
+    expected = Interrupted()
+    expected.load_state_dict(model.state_dict())
+    put(expected, 0.875)
+    assert_close(found, expected.eval()(x).detach())
+    for value in (*values, 0.875):
+        put(model, value)
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_in_the_background_a_known_program_is_not_waited_for() -> None:
+    model = Scaled()
+    compiled = compiled_model(model, background=True)
+    for value in (0.5, 0.625, 0.75):
+        put_gain(model, value)
+        before = oxidiff.report(compiled).eager_calls
+        deadline = time.monotonic() + 60
+        while True:
+            check(compiled, model)
+            after = oxidiff.report(compiled).eager_calls
+            if after == before or time.monotonic() > deadline:
+                break
+            before = after
+            time.sleep(0.01)
+    before = oxidiff.report(compiled).eager_calls
+    for value in (0.3, 0.4, 0.7):
+        put_gain(model, value)
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == before
+
+
+def test_graphs_without_some_of_the_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.scales = [0.5] * 4
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            for i, scale in enumerate(self.scales):
+                if scale != 0:
+                    y = y + x * scale * (i + 1)
+            return y
+
+    monkeypatch.setattr(engine, "_MAX_FOREIGN", 3)
+    model = Many()
+    compiled = compiled_model(model)
+    for pattern in [*range(16), 15, 0, 1]:
+        model.scales[:] = [0.25 + i / 8 if pattern & 1 << i else 0.0 for i in range(4)]
+        check(compiled, model)
+        check(compiled, model, rows=5)
+    dispatcher = find_dispatcher(compiled)
+    assert dispatcher is not None
+    assert max(len(one.variants) for one in dispatcher.engines()) == 4
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_a_graph_file_says_which_numbers_are_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.oxi"
+    captures = []
+    for _ in range(2):
+        model = Scaled()
+        compiled: Any = oxidiff.compile(model.eval(), strict=True, cache=False, graph_file=path)
+        for value in (0.5, 0.625, 0.75, 0.3):
+            put_gain(model, value)
+            check(compiled, model)
+        captures.append(oxidiff.report(compiled).captures)
+        del compiled, model
+        gc.collect()
+    assert captures == [2, 0]

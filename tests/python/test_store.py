@@ -609,8 +609,8 @@ def test_pieces_that_dynamo_finds_are_stored_too() -> None:
         from oxidiff.backend import oxidiff as backend
         from oxidiff.engine import Engine
         captures, remember = [], Engine._variant
-        def count(self, call):
-            variant = remember(self, call)
+        def count(self, *args):
+            variant = remember(self, *args)
             captures.append(self.captures)
             return variant
         Engine._variant = count

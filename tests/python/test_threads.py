@@ -178,9 +178,9 @@ def test_no_garbage_is_collected_while_a_program_is_made(monkeypatch: pytest.Mon
         states.append(gc.isenabled())
         return variant(*args)
 
-    def looked_at(module: Any) -> Any:
+    def looked_at(*args: Any) -> Any:
         states.append(gc.isenabled())
-        return structure(module)
+        return structure(*args)
 
     monkeypatch.setattr(engine.Engine, "_known", known)
     monkeypatch.setattr(dispatch, "Structure", looked_at)

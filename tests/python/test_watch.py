@@ -219,3 +219,58 @@ def test_modules_by_path() -> None:
 
     module = Shared()
     assert Structure(module).modules == dict(module.named_modules())
+
+
+@pytest.mark.parametrize("values", [(1, 1.0, True, 1), (0.0, -0.0, 0, False), (torch.ones(3), torch.zeros(3), 2.0)])
+def test_items_of_a_list_are_told_apart(values: tuple[Any, ...]) -> None:
+    """Equal numbers of other types, and tensors, which have no truth value."""
+
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = [values[0]]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x * self.factors[0]
+            return y
+
+    model = Times().eval()
+    compiled: Any = oxidiff.compile(model, strict=True, cache=False)
+    x = torch.arange(-3, 3).reshape(2, 3)
+    for value in values:
+        model.factors[0] = value
+        expected, found = model(x), compiled(x)
+        assert torch.equal(found, expected) and found.dtype == expected.dtype
+        assert torch.equal(torch.signbit(found), torch.signbit(expected))
+
+
+def test_a_tensor_of_an_object_is_replaced() -> None:
+    """It is no parameter, buffer or attribute of a module, so a graph holds it as it is."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.processor: Any = Processor()
+            self.processor.mask = torch.ones(8)
+            self.processor.offset = torch.zeros(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x) * self.processor.mask + self.processor.offset
+            return y
+
+    model = Masked().eval()
+    compiled: Any = oxidiff.compile(model, strict=True, cache=False)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        for name in (None, "mask", "offset", "mask"):
+            if name is not None:
+                setattr(model.processor, name, torch.randn(8))
+            assert_close(compiled(x), model(x))
+        model.processor.mask.mul_(2)
+        assert_close(compiled(x), model(x))
+        assert_close(compiled(x.repeat(2, 1, 1)), model(x.repeat(2, 1, 1)))
+        model.processor.offset = torch.randn(8)
+        assert_close(compiled(x), model(x))
+        assert_close(compiled(x.repeat(2, 1, 1)), model(x.repeat(2, 1, 1)))
+    assert oxidiff.report(compiled).eager_calls == 0

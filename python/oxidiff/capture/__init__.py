@@ -11,7 +11,7 @@ from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .signature import Binder, Call
 from .sizes import SizePlan, Symbol
-from .trace import is_tracing
+from .trace import ChangedError, is_tracing
 from .weights import WeightSlot
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "CaptureError",
     "CapturedGraph",
     "Capturer",
+    "ChangedError",
     "Dim",
     "GraphInput",
     "Node",

@@ -22,7 +22,7 @@ from .meta import META_DEVICE
 from .signature import Binder, Call, Number, labels, rebuild
 from .sizes import Symbol, candidates, held_out, plan_sizes
 from .stages import Stage, cut
-from .trace import Trace, trace
+from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -147,16 +147,19 @@ class Capturer:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
 
         Raises:
-            CaptureError: If the call cannot be traced at all.
+            CaptureError: If the call cannot be traced at all, or shows that numbers in attributes cannot be arguments.
         """
         point = graph.plan.read(call.sizes) if graph.key == call.key else None
         if point is None:
             return False
+        is_assumed = graph.accepts(point, of_copy=True)
         session = _Session(self, call)
         session.plan = graph.plan
         record = session.trace_at(point)
         graph.traces += 1
         if graph.differs_from(record, point) is not None:
+            if is_assumed:
+                raise CaptureError("numbers in attributes do more in the module than in a copy of it")
             return False
         graph.accept(point)
         return True
@@ -173,8 +176,9 @@ class _Session:
         self.owner = owner
         self.call = call
         lifted = owner.lifted
-        self.twin = None if lifted is None else lifted.twin()
-        self.weights = WeightIndex(owner.root if self.twin is None else self.twin.root)
+        self.weights = WeightIndex(owner.root)
+        self.kept: list[Number] = [] if lifted is None else list(lifted.values)
+        self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.root)
         self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
@@ -190,10 +194,16 @@ class _Session:
     def run(self) -> CapturedGraph:
         if not self.owner.dynamic:
             self.fix_all()
-        base_point = self.point()
-        base = self.trace_at(base_point)
-        for i, symbol in enumerate(self.plan.symbols):
-            self.chosen[symbol.name] = next(candidates(symbol, i), ())
+        for i, symbol in enumerate(list(self.plan.symbols)):
+            values = next(candidates(symbol, i), None)
+            if values is None:
+                # Next to a float as large as that there is nothing to try.
+                self.fix(symbol)
+            else:
+                self.chosen[symbol.name] = values
+        base = self.trace_at(self.point())
+        if self.lifted_symbols():
+            self.copy()
         records, points = self.agreeing_traces(base)
         forms = self.solve(base, records, points)
         while forms is None:
@@ -211,7 +221,7 @@ class _Session:
         moduli = denominators(dims, names)
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
         for point in points:
-            graph.accept(point)
+            graph.accept(point, of_copy=True)
         self.hold_out(graph, points)
         graph.traces = self.traces
         graph.fixed = tuple(self.fixed)
@@ -226,7 +236,16 @@ class _Session:
         """The lifted numbers that are free."""
         return [s for s in self.plan.symbols if s.role == "attribute"]
 
+    def copy(self) -> tuple[Twin, WeightIndex]:
+        """A copy of the module, in which other numbers are tried."""
+        if self._twin is None:
+            assert self.owner.lifted is not None, "only numbers in attributes need a copy"
+            twin = self.owner.lifted.twin()
+            self._twin = twin, WeightIndex(twin.root)
+        return self._twin
+
     def trace_at(self, point: Mapping[str, Number]) -> Trace:
+        """The trace at ``point``: of the module itself where its numbers are what they are, else of a copy."""
         sizes = self.plan.sizes(point)
         if sizes is None:
             raise CaptureError("sizes that depend on each other")
@@ -238,10 +257,12 @@ class _Session:
         numbers = sizes[at:]
         leaves = iter(tensors)
         rest = iter(numbers)
-        target = self.owner.module
-        if self.twin is not None:
-            self.twin.set([float(n) for n in numbers[len(numbers) - self.call.kept :]])
-            target = self.twin.forward
+        target, weights = self.owner.module, self.weights
+        kept = numbers[len(numbers) - self.call.kept :]
+        if kept != self.kept:
+            twin, weights = self.copy()
+            twin.set([float(n) for n in kept])
+            target = twin.forward
 
         def replace(old: Any) -> Any:
             return next(leaves) if isinstance(old, Tensor) else next(rest)
@@ -253,7 +274,7 @@ class _Session:
         return trace(
             lambda: target(*args, **kwargs),
             list(zip(tensors, self.labels, strict=False)),
-            self.weights,
+            weights,
             self.device,
             [n for n in numbers if isinstance(n, float)],
         )
@@ -262,6 +283,8 @@ class _Session:
         """The trace at ``point`` if it can be taken and agrees with ``base``."""
         try:
             record = self.trace_at(point)
+        except ChangedError:
+            raise
         except CaptureError:
             return None
         return record if base.difference(record) is None else None
@@ -358,10 +381,12 @@ class _Session:
                     point[symbol.name] = held_out(symbol, i, modulus, seen)
             try:
                 record = self.trace_at(point)
+            except ChangedError:
+                raise
             except CaptureError:
                 continue
             if graph.differs_from(record, point) is None:
-                graph.accept(point)
+                graph.accept(point, of_copy=True)
                 if not residues:
                     self.split_residues(graph, points, point)
                 return
@@ -375,7 +400,7 @@ class _Session:
         graph.classes.clear()
         graph.marks.clear()
         for point in (*points, also) if also is not None else points:
-            graph.accept(point)
+            graph.accept(point, of_copy=True)
 
 
 def _meta_tensor(shape: Sequence[Any], like: Tensor) -> Tensor:

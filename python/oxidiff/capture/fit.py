@@ -233,6 +233,7 @@ def _float_line(name: str, xs: Sequence[float], ys: Sequence[float]) -> Dim | No
     slope = Fraction((ys[other] - ys[0]) / (xs[other] - xs[0])).limit_denominator(10_000)
     offset = Fraction(ys[0] - float(slope) * xs[0]).limit_denominator(10_000)
     for x, y in zip(xs, ys, strict=True):
-        if abs(float(slope) * x + float(offset) - y) > 1e-12 * max(abs(x), abs(y), 1.0):
+        # Rounding is in proportion to the terms: next to small ones a small offset is no rounding.
+        if abs(float(slope) * x + float(offset) - y) > 1e-12 * max(abs(float(slope) * x), abs(float(offset)), abs(y)):
             return None
     return Real((Dim.symbol(name) * slope + Dim.constant(offset)).terms) if slope else None

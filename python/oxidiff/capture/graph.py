@@ -21,6 +21,9 @@ __all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "Outp
 Literal = Dim | int | float
 """A number in a graph; a :class:`Dim` where it depends on the call's free sizes or numbers."""
 
+_MOVED = "moved"
+"""Marks a number in an attribute at which the module itself was traced again, after it was changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -179,24 +182,29 @@ class CapturedGraph:
         return tuple(int(point[s.name]) % self.moduli[s.name] for s in self.plan.symbols if not s.is_number)
 
     def marks_of(self, point: Mapping[str, Any]) -> set[tuple[str, Any]]:
-        """Per symbol, which of the values that programs treat specially it has."""
+        """Per symbol, which of the values that programs treat specially it has; of a number in an attribute, whether it is
+        another than it was."""
         out: set[tuple[str, Any]] = set()
         for symbol in self.plan.symbols:
             value = point[symbol.name]
             out.add((symbol.name, (value == 0, value == 1, value < 0) if symbol.is_number else value == 1))
+            if symbol.role == "attribute" and value != symbol.value:
+                out.add((symbol.name, _MOVED))
         return out
 
-    def accepts(self, point: Mapping[str, Any]) -> bool:
-        """True if the graph is known to be right at ``point``."""
+    def accepts(self, point: Mapping[str, Any], *, of_copy: bool = False) -> bool:
+        """True if the graph is known to be right at ``point``; with ``of_copy``, of copies of the module."""
         for name, (low, high) in self.box.items():
             if not low <= point[name] <= high:
                 return False
-        return self.class_of(point) in self.classes and self.marks_of(point) <= self.marks
+        missing = self.marks_of(point) - self.marks
+        return self.class_of(point) in self.classes and all(of_copy and mark == _MOVED for _, mark in missing)
 
-    def accept(self, point: Mapping[str, Any]) -> None:
-        """Notes that the graph was checked at ``point``."""
+    def accept(self, point: Mapping[str, Any], *, of_copy: bool = False) -> None:
+        """Notes that the graph was checked at ``point``; with ``of_copy``, by a trace of a copy of the module. What reads a
+        number past the copy is then still to be seen."""
         self.classes.add(self.class_of(point))
-        self.marks |= self.marks_of(point)
+        self.marks |= {mark for mark in self.marks_of(point) if not (of_copy and mark[1] == _MOVED)}
         if point not in self.points:
             self.points.append(dict(point))
         for symbol in self.plan.symbols:

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
@@ -37,9 +37,26 @@ from .aliasing import Aliases, functional_overload, is_view_op
 from .meta import META_DEVICE, RULES
 from .weights import WeightIndex, WeightSlot
 
-__all__ = ["CLOSE", "FALSE", "FLOAT", "INT", "NONE", "OPEN", "TRUE", "Keyword", "Trace", "is_tracing", "trace"]
+__all__ = [
+    "CLOSE",
+    "FALSE",
+    "FLOAT",
+    "INT",
+    "NONE",
+    "OPEN",
+    "TRUE",
+    "ChangedError",
+    "Keyword",
+    "Trace",
+    "is_tracing",
+    "trace",
+]
 
 aten = torch.ops.aten
+
+
+class ChangedError(CaptureError):
+    """Another thread changed the module meanwhile: what was seen of it is of no use."""
 
 
 class _Token:
@@ -135,6 +152,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.values: dict[int, int] = {}
         self.aliases = Aliases(self)
         self.kept: list[Any] = []
+        self.foreign: set[tuple[int, str]] = set()
+        """Ids of modules and names of attributes that other threads set meanwhile."""
+        self.is_disturbed = False
+        """Whether the program may be another since."""
         self._count = 0
         self._constants: dict[int, Tensor] = {}
 
@@ -643,7 +664,7 @@ def _assign(view: Tensor, value: Any) -> None:
 def _following_modules(recorder: Recorder) -> Iterator[None]:
     """Keeps ``recorder.path`` at the submodule that is running."""
     global _current
-    original = torch.nn.Module.__call__
+    original, set_original = torch.nn.Module.__call__, torch.nn.Module.__setattr__
     paths, bases = recorder.weights.paths, recorder.weights.bases
     thread = recorder.thread
 
@@ -660,16 +681,27 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         recorder.path = before
         return result
 
+    @functools.wraps(set_original)
+    def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
+        if threading.get_ident() != thread:
+            recorder.foreign.add((id(self), name))
+            # Tensors change no program.
+            recorder.is_disturbed |= not isinstance(value, Tensor)
+        set_original(self, name, value)
+
     outer, _current = _current, recorder
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
     try:
         yield
     finally:
+        torch.nn.Module.__setattr__ = set_original  # type: ignore[method-assign]
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]
         _current = outer
 
 
 _ABSENT = object()
+_CHANGED = "the module was changed while it was being captured"
 
 
 @dataclass(slots=True)
@@ -701,7 +733,7 @@ class _Guard:
     def __init__(self, weights: WeightIndex) -> None:
         self._weights = weights
         self._tables = [
-            (path, table, dict(table))
+            (path, id(module), table, dict(table))
             for path, module in weights.modules
             for table in (module.__dict__, module._buffers)
         ]
@@ -720,20 +752,23 @@ class _Guard:
         for cache in self._weights.caches or ():
             cache.cache_clear()
 
-    def restore(self) -> list[_Change]:
-        """Undoes changes of attributes, and lists them."""
+    def restore(self, foreign: Set[tuple[int, str]]) -> list[_Change]:
+        """Undoes changes of attributes but those of other threads, and lists them."""
         self._clear_caches()
         changes = []
-        for path, table, before in self._tables:
+        for path, module, table, before in self._tables:
             if len(table) == len(before) and all(map(is_, table.values(), before.values())):
                 continue
             prefix = f"{path}." if path else ""
             for name in dict.fromkeys((*table, *before)):
                 old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
-                if old is not new:
+                if old is not new and (module, name) not in foreign:
                     changes.append(_Change(f"{prefix}{name}", table, name, old, new))
-            table.clear()
-            table.update(before)
+                    changes[-1].undo()
+            if not foreign and list(table) != list(before):
+                # In the old order, too.
+                table.clear()
+                table.update(before)
         return changes
 
     def forget(self, recorder: Recorder) -> bool:
@@ -898,17 +933,22 @@ def _recorded(
         record = recorder.finish(result)
         del result
     except Exception as error:
-        guard.restore()
+        guard.restore(recorder.foreign)
         # The frames of the traceback hold what forward made.
         traceback.clear_frames(error.__traceback__)
         guard.forget(recorder)
+        if recorder.is_disturbed:
+            raise ChangedError(_CHANGED) from None
         if isinstance(error, Error):
             raise
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
     except BaseException:
-        guard.restore()
+        guard.restore(recorder.foreign)
         raise
-    changes = guard.restore()
+    changes = guard.restore(recorder.foreign)
+    if recorder.is_disturbed:
+        guard.forget(recorder)
+        raise ChangedError(_CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
     leaked = not changes and guard.forget(recorder)
     return record, changes, leaked

@@ -148,6 +148,10 @@ class GraphStore:
         self.rows = merge_rows(self.rows, artifact.rows)
         self.tuned.update(artifact.tuned)
 
+    def forget(self, graph: CapturedGraph) -> None:
+        """Lets go of a graph; files keep it."""
+        self._encoded.pop(id(graph), None)
+
     def remember(self, compiled: Sequence[_Compiled]) -> None:
         """Stores graphs in the cache and the graph file, as far as they are not there already."""
         if not self._is_on or self._reason is not None:
