@@ -192,7 +192,7 @@ def watch(arguments: argparse.Namespace) -> Answer:
     large = torch.zeros(64 << 20)
     warm, cold = [], []
     for _ in range(10 * arguments.rounds):
-        warm.append(min(_seconds(watch.poll) for _ in range(5)))
+        warm.append(min(_seconds(watch.poll) for _ in range(20)))
         large.add_(1)
         cold.append(_seconds(watch.poll))
     seconds = statistics.median(warm)
