@@ -233,6 +233,35 @@ fn wide_heads_have_plans_from_sm_80_on() {
     }
 }
 
+/// A mask of bool is handed over as one that is added, as wide as it was: for every row, or one for all rows of an image.
+#[test]
+fn masks_of_bool_have_plans_from_sm_80_on() {
+    if !is_ready() {
+        return;
+    }
+    for (dtype, mask) in [("f16", "2,1,1,s0"), ("f16", "2,8,4096,s0"), ("bf16", "2,1,4096,s0")] {
+        let (q, k) = (format!("{dtype}[2,8,4096,64]"), format!("{dtype}[2,8,s0,64]"));
+        let text = format!(
+            "symbol s0 \"keys\" = [77]\ninput 0 \"q\": {q}\ninput 1 \"k\": {k}\ninput 2 \"m\": bool[{mask}]\n\
+             %0: {q} = input() {{index=0}}\n%1: {k} = input() {{index=1}}\n%2: bool[{mask}] = input() {{index=2}}\n\
+             %3: {q} = scaled_dot_product_attention(%0, %1, %1, %2) {{is_causal=false, scale=0.125}}\nreturn %3\n"
+        );
+        let plan = support::plan_of(parse_graph(&text).unwrap(), Precision::Fast, MemoryMode::Fast);
+        let lowered = Lowered::new(&plan).unwrap();
+        let at = plan.steps.iter().position(|s| s.kernel == Kernel::Attention).unwrap();
+        for device in DEVICES {
+            let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+            let asked =
+                Asked { step: &plan.steps[at], bindings: &[77], arch: device.arch, numerics: Numerics::default() };
+            let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
+            assert_eq!(outcome.is_ok(), device.arch >= 80, "{}, {mask}", device.name);
+            let added = asked.step.operands[3].concrete(&[77]).unwrap().numel() * 2;
+            let bytes = outcome.map_or(added, |ready| ready.operands.scratch[0].0);
+            assert_eq!(bytes, added, "{}, {mask}: as many numbers as the mask has", device.name);
+        }
+    }
+}
+
 /// A convolution of f16 with `rows` rows of results, of 8 x 8 images.
 fn convolution(rows: i64) -> Problem {
     let tensor = |dims: [i64; 4], at| {

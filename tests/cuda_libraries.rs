@@ -727,6 +727,27 @@ const ATTENTIONS: &[(&str, &str, &[RunWith])] = &[
          y = T[s0,3,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
         &[],
     ),
+    (
+        "a mask of bool for every head",
+        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "a mask of bool for every query",
+        "q: T[s0,2,s1,8]; k: T[s0,2,70,8]; v: T[s0,2,70,8]; m: bool[s0,1,1,70]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "a mask of bool for every image, heads inside rows, one for all keys",
+        "x: T[s0,s1,16]; c: T[s0,7,16]; h = T[s0,s1,2,8] reshape(x); q = T[s0,2,s1,8] permute(h) {dims=[0, 2, 1, 3]}; \
+         g = T[s0,7,2,8] reshape(c); k = T[s0,2,7,8] permute(g) {dims=[0, 2, 1, 3]}; m: bool[2,s1,1]; \
+         e = bool[2,s1,7] expand(m); \
+         a = T[s0,2,s1,8] scaled_dot_product_attention(q, k, k, e) {is_causal=false, scale=0.35}; \
+         t = T[s0,s1,2,8] permute(a) {dims=[0, 2, 1, 3]}; y = T[s0,s1,16] reshape(t)",
+        &[RunWith::Addend],
+    ),
 ];
 
 #[test]
@@ -746,20 +767,61 @@ fn attentions_are_handed_over_as_they_are_meant() {
     shows(MisreadGraph::Mask, 1);
     shows(MisreadGraph::AddendAddress, 2);
     shows(MisreadGraph::OutStrides, 0);
+    shows(MisreadGraph::AddendAddress, 5);
+    shows(MisreadGraph::AddendAddress, 6);
+}
+
+/// Rows of a mask of bool that hide every key give zeros, others what their own keys give; what the mask is broadcast over
+/// takes no memory.
+#[test]
+fn rows_that_a_mask_hides_all_from_are_zeros() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let bindings = [2, 4];
+    // Rows by what they hide: nothing, all, all but the last key, ...
+    let rows: [fn(usize) -> bool; 4] = [|_| true, |_| false, |key| key == 6, |key| key % 2 == 0];
+    // The mask, its shape at these sizes, and what is added.
+    let shapes: [(&str, &[i64], usize); 4] = [
+        ("s0,1,s1,7", &[2, 1, 4, 7], 2 * 4 * 7),
+        ("s0,1,1,7", &[2, 1, 1, 7], 2 * 7),
+        ("s1,7", &[4, 7], 4 * 7),
+        ("s0,2,s1,1", &[2, 2, 4, 1], 2 * 2 * 4 * 7),
+    ];
+    for dtype in ["f16", "bf16"] {
+        for (sizes, shape, numbers) in shapes {
+            let lines = format!(
+                "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[{sizes}]; \
+                 y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {{is_causal=false, scale=0.25}}"
+            );
+            let graph = graph_of(lines.leak(), dtype);
+            let (mut inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 3).unwrap();
+            let keys = *shape.last().unwrap() as usize;
+            let count = shape.iter().product::<i64>() as usize;
+            let mask = (0..count).map(|at| u8::from(rows[at / keys % 4](at % keys))).collect();
+            inputs[3] = interp::Tensor::new(DType::Bool, shape.to_vec(), mask).unwrap();
+            let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &[]);
+            let want = interp::run_f64(&graph, &bindings, &inputs, &[]).unwrap();
+            assert!(want[0].to_f64().chunks(8).any(|row| row.iter().all(|x| *x == 0.0)), "a row has nothing to see");
+            let before = library.count(RunWith::Attention as i32);
+            for round in 0..3 {
+                let got = ours.run(&bindings, &inputs);
+                harness::difference(&got[0], &want[0], 36)
+                    .unwrap_or_else(|e| panic!("{dtype}, {shape:?}, round {round}: {e}"));
+            }
+            assert!(library.count(RunWith::Attention as i32) > before, "{shape:?}");
+            let specialized = ours.executable.program().peek(&bindings).unwrap();
+            let workspace = specialized.workspace();
+            let added = (0..workspace.requests.len()).find(|&r| workspace.name(r).1.contains("a mask that is added"));
+            assert_eq!(added.map(|r| workspace.requests[r].bytes), Some(2 * numbers), "{shape:?}");
+        }
+    }
 }
 
 #[test]
 fn attentions_that_no_engine_has_are_told() {
     let _alone = alone();
     let Some((cuda, _)) = with_libraries() else { return };
-    let masked = graph_of(
-        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
-         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
-        "f16",
-    );
-    check(&cuda, &masked, Precision::Fast, 36).unwrap();
-    let told = choices(&cuda, &masked, &[2, 4]);
-    assert_eq!((told[0].by, told[0].reason.as_str()), ("kernel", "its mask is of bool"));
     let f32s = choices(&cuda, &graph_of(ATTENTIONS[1].1, "f32"), &[2, 4]);
     assert_eq!((f32s[0].by, f32s[0].reason.as_str()), ("kernel", "cuDNN has no attention of f32"));
 }

@@ -436,6 +436,20 @@ impl Around for AroundStep<'_, '_> {
         let kernel = cuda::lower_copy(&source, &to, &from);
         Ok(self.lowering.launch(kernel, vec![Place::of(x), delegate::IMAGE]))
     }
+    fn added_mask(&mut self) -> Result<[Launch; 2]> {
+        let [added, hides] = delegate::added_mask(self.step)?;
+        let (Some(mask), Some(out)) = (self.step.operands.get(3), self.step.stores.first()) else {
+            return Err(Error::invalid("an attention without a mask"));
+        };
+        let from = |op: &str| {
+            let lines = self.lowering.provenance(self.step).lines;
+            Provenance { ops: vec!["attention".to_owned(), op.to_owned()], lines }
+        };
+        let before = cuda::lower_added_mask(&view(mask), &added, &hides, &from("mask"));
+        let after = cuda::lower_hidden(&hides, &view(out), &from("hidden"));
+        let before = self.lowering.launch(before, vec![Place::of(mask), delegate::MASK, delegate::HIDES]);
+        Ok([before, self.lowering.launch(after, vec![delegate::HIDES, Place::of(out)])])
+    }
 }
 
 /// The program with the sums in a memory operand of their own, behind the others, instead of in registers.

@@ -303,7 +303,7 @@ impl Maker<'_> {
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
         let first = self.next_scratch();
-        for (bytes, what) in operands.scratch_bytes.into_iter().zip(["a library's result", "an upsampled image"]) {
+        for (bytes, what) in operands.scratch {
             self.scratch.push(Scratch { step: at, bytes, what });
         }
         let mut workspace = None;

@@ -18,7 +18,7 @@ mod pointwise;
 mod scalar;
 mod writer;
 
-pub use attention::{Attention, lower_attention};
+pub use attention::{Attention, lower_added_mask, lower_attention, lower_hidden};
 pub use contraction::{Convolution, GEMV_ROWS, Product, lower_convolution, lower_gemv, lower_product};
 pub use grid::{Geometry, Grid, chunk_count, chunk_pixels};
 pub use movement::lower_copy;

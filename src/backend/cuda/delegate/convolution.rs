@@ -4,7 +4,7 @@ use oxidiff_kernels::tile::{TileProgram, Unary};
 
 use super::super::cudnn::{Mode, Operation, Problem, Storage, Tensor};
 use super::super::lower::Place;
-use super::{IMAGE, Link, Operands, Out, RESULT, Refusal, alignment, chain, is_full};
+use super::{A_RESULT, IMAGE, Link, Operands, Out, RESULT, Refusal, alignment, chain, is_full};
 use crate::ir::{DType, Op};
 use crate::plan::{Access, Step};
 use crate::{Error, Result};
@@ -201,8 +201,9 @@ impl Convolution {
             last = y;
         }
         let calls = vec![vec![0; places.len()]];
+        let scratch = [(scratch_bytes[0], A_RESULT), (scratch_bytes[1], "an upsampled image")];
         let problem = Problem { tensors, operations, ..Problem::default() };
-        Ok(Ok((problem, Operands { places, align_bytes: aligns, calls, scratch_bytes })))
+        Ok(Ok((problem, Operands { places, align_bytes: aligns, calls, scratch })))
     }
 }
 

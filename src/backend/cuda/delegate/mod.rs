@@ -17,6 +17,7 @@ mod convolution;
 pub(super) mod product;
 
 use attention::Attention;
+pub(super) use attention::added_mask;
 use convolution::Convolution;
 use product::{Epilogue, ProductShape};
 
@@ -369,9 +370,9 @@ pub struct Form {
     out: Out,
     /// In which type.
     dtype: DType,
-    /// What must be done first: writes [`IMAGE`].
+    /// What must be done first: writes [`IMAGE`], or [`MASK`] and [`HIDES`].
     pub before: Option<Launch>,
-    /// The step's pointwise work, where the library does not do it: reads and writes `out` and the step's operands.
+    /// What the library does not do of the step: reads and writes `out` and the step's operands.
     pub after: Option<Launch>,
 }
 
@@ -386,6 +387,10 @@ enum Work {
 pub const RESULT: Place = Place::Scratch(0);
 /// Scratch memory for the upsampled image that a convolution reads.
 pub const IMAGE: Place = Place::Scratch(1);
+/// Scratch memory for a mask of bool as one that is added.
+pub const MASK: Place = Place::Scratch(0);
+/// Scratch memory for which rows of a mask hide every key.
+pub const HIDES: Place = Place::Scratch(1);
 
 /// Makes the kernels around a library's work.
 pub trait Around {
@@ -400,6 +405,13 @@ pub trait Around {
     /// # Errors
     /// If the step has no image.
     fn upsampled(&mut self) -> Result<Launch>;
+
+    /// What makes an attention's mask of bool one that is added, at [`MASK`], and what writes the rows of the result that it
+    /// hides every key from.
+    ///
+    /// # Errors
+    /// If the step has no mask.
+    fn added_mask(&mut self) -> Result<[Launch; 2]>;
 }
 
 /// The place of a library's result.
@@ -436,9 +448,12 @@ pub struct Operands {
     pub align_bytes: Vec<usize>,
     /// Bytes to add to the addresses for each call.
     pub calls: Vec<Vec<isize>>,
-    /// Bytes of [`RESULT`] and [`IMAGE`], as far as they are needed.
-    pub scratch_bytes: [usize; 2],
+    /// Bytes of the step's scratch memory, as far as it is needed, and what it is for.
+    pub scratch: [(usize, &'static str); 2],
 }
+
+/// What scratch memory of a step is for.
+const A_RESULT: &str = "a library's result";
 
 impl Delegate {
     /// What a library may do of `step`, whose root is `op` with a result of type `root`.
@@ -447,8 +462,13 @@ impl Delegate {
     /// What `around` says.
     pub fn new(step: &Step, op: &Op, root: DType, around: &mut dyn Around) -> Result<Option<Self>> {
         if step.kernel == Kernel::Attention {
-            let whole = |a| Form { work: Work::Attention(a), out: Out::Store, dtype: root, before: None, after: None };
-            return Ok(Attention::of(op).map(|a| Self(vec![whole(a)])));
+            let Some(attention) = Attention::of(op) else { return Ok(None) };
+            let [before, after] = match step.operands.get(3) {
+                Some(mask) if mask.dtype == DType::Bool => around.added_mask()?.map(Some),
+                _ => [None, None],
+            };
+            let work = Work::Attention(attention);
+            return Ok(Some(Self(vec![Form { work, out: Out::Store, dtype: root, before, after }])));
         }
         let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let (Some(body), [x, w]) = (&step.body, step.operands.as_slice()) else { return Ok(None) };
