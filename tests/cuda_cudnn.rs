@@ -173,7 +173,8 @@ fn outcomes(kernel: Kernel) -> Vec<Outcome> {
                 continue;
             }
             let delegate = lowered.steps[*at].delegate.as_ref().unwrap();
-            let asked = Asked { step, bindings: &SIZES, arch: device.arch, numerics: Numerics::default() };
+            let asked =
+                Asked { step, bindings: &SIZES, arch: device.arch, numerics: Numerics::default(), fold_flops: 0 };
             let ready = delegate.plan(&asked, &delegates, &|_| Vec::new());
             let outcome = ready.map(|r| (r.planned.library(), r.form)).map_err(|(why, _)| why);
             println!("{:24} {name}: {outcome:?}", device.name);
@@ -213,6 +214,34 @@ fn attentions_have_plans_from_sm_80_on() {
     }
 }
 
+/// A convolution of f32 over an image that is upsampled by two is four of 2 x 2 taps, with what follows it.
+#[test]
+fn upsampling_is_folded_on_every_device() {
+    if !is_ready() {
+        return;
+    }
+    let text = "symbol s0 \"height\" = [64]\ninput 0 \"x\": f32[1,s0,64,256]\nparameter 0 \"w\": f32[256,256,3,3]\n\
+                parameter 1 \"b\": f32[256]\n%0: f32[1,s0,64,256] = input() {index=0}\n\
+                %1: f32[256,256,3,3] = parameter() {index=0}\n%2: f32[256] = parameter() {index=1}\n\
+                %3: f32[1,2*s0,128,256] = upsample_nearest(%0) {first_dim=1, scales=[2.0, 2.0], exact=false}\n\
+                %4: f32[1,2*s0,128,256] = convolution(%3, %1, %2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], \
+                groups=1, channels_last=true}\nreturn %4\n";
+    let plan = support::plan_of(parse_graph(text).unwrap(), Precision::Fast, MemoryMode::Fast);
+    let lowered = Lowered::new(&plan).unwrap();
+    let at = plan.steps.iter().position(|s| s.kernel == Kernel::Convolution).unwrap();
+    let numerics = Numerics { tf32_convolutions: true, ..Numerics::default() };
+    for device in DEVICES {
+        let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+        for (bindings, fold_flops, is_folded) in [(&[64], 0, true), (&[63], 0, true), (&[64], u64::MAX, false)] {
+            let asked = Asked { step: &plan.steps[at], bindings, arch: device.arch, numerics, fold_flops };
+            let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
+            let ready = outcome.unwrap_or_else(|(why, _)| panic!("{}: {why}", device.name));
+            assert_eq!(ready.operands.scratch[1].0 == 0, is_folded, "{}: an upsampled image", device.name);
+            assert!(!is_folded || ready.form == 0, "{}: not fused", device.name);
+        }
+    }
+}
+
 /// Heads as wide as a VAE's one: cuDNN documents engines for up to 256 elements, and has one for 512.
 #[test]
 fn wide_heads_have_plans_from_sm_80_on() {
@@ -227,9 +256,45 @@ fn wide_heads_have_plans_from_sm_80_on() {
     for device in DEVICES {
         let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
         let numerics = Numerics::default();
-        let asked = Asked { step: &plan.steps[at], bindings: &[4096], arch: device.arch, numerics };
+        let asked = Asked { step: &plan.steps[at], bindings: &[4096], arch: device.arch, numerics, fold_flops: 0 };
         let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
         assert_eq!(outcome.is_ok(), device.arch >= 80, "{}", device.name);
+    }
+}
+
+/// A mask of bool is handed over as one that is added, as wide as it was: for every row, or one for all rows of an image.
+#[test]
+fn masks_of_bool_have_plans_from_sm_80_on() {
+    if !is_ready() {
+        return;
+    }
+    let all = std::env::var_os(ALL).is_some();
+    let masks = [("f16", "2,1,1,s0"), ("f16", "2,8,4096,s0"), ("bf16", "2,1,4096,s0")];
+    for (number, (dtype, mask)) in masks.into_iter().enumerate() {
+        let (q, k) = (format!("{dtype}[2,8,4096,64]"), format!("{dtype}[2,8,s0,64]"));
+        let text = format!(
+            "symbol s0 \"keys\" = [77]\ninput 0 \"q\": {q}\ninput 1 \"k\": {k}\ninput 2 \"m\": bool[{mask}]\n\
+             %0: {q} = input() {{index=0}}\n%1: {k} = input() {{index=1}}\n%2: bool[{mask}] = input() {{index=2}}\n\
+             %3: {q} = scaled_dot_product_attention(%0, %1, %1, %2) {{is_causal=false, scale=0.125}}\nreturn %3\n"
+        );
+        let plan = support::plan_of(parse_graph(&text).unwrap(), Precision::Fast, MemoryMode::Fast);
+        let lowered = Lowered::new(&plan).unwrap();
+        let at = plan.steps.iter().position(|s| s.kernel == Kernel::Attention).unwrap();
+        for (_, device) in DEVICES.iter().enumerate().filter(|(turn, _)| all || turn % masks.len() == number) {
+            let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+            let asked = Asked {
+                step: &plan.steps[at],
+                bindings: &[77],
+                arch: device.arch,
+                numerics: Numerics::default(),
+                fold_flops: 0,
+            };
+            let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
+            assert_eq!(outcome.is_ok(), device.arch >= 80, "{}, {mask}", device.name);
+            let added = asked.step.operands[3].concrete(&[77]).unwrap().numel() * 2;
+            let bytes = outcome.map_or(added, |ready| ready.operands.scratch[0].0);
+            assert_eq!(bytes, added, "{}, {mask}: as many numbers as the mask has", device.name);
+        }
     }
 }
 
@@ -241,7 +306,7 @@ fn convolution(rows: i64) -> Problem {
         Tensor { dtype: DType::F16, dims: dims.to_vec(), strides, storage: Storage::Operand(at, 16) }
     };
     let tensors = vec![tensor([2, 64, 8, 8], 0), tensor([64, 64, 3, 3], 1), tensor([2, 64, rows, 8], 2)];
-    let (stride, padding, dilation) = (vec![1, 1], vec![1, 1], vec![1, 1]);
+    let (stride, padding, dilation) = (vec![1, 1], [vec![1, 1], vec![1, 1]], vec![1, 1]);
     let operations = vec![Operation::Convolution { x: 0, w: 1, y: 2, padding, stride, dilation }];
     Problem { tensors, operations, tf32: false, workspace_bytes: 64 << 20 }
 }

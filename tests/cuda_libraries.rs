@@ -91,6 +91,7 @@ enum MisreadGraph {
     SwappedImage,
     Scale,
     Mask,
+    UnevenPadding,
 }
 
 fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Result<(), String> {
@@ -675,6 +676,165 @@ fn what_is_misread_of_a_convolution_shows() {
     shows(MisreadGraph::SwappedImage, "groups");
 }
 
+/// Convolutions of images that are upsampled by two first.
+const UPSAMPLED: &[(&str, &str)] = &[
+    (
+        "bias",
+        "x: T[s0,s1,3,8]; w @ T[16,8,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         y = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+    ),
+    (
+        "no bias",
+        "x: T[s0,s1,3,8]; w @ T[16,8,3,3]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         y = T[s0,2*s1,6,16] convolution(u, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+    ),
+    (
+        "bias, activation and residual",
+        "x: T[s0,s1,3,8]; r: T[s0,2*s1,6,16]; w @ T[16,8,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         c = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         a = T[s0,2*s1,6,16] silu(c); y = T[s0,2*s1,6,16] add(a, r)",
+    ),
+    (
+        "a bias per image",
+        "x: T[s0,s1,3,8]; t: T[s0,16]; w @ T[16,8,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         c = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         v = T[s0,1,1,16] reshape(t); y = T[s0,2*s1,6,16] add(c, v)",
+    ),
+    (
+        "into a slice of a concatenation",
+        "x: T[s0,s1,3,8]; z: T[s0,2*s1,6,8]; w @ T[16,8,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         c = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         y = T[s0,2*s1,6,24] cat(c, z) {dim=3}",
+    ),
+    (
+        "groups",
+        "x: T[s0,s1,3,8]; w @ T[16,4,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         y = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=2, channels_last=true}",
+    ),
+    (
+        "a weight that lies channels-last",
+        "x: T[s0,s1,3,8]; q @ T[16,3,3,8]; b @ T[16]; w = T[16,8,3,3] permute(q) {dims=[0, 3, 1, 2]}; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         y = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+    ),
+    (
+        "work that the graph cannot do",
+        "x: T[s0,s1,3,8]; r: T[s0,2*s1,6,16]; w @ T[16,8,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         c = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         a = T[s0,2*s1,6,16] sin(c); y = T[s0,2*s1,6,16] mul(a, r)",
+    ),
+    (
+        "work that the library refuses",
+        "x: T[s0,s1,3,8]; w @ T[16,8,3,3]; b @ T[16]; u = T[s0,2*s1,6,8] upsample_nearest(x) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+         c = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+         y = T[s0,2*s1,6,16] tanh(c)",
+    ),
+];
+
+/// Three runs at sizes that are odd and even: launched, captured and replayed. Gives how many convolutions were handed over in
+/// the two that are, and the bytes of an upsampled image.
+fn convolutions_of(
+    ours: &harness::OnDevice,
+    graph: &Graph,
+    weights: &[interp::Tensor],
+) -> Result<Vec<(i64, usize)>, String> {
+    let library = FakeLibrary::cudnn().unwrap();
+    let mut counted = Vec::new();
+    for bindings in [[2, 4], [1, 5], [3, 1]] {
+        let (inputs, _) = oxidiff::ir::testing::random_inputs(graph, &bindings, 2).unwrap();
+        let want = interp::run_f64(graph, &bindings, &inputs, weights).unwrap();
+        let before = library.count(RunWith::Convolution as i32);
+        for round in 0..2 {
+            harness::difference(&ours.run(&bindings, &inputs)[0], &want[0], 72)
+                .map_err(|e| format!("at {bindings:?}, round {round}: {e}"))?;
+        }
+        let workspace = ours.executable.program().peek(&bindings).unwrap().workspace().clone();
+        let images = (0..workspace.requests.len()).filter(|&r| workspace.name(r).1.contains("an upsampled image"));
+        let bytes = images.map(|r| workspace.requests[r].bytes).sum();
+        counted.push((library.count(RunWith::Convolution as i32) - before, bytes));
+    }
+    Ok(counted)
+}
+
+/// A backend that folds however small the convolution is.
+fn with_folding() -> Option<Cuda> {
+    with_libraries()?;
+    let delegates = Delegates::new("a stand-in".to_owned(), None).with_fold_flops(0);
+    Some(backend(|text| text)?.with_delegates(delegates))
+}
+
+#[test]
+fn upsampling_is_folded_into_four_convolutions() {
+    let _alone = alone();
+    let Some(cuda) = with_folding() else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    for (name, lines) in UPSAMPLED {
+        let graph = graph_of(lines, "f32");
+        let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        let counted = convolutions_of(&ours, &graph, &weights).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(counted, [(8, 0); 3], "{name}: four, launched and captured, and no image");
+        // Four weights of 2 x 2 taps instead of one of 3 x 3, and nothing else.
+        let bytes = weights[0].bytes().len() / 9 * 16;
+        assert_eq!(ours.executable.stats().derived_bytes, bytes, "{name}");
+    }
+    let shows = |what: MisreadGraph, at: usize| {
+        let graph = graph_of(UPSAMPLED[at].1, "f32");
+        let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        library.misread(what as i32);
+        let outcome = convolutions_of(&ours, &graph, &weights);
+        library.misread(MisreadGraph::Nothing as i32);
+        assert!(outcome.is_err(), "{what:?} in `{}` went unnoticed", UPSAMPLED[at].0);
+    };
+    shows(MisreadGraph::Padding, 0);
+    shows(MisreadGraph::OutStrides, 0);
+    shows(MisreadGraph::Taps, 0);
+    shows(MisreadGraph::AddendAddress, 2);
+    shows(MisreadGraph::SwappedImage, 0);
+}
+
+/// Every way to compute the four is compared with the step's own kernels, which read the weight itself.
+#[test]
+fn ways_to_fold_are_compared() {
+    let _alone = alone();
+    let Some(cuda) = with_folding() else { return };
+    let graph = graph_of(UPSAMPLED[2].1, "f32");
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let works: Vec<bool> = seconds_of_ways(&ours, &cuda, &[2, 4]).iter().map(Option::is_some).collect();
+    // The stand-in's engine with tensor cores is none for f32.
+    assert_eq!(works, [false, false, true, false, false, false, true]);
+}
+
+/// The upsampled image is written out where folding is refused, does not pay, or would keep or round what must not be.
+#[test]
+fn upsampling_is_not_folded_everywhere() {
+    let _alone = alone();
+    let (Some(folding), Some((plain, _))) = (with_folding(), with_libraries()) else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let fast = PlanOptions { memory: MemoryMode::Fast, ..PlanOptions::default() };
+    let cases = [
+        ("it is small", &plain, "f32", fast, MisreadGraph::Nothing),
+        ("16 bits", &folding, "f16", fast, MisreadGraph::Nothing),
+        ("16 bits", &folding, "bf16", fast, MisreadGraph::Nothing),
+        ("low", &folding, "f32", PlanOptions { memory: MemoryMode::Low, ..fast }, MisreadGraph::Nothing),
+        ("exact", &folding, "f32", PlanOptions { exact: true, ..fast }, MisreadGraph::Nothing),
+        ("refused", &folding, "f32", fast, MisreadGraph::UnevenPadding),
+    ];
+    for (why, cuda, dtype, options, misread) in cases {
+        let graph = graph_of(UPSAMPLED[2].1, dtype);
+        let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+        let ours = harness::OnDevice::with_options(cuda, &graph, Precision::Fast, &weights, options);
+        library.misread(misread as i32);
+        let counted = convolutions_of(&ours, &graph, &weights);
+        library.misread(MisreadGraph::Nothing as i32);
+        let counted = counted.unwrap_or_else(|e| panic!("{why}, {dtype}: {e}"));
+        assert!(counted.iter().all(|(count, bytes)| *count == 2 && *bytes > 0), "{why}, {dtype}: {counted:?}");
+        let bytes = weights[0].bytes().len();
+        assert_eq!(ours.executable.stats().derived_bytes, bytes, "{why}, {dtype}: the weight with channels last");
+    }
+}
+
 #[test]
 fn refused_convolutions_fall_back_and_are_told() {
     let _alone = alone();
@@ -727,6 +887,27 @@ const ATTENTIONS: &[(&str, &str, &[RunWith])] = &[
          y = T[s0,3,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
         &[],
     ),
+    (
+        "a mask of bool for every head",
+        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "a mask of bool for every query",
+        "q: T[s0,2,s1,8]; k: T[s0,2,70,8]; v: T[s0,2,70,8]; m: bool[s0,1,1,70]; \
+         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+        &[RunWith::Addend],
+    ),
+    (
+        "a mask of bool for every image, heads inside rows, one for all keys",
+        "x: T[s0,s1,16]; c: T[s0,7,16]; h = T[s0,s1,2,8] reshape(x); q = T[s0,2,s1,8] permute(h) {dims=[0, 2, 1, 3]}; \
+         g = T[s0,7,2,8] reshape(c); k = T[s0,2,7,8] permute(g) {dims=[0, 2, 1, 3]}; m: bool[2,s1,1]; \
+         e = bool[2,s1,7] expand(m); \
+         a = T[s0,2,s1,8] scaled_dot_product_attention(q, k, k, e) {is_causal=false, scale=0.35}; \
+         t = T[s0,s1,2,8] permute(a) {dims=[0, 2, 1, 3]}; y = T[s0,s1,16] reshape(t)",
+        &[RunWith::Addend],
+    ),
 ];
 
 #[test]
@@ -746,20 +927,61 @@ fn attentions_are_handed_over_as_they_are_meant() {
     shows(MisreadGraph::Mask, 1);
     shows(MisreadGraph::AddendAddress, 2);
     shows(MisreadGraph::OutStrides, 0);
+    shows(MisreadGraph::AddendAddress, 5);
+    shows(MisreadGraph::AddendAddress, 6);
+}
+
+/// Rows of a mask of bool that hide every key give zeros, others what their own keys give; what the mask is broadcast over
+/// takes no memory.
+#[test]
+fn rows_that_a_mask_hides_all_from_are_zeros() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let library = FakeLibrary::cudnn().unwrap();
+    let bindings = [2, 4];
+    // Rows by what they hide: nothing, all, all but the last key, ...
+    let rows: [fn(usize) -> bool; 4] = [|_| true, |_| false, |key| key == 6, |key| key % 2 == 0];
+    // The mask, its shape at these sizes, and what is added.
+    let shapes: [(&str, &[i64], usize); 4] = [
+        ("s0,1,s1,7", &[2, 1, 4, 7], 2 * 4 * 7),
+        ("s0,1,1,7", &[2, 1, 1, 7], 2 * 7),
+        ("s1,7", &[4, 7], 4 * 7),
+        ("s0,2,s1,1", &[2, 2, 4, 1], 2 * 2 * 4 * 7),
+    ];
+    for dtype in ["f16", "bf16"] {
+        for (sizes, shape, numbers) in shapes {
+            let lines = format!(
+                "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[{sizes}]; \
+                 y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {{is_causal=false, scale=0.25}}"
+            );
+            let graph = graph_of(lines.leak(), dtype);
+            let (mut inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 3).unwrap();
+            let keys = *shape.last().unwrap() as usize;
+            let count = shape.iter().product::<i64>() as usize;
+            let mask = (0..count).map(|at| u8::from(rows[at / keys % 4](at % keys))).collect();
+            inputs[3] = interp::Tensor::new(DType::Bool, shape.to_vec(), mask).unwrap();
+            let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &[]);
+            let want = interp::run_f64(&graph, &bindings, &inputs, &[]).unwrap();
+            assert!(want[0].to_f64().chunks(8).any(|row| row.iter().all(|x| *x == 0.0)), "a row has nothing to see");
+            let before = library.count(RunWith::Attention as i32);
+            for round in 0..3 {
+                let got = ours.run(&bindings, &inputs);
+                harness::difference(&got[0], &want[0], 36)
+                    .unwrap_or_else(|e| panic!("{dtype}, {shape:?}, round {round}: {e}"));
+            }
+            assert!(library.count(RunWith::Attention as i32) > before, "{shape:?}");
+            let specialized = ours.executable.program().peek(&bindings).unwrap();
+            let workspace = specialized.workspace();
+            let added = (0..workspace.requests.len()).find(|&r| workspace.name(r).1.contains("a mask that is added"));
+            assert_eq!(added.map(|r| workspace.requests[r].bytes), Some(2 * numbers), "{shape:?}");
+        }
+    }
 }
 
 #[test]
 fn attentions_that_no_engine_has_are_told() {
     let _alone = alone();
     let Some((cuda, _)) = with_libraries() else { return };
-    let masked = graph_of(
-        "q: T[s0,2,s1,8]; k: T[s0,2,7,8]; v: T[s0,2,7,8]; m: bool[s0,1,s1,7]; \
-         y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
-        "f16",
-    );
-    check(&cuda, &masked, Precision::Fast, 36).unwrap();
-    let told = choices(&cuda, &masked, &[2, 4]);
-    assert_eq!((told[0].by, told[0].reason.as_str()), ("kernel", "its mask is of bool"));
     let f32s = choices(&cuda, &graph_of(ATTENTIONS[1].1, "f32"), &[2, 4]);
     assert_eq!((f32s[0].by, f32s[0].reason.as_str()), ("kernel", "cuDNN has no attention of f32"));
 }

@@ -210,11 +210,14 @@ fn shared_store(graph: &Arc<Graph>, sources: Vec<u64>) -> Arc<Store> {
 struct PackPlace {
     slot: Option<usize>,
     key: FormKey,
+    /// The name of the sums of its taps.
+    sums: FormKey,
 }
 
 const PACK: i64 = 1;
 const DENSE: i64 = 2;
 const PREPARED: i64 = 3;
+const SUMS: i64 = 4;
 
 fn pack_places(plan: &Plan) -> Result<Vec<PackPlace>> {
     let numbers = |dims: &[Dim]| dims.iter().map(|d| d.eval(&[])).collect::<Result<Vec<i64>>>();
@@ -232,7 +235,9 @@ fn pack_places(plan: &Plan) -> Result<Vec<PackPlace>> {
         let mut name = vec![PACK, plan.target.isa as i64, groups, buffer, source.offset.eval(&[])?];
         name.extend(numbers(&source.shape)?);
         name.extend(numbers(&source.strides)?);
-        Ok(PackPlace { slot, key: name.as_slice().into() })
+        let key = name.as_slice().into();
+        name[0] = SUMS;
+        Ok(PackPlace { slot, key, sums: name.as_slice().into() })
     };
     plan.packs.iter().map(|pack| place((&pack.source, &pack.form))).collect()
 }
@@ -410,6 +415,18 @@ impl WeightSet {
         };
         let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
         store.get_or_make(&place.key, make)
+    }
+
+    /// Sums of the taps of packed weight `index`, made by `make` if there are none.
+    ///
+    /// # Errors
+    /// What `make` says.
+    pub fn sums(&self, index: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
+        let Some(place) = self.packs.get(index) else {
+            return Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") });
+        };
+        let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
+        store.get_or_make(&place.sums, make)
     }
 
     /// Whether the panels of packed weight `index` are there; if so, they count as used now.

@@ -54,7 +54,7 @@ struct Handle {
 // has gaps, with groups, with two or more engines tried, with f32 on the engine that has tensor cores.
 static long counts[9];
 // What is misread on purpose, so that a test can see that it shows.
-enum Misread { NOTHING, PADDING, STRIDE, ADDEND_ADDRESS, OUT_STRIDES, TAPS, WORKSPACE, ACTIVATION, SWAPPED_IMAGE, SCALE, MASK };
+enum Misread { NOTHING, PADDING, STRIDE, ADDEND_ADDRESS, OUT_STRIDES, TAPS, WORKSPACE, ACTIVATION, SWAPPED_IMAGE, SCALE, MASK, UNEVEN_PADDING };
 static int misread = NOTHING;
 static const int64_t WORKSPACE_BYTES = 2048;
 static const char* last_error = "";
@@ -330,6 +330,10 @@ int cudnnBackendFinalize(Shared* shared) {
         // There has to be something that no engine does: 13 filters, and in fused form, tanh.
         for (const auto& op : d.part(HEUR_GRAPH)->parts.at(OPS))
             if (op->kind == OP_CONVOLUTION && tensor_of(op->part(CONV_W)).dims[0] == 13) return fail(NOT_SUPPORTED, "no engine");
+        // And where a test asks for it, padding that is not the same before and behind.
+        for (const auto& op : d.part(HEUR_GRAPH)->parts.at(OPS))
+            if (misread == UNEVEN_PADDING && op->kind == OP_CONVOLUTION && op->part(CONV)->list<int64_t>(PRE) != op->part(CONV)->list<int64_t>(POST))
+                return fail(NOT_SUPPORTED, "no engine for uneven padding");
         if (has_fused_tanh(*d.part(HEUR_GRAPH))) return fail(NOT_SUPPORTED, "no fused engine");
     }
     if (d.kind == PLAN && d.values.count(PLAN_JSON)) {

@@ -72,8 +72,8 @@ pub enum Operation {
         w: usize,
         /// Result.
         y: usize,
-        /// Per spatial dimension.
-        padding: Vec<i64>,
+        /// Per spatial dimension: before the image, and after it.
+        padding: [Vec<i64>; 2],
         /// Per spatial dimension.
         stride: Vec<i64>,
         /// Per spatial dimension.
@@ -596,8 +596,8 @@ fn operation(o: &Operation, tensors: &[Descriptor]) -> Made<Descriptor> {
                 .numbers(A::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[stride.len() as i64])?
                 .numbers(A::CUDNN_ATTR_CONVOLUTION_DILATIONS, dilation)?
                 .numbers(A::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, stride)?
-                .numbers(A::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, padding)?
-                .numbers(A::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, padding)?
+                .numbers(A::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &padding[0])?
+                .numbers(A::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &padding[1])?
                 .finish("a convolution")?;
             Descriptor::new(D::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)?
                 .parts(A::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, &[&how])?

@@ -12,7 +12,7 @@ use crate::codegen::cuda::{
 use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
 use crate::ir::{DType, Dim, Op, ValueId};
-use crate::plan::{Access, BufferId, Plan, Step};
+use crate::plan::{Access, BufferId, MemoryMode, Plan, Step};
 use crate::select::Kernel;
 use crate::{Error, Result};
 
@@ -25,6 +25,8 @@ pub enum Place {
     Scratch(usize),
     /// The form of packed weight `index` whose channels are neighbours.
     Taps(usize),
+    /// The sums of taps of packed weight `index` ([`cuda::lower_tap_sums`]).
+    Sums(usize),
     /// An operand that this form of the kernel does not have.
     Missing,
 }
@@ -90,6 +92,9 @@ pub struct Lowered {
     /// Softmax of rows of f32 into rows of a type, both dense: rows are symbol 0, columns symbol 1. For types of which there is
     /// an attention.
     pub softmax: Vec<(DType, Launch)>,
+    /// Sums of the taps of a weight of f32, where a convolution has use for them: its filters and channels are symbols 0 and 1,
+    /// its strides symbols 2 to 5.
+    pub tap_sums: Option<Launch>,
 }
 
 /// Dimensions that [`Lowered::densify`] kernels take.
@@ -102,7 +107,7 @@ impl Lowered {
     /// If a step has operands that its kernel family does not know.
     pub fn new(plan: &Plan) -> Result<Self> {
         let mut lowering = Lowering { plan, kernels: Vec::new(), index: HashMap::new() };
-        let steps = plan.steps.iter().map(|s| lowering.step(s)).collect::<Result<_>>()?;
+        let steps = plan.steps.iter().map(|s| lowering.step(s)).collect::<Result<Vec<Launches>>>()?;
         let prepare = plan.prepare.iter().map(|s| lowering.step(s)).collect::<Result<_>>()?;
         let graph = &plan.graph;
         let types = graph.inputs.iter().map(|i| i.ty.dtype).chain(graph.parameters.iter().map(|p| p.ty.dtype));
@@ -115,7 +120,10 @@ impl Lowered {
         types.sort_unstable();
         types.dedup();
         let softmax = types.into_iter().map(|dtype| (dtype, lowering.launch(softmax_of(dtype), Vec::new()))).collect();
-        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax })
+        let folds = |launches: &Launches| launches.delegate.as_ref().is_some_and(Delegate::folds);
+        let has_sums = steps.iter().any(folds);
+        let tap_sums = has_sums.then(|| lowering.launch(tap_sums(), Vec::new()));
+        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax, tap_sums })
     }
 }
 
@@ -144,6 +152,14 @@ fn softmax_of(dtype: DType) -> Text {
     let from =
         Provenance { ops: vec!["shares".to_owned()], lines: vec!["softmax of an attention's scores".to_owned()] };
     cuda::lower_softmax(&scores, &shares, &from)
+}
+
+/// Sums of taps, wherever the weight lies.
+fn tap_sums() -> Text {
+    let symbol = |at: u32| Dim::symbol(crate::ir::Sym(at));
+    let from =
+        Provenance { ops: vec!["tap_sums".to_owned()], lines: vec!["a weight whose image is upsampled".to_owned()] };
+    cuda::lower_tap_sums([0, 1].map(symbol), [2, 3, 4, 5].map(symbol), &from)
 }
 
 struct Lowering<'a> {
@@ -283,7 +299,10 @@ impl Lowering<'_> {
     fn delegate(&mut self, step: &Step) -> Result<Option<Delegate>> {
         let graph = self.plan.graph.clone();
         let root = step.root.unwrap_or(step.value);
-        Delegate::new(step, graph.op(root), graph.ty(root).dtype, &mut AroundStep { lowering: self, step })
+        let options = &self.plan.options;
+        // Sums are rounded, if only to f32, and kept.
+        let may_fold = options.memory != MemoryMode::Low && !options.exact;
+        Delegate::new(step, graph.op(root), graph.ty(root).dtype, may_fold, &mut AroundStep { lowering: self, step })
     }
 
     fn convolution(&mut self, step: &Step) -> Result<Launches> {
@@ -435,6 +454,20 @@ impl Around for AroundStep<'_, '_> {
         let from = Provenance { ops: vec!["upsample".to_owned()], ..from };
         let kernel = cuda::lower_copy(&source, &to, &from);
         Ok(self.lowering.launch(kernel, vec![Place::of(x), delegate::IMAGE]))
+    }
+    fn added_mask(&mut self) -> Result<[Launch; 2]> {
+        let [added, hides] = delegate::added_mask(self.step)?;
+        let (Some(mask), Some(out)) = (self.step.operands.get(3), self.step.stores.first()) else {
+            return Err(Error::invalid("an attention without a mask"));
+        };
+        let from = |op: &str| {
+            let lines = self.lowering.provenance(self.step).lines;
+            Provenance { ops: vec!["attention".to_owned(), op.to_owned()], lines }
+        };
+        let before = cuda::lower_added_mask(&view(mask), &added, &hides, &from("mask"));
+        let after = cuda::lower_hidden(&hides, &view(out), &from("hidden"));
+        let before = self.lowering.launch(before, vec![Place::of(mask), delegate::MASK, delegate::HIDES]);
+        Ok([before, self.lowering.launch(after, vec![delegate::HIDES, Place::of(out)])])
     }
 }
 

@@ -19,7 +19,7 @@ use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
 use crate::ir::DType;
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
-use crate::plan::{BufferKind, Plan, Step};
+use crate::plan::{BufferKind, ConcreteAccess, Plan, Step};
 use crate::select::Kernel as Select;
 use crate::{Error, Result};
 
@@ -93,8 +93,9 @@ impl Call {
     }
 }
 
+/// Scratch memory follows the plan's buffers, the forms of its packed weights, and the sums of their taps.
 fn first_scratch(plan: &Plan) -> usize {
-    plan.buffers.len() + plan.packs.len()
+    plan.buffers.len() + 2 * plan.packs.len()
 }
 
 fn unsigned(value: i64) -> Result<u64> {
@@ -181,6 +182,8 @@ pub(super) struct SpecializedCuda {
     needed: Vec<bool>,
     /// Packed weights that libraries read with their channels as neighbours.
     taps: Vec<usize>,
+    /// Packed weights of which they read sums of taps.
+    sums: Vec<usize>,
     prepare: Vec<Call>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
@@ -207,7 +210,8 @@ struct Maker<'a> {
 
 impl<'a> Maker<'a> {
     fn asked<'b>(program: &'b Program, step: &'b Step, bindings: &'b [i64]) -> Asked<'b> {
-        Asked { step, bindings, arch: program.device.arch(), numerics: program.plan.options.numerics }
+        let (arch, numerics) = (program.device.arch(), program.plan.options.numerics);
+        Asked { step, bindings, arch, numerics, fold_flops: program.delegates.fold_flops() }
     }
 
     /// Whether the kernel for few rows takes the step.
@@ -223,8 +227,12 @@ impl<'a> Maker<'a> {
     fn warm(program: &Program, bindings: &[i64]) {
         let mut problems = Vec::new();
         for (step, launches) in program.plan.steps.iter().zip(&program.lowered.steps) {
-            let graph = launches.delegate.as_ref().and_then(|d| d.graph(&Self::asked(program, step, bindings)));
-            problems.extend(graph.filter(|graph| !problems.contains(graph)));
+            let asked = Self::asked(program, step, bindings);
+            for graph in launches.delegate.iter().flat_map(|d| d.graphs(&asked)) {
+                if !problems.contains(&graph) {
+                    problems.push(graph);
+                }
+            }
         }
         program.delegates.warm(problems, || program.device.enter());
     }
@@ -303,7 +311,7 @@ impl Maker<'_> {
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
         let first = self.next_scratch();
-        for (bytes, what) in operands.scratch_bytes.into_iter().zip(["a library's result", "an upsampled image"]) {
+        for (bytes, what) in operands.scratch {
             self.scratch.push(Scratch { step: at, bytes, what });
         }
         let mut workspace = None;
@@ -336,6 +344,10 @@ impl Maker<'_> {
             }
             Place::Scratch(index) => Some((first + index, 0)),
             Place::Taps(pack) => Some((self.program.plan.buffers.len() + pack, 0)),
+            Place::Sums(pack) => {
+                let plan = &self.program.plan;
+                Some((plan.buffers.len() + plan.packs.len() + pack, 0))
+            }
             Place::Missing => None,
         })
     }
@@ -437,6 +449,9 @@ impl SpecializedCuda {
         for pack in &plan.packs {
             buffer_bytes.push(pack.source.concrete(bindings)?.numel() * pack.source.dtype.size_bytes());
         }
+        for pack in &plan.packs {
+            buffer_bytes.push(sums_bytes(&pack.source.concrete(bindings)?));
+        }
         buffer_bytes.extend(scratch.iter().map(|s| s.bytes));
         let cost = |s: &Step| -> Result<(u64, u64)> {
             let bytes = s.accesses().map(|a| a.concrete(bindings).map(|c| c.bytes() as u64));
@@ -444,7 +459,7 @@ impl SpecializedCuda {
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
         let replays = Mutex::default();
-        let (needed, taps) = read_buffers(&plan, &items, &prepare);
+        let ReadBuffers { needed, taps, sums } = read_buffers(&plan, &items, &prepare);
         Ok(Self {
             program,
             workspace,
@@ -454,6 +469,7 @@ impl SpecializedCuda {
             buffer_bytes,
             needed,
             taps,
+            sums,
             prepare,
             offsets,
             derived,
@@ -572,29 +588,62 @@ impl SpecializedCuda {
         Ok(block)
     }
 
-    /// Addresses of the forms of packed weights that libraries read: the tensor's own where it lies so, else those of a copy.
+    /// The weight that is packed, where it lies.
+    fn packed(&self, pack: usize, bases: &[u64], run: &Run<'_>) -> Result<Tensor> {
+        let plan = &self.program.plan;
+        let source = &plan.packs[pack].source;
+        match plan.buffers[source.buffer.index()].kind {
+            BufferKind::Parameter(slot) if is_whole_parameter(plan, pack) => {
+                run.weights.tensor(slot as usize).cloned().ok_or_else(|| missing("weight", slot))
+            }
+            _ => {
+                let lies = source.concrete(&[])?;
+                let at = bases[source.buffer.index()] as usize;
+                let at = at.wrapping_add_signed(lies.offset * source.dtype.size_bytes() as isize);
+                let numbers = |n: &[isize]| n.iter().map(|&s| s as i64).collect::<Vec<i64>>();
+                Ok(Tensor {
+                    ptr: std::ptr::with_exposed_provenance_mut(at),
+                    dtype: source.dtype,
+                    shape: lies.shape.iter().map(|&d| d as i64).collect(),
+                    strides: numbers(&lies.strides),
+                })
+            }
+        }
+    }
+
+    /// Sums of the taps of a weight of f32, filters, channels, 3 x 3, in the stream's order.
+    fn sum_taps(&self, weight: &Tensor, stream: StreamHandle) -> Result<Block> {
+        let Program { lowered, entries, memory, .. } = &*self.program;
+        let (Some(kernel), [filters, channels, 3, 3]) = (&lowered.tap_sums, weight.shape.as_slice()) else {
+            return Err(Error::Backend { backend: NAME, what: "a weight without sums of taps".to_owned() });
+        };
+        let block = memory.allocate(weight.bytes() / 9 * 16, "sums of a weight's taps")?;
+        let numbers = [&[*filters, *channels], weight.strides.as_slice()].concat();
+        if let Some(plain) = kernel.grid.geometry(&numbers, 1)? {
+            let words = words(&kernel.args, &numbers)?;
+            let places = vec![Some((0, 0)), Some((1, 0))];
+            let call = Call { step: 0, entry: entries[kernel.kernel], words, places, plain, vector: None };
+            let mut bound = call.bind(&[weight.ptr.addr() as u64, block.ptr().addr() as u64]);
+            // SAFETY: the tensor is valid for its shape and strides by the caller's promise; the block holds four weights of
+            // 2 x 2 taps.
+            unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };
+        }
+        Ok(block)
+    }
+
+    /// Addresses of the forms of packed weights that libraries read: the tensor's own where it lies so, else those of a copy,
+    /// or of sums of its taps.
     fn place_taps(&self, bases: &mut [u64], run: &Run<'_>, held: &mut Held) -> Result<()> {
         let plan = &self.program.plan;
+        for &pack in &self.sums {
+            let weight = self.packed(pack, bases, run)?;
+            let make = || self.sum_taps(&weight, run.stream);
+            let form = run.weights.sums(pack, &mut || self.derive(run, make))?;
+            bases[plan.buffers.len() + plan.packs.len() + pack] = form.ptr().addr() as u64;
+            held.forms.push(form);
+        }
         for &pack in &self.taps {
-            let source = &plan.packs[pack].source;
-            let buffer = &plan.buffers[source.buffer.index()];
-            let tensor = match buffer.kind {
-                BufferKind::Parameter(slot) if is_whole_parameter(plan, pack) => {
-                    run.weights.tensor(slot as usize).cloned().ok_or_else(|| missing("weight", slot))?
-                }
-                _ => {
-                    let lies = source.concrete(&[])?;
-                    let at = bases[source.buffer.index()] as usize;
-                    let at = at.wrapping_add_signed(lies.offset * source.dtype.size_bytes() as isize);
-                    let numbers = |n: &[isize]| n.iter().map(|&s| s as i64).collect::<Vec<i64>>();
-                    Tensor {
-                        ptr: std::ptr::with_exposed_provenance_mut(at),
-                        dtype: source.dtype,
-                        shape: lies.shape.iter().map(|&d| d as i64).collect(),
-                        strides: numbers(&lies.strides),
-                    }
-                }
-            };
+            let tensor = self.packed(pack, bases, run)?;
             let behind = |values: &[i64]| [&values[..1], &values[2..], &values[1..2]].concat();
             let turned = Tensor { shape: behind(&tensor.shape), strides: behind(&tensor.strides), ..tensor };
             bases[plan.buffers.len() + pack] = if turned.is_dense() {
@@ -846,8 +895,22 @@ fn is_whole_parameter(plan: &Plan, pack: usize) -> bool {
     }
 }
 
-/// Which of the plan's buffers are read but by stand-ins, and which packed weights are read by libraries.
-fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> (Vec<bool>, Vec<usize>) {
+/// Bytes of the sums of a weight's taps, if it is one that has such.
+fn sums_bytes(weight: &ConcreteAccess) -> usize {
+    match *weight.shape {
+        [filters, channels, 3, 3] => 16 * filters * channels * weight.dtype.size_bytes(),
+        _ => 0,
+    }
+}
+
+/// Which of the plan's buffers are read but by stand-ins, and of which packed weights libraries read taps, or sums of them.
+struct ReadBuffers {
+    needed: Vec<bool>,
+    taps: Vec<usize>,
+    sums: Vec<usize>,
+}
+
+fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> ReadBuffers {
     let count = plan.buffers.len();
     let mut is_read = vec![false; first_scratch(plan)];
     let mut mark = |places: &[Option<(usize, isize)>]| {
@@ -865,12 +928,14 @@ fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> (Vec<bool>, Ve
             }
         }
     }
-    let taps: Vec<usize> = (0..plan.packs.len()).filter(|pack| is_read[count + pack]).collect();
-    for &pack in taps.iter().filter(|pack| !is_whole_parameter(plan, **pack)) {
+    let packs = plan.packs.len();
+    let taps: Vec<usize> = (0..packs).filter(|pack| is_read[count + pack]).collect();
+    let sums: Vec<usize> = (0..packs).filter(|pack| is_read[count + packs + pack]).collect();
+    for &pack in taps.iter().chain(&sums).filter(|pack| !is_whole_parameter(plan, **pack)) {
         is_read[plan.packs[pack].source.buffer.index()] = true;
     }
     is_read.truncate(count);
-    (is_read, taps)
+    ReadBuffers { needed: is_read, taps, sums }
 }
 
 fn missing(what: &str, index: u32) -> Error {

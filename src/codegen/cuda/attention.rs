@@ -134,3 +134,72 @@ pub fn lower_attention(a: &Attention<'_>, from: &Provenance) -> Kernel {
     let floats = &(&width + &value_width) + &Dim::constant(32);
     w.finish(from, a.out.dtype, Grid::Warps { count, floats }, THREADS)
 }
+
+/// What hides a key in a mask of this type that is added: so far below every score that the key's share is zero, and finite.
+/// With minus infinity, which is nothing else where a row has another key, kernels that go through the keys in tiles may
+/// subtract it from itself; PyTorch keeps it from cuDNN too (`convert_boolean_attn_mask_cudnn`, with the same number for f16).
+const fn hidden(dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => -65504.0,
+        _ => -1e30,
+    }
+}
+
+/// A mask of bool as one that is added. Operands: mask, what is added (its shape, with all keys), and for each of its rows
+/// whether it hides every key. Such a row adds nothing: [`lower_hidden`] does what is meant.
+pub fn lower_added_mask(mask: &View, added: &View, hides: &View, from: &Provenance) -> Kernel {
+    let space = Space::new(&added.shape, [mask, added], 1);
+    let last = space.sizes.len() - 1;
+    let (rows, keys) = (space.rows(1), space.sizes[last].clone());
+    let mut w = Writer::new();
+    let (given, to, flags) =
+        (w.pointer(0, mask.dtype, false), w.pointer(1, added.dtype, true), w.pointer(2, hides.dtype, true));
+    let (count, n) = (w.size(&rows), w.size(&keys));
+    let hidden = w.float(hidden(added.dtype));
+    w.lines(&format!(
+        "const u32 lane = threadIdx.x & 31, row = (blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+        if (row >= (u32){count}) return;"
+    ));
+    let offsets = space.emit_offsets(&mut w, "row", 1, "");
+    let along = w.size(&space.strides[0][last]);
+    w.lines(&format!(
+        "const bool8* from = {given} + {};
+        {ty}* added = {to} + {};
+        float any = 0.0f;
+        for (u32 key = lane; key < (u32){n}; key += 32) any = m_max(any, to_float(from[(i64)key * {along}]));
+        any = warp_max(any);
+        const float below = any == 0.0f ? 0.0f : {hidden};
+        for (u32 key = lane; key < (u32){n}; key += 32)
+        added[key] = narrow<{ty}>(from[(i64)key * {along}].bits ? 0.0f : below);
+        if (lane == 0) {flags}[row] = narrow<bool8>(any == 0.0f ? 1.0f : 0.0f);",
+        offsets[0],
+        offsets[1],
+        ty = super::c_type(added.dtype),
+    ));
+    w.finish(from, added.dtype, Grid::Warps { count: rows, floats: Dim::default() }, THREADS)
+}
+
+/// Zeros in the rows of an attention's result that may attend to nothing. Operands: whether that is so, of each row (a column
+/// that broadcasts to the result), and the result.
+pub fn lower_hidden(hides: &View, out: &View, from: &Provenance) -> Kernel {
+    let space = Space::new(&out.shape, [hides, out], 1);
+    let last = space.sizes.len() - 1;
+    let (rows, columns) = (space.rows(1), space.sizes[last].clone());
+    let mut w = Writer::new();
+    let (flags, to) = (w.pointer(0, hides.dtype, false), w.pointer(1, out.dtype, true));
+    let (count, n) = (w.size(&rows), w.size(&columns));
+    w.lines(&format!(
+        "const u32 lane = threadIdx.x & 31, row = (blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+        if (row >= (u32){count}) return;"
+    ));
+    let offsets = space.emit_offsets(&mut w, "row", 1, "");
+    let along = w.size(&space.strides[1][last]);
+    w.lines(&format!(
+        "if (!{flags}[{}].bits) return;
+        for (u32 x = lane; x < (u32){n}; x += 32) {to}[{} + (i64)x * {along}] = narrow<{ty}>(0.0f);",
+        offsets[0],
+        offsets[1],
+        ty = super::c_type(out.dtype),
+    ));
+    w.finish(from, out.dtype, Grid::Warps { count: rows, floats: Dim::default() }, THREADS)
+}

@@ -6,7 +6,7 @@
 use super::body::Space;
 use super::writer::Writer;
 use super::{Grid, Kernel, Provenance, THREADS, Vector, View, c_type};
-use crate::ir::Dim;
+use crate::ir::{DType, Dim};
 
 /// Edge of a transposed tile.
 const TILE: u32 = 32;
@@ -107,4 +107,34 @@ fn transpose(space: Space, unit: usize, to: &View, from: &Provenance) -> Kernel 
     w.line("}");
     let grid = Grid::Tiles { rows, cols, batch: batches, tile: TILE, threads: THREADS };
     w.finish(from, to.dtype, grid, THREADS)
+}
+
+/// The weights of four convolutions that are one of 3 x 3 taps over an image upsampled by two, f32: of the results at rows
+/// `2 i + a` and columns `2 j + b`, with `q = 2 a + b`. Where taps fall on one pixel of the image they are added:
+///
+/// ```text
+/// to[q][filter][y][x][channel] = sum of from[filter][channel][r][c],  r of rows(a, y), c of rows(b, x)
+/// rows(0, 0) = 0    rows(0, 1) = 1, 2    rows(1, 0) = 0, 1    rows(1, 1) = 2
+/// ```
+///
+/// Sizes: filters, channels. Strides of the source: filters, channels, rows, columns. Operands: source, result (dense).
+pub fn lower_tap_sums([filters, channels]: [Dim; 2], strides: [Dim; 4], from: &Provenance) -> Kernel {
+    let mut w = Writer::new();
+    let (source, target) = (w.pointer(0, DType::F32, false), w.pointer(1, DType::F32, true));
+    let (f, c) = (w.size(&filters), w.size(&channels));
+    let [by_filter, by_channel, by_row, by_column] = strides.map(|s| w.size(&s));
+    w.lines(&format!(
+        "const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
+        const u32 channel = thread % (u32){c}, tap = thread / (u32){c} % 4;
+        const u32 filter = thread / (u32){c} / 4 % (u32){f}, q = thread / (u32){c} / 4 / (u32){f};
+        if (q >= 4) return;
+        const u32 a = q >> 1, b = q & 1, y = tap >> 1, x = tap & 1;
+        const float* taps = {source} + (i64)filter * {by_filter} + (i64)channel * {by_channel};
+        float sum = 0.0f;
+        for (u32 r = y ? 1 + a : 0; r < (y ? 3 : 1 + a); ++r)
+        for (u32 k = x ? 1 + b : 0; k < (x ? 3 : 1 + b); ++k) sum += taps[(i64)r * {by_row} + (i64)k * {by_column}];
+        {target}[thread] = sum;"
+    ));
+    let grid = Grid::Packs { rows: &filters * &Dim::constant(16), cols: channels };
+    w.finish(from, DType::F32, grid, THREADS)
 }

@@ -1,11 +1,17 @@
 //! Attention for cuDNN: products, scale, mask and softmax as one graph, which its fused engines recognise. Scores are f32
 //! and never reach memory.
+//!
+//! cuDNN adds masks. A kernel of ours makes one of bool into such a one, and leaves what is broadcast in it so. That a row sees
+//! no key cannot be said by adding (its shares would stay as they are, or be no numbers): a second kernel writes the zeros
+//! that it has.
 
 use super::super::cudnn::{Mode, Operation, Problem, Storage, Tensor};
 use super::super::lower::Place;
-use super::{Operands, Refusal, alignment};
-use crate::ir::{DType, Op};
-use crate::plan::{Access, Step};
+use super::{MASK, Operands, Refusal, alignment};
+use crate::codegen::cuda::View;
+use crate::ir::{DType, Dim, Op};
+use crate::plan::access::dense_strides;
+use crate::plan::{Access, ConcreteAccess, Step};
 use crate::{Error, Result};
 
 /// Oldest compute capability that has fused attention.
@@ -50,6 +56,24 @@ impl Builder {
     }
 }
 
+/// What is added instead of a mask of bool, and of which of its rows it hides every key (a column): sizes and strides, dense,
+/// with one element along leading dimensions and rows that the mask is broadcast over.
+pub(in super::super) fn added_mask(step: &Step) -> Result<[View; 2]> {
+    let [q, k, _, mask] = step.operands.as_slice() else { return Err(Error::invalid("an attention without a mask")) };
+    let (Some(last), [.., keys, _]) = (mask.shape.len().checked_sub(1), k.shape.as_slice()) else {
+        return Err(Error::invalid("a mask of no keys"));
+    };
+    let one = Dim::constant(1);
+    let sizes = mask.shape.iter().zip(&mask.strides).take(last);
+    let mut shape: Vec<Dim> =
+        sizes.map(|(size, stride)| if stride.is(0) { one.clone() } else { size.clone() }).collect();
+    let view = |dtype: DType, shape: &[Dim]| View { dtype, strides: dense_strides(shape), shape: shape.to_vec() };
+    shape.push(keys.clone());
+    let added = view(q.dtype, &shape);
+    shape[last] = one;
+    Ok([added, view(DType::Bool, &shape)])
+}
+
 impl Attention {
     /// That of a step.
     pub fn of(op: &Op) -> Option<Self> {
@@ -59,16 +83,13 @@ impl Attention {
 
     /// Why cuDNN has no engine for operands of these types.
     fn refusal(step: &Step, arch: u32) -> Option<Refusal> {
-        let ([q, k, v, mask @ ..], [out]) = (step.operands.as_slice(), step.stores.as_slice()) else { return None };
+        let ([q, k, v, ..], [out]) = (step.operands.as_slice(), step.stores.as_slice()) else { return None };
         if arch < OLDEST_ARCH {
             let (major, minor) = (arch / 10, arch % 10);
             return Some(format!("cuDNN has attention from compute capability 8.0 on, this is {major}.{minor}"));
         }
-        if !matches!(q.dtype, DType::F16 | DType::BF16) || [k, v, out].iter().any(|a| a.dtype != q.dtype) {
-            return Some(format!("cuDNN has no attention of {}", q.dtype.name()));
-        }
-        let other = mask.iter().find(|m| m.dtype != q.dtype && m.dtype != DType::F32);
-        other.map(|m| format!("its mask is of {}", m.dtype.name()))
+        let is_other = !matches!(q.dtype, DType::F16 | DType::BF16) || [k, v, out].iter().any(|a| a.dtype != q.dtype);
+        is_other.then(|| format!("cuDNN has no attention of {}", q.dtype.name()))
     }
 
     /// The graph for these sizes. Operands: queries, keys, values, result, mask.
@@ -90,8 +111,7 @@ impl Attention {
             return Ok(Err(format!("cuDNN's attention has two leading dimensions, this has {}", lead.len())));
         }
         // Batch, heads, and the last two: sizes and strides, where what is broadcast has one element.
-        let spread = |access: &Access, rows: Option<[usize; 2]>| -> Result<([i64; 4], [i64; 4])> {
-            let own = access.concrete(bindings)?;
+        let spread = |own: &ConcreteAccess, rows: Option<[usize; 2]>| -> ([i64; 4], [i64; 4]) {
             let last: Vec<usize> = match rows {
                 Some(sizes) => sizes.to_vec(),
                 None => own.shape[own.shape.len() - 2..].to_vec(),
@@ -109,11 +129,12 @@ impl Attention {
             for at in (0..4).rev().filter(|&at| dims[at] == 1) {
                 steps[at] = if at == 3 { 1 } else { dims[at + 1] * steps[at + 1] };
             }
-            Ok((dims, steps))
+            (dims, steps)
         };
-        let ((q_dims, q_steps), (k_dims, k_steps), (v_dims, v_steps)) =
-            (spread(q, None)?, spread(k, None)?, spread(v, None)?);
-        let (o_dims, o_steps) = spread(out, None)?;
+        let lies = |access: &Access| access.concrete(bindings);
+        let [(q_dims, q_steps), (k_dims, k_steps), (v_dims, v_steps)] =
+            [spread(&lies(q)?, None), spread(&lies(k)?, None), spread(&lies(v)?, None)];
+        let (o_dims, o_steps) = spread(&result, None);
         if [o_dims, k_dims].iter().flatten().any(|d| *d == 0) {
             return Ok(Err("it is empty".to_owned()));
         }
@@ -121,11 +142,14 @@ impl Attention {
         let keys = k_dims[2];
         let mut graph = Builder::default();
         let (mut places, mut aligns) = (Vec::new(), Vec::new());
+        let mut placed = |place: Place, offset: isize| {
+            places.push(place);
+            aligns.push(alignment([offset]));
+            Storage::Operand(places.len() - 1, alignment([offset]) as i64)
+        };
         let mut operand = |access: &Access| -> Result<Storage> {
             let offset = access.offset.eval(bindings)? as isize * access.dtype.size_bytes() as isize;
-            places.push(Place::of(access));
-            aligns.push(alignment([offset]));
-            Ok(Storage::Operand(places.len() - 1, alignment([offset]) as i64))
+            Ok(placed(Place::of(access), offset))
         };
         let queries = graph.tensor(q.dtype, &q_dims, &q_steps, operand(q)?);
         let turned = |n: [i64; 4]| [n[0], n[1], n[3], n[2]];
@@ -138,9 +162,22 @@ impl Attention {
         let scale = graph.value(self.scale as f32);
         let to = graph.between(DType::F32, scores);
         let mut last = graph.pointwise(Mode::CUDNN_POINTWISE_MUL, [products, scale], to);
+        let mut scratch = [(0, ""); 2];
         if let Some(mask) = mask.first() {
-            let (dims, steps) = spread(mask, Some([rows as usize, keys as usize]))?;
-            let added = graph.tensor(mask.dtype, &dims, &steps, operand(mask)?);
+            let square = Some([rows as usize, keys as usize]);
+            let added = if mask.dtype == DType::Bool {
+                let [added, hides] = added_mask(step)?.map(|view| {
+                    let View { dtype, shape, strides } = view;
+                    Access { buffer: mask.buffer, dtype, shape, strides, offset: Dim::default() }.concrete(bindings)
+                });
+                let (added, hides) = (added?, hides?);
+                scratch = [(added.bytes(), "a mask that is added"), (hides.bytes(), "rows that a mask hides all from")];
+                let (dims, steps) = spread(&added, square);
+                graph.tensor(added.dtype, &dims, &steps, placed(MASK, 0))
+            } else {
+                let (dims, steps) = spread(&lies(mask)?, square);
+                graph.tensor(mask.dtype, &dims, &steps, operand(mask)?)
+            };
             let to = graph.between(DType::F32, scores);
             last = graph.pointwise(Mode::CUDNN_POINTWISE_ADD, [last, added], to);
         }
@@ -174,6 +211,6 @@ impl Attention {
         let shares = graph.pointwise(Mode::CUDNN_POINTWISE_DIV, [weights, sums], to);
         graph.0.operations.push(Operation::Matmul { a: shares, b: values, c: result });
         let calls = vec![vec![0; places.len()]];
-        Ok(Ok((graph.0, Operands { places, align_bytes: aligns, calls, scratch_bytes: [0; 2] })))
+        Ok(Ok((graph.0, Operands { places, align_bytes: aligns, calls, scratch })))
     }
 }

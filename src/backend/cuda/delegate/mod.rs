@@ -17,6 +17,7 @@ mod convolution;
 pub(super) mod product;
 
 use attention::Attention;
+pub(super) use attention::added_mask;
 use convolution::Convolution;
 use product::{Epilogue, ProductShape};
 
@@ -52,6 +53,10 @@ pub type Refusal = String;
 /// Most bytes of the scores that an attention by products keeps at once.
 const SCORES_BYTES: usize = 64 << 20;
 
+/// Fewer operations than this are not worth four convolutions instead of a copy and one: the five ninths that are saved take a
+/// fast device as long as the launches.
+const FOLD_FLOPS: u64 = 1 << 31;
+
 /// Workspaces begin at multiples of this many bytes (cuBLAS documentation, `cublasLtMatmul`).
 pub const WORKSPACE_ALIGN_BYTES: usize = 256;
 
@@ -83,6 +88,8 @@ pub struct Delegates {
     folder: Option<PathBuf>,
     /// Most bytes of an attention's scores, if not [`SCORES_BYTES`].
     scores_bytes: Option<usize>,
+    /// Operations from which on an upsampling is folded, if not [`FOLD_FLOPS`].
+    fold_flops: Option<u64>,
     cublaslt: OnceLock<std::result::Result<Arc<CublasLt>, Refusal>>,
     cudnn: OnceLock<std::result::Result<Arc<Cudnn>, Refusal>>,
     /// Products that some specialization holds: layers of one shape share one.
@@ -107,6 +114,12 @@ impl Delegates {
     #[must_use]
     pub fn with_scores_bytes(self, bytes: usize) -> Self {
         Self { scores_bytes: Some(bytes), ..self }
+    }
+
+    /// The same with upsampling folded into convolutions of that many operations.
+    #[must_use]
+    pub fn with_fold_flops(self, flops: u64) -> Self {
+        Self { fold_flops: Some(flops), ..self }
     }
 
     pub(super) fn scores_bytes(&self) -> usize {
@@ -144,6 +157,11 @@ impl Delegates {
             Err(reason) => Err(reason.clone()),
         };
         self.cudnn.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    /// Operations from which on an upsampling is folded.
+    pub fn fold_flops(&self) -> u64 {
+        self.fold_flops.unwrap_or(FOLD_FLOPS)
     }
 
     fn execution(
@@ -197,6 +215,12 @@ impl Delegates {
                 }
             }
             Problem::Graph(problem) => Ok(self.execution(problem, choice)?),
+            Problem::Parts(parts) => {
+                let part = |(problem, moves): &Piece| -> std::result::Result<Part, Refusal> {
+                    Ok((self.execution(problem, choice)?, moves.clone()))
+                };
+                Ok(Arc::new(Parts(parts.iter().map(part).collect::<std::result::Result<_, _>>()?)))
+            }
         }
     }
 
@@ -261,6 +285,37 @@ pub enum Problem {
     Product(cublaslt::Problem),
     /// cuDNN.
     Graph(cudnn::Problem),
+    /// cuDNN, several times.
+    Parts(Vec<Piece>),
+}
+
+/// A graph of cuDNN, and bytes to add to the address of each of its operands.
+pub type Piece = (cudnn::Problem, Vec<i64>);
+
+/// A graph that is ready, and bytes to add to the address of each of its operands.
+type Part = (Arc<cudnn::Execution>, Vec<i64>);
+
+/// Graphs of cuDNN that make parts of one result, one after the other.
+#[derive(Debug)]
+struct Parts(Vec<Part>);
+
+impl Planned for Parts {
+    fn library(&self) -> &'static str {
+        "cuDNN"
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.0.iter().map(|(graph, _)| graph.workspace_bytes()).max().unwrap_or(0)
+    }
+
+    unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
+        for (graph, moves) in &self.0 {
+            let moved: Vec<u64> = addresses.iter().zip(moves).map(|(at, by)| at.wrapping_add_signed(*by)).collect();
+            // SAFETY: the caller's promise; the parts lie inside of the operands.
+            unsafe { graph.run(&moved, workspace, stream)? };
+        }
+        Ok(())
+    }
 }
 
 /// Ways of one library to solve a problem that are tried.
@@ -271,7 +326,16 @@ impl Problem {
     pub fn ways(&self, delegates: &Delegates) -> usize {
         match self {
             Self::Product(problem) => delegates.product(problem).map_or(0, |p| p.candidates().len().min(MOST_WAYS)),
-            Self::Graph(_) => MOST_WAYS,
+            Self::Graph(_) | Self::Parts(_) => MOST_WAYS,
+        }
+    }
+
+    /// Graphs of cuDNN.
+    fn graphs(&self) -> Vec<&cudnn::Problem> {
+        match self {
+            Self::Product(_) => Vec::new(),
+            Self::Graph(problem) => vec![problem],
+            Self::Parts(parts) => parts.iter().map(|(problem, _)| problem).collect(),
         }
     }
 
@@ -279,14 +343,14 @@ impl Problem {
     fn terms(&self) -> u64 {
         match self {
             Self::Product(problem) => problem.k,
-            Self::Graph(problem) => problem.terms(),
+            _ => self.graphs().into_iter().map(cudnn::Problem::terms).max().unwrap_or(1),
         }
     }
 
     fn rounds_to_tf32(&self) -> bool {
         match self {
             Self::Product(problem) => problem.tf32 && problem.dtype == DType::F32,
-            Self::Graph(problem) => problem.tf32 && problem.multiplies_f32(),
+            _ => self.graphs().into_iter().any(|problem| problem.tf32 && problem.multiplies_f32()),
         }
     }
 
@@ -297,6 +361,10 @@ impl Problem {
                 format!("product {} {batch}[{}, {}] x [{}, {}]", p.dtype.name(), p.m, p.k, p.k, p.n)
             }
             Self::Graph(problem) => problem.in_words(),
+            Self::Parts(parts) => {
+                let first = parts.first().map(|(problem, _)| problem.in_words()).unwrap_or_default();
+                format!("{} of {first}", parts.len())
+            }
         }
     }
 }
@@ -369,9 +437,9 @@ pub struct Form {
     out: Out,
     /// In which type.
     dtype: DType,
-    /// What must be done first: writes [`IMAGE`].
+    /// What must be done first: writes [`IMAGE`], or [`MASK`] and [`HIDES`].
     pub before: Option<Launch>,
-    /// The step's pointwise work, where the library does not do it: reads and writes `out` and the step's operands.
+    /// What the library does not do of the step: reads and writes `out` and the step's operands.
     pub after: Option<Launch>,
 }
 
@@ -386,6 +454,10 @@ enum Work {
 pub const RESULT: Place = Place::Scratch(0);
 /// Scratch memory for the upsampled image that a convolution reads.
 pub const IMAGE: Place = Place::Scratch(1);
+/// Scratch memory for a mask of bool as one that is added.
+pub const MASK: Place = Place::Scratch(0);
+/// Scratch memory for which rows of a mask hide every key.
+pub const HIDES: Place = Place::Scratch(1);
 
 /// Makes the kernels around a library's work.
 pub trait Around {
@@ -400,6 +472,13 @@ pub trait Around {
     /// # Errors
     /// If the step has no image.
     fn upsampled(&mut self) -> Result<Launch>;
+
+    /// What makes an attention's mask of bool one that is added, at [`MASK`], and what writes the rows of the result that it
+    /// hides every key from.
+    ///
+    /// # Errors
+    /// If the step has no mask.
+    fn added_mask(&mut self) -> Result<[Launch; 2]>;
 }
 
 /// The place of a library's result.
@@ -436,19 +515,28 @@ pub struct Operands {
     pub align_bytes: Vec<usize>,
     /// Bytes to add to the addresses for each call.
     pub calls: Vec<Vec<isize>>,
-    /// Bytes of [`RESULT`] and [`IMAGE`], as far as they are needed.
-    pub scratch_bytes: [usize; 2],
+    /// Bytes of the step's scratch memory, as far as it is needed, and what it is for.
+    pub scratch: [(usize, &'static str); 2],
 }
 
+/// What scratch memory of a step is for.
+const A_RESULT: &str = "a library's result";
+
 impl Delegate {
-    /// What a library may do of `step`, whose root is `op` with a result of type `root`.
+    /// What a library may do of `step`, whose root is `op` with a result of type `root`; `may_fold` allows an upsampling to be
+    /// folded into the weights of what follows it.
     ///
     /// # Errors
     /// What `around` says.
-    pub fn new(step: &Step, op: &Op, root: DType, around: &mut dyn Around) -> Result<Option<Self>> {
+    pub fn new(step: &Step, op: &Op, root: DType, may_fold: bool, around: &mut dyn Around) -> Result<Option<Self>> {
         if step.kernel == Kernel::Attention {
-            let whole = |a| Form { work: Work::Attention(a), out: Out::Store, dtype: root, before: None, after: None };
-            return Ok(Attention::of(op).map(|a| Self(vec![whole(a)])));
+            let Some(attention) = Attention::of(op) else { return Ok(None) };
+            let [before, after] = match step.operands.get(3) {
+                Some(mask) if mask.dtype == DType::Bool => around.added_mask()?.map(Some),
+                _ => [None, None],
+            };
+            let work = Work::Attention(attention);
+            return Ok(Some(Self(vec![Form { work, out: Out::Store, dtype: root, before, after }])));
         }
         let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let (Some(body), [x, w]) = (&step.body, step.operands.as_slice()) else { return Ok(None) };
@@ -470,11 +558,19 @@ impl Delegate {
             (Kernel::Convolution, Op::Convolution { .. }) => {
                 let Some(convolution) = Convolution::of(step, op) else { return Ok(None) };
                 let before = if step.upsample.is_empty() { None } else { Some(around.upsampled()?) };
-                if let Some(links) = convolution::epilogue_of(step, &body.program, x.dtype).filter(|_| is_plain) {
-                    forms.push(whole(Work::Convolution(convolution.clone().followed_by(links))));
+                let links = convolution::epilogue_of(step, &body.program, x.dtype).filter(|_| is_plain);
+                let mut push = |convolution: Convolution, before: &Option<Launch>| -> Result<()> {
+                    if let Some(links) = links.clone() {
+                        let work = Work::Convolution(convolution.clone().followed_by(links));
+                        forms.push(Form { before: before.clone(), ..whole(work) });
+                    }
+                    forms.push(Form { before: before.clone(), ..bare(Work::Convolution(convolution), around)? });
+                    Ok(())
+                };
+                if let Some(folded) = convolution.folded(step).filter(|_| may_fold) {
+                    push(folded, &None)?;
                 }
-                forms.push(bare(Work::Convolution(convolution), around)?);
-                forms.iter_mut().for_each(|f| f.before.clone_from(&before));
+                push(convolution, &before)?;
             }
             _ => return Ok(None),
         }
@@ -520,12 +616,15 @@ impl Delegate {
         Err((reason.unwrap_or_else(|| "no library has this op".to_owned()), None))
     }
 
-    /// The graph that cuDNN is asked first, if it is.
-    pub fn graph(&self, asked: &Asked<'_>) -> Option<cudnn::Problem> {
-        match self.0.first()?.problem(asked).ok()?.0 {
-            Problem::Graph(problem) => Some(problem),
-            Problem::Product(_) => None,
-        }
+    /// Whether a form reads sums of taps.
+    pub fn folds(&self) -> bool {
+        self.0.iter().any(|form| matches!(&form.work, Work::Convolution(convolution) if convolution.is_folded()))
+    }
+
+    /// The graphs that cuDNN is asked first, if it is.
+    pub fn graphs(&self, asked: &Asked<'_>) -> Vec<cudnn::Problem> {
+        let first = self.0.iter().find_map(|form| form.problem(asked).ok());
+        first.map_or_else(Vec::new, |(problem, _)| problem.graphs().into_iter().cloned().collect())
     }
 }
 
@@ -540,6 +639,8 @@ pub struct Asked<'a> {
     pub arch: u32,
     /// What the user allows.
     pub numerics: Numerics,
+    /// Operations from which on an upsampling is folded.
+    pub fold_flops: u64,
 }
 
 /// Most workspace of a product or an attention.
@@ -549,7 +650,7 @@ pub(super) fn workspace_bytes(arch: u32) -> usize {
 
 impl Form {
     fn problem(&self, asked: &Asked<'_>) -> std::result::Result<(Problem, Operands), Refusal> {
-        let Asked { step, bindings, arch, numerics } = *asked;
+        let Asked { step, bindings, arch, numerics, fold_flops } = *asked;
         let workspace_bytes = workspace_bytes(arch);
         let out = (self.out, self.dtype);
         match &self.work {
@@ -557,6 +658,16 @@ impl Form {
                 let shape = ProductShape::of(step, bindings, out, epilogue).map_err(|e| e.to_string())??;
                 let tf32 = numerics.tf32_products;
                 Ok((Problem::Product(cublaslt::Problem { workspace_bytes, tf32, ..shape.problem }), shape.operands))
+            }
+            Work::Convolution(convolution) if convolution.is_folded() => {
+                let flops = step.flops.eval(bindings).map_err(|e| e.to_string())?;
+                if u64::try_from(flops).unwrap_or(0) < fold_flops {
+                    return Err("it is too small to be worth four convolutions".to_owned());
+                }
+                let (parts, operands) = convolution.parts(step, bindings, out).map_err(|e| e.to_string())??;
+                let (workspace_bytes, tf32) = (CONVOLUTION_WORKSPACE_BYTES, numerics.tf32_convolutions);
+                let limited = |(graph, moves)| (cudnn::Problem { workspace_bytes, tf32, ..graph }, moves);
+                Ok((Problem::Parts(parts.into_iter().map(limited).collect()), operands))
             }
             Work::Convolution(convolution) => {
                 let (graph, operands) = convolution.problem(step, bindings, out).map_err(|e| e.to_string())??;

@@ -2,7 +2,7 @@
 
 use super::super::cublaslt::{self, Activation, Matrix};
 use super::super::lower::Place;
-use super::{Link, Operands, Out, Refusal, alignment, chain, is_full, is_per_column};
+use super::{A_RESULT, Link, Operands, Out, Refusal, alignment, chain, is_full, is_per_column};
 use crate::ir::DType;
 use crate::plan::{Access, ConcreteAccess, Step};
 use crate::select::Kernel;
@@ -215,7 +215,12 @@ impl ProductShape {
         let out_bytes = if out == Out::Store { 0 } else { space.iter().product::<usize>() * out_size as usize };
         Ok(Ok(Self {
             problem,
-            operands: Operands { places, align_bytes: aligns, calls: offsets, scratch_bytes: [out_bytes, 0] },
+            operands: Operands {
+                places,
+                align_bytes: aligns,
+                calls: offsets,
+                scratch: [(out_bytes, A_RESULT), (0, "")],
+            },
         }))
     }
 }

@@ -234,7 +234,7 @@ impl Maker<'_> {
         let numbers = heads * chunk * keys;
         let bytes = [round(numbers * 4), round(numbers * own), rest.unwrap_or(0)];
         let chunks = Chunks { pieces, steps: steps.map(|s| s as i64), bytes };
-        let operands = Operands { places, align_bytes: aligns, calls: offsets, scratch_bytes: [0; 2] };
+        let operands = Operands { places, align_bytes: aligns, calls: offsets, scratch: [(0, ""); 2] };
         Ok(Ok((Arc::new(chunks), operands)))
     }
 }

@@ -101,6 +101,26 @@ fn difference(dtype: DType, got: &[u8], want: &[u8]) -> f64 {
     most / scale
 }
 
+/// What [`cuda::lower_tap_sums`](crate::codegen::cuda::lower_tap_sums) makes of a weight of f32: filters, 3 x 3 taps, channels.
+fn tap_sums(taps: &[u8], channels: usize) -> Vec<u8> {
+    let filter_bytes = 9 * channels * 4;
+    let rows = |odd: usize, second: usize| if second == 0 { 0..1 + odd } else { 1 + odd..3 };
+    let mut sums = Vec::with_capacity(taps.len() / 9 * 16);
+    for part in 0..4 {
+        for filter in taps.chunks_exact(filter_bytes) {
+            for (tap, channel) in (0..4).flat_map(|tap| (0..channels).map(move |channel| (tap, channel))) {
+                let mut sum = 0f32;
+                for (r, k) in rows(part / 2, tap / 2).flat_map(|r| rows(part % 2, tap % 2).map(move |k| (r, k))) {
+                    let first = ((r * 3 + k) * channels + channel) * 4;
+                    sum += number(DType::F32, &filter[first..first + 4]) as f32;
+                }
+                sums.extend(sum.to_le_bytes());
+            }
+        }
+    }
+    sums
+}
+
 /// A buffer that results are in.
 type Written = (DType, Vec<u8>);
 
@@ -288,7 +308,8 @@ impl SpecializedCuda {
             }
             return Ok(Some(bytes));
         }
-        let Some(pack) = plan.packs.get(buffer - plan.buffers.len()) else { return Ok(None) };
+        let (at, packs) = (buffer - plan.buffers.len(), plan.packs.len());
+        let Some(pack) = plan.packs.get(if at < packs { at } else { at - packs }) else { return Ok(None) };
         let Some(weight) = self.numbers(pack.source.buffer.index(), patterns)? else { return Ok(None) };
         let (lies, size) = (pack.source.concrete(&[])?, pack.source.dtype.size_bytes());
         // Filters, taps, channels.
@@ -308,7 +329,7 @@ impl SpecializedCuda {
                 bytes.extend_from_slice(&weight[first..first + size]);
             }
         }
-        Ok(Some(bytes))
+        Ok(Some(if at < packs { bytes } else { tap_sums(&bytes, channels as usize) }))
     }
 
     /// # Safety
