@@ -31,7 +31,7 @@ from .adapters import EffectiveWeights, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
-from .capture import ChangedError
+from .capture import CHANGED, ChangedError
 from .check import compare
 from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
@@ -58,7 +58,6 @@ __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
-_CHANGED = "the module was changed while it was being captured"
 _MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
@@ -561,7 +560,7 @@ class Dispatcher:
     def _confirm(self, epoch: _Epoch) -> None:
         """Raises a :class:`ChangedError` if the module is no longer as the engine knows it."""
         if epoch.watch.poll() & STRUCTURE and not self._look().is_as(epoch.structure):
-            raise ChangedError(_CHANGED)
+            raise ChangedError(CHANGED)
 
     def _rescue(
         self,
@@ -667,7 +666,7 @@ class Dispatcher:
         while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched()):
             structure = self._look()
             if not structure.is_as(epoch.structure):
-                raise ChangedError(_CHANGED)
+                raise ChangedError(CHANGED)
             suspects = epoch.watch.changed_tensors()
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched())

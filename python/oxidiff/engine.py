@@ -215,8 +215,9 @@ class Engine:
     def _lift(self) -> None:
         """Makes the numbers of the structure that are arguments known to what captures and what stores."""
         structure = self.structure
-        self.store.inputs = [structure.place(i) for i in structure.inputs]
-        self._capturer.lifted = Lifted(self.module, self._capturer.module, structure) if structure.inputs else None
+        lifted = Lifted(self.module, self._capturer.module, structure) if structure.inputs else None
+        self.store.inputs = () if lifted is None else lifted.places
+        self._capturer.lifted = lifted
 
     def _note_pinned(self, graph: CapturedGraph) -> None:
         inputs = self.structure.inputs

@@ -110,6 +110,7 @@ class Lifted:
     """The lifted numbers of a module as it is now.
 
     Attributes:
+        places: The dictionary or list that has each, the key or index there, and its name.
         names: What each is called.
         values: What each is.
     """
@@ -118,7 +119,8 @@ class Lifted:
         self._module = module
         self._forward = forward
         self._structure = structure
-        self.names = tuple(structure.place(i)[2] for i in structure.inputs)
+        self.places = [structure.place(i) for i in structure.inputs]
+        self.names = tuple(name for _, _, name in self.places)
         self.values = structure.numbers
 
     def twin(self) -> Twin:

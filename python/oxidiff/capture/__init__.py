@@ -11,10 +11,11 @@ from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .signature import Binder, Call
 from .sizes import SizePlan, Symbol
-from .trace import ChangedError, is_tracing
+from .trace import CHANGED, ChangedError, is_tracing
 from .weights import WeightSlot
 
 __all__ = [
+    "CHANGED",
     "Binder",
     "Call",
     "CaptureError",

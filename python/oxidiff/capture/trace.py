@@ -38,6 +38,7 @@ from .meta import META_DEVICE, RULES
 from .weights import WeightIndex, WeightSlot
 
 __all__ = [
+    "CHANGED",
     "CLOSE",
     "FALSE",
     "FLOAT",
@@ -53,6 +54,10 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
+
+
+CHANGED = "the module was changed while it was being captured"
+"""What a :class:`ChangedError` says."""
 
 
 class ChangedError(CaptureError):
@@ -701,7 +706,6 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
 
 
 _ABSENT = object()
-_CHANGED = "the module was changed while it was being captured"
 
 
 @dataclass(slots=True)
@@ -938,7 +942,7 @@ def _recorded(
         traceback.clear_frames(error.__traceback__)
         guard.forget(recorder)
         if recorder.is_disturbed:
-            raise ChangedError(_CHANGED) from None
+            raise ChangedError(CHANGED) from None
         if isinstance(error, Error):
             raise
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
@@ -948,7 +952,7 @@ def _recorded(
     changes = guard.restore(recorder.foreign)
     if recorder.is_disturbed:
         guard.forget(recorder)
-        raise ChangedError(_CHANGED)
+        raise ChangedError(CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
     leaked = not changes and guard.forget(recorder)
     return record, changes, leaked
