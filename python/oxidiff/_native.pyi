@@ -35,6 +35,7 @@ __all__ = [
     "forget_choices",
     "kernel_version",
     "kernels",
+    "key_of",
     "knobs",
     "read_file",
     "set_num_threads",
@@ -348,9 +349,8 @@ class Tree:
     @property
     def kept(self) -> list[Any]:
         """Objects whose identity is part of the fingerprint."""
-    @property
-    def lists(self) -> list[tuple[list[Any] | set[Any], list[Any] | set[Any]]]:
-        """Lists and sets in attributes, each with a copy."""
+    def is_listed_changed(self) -> bool:
+        """Whether a list or set in an attribute holds something else than when the tree was read."""
     @property
     def has_other_adapters(self) -> bool:
         """Whether there are adapters that are no plain LoRA."""
@@ -392,15 +392,20 @@ class Watch:
     def is_available() -> bool:
         """Whether the interpreter shows writes to dictionaries, and torch's tensors are laid out as expected."""
     def poll(self) -> int:
-        """Bits of what may have changed since: 1 a dictionary was written, 2 a tensor was written or has other memory. Never
-        0 where something did, except for writes past torch's version counter (through `p.data`) that leave the first,
-        middle and last eight bytes of the tensor as they were."""
+        """Bits of what may have changed since: 1 a dictionary, list or set was written, 2 a tensor was written or has other
+        memory. Never 0 where something did, except for writes past torch's version counter (through `p.data`) that leave the
+        first, middle and last eight bytes of the tensor as they were."""
     def covers(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all of these are watched."""
     def changed_dicts(self) -> list[int]:
         """Indices of the dictionaries of the tree that were written."""
     def changed_tensors(self) -> list[int]:
         """Ids of the tensors that may have changed."""
+
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> bytes | None:
+    """The key of a call whose arguments are plain tensors, numbers, flags, strings, `None`, and tuples, lists and
+    dictionaries of these; appends its tensors and numbers to `leaves`. Equal keys: the same nesting, types and flags, and
+    tensors of the same dtypes, devices, sizes and strides. `None` for other arguments; then `leaves` holds some of them."""
 
 def stamp() -> int:
     """A number larger than every one given before."""

@@ -19,35 +19,35 @@ __all__ = ["ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle"
 
 _C = torch._C
 _conv_precision = _C._get_fp32_precision_getter
+_len_dispatch_stack = _C._len_torch_dispatch_stack
+_len_function_stack = _C._len_torch_function_stack
+_is_any_autocast_enabled = _C._is_any_autocast_enabled
 
 
 def ambient_mode() -> tuple[Any, ...] | str:
     """The ambient state that a program depends on, or why no program may run under it."""
-    if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack():
-        return _mode_of_stacks()
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on; convert the module to the lower precision instead"
+    is_usual = not (_len_dispatch_stack() or _len_function_stack() or _is_any_autocast_enabled())
+    if not is_usual and (reason := _obstacle()) is not None:
+        return reason
     if _C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
     if _C._get_tracing_state() is not None:
         return "torch.jit is tracing"
-    # On a GPU that is an obstacle; on the CPU it changes nothing.
-    is_cast = torch.is_autocast_enabled("cuda")
-    return torch.get_default_dtype(), torch.get_float32_matmul_precision(), _conv_precision("cuda", "conv"), is_cast
+    mode = torch.get_default_dtype(), _C._get_float32_matmul_precision(), _conv_precision("cuda", "conv")
+    # On a GPU autocast is an obstacle; on the CPU that of a GPU changes nothing.
+    return mode if is_usual else (*mode, torch.is_autocast_enabled("cuda"), _len_function_stack() > 0)
 
 
-def _mode_of_stacks() -> tuple[Any, ...] | str:
-    if _C._len_torch_dispatch_stack():
+def _obstacle() -> str | None:
+    if _len_dispatch_stack():
         return "a torch dispatch mode is active"
-    for i in range(_C._len_torch_function_stack()):
+    for i in range(_len_function_stack()):
         mode = _C._get_function_stack_at(i)
         if type(mode) is not DeviceContext or mode.device.type != "cpu":
             return f"a torch function mode is active ({type(mode).__name__})"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on; convert the module to the lower precision instead"
-    is_cast = torch.is_autocast_enabled("cuda")
-    matmul, conv = torch.get_float32_matmul_precision(), _conv_precision("cuda", "conv")
-    return torch.get_default_dtype(), matmul, conv, is_cast, "cpu"
+    return None
 
 
 _SUPPORTED = frozenset(

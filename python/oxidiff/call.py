@@ -4,18 +4,21 @@ The key has everything of a call that decides which program runs and which sizes
 types, tensors' dtypes, sizes and strides, flags and strings. It does not have the values of tensors and of numbers:
 these are the leaves, in the order of the walk. Two calls with equal keys have leaves that fit the same program.
 
-Making a key is on the path of every call, hence one function per type in a table instead of a general tree walk.
+Making a key is on the path of every call: the extension makes it for arguments of the common kinds. For all others there
+is one function per type here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import _native
 
 __all__ = ["Leaf", "NotAKeyError", "key_of", "replace_leaves"]
 
@@ -109,12 +112,16 @@ _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
 }
 
 
-def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> tuple[Any, ...]:
-    """The key of a call; appends its leaves to ``leaves``.
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Hashable:
+    """The key of a call; appends its leaves to ``leaves``, which is empty.
 
     Raises:
         NotAKeyError: An argument is of a kind that no program takes.
     """
+    native = _native.key_of(args, kwargs, leaves)
+    if native is not None:
+        return native
+    leaves.clear()
     find = _DESCRIBE.get
     key: list[Any] = [find(type(value), _other)(value, leaves) for value in args]
     if kwargs:

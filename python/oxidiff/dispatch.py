@@ -270,7 +270,7 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(mode), args, kwargs)
         leaves: list[Leaf] = []
         try:
-            key = (mode, *key_of(args, kwargs, leaves))
+            key = (mode, key_of(args, kwargs, leaves))
         except NotAKeyError as error:
             return self._fall_back(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
@@ -353,7 +353,7 @@ class Dispatcher:
         kwargs, _ = split_scale(self.module, kwargs)
         leaves: list[Leaf] = []
         try:
-            key = (mode, *key_of(args, kwargs, leaves))
+            key = (mode, key_of(args, kwargs, leaves))
         except NotAKeyError as error:
             raise UnsupportedError(f"{error} is passed to it") from None
         with self._lock:

@@ -28,6 +28,7 @@ from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
 from .lifted import Lifted
 from .options import CompileOptions
+from .outputs import builder
 from .staged import Staged
 from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
 from .watch import Structure
@@ -640,7 +641,7 @@ class _Binding:
 
     def _staged(self, staged: Staged) -> Ready:
         live, defaults = self.live, self.defaults
-        build = _builder(staged, self.point, live, self.tensors)
+        build = builder(staged.graph.outputs, self.point, live, self.tensors)
 
         def execute(leaves: list[Leaf], steps: list[dict[str, Any]] | None = None) -> Any:
             leaves = leaves + defaults
@@ -667,7 +668,7 @@ class _Binding:
         places = tuple((self.numbers if s.is_number else self.tensors)[s.index] for s in lowered.arguments)
         fixed = [0 if name in live else int(self.point[name]) for name in lowered.symbols]
         moving = [(i, live[name]) for i, name in enumerate(lowered.symbols) if name in live]
-        build = _builder(variant, self.point, live, self.tensors)
+        build = builder(variant.graph.outputs, self.point, live, self.tensors)
         executable = variant.executable
         execute = executable.run
         orders = [s.order for s in lowered.arguments]
@@ -698,31 +699,3 @@ class _Binding:
             return [(variant, sizes_of(leaves + defaults))]
 
         return Ready(run, profile, parts, frozenset(live.values()))
-
-
-def _builder(
-    variant: Variant | Staged, point: Mapping[str, Number], live: Mapping[str, int], tensor_places: Sequence[int]
-) -> Callable[[list[Tensor], Sequence[Leaf]], Any]:
-    """The function that puts results together as the module would."""
-    outputs = variant.graph.outputs
-    leaves_out = [leaf for leaf in outputs.leaves if leaf.value is not None]
-    # An argument that the module returns as it is: the caller gets its own tensor back.
-    returned = [(i, tensor_places[leaf.input]) for i, leaf in enumerate(leaves_out) if leaf.input is not None]
-    simple: type | None = None
-    if not returned and len(leaves_out) == len(outputs.leaves):
-        if outputs.spec.is_leaf():
-            return lambda tensors, leaves: tensors[0]
-        if all(child.is_leaf() for child in outputs.spec.children()):
-            simple = outputs.spec.type
-    if simple is list:
-        return lambda tensors, leaves: tensors
-    if simple is tuple:
-        return lambda tensors, leaves: tuple(tensors)
-
-    def build(tensors: list[Tensor], leaves: Sequence[Leaf]) -> Any:
-        for i, at in returned:
-            tensors[i] = cast(Tensor, leaves[at])
-        now = {**point, **{name: leaves[at] for name, at in live.items()}} if live else point
-        return outputs.build(tensors, now)  # type: ignore[arg-type]
-
-    return build

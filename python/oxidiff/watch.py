@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from itertools import chain
 from operator import is_
 from typing import Any, cast
 
@@ -26,9 +25,9 @@ from .adapters import TensorState, adapter_class, base_of, tensor_state
 __all__ = ["STRUCTURE", "WEIGHTS", "Structure", "Watch", "weight_state"]
 
 STRUCTURE = 1
-"""Bit of :meth:`Watch.poll`: a dictionary of the module tree was written."""
+"""Bit of :attr:`Watch.poll`: a dictionary, list or set of the module tree was written."""
 WEIGHTS = 2
-"""Bit of :meth:`Watch.poll`: a watched tensor was written or has other memory."""
+"""Bit of :attr:`Watch.poll`: a watched tensor was written or has other memory."""
 
 RECORDERS = "transformers.utils.output_capturing"
 """The module whose forward hooks transformers installs at the first call that asks for hidden states. They only note
@@ -78,8 +77,6 @@ class Structure:
         self.numbers = tuple([self.floats[i] for i in self.inputs])
         """The values of these."""
         self.fingerprint = Fingerprint(tree.fingerprint(list(self.inputs)), tree.kept)
-        self.lists: list[tuple[list[Any] | set[Any], list[Any] | set[Any]]] = tree.lists
-        """Lists and sets, each with a copy."""
         self.layers: dict[str, torch.nn.Module] = tree.layers()
         """Its LoRA layers."""
         self.has_other_adapters: bool = tree.has_other_adapters
@@ -186,23 +183,8 @@ class Watch:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors)
-        lists = [(value, before) for value, before in structure.lists if isinstance(value, list)]
-        self._lists = [value for value, _ in lists]
-        self._lengths = [len(before) for _, before in lists]
-        self._items = [item for _, before in lists for item in before]
-        self._sets = [(value, before) for value, before in structure.lists if isinstance(value, set)]
-
-    def poll(self) -> int:
+        self.poll: Callable[[], int] = self._watch.poll
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
-        bits = self._watch.poll()
-        # By identity: 1, 1.0 and True are equal, and tensors do not say whether they are. What is compared is held.
-        is_same = list(map(len, self._lists)) == self._lengths
-        if not (is_same and all(map(is_, chain.from_iterable(self._lists), self._items))):
-            return bits | STRUCTURE
-        for items, held in self._sets:
-            if items != held:
-                return bits | STRUCTURE
-        return bits
 
     def covers(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all of these are watched."""
@@ -218,13 +200,14 @@ class _Slow:
     """The same by comparing everything: milliseconds, for interpreters that do not show writes to dictionaries."""
 
     def __init__(self, tree: _native.Tree, tensors: Sequence[Tensor]) -> None:
+        self._tree = tree
         self._dicts = list(zip(tree.dicts, tree.copies, strict=True))
         self._tensors = list({id(t): t for t in (*tree.tensors, *tensors)}.values())
         self._state = weight_state(self._tensors)
 
     def poll(self) -> int:
         bits = 0
-        if not all(_is_same(table, before) for table, before in self._dicts):
+        if self._tree.is_listed_changed() or not all(_is_same(table, before) for table, before in self._dicts):
             bits = STRUCTURE
         return bits | (WEIGHTS if weight_state(self._tensors) != self._state else 0)
 

@@ -11,12 +11,14 @@
 
 mod attributes;
 mod builder;
+mod call;
 mod cuda;
 mod device;
 mod errors;
 mod executable;
 mod kernels;
 mod layout;
+mod lists;
 mod memory;
 mod sites;
 mod store;
@@ -38,6 +40,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<executable::Executable>()?;
     m.add_class::<tree::Tree>()?;
     m.add_class::<watch::Watch>()?;
+    m.add_function(wrap_pyfunction!(call::key_of, m)?)?;
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
     m.add_function(wrap_pyfunction!(executable::target, m)?)?;

@@ -33,7 +33,8 @@ const DTYPES: [(DType, u8, u8); 9] = [
     (DType::F64, 2, 64),
 ];
 
-fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
+/// The element type of these codes of DLPack.
+pub(super) fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
     DTYPES.iter().find(|(_, c, b)| (*c, *b, 1) == (code, bits, lanes)).map(|(d, ..)| *d)
 }
 

@@ -17,11 +17,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple, PyType};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple, PyType};
 use pyo3::{Borrowed, ffi, intern};
 
 use super::attributes::{Classes, Kind, Role, SKIPPED, role_of};
 use super::layout::TensorLayout;
+use super::lists::Lists;
 use super::tensor::Exchange;
 use super::versions::Dicts;
 
@@ -191,7 +192,7 @@ struct Scan<'py> {
     names: ByAddress<u64>,
     nodes: Vec<Node>,
     dicts: Dicts,
-    lists: Bound<'py, PyList>,
+    lists: Lists,
     kept: Bound<'py, PyList>,
     tensors: Vec<Py<PyAny>>,
     /// Places of tensors among `tensors`.
@@ -601,12 +602,9 @@ impl<'py> Scan<'py> {
             self.dicts.note(table)?;
             return self.items(table, depth);
         }
-        if matches!(kind, Kind::List | Kind::Set) {
-            self.lists.append((value, value.call_method0(intern!(self.py, "copy"))?))?;
-        }
         let items: Vec<Bound<'py, PyAny>> = match kind {
-            Kind::List => value.cast::<PyList>()?.iter().collect(),
-            Kind::Set => value.cast::<PySet>()?.iter().collect(),
+            Kind::List => self.lists.note_list(value.cast()?),
+            Kind::Set => self.lists.note_set(value.cast()?)?,
             Kind::FrozenSet => value.cast::<PyFrozenSet>()?.iter().collect(),
             _ => value.cast::<PyTuple>()?.iter().collect(),
         };
@@ -705,7 +703,7 @@ pub struct Tree {
     /// The fingerprint without floats.
     form: [u8; 32],
     floats: Vec<Float>,
-    lists: Py<PyList>,
+    pub(super) lists: Lists,
     kept: Py<PyList>,
     has_other_adapters: bool,
     obstacle: Option<(String, String)>,
@@ -734,7 +732,7 @@ impl Tree {
             names: ByAddress::default(),
             nodes: Vec::new(),
             dicts: Dicts::new(py),
-            lists: PyList::empty(py),
+            lists: Lists::default(),
             kept: PyList::empty(py),
             tensors: Vec::new(),
             places: ByAddress::default(),
@@ -770,7 +768,7 @@ impl Tree {
             types,
             form,
             floats: scan.floats,
-            lists: scan.lists.unbind(),
+            lists: scan.lists,
             kept: scan.kept.unbind(),
             has_other_adapters: scan.has_other_adapters,
             obstacle: scan.obstacle,
@@ -816,9 +814,8 @@ impl Tree {
         Ok((holder, key, format!("{path}{dot}{}{inside}", float.attribute.bind(py))))
     }
 
-    #[getter]
-    fn lists(&self, py: Python<'_>) -> Py<PyList> {
-        self.lists.clone_ref(py)
+    fn is_listed_changed(&self, py: Python<'_>) -> PyResult<bool> {
+        self.lists.is_changed(py)
     }
 
     #[getter]
@@ -933,7 +930,7 @@ impl Tree {
             visit.call(&float.place.0)?;
             visit.call(&float.place.1)?;
         }
-        visit.call(&self.lists)?;
+        self.lists.traverse(&visit)?;
         visit.call(&self.kept)
     }
 }

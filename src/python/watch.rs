@@ -18,7 +18,7 @@ use super::tensor::Exchange;
 use super::tree::{ByAddress, Tree};
 use super::versions::Dicts;
 
-/// Bit of [`Watch::poll`]: a dictionary was written.
+/// Bit of [`Watch::poll`]: a dictionary, list or set was written.
 const STRUCTURE: u32 = 1;
 /// Bit of [`Watch::poll`]: a tensor was written or has other memory.
 const WEIGHTS: u32 = 2;
@@ -73,9 +73,11 @@ impl Watch {
         Dicts::is_available(py) && TensorLayout::get(py).is_some()
     }
 
-    /// Bits of what may have changed: 1 a dictionary, 2 a tensor. A few nanoseconds for each.
-    fn poll(&self, py: Python<'_>) -> u32 {
-        u32::from(self.tree.get().dicts.is_changed(py)) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS
+    /// Bits of what may have changed: 1 a dictionary, list or set, 2 a tensor. A few nanoseconds for each.
+    fn poll(&self, py: Python<'_>) -> PyResult<u32> {
+        let tree = self.tree.get();
+        let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py)?;
+        Ok(u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS)
     }
 
     /// Whether all of these are watched.

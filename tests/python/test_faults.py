@@ -213,6 +213,10 @@ def test_fake_tensors_and_transforms(module: Net, compiled: Any) -> None:
         assert compiled(mode.from_tensor(image())).shape == (2, 12, 10, 8)
     expected = torch.func.vmap(module)(image(4, 2, 3, 12, 10))
     assert_close(torch.func.vmap(compiled)(image(4, 2, 3, 12, 10)), expected)
+    with torch.device("cpu"):
+        assert_close(torch.func.vmap(compiled)(image(4, 2, 3, 12, 10)), expected)
+    counts = {row["reason"]: row["count"] for row in compiled.report().fallbacks}
+    assert counts["a torch.func transform is active"] == 2
     assert_works(compiled)
 
 

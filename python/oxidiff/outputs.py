@@ -1,0 +1,94 @@
+"""From the tensors that a program made to what the module would return: on the path of every call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from operator import is_
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from .call import Leaf
+from .capture.graph import OutputSpec
+
+__all__ = ["builder"]
+
+Build = Callable[[list[Tensor], Sequence[Leaf]], Any]
+
+_RECORDS = ("diffusers.utils.outputs", "transformers.utils.generic")
+"""Where the base classes of model outputs are: dictionaries that show their entries as attributes too."""
+_put = OrderedDict.__setitem__
+
+
+def builder(outputs: OutputSpec, point: Mapping[str, Any], live: Mapping[str, int], places: Sequence[int]) -> Build:
+    """The function that puts results together as the module would, from a program's tensors and the leaves of the call.
+
+    Args:
+        outputs: What the module returned when it was captured.
+        point: Values of the symbols in it.
+        live: Symbols that are numbers of the call, each with the index of its leaf.
+        places: For each tensor of the call, the index of its leaf.
+    """
+    leaves_out = [leaf for leaf in outputs.leaves if leaf.value is not None]
+    # An argument that the module returns as it is: the caller gets its own tensor back.
+    returned = [(i, places[leaf.input]) for i, leaf in enumerate(leaves_out) if leaf.input is not None]
+    if not returned and len(leaves_out) == len(outputs.leaves):
+        simple = _simple_builder(outputs.spec)
+        if simple is not None:
+            return simple
+
+    def build(tensors: list[Tensor], leaves: Sequence[Leaf]) -> Any:
+        for i, at in returned:
+            tensors[i] = cast(Tensor, leaves[at])
+        now = {**point, **{name: leaves[at] for name, at in live.items()}} if live else point
+        return outputs.build(tensors, now)
+
+    return build
+
+
+def _simple_builder(spec: TreeSpec) -> Build | None:
+    """As :func:`builder` for a tensor, or a flat tuple, list or record of tensors."""
+    if spec.is_leaf():
+        return lambda tensors, leaves: tensors[0]
+    if not all(child.is_leaf() for child in spec.children()):
+        return None
+    if spec.type is list:
+        return lambda tensors, leaves: tensors
+    if spec.type is tuple:
+        return lambda tensors, leaves: tuple(tensors)
+    return _record_builder(spec)
+
+
+def _record_builder(spec: TreeSpec) -> Build | None:
+    """As :func:`builder` for an output class of diffusers or transformers: what its constructor would come to, which takes
+    ten times as long to look at its fields. ``None`` unless both come to the same."""
+    cls = cast(Any, spec.type)
+    is_record = issubclass(cls, OrderedDict) and is_dataclass(cls) and cls.__new__ is OrderedDict.__new__
+    if not is_record or getattr(cls.__dict__.get("__post_init__", cls.__post_init__), "__module__", "") not in _RECORDS:
+        return None
+    probes = [torch.empty(0) for _ in range(spec.num_leaves)]
+    made = tree_unflatten(probes, spec)
+    names = list(made)
+    blank = {field.name: None for field in fields(cls)}
+
+    def build(tensors: list[Tensor], leaves: Sequence[Leaf]) -> Any:
+        record = cls.__new__(cls)
+        attributes = record.__dict__
+        attributes.update(blank)
+        for name, tensor in zip(names, tensors, strict=True):
+            attributes[name] = tensor
+            _put(record, name, tensor)
+        return record
+
+    ours = build(probes, ())
+    if list(ours) != names or list(vars(ours)) != list(vars(made)):
+        return None
+    pairs = [
+        *zip(ours.values(), made.values(), strict=True),
+        *zip(vars(ours).values(), vars(made).values(), strict=True),
+    ]
+    return build if all(is_(*pair) for pair in pairs) else None

@@ -1,0 +1,141 @@
+//! The key of a call: what of its arguments decides which program runs, and at which sizes. See `oxidiff/call.py`, which does
+//! the same for arguments of more kinds than these and takes longer; a call pays for this every time.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
+
+use super::tensor::{Exchange, dtype_of};
+
+/// Tags of what follows. Every encoding says where it ends, so that no two calls have the same key.
+const TENSOR: u8 = 1;
+const INT: u8 = 2;
+const FLOAT: u8 = 3;
+const TRUE: u8 = 4;
+const FALSE: u8 = 5;
+const NONE: u8 = 6;
+const TEXT: u8 = 7;
+const TUPLE: u8 = 8;
+const LIST: u8 = 9;
+const DICT: u8 = 10;
+
+/// Levels of containers that are followed.
+const DEPTH: u32 = 8;
+
+struct Writer<'a, 'py> {
+    key: Vec<u8>,
+    leaves: &'a Bound<'py, PyList>,
+    exchange: Exchange,
+    tensor_types: &'a [Py<PyType>; 2],
+}
+
+/// What makes a value one that only `oxidiff/call.py` knows.
+struct Other;
+
+type Known = Result<(), Other>;
+
+impl From<PyErr> for Other {
+    fn from(_: PyErr) -> Self {
+        Self
+    }
+}
+
+impl<'py> Writer<'_, 'py> {
+    fn word(&mut self, word: i64) {
+        self.key.extend_from_slice(&word.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &Bound<'py, PyString>) -> Known {
+        let text = text.to_str()?;
+        self.word(text.len() as i64);
+        self.key.extend_from_slice(text.as_bytes());
+        Ok(())
+    }
+
+    fn tensor(&mut self, value: &Bound<'py, PyAny>) -> Known {
+        // The one bit that a view does not show: it has no complex numbers.
+        if value.call_method0(intern!(value.py(), "is_neg"))?.is_truthy()? {
+            return Err(Other);
+        }
+        let view = self.exchange.view(value).ok_or(Other)?;
+        let dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes).ok_or(Other)?;
+        self.key.extend_from_slice(&[TENSOR, dtype as u8]);
+        self.key.extend_from_slice(&view.device.device_type.to_le_bytes());
+        self.key.extend_from_slice(&view.device.device_id.to_le_bytes());
+        self.word(view.shape.len() as i64);
+        view.shape.iter().chain(view.strides).for_each(|&word| self.word(word));
+        Ok(self.leaves.append(value)?)
+    }
+
+    fn number(&mut self, tag: u8, value: &Bound<'py, PyAny>) -> Known {
+        self.key.push(tag);
+        Ok(self.leaves.append(value)?)
+    }
+
+    fn value(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> Known {
+        let kind = value.get_type();
+        if self.tensor_types.iter().any(|known| kind.is(known)) {
+            self.tensor(value)
+        } else if value.is_none() {
+            self.key.push(NONE);
+            Ok(())
+        } else if let Ok(flag) = value.cast_exact::<PyBool>() {
+            self.key.push(if flag.is_true() { TRUE } else { FALSE });
+            Ok(())
+        } else if value.is_exact_instance_of::<PyInt>() {
+            self.number(INT, value)
+        } else if value.is_exact_instance_of::<PyFloat>() {
+            self.number(FLOAT, value)
+        } else if let Ok(text) = value.cast_exact::<PyString>() {
+            self.key.push(TEXT);
+            self.text(text)
+        } else if depth == 0 {
+            Err(Other)
+        } else if let Ok(items) = value.cast_exact::<PyTuple>() {
+            self.key.push(TUPLE);
+            self.word(items.len() as i64);
+            items.iter_borrowed().try_for_each(|item| self.value(&item, depth - 1))
+        } else if let Ok(items) = value.cast_exact::<PyList>() {
+            self.key.push(LIST);
+            self.word(items.len() as i64);
+            items.iter().try_for_each(|item| self.value(&item, depth - 1))
+        } else if let Ok(items) = value.cast_exact::<PyDict>() {
+            self.key.push(DICT);
+            self.items(items, depth - 1)
+        } else {
+            Err(Other)
+        }
+    }
+
+    fn items(&mut self, items: &Bound<'py, PyDict>, depth: u32) -> Known {
+        self.word(items.len() as i64);
+        items.iter().try_for_each(|(name, value)| {
+            self.text(name.cast_exact::<PyString>().map_err(|_| Other)?)?;
+            self.value(&value, depth)
+        })
+    }
+}
+
+/// See the stub file.
+#[pyfunction]
+pub fn key_of<'py>(
+    args: &Bound<'py, PyTuple>,
+    kwargs: &Bound<'py, PyDict>,
+    leaves: &Bound<'py, PyList>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    static TENSORS: PyOnceLock<[Py<PyType>; 2]> = PyOnceLock::new();
+    let py = args.py();
+    let tensor_types = TENSORS.get_or_try_init(py, || {
+        let class = |module: &str, name: &str| -> PyResult<_> {
+            Ok(py.import(module)?.getattr(name)?.cast_into::<PyType>()?.unbind())
+        };
+        Ok::<_, PyErr>([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
+    })?;
+    let key = Vec::with_capacity(512);
+    let mut writer = Writer { key, leaves, exchange: Exchange::get(py)?, tensor_types };
+    writer.word(args.len() as i64);
+    let known = args.iter_borrowed().try_for_each(|value| writer.value(&value, DEPTH));
+    let known = known.and_then(|()| writer.items(kwargs, DEPTH));
+    Ok(known.is_ok().then(|| PyBytes::new(py, &writer.key)))
+}

@@ -1,0 +1,61 @@
+//! `Lists`: lists and sets, and whether any holds something else than when it was noted. Neither has a version, so that every
+//! item is compared: by identity, since 1, 1.0 and True are equal and tensors do not say whether they are.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::pyclass::{PyTraverseError, PyVisit};
+use pyo3::types::{PyList, PySet};
+
+/// Lists and sets with what they held.
+#[derive(Default)]
+pub(super) struct Lists {
+    lists: Vec<(Py<PyList>, Vec<Py<PyAny>>)>,
+    sets: Vec<(Py<PySet>, Py<PySet>)>,
+}
+
+impl Lists {
+    /// Adds a list as it is now, and gives its items.
+    pub fn note_list<'py>(&mut self, list: &Bound<'py, PyList>) -> Vec<Bound<'py, PyAny>> {
+        let items: Vec<_> = list.iter().collect();
+        self.lists.push((list.clone().unbind(), items.iter().map(|item| item.clone().unbind()).collect()));
+        items
+    }
+
+    /// Adds a set as it is now, and gives its items.
+    pub fn note_set<'py>(&mut self, set: &Bound<'py, PySet>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let copy = set.call_method0(intern!(set.py(), "copy"))?.cast_into::<PySet>()?;
+        let items = copy.iter().collect();
+        self.sets.push((set.clone().unbind(), copy.unbind()));
+        Ok(items)
+    }
+
+    /// Whether any was written.
+    pub fn is_changed(&self, py: Python<'_>) -> PyResult<bool> {
+        let differs = |(list, before): &(Py<PyList>, Vec<Py<PyAny>>)| {
+            let list = list.bind(py);
+            list.len() != before.len() || !list.iter().zip(before).all(|(now, before)| now.is(before))
+        };
+        if self.lists.iter().any(differs) {
+            return Ok(true);
+        }
+        for (set, before) in &self.sets {
+            if set.bind(py).ne(before)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Shows the garbage collector what is held.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for (list, items) in &self.lists {
+            visit.call(list)?;
+            items.iter().try_for_each(|item| visit.call(item))?;
+        }
+        for (set, before) in &self.sets {
+            visit.call(set)?;
+            visit.call(before)?;
+        }
+        Ok(())
+    }
+}
