@@ -260,6 +260,38 @@ fn unet_block() {
     assert_eq!(copies, 0, "slices of the concatenation and the permuted output are written in place\n{plan}");
 }
 
+/// Integers, as in T5's buckets of positions: evaluated by the interpreter, a block of rows at a time where there are many.
+const INTEGERS: &str = r#"symbol s0 "rows" = [1, 70, 333]
+symbol s1 "columns" = [1, 65, 128]
+input 0 "x": i64[2,s0,s1]
+input 1 "row": i64[s1]
+input 2 "y": f32[s0,s1]
+%0: i64[2,s0,s1] = input() {index=0}
+%1: i64[s1] = input() {index=1}
+%2: f32[s0,s1] = input() {index=2}
+%3: i64[s0] = arange() {start=3, step=2}
+%4: i64[s0,1] = reshape(%3)
+%5: i64[s0,s1] = sub(%1, %4)
+%6: i64[] = full() {value=7.0}
+%7: bool[s0,s1] = gt(%5, %6)
+%8: i64[s0,s1] = convert(%2)
+%9: i64[s0,s1] = where(%7, %5, %8)
+%10: i64[2,s0,s1] = mul(%0, %9)
+%11: i64[s0,1] = add(%4, %6)
+%12: i64[1,s0,s1] = slice(%0) {dim=0, start=1, step=1}
+%13: i64[s0,s1] = reshape(%12)
+%14: i64[s0,s1] = minimum(%13, %11)
+%15: i64[s1,s0] = permute(%14) {dims=[1, 0]}
+%16: i64[s1,s0] = abs(%15)
+return %7, %9, %10, %11, %16
+"#;
+
+#[test]
+fn integers_in_blocks() {
+    assert!(kernels(INTEGERS).contains(&Kernel::Interpret));
+    check(INTEGERS, 1);
+}
+
 const MOVEMENT: &str = r#"symbol s0 "batch" = [1, 3]
 symbol s1 "seq" = [4, 9]
 input 0 "x": T[s0,s1,6]
