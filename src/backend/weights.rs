@@ -410,10 +410,7 @@ impl WeightSet {
     /// # Errors
     /// What `make` says.
     pub fn pack(&self, index: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
-        let Some(place) = self.packs.get(index) else {
-            return Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") });
-        };
-        let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
+        let (place, store) = self.place(index)?;
         store.get_or_make(&place.key, make)
     }
 
@@ -422,18 +419,20 @@ impl WeightSet {
     /// # Errors
     /// What `make` says.
     pub fn sums(&self, index: usize, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
-        let Some(place) = self.packs.get(index) else {
-            return Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") });
-        };
-        let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
+        let (place, store) = self.place(index)?;
         store.get_or_make(&place.sums, make)
     }
 
     /// Whether the panels of packed weight `index` are there; if so, they count as used now.
     pub fn touch(&self, index: usize) -> bool {
-        let Some(place) = self.packs.get(index) else { return false };
-        let store = place.slot.map_or(&self.shared, |slot| &self.sources[slot].forms);
-        store.touch(&place.key)
+        self.place(index).is_ok_and(|(place, store)| store.touch(&place.key))
+    }
+
+    fn place(&self, index: usize) -> Result<(&PackPlace, &Store)> {
+        let Some(place) = self.packs.get(index) else {
+            return Err(Error::Backend { backend: "weights", what: format!("no packed weight {index}") });
+        };
+        Ok((place, place.slot.map_or(&*self.shared, |slot| &*self.sources[slot].forms)))
     }
 
     /// A dense copy of slot `slot`, made by `make` if there is none.

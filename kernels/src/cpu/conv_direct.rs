@@ -27,11 +27,14 @@ use super::gemm_kernel::{CopyRow, Kernel, copy_row};
 use super::pack::{elements_per_unit, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
+use crate::isa::features;
 use crate::pool::{Pool, Worker};
 
 /// Output pixels and channels of a task at most, and terms of one accumulation chain: A (256 x 320 f32) and C
-/// (256 x 384 f32) share a 1 MiB L2 with the panels that stream through, and a panel (320 x 32 f32) stays in L1.
+/// (256 x 384 f32) share a 1 MiB L2 with the panels that stream through, and a panel (320 x 32 f32) stays in L1. Of a
+/// smaller L2 half as many pixels (measured with 512 KiB: up to 4 % less time).
 const MAX_PIXELS: usize = 256;
+const LARGE_L2: usize = 1 << 20;
 const MAX_WIDTH: usize = 64;
 const MAX_COLS: usize = 384;
 const CHUNK_UNITS: usize = 320;
@@ -150,7 +153,8 @@ impl<'a> Direct<'a> {
         let [depth, height, width] = self.conv.output;
         let outs = self.conv.out_channels / self.conv.groups;
         let columns = width.div_ceil(width.div_ceil(MAX_WIDTH));
-        let mut rows = (MAX_PIXELS / columns).clamp(1, height);
+        let most = if features().l2_bytes < LARGE_L2 { MAX_PIXELS / 2 } else { MAX_PIXELS };
+        let mut rows = (most / columns).clamp(1, height);
         let images = self.conv.batch * self.conv.groups * depth * width.div_ceil(columns);
         let tasks = |rows: usize, nc: usize| images * height.div_ceil(rows) * outs.div_ceil(nc);
         let wanted = if threads == 1 { 1 } else { 4 * threads };
