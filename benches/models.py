@@ -189,8 +189,8 @@ def write_page(figures: dict[str, Any]) -> None:
 
 
 def peaks_of(name: str) -> dict[str, Any]:
-    """Peaks of eager and of the compiled module; of small models the medians of several processes in turn, since the code that
-    a process happens to load is counted with the rest."""
+    """Peaks of eager and of the compiled module; of small models the medians of several processes in turn, since the code
+    that a process happens to load is counted with the rest."""
     taken: dict[str, list[dict[str, Any]]] = {"eager": [], "compiled": []}
     for turn in range(PROCESSES):
         for what, rows in taken.items():

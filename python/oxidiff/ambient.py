@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from .device import device_of
@@ -33,6 +34,8 @@ def ambient_mode() -> tuple[Any, ...] | str:
         return "a torch.func transform is active"
     if _C._get_tracing_state() is not None:
         return "torch.jit is tracing"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is on"
     mode = torch.get_default_dtype(), _C._get_float32_matmul_precision(), _conv_precision("cuda", "conv")
     # On a GPU autocast is an obstacle; on the CPU that of a GPU changes nothing.
     return mode if is_usual else (*mode, torch.is_autocast_enabled("cuda"), _len_function_stack() > 0)

@@ -68,11 +68,17 @@ def _record_builder(spec: TreeSpec) -> Build | None:
     ten times as long to look at its fields. ``None`` unless both come to the same."""
     cls = cast(Any, spec.type)
     is_record = issubclass(cls, OrderedDict) and is_dataclass(cls) and cls.__new__ is OrderedDict.__new__
-    if not is_record or getattr(cls.__dict__.get("__post_init__", cls.__post_init__), "__module__", "") not in _RECORDS:
+    if not is_record or getattr(getattr(cls, "__post_init__", None), "__module__", "") not in _RECORDS:
         return None
     probes = [torch.empty(0) for _ in range(spec.num_leaves)]
-    made = tree_unflatten(probes, spec)
+    try:
+        made = tree_unflatten(probes, spec)
+    except Exception:
+        # It looks at its tensors.
+        return None
     names = list(made)
+    if len(names) != len(probes):
+        return None
     blank = {field.name: None for field in fields(cls)}
 
     def build(tensors: list[Tensor], leaves: Sequence[Leaf]) -> Any:

@@ -97,9 +97,11 @@ impl<'py> Writer<'_, 'py> {
             self.word(items.len() as i64);
             items.iter_borrowed().try_for_each(|item| self.value(&item, depth - 1))
         } else if let Ok(items) = value.cast_exact::<PyList>() {
+            // A copy: `is_neg` may let other threads in, and theirs may be the list.
+            let items: Vec<_> = items.iter().collect();
             self.key.push(LIST);
             self.word(items.len() as i64);
-            items.iter().try_for_each(|item| self.value(&item, depth - 1))
+            items.iter().try_for_each(|item| self.value(item, depth - 1))
         } else if let Ok(items) = value.cast_exact::<PyDict>() {
             self.key.push(DICT);
             self.items(items, depth - 1)
@@ -109,10 +111,11 @@ impl<'py> Writer<'_, 'py> {
     }
 
     fn items(&mut self, items: &Bound<'py, PyDict>, depth: u32) -> Known {
+        let items: Vec<_> = items.iter().collect();
         self.word(items.len() as i64);
         items.iter().try_for_each(|(name, value)| {
             self.text(name.cast_exact::<PyString>().map_err(|_| Other)?)?;
-            self.value(&value, depth)
+            self.value(value, depth)
         })
     }
 }

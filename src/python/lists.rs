@@ -1,16 +1,17 @@
 //! `Lists`: lists and sets, and whether any holds something else than when it was noted. Neither has a version, so that every
 //! item is compared: by identity, since 1, 1.0 and True are equal and tensors do not say whether they are.
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyList, PySet};
+
+use super::tree::ByAddress;
 
 /// Lists and sets with what they held.
 #[derive(Default)]
 pub(super) struct Lists {
     lists: Vec<(Py<PyList>, Vec<Py<PyAny>>)>,
-    sets: Vec<(Py<PySet>, Py<PySet>)>,
+    sets: Vec<(Py<PySet>, ByAddress<Py<PyAny>>)>,
 }
 
 impl Lists {
@@ -22,28 +23,24 @@ impl Lists {
     }
 
     /// Adds a set as it is now, and gives its items.
-    pub fn note_set<'py>(&mut self, set: &Bound<'py, PySet>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let copy = set.call_method0(intern!(set.py(), "copy"))?.cast_into::<PySet>()?;
-        let items = copy.iter().collect();
-        self.sets.push((set.clone().unbind(), copy.unbind()));
-        Ok(items)
+    pub fn note_set<'py>(&mut self, set: &Bound<'py, PySet>) -> Vec<Bound<'py, PyAny>> {
+        let items: Vec<_> = set.iter().collect();
+        let held = items.iter().map(|item| (item.as_ptr().addr(), item.clone().unbind())).collect();
+        self.sets.push((set.clone().unbind(), held));
+        items
     }
 
     /// Whether any was written.
-    pub fn is_changed(&self, py: Python<'_>) -> PyResult<bool> {
-        let differs = |(list, before): &(Py<PyList>, Vec<Py<PyAny>>)| {
+    pub fn is_changed(&self, py: Python<'_>) -> bool {
+        let is_list_changed = |(list, before): &(Py<PyList>, Vec<Py<PyAny>>)| {
             let list = list.bind(py);
             list.len() != before.len() || !list.iter().zip(before).all(|(now, before)| now.is(before))
         };
-        if self.lists.iter().any(differs) {
-            return Ok(true);
-        }
-        for (set, before) in &self.sets {
-            if set.bind(py).ne(before)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let is_set_changed = |(set, before): &(Py<PySet>, ByAddress<Py<PyAny>>)| {
+            let set = set.bind(py);
+            set.len() != before.len() || !set.iter().all(|now| before.contains_key(&now.as_ptr().addr()))
+        };
+        self.lists.iter().any(is_list_changed) || self.sets.iter().any(is_set_changed)
     }
 
     /// Shows the garbage collector what is held.
@@ -54,7 +51,7 @@ impl Lists {
         }
         for (set, before) in &self.sets {
             visit.call(set)?;
-            visit.call(before)?;
+            before.values().try_for_each(|item| visit.call(item))?;
         }
         Ok(())
     }

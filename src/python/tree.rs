@@ -604,7 +604,7 @@ impl<'py> Scan<'py> {
         }
         let items: Vec<Bound<'py, PyAny>> = match kind {
             Kind::List => self.lists.note_list(value.cast()?),
-            Kind::Set => self.lists.note_set(value.cast()?)?,
+            Kind::Set => self.lists.note_set(value.cast()?),
             Kind::FrozenSet => value.cast::<PyFrozenSet>()?.iter().collect(),
             _ => value.cast::<PyTuple>()?.iter().collect(),
         };
@@ -814,7 +814,7 @@ impl Tree {
         Ok((holder, key, format!("{path}{dot}{}{inside}", float.attribute.bind(py))))
     }
 
-    fn is_listed_changed(&self, py: Python<'_>) -> PyResult<bool> {
+    fn is_listed_changed(&self, py: Python<'_>) -> bool {
         self.lists.is_changed(py)
     }
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import enum
 import itertools
+import sys
+import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +17,7 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import register_pytree_node, tree_flatten
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import oxidiff
@@ -163,6 +167,32 @@ def test_records_are_made_as_by_their_constructors(make: Any) -> None:
         made.pop(first)
 
 
+@dataclass
+class Square(BaseOutput):
+    """One that looks at its tensor."""
+
+    first: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.first.dim() == 2
+        super().__post_init__()
+
+
+@dataclass
+class Bare(OrderedDict[str, Tensor]):
+    """A record of nobody's."""
+
+    first: Tensor
+
+
+register_pytree_node(
+    Bare,
+    lambda record: ([record.first], None),
+    lambda values, _: Bare(first=next(iter(values))),
+    serialized_type_name="test_call.Bare",
+)
+
+
 @pytest.mark.parametrize("make", [Particular, Marked, lambda a: (a,), lambda a: OrderedDict(first=a)])
 def test_other_records_are_left_to_their_constructors(make: Any) -> None:
     assert _record_builder(tree_flatten(make(torch.ones(1)))[1]) is None
@@ -178,12 +208,67 @@ def test_a_module_returns_the_records_of_eager() -> None:
         def forward(self, x: Tensor) -> Any:
             return self.kind(x * 2)
 
-    for kind in (UNet2DConditionOutput, Pair, Particular, Marked, Counting):
+    for kind in (UNet2DConditionOutput, Pair, Particular, Marked, Counting, Square, Bare):
         module = Module(kind)
         compiled: Any = oxidiff.compile(module, strict=True)
         for seed in range(2):
-            x = image(3, seed=seed)
+            x = image(3, 4, seed=seed)
             made, expected = compiled(x), module(x)
             assert type(made) is kind
             assert {**vars(made), "first": None, "sample": None} == {**vars(expected), "first": None, "sample": None}
-            assert torch.equal(made[0], expected[0])
+            assert torch.equal(made.first if kind is Bare else made[0], expected.first if kind is Bare else expected[0])
+
+
+NESTINGS: list[Callable[[Tensor], Any]] = [
+    lambda y: (y,), lambda y: ((y,),), lambda y: (y, ()), lambda y: (y, {}), lambda y: ([y],), lambda y: [y],
+    lambda y: [(y,)], lambda y: {"a": (y,)}, lambda y: (y, None), lambda y: (y, 1), lambda y: (y, y),
+    lambda y: (y, [y + 1, {"b": y}]), lambda y: (y.shape[0],), lambda y: ((y.shape[0],), y),
+    lambda y: (UNet2DConditionOutput(sample=y),), lambda y: Pair(first=(y, y + 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nest", NESTINGS, ids=[str(i) for i in range(len(NESTINGS))])
+@torch.no_grad()
+def test_results_nest_as_in_eager(nest: Callable[[Tensor], Any]) -> None:
+    compiled: Any = oxidiff.compile(lambda x: nest(x * 2), strict=True)
+    for seed in range(2):
+        x = image(3, 4, seed=seed)
+        made, expected = tree_flatten(compiled(x)), tree_flatten(nest(x * 2))
+        assert made[1] == expected[1]
+        for a, b in zip(made[0], expected[0], strict=True):
+            assert torch.equal(a, b) if isinstance(b, Tensor) else (type(a), a) == (type(b), b)
+
+
+@torch.no_grad()
+def test_a_record_that_is_not_made_again_as_it_was_runs_eager() -> None:
+    compiled: Any = oxidiff.compile(lambda x: Counting(x * 2, None))  # type: ignore[arg-type]
+    with pytest.warns(oxidiff.FallbackWarning, match="pytree"):
+        assert compiled(image(3)).count is None
+    assert compiled(image(3)).count is None
+
+
+@torch.no_grad()
+def test_a_dictionary_that_another_thread_changes_meanwhile() -> None:
+    conditions: dict[str, Tensor] = {f"t{i}": image(2, seed=i) for i in range(20)}
+    more, stop = image(2), threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            conditions["more"] = more
+            time.sleep(0)
+            del conditions["more"]
+            time.sleep(0)
+
+    thread = threading.Thread(target=change)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(3000):
+            leaves: list[Any] = []
+            assert _native.key_of((), {"conditions": conditions}, leaves) is not None
+            assert len(leaves) in (20, 21)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(before)

@@ -215,6 +215,10 @@ def test_fake_tensors_and_transforms(module: Net, compiled: Any) -> None:
     assert_close(torch.func.vmap(compiled)(image(4, 2, 3, 12, 10)), expected)
     with torch.device("cpu"):
         assert_close(torch.func.vmap(compiled)(image(4, 2, 3, 12, 10)), expected)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(image(2, 3, 12, 10), image(2, 3, 12, 10, seed=1))
+        tangents = [torch.autograd.forward_ad.unpack_dual(call(dual)).tangent for call in (module, compiled)]
+        assert_close(tangents[1], tangents[0])
     counts = {row["reason"]: row["count"] for row in compiled.report().fallbacks}
     assert counts["a torch.func transform is active"] == 2
     assert_works(compiled)

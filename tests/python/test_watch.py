@@ -33,6 +33,7 @@ class Model(Net):
         self.processor = Processor()
         self.config = {"channels": [1, 2], "_name_or_path": "here", "deep": {"er": (3, "a")}}
         self.names = {"a", "b"}
+        self.flags = {1}
         self.large = 1 << 70
         self.text = "\udcff"
         self.size = torch.Size([1, 2])
@@ -58,6 +59,7 @@ STRUCTURAL: dict[str, Callable[[Any], Any]] = {
     "nested dictionary": lambda m: flip(m.config["deep"], "er", (3, "b")),
     "list in a dictionary": lambda m: m.config["channels"].append(3),
     "set": lambda m: m.names.add("c"),
+    "equal item of a set": lambda m: (m.flags.clear(), m.flags.add(True)),
     "large number": lambda m: setattr(m, "large", 1 << 71),
     "text without a meaning": lambda m: setattr(m, "text", "\udcfe"),
     "size": lambda m: setattr(m, "size", torch.Size([2, 2])),

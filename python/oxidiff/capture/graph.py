@@ -109,8 +109,6 @@ class OutputSpec:
 
     def build(self, tensors: Sequence[Tensor], point: Mapping[str, Number]) -> Any:
         """What ``forward`` returns, from its tensors (one per leaf that has a value, in order)."""
-        if len(self.leaves) == 1 and self.spec.type is tuple:
-            return (tensors[0],) if tensors else (_literal(self.leaves[0].literal, point),)
         rest = iter(tensors)
         return tree_unflatten(
             [next(rest) if leaf.value is not None else _literal(leaf.literal, point) for leaf in self.leaves], self.spec

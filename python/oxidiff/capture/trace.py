@@ -20,6 +20,7 @@ import sys
 import threading
 import traceback
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..errors import CaptureError, Error
 from .aliasing import Aliases, functional_overload, is_view_op
@@ -323,6 +324,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
         leaves, spec = tree_flatten(result)
+        if not _is_same(result, tree_unflatten(leaves, spec)):
+            raise self.error("forward returns an object that torch's pytree does not make again as it was")
         tokens: list[Any] = []
         numbers: list[int | float] = []
         self.path = ""
@@ -339,6 +342,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._append("output", tuple(tokens), numbers, ())
         self.trace.output_spec = spec
         return self.trace
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two results, one made of the leaves of the other, are the same in all that a caller can see."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or (isinstance(one, dict) and list(one) != list(other)):
+        return False
+    items: list[tuple[Any, Any]] = []
+    if isinstance(one, (tuple, list)):
+        items += zip(one, other, strict=False)
+        if len(one) != len(other):
+            return False
+    elif isinstance(one, dict):
+        items += zip(one.values(), other.values(), strict=True)
+    elif not hasattr(one, "__dict__"):
+        return False
+    mine, theirs = getattr(one, "__dict__", {}), getattr(other, "__dict__", {})
+    return mine.keys() == theirs.keys() and all(
+        _is_same(a, b) for a, b in (*items, *((value, theirs[name]) for name, value in mine.items()))
+    )
 
 
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -811,8 +835,10 @@ def _remove_from_containers(tensor: Tensor) -> None:
         if type(holder) is list:
             holder[:] = [item for item in holder if item is not tensor]
         elif isinstance(holder, dict) and "__builtins__" not in holder:
-            for name in [k for k, v in holder.items() if v is tensor]:
-                del holder[name]
+            # Not by its class, which may not allow it: model outputs of diffusers do not.
+            kind: type[dict[Any, Any]] = OrderedDict if isinstance(holder, OrderedDict) else dict
+            for name in [k for k, v in kind.items(holder) if v is tensor]:
+                kind.__delitem__(holder, name)
 
 
 @contextmanager

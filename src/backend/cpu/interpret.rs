@@ -186,7 +186,8 @@ impl InterpretCall {
             let result = match block {
                 None => interp::eval_node(graph, node, ctx.bindings, &operands)?,
                 Some((cut, at)) => {
-                    interp::eval(graph.op(node), &cut.ty(graph, node, ctx.bindings, at)?, ctx.bindings, &operands)?
+                    let ty = cut.ty(graph, node, ctx.bindings, at)?;
+                    interp::eval_part(graph, node, &ty, ctx.bindings, &operands)?
                 }
             };
             values.insert(node, result);

@@ -135,7 +135,21 @@ fn eval_at(
         return Ok(tensor.convert(precision.dtype(constant.ty.dtype)));
     }
     let ty = ValueType::new(precision.dtype(node.ty.dtype), node.ty.shape.clone());
-    eval(&node.op, &ty, bindings, operands).map_err(|e| match e {
+    eval_part(graph, value, &ty, bindings, operands)
+}
+
+/// Computes a part of one node, which has type `ty`, from parts of its operands.
+///
+/// # Errors
+/// As [`eval`], with the node's place.
+pub fn eval_part(
+    graph: &Graph,
+    value: ValueId,
+    ty: &ValueType,
+    bindings: &[i64],
+    operands: &[&Tensor],
+) -> Result<Tensor> {
+    eval(graph.op(value), ty, bindings, operands).map_err(|e| match e {
         Error::Shape { why, .. } => Error::Shape { place: graph.place(value), why },
         Error::Invalid(why) => Error::Invalid(format!("{}: {why}", graph.place(value))),
         other => other,
