@@ -358,7 +358,7 @@ def _is_same(one: Any, other: Any) -> bool:
     elif isinstance(one, dict):
         items += zip(one.values(), other.values(), strict=True)
     elif not hasattr(one, "__dict__"):
-        return False
+        return isinstance(one, (int, float, str, torch.dtype, torch.device)) and one == other
     mine, theirs = getattr(one, "__dict__", {}), getattr(other, "__dict__", {})
     return mine.keys() == theirs.keys() and all(
         _is_same(a, b) for a, b in (*items, *((value, theirs[name]) for name, value in mine.items()))
