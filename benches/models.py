@@ -176,6 +176,7 @@ def write_page(figures: dict[str, Any]) -> None:
         "- *step*: time of a call over eager's, median of interleaved pairs ± half the distance of the quartiles.",
         "- *peak*: most resident memory beyond the weights in a call, derived weights included, over eager's; each in a "
         f"process of its own, below {SMALL >> 20} MiB the medians of {PROCESSES} each.",
+        "- *taken*: when, and with which instructions, errors and steps were; peaks depend little on them.",
         "",
         "Taken last:",
         "",
