@@ -276,3 +276,24 @@ def test_a_tensor_of_an_object_is_replaced() -> None:
         assert_close(compiled(x), model(x))
         assert_close(compiled(x.repeat(2, 1, 1)), model(x.repeat(2, 1, 1)))
     assert oxidiff.report(compiled).eager_calls == 0
+
+
+class Touchy:
+    """Compares to nothing."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+
+def test_items_of_sets_are_not_compared() -> None:
+    model = Model()
+    held: set[Any] = {Touchy()}
+    model.touchy = held
+    watch = Watch(Structure(model), ())
+    assert watch.poll() == 0
+    held.clear()
+    held.add(Touchy())
+    assert watch.poll() == STRUCTURE
