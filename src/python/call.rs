@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
 use super::tensor::{Exchange, dtype_of};
+use super::tree::Tokens;
 
 /// Tags of what follows. Every encoding says where it ends, so that no two calls have the same key.
 const TENSOR: u8 = 1;
@@ -24,7 +25,7 @@ const DICT: u8 = 10;
 const DEPTH: u32 = 8;
 
 struct Writer<'a, 'py> {
-    key: Vec<u8>,
+    key: Tokens,
     leaves: &'a Bound<'py, PyList>,
     exchange: Exchange,
     tensor_types: &'a [Py<PyType>; 2],
@@ -42,14 +43,8 @@ impl From<PyErr> for Other {
 }
 
 impl<'py> Writer<'_, 'py> {
-    fn word(&mut self, word: i64) {
-        self.key.extend_from_slice(&word.to_le_bytes());
-    }
-
     fn text(&mut self, text: &Bound<'py, PyString>) -> Known {
-        let text = text.to_str()?;
-        self.word(text.len() as i64);
-        self.key.extend_from_slice(text.as_bytes());
+        self.key.bytes(text.to_str()?.as_bytes());
         Ok(())
     }
 
@@ -59,17 +54,15 @@ impl<'py> Writer<'_, 'py> {
             return Err(Other);
         }
         let view = self.exchange.view(value).ok_or(Other)?;
-        let dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes).ok_or(Other)?;
-        self.key.extend_from_slice(&[TENSOR, dtype as u8]);
-        self.key.extend_from_slice(&view.device.device_type.to_le_bytes());
-        self.key.extend_from_slice(&view.device.device_id.to_le_bytes());
-        self.word(view.shape.len() as i64);
-        view.shape.iter().chain(view.strides).for_each(|&word| self.word(word));
+        dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes).ok_or(Other)?;
+        self.key.tag(TENSOR);
+        self.key.view(&view);
+        view.strides.iter().for_each(|stride| self.key.word(stride.cast_unsigned()));
         Ok(self.leaves.append(value)?)
     }
 
     fn number(&mut self, tag: u8, value: &Bound<'py, PyAny>) -> Known {
-        self.key.push(tag);
+        self.key.tag(tag);
         Ok(self.leaves.append(value)?)
     }
 
@@ -78,32 +71,32 @@ impl<'py> Writer<'_, 'py> {
         if self.tensor_types.iter().any(|known| kind.is(known)) {
             self.tensor(value)
         } else if value.is_none() {
-            self.key.push(NONE);
+            self.key.tag(NONE);
             Ok(())
         } else if let Ok(flag) = value.cast_exact::<PyBool>() {
-            self.key.push(if flag.is_true() { TRUE } else { FALSE });
+            self.key.tag(if flag.is_true() { TRUE } else { FALSE });
             Ok(())
         } else if value.is_exact_instance_of::<PyInt>() {
             self.number(INT, value)
         } else if value.is_exact_instance_of::<PyFloat>() {
             self.number(FLOAT, value)
         } else if let Ok(text) = value.cast_exact::<PyString>() {
-            self.key.push(TEXT);
+            self.key.tag(TEXT);
             self.text(text)
         } else if depth == 0 {
             Err(Other)
         } else if let Ok(items) = value.cast_exact::<PyTuple>() {
-            self.key.push(TUPLE);
-            self.word(items.len() as i64);
+            self.key.tag(TUPLE);
+            self.key.word(items.len() as u64);
             items.iter_borrowed().try_for_each(|item| self.value(&item, depth - 1))
         } else if let Ok(items) = value.cast_exact::<PyList>() {
             // A copy: `is_neg` may let other threads in, and theirs may be the list.
             let items: Vec<_> = items.iter().collect();
-            self.key.push(LIST);
-            self.word(items.len() as i64);
+            self.key.tag(LIST);
+            self.key.word(items.len() as u64);
             items.iter().try_for_each(|item| self.value(item, depth - 1))
         } else if let Ok(items) = value.cast_exact::<PyDict>() {
-            self.key.push(DICT);
+            self.key.tag(DICT);
             self.items(items, depth - 1)
         } else {
             Err(Other)
@@ -112,7 +105,7 @@ impl<'py> Writer<'_, 'py> {
 
     fn items(&mut self, items: &Bound<'py, PyDict>, depth: u32) -> Known {
         let items: Vec<_> = items.iter().collect();
-        self.word(items.len() as i64);
+        self.key.word(items.len() as u64);
         items.iter().try_for_each(|(name, value)| {
             self.text(name.cast_exact::<PyString>().map_err(|_| Other)?)?;
             self.value(value, depth)
@@ -135,10 +128,10 @@ pub fn key_of<'py>(
         };
         Ok::<_, PyErr>([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
     })?;
-    let key = Vec::with_capacity(512);
+    let key = Tokens(Vec::with_capacity(512));
     let mut writer = Writer { key, leaves, exchange: Exchange::get(py)?, tensor_types };
-    writer.word(args.len() as i64);
+    writer.key.word(args.len() as u64);
     let known = args.iter_borrowed().try_for_each(|value| writer.value(&value, DEPTH));
     let known = known.and_then(|()| writer.items(kwargs, DEPTH));
-    Ok(known.is_ok().then(|| PyBytes::new(py, &writer.key)))
+    Ok(known.is_ok().then(|| PyBytes::new(py, &writer.key.0)))
 }

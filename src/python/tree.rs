@@ -23,7 +23,7 @@ use pyo3::{Borrowed, ffi, intern};
 use super::attributes::{Classes, Kind, Role, SKIPPED, role_of};
 use super::layout::TensorLayout;
 use super::lists::Lists;
-use super::tensor::Exchange;
+use super::tensor::{Exchange, View};
 use super::versions::Dicts;
 
 /// Hashes an address: its bits are as good as random above the alignment.
@@ -145,22 +145,31 @@ impl<'py> Tables<'py> {
     }
 }
 
-/// Tokens of a fingerprint.
+/// Tokens of a fingerprint, or of the key of a call.
 #[derive(Default)]
-struct Tokens(Vec<u8>);
+pub(super) struct Tokens(pub(super) Vec<u8>);
 
 impl Tokens {
-    fn tag(&mut self, tag: u8) {
+    pub(super) fn tag(&mut self, tag: u8) {
         self.0.push(tag);
     }
 
-    fn word(&mut self, word: u64) {
+    pub(super) fn word(&mut self, word: u64) {
         self.0.extend_from_slice(&word.to_le_bytes());
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
+    }
+
+    /// Dtype, device and sizes of a tensor.
+    pub(super) fn view(&mut self, view: &View<'_>) {
+        let (dtype, device) = (view.dtype, view.device);
+        self.word(u64::from(dtype.code) | u64::from(dtype.bits) << 8 | u64::from(dtype.lanes) << 16);
+        self.word(u64::from(device.device_type) << 32 | u64::from(device.device_id.cast_unsigned()));
+        self.word(view.shape.len() as u64);
+        view.shape.iter().for_each(|size| self.word(size.cast_unsigned()));
     }
 }
 
@@ -676,11 +685,7 @@ fn ints(value: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
 fn type_of(tokens: &mut Tokens, exchange: Exchange, tensor: &Bound<'_, PyAny>) {
     if let Some(view) = exchange.view(tensor) {
         tokens.tag(VALUE);
-        let (dtype, device) = (view.dtype, view.device);
-        tokens.word(u64::from(dtype.code) | u64::from(dtype.bits) << 8 | u64::from(dtype.lanes) << 16);
-        tokens.word(u64::from(device.device_type) << 32 | u64::from(device.device_id.cast_unsigned()));
-        tokens.word(view.shape.len() as u64);
-        view.shape.iter().for_each(|size| tokens.word(size.cast_unsigned()));
+        tokens.view(&view);
         return;
     }
     // What DLPack does not describe: other devices, sparse and quantized tensors.

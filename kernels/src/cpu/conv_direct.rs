@@ -34,10 +34,11 @@ use crate::pool::{Pool, Worker};
 /// (256 x 384 f32) share a 1 MiB L2 with the panels that stream through, and a panel (320 x 32 f32) stays in L1. Of a
 /// smaller L2 half as many pixels (measured with 512 KiB: up to 4 % less time).
 const MAX_PIXELS: usize = 256;
-const LARGE_L2: usize = 1 << 20;
 const MAX_WIDTH: usize = 64;
 const MAX_COLS: usize = 384;
 const CHUNK_UNITS: usize = 320;
+/// The L2 that these are for.
+const LARGE_L2: usize = 1 << 20;
 /// Shorter chains and narrower images than these are left to the general path, whose tiles span rows and taps.
 const MIN_CHANNELS: usize = 48;
 const MIN_WIDTH: usize = 8;

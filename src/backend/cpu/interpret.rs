@@ -35,37 +35,23 @@ struct Blocks {
 impl Blocks {
     /// How to cut the step, if every node works element by element and every result has the cut dimension.
     fn of(graph: &Graph, bindings: &[i64], nodes: &[ValueId], results: &[(ValueId, Operand)]) -> Option<Self> {
-        let is_pointwise = |&v: &ValueId| {
-            matches!(
-                graph.op(v),
-                Op::Full { .. }
-                    | Op::SizeOf { .. }
-                    | Op::Unary(_)
-                    | Op::Binary(_)
-                    | Op::Where
-                    | Op::Convert
-                    | Op::Expand
-            )
-        };
         let shape = &results.first()?.1.access.shape;
         let axis = (0..shape.len()).rev().max_by_key(|&axis| shape[axis])?;
         let (size, from_last) = (shape[axis], shape.len() - axis);
         let others = shape.iter().product::<usize>() / size.max(1);
-        let step = (BLOCK / others.max(1)).max(1);
-        let fits = |(_, operand): &(ValueId, Operand)| {
-            let shape = &operand.access.shape;
-            shape.len() >= from_last && shape[shape.len() - from_last] == size
+        let cut = Self { from_last, step: (BLOCK / others.max(1)).max(1), size };
+        let is_cut = |&v: &ValueId| {
+            let op = graph.op(v);
+            let is_pointwise = op.is_pointwise() || matches!(op, Op::Full { .. } | Op::SizeOf { .. } | Op::Expand);
+            // A node that lacks the dimension is broadcast; one that has more of it would be cut wrongly.
+            let fits = |shape: Vec<i64>| {
+                let at = shape.len().checked_sub(from_last);
+                at.is_none_or(|at| shape[at] == 1 || shape[at] == size as i64)
+            };
+            is_pointwise && graph.ty(v).concrete(bindings).is_ok_and(fits)
         };
-        // Where an operand lacks the dimension it is broadcast; a node that has more of it would be cut wrongly.
-        let none_larger = |&v: &ValueId| {
-            let shape = graph.ty(v).concrete(bindings).ok()?;
-            let at = shape.len().checked_sub(from_last);
-            Some(at.is_none_or(|at| shape[at] == 1 || shape[at] == size as i64))
-        };
-        let fits_all = nodes.iter().all(is_pointwise)
-            && results.iter().all(fits)
-            && nodes.iter().all(|v| none_larger(v).unwrap_or(false));
-        (fits_all && step < size).then_some(Self { from_last, step, size })
+        let has_axis = |(_, operand): &(ValueId, Operand)| cut.axis(&operand.access.shape).is_some();
+        (cut.step < size && nodes.iter().all(is_cut) && results.iter().all(has_axis)).then_some(cut)
     }
 
     fn count(&self) -> usize {
