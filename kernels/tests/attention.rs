@@ -152,6 +152,17 @@ fn types_and_layouts() {
 }
 
 #[test]
+fn pairs_of_any_width() {
+    for dim in [33, 37, 40, 41, 72, 104] {
+        for (seq_q, seq_k) in [(50, 77), (7, 513), (25, 32), (300, 256)] {
+            for causal in [false, true] {
+                Case { dtype: DType::BF16, causal, ..Case::new(1, 2, seq_q, seq_k, dim) }.check();
+            }
+        }
+    }
+}
+
+#[test]
 fn grouped_queries() {
     Case { kv_heads: 2, ..Case::new(2, 6, 30, 70, 32) }.check();
     Case { kv_heads: 1, causal: true, ..Case::new(1, 4, 90, 90, 32) }.check();

@@ -1,6 +1,8 @@
 //! The parts of [`attention`](super::attention) that run on vectors: packing, micro-kernels, online softmax.
 
 use super::attention::{Attention, BLOCK_KEYS, Heads, PANEL, TILE_ROWS};
+#[cfg(target_arch = "x86_64")]
+use super::gemm_avx512::add_pairs_40;
 use super::gemm_kernel::{Form, of_form, select};
 use super::math;
 use super::pack::{Matrix, pack_panel, units, width_at};
@@ -563,6 +565,9 @@ unsafe fn multiply_values<S: Simd>(
 
 /// Rows of the micro-kernel's tile: two tiles make TILE_ROWS.
 const PAIR_ROWS: usize = 12;
+/// Rows of a tile that is 40 columns wide: three make TILE_ROWS.
+#[cfg(target_arch = "x86_64")]
+const EIGHT_ROWS: usize = 8;
 
 /// As [`multiply_keys`], for pairs.
 unsafe fn multiply_key_pairs<const LDQ: usize>(
@@ -603,13 +608,27 @@ unsafe fn multiply_value_pairs(
 ) {
     let (kernel, terms, columns) =
         (of_form(Isa::Avx512, packing.form), units(keys, DType::BF16), packing.value_columns());
+    let panel =
+        |column: usize, width: usize| values.wrapping_add(packing.value_len(column) + key / 2 * width).cast::<u8>();
     let mut column = 0;
     while column < packing.dim_v {
         let width = width_at(packing.dim_v, column, packing.panel_keys());
+        #[cfg(target_arch = "x86_64")]
+        if (kernel.nr + 1..=kernel.nr + 8).contains(&(packing.dim_v - column)) {
+            let panels = [panel(column, kernel.nr), panel(column + kernel.nr, kernel.nr / 2)];
+            for g in (0..valid).step_by(EIGHT_ROWS) {
+                // SAFETY: both panels of the head; TILE_ROWS rows of weights and results, which end in a whole vector.
+                unsafe {
+                    let (w, c) = (weights.add(g * SCORE_STRIDE).cast(), results.add(g * columns + column));
+                    add_pairs_40::<EIGHT_ROWS>(terms, w, SCORE_STRIDE * 4, panels, c, columns);
+                }
+            }
+            return;
+        }
         let run = kernel.tiles[usize::from(width == kernel.nr)][PAIR_ROWS - 1];
         // SAFETY: panels of the head; TILE_ROWS rows of weights and results.
         unsafe {
-            let panel = values.add(packing.value_len(column) + key / 2 * width).cast::<u8>();
+            let panel = panel(column, width);
             for g in (0..valid).step_by(PAIR_ROWS) {
                 let (w, c) = (weights.add(g * SCORE_STRIDE).cast(), results.add(g * columns + column));
                 run(terms, w, SCORE_STRIDE * 4, panel, c, columns, true, panel);
@@ -746,9 +765,8 @@ unsafe fn soften<S: Simd, const PAIRS: bool>(
             let x = weight::<S, PAIRS>(s, below(s.load(row.add(c))));
             let y = weight::<S, PAIRS>(s, below(s.load(row.add(c + l))));
             if PAIRS {
-                // Behind what is read.
-                s.store_bf16_of_number(halves.add(c), x);
-                s.store_bf16_of_number(halves.add(c + l), y);
+                // Behind what is read. Where products are those of pairs, so is this conversion.
+                s.store_bf16_pair(halves.add(c), x, y);
             } else {
                 s.store(row.add(c), x);
                 s.store(row.add(c + l), y);

@@ -62,6 +62,14 @@ pub trait Simd: Copy {
     fn trunc(self, a: Self::F) -> Self::F;
     /// `p * 2^n` for integral `n` in -300..=300, rounded once except where the result is denormal.
     fn scale2(self, p: Self::F, n: Self::F) -> Self::F;
+    /// `x - floor(x)`, and what [`scale2`](Self::scale2) takes for `floor(x)`: for `x <= 0`, of which all below -150 may
+    /// count as -150. NaN stays NaN in the first.
+    #[inline(always)]
+    fn split_exponent(self, x: Self::F) -> (Self::F, Self::F) {
+        let x = self.max_raw(self.splat(-150.0), x);
+        let n = self.floor(x);
+        (self.sub(x, n), n)
+    }
 
     fn lt(self, a: Self::F, b: Self::F) -> Self::M;
     fn le(self, a: Self::F, b: Self::F) -> Self::M;
@@ -96,6 +104,18 @@ pub trait Simd: Copy {
     unsafe fn store_bf16_of_number(self, p: *mut u16, v: Self::F) {
         // SAFETY: the caller vouches for LANES elements.
         unsafe { self.store_bf16(p, v) }
+    }
+    /// Two vectors behind each other, rounded to nearest even; denormals become 0.
+    ///
+    /// # Safety
+    /// The processor must have the bf16 instructions of the token's level, if there are any (`VCVTNE2PS2BF16`).
+    #[inline(always)]
+    unsafe fn store_bf16_pair(self, p: *mut u16, a: Self::F, b: Self::F) {
+        // SAFETY: the caller vouches for twice LANES elements.
+        unsafe {
+            self.store_bf16(p, a);
+            self.store_bf16(p.add(Self::LANES), b);
+        }
     }
     unsafe fn load_f16(self, p: *const u16) -> Self::F;
     unsafe fn load_f16_n(self, p: *const u16, n: usize) -> Self::F;
@@ -509,6 +529,27 @@ mod x86 {
         ((1u32 << n.min(16)) - 1) as __mmask16
     }
 
+    /// In assembly: a function with the feature of the instruction could not become part of one without.
+    ///
+    /// # Safety
+    /// The processor must have AVX512-BF16.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn bf16_of_two_512(a: __m512, b: __m512) -> __m512i {
+        let both: __m512i;
+        // SAFETY: reads two registers and writes one; the caller vouches for the instruction.
+        unsafe {
+            std::arch::asm!(
+                "vcvtne2ps2bf16 {both}, {b}, {a}",
+                both = lateout(zmm_reg) both,
+                a = in(zmm_reg) a,
+                b = in(zmm_reg) b,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        both
+    }
+
     impl Simd for Avx512 {
         const LANES: usize = 16;
         type F = __m512;
@@ -610,6 +651,11 @@ mod x86 {
             has!(_mm512_scalef_ps(p, n))
         }
         #[inline(always)]
+        fn split_exponent(self, x: __m512) -> (__m512, __m512) {
+            // Scaling rounds its exponent down by itself.
+            has!((_mm512_reduce_ps::<0x09>(x), x))
+        }
+        #[inline(always)]
         fn lt(self, a: __m512, b: __m512) -> __mmask16 {
             has!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b))
         }
@@ -703,6 +749,10 @@ mod x86 {
                 let bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
                 _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits)))
             })
+        }
+        #[inline(always)]
+        unsafe fn store_bf16_pair(self, p: *mut u16, a: __m512, b: __m512) {
+            mem!(_mm512_storeu_si512(p.cast(), bf16_of_two_512(a, b)))
         }
         #[inline(always)]
         unsafe fn store_bf16_n(self, p: *mut u16, v: __m512, n: usize) {
