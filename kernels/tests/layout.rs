@@ -128,6 +128,33 @@ fn broadcast_and_negative_strides() {
 }
 
 #[test]
+fn every_second_element_of_long_rows() {
+    // Longer than a task, so that rows are cut; what lies between the elements stays.
+    for (n, from, to) in [(30_000, 2, 2), (30_001, 2, 1), (8193, 3, 2), (20_000, 2, -2), (9_000, -1, 2)] {
+        for dtype in [DType::F32, DType::BF16, DType::U8, DType::F64] {
+            let size = dtype.size_bytes();
+            let mut src: Vec<u8> = (0..3 * n * size).map(|i| (i * 7 % 251) as u8).collect();
+            let (mut expected, mut dst) = (vec![9u8; 3 * n * size], vec![9u8; 3 * n * size]);
+            let first = |stride: isize| if stride < 0 { -stride * (n as isize - 1) } else { 0 } as usize * size;
+            let (a, b) = ([from], [to]);
+            let side = |data: &mut Vec<u8>, strides| Side {
+                ptr: data[first(strides)..].as_mut_ptr(),
+                dtype,
+                strides: if strides == from { &a } else { &b },
+            };
+            for i in 0..n {
+                let at = |stride: isize| (first(stride) as isize + i as isize * stride * size as isize) as usize;
+                let (s, d) = (at(from), at(to));
+                expected[d..d + size].copy_from_slice(&src[s..s + size]);
+            }
+            // SAFETY: the buffers hold the sizes.
+            unsafe { copy(&Pool::new(2), Isa::detect(), &[n], side(&mut src, from), side(&mut dst, to)) };
+            assert!(dst == expected, "{n} of {dtype:?}, {from} -> {to}");
+        }
+    }
+}
+
+#[test]
 fn padding_adds_and_crops() {
     for dtype in [DType::F32, DType::BF16, DType::I64, DType::Bool] {
         for (before, after) in

@@ -165,23 +165,47 @@ fn tasks_for(pool: &Pool, bytes: usize) -> usize {
     (bytes / GRAIN_BYTES).clamp(1, pool.threads() * 4)
 }
 
+/// Elements that a task of [`copy_elements`] moves at least.
+const GRAIN_ELEMENTS: usize = 8 << 10;
+
 /// Element by element, the destination in order.
 unsafe fn copy_elements<T: Copy>(pool: &Pool, dims: &[Dim], src: *mut u8, dst: *mut u8) {
     let (outer, inner) = dims.split_at(dims.len() - 1);
     let (inner, rows, src, dst) = (inner[0], count(outer), Shared(src), Shared(dst));
-    let tasks = tasks_for(pool, rows * inner.n * size_of::<T>() * 4).min(rows);
+    // Long rows are cut too: merged dimensions may be a single one.
+    let pieces = inner.n.div_ceil(GRAIN_ELEMENTS);
+    let units = rows * pieces;
+    let tasks = tasks_for(pool, rows * inner.n * size_of::<T>() * 4).min(units);
     pool.run(tasks, |task, _| {
-        for row in rows * task / tasks..rows * (task + 1) / tasks {
-            let (s, d) = offsets(outer, row);
-            for i in 0..inner.n as isize {
-                // SAFETY: an index of the box; rows are disjoint.
-                unsafe {
-                    let x = src.at(s + i * inner.src).cast::<T>().read_unaligned();
-                    dst.at(d + i * inner.dst).cast::<T>().write_unaligned(x);
+        for unit in units * task / tasks..units * (task + 1) / tasks {
+            let (s, d) = offsets(outer, unit / pieces);
+            let first = unit % pieces * GRAIN_ELEMENTS;
+            let range = first as isize..inner.n.min(first + GRAIN_ELEMENTS) as isize;
+            let step = 2 * size_of::<T>() as isize;
+            // SAFETY: indices of the box; units are disjoint.
+            unsafe {
+                // One of each pair, as rotary embeddings take them: distances that the compiler knows.
+                if (inner.src, inner.dst) == (step, step) {
+                    copy_range::<T>(range, (src.at(s), step), (dst.at(d), step));
+                } else {
+                    copy_range::<T>(range, (src.at(s), inner.src), (dst.at(d), inner.dst));
                 }
             }
         }
     });
+}
+
+/// # Safety
+/// Both sides must be valid at all indices of `range`.
+#[inline(always)]
+unsafe fn copy_range<T: Copy>(range: std::ops::Range<isize>, src: (*const u8, isize), dst: (*mut u8, isize)) {
+    for i in range {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = src.0.offset(i * src.1).cast::<T>().read_unaligned();
+            dst.0.offset(i * dst.1).cast::<T>().write_unaligned(x);
+        }
+    }
 }
 
 /// Side of the square blocks a plane is cut into: 64 rows of 64 elements touch few pages and fit L1 twice.
