@@ -13,15 +13,18 @@ pub(crate) static F32: Kernel = Kernel {
     mr: 6,
     nr: 16,
     tiles: [
-        &[tile::<1, 1> as Tile, tile::<2, 1>, tile::<3, 1>, tile::<4, 1>, tile::<5, 1>, tile::<6, 1>],
-        &[tile::<1, 2> as Tile, tile::<2, 2>, tile::<3, 2>, tile::<4, 2>, tile::<5, 2>, tile::<6, 2>],
+        &[tile::<1, 1, 8> as Tile, tile::<2, 1, 4>, tile::<3, 1, 4>, tile::<4, 1, 2>, tile::<5, 1, 2>, tile::<6, 1, 2>],
+        &[tile::<1, 2, 4> as Tile, tile::<2, 2, 2>, tile::<3, 2, 2>, tile::<4, 2, 1>, tile::<5, 2, 1>, tile::<6, 2, 1>],
     ],
 };
 
+/// `MR` rows and `NV` vectors of columns, in `CHAINS` sums that take the terms in turn: few rows leave registers, a chain of
+/// every multiply-add would wait for itself, and short chains round less.
+///
 /// # Safety
 /// `a` must hold `MR` rows of `terms` f32 `lda` bytes apart, `panel` `terms * NV * 8` f32, `c` `MR` rows of `NV * 8`.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const MR: usize, const NV: usize>(
+unsafe fn tile<const MR: usize, const NV: usize, const CHAINS: usize>(
     terms: usize,
     a: *const u8,
     lda: usize,
@@ -33,10 +36,10 @@ unsafe fn tile<const MR: usize, const NV: usize>(
 ) {
     // SAFETY: see above.
     unsafe {
-        let mut sums = [[_mm256_setzero_ps(); NV]; MR];
+        let mut sums = [[[_mm256_setzero_ps(); NV]; MR]; CHAINS];
         let (mut a, mut b) = (a.cast::<f32>(), panel.cast::<f32>());
         let lda = lda / 4;
-        for _ in 0..terms {
+        let add = |sums: &mut [[__m256; NV]; MR], a: *const f32, b: *const f32| {
             let mut columns = [_mm256_setzero_ps(); NV];
             for (v, column) in columns.iter_mut().enumerate() {
                 *column = _mm256_loadu_ps(b.add(v * 8));
@@ -47,10 +50,28 @@ unsafe fn tile<const MR: usize, const NV: usize>(
                     *sum = _mm256_fmadd_ps(x, column, *sum);
                 }
             }
-            a = a.add(1);
-            b = b.add(NV * 8);
+        };
+        for _ in 0..terms / CHAINS {
+            for sums in &mut sums {
+                add(sums, a, b);
+                (a, b) = (a.add(1), b.add(NV * 8));
+            }
         }
-        for (row, sums) in sums.iter().enumerate() {
+        for sums in sums.iter_mut().take(terms % CHAINS) {
+            add(sums, a, b);
+            (a, b) = (a.wrapping_add(1), b.wrapping_add(NV * 8));
+        }
+        let mut half = CHAINS / 2;
+        while half > 0 {
+            let (low, high) = sums.split_at_mut(half);
+            for (low, high) in low.iter_mut().flatten().zip(high.iter().flatten()) {
+                for (sum, &more) in low.iter_mut().zip(high) {
+                    *sum = _mm256_add_ps(*sum, more);
+                }
+            }
+            half /= 2;
+        }
+        for (row, sums) in sums[0].iter().enumerate() {
             for (v, &sum) in sums.iter().enumerate() {
                 let target = c.add(row * ldc + v * 8);
                 let sum = if accumulate { _mm256_add_ps(sum, _mm256_loadu_ps(target)) } else { sum };

@@ -38,8 +38,31 @@ macro_rules! heights {
 }
 
 /// 14 x 32 f32.
-pub(crate) static F32: Kernel =
-    Kernel { isa: Isa::Avx512, form: Form::F32, mr: 14, nr: 32, tiles: [heights!(narrow_f32), &f32_tiles::TILES] };
+pub(crate) static F32: Kernel = Kernel {
+    isa: Isa::Avx512,
+    form: Form::F32,
+    mr: 14,
+    nr: 32,
+    tiles: [
+        &[
+            few_f32::<1, 1, 8> as Tile,
+            few_f32::<2, 1, 8>,
+            few_f32::<3, 1, 4>,
+            few_f32::<4, 1, 4>,
+            narrow_f32::<5>,
+            narrow_f32::<6>,
+            narrow_f32::<7>,
+            narrow_f32::<8>,
+            narrow_f32::<9>,
+            narrow_f32::<10>,
+            narrow_f32::<11>,
+            narrow_f32::<12>,
+            narrow_f32::<13>,
+            narrow_f32::<14>,
+        ],
+        &f32_tiles::TILES,
+    ],
+};
 
 /// 14 x 32 with `VDPBF16PS`: two terms an instruction.
 pub(crate) static BF16: Kernel = Kernel {
@@ -268,19 +291,14 @@ macro_rules! tile {
     };
 }
 
-/// The fourteen heights of one family.
+/// The fourteen heights of one family; the first four are given.
 macro_rules! tiles {
-    ($features:literal, $broadcast:literal, $fma:literal, $add:literal) => {
+    ([$($few:expr),*], $features:literal, $broadcast:literal, $fma:literal, $add:literal) => {
         use super::super::gemm_kernel::Tile;
 
         pub(super) static TILES: [Tile; 14] = [
-            rows_1, rows_2, rows_3, rows_4, rows_5, rows_6, rows_7, rows_8, rows_9, rows_10, rows_11, rows_12, rows_13,
-            rows_14,
+            $($few,)* rows_5, rows_6, rows_7, rows_8, rows_9, rows_10, rows_11, rows_12, rows_13, rows_14,
         ];
-        tile!(rows_1, $features, $broadcast, $fma, $add, 0);
-        tile!(rows_2, $features, $broadcast, $fma, $add, 0 1);
-        tile!(rows_3, $features, $broadcast, $fma, $add, 0 1 2);
-        tile!(rows_4, $features, $broadcast, $fma, $add, 0 1 2 3);
         tile!(rows_5, $features, $broadcast, $fma, $add, 0 1 2 3 4);
         tile!(rows_6, $features, $broadcast, $fma, $add, 0 1 2 3 4 5);
         tile!(rows_7, $features, $broadcast, $fma, $add, 0 1 2 3 4 5 6);
@@ -295,15 +313,96 @@ macro_rules! tiles {
 }
 
 mod f32_tiles {
-    tiles!("avx512f", "vbroadcastss", "vfmadd231ps", "vaddps");
+    use super::few_f32;
+    tiles!(
+        [few_f32::<1, 2, 8> as Tile, few_f32::<2, 2, 4>, few_f32::<3, 2, 4>, few_f32::<4, 2, 2>],
+        "avx512f",
+        "vbroadcastss",
+        "vfmadd231ps",
+        "vaddps"
+    );
+}
+
+/// One to four rows.
+macro_rules! few_rows {
+    ($features:literal, $broadcast:literal, $fma:literal, $add:literal) => {
+        tile!(rows_1, $features, $broadcast, $fma, $add, 0);
+        tile!(rows_2, $features, $broadcast, $fma, $add, 0 1);
+        tile!(rows_3, $features, $broadcast, $fma, $add, 0 1 2);
+        tile!(rows_4, $features, $broadcast, $fma, $add, 0 1 2 3);
+    };
 }
 
 mod bf16_tiles {
-    tiles!("avx512f,avx512bf16", "vpbroadcastd", "vdpbf16ps", "vaddps");
+    tiles!([rows_1, rows_2, rows_3, rows_4], "avx512f,avx512bf16", "vpbroadcastd", "vdpbf16ps", "vaddps");
+    few_rows!("avx512f,avx512bf16", "vpbroadcastd", "vdpbf16ps", "vaddps");
 }
 
 mod int8_tiles {
-    tiles!("avx512f,avx512vnni", "vpbroadcastd", "vpdpbusd", "vpaddd");
+    tiles!([rows_1, rows_2, rows_3, rows_4], "avx512f,avx512vnni", "vpbroadcastd", "vpdpbusd", "vpaddd");
+    few_rows!("avx512f,avx512vnni", "vpbroadcastd", "vpdpbusd", "vpaddd");
+}
+
+/// One to four rows of f32 and `NV` vectors of columns, in `CHAINS` sums that take the terms in turn: few rows leave
+/// registers, a chain of every multiply-add would wait for itself, and short chains round less (a time embedding's single
+/// row is multiplied by PyTorch in as many).
+///
+/// # Safety
+/// As [`super::gemm_kernel::Tile`] says, for a panel of `NV * 16` columns; AVX-512 must be available.
+#[target_feature(enable = "avx512f")]
+unsafe fn few_f32<const MR: usize, const NV: usize, const CHAINS: usize>(
+    terms: usize,
+    a: *const u8,
+    lda: usize,
+    panel: *const u8,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+    prefetch: *const u8,
+) {
+    let mut sums = [[[_mm512_setzero_ps(); NV]; MR]; CHAINS];
+    // SAFETY: see above; prefetches do not fault.
+    unsafe {
+        let add = |sums: &mut [[__m512; NV]; MR], term: usize| {
+            let row = panel.cast::<f32>().add(term * NV * 16);
+            let columns: [__m512; NV] = std::array::from_fn(|v| _mm512_loadu_ps(row.wrapping_add(16 * v)));
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let x = _mm512_set1_ps(a.add(row * lda).cast::<f32>().add(term).read_unaligned());
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = _mm512_fmadd_ps(x, column, *sum);
+                }
+            }
+        };
+        let whole = terms / CHAINS * CHAINS;
+        for first in (0..whole).step_by(CHAINS) {
+            for line in 0..CHAINS / 4 {
+                _mm_prefetch::<_MM_HINT_T1>(prefetch.wrapping_add(16 * first + 64 * line).cast());
+            }
+            for (chain, sums) in sums.iter_mut().enumerate() {
+                add(sums, first + chain);
+            }
+        }
+        for term in whole..terms {
+            add(&mut sums[term - whole], term);
+        }
+        let mut half = CHAINS / 2;
+        while half > 0 {
+            let (low, high) = sums.split_at_mut(half);
+            for (low, high) in low.iter_mut().flatten().zip(high.iter().flatten()) {
+                for (sum, &more) in low.iter_mut().zip(high) {
+                    *sum = _mm512_add_ps(*sum, more);
+                }
+            }
+            half /= 2;
+        }
+        for (row, sums) in sums[0].iter().enumerate() {
+            for (v, &sum) in sums.iter().enumerate() {
+                let target = c.add(row * ldc + v * 16);
+                let sum = if accumulate { _mm512_add_ps(sum, _mm512_loadu_ps(target)) } else { sum };
+                _mm512_storeu_ps(target, sum);
+            }
+        }
+    }
 }
 
 /// The half-width panel of f32.

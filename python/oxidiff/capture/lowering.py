@@ -8,12 +8,15 @@ the trace, so rows rarely compute shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
 from .dim import Dim, Real, Size, dim_of, dim_or_int
@@ -40,6 +43,9 @@ DTYPES: dict[torch.dtype, str] = {
 """The element types of the compiler's graph."""
 
 Shape = tuple[Size, ...]
+
+KNOWN_BYTES = 64 << 10
+"""Most bytes of a value that is computed while lowering: what the compiler's own folding of constants takes, too."""
 
 
 class SizeDependentError(UnsupportedError):
@@ -133,6 +139,7 @@ class Lowering:
         self.builder = builder
         self.node: Node = graph.nodes[0] if graph.nodes else Node("input", (), {}, (), "")
         self.lowered: dict[int, T] = {}
+        self.known: dict[int, Tensor] = {}
         self.texts: dict[str, str] = {}
         self.symbol_names: list[str] = []
         self.numbers: dict[str, T] = {}
@@ -166,7 +173,7 @@ class Lowering:
                 self.stand_in(node)
         for leaf in self.graph.outputs.leaves:
             if leaf.value is not None:
-                self.builder.output(self.lowered[leaf.value].id)
+                self.builder.output(self.value(leaf.value).id)
         return LoweredGraph(self.builder, self.symbol_names, self.arguments, self.weights, self.graph.outputs)
 
     def lower_node(self, node: Node) -> None:
@@ -179,6 +186,8 @@ class Lowering:
         row = ROWS.get(node.op)
         if row is None:
             raise self.unsupported("the op is not supported")
+        if self.compute(node):
+            return
         arguments = self.bind(node)
         try:
             results = row(self, *arguments)
@@ -192,6 +201,56 @@ class Lowering:
             if result.dtype is not declared.dtype:
                 result = self.convert(result, declared.dtype)
             self.lowered[value] = result
+
+    def compute(self, node: Node) -> bool:
+        """Computes an op over constants, if it is small, and says whether that stands for it in the graph.
+
+        By PyTorch itself, so that the bits are eager's: the frequencies of a time embedding are exponentials, and one that
+        is off by its last bit is off by 1e-4 in the sine of a thousand times it. Integers and what makes them stay ops.
+        """
+        meta = self.graph.values[node.outputs[0]]
+        size = math.prod(size if isinstance(size, int) else KNOWN_BYTES for size in meta.shape)
+        if len(node.outputs) != 1 or size * meta.dtype.itemsize > KNOWN_BYTES or not self._is_computable(node):
+            return False
+        kwargs = {name: self._argument(value) for name, value in node.kwargs.items()}
+        has_operands = any(isinstance(argument, Tensor) for argument in _leaves([self._argument(a) for a in node.args]))
+        if not has_operands and any(argument.name == "device" for argument in node.op._schema.arguments):
+            kwargs["device"] = torch.device("cpu")
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                result = node.op(*map(self._argument, node.args), **kwargs)
+        except RuntimeError:
+            # Not on a CPU: its row says what it means.
+            return False
+        if not isinstance(result, Tensor) or (result.dtype, tuple(result.shape)) != (meta.dtype, meta.shape):
+            return False
+        self.known[node.outputs[0]] = result
+        return has_operands and meta.dtype.is_floating_point
+
+    def _is_computable(self, node: Node) -> bool:
+        """Whether an op reads nothing but constants and gives the same each time; what ``empty`` makes may differ."""
+        if torch.Tag.nondeterministic_seeded in node.op.tags or "empty" in str(node.op):
+            return False
+        leaves = list(_leaves([*node.args, *node.kwargs.values()]))
+        if any(isinstance(leaf, Ref) and leaf.value not in self.known for leaf in leaves):
+            return False
+        return not any(isinstance(leaf, Dim) for leaf in leaves)
+
+    def _argument(self, argument: Any) -> Any:
+        """An argument of an op over constants."""
+        if isinstance(argument, Ref):
+            return self.known[argument.value]
+        return [self._argument(item) for item in argument] if isinstance(argument, tuple) else argument
+
+    def value(self, index: int) -> T:
+        """A value of the captured graph; one that was computed becomes a constant when it is first read."""
+        if index not in self.lowered and index in self.known:
+            tensor = self.known[index]
+            elements = tensor.flatten().tolist()
+            # Bits, since 0.0 equals -0.0; what is not finite has no short form.
+            is_uniform = len({struct.pack("d", element) for element in elements}) == 1 and math.isfinite(elements[0])
+            self.lowered[index] = self.constant(elements[:1] if is_uniform else elements, tensor.dtype, tensor.shape)
+        return self.lowered[index]
 
     def stand_in(self, node: Node) -> None:
         """Takes the results of a node that was not lowered for inputs, where the compiler has their type at all: what reads
@@ -283,6 +342,8 @@ class Lowering:
             )
             self.weights.append(slot)
         else:
+            if not any(isinstance(element, Dim) for element in node.args):
+                self.known[value] = torch.tensor(list(node.args), dtype=meta.dtype, device="cpu").reshape(shape)
             self.lowered[value] = self.lower_constant(node.args, meta.dtype, shape)
 
     def lower_constant(self, elements: Sequence[Literal], dtype: torch.dtype, shape: tuple[int, ...]) -> T:
@@ -312,11 +373,10 @@ class Lowering:
     def resolve(self, argument: Any) -> Any:
         """An argument with its references resolved."""
         if isinstance(argument, Ref):
-            operand = self.lowered.get(argument.value)
-            if operand is None:
+            if argument.value not in self.lowered and argument.value not in self.known:
                 dtype = self.graph.values[argument.value].dtype
                 raise self.unsupported(f"it reads values of type {dtype}")
-            return operand
+            return self.value(argument.value)
         if isinstance(argument, tuple):
             return tuple(self.resolve(a) for a in argument)
         return argument
@@ -521,6 +581,14 @@ def _symbols_in(arguments: Any) -> set[str]:
     if isinstance(arguments, (list, tuple)):
         return set().union(*map(_symbols_in, arguments))
     return set()
+
+
+def _leaves(arguments: Any) -> Iterator[Any]:
+    if isinstance(arguments, (list, tuple)):
+        for argument in arguments:
+            yield from _leaves(argument)
+    else:
+        yield arguments
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
