@@ -137,7 +137,8 @@ def test_constants_that_are_not_finite_or_signed_zeros_keep_their_values() -> No
             signed = torch.cat([torch.zeros(2), -torch.zeros(2)]) * 1.0
             rows = [mask[0], -mask[1], torch.log(torch.zeros(4) - 1.0), signed, -torch.zeros(4) * 1.0]
             inverse = 1 / (torch.stack([signed, -torch.zeros(4) * 1.0]) * x)
-            return torch.stack(rows) + x * 0, inverse, mask + x, 1 / (-torch.zeros(4) * 1.0 * x)
+            zeros = x * -torch.zeros(()), 1 / (x * torch.zeros(()))
+            return torch.stack(rows) + x * 0, inverse, mask + x, 1 / (-torch.zeros(4) * 1.0 * x), *zeros
 
     module, x = Constants(), torch.ones(4)
     for got, want in zip(oxidiff.compile(module, cache=False, strict=True)(x), module(x), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,43 @@ def test_complex_numbers_stay_eager() -> None:
     report = oxidiff.report(compiled)
     assert (report.eager_calls, report.captures) == (0, 1)
     assert report.programs >= 2
+
+
+class FromConstants(nn.Module):
+    """A linear layer, and a factor made of constants by ops of which the compiler knows some."""
+
+    def __init__(self, factor: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.factor, self.out = factor, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x) * self.factor()
+
+
+FACTORS: dict[str, Callable[[], Tensor]] = {
+    "integers of 16 bits": lambda: torch.arange(8, dtype=torch.int16).float(),
+    "data of 16 bits": lambda: torch.tensor([1, 2, 3, 4, 5, 6, 7, 8], dtype=torch.int16).float(),
+    "a complex exponential": lambda: torch.exp(1j * torch.arange(8.0)).real,
+    "bits": lambda: (torch.arange(8.0).exp().view(torch.int32) + 1).view(torch.float32),
+    "float8": lambda: torch.arange(8.0).to(torch.float8_e4m3fn).float(),
+    "a grid": lambda: torch.meshgrid(torch.arange(2.0).exp(), torch.arange(4.0).sin(), indexing="ij")[0].flatten(),
+    "chunks": lambda: torch.arange(16.0).cos().chunk(2)[1] * torch.linspace(0, 1, 8),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_constants_of_types_that_the_compiler_lacks(name: str) -> None:
+    """Constants are computed while a graph is lowered, whether an op of them runs eager or not."""
+    module = FromConstants(FACTORS[name]).eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for length in (3, 5):
+        x = torch.randn(length, 8)
+        assert_close(compiled(x), module(x))
+    report = oxidiff.report(compiled)
+    assert (report.eager_calls, report.captures) == (0, 1)
+    assert report.programs >= 1
 
 
 @torch.no_grad()

@@ -617,7 +617,8 @@ unsafe fn multiply_value_pairs(
         if (kernel.nr + 1..=kernel.nr + 8).contains(&(packing.dim_v - column)) {
             let panels = [panel(column, kernel.nr), panel(column + kernel.nr, kernel.nr / 2)];
             for g in (0..valid).step_by(EIGHT_ROWS) {
-                // SAFETY: both panels of the head; TILE_ROWS rows of weights and results, which end in a whole vector.
+                // SAFETY: both panels of the head; TILE_ROWS rows of weights and results, which end in a whole vector. Rows
+                // past the valid ones may hold anything: nobody reads their results.
                 unsafe {
                     let (w, c) = (weights.add(g * SCORE_STRIDE).cast(), results.add(g * columns + column));
                     add_pairs_40::<EIGHT_ROWS>(terms, w, SCORE_STRIDE * 4, panels, c, columns);

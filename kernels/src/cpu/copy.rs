@@ -165,7 +165,7 @@ fn tasks_for(pool: &Pool, bytes: usize) -> usize {
     (bytes / GRAIN_BYTES).clamp(1, pool.threads() * 4)
 }
 
-/// Elements that a task of [`copy_elements`] moves at least.
+/// Elements of a row that [`copy_elements`] moves at a time at most.
 const GRAIN_ELEMENTS: usize = 8 << 10;
 
 /// Element by element, the destination in order.
@@ -174,13 +174,14 @@ unsafe fn copy_elements<T: Copy>(pool: &Pool, dims: &[Dim], src: *mut u8, dst: *
     let (inner, rows, src, dst) = (inner[0], count(outer), Shared(src), Shared(dst));
     // Long rows are cut too: merged dimensions may be a single one.
     let pieces = inner.n.div_ceil(GRAIN_ELEMENTS);
+    let piece = inner.n.div_ceil(pieces);
     let units = rows * pieces;
     let tasks = tasks_for(pool, rows * inner.n * size_of::<T>() * 4).min(units);
     pool.run(tasks, |task, _| {
         for unit in units * task / tasks..units * (task + 1) / tasks {
             let (s, d) = offsets(outer, unit / pieces);
-            let first = unit % pieces * GRAIN_ELEMENTS;
-            let range = first as isize..inner.n.min(first + GRAIN_ELEMENTS) as isize;
+            let first = unit % pieces * piece;
+            let range = first as isize..inner.n.min(first + piece) as isize;
             let step = 2 * size_of::<T>() as isize;
             // SAFETY: indices of the box; units are disjoint.
             unsafe {

@@ -61,6 +61,11 @@ impl Operand {
     }
 }
 
+/// Whether [`gemm`] of `m` rows takes no longer with [`Operand::Strided`] than with a packing of its own before it.
+pub fn packs_while_used(isa: Isa, m: usize) -> bool {
+    super::gemm_driver::packs_while_used(isa.clamp(), m)
+}
+
 /// One batch dimension of [`batched_gemm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchDim {

@@ -57,9 +57,10 @@ unsafe fn tile<const MR: usize, const NV: usize, const CHAINS: usize>(
                 (a, b) = (a.add(1), b.add(NV * 8));
             }
         }
-        for sums in sums.iter_mut().take(terms % CHAINS) {
-            add(sums, a, b);
-            (a, b) = (a.wrapping_add(1), b.wrapping_add(NV * 8));
+        for (chain, sums) in sums.iter_mut().enumerate() {
+            if chain < terms % CHAINS {
+                add(sums, a.wrapping_add(chain), b.wrapping_add(chain * NV * 8));
+            }
         }
         let mut half = CHAINS / 2;
         while half > 0 {

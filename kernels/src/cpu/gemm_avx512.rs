@@ -375,15 +375,18 @@ unsafe fn few_f32<const MR: usize, const NV: usize, const CHAINS: usize>(
         };
         let whole = terms / CHAINS * CHAINS;
         for first in (0..whole).step_by(CHAINS) {
-            for line in 0..CHAINS / 4 {
-                _mm_prefetch::<_MM_HINT_T1>(prefetch.wrapping_add(16 * first + 64 * line).cast());
+            // A line for every four terms.
+            for line in (first..first + CHAINS).filter(|term| term.is_multiple_of(4)) {
+                _mm_prefetch::<_MM_HINT_T1>(prefetch.wrapping_add(16 * line).cast());
             }
             for (chain, sums) in sums.iter_mut().enumerate() {
                 add(sums, first + chain);
             }
         }
-        for term in whole..terms {
-            add(&mut sums[term - whole], term);
+        for (chain, sums) in sums.iter_mut().enumerate() {
+            if whole + chain < terms {
+                add(sums, whole + chain);
+            }
         }
         let mut half = CHAINS / 2;
         while half > 0 {

@@ -105,7 +105,7 @@ pub trait Simd: Copy {
         // SAFETY: the caller vouches for LANES elements.
         unsafe { self.store_bf16(p, v) }
     }
-    /// Two vectors behind each other, rounded to nearest even; denormals become 0.
+    /// Two vectors behind each other, rounded to nearest even; denormals may become 0.
     ///
     /// # Safety
     /// The processor must have the bf16 instructions of the token's level, if there are any (`VCVTNE2PS2BF16`).

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
 from .dim import Dim, Real, Size, dim_of, dim_or_int
-from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref
+from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value
 from .signature import Number, memory_orders
 from .weights import WeightSlot
 
@@ -148,7 +148,7 @@ class Lowering:
         self.sizes: dict[Dim, str] = {}
         self.orders = memory_orders(graph.key) if orders is None else orders
         self.last_path: str | None = None
-        self.scalars: dict[tuple[float, torch.dtype], T] = {}
+        self.scalars: dict[tuple[float, float, torch.dtype], T] = {}
 
     def run(self) -> LoweredGraph:
         """Lowers the whole graph."""
@@ -205,27 +205,33 @@ class Lowering:
     def compute(self, node: Node) -> bool:
         """Computes an op over constants, if it is small, and says whether that stands for it in the graph.
 
-        By PyTorch itself, so that the bits are eager's: the frequencies of a time embedding are exponentials, and one that
-        is off by its last bit is off by 1e-4 in the sine of a thousand times it. Integers and what makes them stay ops.
+        By PyTorch itself, on the CPU, so that the bits are eager's there: the frequencies of a time embedding are
+        exponentials, and one that is off by its last bit is off by 1e-4 in the sine of a thousand times it. Integers, and
+        what is made of numbers alone without rounding, stay ops.
         """
-        meta = self.graph.values[node.outputs[0]]
-        size = math.prod(size if isinstance(size, int) else KNOWN_BYTES for size in meta.shape)
-        if len(node.outputs) != 1 or size * meta.dtype.itemsize > KNOWN_BYTES or not self._is_computable(node):
+        metas = [self.graph.values[value] for value in node.outputs]
+        if not all(meta.dtype in DTYPES and _bytes(meta) <= KNOWN_BYTES for meta in metas) or not self._is_computable(
+            node
+        ):
             return False
+        args = [self._argument(argument) for argument in node.args]
         kwargs = {name: self._argument(value) for name, value in node.kwargs.items()}
-        has_operands = any(isinstance(argument, Tensor) for argument in _leaves([self._argument(a) for a in node.args]))
+        has_operands = any(isinstance(leaf, Tensor) for leaf in _leaves([args, *kwargs.values()]))
         if not has_operands and any(argument.name == "device" for argument in node.op._schema.arguments):
             kwargs["device"] = torch.device("cpu")
         try:
             with _disable_current_modes(), torch.no_grad():
-                result = node.op(*map(self._argument, node.args), **kwargs)
-        except RuntimeError:
-            # Not on a CPU: its row says what it means.
+                made = node.op(*args, **kwargs)
+        except Exception:
+            # Not on a CPU, or not at all: its row says what it means.
             return False
-        if not isinstance(result, Tensor) or (result.dtype, tuple(result.shape)) != (meta.dtype, meta.shape):
+        results = [made] if isinstance(made, Tensor) else list(made)
+        types = [(result.dtype, tuple(result.shape)) for result in results]
+        if types != [(meta.dtype, meta.shape) for meta in metas]:
             return False
-        self.known[node.outputs[0]] = result
-        return has_operands and meta.dtype.is_floating_point
+        self.known.update(zip(node.outputs, results, strict=True))
+        rounds = has_operands or "linspace" in str(node.op)
+        return rounds and bool(metas) and all(meta.dtype.is_floating_point for meta in metas)
 
     def _is_computable(self, node: Node) -> bool:
         """Whether an op reads nothing but constants and gives the same each time; what ``empty`` makes may differ."""
@@ -256,6 +262,7 @@ class Lowering:
         """Takes the results of a node that was not lowered for inputs, where the compiler has their type at all: what reads
         others cannot be lowered either."""
         for value in node.outputs:
+            self.known.pop(value, None)
             meta = self.graph.values[value]
             if (name := DTYPES.get(meta.dtype)) is not None:
                 self.lowered[value] = T(
@@ -342,9 +349,9 @@ class Lowering:
             )
             self.weights.append(slot)
         else:
+            self.lowered[value] = self.lower_constant(node.args, meta.dtype, shape)
             if not any(isinstance(element, Dim) for element in node.args):
                 self.known[value] = torch.tensor(list(node.args), dtype=meta.dtype, device="cpu").reshape(shape)
-            self.lowered[value] = self.lower_constant(node.args, meta.dtype, shape)
 
     def lower_constant(self, elements: Sequence[Literal], dtype: torch.dtype, shape: tuple[int, ...]) -> T:
         """Lowers data made in ``forward``, elements of which may depend on the call."""
@@ -455,8 +462,8 @@ class Lowering:
         """Every element is ``value``."""
         if shape:
             return self.emit("full", (), dtype, shape, value=float(value))
-        key = (float(value), dtype)
-        if key not in self.scalars or math.copysign(1.0, value) < 0:
+        key = (float(value), math.copysign(1.0, value), dtype)
+        if key not in self.scalars:
             self.scalars[key] = self.emit("full", (), dtype, (), value=float(value))
         return self.scalars[key]
 
@@ -581,6 +588,11 @@ def _symbols_in(arguments: Any) -> set[str]:
     if isinstance(arguments, (list, tuple)):
         return set().union(*map(_symbols_in, arguments))
     return set()
+
+
+def _bytes(meta: Value) -> int:
+    """Bytes of a value, too many of one whose size depends on the call."""
+    return math.prod(size if isinstance(size, int) else KNOWN_BYTES + 1 for size in meta.shape) * meta.dtype.itemsize
 
 
 def _leaves(arguments: Any) -> Iterator[Any]:

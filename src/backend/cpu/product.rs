@@ -1,13 +1,13 @@
 //! Linear layers and matrix products.
 
-use oxidiff_kernels::cpu::gemm::{BatchDim, Operand as GemmOperand, batched_gemm, gemm};
+use oxidiff_kernels::cpu::gemm::{BatchDim, Operand as GemmOperand, batched_gemm, gemm, packs_while_used};
 use oxidiff_kernels::cpu::pack::{Matrix, PackedB, pack_b, packed_bytes};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
 
 use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
-use super::packing::{Candidate, Chunks, FEW_ROWS, linear_candidates};
+use super::packing::{Candidate, Chunks, linear_candidates};
 use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::{Maker, Operand};
 use crate::backend::KeptForm;
@@ -59,7 +59,7 @@ enum Kept {
     Pack(KeptForm),
     /// In the arena, packed anew by every run, chunk by chunk.
     Scratch(Slot, Chunks),
-    /// As it lies.
+    /// As it lies: few rows read it so, some more pack its panels in the kernel.
     No,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn make_linear(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let slot = whole_parameter(maker.plan(), &maker.step.operands[1]);
     let kept = match (maker.keeps.of(maker.at), maker.step.pack) {
         (Some(kept), _) => Kept::Pack(kept),
-        (None, Some(_)) if m > FEW_ROWS && !maker.preparing => {
+        (None, Some(_)) if !packs_while_used(maker.isa(), outer * m) && !maker.preparing => {
             let bytes = |columns| packed_bytes(columns, k, weight.dtype, maker.isa());
             let chunks = Chunks::of_panels(maker, n, bytes(n));
             let bytes = bytes(chunks.step);
