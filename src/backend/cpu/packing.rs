@@ -2,8 +2,9 @@
 //!
 //! Kernels read weights in panels; only Winograd's convolutions read them as they lie. Panels that are *kept* cost memory
 //! for as long as their weights live; those made *on the fly* cost time in every run and a little of the arena, since they
-//! are made in chunks of output columns that are used while they are in cache. Keeping saves the more per byte the less
-//! often panels are used for each byte of them: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
+//! are made in chunks of output columns that are used while they are in cache. A linear layer of some hundred rows needs
+//! neither: its kernel packs a panel in L1 and uses it (`packs_while_used`). Keeping saves the more per byte the less often
+//! panels are used for each byte of them: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
 //!
 //! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"`
 //! [`BALANCED_BYTES`]. A memory budget lowers it further.
