@@ -210,9 +210,8 @@ class Lowering:
         what is made of numbers alone without rounding, stay ops.
         """
         metas = [self.graph.values[value] for value in node.outputs]
-        if not all(meta.dtype in DTYPES and _bytes(meta) <= KNOWN_BYTES for meta in metas) or not self._is_computable(
-            node
-        ):
+        is_small = all(meta.dtype in DTYPES and _bytes(meta) <= KNOWN_BYTES for meta in metas)
+        if not is_small or not self._is_computable(node):
             return False
         args = [self._argument(argument) for argument in node.args]
         kwargs = {name: self._argument(value) for name, value in node.kwargs.items()}
@@ -583,11 +582,7 @@ class Lowering:
 
 
 def _symbols_in(arguments: Any) -> set[str]:
-    if isinstance(arguments, Dim):
-        return arguments.symbols()
-    if isinstance(arguments, (list, tuple)):
-        return set().union(*map(_symbols_in, arguments))
-    return set()
+    return set().union(*(leaf.symbols() for leaf in _leaves(arguments) if isinstance(leaf, Dim)))
 
 
 def _bytes(meta: Value) -> int:
