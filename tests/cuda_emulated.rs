@@ -52,6 +52,20 @@ fn cases_on_cuda() {
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
 }
 
+/// Attention in bf16 is another instruction of the tensor cores.
+#[test]
+fn attention_in_bf16() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    let mut count = 0;
+    for case in CASES.iter().filter(|case| case.name.contains("attention")) {
+        let graph = parse_graph(&case.texts()[2]).unwrap();
+        check(&cuda, &graph, Precision::Fast, case.terms).unwrap_or_else(|e| panic!("`{}`: {e}", case.name));
+        count += 1;
+    }
+    assert!(count > 10, "{count} cases");
+}
+
 /// SD1.5's UNet with small widths, as captured: planned, placed, launched, made a graph, replayed with other tensors, at two
 /// sizes. The result is the CPU backend's, within what two orders of f32 sums may differ by over its depth.
 #[test]
@@ -156,11 +170,28 @@ parameter 1 "b": f32[80]
 return %3, %5, %7
 "#;
 
+/// Attention on tensor cores: two blocks of queries, three of keys.
+const ATTENTION: &str = r#"symbol s0 "batch" = [2]
+symbol s1 "rows" = [70]
+input 0 "q": f16[s0,s1,40]
+input 1 "k": f16[s0,150,40]
+input 2 "v": f16[s0,150,40]
+%0: f16[s0,s1,40] = input() {index=0}
+%1: f16[s0,150,40] = input() {index=1}
+%2: f16[s0,150,40] = input() {index=2}
+%3: f16[s0,s1,40] = scaled_dot_product_attention(%0, %1, %2) {is_causal=false, scale=0.158}
+return %3
+"#;
+
 /// Breaks every kernel text in one way; the check must notice.
 fn breaks(name: &str, edit: fn(String) -> String) {
+    breaks_graph(BREAKABLE, name, edit);
+}
+
+fn breaks_graph(graph: &str, name: &str, edit: fn(String) -> String) {
     let _alone = alone();
     let Some(cuda) = backend(edit) else { return };
-    let graph = parse_graph(BREAKABLE).unwrap();
+    let graph = parse_graph(graph).unwrap();
     assert!(check(&cuda, &graph, Precision::Fast, 100).is_err(), "{name} went unnoticed");
 }
 
@@ -199,5 +230,37 @@ fn a_wrong_offset_or_argument_is_noticed() {
     breaks("swapped operands", |text| text.replace("fmaf(x[i], y[n], acc[i][n])", "fmaf(x[n], y[i], acc[i][n])"));
     breaks("a shuffle's distance", |text| {
         text.replace("int step = 16; step; step >>= 1", "int step = 8; step; step >>= 1")
+    });
+}
+
+/// One occurrence, which must be there, replaced.
+fn replaced(text: &str, what: &str, by: &str) -> String {
+    assert!(text.contains(what), "no {what} to replace");
+    text.replacen(what, by, 1)
+}
+
+#[test]
+fn a_wrong_attention_is_noticed() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    check(&cuda, &parse_graph(ATTENTION).unwrap(), Precision::Fast, 150).unwrap();
+    drop(_alone);
+    // Of the two barriers of a turn, in the kernel's own text: before keys and values are overwritten, and before they are read.
+    breaks_graph(ATTENTION, "the barrier before a tile is overwritten", |text| {
+        let at = text.find("first += KEYS").expect("a loop over keys");
+        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 0))
+    });
+    breaks_graph(ATTENTION, "the barrier before a tile is read", |text| {
+        let at = text.find("first += KEYS").expect("a loop over keys");
+        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 1))
+    });
+    breaks_graph(ATTENTION, "rows of a product", |text| replaced(&text, "row + (r & 1) * 8", "row + (r >> 1) * 8"));
+    breaks_graph(ATTENTION, "swapped values", |text| {
+        replaced(&text, "word_of(even.of[j], odd.of[j])", "word_of(odd.of[j], even.of[j])")
+    });
+    breaks_graph(ATTENTION, "keys behind the last", |text| replaced(&text, "key >= N ?", "false ?"));
+    breaks_graph(ATTENTION, "sums that are not scaled down", |text| replaced(&text, "sums[d][2 * h] *= keep;", ""));
+    breaks_graph(ATTENTION, "a total of a part of the lanes", |text| {
+        replaced(&text, "total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);", "")
     });
 }

@@ -20,7 +20,8 @@ const ARCHS: &[u32] = &[75, 80, 86, 89, 90, 100, 120];
 
 /// Kernels, by the start of their name, that may spill so many bytes of registers on some architecture, with the reason.
 const SPILLS: &[(&str, usize, &str)] = &[
-    ("attention_", 32, "strides of four operands over three dimensions, for shapes that no library takes"),
+    ("attention_bf16_", 64, "before sm_80, where no tensor core multiplies bf16"),
+    ("attention_", 32, "strides of four operands over three dimensions; on tensor cores with 160 columns before sm_80"),
     ("convolution_", 16, "16 sums, their slices and the strides of image and weight, for what cuDNN refuses"),
     ("linear_", 16, "16 sums, their slices and the strides of both sides, for what cuBLASLt refuses"),
     ("matmul_", 16, "as linear"),
@@ -111,6 +112,24 @@ fn every_kernel_of_a_unet_compiles_for_every_architecture() {
 fn every_kernel_of_every_op_compiles() {
     let turn = |at: usize| vec![ARCHS[at % ARCHS.len()], ARCHS[(at + 3) % ARCHS.len()]];
     check(&kernels_of_cases(), |at| if wants_all() { ARCHS.to_vec() } else { turn(at) });
+}
+
+/// Attention on tensor cores with the head sizes that models have, the last ones with the most registers.
+#[test]
+fn attention_of_every_head_size_compiles_for_every_architecture() {
+    let graph = |dtype: &str, size: usize, mask: &str| {
+        format!(
+            "symbol s0 \"batch\" = [2]\nsymbol s1 \"rows\" = [70]\n\
+             input 0 \"x\": {dtype}[s0,s1,{size}]\ninput 1 \"m\": {mask}[s1,s1]\n\
+             %0: {dtype}[s0,s1,{size}] = input() {{index=0}}\n%1: {mask}[s1,s1] = input() {{index=1}}\n\
+             %2: {dtype}[s0,s1,{size}] = scaled_dot_product_attention(%0, %0, %0, %1) {{is_causal=false, scale=0.1}}\n\
+             return %2\n"
+        )
+    };
+    let cases = [("bf16", 40, "f32"), ("f16", 64, "bool"), ("bf16", 128, "bool"), ("f16", 160, "f16")];
+    let kernels = kernels(cases.map(|(dtype, size, mask)| graph(dtype, size, mask)));
+    assert!(kernels.iter().any(|kernel| kernel.text.contains("mma<T>")));
+    check(&kernels, |_| ARCHS.to_vec());
 }
 
 #[test]

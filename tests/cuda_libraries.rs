@@ -376,6 +376,42 @@ fn the_fastest_way_that_is_right_can_be_chosen() {
     close(&seconds.unwrap(), &[Some(3e-3), None, Some(2e-3)]);
 }
 
+/// The generated kernel for attention uses tensor cores, so it is tried whatever the size, and what cuDNN refuses stays with
+/// it; in f32 it does not.
+#[test]
+fn attention_on_tensor_cores_is_a_way() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let graph = graph_of(
+        "q: T[s0,2,70,40]; k: T[s0,2,66,40]; y = T[s0,2,70,40] scaled_dot_product_attention(q, k, k) {is_causal=false, scale=0.2}",
+        "f16",
+    );
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let program = ours.executable.program();
+    let row = program.specialize(&[2, 4]).unwrap().sites().remove(0);
+    assert!(row.on_tensor_cores && row.chosen + 1 < row.ways.len(), "{row:?}");
+    assert!(seconds_of_ways(&ours, &cuda, &[2, 4]).last().unwrap().is_some(), "its results are those of cuDNN");
+    assert!(program.specialize(&[2, 4]).unwrap().choose(0, "kernel"));
+    program.forget_sizes();
+    harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 66).unwrap();
+    assert_eq!(program.specialize(&[2, 4]).unwrap().delegations()[0].by, "kernel");
+
+    let (product, lines) = (
+        graph_of(PRODUCTS[2].1, "f16"),
+        "q: T[s0,2,2,70,8]; \
+        y = T[s0,2,2,70,8] scaled_dot_product_attention(q, q, q) {is_causal=false, scale=0.3}",
+    );
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&product, &[2, 4], 1).unwrap();
+    let other = harness::OnDevice::new(&cuda, &product, Precision::Fast, &weights);
+    assert!(!other.executable.program().specialize(&[2, 4]).unwrap().sites()[0].on_tensor_cores);
+    for (dtype, by) in [("f16", "kernel"), ("f32", "cuBLASLt")] {
+        let told = choices(&cuda, &graph_of(lines, dtype), &[2, 4]);
+        assert_eq!(told[0].by, by, "{told:?}");
+    }
+}
+
 /// Engines of cuDNN by their number: the stand-in's first does not work, two do, and there are no more.
 #[test]
 fn engines_can_be_chosen() {

@@ -187,6 +187,8 @@ pub struct SiteRow {
     pub flops: u64,
     /// The ways, by name; the last are the step's own kernels. None can be tried where those were chosen before.
     pub ways: Vec<String>,
+    /// Whether those kernels use the device's tensor cores.
+    pub on_tensor_cores: bool,
     /// Index of the one that runs.
     pub chosen: usize,
     /// The choice that was made by measuring, if there is one.

@@ -43,7 +43,7 @@ impl DeviceSite {
 
 /// What a trial may take of a program whose arena is smaller.
 const SMALL_BYTES: usize = 64 << 20;
-/// Steps of more operations are not tried on generated kernels, which use no tensor cores.
+/// Steps of more operations are not tried on generated kernels that use no tensor cores.
 const KERNEL_FLOPS: u64 = 1 << 30;
 
 #[pymethods]
@@ -86,7 +86,8 @@ impl DeviceSite {
     }
 
     fn candidates(&self) -> Vec<usize> {
-        let is_tried = |way: &usize| *way + 1 < self.row.ways.len() || self.row.flops <= KERNEL_FLOPS;
+        let tries_own = self.row.on_tensor_cores || self.row.flops <= KERNEL_FLOPS;
+        let is_tried = |way: &usize| *way + 1 < self.row.ways.len() || tries_own;
         (0..self.row.ways.len()).filter(is_tried).collect()
     }
 

@@ -228,6 +228,10 @@ pub const CASES: &[Case] = cases! {
     "attention of other value size" 36 ["q: T[s0,s1,8]", "k: T[s0,9,8]", "v: T[s0,9,5]", "y = T[s0,s1,5] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}"]
     "attention with shared keys" 36 ["q: T[s0,3,s1,8]", "k: T[s0,1,9,8]", "v: T[s0,1,9,8]", "y = T[s0,3,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}"]
     "attention of size 40" 40 ["q: T[s0,2,s1,40]", "k: T[s0,2,77,40]", "v: T[s0,2,77,40]", "y = T[s0,2,s1,40] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.158}"]
+    "attention of size 160" 160 ["q: T[s0,s1,160]", "k: T[s0,70,160]", "v: T[s0,70,160]", "y = T[s0,s1,160] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.079}"]
+    "attention over many keys with float mask" 150 ["q: T[s0,2,2*s1,24]", "k: T[s0,2,150,24]", "v: T[s0,2,150,40]", "m: T[2*s1,150]", "y = T[s0,2,2*s1,40] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.2}"]
+    "attention over many keys with bool mask" 150 ["q: T[s0,2,2*s1,24]", "k: T[s0,2,150,24]", "v: T[s0,2,150,24]", "m: bool[s0,1,1,150]", "y = T[s0,2,2*s1,24] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.2}"]
+    "causal attention over many keys" 100 ["q: T[s0,2,2*s1,20]", "k: T[s0,2,100,20]", "v: T[s0,2,100,20]", "y = T[s0,2,2*s1,20] scaled_dot_product_attention(q, k, v) {is_causal=true, scale=0.22}"]
 
     // -- norms ---------------------------------------------------------------------------------------------------------------------
     "group_norm" 512 ["x: T[s0,8,s1,6]", "w @ T[8]", "b @ T[8]", "y = T[s0,8,s1,6] group_norm(x, w, b) {num_groups=2, eps=1e-5, channel_dim=1}"]

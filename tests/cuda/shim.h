@@ -238,7 +238,7 @@ inline float device_expf(float x) { return expf(x); }
 
 #define OX_FN inline
 #define OX_SHARED(type, name, count)                                                                                    \
-    static type name[count];                                                                                            \
+    alignas(16) static type name[count];                                                                                \
     static device::Fresh name##_fresh;                                                                                  \
     name##_fresh.poison(name, sizeof name)
 #define OX_DYNAMIC_SHARED(type, name) type* name = (type*)device::dynamic_shared

@@ -75,6 +75,15 @@ pub struct Launches {
     pub scratch: Vec<Scratch>,
     /// What a library may do instead.
     pub delegate: Option<Delegate>,
+    /// Compute capability from which on the launches use tensor cores, if they ever do.
+    pub tensor_cores: Option<u32>,
+}
+
+impl Launches {
+    /// Whether they use tensor cores on a device of this compute capability.
+    pub fn on_tensor_cores(&self, arch: u32) -> bool {
+        self.tensor_cores.is_some_and(|first| first <= arch)
+    }
 }
 
 /// A plan's kernels, each once, and the launches of its steps.
@@ -339,12 +348,17 @@ impl Lowering<'_> {
         let [qv, kv, vv, ov] = [q, k, v, out].map(view);
         let attention =
             Attention { q: &qv, k: &kv, v: &vv, mask: mask.as_ref(), out: &ov, scale: *scale, causal: *is_causal };
-        let kernel = cuda::lower_attention(&attention, &self.provenance(step));
+        let from = self.provenance(step);
+        let first_arch = cuda::flash_arch(&attention);
+        let kernel = match first_arch {
+            Some(_) => cuda::lower_flash(&attention, &from),
+            None => cuda::lower_attention(&attention, &from),
+        };
         let mut all = places([q, k, v]);
         all.push(rest.first().map_or(Place::Missing, Place::of));
         all.push(Place::of(out));
         let own = self.launch(kernel, all);
-        Ok(Launches { delegate: self.delegate(step)?, ..single(own) })
+        Ok(Launches { delegate: self.delegate(step)?, tensor_cores: first_arch, ..single(own) })
     }
 
     fn group_norm(&mut self, step: &Step) -> Result<Launches> {
@@ -369,7 +383,7 @@ impl Lowering<'_> {
             sets: &x.shape[0] * &Dim::constant(*num_groups),
             pixels: Dim::product(&x.shape[1..rank - 1]),
         };
-        Ok(Launches { launches, scratch: vec![scratch], delegate: None })
+        Ok(Launches { launches, scratch: vec![scratch], ..Launches::default() })
     }
 
     fn row_norm(&mut self, step: &Step) -> Result<Launches> {

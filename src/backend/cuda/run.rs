@@ -261,7 +261,8 @@ impl Maker<'_> {
             return Ok(());
         }
         if let Some(delegate) = &launches.delegate {
-            let Program { plan, delegates, lowered, .. } = self.program;
+            let Program { plan, delegates, lowered, device, .. } = self.program;
+            let arch = device.arch();
             let name = |l: &Launch| lowered.kernels[l.kernel].name.clone();
             let kernels = |form: &delegate::Form| {
                 launches.launches.iter().chain(&form.before).chain(&form.after).map(name).collect()
@@ -281,7 +282,7 @@ impl Maker<'_> {
                     return Ok(());
                 }
                 Err((_, Some(site))) => self.sites.add(*site, None),
-                Err((_, None)) if step.kernel == Select::Attention => {
+                Err((_, None)) if step.kernel == Select::Attention && !launches.on_tensor_cores(arch) => {
                     if let Ok((planned, operands)) = self.chunks(step, delegates)? {
                         if let Some(last) = self.choices.last_mut() {
                             *last = delegate::choice(plan.step_name(step), Ok(planned.library()));

@@ -28,7 +28,7 @@ pub struct Attention<'a> {
 }
 
 /// Leading dimensions of a view.
-fn lead(view: &View) -> View {
+pub(super) fn lead(view: &View) -> View {
     let rank = view.shape.len().saturating_sub(2);
     View { dtype: view.dtype, shape: view.shape[..rank].to_vec(), strides: view.strides[..rank].to_vec() }
 }

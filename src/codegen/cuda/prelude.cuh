@@ -33,6 +33,29 @@ OX_FN u16 f32_to_f16(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
+
+// What tensor cores do, where they do it; mma() below is the same by shuffles. Before sm_80 they take 8 terms at a time.
+#if __CUDA_ARCH__ >= 800
+#define OX_MMA(type)                                                                                                    \
+    OX_FN void mma_core(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, type) {                                       \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "         \
+            "{%8, %9}, {%0, %1, %2, %3};"                                                                               \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                            \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                            \
+    }
+#define OX_MMA_CORE_F16 1
+#define OX_MMA_CORE_BF16 1
+OX_MMA(f16)
+OX_MMA(bf16)
+#else
+#define OX_MMA_CORE_F16 1
+OX_FN void mma_core(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
+}
+#endif
 // OX_END_DEVICE
 
 OX_FN u16 f32_to_bf16(float x) {
@@ -297,4 +320,89 @@ OX_FN void join_moments(float& count, float& mean, float& m2, float count_b, flo
     mean += delta * share;
     m2 += m2_b + delta * delta * count * share;
     count = total;
+}
+
+// --- products of tiles by a warp ---------------------------------------------------------------------------------------
+
+// Two neighbours as a word, the first one below.
+template <class T> OX_FN u32 word_of(T even, T odd) { return (u32)even.bits | (u32)odd.bits << 16; }
+template <class T> OX_FN u32 pair_of(float even, float odd) { return word_of(narrow<T>(even), narrow<T>(odd)); }
+template <class T> OX_FN float even_of(u32 word) { return to_float(T{(u16)word}); }
+template <class T> OX_FN float odd_of(u32 word) { return to_float(T{(u16)(word >> 16)}); }
+
+// c += a b of 16 x 16 and 16 x 8 elements, spread over the lanes as by mma.m16n8k16: with g = lane / 4 and t = lane % 4, `a` has
+// columns 2t and 2t + 1 of rows g and g + 8, then columns 2t + 8 and 2t + 9 of both; b0 has rows 2t and 2t + 1 of column g, b1
+// rows 2t + 8 and 2t + 9; `c` has columns 2t and 2t + 1 of row g, then of row g + 8.
+template <class T> OX_FN void mma_by_shuffles(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const u32 row = threadIdx.x & 28, column = (threadIdx.x & 3) * 8;
+#pragma unroll
+    for (u32 l = 0; l < 4; ++l) {
+        u32 x[4], y[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) x[r] = __shfl_sync(0xffffffffu, a[r], row + l);
+        y[0] = __shfl_sync(0xffffffffu, b0, column + l);
+        y[1] = __shfl_sync(0xffffffffu, b1, column + l);
+        y[2] = __shfl_sync(0xffffffffu, b0, column + 4 + l);
+        y[3] = __shfl_sync(0xffffffffu, b1, column + 4 + l);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = i >> 1, to = (i & 1) * 2;
+            c[i] = fmaf(even_of<T>(x[at]), even_of<T>(y[to]), c[i]);
+            c[i] = fmaf(odd_of<T>(x[at]), odd_of<T>(y[to]), c[i]);
+            c[i] = fmaf(even_of<T>(x[at + 2]), even_of<T>(y[to + 1]), c[i]);
+            c[i] = fmaf(odd_of<T>(x[at + 2]), odd_of<T>(y[to + 1]), c[i]);
+        }
+    }
+}
+// Loops over tiles are unrolled where a tile is an instruction.
+template <class T> struct Mma {
+    static const int UNROLL = 1;
+    static OX_FN void add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_by_shuffles<T>(c, a, b0, b1); }
+};
+#ifdef OX_MMA_CORE_F16
+template <> struct Mma<f16> {
+    static const int UNROLL = 32;
+    static OX_FN void add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_core(c, a, b0, b1, f16{}); }
+};
+#endif
+#ifdef OX_MMA_CORE_BF16
+template <> struct Mma<bf16> {
+    static const int UNROLL = 32;
+    static OX_FN void add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_core(c, a, b0, b1, bf16{}); }
+};
+#endif
+// All lanes of a warp, at once.
+template <class T> OX_FN void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { Mma<T>::add(c, a, b0, b1); }
+
+// Of a row of `E` elements: two or eight from `column`, an even number or a multiple of eight, zeros beyond the row's end. With
+// `V` above 1 elements lie side by side, the row begins at a multiple of 16 bytes, and E is a multiple of 8.
+template <int V, int E, class T> OX_FN u32 word_at(const T* row, i64 stride, u32 column) {
+    Pack<T, 2> pair = {};
+    if (V > 1) {
+        if (column < E) pair = *(const Pack<T, 2>*)(row + column);
+    } else {
+        if (column < E) pair.of[0] = row[column * stride];
+        if (column + 1 < E) pair.of[1] = row[(column + 1) * stride];
+    }
+    return word_of(pair.of[0], pair.of[1]);
+}
+template <int V, int E, class T> OX_FN Pack<T, 8> pack_at(const T* row, i64 stride, u32 column) {
+    Pack<T, 8> pack = {};
+    if (V > 1) {
+        if (column < E) pack = *(const Pack<T, 8>*)(row + column);
+    } else {
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j)
+            if (column + j < E) pack.of[j] = row[(column + j) * stride];
+    }
+    return pack;
+}
+// Two results at an even column of such a row.
+template <int V, int E, class T> OX_FN void put_pair(T* row, i64 stride, u32 column, const float (&pair)[2]) {
+    if (V > 1) {
+        if (column < E) store<2>(row + column, pair);
+    } else {
+        if (column < E) row[column * stride] = narrow<T>(pair[0]);
+        if (column + 1 < E) row[(column + 1) * stride] = narrow<T>(pair[1]);
+    }
 }

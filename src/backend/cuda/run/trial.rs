@@ -182,12 +182,15 @@ impl SpecializedCuda {
                 Some(Choice::Library(number)) if number < ways => number,
                 _ => 0,
             };
+            let arch = self.program.device.arch();
+            let on_tensor_cores = step.is_some_and(|step| self.program.lowered.steps[step].on_tensor_cores(arch));
             let names = (0..ways).map(Choice::Library).chain([Choice::Kernel]);
             SiteRow {
                 op: held.site.op.clone(),
                 count: held.count,
                 flops: step.map_or(0, |step| self.costs[step].0),
                 ways: names.map(|choice| choice.to_string()).collect(),
+                on_tensor_cores,
                 chosen,
                 installed: installed.map(|choice| choice.to_string()),
             }
