@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -366,6 +367,47 @@ def tuning(run: Run) -> str:
     return "; ".join(results)
 
 
+class Attention(nn.Module):
+    """Attention as models have it: alone, causal, with a mask of bool or one that is added."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        mask = {"bool": bias > 0, "added": bias}.get(self.kind)
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.kind == "causal")
+
+
+def kernels(run: Run) -> str:
+    """What libraries compute otherwise, on generated kernels: attention on tensor cores, products, convolutions."""
+
+    def own(site: Any, turns: int, deadline: float) -> tuple[str, float, float, int, int]:
+        return "kernel", 1.0, 2.0, 0, 1
+
+    cases: list[tuple[str, nn.Module, tuple[torch.Tensor, ...]]] = [("a block", *block(run))]
+    for size in (40, 64, 128, 160):
+        q, bias = torch.randn(2, 3, 150, size, device=run.device), torch.randn(150, 200, device=run.device)
+        k, v = (torch.randn(2, 3, 200, size, device=run.device) for _ in range(2))
+        for kind in ("alone", "causal", "bool", "added"):
+            cases.append((f"attention of {size}, {kind}", Attention(kind), (q, k, v, bias)))
+    worst, count = 0.0, 0
+    with mock.patch.object(oxidiff.tune, "_measure", own):
+        for what, module, args in cases:
+            for dtype in (torch.float16, torch.bfloat16):
+                if not run.has_time():
+                    raise Skipped(f"no time left after {count} cases without a failure")
+                module, args = module.to(dtype), tuple(a.to(dtype) for a in args)
+                ours, exact = compiled(module, tune="full", tune_budget_s=60.0), exact_of(module, args)
+                for _ in range(3):
+                    error = error_of(ours(*args), exact) / UNIT[dtype]
+                    assert error <= 8, f"{what} in {dtype}: an error of {error:.1f} roundings"
+                computed_by = ours.report().sizes[0]["computed_by"]
+                assert set(computed_by) <= {"kernel"}, f"{what} in {dtype} is computed by {computed_by}"
+                worst, count = max(worst, error), count + 1
+    return f"{count} cases, an error of {worst:.1f} roundings at most"
+
+
 def devices(run: Run) -> str:
     """The same module on two GPUs, from a thread whose current device is the first."""
     if torch.cuda.device_count() < 2:
@@ -402,9 +444,9 @@ def sanitizer(run: Run) -> str:
 
 ROWS: dict[str, Callable[[Run], str]] = {
     f.__name__: f
-    for f in (graphs, streams, threads, capture, modes, memory, tf32, tuning, devices, ops, models, sanitizer)
+    for f in (graphs, streams, threads, capture, modes, memory, tf32, tuning, kernels, devices, ops, models, sanitizer)
 }
-ANYWHERE = ("graphs", "ops", "models")
+ANYWHERE = ("graphs", "kernels", "ops", "models")
 
 
 # --- the run --------------------------------------------------------------------------------------------------------

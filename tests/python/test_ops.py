@@ -191,6 +191,17 @@ case(
     roundings=3,
     name="float_mask",
 )
+# A mask that comes by itself: nothing but the op says that its rows are the queries.
+case(
+    SDPA,
+    lambda q, k, m: F.scaled_dot_product_attention(heads(q), heads(k), heads(k), attn_mask=m[:, None]),
+    tokens,
+    lambda b, h, w: rand(b, 7, 32),
+    lambda b, h, w: rand(b, h * w, 7),
+    terms=32,
+    roundings=3,
+    name="mask_of_queries",
+)
 case("linear", F.linear, tokens, weight(24, 32), weight(24, seed=1), terms=32)
 case("linear", lambda x, w: F.linear(x, w), tokens, weight(24, 32), terms=32, name="no_bias")
 case("linear", F.linear, pooled, weight(24, 32), weight(24, seed=1), terms=32, name="rows")

@@ -519,6 +519,13 @@ def _random(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
         return _random(rec, func, args, kwargs)
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    if mask is not None:
+        # On meta tensors nobody looks whether its rows are the queries': sizes that are tied would seem free.
+        query, key = args[:2]
+        scores = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
+        if torch.broadcast_shapes(mask.shape, scores) != scores:
+            raise RuntimeError(f"a mask of {list(mask.shape)} for scores of {list(scores)}")
     return rec.emit(func, args, kwargs)
 
 
