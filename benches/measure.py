@@ -7,6 +7,7 @@ import datetime
 import gc
 import importlib.metadata
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -46,14 +47,17 @@ class Times:
 def interleave(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Times]:
     """Time each of `runs` in turn, `rounds` times, after one untimed run of each.
 
-    Runs that alternate meet the same disturbances, so that their ratio holds on a machine whose speed varies.
+    Runs that alternate meet the same disturbances, so that their ratio holds on a machine whose speed varies. Each round
+    begins with another one: what follows whom would be part of the figures otherwise.
     """
     for run in runs.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     gc.collect()
-    for _ in range(rounds):
-        for name, run in runs.items():
+    order = list(runs.items())
+    for start in range(rounds):
+        turn = start % len(order)
+        for name, run in order[turn:] + order[:turn]:
             started = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - started)
@@ -81,10 +85,11 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def run_in_process(script: str, *arguments: str) -> dict[str, Any]:
+def run_in_process(script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a benchmark script in a process of its own and return the JSON object that its last line is."""
     command = [sys.executable, str(ROOT / "benches" / script), *arguments]
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    env = {**os.environ, **(environment or {})}
+    result = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
     lines = result.stdout.strip().splitlines()
     if result.returncode != 0 or not lines:
         return {"error": f"exit status {result.returncode}"}

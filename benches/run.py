@@ -16,8 +16,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ class Row:
     bar: str
     measure: Callable[[argparse.Namespace], Answer]
     """Runs in a process of its own and returns `value` (text), `ok` and optionally `note`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the process has besides."""
+
+
+AVX2 = {"OXIDIFF_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+"""Limits oxidiff, PyTorch and its oneDNN alike."""
 
 
 def _options(**fields: Any) -> oxidiff.CompileOptions:
@@ -179,6 +185,12 @@ ROWS = {
         "SD1.5 UNet, f32, latent 64x64, batch 1: step over eager",
         "1.0",
         functools.partial(step_over_eager, name="sd15-unet", dtype="f32", size=(64, 64), bar=1.0),
+    ),
+    "unet-f32-avx2": Row(
+        "the same, both limited to AVX2",
+        "0.9",
+        functools.partial(step_over_eager, name="sd15-unet", dtype="f32", size=(64, 64), bar=0.9),
+        AVX2,
     ),
     "unet-bf16": Row(
         "SD1.5 UNet, bf16, latent 64x64, batch 1: step over eager bf16",
@@ -355,7 +367,8 @@ def main() -> None:
     here = figures.setdefault(machine_label(), {})
     for name in arguments.only:
         print(f"{name}: {ROWS[name].figure}", flush=True)
-        answer = run_in_process("run.py", "--row", name, "--rounds", str(arguments.rounds))
+        process = ("run.py", "--row", name, "--rounds", str(arguments.rounds))
+        answer = run_in_process(*process, environment=ROWS[name].environment)
         here[name] = {**answer, "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
         print(
             f"    {answer.get('value', '-')} (bar {ROWS[name].bar}) {answer.get('note', answer.get('error', ''))}",

@@ -523,9 +523,9 @@ def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if mask is not None:
         # On meta tensors nobody looks whether its rows are the queries': sizes that are tied would seem free.
         query, key = args[:2]
-        scores = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
-        if torch.broadcast_shapes(mask.shape, scores) != scores:
-            raise RuntimeError(f"a mask of {list(mask.shape)} for scores of {list(scores)}")
+        scores = (key.shape[-2], query.shape[-2])
+        if any(own not in (1, size) for own, size in zip(reversed(mask.shape), scores, strict=False)):
+            raise RuntimeError(f"a mask of {list(mask.shape)} for {scores[1]} queries and {scores[0]} keys")
     return rec.emit(func, args, kwargs)
 
 
