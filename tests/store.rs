@@ -274,3 +274,66 @@ fn mutated_databases_are_read_or_refused() {
         }
     }
 }
+
+/// A writer that was killed while it wrote leaves a journal: whoever opens the file next, if only to read, gets what was
+/// committed.
+#[test]
+fn what_a_killed_writer_left_is_rolled_back_by_a_reader() {
+    let folder = folder("hot-journal");
+    let path = folder.join("tuning.sqlite");
+    Database::open(&path).expect("it is made").add(&[entry("linear", "x", 1)]).expect("it can be written");
+    let connection = rusqlite::Connection::open(&path).expect("it opens");
+    connection
+        .execute_batch("PRAGMA cache_size = 1; PRAGMA cache_spill = 1; BEGIN IMMEDIATE")
+        .expect("it can be locked");
+    for i in 0..2000 {
+        let insert = "INSERT INTO choices VALUES (?1, 'b', 'd', 'l', 'c', 1.0, 2.0, 0, 0)";
+        connection.execute(insert, [format!("{i:0>200}")]).expect("a row");
+    }
+    // The files as the writer leaves them if it is killed now.
+    let copy = folder.join("copy.sqlite");
+    std::fs::copy(&path, &copy).expect("a file");
+    std::fs::copy(folder.join("tuning.sqlite-journal"), folder.join("copy.sqlite-journal")).expect("a journal");
+    assert!(std::fs::metadata(&copy).expect("a file").len() > 100_000, "nothing was written yet");
+    let rows = Database::open_read_only(&copy).expect("it is rolled back").entries().expect("it reads");
+    assert_eq!(rows, [entry("linear", "x", 1)]);
+}
+
+#[test]
+fn rows_that_are_no_measurements_are_none() {
+    let path = folder("rows").join("tuning.sqlite");
+    let database = Database::open(&path).expect("it is made");
+    let good = entry("linear", "x", 1);
+    let long = Entry { choice: "x".repeat(5000), ..entry("long", "x", 1) };
+    let never = Entry { seconds: f64::INFINITY, ..entry("never", "x", 1) };
+    database.add(&[good.clone(), long, never]).expect("it can be written");
+    let connection = rusqlite::Connection::open(&path).expect("it opens");
+    let count: i64 = connection.query_row("SELECT count(*) FROM choices", [], |row| row.get(0)).expect("a count");
+    assert_eq!(count, 1, "they are not written");
+    for row in [
+        "('zero', 'b', 'd', 'l', 'c', 1.0, 0.0, 0, 0)",
+        "('less', 'b', 'd', 'l', 'c', -1.0, 1.0, 0, 0)",
+        "('infinite', 'b', 'd', 'l', 'c', 9e999, 1.0, 0, 0)",
+        "('a word', 'b', 'd', 'l', 'c', 'fast', 1.0, 0, 0)",
+        "(CAST(x'ff00fe' AS TEXT), 'b', 'd', 'l', 'c', 1.0, 1.0, 0, 0)",
+    ] {
+        connection.execute(&format!("INSERT INTO choices VALUES {row}"), []).expect("a row");
+    }
+    assert_eq!(database.entries().expect("it reads"), [good.clone()]);
+    assert_eq!(database.find(&good.key).expect("it reads"), Some(good));
+    assert_eq!(database.find(&entry("zero", "x", 1).key).expect("it reads"), None);
+}
+
+/// Two versions may share a folder: neither moves the other's file aside.
+#[test]
+fn a_database_of_another_schema_is_left_alone() {
+    let path = folder("schema").join("tuning.sqlite");
+    Database::open(&path).expect("it is made").add(&[entry("linear", "x", 1)]).expect("it can be written");
+    let connection = rusqlite::Connection::open(&path).expect("it opens");
+    connection.pragma_update(None, "user_version", 2).expect("it can be written");
+    let before = std::fs::read(&path).expect("a file");
+    let error = Database::open(&path).expect_err("it is another version's").to_string();
+    assert!(error.contains("schema 2"), "{error}");
+    assert!(!path.with_extension("damaged").exists());
+    assert_eq!(std::fs::read(&path).expect("a file"), before);
+}

@@ -1,35 +1,75 @@
 """The thread in which modules with ``background=True`` are compiled, one after the other.
 
-It is made when it is first needed, lives as long as the process, and does not exist in a forked child until needed there.
+It is made when there is something to do, ends when there is not, and does not exist in a forked child until needed there. A
+process that ends waits for what the thread is at, which no thread of Python's may be torn from; what comes after that is
+dropped, and tuning, which may have minutes before it, stops at the next trial (:func:`is_ending`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["submit"]
+__all__ = ["is_ending", "submit"]
 
-_executor: ThreadPoolExecutor | None = None
+log = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_tasks: deque[Callable[[], None]] = deque()
+_is_running = False
+
+
+def is_ending() -> bool:
+    """Whether the main thread is done, and the process with it as soon as the others are."""
+    return not threading.main_thread().is_alive()
 
 
 def submit(task: Callable[[], None]) -> bool:
     """Has ``task``, which handles its errors, run in the background; false if the process is ending."""
-    global _executor
-    if _executor is None:
-        _executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oxidiff")
+    global _is_running
+    with _lock:
+        if is_ending():
+            return False
+        _tasks.append(task)
+        if _is_running:
+            return True
+        _is_running = True
     try:
-        _executor.submit(task)
+        threading.Thread(target=_work, name="oxidiff").start()
     except RuntimeError:
+        # The system has no thread left, or the interpreter is on its way out.
+        with _lock:
+            _is_running = False
+            _tasks.clear()
         return False
     return True
 
 
+def _work() -> None:
+    global _is_running
+    while True:
+        with _lock:
+            if is_ending():
+                _tasks.clear()
+            if not _tasks:
+                _is_running = False
+                return
+            task = _tasks.popleft()
+        try:
+            task()
+        except Exception:
+            log.exception("a module is not compiled in the background")
+
+
 def _after_fork() -> None:
     # Threads are not inherited: the child's tasks need one of its own.
-    global _executor
-    _executor = None
+    global _is_running, _lock
+    _lock = threading.Lock()
+    _tasks.clear()
+    _is_running = False
 
 
 if hasattr(os, "register_at_fork"):

@@ -31,6 +31,7 @@ import torch
 
 from . import _native
 from .advice import this_device
+from .background import is_ending
 from .errors import CacheError
 from .options import CompileOptions
 from .store import Tuned, bundle, complain
@@ -203,6 +204,8 @@ class Tuner:
         try:
             with _progress(name, len(wanted)) as bar:
                 for site in wanted:
+                    if is_ending():
+                        break
                     bar.show(site)
                     # One trial beyond the deadline is a trial too much.
                     if time.perf_counter() + pace.expect(_effort(site)) > deadline:
@@ -392,7 +395,10 @@ class _Bar:
 @contextlib.contextmanager
 def _progress(name: str, total: int) -> Iterator[_Bar]:
     """A bar on a terminal or in a notebook, if tqdm is installed."""
-    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    # There may be no stderr, or a closed one.
+    is_seen = "ipykernel" in sys.modules
+    with contextlib.suppress(AttributeError, ValueError):
+        is_seen |= sys.stderr.isatty()
     tqdm: Any = None
     if total and is_seen:
         with contextlib.suppress(ImportError):

@@ -4,7 +4,8 @@
 //! row of another machine, driver or kernel version is simply never found. Writers hold the file for one short
 //! transaction; a writer that is killed leaves a journal that the next one rolls back.
 //!
-//! A file that is damaged or of another schema is moved aside and begun anew; one that cannot be written is read.
+//! A file that is damaged is moved aside and begun anew; one that cannot be written is read; one of another schema is another
+//! version's, and left alone. A row that is no measurement (changed by hand, or by a disk) is none.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -68,6 +69,19 @@ pub struct Entry {
     pub measured_at: i64,
 }
 
+impl Entry {
+    /// Whether a measurement can look like this, and nothing is too long to be one of ours.
+    fn is_usable(&self) -> bool {
+        let Key { op, bucket, device, library } = &self.key;
+        let is_time = |seconds: f64| seconds.is_finite() && seconds > 0.0;
+        [op, bucket, device, library, &self.choice].iter().all(|text| text.len() <= MAX_TEXT)
+            && is_time(self.seconds)
+            && is_time(self.default_seconds)
+            && self.workspace_bytes >= 0
+            && self.measured_at >= 0
+    }
+}
+
 /// An open database.
 #[derive(Debug)]
 pub struct Database {
@@ -111,7 +125,10 @@ impl Database {
     /// [`Error::Cache`] if it is missing, damaged or of another schema.
     pub fn open_read_only(path: &Path) -> Result<Self> {
         let connect = || -> rusqlite::Result<Connection> {
-            let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+            // Where it can be written, what a killed writer left is rolled back first; where not, SQLite opens it for reading.
+            let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            connection.busy_timeout(PATIENCE)?;
+            connection.pragma_update(None, "query_only", true)?;
             check(&connection)?;
             Ok(connection)
         };
@@ -141,7 +158,8 @@ impl Database {
             let mut find = c.prepare_cached(
                 "SELECT * FROM choices WHERE op = ?1 AND bucket = ?2 AND device = ?3 AND library = ?4",
             )?;
-            find.query_row(params![key.op, key.bucket, key.device, key.library], entry).optional()
+            let found = find.query_row(params![key.op, key.bucket, key.device, key.library], |row| Ok(entry(row)));
+            Ok(found.optional()?.flatten())
         })
     }
 
@@ -152,11 +170,12 @@ impl Database {
     pub fn entries(&self) -> Result<Vec<Entry>> {
         self.try_with(|c| {
             let mut all = c.prepare("SELECT * FROM choices ORDER BY op, bucket, device, library")?;
-            all.query_map([], entry)?.collect()
+            let rows = all.query_map([], |row| Ok(entry(row)))?;
+            rows.filter_map(std::result::Result::transpose).collect()
         })
     }
 
-    /// Adds entries in one transaction. Of two for one key the later measurement stays.
+    /// Adds entries in one transaction. Of two for one key the later measurement stays; what is no measurement is left out.
     ///
     /// # Errors
     /// [`Error::Cache`] if the file cannot be written; nothing is added then.
@@ -171,7 +190,7 @@ impl Database {
                         measured_at = excluded.measured_at
                      WHERE excluded.measured_at >= measured_at",
                 )?;
-                for e in entries {
+                for e in entries.iter().filter(|e| e.is_usable()) {
                     let k = &e.key;
                     add.execute(params![
                         k.op,
@@ -222,8 +241,15 @@ fn writable(path: &Path) -> rusqlite::Result<Connection> {
 fn check(connection: &Connection) -> rusqlite::Result<()> {
     let number = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let (application, schema) = (number("application_id")?, number("user_version")?);
-    if (application, schema) != (APPLICATION, SCHEMA) {
-        return Err(refused(format!("schema {schema} of application {application:#x}, this oxidiff uses {SCHEMA}")));
+    if application == APPLICATION && schema != SCHEMA {
+        let what = format!("it has schema {schema}, this oxidiff uses {SCHEMA}");
+        return Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_MISMATCH),
+            Some(what),
+        ));
+    }
+    if application != APPLICATION {
+        return Err(refused(format!("it belongs to application {application:#x}")));
     }
     let verdict: String = connection.pragma_query_value(None, "quick_check", |row| row.get(0))?;
     if verdict != "ok" {
@@ -251,17 +277,16 @@ fn is_damage(error: &rusqlite::Error) -> bool {
     }
 }
 
-fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    let text = |i: usize| -> rusqlite::Result<String> {
-        let text: String = row.get(i)?;
-        if text.len() <= MAX_TEXT { Ok(text) } else { Err(refused(format!("a text of {} bytes", text.len()))) }
-    };
-    Ok(Entry {
+/// The row's entry; `None` where it is not one of ours.
+fn entry(row: &Row<'_>) -> Option<Entry> {
+    let text = |i: usize| row.get::<_, String>(i).ok();
+    let entry = Entry {
         key: Key { op: text(0)?, bucket: text(1)?, device: text(2)?, library: text(3)? },
         choice: text(4)?,
-        seconds: row.get(5)?,
-        default_seconds: row.get(6)?,
-        workspace_bytes: row.get(7)?,
-        measured_at: row.get(8)?,
-    })
+        seconds: row.get(5).ok()?,
+        default_seconds: row.get(6).ok()?,
+        workspace_bytes: row.get(7).ok()?,
+        measured_at: row.get(8).ok()?,
+    };
+    Some(entry).filter(Entry::is_usable)
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from torch import nn
 
 import oxidiff
 from nets import Net, Returns, assert_close, image
+from oxidiff.background import submit
 from oxidiff.capture import Capturer
 
 
@@ -131,3 +135,25 @@ def test_a_forked_child_compiles_for_itself(gate: threading.Event, one_thread: N
         os.kill(child, 9)
         os.waitpid(child, 0)
     assert status == 0
+
+
+def test_a_process_that_ends_does_not_wait_for_what_is_left() -> None:
+    script = """
+        import time
+        from oxidiff.background import submit
+        def task():
+            print("a task", flush=True)
+            time.sleep(0.5)
+        assert all(submit(task) for _ in range(100))
+    """
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert 1 <= done.stdout.count("a task") < 20, done.stderr
+    assert time.monotonic() - started < 40
+
+
+def test_a_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    assert submit(lambda: 1 // 0) and submit(done.set)  # type: ignore[arg-type, func-returns-value]
+    assert done.wait(10)
+    assert "ZeroDivisionError" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import time
 import types
@@ -121,6 +122,27 @@ def test_a_slow_winner_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = {0: [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0)], 1: [(0.5, 0.0), (1.2, 0.0), (1.1, 0.0)]}
     assert tune._fastest(noisy, 0, 0.0) == 0, "one lucky turn is not enough"
     assert tune._fastest(times, 7, 0.0) == 7, "without the default's time nothing is compared"
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_without_a_stderr(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream if is_closed else None)
+    compiled_of(net())(X)
+    assert bundle.entries()
+
+
+def test_a_process_that_ends_tunes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "is_ending", lambda: True)
+    compiled_of(net(), tune="full")(X)
+    assert bundle.entries() == []
+
+
+def test_an_empty_database_is_one_that_is_begun() -> None:
+    bundle.database_path().parent.mkdir(parents=True, exist_ok=True)
+    bundle.database_path().touch()
+    assert bundle.entries() == []
 
 
 def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +303,7 @@ def test_trials_stay_in_the_workspace_of_a_run() -> None:
     assert oxidiff.report(compiled).arena_bytes == before
 
 
-@pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\0" + b"x" * 4096])
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"x" * 4096])
 def test_a_damaged_database_is_a_warning(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_warned", set())
     path: Path = bundle.database_path()

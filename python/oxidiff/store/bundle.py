@@ -60,7 +60,8 @@ def entries(path: str | PathLike[str] | None = None) -> list[Row]:
         CacheError: The file cannot be read or is damaged.
     """
     file = database_path() if path is None else Path(path)
-    if not file.exists():
+    # One that another process is about to begin is empty.
+    if not file.exists() or not file.stat().st_size:
         return []
     try:
         return _native.TuningDatabase(fspath(file), read_only=True).entries()
