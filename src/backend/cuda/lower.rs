@@ -95,6 +95,9 @@ pub struct Lowered {
     /// Sums of the taps of a weight of f32, where a convolution has use for them: its filters and channels are symbols 0 and 1,
     /// its strides symbols 2 to 5.
     pub tap_sums: Option<Launch>,
+    /// With `memory="low"`: layouts of a convolution's weight with its channels as neighbours, by element size. Its sizes are
+    /// symbols 0 to 4 (filters, channels, three of taps), the source's strides symbols 5 to 9.
+    pub layouts: Vec<(usize, Launch)>,
 }
 
 /// Dimensions that [`Lowered::densify`] kernels take.
@@ -123,7 +126,16 @@ impl Lowered {
         let folds = |launches: &Launches| launches.delegate.as_ref().is_some_and(Delegate::folds);
         let has_sums = steps.iter().any(folds);
         let tap_sums = has_sums.then(|| lowering.launch(tap_sums(), Vec::new()));
-        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax, tap_sums })
+        let reads_taps = |launches: &Launches| launches.delegate.as_ref().is_some_and(Delegate::reads_taps);
+        let laid_out =
+            plan.steps.iter().zip(&steps).filter(|(_, l)| plan.options.memory == MemoryMode::Low && reads_taps(l));
+        let mut sizes: Vec<usize> =
+            laid_out.filter_map(|(step, _)| step.operands.get(1)).map(|w| w.dtype.size_bytes()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let layouts =
+            sizes.into_iter().map(|bytes| (bytes, lowering.launch(channels_last(bytes), Vec::new()))).collect();
+        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax, tap_sums, layouts })
     }
 }
 
@@ -135,7 +147,6 @@ fn densify(bytes: usize) -> Text {
         4 => DType::F32,
         _ => DType::F64,
     };
-    let symbol = |at: usize| Dim::symbol(crate::ir::Sym(at as u32));
     let shape: Vec<Dim> = (0..DENSIFY_DIMS).map(symbol).collect();
     let strides = (DENSIFY_DIMS..2 * DENSIFY_DIMS).map(symbol).collect();
     let dense = crate::plan::access::dense_strides(&shape);
@@ -143,9 +154,22 @@ fn densify(bytes: usize) -> Text {
     cuda::lower_copy(&View { dtype, shape: shape.clone(), strides }, &View { dtype, shape, strides: dense }, &from)
 }
 
+/// Number `at` of those that a launch without a step of its own is given.
+pub(super) fn symbol(at: usize) -> Dim {
+    Dim::symbol(crate::ir::Sym(at as u32))
+}
+
+/// A weight with its channels as neighbours, wherever it lies.
+fn channels_last(bytes: usize) -> Text {
+    let dtype = if bytes == 2 { DType::F16 } else { DType::F32 };
+    let from =
+        Provenance { ops: vec!["channels_last".to_owned()], lines: vec!["a weight that is laid out anew".to_owned()] };
+    cuda::lower_channels_last(dtype, [0, 1, 2, 3, 4].map(symbol), [5, 6, 7, 8, 9].map(symbol), &from)
+}
+
 /// Shares of scores.
 fn softmax_of(dtype: DType) -> Text {
-    let shape: Vec<Dim> = (0..2).map(|at| Dim::symbol(crate::ir::Sym(at))).collect();
+    let shape: Vec<Dim> = (0..2).map(symbol).collect();
     let strides = crate::plan::access::dense_strides(&shape);
     let [scores, shares] =
         [DType::F32, dtype].map(|dtype| View { dtype, shape: shape.clone(), strides: strides.clone() });
@@ -156,7 +180,6 @@ fn softmax_of(dtype: DType) -> Text {
 
 /// Sums of taps, wherever the weight lies.
 fn tap_sums() -> Text {
-    let symbol = |at: u32| Dim::symbol(crate::ir::Sym(at));
     let from =
         Provenance { ops: vec!["tap_sums".to_owned()], lines: vec!["a weight whose image is upsampled".to_owned()] };
     cuda::lower_tap_sums([0, 1].map(symbol), [2, 3, 4, 5].map(symbol), &from)

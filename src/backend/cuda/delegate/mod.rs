@@ -621,6 +621,11 @@ impl Delegate {
         self.0.iter().any(|form| matches!(&form.work, Work::Convolution(convolution) if convolution.is_folded()))
     }
 
+    /// Whether a form reads a weight with its channels as neighbours.
+    pub fn reads_taps(&self) -> bool {
+        self.0.iter().any(|form| matches!(&form.work, Work::Convolution(convolution) if convolution.reads_taps()))
+    }
+
     /// The graphs that cuDNN is asked first, if it is.
     pub fn graphs(&self, asked: &Asked<'_>) -> Vec<cudnn::Problem> {
         let first = self.0.iter().find_map(|form| form.problem(asked).ok());

@@ -211,6 +211,7 @@ impl Maker<'_> {
                 places: vec![Some((0, 0)), Some((1, 0))],
                 plain,
                 vector: super::vector_form(softmax, &sizes)?,
+                only_if: None,
             };
             Ok(Ok(Piece { rows, scores, softmax, shares }))
         };

@@ -40,7 +40,7 @@ pub(super) fn address(place: Option<(usize, isize)>, bases: &[u64]) -> u64 {
 /// # Safety
 /// Every buffer must be behind its address.
 pub(super) unsafe fn launch_all(calls: &[Call], bases: &[u64], stream: StreamHandle) -> Result<()> {
-    for call in calls {
+    for call in calls.iter().filter(|call| call.is_on(bases)) {
         let mut bound = call.bind(bases);
         // SAFETY: the caller's promise.
         unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };

@@ -234,6 +234,11 @@ impl SpecializedCuda {
             bases[buffer] = at as u64;
             at += self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
         }
+        for laid in &self.laid_out {
+            if bases[laid.buffer] != 0 {
+                laid.tell(self.packed_as_planned(laid.pack, &bases)?, &mut bases);
+            }
+        }
         let delegates = &self.program.delegates;
         let planned = match way {
             way if way == held.site.problem.ways(delegates) => None,
