@@ -1196,7 +1196,7 @@ fn attentions_that_no_engine_has_are_told() {
 fn attention_without_an_engine_is_products() {
     let _alone = alone();
     let (Some(library), Some(_)) = (FakeLibrary::cublaslt(), FakeLibrary::cudnn()) else { return };
-    let cases: [(&str, &str, i64); 3] = [
+    let cases: [(&str, &str, i64); 4] = [
         // Two images; of the chunks of 24 queries the last has 22.
         (
             "x: T[s0,70,16]; c: T[s0,64,16]; h = T[s0,70,2,8] reshape(x); q = T[s0,2,70,8] permute(h) {dims=[0, 2, 1, 3]}; \
@@ -1215,6 +1215,12 @@ fn attention_without_an_engine_is_products() {
         (
             "q: T[s0,66,8]; k: T[s0,72,8]; v: T[s0,72,12]; m: T[66,72]; \
              y = T[s0,66,12] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+            "f32",
+            3,
+        ),
+        (
+            "q: T[s0,40,8]; k: T[s0,72,8]; v: T[s0,72,12]; \
+             y = T[s0,40,12] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
             "f32",
             0,
         ),
@@ -1235,6 +1241,110 @@ fn attention_without_an_engine_is_products() {
         library.misread(Misread::Nothing as i32);
         assert_eq!(outcome.is_err(), chunks > 0, "it went unnoticed that there is one matrix for all");
     }
+}
+
+/// An attention by chunks of 24 queries of 70, masked.
+struct Masked {
+    /// The mask's type and sizes, and its shape; none is no mask.
+    mask: Option<(&'static str, &'static str, &'static [i64])>,
+    is_causal: bool,
+    dtype: &'static str,
+    /// Leading dimensions: of three, cuDNN has no attention.
+    lead: &'static str,
+}
+
+/// What hides of a mask's row: nothing, everything, all but the last key, odd keys.
+fn is_seen(row: usize, key: usize, keys: usize) -> bool {
+    [true, false, key + 1 == keys, key.is_multiple_of(2)][row % 4]
+}
+
+impl Masked {
+    fn graph(&self) -> Graph {
+        let Self { mask, is_causal, lead, .. } = self;
+        let (operand, argument) = match mask {
+            Some((dtype, sizes, _)) => (format!("m: {dtype}[{sizes}]; "), ", m"),
+            None => (String::new(), ""),
+        };
+        let lines = format!(
+            "q: T[{lead},70,8]; k: T[{lead},72,8]; v: T[{lead},72,12]; {operand}\
+             y = T[{lead},70,12] scaled_dot_product_attention(q, k, v{argument}) {{is_causal={is_causal}, scale=0.25}}"
+        );
+        graph_of(lines.leak(), self.dtype)
+    }
+
+    /// Launched, captured and replayed against the interpreter.
+    fn check(&self, cuda: &Cuda) -> Result<(), String> {
+        let (graph, bindings) = (self.graph(), [2, 4]);
+        let (mut inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 3).unwrap();
+        if let Some((_, _, shape)) = self.mask {
+            let count = shape.iter().product::<i64>() as usize;
+            let keys = *shape.last().unwrap() as usize;
+            let random = inputs[3].to_f64();
+            let dtype = inputs[3].dtype();
+            let bytes = |at: usize| match (is_seen(at / keys, at % keys, keys), dtype) {
+                (is, DType::Bool) => vec![u8::from(is)],
+                (true, _) => (random[at] as f32).to_le_bytes().to_vec(),
+                (false, _) => f32::NEG_INFINITY.to_le_bytes().to_vec(),
+            };
+            inputs[3] = interp::Tensor::new(dtype, shape.to_vec(), (0..count).flat_map(bytes).collect()).unwrap();
+        }
+        let want = interp::run_f64(&graph, &bindings, &inputs, &[]).unwrap();
+        let ours = harness::OnDevice::new(cuda, &graph, Precision::Fast, &[]);
+        for round in 0..3 {
+            harness::difference(&ours.run(&bindings, &inputs)[0], &want[0], 72)
+                .map_err(|e| format!("round {round}: {e}"))?;
+        }
+        let told = ours.executable.program().peek(&bindings).unwrap().delegations();
+        if told[0].by == "cuBLASLt" { Ok(()) } else { Err(format!("{told:?}")) }
+    }
+}
+
+const MASKED: &[Masked] = &[
+    Masked { mask: None, is_causal: true, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("f32", "s0,1,70,72", &[2, 1, 70, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("f32", "s0,2,1,72", &[2, 2, 1, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "s0,2,70,72", &[2, 2, 70, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "s0,1,1,72", &[2, 1, 1, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "2,70,1", &[2, 70, 1])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "70,72", &[70, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "s0,1,2,70,72", &[2, 1, 2, 70, 72])), is_causal: false, dtype: "f16", lead: "s0,3,2" },
+    Masked { mask: Some(("f32", "70,72", &[70, 72])), is_causal: false, dtype: "bf16", lead: "s0,3,2" },
+    Masked { mask: None, is_causal: true, dtype: "f16", lead: "s0,3,2" },
+];
+
+fn in_chunks(edit: fn(String) -> String) -> Option<Cuda> {
+    with_libraries()?;
+    let delegates = Delegates::new("a stand-in".to_owned(), None).with_scores_bytes(24 * 2 * 72 * 4);
+    Some(backend(edit)?.with_delegates(delegates))
+}
+
+/// Masks of every broadcast and causal ones: a chunk reads its own rows, and rows that see nothing are zeros.
+#[test]
+fn attention_by_chunks_is_masked() {
+    let _alone = alone();
+    let Some(cuda) = in_chunks(|text| text) else { return };
+    for (at, masked) in MASKED.iter().enumerate() {
+        masked.check(&cuda).unwrap_or_else(|e| panic!("{at}: {e}"));
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_mask_shows() {
+    let _alone = alone();
+    if with_libraries().is_none() {
+        return;
+    }
+    let shows = |at: usize, edit: fn(String) -> String| {
+        let cuda = in_chunks(edit).unwrap();
+        assert!(MASKED[at].check(&cuda).is_err(), "a mistake in {at} went unnoticed");
+    };
+    shows(0, |text| text.replace("> query + (u32)", "> query + 0 * (u32)"));
+    shows(1, |text| text.replace("(i64)query * ", "(i64)0 * "));
+    shows(1, |text| text.replace("if (most == lowest) most = 0.0f;", ""));
+    shows(2, |text| text.replace("(i64)head * ", "(i64)0 * "));
+    shows(3, |text| text.replace("if (!seen", "if (seen"));
+    shows(5, |text| text.replace("seen[(i64)(col + j) * ", "seen[(i64)(col + j) + 0 * "));
+    shows(3, |text| text.replace("sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"));
 }
 
 /// SD1.5's UNet with small widths: every convolution and product of more than a few rows is a library's, launched, captured

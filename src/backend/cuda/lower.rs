@@ -6,8 +6,8 @@ use oxidiff_kernels::tile::{Instr, Source, TileProgram};
 
 use super::delegate::{self, Around, Delegate, Out};
 use crate::codegen::cuda::{
-    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance, RowNorm,
-    Vector, View,
+    self, Arg, Attention, Chunk, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance,
+    RowNorm, Shares, Vector, View,
 };
 use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
@@ -89,9 +89,9 @@ pub struct Lowered {
     /// Copies from any strides to dense memory, by element size: sizes are symbols 0 to 7, strides 8 to 15. The operands'
     /// places are the caller's.
     pub densify: Vec<(usize, Launch)>,
-    /// Softmax of rows of f32 into rows of a type, both dense: rows are symbol 0, columns symbol 1. For types of which there is
-    /// an attention.
-    pub softmax: Vec<(DType, Launch)>,
+    /// Shares of a chunk of scores, for every kind of attention that there is: heads, queries, keys, the first query and the
+    /// mask's strides are symbols 0 to 6.
+    pub shares: Vec<(Shares, Launch)>,
     /// Sums of the taps of a weight of f32, where a convolution has use for them: its filters and channels are symbols 0 and 1,
     /// its strides symbols 2 to 5.
     pub tap_sums: Option<Launch>,
@@ -118,11 +118,10 @@ impl Lowered {
         sizes.sort_unstable();
         sizes.dedup();
         let densify = sizes.into_iter().map(|bytes| (bytes, lowering.launch(densify(bytes), Vec::new()))).collect();
-        let attentions = plan.steps.iter().filter(|s| s.kernel == Kernel::Attention).filter_map(|s| s.stores.first());
-        let mut types: Vec<DType> = attentions.map(|store| store.dtype).filter(|dtype| dtype.is_float()).collect();
-        types.sort_unstable();
-        types.dedup();
-        let softmax = types.into_iter().map(|dtype| (dtype, lowering.launch(softmax_of(dtype), Vec::new()))).collect();
+        let mut kinds: Vec<Shares> = plan.steps.iter().filter_map(|step| shares_of(plan, step)).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let shares = kinds.into_iter().map(|kind| (kind, lowering.launch(shares(kind), Vec::new()))).collect();
         let folds = |launches: &Launches| launches.delegate.as_ref().is_some_and(Delegate::folds);
         let has_sums = steps.iter().any(folds);
         let tap_sums = has_sums.then(|| lowering.launch(tap_sums(), Vec::new()));
@@ -135,7 +134,7 @@ impl Lowered {
         sizes.dedup();
         let layouts =
             sizes.into_iter().map(|bytes| (bytes, lowering.launch(channels_last(bytes), Vec::new()))).collect();
-        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax, tap_sums, layouts })
+        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, shares, tap_sums, layouts })
     }
 }
 
@@ -167,15 +166,21 @@ fn channels_last(bytes: usize) -> Text {
     cuda::lower_channels_last(dtype, [0, 1, 2, 3, 4].map(symbol), [5, 6, 7, 8, 9].map(symbol), &from)
 }
 
+/// What a step makes of its scores, if it is an attention.
+pub(super) fn shares_of(plan: &Plan, step: &Step) -> Option<Shares> {
+    let Op::ScaledDotProductAttention { is_causal, .. } = plan.graph.op(step.root?) else { return None };
+    let dtype = step.stores.first()?.dtype;
+    let mask = step.operands.get(3).map(|mask| mask.dtype);
+    dtype.is_float().then_some(Shares { dtype, mask, is_causal: *is_causal })
+}
+
 /// Shares of scores.
-fn softmax_of(dtype: DType) -> Text {
-    let shape: Vec<Dim> = (0..2).map(symbol).collect();
-    let strides = crate::plan::access::dense_strides(&shape);
-    let [scores, shares] =
-        [DType::F32, dtype].map(|dtype| View { dtype, shape: shape.clone(), strides: strides.clone() });
+fn shares(kind: Shares) -> Text {
+    let [heads, rows, keys, first] = [0, 1, 2, 3].map(symbol);
+    let chunk = Chunk { heads, rows, keys, first, strides: [4, 5, 6].map(symbol) };
     let from =
         Provenance { ops: vec!["shares".to_owned()], lines: vec!["softmax of an attention's scores".to_owned()] };
-    cuda::lower_softmax(&scores, &shares, &from)
+    cuda::lower_shares(kind, chunk, &from)
 }
 
 /// Sums of taps, wherever the weight lies.
