@@ -329,10 +329,12 @@ fn seconds_of_ways(ours: &harness::OnDevice, cuda: &Cuda, bindings: &[i64]) -> V
     let specialized = ours.executable.program().specialize(bindings).unwrap();
     let sites = specialized.sites();
     assert_eq!(sites.len(), 1, "{sites:?}");
-    let bytes = specialized.trial_bytes(0);
-    let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
-    // SAFETY: the block has these bytes, and is this test's own.
-    let measure = |way| unsafe { specialized.measure(0, way, (memory.ptr(), bytes), 0).unwrap() };
+    let measure = |way| {
+        let bytes = specialized.trial_bytes(0, way);
+        let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
+        // SAFETY: the block has these bytes, and is this test's own.
+        unsafe { specialized.measure(0, way, (memory.ptr(), bytes), 0).unwrap() }
+    };
     (0..sites[0].ways.len()).map(measure).collect()
 }
 
@@ -793,17 +795,74 @@ fn upsampling_is_folded_into_four_convolutions() {
     shows(MisreadGraph::SwappedImage, 0);
 }
 
-/// Every way to compute the four is compared with the step's own kernels, which read the weight itself.
+/// Every way to compute the four is compared with the step's own kernels, which read the weight itself, and with every way to
+/// compute the one over the image that is written out.
 #[test]
 fn ways_to_fold_are_compared() {
     let _alone = alone();
     let Some(cuda) = with_folding() else { return };
+    let driver = fake_driver().unwrap();
     let graph = graph_of(UPSAMPLED[2].1, "f32");
     let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
     let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
-    let works: Vec<bool> = seconds_of_ways(&ours, &cuda, &[2, 4]).iter().map(Option::is_some).collect();
+    driver.kernel_cost(2.0);
+    let seconds = seconds_of_ways(&ours, &cuda, &[2, 4]);
+    let works: Vec<bool> = seconds.iter().map(Option::is_some).collect();
     // The stand-in's engine with tensor cores is none for f32.
-    assert_eq!(works, [false, false, true, false, false, false, true]);
+    let engines = [false, false, true, false, false, false];
+    assert_eq!(works, [engines.as_slice(), &engines, &[true]].concat(), "{seconds:?}");
+    // Four runs of the library against one and the kernel that writes the image.
+    let [four, one] = [seconds[2].unwrap(), seconds[8].unwrap()];
+    assert!((four - 4e-3).abs() < 1e-6 && (one - 3e-3).abs() < 1e-6, "{four} {one}");
+    let program = ours.executable.program();
+    let site = || program.specialize(&[2, 4]).unwrap().sites().remove(0);
+    let before = site();
+    assert_eq!((before.ways[8].as_str(), before.chosen, before.installed), ("whole 2", 0, None));
+    // What only a trial needs is not in the arena.
+    let image = |p: &oxidiff::runtime::Program| p.specialize(&[2, 4]).unwrap().workspace().bytes();
+    let folded_bytes = image(program);
+    for (choice, runs, ways) in [("whole 2", 1, 7), ("library 2", 4, 13), ("whole 5", 4, 13)] {
+        assert!(program.specialize(&[2, 4]).unwrap().choose(0, choice));
+        program.forget_sizes();
+        let row = site();
+        assert_eq!((row.installed.as_deref(), row.ways.len()), (Some(choice), ways), "{choice}");
+        assert_eq!((row.op == before.op, row.ways[row.chosen].as_str()), (true, choice));
+        let library = FakeLibrary::cudnn().unwrap();
+        let (inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 2).unwrap();
+        let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+        for round in 0..3 {
+            let counted = library.count(RunWith::Convolution as i32);
+            harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 72)
+                .unwrap_or_else(|e| panic!("{choice}, round {round}: {e}"));
+            assert_eq!(library.count(RunWith::Convolution as i32) - counted, runs, "{choice}, round {round}");
+        }
+        assert_eq!(image(program) > folded_bytes, runs == 1, "{choice}");
+    }
+    // Nothing that needs more memory is chosen where memory has a bound.
+    let options = PlanOptions { memory: MemoryMode::Fast, memory_budget: Some(1 << 30), ..PlanOptions::default() };
+    let bounded = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
+    let row = bounded.executable.program().specialize(&[2, 4]).unwrap().sites().remove(0);
+    assert_eq!((row.op, row.ways.len()), (before.op, 7));
+    assert_eq!(image(bounded.executable.program()), folded_bytes);
+}
+
+/// A trial of the one over a whole image fails where the image is not what it should be.
+#[test]
+fn a_whole_image_that_is_wrong_is_no_way() {
+    let _alone = alone();
+    if with_libraries().is_none() {
+        return;
+    }
+    // Copies are what writes the image, and nothing else here.
+    let broken: fn(String) -> String =
+        |text| text.replace("const u32 row = thread / packs, col = thread % packs * V;", "const u32 row = 0, col = 0;");
+    let delegates = Delegates::new("a stand-in".to_owned(), None).with_fold_flops(0);
+    let cuda = backend(broken).unwrap().with_delegates(delegates);
+    let graph = graph_of(UPSAMPLED[2].1, "f32");
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let seconds = seconds_of_ways(&ours, &cuda, &[2, 4]);
+    assert!(seconds[2].is_some() && seconds[6..12].iter().all(Option::is_none), "{seconds:?}");
 }
 
 /// The upsampled image is written out where folding is refused, does not pay, or would keep or round what must not be.

@@ -121,8 +121,8 @@ pub trait Specialized: Send + Sync {
         Vec::new()
     }
 
-    /// Bytes that a trial of a site needs, whichever way is tried.
-    fn trial_bytes(&self, _site: usize) -> usize {
+    /// Bytes that a trial of a way to compute a site needs.
+    fn trial_bytes(&self, _site: usize, _way: usize) -> usize {
         0
     }
 

@@ -27,7 +27,7 @@ mod chunks;
 mod item;
 mod trial;
 
-use item::{Delegated, Item, address};
+use item::{Delegated, Item, Parts, address};
 use trial::Sites;
 
 /// A parameter word.
@@ -265,12 +265,15 @@ struct Maker<'a> {
     choices: Vec<StepChoice>,
     sites: Sites,
     laid_out: Vec<LaidOut>,
+    /// Which of the scratch memory only trials use.
+    tried: Vec<usize>,
 }
 
 impl<'a> Maker<'a> {
     fn asked<'b>(program: &'b Program, step: &'b Step, bindings: &'b [i64]) -> Asked<'b> {
         let (arch, numerics) = (program.device.arch(), program.plan.options.numerics);
-        Asked { step, bindings, arch, numerics, fold_flops: program.delegates.fold_flops() }
+        let is_bounded = program.plan.options.memory_budget.is_some();
+        Asked { step, bindings, arch, numerics, fold_flops: program.delegates.fold_flops(), is_bounded }
     }
 
     /// Whether the kernel for few rows takes the step.
@@ -333,13 +336,14 @@ impl Maker<'_> {
             self.choices.push(delegate::choice(plan.step_name(step), outcome));
             match ready {
                 Ok(ready) => {
-                    self.sites.add(ready.site.clone(), Some(items.len()));
-                    let form = delegate.0.get(ready.form);
-                    let delegate::Ready { planned, operands, .. } = ready;
+                    let delegate::Ready { planned, operands, form, site, whole } = ready;
+                    let whole = whole.map(|(form, operands)| self.tried(at, delegate.0.get(form), operands));
+                    self.sites.add(site, Some(items.len()), whole.transpose()?);
+                    let form = delegate.0.get(form);
                     items.push(Item::Delegated(self.delegated(at, step, launches, form, planned, operands)?));
                     return Ok(());
                 }
-                Err((_, Some(site))) => self.sites.add(*site, None),
+                Err((_, Some(site))) => self.sites.add(*site, None, None),
                 Err((_, None)) if step.kernel == Select::Attention => {
                     if let Ok((planned, operands)) = self.chunks(step, delegates)? {
                         if let Some(last) = self.choices.last_mut() {
@@ -365,19 +369,27 @@ impl Maker<'_> {
         launches: &Launches,
         form: Option<&delegate::Form>,
         planned: Arc<dyn Planned>,
-        operands: Operands,
+        mut operands: Operands,
     ) -> Result<Delegated> {
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
-        let first = self.next_scratch();
-        for (bytes, what) in operands.scratch {
-            self.scratch.push(Scratch { step: at, bytes, what });
-        }
+        let align_bytes = std::mem::take(&mut operands.align_bytes);
+        let parts = self.parts(at, form, operands)?;
         let mut workspace = None;
         if planned.workspace_bytes() > 0 {
             workspace = Some(self.next_scratch());
             let bytes = planned.workspace_bytes() + (WORKSPACE_ALIGN_BYTES - ALIGN_BYTES);
             self.scratch.push(Scratch { step: at, bytes, what: "workspace of a library" });
+        }
+        let (choice, failure) = (self.choices.len() - 1, OnceLock::new());
+        Ok(Delegated { step: at, planned, parts, align_bytes, workspace, own, choice, failure })
+    }
+
+    /// A library's operands and the kernels around it, with places.
+    fn parts(&mut self, at: usize, form: Option<&delegate::Form>, operands: Operands) -> Result<Parts> {
+        let first = self.next_scratch();
+        for (bytes, what) in operands.scratch {
+            self.scratch.push(Scratch { step: at, bytes, what });
         }
         let mut places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
         let mut before = Vec::new();
@@ -398,9 +410,15 @@ impl Maker<'_> {
         };
         before.extend(around(form.and_then(|f| f.before.as_ref()))?);
         let after = around(form.and_then(|f| f.after.as_ref()))?;
-        let choice = self.choices.len() - 1;
-        let (align_bytes, failure) = (operands.align_bytes, OnceLock::new());
-        Ok(Delegated { step: at, planned, calls, align_bytes, workspace, before, after, own, choice, failure })
+        Ok(Parts { calls, before, after })
+    }
+
+    /// The parts of a form that is only tried: its scratch memory is a trial's.
+    fn tried(&mut self, at: usize, form: Option<&delegate::Form>, operands: Operands) -> Result<Parts> {
+        let first = self.scratch.len();
+        let parts = self.parts(at, form, operands)?;
+        self.tried.extend(first..self.scratch.len());
+        Ok(parts)
     }
 
     /// Where an operand lies; scratch memory of its step begins at buffer `first`.
@@ -515,12 +533,12 @@ impl SpecializedCuda {
         };
         Maker::warm(&program, bindings);
         let (scratch, choices, sites, laid_out) = (Vec::new(), Vec::new(), Sites::default(), Vec::new());
-        let mut maker = Maker { program: &program, bindings, scratch, choices, sites, laid_out };
+        let mut maker = Maker { program: &program, bindings, scratch, choices, sites, laid_out, tried: Vec::new() };
         let (mut items, mut prepare) = (Vec::new(), Vec::new());
         for (at, (step, launches)) in plan.steps.iter().zip(&program.lowered.steps).enumerate() {
             maker.step(at, step, launches, &mut items).map_err(|e| named(step, e))?;
         }
-        let scratch = std::mem::take(&mut maker.scratch);
+        let mut scratch = std::mem::take(&mut maker.scratch);
         for (at, (step, launches)) in plan.prepare.iter().zip(&program.lowered.prepare).enumerate() {
             maker.kernels(at, step, launches, &mut prepare).map_err(|e| named(step, e))?;
         }
@@ -528,6 +546,8 @@ impl SpecializedCuda {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
         let (choices, sites, laid_out) = (maker.choices, maker.sites, maker.laid_out);
+        let scratch_bytes: Vec<usize> = scratch.iter().map(|s| s.bytes).collect();
+        maker.tried.iter().for_each(|&at| scratch[at].bytes = 0);
         let workspace = Workspace::of(&plan, bindings, &scratch)?;
         let offsets = offsets_of(&plan, &workspace);
         let lean = match laid_out.is_empty() {
@@ -568,7 +588,7 @@ impl SpecializedCuda {
             buffer_bytes.push(sums_bytes(&pack.source.concrete(bindings)?));
         }
         buffer_bytes.resize(first_scratch(&plan), 0);
-        buffer_bytes.extend(scratch.iter().map(|s| s.bytes));
+        buffer_bytes.extend(scratch_bytes);
         let cost = |s: &Step| -> Result<(u64, u64)> {
             let bytes = s.accesses().map(|a| a.concrete(bindings).map(|c| c.bytes() as u64));
             Ok((unsigned(s.flops.eval(bindings)?)?, bytes.sum::<Result<u64>>()?))
@@ -1075,8 +1095,8 @@ fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call], laid_out: &[LaidO
         match item {
             Item::Kernel(call) => mark(&call.places),
             Item::Delegated(d) => {
-                d.calls.iter().for_each(|places| mark(places));
-                d.before.iter().chain(&d.after).for_each(|c| mark(&c.places));
+                d.parts.calls.iter().for_each(|places| mark(places));
+                d.parts.before.iter().chain(&d.parts.after).for_each(|c| mark(&c.places));
             }
         }
     }
@@ -1155,8 +1175,8 @@ impl Specialized for SpecializedCuda {
         self.site_rows()
     }
 
-    fn trial_bytes(&self, site: usize) -> usize {
-        self.bytes_of_trial(site)
+    fn trial_bytes(&self, site: usize, way: usize) -> usize {
+        self.bytes_of_trial(site, way)
     }
 
     unsafe fn measure(&self, site: usize, way: usize, memory: (*mut u8, usize), stream: usize) -> Result<Option<f64>> {
