@@ -173,8 +173,14 @@ fn outcomes(kernel: Kernel) -> Vec<Outcome> {
                 continue;
             }
             let delegate = lowered.steps[*at].delegate.as_ref().unwrap();
-            let asked =
-                Asked { step, bindings: &SIZES, arch: device.arch, numerics: Numerics::default(), fold_flops: 0 };
+            let asked = Asked {
+                step,
+                bindings: &SIZES,
+                arch: device.arch,
+                numerics: Numerics::default(),
+                fold_flops: 0,
+                is_bounded: false,
+            };
             let ready = delegate.plan(&asked, &delegates, &|_| Vec::new());
             let outcome = ready.map(|r| (r.planned.library(), r.form)).map_err(|(why, _)| why);
             println!("{:24} {name}: {outcome:?}", device.name);
@@ -233,7 +239,8 @@ fn upsampling_is_folded_on_every_device() {
     for device in DEVICES {
         let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
         for (bindings, fold_flops, is_folded) in [(&[64], 0, true), (&[63], 0, true), (&[64], u64::MAX, false)] {
-            let asked = Asked { step: &plan.steps[at], bindings, arch: device.arch, numerics, fold_flops };
+            let asked =
+                Asked { step: &plan.steps[at], bindings, arch: device.arch, numerics, fold_flops, is_bounded: false };
             let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
             let ready = outcome.unwrap_or_else(|(why, _)| panic!("{}: {why}", device.name));
             assert_eq!(ready.operands.scratch[1].0 == 0, is_folded, "{}: an upsampled image", device.name);
@@ -256,7 +263,14 @@ fn wide_heads_have_plans_from_sm_80_on() {
     for device in DEVICES {
         let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
         let numerics = Numerics::default();
-        let asked = Asked { step: &plan.steps[at], bindings: &[4096], arch: device.arch, numerics, fold_flops: 0 };
+        let asked = Asked {
+            step: &plan.steps[at],
+            bindings: &[4096],
+            arch: device.arch,
+            numerics,
+            fold_flops: 0,
+            is_bounded: false,
+        };
         let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
         assert_eq!(outcome.is_ok(), device.arch >= 80, "{}", device.name);
     }
@@ -288,6 +302,7 @@ fn masks_of_bool_have_plans_from_sm_80_on() {
                 arch: device.arch,
                 numerics: Numerics::default(),
                 fold_flops: 0,
+                is_bounded: false,
             };
             let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
             assert_eq!(outcome.is_ok(), device.arch >= 80, "{}, {mask}", device.name);

@@ -16,7 +16,7 @@ use cases::CASES;
 use emulator::{Count, FakeLibrary, alone, backend, fake_driver};
 use oxidiff::backend::cuda::Cuda;
 use oxidiff::backend::cuda::delegate::Delegates;
-use oxidiff::backend::weights::Weight;
+use oxidiff::backend::weights::{Identity, Weight};
 use oxidiff::backend::{StepChoice, Tensor};
 use oxidiff::ir::{DType, Graph, interp, parse_graph};
 use oxidiff::passes::Precision;
@@ -329,10 +329,12 @@ fn seconds_of_ways(ours: &harness::OnDevice, cuda: &Cuda, bindings: &[i64]) -> V
     let specialized = ours.executable.program().specialize(bindings).unwrap();
     let sites = specialized.sites();
     assert_eq!(sites.len(), 1, "{sites:?}");
-    let bytes = specialized.trial_bytes(0);
-    let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
-    // SAFETY: the block has these bytes, and is this test's own.
-    let measure = |way| unsafe { specialized.measure(0, way, (memory.ptr(), bytes), 0).unwrap() };
+    let measure = |way| {
+        let bytes = specialized.trial_bytes(0, way);
+        let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
+        // SAFETY: the block has these bytes, and is this test's own.
+        unsafe { specialized.measure(0, way, (memory.ptr(), bytes), 0).unwrap() }
+    };
     (0..sites[0].ways.len()).map(measure).collect()
 }
 
@@ -829,17 +831,74 @@ fn upsampling_is_folded_into_four_convolutions() {
     shows(MisreadGraph::SwappedImage, 0);
 }
 
-/// Every way to compute the four is compared with the step's own kernels, which read the weight itself.
+/// Every way to compute the four is compared with the step's own kernels, which read the weight itself, and with every way to
+/// compute the one over the image that is written out.
 #[test]
 fn ways_to_fold_are_compared() {
     let _alone = alone();
     let Some(cuda) = with_folding() else { return };
+    let driver = fake_driver().unwrap();
     let graph = graph_of(UPSAMPLED[2].1, "f32");
     let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
     let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
-    let works: Vec<bool> = seconds_of_ways(&ours, &cuda, &[2, 4]).iter().map(Option::is_some).collect();
+    driver.kernel_cost(2.0);
+    let seconds = seconds_of_ways(&ours, &cuda, &[2, 4]);
+    let works: Vec<bool> = seconds.iter().map(Option::is_some).collect();
     // The stand-in's engine with tensor cores is none for f32.
-    assert_eq!(works, [false, false, true, false, false, false, true]);
+    let engines = [false, false, true, false, false, false];
+    assert_eq!(works, [engines.as_slice(), &engines, &[true]].concat(), "{seconds:?}");
+    // Four runs of the library against one and the kernel that writes the image.
+    let [four, one] = [seconds[2].unwrap(), seconds[8].unwrap()];
+    assert!((four - 4e-3).abs() < 1e-6 && (one - 3e-3).abs() < 1e-6, "{four} {one}");
+    let program = ours.executable.program();
+    let site = || program.specialize(&[2, 4]).unwrap().sites().remove(0);
+    let before = site();
+    assert_eq!((before.ways[8].as_str(), before.chosen, before.installed), ("whole 2", 0, None));
+    // What only a trial needs is not in the arena.
+    let image = |p: &oxidiff::runtime::Program| p.specialize(&[2, 4]).unwrap().workspace().bytes();
+    let folded_bytes = image(program);
+    for (choice, runs, ways) in [("whole 2", 1, 7), ("library 2", 4, 13), ("whole 5", 4, 13)] {
+        assert!(program.specialize(&[2, 4]).unwrap().choose(0, choice));
+        program.forget_sizes();
+        let row = site();
+        assert_eq!((row.installed.as_deref(), row.ways.len()), (Some(choice), ways), "{choice}");
+        assert_eq!((row.op == before.op, row.ways[row.chosen].as_str()), (true, choice));
+        let library = FakeLibrary::cudnn().unwrap();
+        let (inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 2).unwrap();
+        let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+        for round in 0..3 {
+            let counted = library.count(RunWith::Convolution as i32);
+            harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 72)
+                .unwrap_or_else(|e| panic!("{choice}, round {round}: {e}"));
+            assert_eq!(library.count(RunWith::Convolution as i32) - counted, runs, "{choice}, round {round}");
+        }
+        assert_eq!(image(program) > folded_bytes, runs == 1, "{choice}");
+    }
+    // Nothing that needs more memory is chosen where memory has a bound.
+    let options = PlanOptions { memory: MemoryMode::Fast, memory_budget: Some(1 << 30), ..PlanOptions::default() };
+    let bounded = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
+    let row = bounded.executable.program().specialize(&[2, 4]).unwrap().sites().remove(0);
+    assert_eq!((row.op, row.ways.len()), (before.op, 7));
+    assert_eq!(image(bounded.executable.program()), folded_bytes);
+}
+
+/// A trial of the one over a whole image fails where the image is not what it should be.
+#[test]
+fn a_whole_image_that_is_wrong_is_no_way() {
+    let _alone = alone();
+    if with_libraries().is_none() {
+        return;
+    }
+    // Copies are what writes the image, and nothing else here.
+    let broken: fn(String) -> String =
+        |text| text.replace("const u32 row = thread / packs, col = thread % packs * V;", "const u32 row = 0, col = 0;");
+    let delegates = Delegates::new("a stand-in".to_owned(), None).with_fold_flops(0);
+    let cuda = backend(broken).unwrap().with_delegates(delegates);
+    let graph = graph_of(UPSAMPLED[2].1, "f32");
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let seconds = seconds_of_ways(&ours, &cuda, &[2, 4]);
+    assert!(seconds[2].is_some() && seconds[6..12].iter().all(Option::is_none), "{seconds:?}");
 }
 
 /// The upsampled image is written out where folding is refused, does not pay, or would keep or round what must not be.
@@ -866,9 +925,214 @@ fn upsampling_is_not_folded_everywhere() {
         library.misread(MisreadGraph::Nothing as i32);
         let counted = counted.unwrap_or_else(|e| panic!("{why}, {dtype}: {e}"));
         assert!(counted.iter().all(|(count, bytes)| *count == 2 && *bytes > 0), "{why}, {dtype}: {counted:?}");
-        let bytes = weights[0].bytes().len();
-        assert_eq!(ours.executable.stats().derived_bytes, bytes, "{why}, {dtype}: the weight with channels last");
+        // The weight with channels last.
+        let bytes = if options.memory == MemoryMode::Low { 0 } else { weights[0].bytes().len() };
+        assert_eq!(ours.executable.stats().derived_bytes, bytes, "{why}, {dtype}");
     }
+}
+
+const LOW: PlanOptions = PlanOptions {
+    memory: MemoryMode::Low,
+    exact: false,
+    memory_budget: None,
+    plain_launches: false,
+    numerics: Numerics { tf32_products: false, tf32_convolutions: false },
+};
+
+/// Bytes of the arena in which a size lays weights out anew.
+fn laid_out_bytes(ours: &harness::OnDevice, bindings: &[i64]) -> usize {
+    let workspace = ours.executable.program().peek(bindings).unwrap().workspace().clone();
+    let named = |r: &usize| workspace.name(*r).1.contains("a weight with its channels as neighbours");
+    (0..workspace.requests.len()).filter(named).map(|r| workspace.requests[r].bytes).sum()
+}
+
+/// With `memory="low"` nothing is kept of a weight: launched, captured and replayed, and while the caller captures.
+#[test]
+fn low_memory_lays_weights_out_anew() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let (library, driver) = (FakeLibrary::cudnn().unwrap(), fake_driver().unwrap());
+    for (name, lines, _) in CONVOLUTIONS {
+        for dtype in ["f32", "f16", "bf16"] {
+            let graph = graph_of(lines, dtype);
+            let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+            let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, LOW);
+            for bindings in [[2, 4], [1, 6]] {
+                let (inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 2).unwrap();
+                let want = interp::run_f64(&graph, &bindings, &inputs, &weights).unwrap();
+                let before = library.count(RunWith::Convolution as i32);
+                for round in 0..4 {
+                    driver.capturing(round == 3);
+                    let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ours.run(&bindings, &inputs)));
+                    driver.capturing(false);
+                    harness::difference(&got.unwrap()[0], &want[0], 72)
+                        .unwrap_or_else(|e| panic!("{name}, {dtype}, round {round}: {e}"));
+                }
+                assert!(library.count(RunWith::Convolution as i32) > before, "{name}, {dtype}");
+                let bytes = if *name == "one tap" { 0 } else { weights[0].bytes().len() };
+                assert_eq!(laid_out_bytes(&ours, &bindings), bytes, "{name}, {dtype}");
+                assert_eq!(ours.executable.stats().derived_bytes, 0, "{name}, {dtype}");
+            }
+        }
+    }
+}
+
+/// A weight on the stand-in device that lies in the order of `dims`, outermost first.
+fn lying(weight: &interp::Tensor, dims: &[usize]) -> Weight {
+    let (shape, mut strides, mut next) = (weight.shape(), vec![0i64; dims.len()], 1);
+    for &d in dims.iter().rev() {
+        strides[d] = next;
+        next *= shape[d];
+    }
+    let (size, mut bytes) = (weight.dtype().size_bytes(), vec![0u8; weight.bytes().len()]);
+    for (at, element) in weight.bytes().chunks(size).enumerate() {
+        let (mut rest, mut to) = (at as i64, 0);
+        for d in (0..shape.len()).rev() {
+            to += rest % shape[d] * strides[d];
+            rest /= shape[d];
+        }
+        bytes[to as usize * size..][..size].copy_from_slice(element);
+    }
+    let memory: Vec<u128> = bytes.chunks(16).map(|b| b.iter().rev().fold(0, |n, b| n << 8 | u128::from(*b))).collect();
+    let tensor = Tensor { ptr: memory.as_ptr().cast_mut().cast(), strides, ..support::borrow(weight) };
+    Weight { owner: Box::new(memory), identity: Identity::Told, tensor }
+}
+
+/// What is replayed reads the weight as it is now: written in place, another one, one that lies otherwise, one that lies right
+/// and is read as it lies.
+#[test]
+fn weights_that_are_laid_out_anew_are_never_stale() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let (library, driver) = (FakeLibrary::cudnn().unwrap(), fake_driver().unwrap());
+    let graph = graph_of(CONVOLUTIONS[3].1, "f32");
+    let bindings = [2, 4];
+    let (inputs, first) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 1).unwrap();
+    let (_, other) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 7).unwrap();
+    let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &first, LOW);
+    let (launches, graphs) = (|| driver.count(Count::Launches), || driver.count(Count::Graphs));
+    let want = |weights: &[interp::Tensor]| interp::run_f64(&graph, &bindings, &inputs, weights).unwrap().remove(0);
+    // Arguments and results stay where they are: nothing but the weight is news.
+    let x = support::borrow(&inputs[0]);
+    let shape = want(&first).shape().to_vec();
+    let mut out = vec![0f32; shape.iter().product::<i64>() as usize];
+    let mut check = |weights: &[interp::Tensor], what: &str| {
+        let before = library.count(RunWith::Convolution as i32);
+        let result = Tensor::dense(out.as_mut_ptr().cast(), DType::F32, &shape);
+        // SAFETY: both have the memory of their shapes.
+        unsafe { ours.executable.run(std::slice::from_ref(&x), &[result], &bindings, None).unwrap() };
+        let bytes = out.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let got = interp::Tensor::new(DType::F32, shape.clone(), bytes).unwrap();
+        harness::difference(&got, &want(weights), 72).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(ours.executable.stats().derived_bytes, 0, "{what}");
+        library.count(RunWith::Convolution as i32) - before
+    };
+    for _ in 0..3 {
+        check(&first, "as bound");
+    }
+    let made = graphs();
+    let at = ours.executable.weights().tensor(0).unwrap().ptr;
+    // SAFETY: the weight's memory has as many bytes.
+    unsafe { cuda.device().upload(other[0].bytes(), at).unwrap() };
+    check(&other, "written in place");
+    let bind = |weight: Weight| ours.executable.set_weights(vec![weight], &[0], &[], 0).unwrap();
+    bind(lying(&first[0], &[0, 1, 2, 3]));
+    check(&first, "another one");
+    bind(lying(&other[0], &[1, 3, 0, 2]));
+    check(&other, "lying otherwise");
+    // The same memory, as if its rows were columns.
+    let held = ours.executable.weights();
+    let tensor = held.tensor(0).unwrap().clone();
+    let strides = [0, 1, 3, 2].map(|d: usize| tensor.strides[d]).to_vec();
+    bind(Weight { owner: Box::new(held), identity: Identity::Told, tensor: Tensor { strides, ..tensor } });
+    let swapped: Vec<u8> = {
+        let word = |f: usize, y: usize, x: usize| &other[0].bytes()[((f * 3 + x) * 3 + y) * 4..][..4];
+        (0..128).flat_map(|f| (0..9).flat_map(move |t| word(f, t / 3, t % 3).to_vec())).collect()
+    };
+    let swapped = interp::Tensor::new(DType::F32, other[0].shape().to_vec(), swapped).unwrap();
+    check(std::slice::from_ref(&swapped), "the same memory, otherwise");
+    assert_eq!(graphs(), made, "one graph is told all of it");
+    // Laid out by no kernel and in no memory where it lies right.
+    let specialized = ours.executable.program().specialize(&bindings).unwrap();
+    let whole = specialized.workspace_bytes(&ours.executable.weights());
+    assert_eq!(whole, specialized.workspace().bytes());
+    bind(lying(&first[0], &[0, 2, 3, 1]));
+    assert!(whole - specialized.workspace_bytes(&ours.executable.weights()) >= first[0].bytes().len());
+    for _ in 0..2 {
+        check(&first, "channels last");
+    }
+    driver.capturing(true);
+    let before = launches();
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&first, "channels last, captured")));
+    driver.capturing(false);
+    assert_eq!((outcome.unwrap(), launches()), (1, before));
+}
+
+/// A weight that generated kernels read is copied for a run where it does not lie dense, and the copy is not kept.
+#[test]
+fn low_memory_keeps_no_dense_copy() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let cuda = cuda.with_delegates(Delegates::none());
+    let driver = fake_driver().unwrap();
+    let graph = graph_of(CONVOLUTIONS[3].1, "f32");
+    let (inputs, first) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let (_, other) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 7).unwrap();
+    let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &first, LOW);
+    ours.executable.set_weights(vec![lying(&first[0], &[0, 2, 3, 1])], &[0], &[], 0).unwrap();
+    for round in 0..4 {
+        if round == 2 {
+            ours.executable.set_weights(vec![lying(&other[0], &[0, 2, 3, 1])], &[0], &[], 0).unwrap();
+        }
+        let weights = if round < 2 { &first } else { &other };
+        let want = interp::run_f64(&graph, &[2, 4], &inputs, weights).unwrap();
+        let held = driver.count(Count::Allocations) - driver.count(Count::Frees);
+        driver.capturing(round == 3);
+        let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ours.run(&[2, 4], &inputs)));
+        driver.capturing(false);
+        harness::difference(&got.unwrap()[0], &want[0], 72).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert_eq!(ours.executable.stats().derived_bytes, 0);
+        let more = driver.count(Count::Allocations) - driver.count(Count::Frees) - held;
+        // The argument, the result, and the arena of the first run.
+        assert!(more <= 2 + i64::from(round == 0), "round {round}: {more} more blocks");
+    }
+}
+
+/// A trial lays the weight out too.
+#[test]
+fn ways_to_read_what_is_laid_out_are_compared() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let graph = graph_of(CONVOLUTIONS[0].1, "f16");
+    let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, LOW);
+    fake_driver().unwrap().kernel_cost(2.0);
+    let seconds = seconds_of_ways(&ours, &cuda, &[2, 4]);
+    let works: Vec<bool> = seconds.iter().map(Option::is_some).collect();
+    assert_eq!(works, [false, true, true, false, false, false, true], "{seconds:?}");
+    // Two kernels beside the library's: the layout is part of what is timed.
+    assert!(seconds[2].is_some_and(|s| s > 2e-3), "{seconds:?}");
+}
+
+/// The layout's own mistakes show.
+#[test]
+fn what_is_laid_out_wrong_shows() {
+    let _alone = alone();
+    if with_libraries().is_none() {
+        return;
+    }
+    let graph = graph_of(CONVOLUTIONS[3].1, "f32");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+    let is_right = |edit: fn(String) -> String| {
+        let cuda = backend(edit).unwrap().with_delegates(Delegates::new("a stand-in".to_owned(), None));
+        let ours = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, LOW);
+        harness::difference(&ours.run(&[2, 4], &inputs)[0], &want[0], 72).is_ok()
+    };
+    assert!(is_right(|text| text));
+    assert!(!is_right(|text| text.replace("+ channel;", ";")), "an offset");
+    assert!(!is_right(|text| text.replace("+ (i64)y * ", "+ (i64)x * ")), "a stride");
+    assert!(!is_right(|text| text.replace("for (u32 y = 0;", "for (u32 y = 1;")), "a row of taps");
 }
 
 #[test]
@@ -1027,7 +1291,7 @@ fn attentions_that_no_engine_has_are_told() {
 fn attention_without_an_engine_is_products() {
     let _alone = alone();
     let (Some(library), Some(_)) = (FakeLibrary::cublaslt(), FakeLibrary::cudnn()) else { return };
-    let cases: [(&str, &str, i64); 3] = [
+    let cases: [(&str, &str, i64); 4] = [
         // Two images; of the chunks of 24 queries the last has 22.
         (
             "x: T[s0,70,16]; c: T[s0,64,16]; h = T[s0,70,2,8] reshape(x); q = T[s0,2,70,8] permute(h) {dims=[0, 2, 1, 3]}; \
@@ -1046,6 +1310,12 @@ fn attention_without_an_engine_is_products() {
         (
             "q: T[s0,66,8]; k: T[s0,72,8]; v: T[s0,72,12]; m: T[66,72]; \
              y = T[s0,66,12] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}",
+            "f32",
+            3,
+        ),
+        (
+            "q: T[s0,40,8]; k: T[s0,72,8]; v: T[s0,72,12]; \
+             y = T[s0,40,12] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}",
             "f32",
             0,
         ),
@@ -1066,6 +1336,112 @@ fn attention_without_an_engine_is_products() {
         library.misread(Misread::Nothing as i32);
         assert_eq!(outcome.is_err(), chunks > 0, "it went unnoticed that there is one matrix for all");
     }
+}
+
+/// An attention by chunks of 24 queries of 70, masked.
+struct Masked {
+    /// The mask's type and sizes, and its shape; none is no mask.
+    mask: Option<(&'static str, &'static str, &'static [i64])>,
+    is_causal: bool,
+    dtype: &'static str,
+    /// Leading dimensions: of three, cuDNN has no attention.
+    lead: &'static str,
+}
+
+/// What hides of a mask's row: nothing, everything, all but the last key, odd keys.
+fn is_seen(row: usize, key: usize, keys: usize) -> bool {
+    [true, false, key + 1 == keys, key.is_multiple_of(2)][row % 4]
+}
+
+impl Masked {
+    fn graph(&self) -> Graph {
+        let Self { mask, is_causal, lead, .. } = self;
+        let (operand, argument) = match mask {
+            Some((dtype, sizes, _)) => (format!("m: {dtype}[{sizes}]; "), ", m"),
+            None => (String::new(), ""),
+        };
+        // In 16 bits, heads that are too large for the generated kernel on tensor cores.
+        let size = if self.dtype == "f32" { 8 } else { 168 };
+        let lines = format!(
+            "q: T[{lead},70,{size}]; k: T[{lead},72,{size}]; v: T[{lead},72,12]; {operand}\
+             y = T[{lead},70,12] scaled_dot_product_attention(q, k, v{argument}) {{is_causal={is_causal}, scale=0.25}}"
+        );
+        graph_of(lines.leak(), self.dtype)
+    }
+
+    /// Launched, captured and replayed against the interpreter.
+    fn check(&self, cuda: &Cuda) -> Result<(), String> {
+        let (graph, bindings) = (self.graph(), [2, 4]);
+        let (mut inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &bindings, 3).unwrap();
+        if let Some((_, _, shape)) = self.mask {
+            let count = shape.iter().product::<i64>() as usize;
+            let keys = *shape.last().unwrap() as usize;
+            let random = inputs[3].to_f64();
+            let dtype = inputs[3].dtype();
+            let bytes = |at: usize| match (is_seen(at / keys, at % keys, keys), dtype) {
+                (is, DType::Bool) => vec![u8::from(is)],
+                (true, _) => (random[at] as f32).to_le_bytes().to_vec(),
+                (false, _) => f32::NEG_INFINITY.to_le_bytes().to_vec(),
+            };
+            inputs[3] = interp::Tensor::new(dtype, shape.to_vec(), (0..count).flat_map(bytes).collect()).unwrap();
+        }
+        let want = interp::run_f64(&graph, &bindings, &inputs, &[]).unwrap();
+        let ours = harness::OnDevice::new(cuda, &graph, Precision::Fast, &[]);
+        for round in 0..3 {
+            harness::difference(&ours.run(&bindings, &inputs)[0], &want[0], 72)
+                .map_err(|e| format!("round {round}: {e}"))?;
+        }
+        let told = ours.executable.program().peek(&bindings).unwrap().delegations();
+        if told[0].by == "cuBLASLt" { Ok(()) } else { Err(format!("{told:?}")) }
+    }
+}
+
+const MASKED: &[Masked] = &[
+    Masked { mask: None, is_causal: true, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("f32", "s0,1,70,72", &[2, 1, 70, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("f32", "s0,2,1,72", &[2, 2, 1, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "s0,2,70,72", &[2, 2, 70, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "s0,1,1,72", &[2, 1, 1, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "2,70,1", &[2, 70, 1])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "70,72", &[70, 72])), is_causal: false, dtype: "f32", lead: "s0,2" },
+    Masked { mask: Some(("bool", "s0,1,2,70,72", &[2, 1, 2, 70, 72])), is_causal: false, dtype: "f16", lead: "s0,3,2" },
+    Masked { mask: Some(("f32", "70,72", &[70, 72])), is_causal: false, dtype: "bf16", lead: "s0,3,2" },
+    Masked { mask: None, is_causal: true, dtype: "f16", lead: "s0,3,2" },
+];
+
+fn in_chunks(edit: fn(String) -> String) -> Option<Cuda> {
+    with_libraries()?;
+    let delegates = Delegates::new("a stand-in".to_owned(), None).with_scores_bytes(24 * 2 * 72 * 4);
+    Some(backend(edit)?.with_delegates(delegates))
+}
+
+/// Masks of every broadcast and causal ones: a chunk reads its own rows, and rows that see nothing are zeros.
+#[test]
+fn attention_by_chunks_is_masked() {
+    let _alone = alone();
+    let Some(cuda) = in_chunks(|text| text) else { return };
+    for (at, masked) in MASKED.iter().enumerate() {
+        masked.check(&cuda).unwrap_or_else(|e| panic!("{at}: {e}"));
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_mask_shows() {
+    let _alone = alone();
+    if with_libraries().is_none() {
+        return;
+    }
+    let shows = |at: usize, edit: fn(String) -> String| {
+        let cuda = in_chunks(edit).unwrap();
+        assert!(MASKED[at].check(&cuda).is_err(), "a mistake in {at} went unnoticed");
+    };
+    shows(0, |text| text.replace("> query + (u32)", "> query + 0 * (u32)"));
+    shows(1, |text| text.replace("(i64)query * ", "(i64)0 * "));
+    shows(1, |text| text.replace("if (most == lowest) most = 0.0f;", ""));
+    shows(2, |text| text.replace("(i64)head * ", "(i64)0 * "));
+    shows(3, |text| text.replace("if (!seen", "if (seen"));
+    shows(5, |text| text.replace("seen[(i64)(col + j) * ", "seen[(i64)(col + j) + 0 * "));
+    shows(3, |text| text.replace("sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"));
 }
 
 /// SD1.5's UNet with small widths: every convolution and product of more than a few rows is a library's, launched, captured

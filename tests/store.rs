@@ -319,7 +319,7 @@ fn rows_that_are_no_measurements_are_none() {
     ] {
         connection.execute(&format!("INSERT INTO choices VALUES {row}"), []).expect("a row");
     }
-    assert_eq!(database.entries().expect("it reads"), [good.clone()]);
+    assert_eq!(database.entries().expect("it reads"), std::slice::from_ref(&good));
     assert_eq!(database.find(&good.key).expect("it reads"), Some(good));
     assert_eq!(database.find(&entry("zero", "x", 1).key).expect("it reads"), None);
 }

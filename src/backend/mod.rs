@@ -86,6 +86,11 @@ pub trait Specialized: Send + Sync {
     /// Workspace that a run needs, aligned to [`crate::memory::ALIGN_BYTES`], buffer by buffer.
     fn workspace(&self) -> &Workspace;
 
+    /// Bytes of it that a run with these weights needs: fewer where they lie as its kernels read them.
+    fn workspace_bytes(&self, _weights: &WeightSet) -> usize {
+        self.workspace().bytes()
+    }
+
     /// Forms of weights that a run keeps for the next one.
     fn kept(&self) -> &[KeptForm] {
         &[]
@@ -116,8 +121,8 @@ pub trait Specialized: Send + Sync {
         Vec::new()
     }
 
-    /// Bytes that a trial of a site needs, whichever way is tried.
-    fn trial_bytes(&self, _site: usize) -> usize {
+    /// Bytes that a trial of a way to compute a site needs.
+    fn trial_bytes(&self, _site: usize, _way: usize) -> usize {
         0
     }
 
@@ -168,7 +173,7 @@ pub trait Specialized: Send + Sync {
     ///
     /// # Safety
     /// Every pointer in `run` must be valid for its type and shape while the call lasts, outputs for writes; no output
-    /// may overlap another operand; the arena must have the bytes of [`Specialized::workspace`].
+    /// may overlap another operand; the arena must have the bytes of [`Specialized::workspace_bytes`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] where scratch memory or derived weights cannot be allocated, [`Error::Backend`] where a kernel

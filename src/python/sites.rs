@@ -96,7 +96,8 @@ impl DeviceSite {
         py.detach(|| {
             guarded("tuning", || {
                 let (specialized, arena) = (&self.specialized, self.program.arena());
-                let (bytes, arena_bytes) = (specialized.trial_bytes(self.index), specialized.workspace().bytes());
+                let (bytes, arena_bytes) =
+                    (specialized.trial_bytes(self.index, candidate), specialized.workspace().bytes());
                 let (lent, lent_bytes) = if bytes <= arena_bytes {
                     (arena.lend(arena_bytes, stream)?, arena_bytes)
                 } else if bytes <= SMALL_BYTES && self.program.plan.options.memory_budget.is_none() {

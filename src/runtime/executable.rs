@@ -143,7 +143,7 @@ impl Executable {
         let weights = self.weights();
         weights.recheck();
         self.make_room(&weights, &specialized);
-        let bytes = specialized.workspace().bytes();
+        let bytes = specialized.workspace_bytes(&weights);
         let lent = match is_recorded {
             true => self.program.arena().lend_once(bytes),
             false => self.program.arena().lend(bytes, stream),

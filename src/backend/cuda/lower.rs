@@ -6,8 +6,8 @@ use oxidiff_kernels::tile::{Instr, Source, TileProgram};
 
 use super::delegate::{self, Around, Delegate, Out};
 use crate::codegen::cuda::{
-    self, Arg, Attention, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance, RowNorm,
-    Vector, View,
+    self, Arg, Attention, Chunk, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance,
+    RowNorm, Shares, Vector, View,
 };
 use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
@@ -98,12 +98,15 @@ pub struct Lowered {
     /// Copies from any strides to dense memory, by element size: sizes are symbols 0 to 7, strides 8 to 15. The operands'
     /// places are the caller's.
     pub densify: Vec<(usize, Launch)>,
-    /// Softmax of rows of f32 into rows of a type, both dense: rows are symbol 0, columns symbol 1. For types of which there is
-    /// an attention.
-    pub softmax: Vec<(DType, Launch)>,
+    /// Shares of a chunk of scores, for every kind of attention that there is: heads, queries, keys, the first query and the
+    /// mask's strides are symbols 0 to 6.
+    pub shares: Vec<(Shares, Launch)>,
     /// Sums of the taps of a weight of f32, where a convolution has use for them: its filters and channels are symbols 0 and 1,
     /// its strides symbols 2 to 5.
     pub tap_sums: Option<Launch>,
+    /// With `memory="low"`: layouts of a convolution's weight with its channels as neighbours, by element size. Its sizes are
+    /// symbols 0 to 4 (filters, channels, three of taps), the source's strides symbols 5 to 9.
+    pub layouts: Vec<(usize, Launch)>,
 }
 
 /// Dimensions that [`Lowered::densify`] kernels take.
@@ -124,15 +127,23 @@ impl Lowered {
         sizes.sort_unstable();
         sizes.dedup();
         let densify = sizes.into_iter().map(|bytes| (bytes, lowering.launch(densify(bytes), Vec::new()))).collect();
-        let attentions = plan.steps.iter().filter(|s| s.kernel == Kernel::Attention).filter_map(|s| s.stores.first());
-        let mut types: Vec<DType> = attentions.map(|store| store.dtype).filter(|dtype| dtype.is_float()).collect();
-        types.sort_unstable();
-        types.dedup();
-        let softmax = types.into_iter().map(|dtype| (dtype, lowering.launch(softmax_of(dtype), Vec::new()))).collect();
+        let mut kinds: Vec<Shares> = plan.steps.iter().filter_map(|step| shares_of(plan, step)).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let shares = kinds.into_iter().map(|kind| (kind, lowering.launch(shares(kind), Vec::new()))).collect();
         let folds = |launches: &Launches| launches.delegate.as_ref().is_some_and(Delegate::folds);
         let has_sums = steps.iter().any(folds);
         let tap_sums = has_sums.then(|| lowering.launch(tap_sums(), Vec::new()));
-        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, softmax, tap_sums })
+        let reads_taps = |launches: &Launches| launches.delegate.as_ref().is_some_and(Delegate::reads_taps);
+        let laid_out =
+            plan.steps.iter().zip(&steps).filter(|(_, l)| plan.options.memory == MemoryMode::Low && reads_taps(l));
+        let mut sizes: Vec<usize> =
+            laid_out.filter_map(|(step, _)| step.operands.get(1)).map(|w| w.dtype.size_bytes()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let layouts =
+            sizes.into_iter().map(|bytes| (bytes, lowering.launch(channels_last(bytes), Vec::new()))).collect();
+        Ok(Self { kernels: lowering.kernels, steps, prepare, densify, shares, tap_sums, layouts })
     }
 }
 
@@ -144,7 +155,6 @@ fn densify(bytes: usize) -> Text {
         4 => DType::F32,
         _ => DType::F64,
     };
-    let symbol = |at: usize| Dim::symbol(crate::ir::Sym(at as u32));
     let shape: Vec<Dim> = (0..DENSIFY_DIMS).map(symbol).collect();
     let strides = (DENSIFY_DIMS..2 * DENSIFY_DIMS).map(symbol).collect();
     let dense = crate::plan::access::dense_strides(&shape);
@@ -152,20 +162,38 @@ fn densify(bytes: usize) -> Text {
     cuda::lower_copy(&View { dtype, shape: shape.clone(), strides }, &View { dtype, shape, strides: dense }, &from)
 }
 
+/// Number `at` of those that a launch without a step of its own is given.
+pub(super) fn symbol(at: usize) -> Dim {
+    Dim::symbol(crate::ir::Sym(at as u32))
+}
+
+/// A weight with its channels as neighbours, wherever it lies.
+fn channels_last(bytes: usize) -> Text {
+    let dtype = if bytes == 2 { DType::F16 } else { DType::F32 };
+    let from =
+        Provenance { ops: vec!["channels_last".to_owned()], lines: vec!["a weight that is laid out anew".to_owned()] };
+    cuda::lower_channels_last(dtype, [0, 1, 2, 3, 4].map(symbol), [5, 6, 7, 8, 9].map(symbol), &from)
+}
+
+/// What a step makes of its scores, if it is an attention.
+pub(super) fn shares_of(plan: &Plan, step: &Step) -> Option<Shares> {
+    let Op::ScaledDotProductAttention { is_causal, .. } = plan.graph.op(step.root?) else { return None };
+    let dtype = step.stores.first()?.dtype;
+    let mask = step.operands.get(3).map(|mask| mask.dtype);
+    dtype.is_float().then_some(Shares { dtype, mask, is_causal: *is_causal })
+}
+
 /// Shares of scores.
-fn softmax_of(dtype: DType) -> Text {
-    let shape: Vec<Dim> = (0..2).map(|at| Dim::symbol(crate::ir::Sym(at))).collect();
-    let strides = crate::plan::access::dense_strides(&shape);
-    let [scores, shares] =
-        [DType::F32, dtype].map(|dtype| View { dtype, shape: shape.clone(), strides: strides.clone() });
+fn shares(kind: Shares) -> Text {
+    let [heads, rows, keys, first] = [0, 1, 2, 3].map(symbol);
+    let chunk = Chunk { heads, rows, keys, first, strides: [4, 5, 6].map(symbol) };
     let from =
         Provenance { ops: vec!["shares".to_owned()], lines: vec!["softmax of an attention's scores".to_owned()] };
-    cuda::lower_softmax(&scores, &shares, &from)
+    cuda::lower_shares(kind, chunk, &from)
 }
 
 /// Sums of taps, wherever the weight lies.
 fn tap_sums() -> Text {
-    let symbol = |at: u32| Dim::symbol(crate::ir::Sym(at));
     let from =
         Provenance { ops: vec!["tap_sums".to_owned()], lines: vec!["a weight whose image is upsampled".to_owned()] };
     cuda::lower_tap_sums([0, 1].map(symbol), [2, 3, 4, 5].map(symbol), &from)

@@ -14,12 +14,12 @@ use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program, cold, streams};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Tensor};
-use crate::backend::{Run, SiteRow, Specialized, StepChoice, StepTime};
+use crate::backend::{Run, SiteRow, Specialized, StepChoice, StepTime, WeightSet};
 use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
 use crate::ir::DType;
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
-use crate::plan::{BufferKind, ConcreteAccess, Plan, Step};
+use crate::plan::{BufferKind, ConcreteAccess, MemoryMode, PackForm, Plan, Step};
 use crate::select::Kernel as Select;
 use crate::{Error, Result};
 
@@ -27,7 +27,7 @@ mod chunks;
 mod item;
 mod trial;
 
-use item::{Delegated, Item, address};
+use item::{Delegated, Item, Parts, address};
 use trial::Sites;
 
 /// A parameter word.
@@ -37,6 +37,8 @@ enum Word {
     Pointer(usize),
     /// A number; an f32 by its bits.
     Number(u64),
+    /// What a run is told ([`TOLD`]), as it stands among the addresses.
+    Told(usize),
 }
 
 /// Geometry of a vector form, and the operands whose addresses must be multiples of that many bytes.
@@ -54,6 +56,8 @@ struct Call {
     plain: Geometry,
     /// The vector form, where sizes and strides allow it.
     vector: Option<Wide>,
+    /// Is launched only where this is not 0 among the addresses.
+    only_if: Option<usize>,
 }
 
 /// A call with addresses.
@@ -69,6 +73,7 @@ impl Call {
         let words = self.words.iter().map(|w| match *w {
             Word::Pointer(operand) => at(&self.places[operand]),
             Word::Number(n) => n,
+            Word::Told(at) => bases[at],
         });
         let is_aligned = |(operand, bytes): &(usize, usize)| at(&self.places[*operand]).is_multiple_of(*bytes as u64);
         let wide = self.vector.as_ref().filter(|(_, aligned)| aligned.iter().all(is_aligned));
@@ -88,14 +93,34 @@ impl Call {
         size_of::<Self>() + size_of_val(&*self.words) + size_of_val(&*self.places)
     }
 
+    fn is_on(&self, bases: &[u64]) -> bool {
+        self.only_if.is_none_or(|at| bases[at] != 0)
+    }
+
     fn reads(&self, changed: &[bool]) -> bool {
-        self.places.iter().flatten().any(|(buffer, _)| changed[*buffer])
+        let is_told = |word: &Word| matches!(word, Word::Told(at) if changed[*at]);
+        self.places.iter().flatten().any(|(buffer, _)| changed[*buffer]) || self.words.iter().any(is_told)
     }
 }
 
-/// Scratch memory follows the plan's buffers, the forms of its packed weights, and the sums of their taps.
+/// What a run is told of a weight that it lays out anew: where it lies, 0 if it need not be, and its strides.
+const TOLD: usize = 6;
+
+/// With `memory="low"`, no copy of a weight is kept.
+fn is_low(plan: &Plan) -> bool {
+    plan.options.memory == MemoryMode::Low
+}
+
+/// Where what a run is told of a packed weight begins among the addresses: behind the plan's buffers, the forms of packed
+/// weights, and the sums of their taps.
+fn first_told(plan: &Plan, pack: usize) -> usize {
+    let is_laid = |pack: &&crate::plan::Pack| is_low(plan) && matches!(pack.form, PackForm::Convolution { .. });
+    plan.buffers.len() + 2 * plan.packs.len() + TOLD * plan.packs[..pack].iter().filter(is_laid).count()
+}
+
+/// Scratch memory follows that.
 fn first_scratch(plan: &Plan) -> usize {
-    plan.buffers.len() + 2 * plan.packs.len()
+    first_told(plan, plan.packs.len())
 }
 
 fn unsigned(value: i64) -> Result<u64> {
@@ -143,6 +168,35 @@ struct Held {
     constants: Option<Arc<[Block]>>,
 }
 
+/// A packed weight that a step lays out anew in its scratch memory, at each run.
+#[derive(Debug)]
+struct LaidOut {
+    pack: usize,
+    /// Where it is laid out. In a run whose weight lies so already, this is the address of the weight.
+    buffer: usize,
+    /// What a run is told of it begins here.
+    told: usize,
+}
+
+impl LaidOut {
+    /// Says where the weight lies, and so whether there is anything to do.
+    fn tell(&self, weight: Tensor, bases: &mut [u64]) {
+        let at = weight.ptr.addr() as u64;
+        let strides = weight.strides.clone();
+        if turned(weight).is_dense() {
+            bases[self.buffer] = at;
+            return;
+        }
+        let told = &mut bases[self.told..self.told + TOLD];
+        told[0] = at;
+        strides.iter().zip(&mut told[1..3]).for_each(|(n, to)| *to = n.cast_unsigned());
+        strides[2..].iter().rev().zip(told[3..].iter_mut().rev()).for_each(|(n, to)| *to = n.cast_unsigned());
+    }
+}
+
+/// What scratch memory is for.
+const LAID_OUT: &str = "a weight with its channels as neighbours";
+
 /// The address of a buffer that nothing reads while the libraries do not fail.
 const LEFT_OUT: u64 = u64::MAX;
 
@@ -184,9 +238,13 @@ pub(super) struct SpecializedCuda {
     taps: Vec<usize>,
     /// Packed weights of which they read sums of taps.
     sums: Vec<usize>,
+    /// Packed weights that they read in scratch memory.
+    laid_out: Vec<LaidOut>,
     prepare: Vec<Call>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
+    /// Bytes of the arena, and offsets, where no weight need be laid out.
+    lean: Option<(usize, Vec<Option<usize>>)>,
     /// Derived buffers, and where each starts in the block that holds them all.
     derived: Vec<(usize, usize)>,
     derived_bytes: usize,
@@ -206,12 +264,16 @@ struct Maker<'a> {
     scratch: Vec<Scratch>,
     choices: Vec<StepChoice>,
     sites: Sites,
+    laid_out: Vec<LaidOut>,
+    /// Which of the scratch memory only trials use.
+    tried: Vec<usize>,
 }
 
 impl<'a> Maker<'a> {
     fn asked<'b>(program: &'b Program, step: &'b Step, bindings: &'b [i64]) -> Asked<'b> {
         let (arch, numerics) = (program.device.arch(), program.plan.options.numerics);
-        Asked { step, bindings, arch, numerics, fold_flops: program.delegates.fold_flops() }
+        let is_bounded = program.plan.options.memory_budget.is_some();
+        Asked { step, bindings, arch, numerics, fold_flops: program.delegates.fold_flops(), is_bounded }
     }
 
     /// Whether the kernel for few rows takes the step.
@@ -275,13 +337,14 @@ impl Maker<'_> {
             self.choices.push(delegate::choice(plan.step_name(step), outcome));
             match ready {
                 Ok(ready) => {
-                    self.sites.add(ready.site.clone(), Some(items.len()));
-                    let form = delegate.0.get(ready.form);
-                    let delegate::Ready { planned, operands, .. } = ready;
+                    let delegate::Ready { planned, operands, form, site, whole } = ready;
+                    let whole = whole.map(|(form, operands)| self.tried(at, delegate.0.get(form), operands));
+                    self.sites.add(site, Some(items.len()), whole.transpose()?);
+                    let form = delegate.0.get(form);
                     items.push(Item::Delegated(self.delegated(at, step, launches, form, planned, operands)?));
                     return Ok(());
                 }
-                Err((_, Some(site))) => self.sites.add(*site, None),
+                Err((_, Some(site))) => self.sites.add(*site, None, None),
                 Err((_, None)) if step.kernel == Select::Attention && !launches.on_tensor_cores(arch) => {
                     if let Ok((planned, operands)) = self.chunks(step, delegates)? {
                         if let Some(last) = self.choices.last_mut() {
@@ -307,21 +370,37 @@ impl Maker<'_> {
         launches: &Launches,
         form: Option<&delegate::Form>,
         planned: Arc<dyn Planned>,
-        operands: Operands,
+        mut operands: Operands,
     ) -> Result<Delegated> {
         let mut own = Vec::new();
         self.kernels(at, step, launches, &mut own)?;
-        let first = self.next_scratch();
-        for (bytes, what) in operands.scratch {
-            self.scratch.push(Scratch { step: at, bytes, what });
-        }
+        let align_bytes = std::mem::take(&mut operands.align_bytes);
+        let parts = self.parts(at, form, operands)?;
         let mut workspace = None;
         if planned.workspace_bytes() > 0 {
             workspace = Some(self.next_scratch());
             let bytes = planned.workspace_bytes() + (WORKSPACE_ALIGN_BYTES - ALIGN_BYTES);
             self.scratch.push(Scratch { step: at, bytes, what: "workspace of a library" });
         }
-        let places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
+        let (choice, failure) = (self.choices.len() - 1, OnceLock::new());
+        Ok(Delegated { step: at, planned, parts, align_bytes, workspace, own, choice, failure })
+    }
+
+    /// A library's operands and the kernels around it, with places.
+    fn parts(&mut self, at: usize, form: Option<&delegate::Form>, operands: Operands) -> Result<Parts> {
+        let first = self.next_scratch();
+        for (bytes, what) in operands.scratch {
+            self.scratch.push(Scratch { step: at, bytes, what });
+        }
+        let mut places = operands.places.iter().map(|p| self.place(p, first)).collect::<Result<Vec<_>>>()?;
+        let mut before = Vec::new();
+        for (place, to) in operands.places.iter().zip(&mut places) {
+            if let (Place::Taps(pack), true) = (place, is_low(&self.program.plan)) {
+                let call = self.lay_out(at, *pack)?;
+                *to = call.places[0];
+                before.push(call);
+            }
+        }
         let moved = |offsets: &Vec<isize>| {
             let moves = places.iter().zip(offsets);
             moves.map(|(place, more)| place.map(|(buffer, offset)| (buffer, offset + more))).collect()
@@ -330,11 +409,17 @@ impl Maker<'_> {
         let around = |launch: Option<&Launch>| -> Result<Vec<Call>> {
             Ok(launch.map(|l| self.call(at, l, first)).transpose()?.flatten().into_iter().collect())
         };
-        let before = around(form.and_then(|f| f.before.as_ref()))?;
+        before.extend(around(form.and_then(|f| f.before.as_ref()))?);
         let after = around(form.and_then(|f| f.after.as_ref()))?;
-        let choice = self.choices.len() - 1;
-        let (align_bytes, failure) = (operands.align_bytes, OnceLock::new());
-        Ok(Delegated { step: at, planned, calls, align_bytes, workspace, before, after, own, choice, failure })
+        Ok(Parts { calls, before, after })
+    }
+
+    /// The parts of a form that is only tried: its scratch memory is a trial's.
+    fn tried(&mut self, at: usize, form: Option<&delegate::Form>, operands: Operands) -> Result<Parts> {
+        let first = self.scratch.len();
+        let parts = self.parts(at, form, operands)?;
+        self.tried.extend(first..self.scratch.len());
+        Ok(parts)
     }
 
     /// Where an operand lies; scratch memory of its step begins at buffer `first`.
@@ -363,7 +448,39 @@ impl Maker<'_> {
             places: launch.places.iter().map(|p| self.place(p, first)).collect::<Result<_>>()?,
             plain,
             vector: vector_form(launch, self.bindings)?,
+            only_if: None,
         }))
+    }
+
+    /// What lays out a packed weight with its channels as neighbours, in scratch memory of a step: its only place.
+    fn lay_out(&mut self, at: usize, pack: usize) -> Result<Call> {
+        let Program { plan, lowered, entries, .. } = self.program;
+        let weight = plan.packs[pack].source.concrete(self.bindings)?;
+        let size = weight.dtype.size_bytes();
+        let known = lowered.layouts.iter().find(|(bytes, _)| *bytes == size).map(|(_, launch)| launch);
+        let (Some(launch), [filters, channels, taps @ ..]) = (known, &*weight.shape) else {
+            return Err(Error::Backend { backend: NAME, what: "a weight that has no layout".to_owned() });
+        };
+        let (told, buffer) = (first_told(plan, pack), self.next_scratch());
+        let mut sizes = [1i64; 2 * (TOLD - 1)];
+        [filters, channels].iter().zip(&mut sizes).for_each(|(n, to)| *to = **n as i64);
+        taps.iter().rev().zip(sizes[..TOLD - 1].iter_mut().rev()).for_each(|(n, to)| *to = *n as i64);
+        let word = |arg: &Arg| match arg {
+            Arg::Pointer(0) => Ok(Word::Told(told)),
+            Arg::Pointer(_) => Ok(Word::Pointer(0)),
+            Arg::Size(dim) => match (TOLD - 1..sizes.len()).find(|&s| *dim == lower::symbol(s)) {
+                Some(stride) => Ok(Word::Told(told + stride + 2 - TOLD)),
+                None => dim.eval(&sizes).map(|n| Word::Number(n.cast_unsigned())),
+            },
+            _ => Err(Error::invalid("a layout of other arguments")),
+        };
+        let words = launch.args.iter().map(word).collect::<Result<_>>()?;
+        let plain = launch.grid.geometry(&sizes, 1)?;
+        let plain = plain.ok_or_else(|| Error::invalid("an empty weight"))?;
+        self.scratch.push(Scratch { step: at, bytes: weight.numel() * size, what: LAID_OUT });
+        self.laid_out.push(LaidOut { pack, buffer, told });
+        let (entry, places) = (entries[launch.kernel], vec![Some((buffer, 0))]);
+        Ok(Call { step: at, entry, words, places, plain, vector: None, only_if: Some(told) })
     }
 
     /// The step on its own kernels.
@@ -393,6 +510,16 @@ impl Maker<'_> {
     }
 }
 
+/// Bytes from the arena's start, for each buffer and scratch buffer.
+fn offsets_of(plan: &Plan, workspace: &Workspace) -> Vec<Option<usize>> {
+    let first = first_scratch(plan);
+    let end = first + workspace.requests.len() - workspace.buffers.len();
+    let mut offsets = vec![None; end];
+    let own = workspace.buffers.iter().map(|id| id.index());
+    own.chain(first..end).zip(&workspace.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
+    offsets
+}
+
 impl SpecializedCuda {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
@@ -406,25 +533,33 @@ impl SpecializedCuda {
             other => other,
         };
         Maker::warm(&program, bindings);
-        let (scratch, choices, sites) = (Vec::new(), Vec::new(), Sites::default());
-        let mut maker = Maker { program: &program, bindings, scratch, choices, sites };
+        let (scratch, choices, sites, laid_out) = (Vec::new(), Vec::new(), Sites::default(), Vec::new());
+        let mut maker = Maker { program: &program, bindings, scratch, choices, sites, laid_out, tried: Vec::new() };
         let (mut items, mut prepare) = (Vec::new(), Vec::new());
         for (at, (step, launches)) in plan.steps.iter().zip(&program.lowered.steps).enumerate() {
             maker.step(at, step, launches, &mut items).map_err(|e| named(step, e))?;
         }
-        let scratch = std::mem::take(&mut maker.scratch);
+        let mut scratch = std::mem::take(&mut maker.scratch);
         for (at, (step, launches)) in plan.prepare.iter().zip(&program.lowered.prepare).enumerate() {
             maker.kernels(at, step, launches, &mut prepare).map_err(|e| named(step, e))?;
         }
         if !maker.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
-        let (choices, sites) = (maker.choices, maker.sites);
+        let (choices, sites, laid_out) = (maker.choices, maker.sites, maker.laid_out);
+        let scratch_bytes: Vec<usize> = scratch.iter().map(|s| s.bytes).collect();
+        maker.tried.iter().for_each(|&at| scratch[at].bytes = 0);
         let workspace = Workspace::of(&plan, bindings, &scratch)?;
-        let mut offsets = vec![None; first_scratch(&plan) + scratch.len()];
-        let own = workspace.buffers.iter().map(|id| id.index());
-        let extra = first_scratch(&plan)..first_scratch(&plan) + scratch.len();
-        own.chain(extra).zip(&workspace.layout.offsets).for_each(|(at, &offset)| offsets[at] = Some(offset));
+        let offsets = offsets_of(&plan, &workspace);
+        let lean = match laid_out.is_empty() {
+            true => None,
+            false => {
+                let bytes = |s: &Scratch| if s.what == LAID_OUT { 0 } else { s.bytes };
+                let scratch: Vec<Scratch> = scratch.iter().map(|s| Scratch { bytes: bytes(s), ..*s }).collect();
+                let lean = Workspace::of(&plan, bindings, &scratch)?;
+                Some((lean.bytes(), offsets_of(&plan, &lean)))
+            }
+        };
         let shape = |b: &crate::plan::Buffer| match b.kind {
             BufferKind::Input(_) | BufferKind::Output(_) => plan.graph.ty(b.value).concrete(bindings).map(Some),
             _ => Ok(None),
@@ -453,14 +588,15 @@ impl SpecializedCuda {
         for pack in &plan.packs {
             buffer_bytes.push(sums_bytes(&pack.source.concrete(bindings)?));
         }
-        buffer_bytes.extend(scratch.iter().map(|s| s.bytes));
+        buffer_bytes.resize(first_scratch(&plan), 0);
+        buffer_bytes.extend(scratch_bytes);
         let cost = |s: &Step| -> Result<(u64, u64)> {
             let bytes = s.accesses().map(|a| a.concrete(bindings).map(|c| c.bytes() as u64));
             Ok((unsigned(s.flops.eval(bindings)?)?, bytes.sum::<Result<u64>>()?))
         };
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
         let replays = Mutex::default();
-        let ReadBuffers { needed, taps, sums } = read_buffers(&plan, &items, &prepare);
+        let ReadBuffers { needed, taps, sums } = read_buffers(&plan, &items, &prepare, &laid_out);
         Ok(Self {
             program,
             workspace,
@@ -471,8 +607,10 @@ impl SpecializedCuda {
             needed,
             taps,
             sums,
+            laid_out,
             prepare,
             offsets,
+            lean,
             derived,
             derived_bytes,
             shapes,
@@ -489,7 +627,11 @@ impl SpecializedCuda {
     fn bases(&self, run: &Run<'_>, held: &mut Held, all: bool) -> Result<Vec<u64>> {
         let plan = &self.program.plan;
         let arena = run.arena.addr();
-        let mut bases: Vec<u64> = self.offsets.iter().map(|o| o.map_or(0, |offset| (arena + offset) as u64)).collect();
+        let offsets = match &self.lean {
+            Some((_, lean)) if !self.lays_out(run.weights) => lean,
+            _ => &self.offsets,
+        };
+        let mut bases: Vec<u64> = offsets.iter().map(|o| o.map_or(0, |offset| (arena + offset) as u64)).collect();
         for (at, buffer) in plan.buffers.iter().enumerate() {
             bases[at] = match buffer.kind {
                 BufferKind::Input(index) => {
@@ -519,6 +661,11 @@ impl SpecializedCuda {
                         tensor.ptr.addr() as u64
                     } else if !all && !self.needed[at] {
                         LEFT_OUT
+                    } else if is_low(plan) {
+                        let copy = self.densify(tensor, run.stream)?;
+                        let at = copy.ptr().addr() as u64;
+                        held.copies.push(copy);
+                        at
                     } else {
                         let form =
                             run.weights.dense(slot, &mut || self.derive(run, || self.densify(tensor, run.stream)))?;
@@ -581,6 +728,7 @@ impl SpecializedCuda {
                 places: vec![Some((0, 0)), Some((1, 0))],
                 plain,
                 vector: None,
+                only_if: None,
             };
             let mut bound = call.bind(&[tensor.ptr.addr() as u64, block.ptr().addr() as u64]);
             // SAFETY: the tensor is valid for its shape and strides by the caller's promise, the block holds a dense copy.
@@ -597,19 +745,23 @@ impl SpecializedCuda {
             BufferKind::Parameter(slot) if is_whole_parameter(plan, pack) => {
                 run.weights.tensor(slot as usize).cloned().ok_or_else(|| missing("weight", slot))
             }
-            _ => {
-                let lies = source.concrete(&[])?;
-                let at = bases[source.buffer.index()] as usize;
-                let at = at.wrapping_add_signed(lies.offset * source.dtype.size_bytes() as isize);
-                let numbers = |n: &[isize]| n.iter().map(|&s| s as i64).collect::<Vec<i64>>();
-                Ok(Tensor {
-                    ptr: std::ptr::with_exposed_provenance_mut(at),
-                    dtype: source.dtype,
-                    shape: lies.shape.iter().map(|&d| d as i64).collect(),
-                    strides: numbers(&lies.strides),
-                })
-            }
+            _ => self.packed_as_planned(pack, bases),
         }
+    }
+
+    /// The weight that is packed, where the plan has it.
+    fn packed_as_planned(&self, pack: usize, bases: &[u64]) -> Result<Tensor> {
+        let source = &self.program.plan.packs[pack].source;
+        let lies = source.concrete(&[])?;
+        let at = bases[source.buffer.index()] as usize;
+        let at = at.wrapping_add_signed(lies.offset * source.dtype.size_bytes() as isize);
+        let numbers = |n: &[isize]| n.iter().map(|&s| s as i64).collect::<Vec<i64>>();
+        Ok(Tensor {
+            ptr: std::ptr::with_exposed_provenance_mut(at),
+            dtype: source.dtype,
+            shape: lies.shape.iter().map(|&d| d as i64).collect(),
+            strides: numbers(&lies.strides),
+        })
     }
 
     /// Sums of the taps of a weight of f32, filters, channels, 3 x 3, in the stream's order.
@@ -623,7 +775,8 @@ impl SpecializedCuda {
         if let Some(plain) = kernel.grid.geometry(&numbers, 1)? {
             let words = words(&kernel.args, &numbers)?;
             let places = vec![Some((0, 0)), Some((1, 0))];
-            let call = Call { step: 0, entry: entries[kernel.kernel], words, places, plain, vector: None };
+            let call =
+                Call { step: 0, entry: entries[kernel.kernel], words, places, plain, vector: None, only_if: None };
             let mut bound = call.bind(&[weight.ptr.addr() as u64, block.ptr().addr() as u64]);
             // SAFETY: the tensor is valid for its shape and strides by the caller's promise; the block holds four weights of
             // 2 x 2 taps.
@@ -644,9 +797,7 @@ impl SpecializedCuda {
             held.forms.push(form);
         }
         for &pack in &self.taps {
-            let tensor = self.packed(pack, bases, run)?;
-            let behind = |values: &[i64]| [&values[..1], &values[2..], &values[1..2]].concat();
-            let turned = Tensor { shape: behind(&tensor.shape), strides: behind(&tensor.strides), ..tensor };
+            let turned = turned(self.packed(pack, bases, run)?);
             bases[plan.buffers.len() + pack] = if turned.is_dense() {
                 turned.ptr.addr() as u64
             } else {
@@ -657,7 +808,22 @@ impl SpecializedCuda {
                 at
             };
         }
+        for laid in &self.laid_out {
+            laid.tell(self.packed(laid.pack, bases, run)?, bases);
+        }
         Ok(())
+    }
+
+    /// Whether a weight of this set does not lie with its channels as neighbours already.
+    fn lays_out(&self, weights: &WeightSet) -> bool {
+        let plan = &self.program.plan;
+        let lies_so = |pack: usize| match plan.buffers[plan.packs[pack].source.buffer.index()].kind {
+            BufferKind::Parameter(slot) if is_whole_parameter(plan, pack) => {
+                weights.tensor(slot as usize).is_some_and(|weight| turned(weight.clone()).is_dense())
+            }
+            _ => false,
+        };
+        self.laid_out.iter().any(|laid| !lies_so(laid.pack))
     }
 
     /// Computes what depends on weights alone, once per weight set.
@@ -888,6 +1054,12 @@ impl SpecializedCuda {
     }
 }
 
+/// A convolution's weight with its channels last.
+fn turned(weight: Tensor) -> Tensor {
+    let behind = |values: &[i64]| [&values[..1], &values[2..], &values[1..2]].concat();
+    Tensor { shape: behind(&weight.shape), strides: behind(&weight.strides), ..weight }
+}
+
 fn is_whole_parameter(plan: &Plan, pack: usize) -> bool {
     let source = &plan.packs[pack].source;
     match plan.buffers[source.buffer.index()].kind {
@@ -911,7 +1083,7 @@ struct ReadBuffers {
     sums: Vec<usize>,
 }
 
-fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> ReadBuffers {
+fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call], laid_out: &[LaidOut]) -> ReadBuffers {
     let count = plan.buffers.len();
     let mut is_read = vec![false; first_scratch(plan)];
     let mut mark = |places: &[Option<(usize, isize)>]| {
@@ -924,15 +1096,16 @@ fn read_buffers(plan: &Plan, items: &[Item], prepare: &[Call]) -> ReadBuffers {
         match item {
             Item::Kernel(call) => mark(&call.places),
             Item::Delegated(d) => {
-                d.calls.iter().for_each(|places| mark(places));
-                d.before.iter().chain(&d.after).for_each(|c| mark(&c.places));
+                d.parts.calls.iter().for_each(|places| mark(places));
+                d.parts.before.iter().chain(&d.parts.after).for_each(|c| mark(&c.places));
             }
         }
     }
     let packs = plan.packs.len();
     let taps: Vec<usize> = (0..packs).filter(|pack| is_read[count + pack]).collect();
     let sums: Vec<usize> = (0..packs).filter(|pack| is_read[count + packs + pack]).collect();
-    for &pack in taps.iter().chain(&sums).filter(|pack| !is_whole_parameter(plan, **pack)) {
+    let laid_out = laid_out.iter().map(|laid| &laid.pack);
+    for &pack in taps.iter().chain(&sums).chain(laid_out).filter(|pack| !is_whole_parameter(plan, **pack)) {
         is_read[plan.packs[pack].source.buffer.index()] = true;
     }
     is_read.truncate(count);
@@ -946,6 +1119,13 @@ fn missing(what: &str, index: u32) -> Error {
 impl Specialized for SpecializedCuda {
     fn workspace(&self) -> &Workspace {
         &self.workspace
+    }
+
+    fn workspace_bytes(&self, weights: &WeightSet) -> usize {
+        match &self.lean {
+            Some((bytes, _)) if !self.lays_out(weights) => *bytes,
+            _ => self.workspace.bytes(),
+        }
     }
 
     fn delegations(&self) -> Vec<StepChoice> {
@@ -996,8 +1176,8 @@ impl Specialized for SpecializedCuda {
         self.site_rows()
     }
 
-    fn trial_bytes(&self, site: usize) -> usize {
-        self.bytes_of_trial(site)
+    fn trial_bytes(&self, site: usize, way: usize) -> usize {
+        self.bytes_of_trial(site, way)
     }
 
     unsafe fn measure(&self, site: usize, way: usize, memory: (*mut u8, usize), stream: usize) -> Result<Option<f64>> {

@@ -138,3 +138,28 @@ pub fn lower_tap_sums([filters, channels]: [Dim; 2], strides: [Dim; 4], from: &P
     let grid = Grid::Packs { rows: &filters * &Dim::constant(16), cols: channels };
     w.finish(from, DType::F32, grid, THREADS)
 }
+
+/// A convolution's weight with its channels as neighbours: `to[filter][tap][channel]`, dense, from a weight that lies anyhow. A
+/// thread has all taps of a channel: neighbours write side by side, and what they read a line of the cache is read by them alone.
+///
+/// Sizes: filters, channels, and three of taps. Strides of the source, in the same order. Operands: source, result.
+pub fn lower_channels_last(dtype: DType, sizes: [Dim; 5], strides: [Dim; 5], from: &Provenance) -> Kernel {
+    let mut w = Writer::new();
+    let (source, target) = (w.pointer(0, dtype, false), w.pointer(1, dtype, true));
+    let [filters, channels, ..] = sizes.clone();
+    let [f, c, depth, height, width] = sizes.map(|n| w.size(&n));
+    let [by_filter, by_channel, by_depth, by_row, by_column] = strides.map(|s| w.size(&s));
+    w.lines(&format!(
+        "const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
+        const u32 channel = thread % (u32){c}, filter = thread / (u32){c};
+        if (filter >= (u32){f}) return;
+        const {ty}* from = {source} + (i64)filter * {by_filter} + (i64)channel * {by_channel};
+        {ty}* to = {target} + (i64)filter * {depth} * {height} * {width} * {c} + channel;
+        for (u32 z = 0; z < (u32){depth}; ++z)
+        for (u32 y = 0; y < (u32){height}; ++y)
+        for (u32 x = 0; x < (u32){width}; ++x, to += {c})
+        *to = from[(i64)z * {by_depth} + (i64)y * {by_row} + (i64)x * {by_column}];",
+        ty = c_type(dtype),
+    ));
+    w.finish(from, dtype, Grid::Packs { rows: filters, cols: channels }, THREADS)
+}

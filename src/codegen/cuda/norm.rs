@@ -305,3 +305,79 @@ pub fn lower_softmax(x: &View, out: &View, from: &Provenance) -> Kernel {
     with_operand(&mut vector, 1, out, &space.strides[1]);
     w.finish_vector(from, out.dtype, Grid::Rows { rows, cols }, THREADS, vector)
 }
+
+/// What makes shares of an attention's scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shares {
+    /// Type of the shares.
+    pub dtype: DType,
+    /// Type of the mask, if there is one: bool lets attend, a float is added.
+    pub mask: Option<DType>,
+    /// Query `i` attends to keys 0 to `i`.
+    pub is_causal: bool,
+}
+
+/// Sizes of a chunk of an attention's scores.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// Heads.
+    pub heads: Dim,
+    /// Queries.
+    pub rows: Dim,
+    /// Keys.
+    pub keys: Dim,
+    /// The first query, of all.
+    pub first: Dim,
+    /// Elements of the mask from one head, query and key to the next.
+    pub strides: [Dim; 3],
+}
+
+/// Softmax of a chunk of an attention's scores, `[heads, rows, keys]` of f32, into shares; both are dense. A query that sees no
+/// key has shares of zero. Operands: scores, shares, mask (from the chunk's first query on).
+pub fn lower_shares(shares: Shares, chunk: Chunk, from: &Provenance) -> Kernel {
+    let Chunk { heads, rows, keys, first, strides } = chunk;
+    let mut w = Writer::new();
+    let (p, to, n) = (w.pointer(0, DType::F32, false), w.pointer(1, shares.dtype, true), w.size(&keys));
+    open_rows(&mut w, &n);
+    let mut hides = String::new();
+    if shares.mask.is_some() || shares.is_causal {
+        let m = w.size(&rows);
+        w.line(format!("const u32 head = row / (u32){m}, query = row % (u32){m};"));
+    }
+    if let Some(dtype) = shares.mask {
+        let mask = w.pointer(2, dtype, false);
+        let [by_head, by_row, by_key] = strides.map(|s| w.size(&s));
+        let ty = super::c_type(dtype);
+        w.line(format!("const {ty}* seen = {mask} + (i64)head * {by_head} + (i64)query * {by_row};"));
+        let at = format!("seen[(i64)(col + j) * {by_key}]");
+        hides += &match dtype {
+            DType::Bool => format!(" if (!{at}.bits) x[j] = lowest;"),
+            _ => format!(" x[j] += to_float({at});"),
+        };
+    }
+    if shares.is_causal {
+        hides += &format!(" if (col + j > query + (u32){}) x[j] = lowest;", w.size(&first));
+    }
+    let mut load = format!("load<V>(x, {p} + (i64)row * {n} + col);");
+    if !hides.is_empty() {
+        load += &format!(" for (int j = 0; j < V; ++j) {{{hides} }}");
+    }
+    w.line("const float lowest = __uint_as_float(0xff800000u);");
+    w.line("float most = lowest;");
+    pass(&mut w, &n, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
+    w.line("}");
+    w.line("most = block_max(most, partial);");
+    w.line("if (most == lowest) most = 0.0f;");
+    w.line("float sum = 0.0f;");
+    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) sum += m_exp(x[j] - most);");
+    w.line("}");
+    w.line("sum = block_sum(sum, partial);");
+    w.line("const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;");
+    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) x[j] = m_exp(x[j] - most) * inverse;");
+    w.line(format!("store<V>({to} + (i64)row * {n} + col, x);"));
+    w.line("}");
+    let size = shares.dtype.size_bytes();
+    let operands = vec![(0, DType::F32.size_bytes(), vec![keys.clone()]), (1, size, vec![keys.clone()])];
+    let vector = Vector { width: (16 / size.min(4)).min(8), cols: keys.clone(), operands };
+    w.finish_vector(from, shares.dtype, Grid::Rows { rows: &heads * &rows, cols: keys }, THREADS, vector)
+}

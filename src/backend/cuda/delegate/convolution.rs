@@ -129,6 +129,11 @@ impl Convolution {
         self.is_folded
     }
 
+    /// Whether it reads a form of the weight whose channels are neighbours.
+    pub fn reads_taps(&self) -> bool {
+        self.taps.is_some() && !self.is_folded
+    }
+
     /// The same with work on its result.
     pub fn followed_by(self, links: Vec<After>) -> Self {
         Self { links, ..self }

@@ -376,13 +376,24 @@ pub struct Site {
     pub op: String,
     /// What a library is asked.
     pub problem: Problem,
+    /// Whether that is for an upsampled image that is written out, where it might be folded.
+    pub is_whole: bool,
+    /// What it is asked for such an image, where the upsampling is folded and need not be.
+    pub whole: Option<Problem>,
 }
 
 impl Site {
     /// A step's: `kernels` are the names of those around the library and of those instead of it.
     pub fn new(problem: Problem, kernels: &[&str]) -> Self {
         let all = blake3::hash(format!("{problem:?} {kernels:?}").as_bytes()).to_hex();
-        Self { op: format!("{} {}", problem.in_words(), &all[..16]), problem }
+        Self { op: format!("{} {}", problem.in_words(), &all[..16]), problem, is_whole: false, whole: None }
+    }
+
+    /// All that may be chosen. Some may turn out not to work; the step's own kernels are last.
+    pub fn ways(&self, delegates: &Delegates) -> Vec<Choice> {
+        let own = (0..self.problem.ways(delegates)).map(if self.is_whole { Choice::Whole } else { Choice::Library });
+        let whole = self.whole.as_ref().map_or(0, |whole| whole.ways(delegates));
+        own.chain((0..whole).map(Choice::Whole)).chain([Choice::Kernel]).collect()
     }
 
     /// Largest difference between two ways over the largest value: both are rounded, after sums in their own order.
@@ -402,6 +413,8 @@ impl Site {
 pub enum Choice {
     /// The library, by its way of this number.
     Library(usize),
+    /// The same, over an upsampled image that is written out, where it might be folded.
+    Whole(usize),
     /// The step's own kernels.
     Kernel,
 }
@@ -410,6 +423,7 @@ impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Library(number) => write!(f, "library {number}"),
+            Self::Whole(number) => write!(f, "whole {number}"),
             Self::Kernel => f.write_str("kernel"),
         }
     }
@@ -420,7 +434,10 @@ impl Choice {
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "kernel" => Some(Self::Kernel),
-            _ => text.strip_prefix("library ")?.parse().ok().map(Self::Library),
+            _ => {
+                let whole = text.strip_prefix("whole ").and_then(|number| number.parse().ok()).map(Self::Whole);
+                whole.or_else(|| text.strip_prefix("library ")?.parse().ok().map(Self::Library))
+            }
         }
     }
 }
@@ -504,6 +521,8 @@ pub struct Ready {
     pub form: usize,
     /// What the tuner may choose between.
     pub site: Site,
+    /// The form of [`Site::whole`], and its operands.
+    pub whole: Option<(usize, Operands)>,
 }
 
 /// Operands of a library, in the order of [`Planned::run`].
@@ -588,7 +607,14 @@ impl Delegate {
         kernels: &dyn Fn(&Form) -> Vec<String>,
     ) -> std::result::Result<Ready, Refused> {
         let mut reason = None;
+        // Forms that fold come first, each with one behind them that does the same over a whole image.
+        let folded = self.0.iter().filter(|form| form.is_folded()).count();
         for (at, form) in self.0.iter().enumerate() {
+            let whole = || -> Option<(usize, Problem, Operands)> {
+                let with = self.0.get(at + folded).filter(|_| form.is_folded() && !asked.is_bounded)?;
+                let (problem, operands) = with.problem(asked).ok()?;
+                Some((at + folded, problem, operands))
+            };
             let ready = || -> std::result::Result<Ready, Refused> {
                 let (problem, operands) = form.problem(asked).map_err(|why| (why, None))?;
                 let site = || {
@@ -597,6 +623,17 @@ impl Delegate {
                 };
                 let choice = match delegates.choice(|| site().op) {
                     None => None,
+                    Some(Choice::Whole(number)) => {
+                        let whole = whole().and_then(|(form, problem, operands)| {
+                            let planned = delegates.planned(&problem, Some(number)).ok()?;
+                            let site = Site { problem, is_whole: true, ..site() };
+                            Some(Ready { planned, operands, form, site, whole: None })
+                        });
+                        match whole {
+                            Some(ready) => return Ok(ready),
+                            None => None,
+                        }
+                    }
                     Some(Choice::Library(number)) => Some(number),
                     Some(Choice::Kernel) => {
                         return Err(("its own kernels were faster".to_owned(), Some(Box::new(site()))));
@@ -604,7 +641,13 @@ impl Delegate {
                 };
                 // A way that does not work any more is none.
                 let planned = delegates.planned(&problem, choice).or_else(|_| delegates.planned(&problem, None));
-                Ok(Ready { planned: planned.map_err(|why| (why, None))?, operands, form: at, site: site() })
+                let planned = planned.map_err(|why| (why, None))?;
+                let mut site = site();
+                let whole = whole().map(|(form, problem, operands)| {
+                    site.whole = Some(problem);
+                    (form, operands)
+                });
+                Ok(Ready { planned, operands, form: at, site, whole })
             };
             match ready() {
                 Err((why, None)) => {
@@ -618,7 +661,12 @@ impl Delegate {
 
     /// Whether a form reads sums of taps.
     pub fn folds(&self) -> bool {
-        self.0.iter().any(|form| matches!(&form.work, Work::Convolution(convolution) if convolution.is_folded()))
+        self.0.iter().any(Form::is_folded)
+    }
+
+    /// Whether a form reads a weight with its channels as neighbours.
+    pub fn reads_taps(&self) -> bool {
+        self.0.iter().any(|form| matches!(&form.work, Work::Convolution(convolution) if convolution.reads_taps()))
     }
 
     /// The graphs that cuDNN is asked first, if it is.
@@ -641,6 +689,8 @@ pub struct Asked<'a> {
     pub numerics: Numerics,
     /// Operations from which on an upsampling is folded.
     pub fold_flops: u64,
+    /// Whether memory has a bound, so that what is faster and needs more is no choice.
+    pub is_bounded: bool,
 }
 
 /// Most workspace of a product or an attention.
@@ -649,8 +699,12 @@ pub(super) fn workspace_bytes(arch: u32) -> usize {
 }
 
 impl Form {
+    fn is_folded(&self) -> bool {
+        matches!(&self.work, Work::Convolution(convolution) if convolution.is_folded())
+    }
+
     fn problem(&self, asked: &Asked<'_>) -> std::result::Result<(Problem, Operands), Refusal> {
-        let Asked { step, bindings, arch, numerics, fold_flops } = *asked;
+        let Asked { step, bindings, arch, numerics, fold_flops, .. } = *asked;
         let workspace_bytes = workspace_bytes(arch);
         let out = (self.out, self.dtype);
         match &self.work {

@@ -1,8 +1,8 @@
 //! Attention as products, for what cuDNN's fused engines do not take: f32, and devices before sm_80.
 //!
 //! The scores of a chunk of queries, all heads of an image at once, go to the step's workspace in f32; a generated kernel
-//! makes shares of them, in the type of the values; a second product adds up the values. A chunk is as large as
-//! [`Delegates::scores_bytes`] allows, so memory does not grow with the square of the image.
+//! makes shares of them, in the type of the values, of the keys that masks and causality leave; a second product adds up the
+//! values. A chunk is as large as [`Delegates::scores_bytes`] allows, so memory does not grow with the square of the image.
 
 use std::sync::Arc;
 
@@ -10,9 +10,10 @@ use super::super::cublaslt::{Activation, Matrix, Problem, Product};
 use super::super::delegate::product::matrix;
 use super::super::delegate::{self, Delegates, Operands, Planned, WORKSPACE_ALIGN_BYTES, alignment};
 use super::super::driver::{StreamHandle, launch};
-use super::super::lower::Place;
-use super::{Call, Maker, words};
+use super::super::lower::{Place, shares_of, symbol};
+use super::{Call, Maker, Word, words};
 use crate::Result;
+use crate::codegen::cuda::Arg;
 use crate::ir::{DType, Op};
 use crate::plan::{Access, Step};
 
@@ -29,13 +30,13 @@ struct Piece {
     shares: Arc<dyn Planned>,
 }
 
-/// A planned attention. Operands: queries, keys, values, result.
+/// A planned attention. Operands: queries, keys, values, result, and the mask if there is one.
 #[derive(Debug)]
 pub(super) struct Chunks {
     /// One after the other.
     pieces: Vec<(Arc<Piece>, usize)>,
-    /// Bytes from one query to the next, and from one result to the next.
-    steps: [i64; 2],
+    /// Bytes from one query to the next, from one result to the next, and from one row of the mask to the next.
+    steps: [i64; 3],
     /// Of a chunk's scores, its shares, and the products' workspace.
     bytes: [usize; 3],
 }
@@ -50,12 +51,15 @@ impl Planned for Chunks {
     }
 
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
-        let &[q, k, v, out] = addresses else { return Err(crate::Error::invalid("an attention has four operands")) };
+        let &[q, k, v, out, ref mask @ ..] = addresses else {
+            return Err(crate::Error::invalid("an attention has four operands"));
+        };
+        let mask = mask.first().copied().unwrap_or_default();
         let [scores, shares] = [workspace, workspace + self.bytes[0] as u64];
         let rest = shares + self.bytes[1] as u64;
         for (piece, first) in &self.pieces {
             let at = |base: u64, step: i64| base.wrapping_add_signed(*first as i64 * step);
-            let mut softmax = piece.softmax.bind(&[scores, shares]);
+            let mut softmax = piece.softmax.bind(&[scores, shares, at(mask, self.steps[2]), *first as u64]);
             // SAFETY: the caller's promise for the operands; scores, shares and what the products need lie side by side in
             // the workspace.
             unsafe {
@@ -95,27 +99,39 @@ impl Maker<'_> {
         })
     }
 
+    /// A mask, broadcast.
+    fn spread(&self, mask: &Access, lead: &[usize], [rows, keys]: [usize; 2]) -> Result<Operand> {
+        let own = mask.concrete(self.bindings)?;
+        let mut lead = own.strides_in(&[lead, &[rows, keys]].concat());
+        let (by_key, by_row) = (lead.pop().unwrap_or(0), lead.pop().unwrap_or(0));
+        let (rows, columns) = ((rows as u64, by_row), (keys as u64, by_key));
+        Ok(Operand { lead, rows, columns, offset: own.offset, size: mask.dtype.size_bytes() as isize })
+    }
+
     /// An attention by products; the reason where it cannot be.
     pub(super) fn chunks(&self, step: &Step, delegates: &Delegates) -> Result<Ready> {
         let refused = |why: &str| Ok(Err(why.to_owned()));
         let plan = &self.program.plan;
-        let Some(Op::ScaledDotProductAttention { is_causal, scale }) = step.root.map(|r| plan.graph.op(r)) else {
+        let Some(Op::ScaledDotProductAttention { scale, .. }) = step.root.map(|r| plan.graph.op(r)) else {
             return refused("it is no attention");
         };
-        let ([q, k, v], [out], false) = (step.operands.as_slice(), step.stores.as_slice(), *is_causal) else {
-            return refused("its scores are masked");
+        let ([q, k, v, mask @ ..], [out]) = (step.operands.as_slice(), step.stores.as_slice()) else {
+            return refused("it has other operands");
         };
         let dtype = q.dtype;
-        let softmax = self.program.lowered.softmax.iter().find(|(to, _)| *to == dtype).map(|(_, launch)| launch);
+        let kind = shares_of(plan, step);
+        let softmax = self.program.lowered.shares.iter().find(|(of, _)| Some(*of) == kind).map(|(_, launch)| launch);
         let (Some(softmax), true) = (softmax, [k, v, out].iter().all(|a| a.dtype == dtype)) else {
             return refused("its operands differ in type");
         };
         let shape = out.concrete(self.bindings)?.shape.to_vec();
         let lead = &shape[..shape.len() - 2];
-        let places = vec![Place::of(q), Place::of(k), Place::of(v), Place::of(out)];
+        let mut places = vec![Place::of(q), Place::of(k), Place::of(v), Place::of(out)];
+        places.extend(mask.iter().map(Place::of));
         let [q, k, v, out] =
             [self.operand(q, lead)?, self.operand(k, lead)?, self.operand(v, lead)?, self.operand(out, lead)?];
         let (rows, keys) = (q.rows.0 as usize, k.rows.0 as usize);
+        let mask = mask.first().map(|mask| self.spread(mask, lead, [rows, keys])).transpose()?;
         if rows < LEAST_ROWS || keys < LEAST_ROWS {
             return refused("it has few rows");
         }
@@ -124,13 +140,13 @@ impl Maker<'_> {
         if calls > delegate::product::MOST_CALLS {
             return refused("its leading dimensions would take many calls");
         }
-        let all = [&q, &k, &v, &out];
-        let per_head = all.map(|o| o.lead.last().copied().unwrap_or(0));
+        let all: Vec<&Operand> = [&q, &k, &v, &out].into_iter().chain(&mask).collect();
+        let per_head: Vec<isize> = all.iter().map(|o| o.lead.last().copied().unwrap_or(0)).collect();
         // Without leading dimensions there is one call, at no offset.
         let offsets: Vec<Vec<isize>> = (0..calls)
             .map(|call| {
                 let mut rest = call;
-                let mut bytes = vec![0isize; 4];
+                let mut bytes = vec![0isize; all.len()];
                 for (d, count) in outside.iter().enumerate().rev() {
                     let index = (rest % count) as isize;
                     rest /= count;
@@ -142,14 +158,16 @@ impl Maker<'_> {
         let row_bytes = heads * keys * 4;
         let most = (delegates.scores_bytes() / row_bytes).clamp(1, rows);
         let chunk = rows.div_ceil(rows.div_ceil(most));
-        let steps = [q.rows.1 * q.size, out.rows.1 * out.size];
-        let aligns: Vec<usize> = (0..4)
+        let steps = [q.rows.1 * q.size, out.rows.1 * out.size, mask.as_ref().map_or(0, |m| m.rows.1 * m.size)];
+        let mut aligns: Vec<usize> = (0..4)
             .map(|at| {
                 let (o, step) = (all[at], [steps[0], 0, 0, steps[1]][at]);
                 let own = offsets.iter().map(|offset| o.offset * o.size + offset[at]);
                 alignment(own.chain([per_head[at] * o.size, chunk as isize * step]))
             })
             .collect();
+        // The kernel reads a mask element by element.
+        aligns.extend(mask.iter().map(|_| 1));
         let (own, wide) = (dtype.size_bytes(), WORKSPACE_ALIGN_BYTES as u32);
         let known = |m: Option<Matrix>, align_bytes: u32| m.map(|m| Matrix { align_bytes, ..m });
         let batch = i32::try_from(heads).map_err(|_| crate::Error::invalid("an attention of too many heads"))?;
@@ -202,15 +220,23 @@ impl Maker<'_> {
                 Ok(made) => made,
                 Err(why) => return Ok(Err(why)),
             };
-            let sizes = [(heads * rows) as i64, keys as i64];
+            let [by_head, by_row, by_key] = mask.as_ref().map_or([0; 3], |m| [per_head[4], m.rows.1, m.columns.1]);
+            // The first query is the chunk's.
+            let sizes = [heads as i64, rows as i64, keys as i64, 0, by_head as i64, by_row as i64, by_key as i64];
+            let word = |(arg, word): (&Arg, Word)| match arg {
+                Arg::Size(dim) if *dim == symbol(3) => Word::Told(3),
+                _ => word,
+            };
+            let words = softmax.args.iter().zip(words(&softmax.args, &sizes)?).map(word).collect();
             let Some(plain) = softmax.grid.geometry(&sizes, 1)? else { return Ok(Err("it is empty".to_owned())) };
             let softmax = Call {
                 step: 0,
                 entry: self.program.entries[softmax.kernel],
-                words: words(&softmax.args, &sizes)?,
-                places: vec![Some((0, 0)), Some((1, 0))],
+                words,
+                places: vec![Some((0, 0)), Some((1, 0)), Some((2, 0))],
                 plain,
                 vector: super::vector_form(softmax, &sizes)?,
+                only_if: None,
             };
             Ok(Ok(Piece { rows, scores, softmax, shares }))
         };

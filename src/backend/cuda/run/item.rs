@@ -8,21 +8,27 @@ use super::super::driver::{StreamHandle, launch};
 use super::Call;
 use crate::{Error, Result};
 
+/// What a library's work is on, and what is around it.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// As in [`Call::places`], for each call of the library.
+    pub calls: Vec<Vec<Option<(usize, isize)>>>,
+    /// What must be done first.
+    pub before: Vec<Call>,
+    /// What is left of the step.
+    pub after: Vec<Call>,
+}
+
 /// A step that a library computes.
 #[derive(Debug)]
 pub(super) struct Delegated {
     pub step: usize,
     pub planned: Arc<dyn Planned>,
-    /// As in [`Call::places`], for each call of the library.
-    pub calls: Vec<Vec<Option<(usize, isize)>>>,
+    pub parts: Parts,
     /// What the address of each operand must be a multiple of.
     pub align_bytes: Vec<usize>,
     /// Buffer of the library's workspace.
     pub workspace: Option<usize>,
-    /// What must be done first.
-    pub before: Vec<Call>,
-    /// What is left of the step.
-    pub after: Vec<Call>,
     /// All of the step, for addresses that the library was not planned for.
     pub own: Vec<Call>,
     /// Index into the specialization's choices.
@@ -40,7 +46,7 @@ pub(super) fn address(place: Option<(usize, isize)>, bases: &[u64]) -> u64 {
 /// # Safety
 /// Every buffer must be behind its address.
 pub(super) unsafe fn launch_all(calls: &[Call], bases: &[u64], stream: StreamHandle) -> Result<()> {
-    for call in calls {
+    for call in calls.iter().filter(|call| call.is_on(bases)) {
         let mut bound = call.bind(bases);
         // SAFETY: the caller's promise.
         unsafe { launch(bound.function, &bound.geometry, &mut bound.words, stream)? };
@@ -48,35 +54,7 @@ pub(super) unsafe fn launch_all(calls: &[Call], bases: &[u64], stream: StreamHan
     Ok(())
 }
 
-impl Delegated {
-    /// Whether the library runs: the addresses are such as it was asked for, and it has not failed.
-    pub fn is_on(&self, bases: &[u64]) -> bool {
-        let fits =
-            |(place, bytes): (&Option<(usize, isize)>, &usize)| address(*place, bases).is_multiple_of(*bytes as u64);
-        self.failure.get().is_none() && self.calls.iter().all(|places| places.iter().zip(&self.align_bytes).all(fits))
-    }
-
-    /// # Safety
-    /// Every buffer must be behind its address, or be left out.
-    pub unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        if !self.is_on(bases) {
-            if self.own.iter().any(|c| c.reads_left_out(bases)) {
-                // It failed after the addresses were taken, in another thread or in a capture: the run is done again.
-                return Err(Error::Backend { backend: NAME, what: "a library failed meanwhile".to_owned() });
-            }
-            // SAFETY: the caller's promise; nothing that is read was left out.
-            return unsafe { launch_all(&self.own, bases, stream) };
-        }
-        // SAFETY: the caller's promise.
-        unsafe { launch_all(&self.before, bases, stream)? };
-        let workspace = self.workspace.map_or(0, |buffer| bases[buffer]);
-        // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for, and room to align it.
-        unsafe { self.run_planned(&*self.planned, workspace, bases, stream) }
-            .inspect_err(|e| drop(self.failure.set(e.to_string())))?;
-        // SAFETY: the caller's promise.
-        unsafe { launch_all(&self.after, bases, stream) }
-    }
-
+impl Parts {
     /// The library's part, by any of its ways.
     ///
     /// # Safety
@@ -96,19 +74,50 @@ impl Delegated {
         }
         Ok(())
     }
+}
+
+impl Delegated {
+    /// Whether the library runs: the addresses are such as it was asked for, and it has not failed.
+    pub fn is_on(&self, bases: &[u64]) -> bool {
+        let fits =
+            |(place, bytes): (&Option<(usize, isize)>, &usize)| address(*place, bases).is_multiple_of(*bytes as u64);
+        self.failure.get().is_none()
+            && self.parts.calls.iter().all(|places| places.iter().zip(&self.align_bytes).all(fits))
+    }
+
+    /// # Safety
+    /// Every buffer must be behind its address, or be left out.
+    pub unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
+        if !self.is_on(bases) {
+            if self.own.iter().any(|c| c.reads_left_out(bases)) {
+                // It failed after the addresses were taken, in another thread or in a capture: the run is done again.
+                return Err(Error::Backend { backend: NAME, what: "a library failed meanwhile".to_owned() });
+            }
+            // SAFETY: the caller's promise; nothing that is read was left out.
+            return unsafe { launch_all(&self.own, bases, stream) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(&self.parts.before, bases, stream)? };
+        let workspace = self.workspace.map_or(0, |buffer| bases[buffer]);
+        // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for, and room to align it.
+        unsafe { self.parts.run_planned(&*self.planned, workspace, bases, stream) }
+            .inspect_err(|e| drop(self.failure.set(e.to_string())))?;
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(&self.parts.after, bases, stream) }
+    }
 
     fn host_bytes(&self) -> usize {
-        let own = self.before.iter().chain(&self.after).chain(&self.own).map(Call::bytes).sum::<usize>();
-        let places = self.calls.iter().map(|places| size_of_val(places) + size_of_val(&**places)).sum::<usize>();
+        let own = self.parts.before.iter().chain(&self.parts.after).chain(&self.own).map(Call::bytes).sum::<usize>();
+        let places = self.parts.calls.iter().map(|places| size_of_val(places) + size_of_val(&**places)).sum::<usize>();
         size_of::<Self>() + own + places + size_of_val(&*self.align_bytes)
     }
 
     pub fn reads(&self, changed: &[bool]) -> bool {
         let of_calls = |calls: &[Call]| calls.iter().any(|c| c.reads(changed));
-        self.calls.iter().flatten().flatten().any(|(buffer, _)| changed[*buffer])
+        self.parts.calls.iter().flatten().flatten().any(|(buffer, _)| changed[*buffer])
             || self.workspace.is_some_and(|w| changed[w])
-            || of_calls(&self.before)
-            || of_calls(&self.after)
+            || of_calls(&self.parts.before)
+            || of_calls(&self.parts.after)
             || of_calls(&self.own)
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::super::delegate::{Choice, Planned, Site, WORKSPACE_ALIGN_BYTES};
 use super::super::driver::StreamHandle;
 use super::SpecializedCuda;
-use super::item::{Delegated, Item, launch_all};
+use super::item::{Delegated, Item, Parts, launch_all};
 use crate::Result;
 use crate::backend::SiteRow;
 use crate::ir::DType;
@@ -21,6 +21,8 @@ struct Held {
     site: Site,
     /// The first of them, if it runs on a library: index into the items.
     item: Option<usize>,
+    /// For [`Site::whole`].
+    whole: Option<Parts>,
     count: usize,
     /// By way: whether it gives what the first one gives.
     is_right: Mutex<HashMap<usize, bool>>,
@@ -31,11 +33,11 @@ struct Held {
 pub(super) struct Sites(Vec<Held>);
 
 impl Sites {
-    /// Adds a step; `item` is its place among the items, if it runs on a library.
-    pub fn add(&mut self, site: Site, item: Option<usize>) {
+    /// Adds a step; `item` is its place among the items, if it runs on a library, and `whole` the parts for [`Site::whole`].
+    pub fn add(&mut self, site: Site, item: Option<usize>, whole: Option<Parts>) {
         match self.0.iter_mut().find(|held| held.site == site) {
             Some(held) => held.count += 1,
-            None => self.0.push(Held { site, item, count: 1, is_right: Mutex::default() }),
+            None => self.0.push(Held { site, item, whole, count: 1, is_right: Mutex::default() }),
         }
     }
 }
@@ -127,6 +129,8 @@ type Written = (DType, Vec<u8>);
 /// A step in memory of its own.
 struct Stage<'a> {
     item: &'a Delegated,
+    /// Those of the item, or of another form of the step.
+    parts: &'a Parts,
     /// By what; none are the step's own kernels.
     planned: Option<Arc<dyn Planned>>,
     /// Address of each buffer; 0 of those that the step does not touch.
@@ -139,15 +143,15 @@ impl Stage<'_> {
     /// # Safety
     /// Every buffer that the step touches must be behind its address.
     unsafe fn run(&self) -> Result<()> {
-        let Self { item, planned, bases, workspace, stream } = self;
+        let Self { item, parts, planned, bases, workspace, stream } = self;
         // SAFETY: the caller's promise; the workspace was laid out with the bytes that were asked for.
         unsafe {
             match planned {
                 None => launch_all(&item.own, bases, *stream),
                 Some(planned) => {
-                    launch_all(&item.before, bases, *stream)?;
-                    item.run_planned(&**planned, *workspace, bases, *stream)?;
-                    launch_all(&item.after, bases, *stream)
+                    launch_all(&parts.before, bases, *stream)?;
+                    parts.run_planned(&**planned, *workspace, bases, *stream)?;
+                    launch_all(&parts.after, bases, *stream)
                 }
             }
         }
@@ -155,10 +159,11 @@ impl Stage<'_> {
 }
 
 /// Buffers that the ways to compute a step touch.
-fn touched(item: &Delegated) -> Vec<usize> {
-    let of_kernels = item.before.iter().chain(&item.after).chain(&item.own).flat_map(|c| &c.places);
-    let all = item.calls.iter().flatten().chain(of_kernels).flatten().map(|(buffer, _)| *buffer);
-    let mut touched: Vec<usize> = all.collect();
+fn touched(item: &Delegated, parts: &Parts) -> Vec<usize> {
+    let all = [&item.parts, parts];
+    let of_kernels = all.iter().flat_map(|p| p.before.iter().chain(&p.after)).chain(&item.own).flat_map(|c| &c.places);
+    let of_calls = all.iter().flat_map(|p| p.calls.iter().flatten());
+    let mut touched: Vec<usize> = of_calls.chain(of_kernels).flatten().map(|(buffer, _)| *buffer).collect();
     touched.sort_unstable();
     touched.dedup();
     touched
@@ -175,21 +180,16 @@ impl SpecializedCuda {
         let delegates = &self.program.delegates;
         let row = |held: &Held| {
             let step = held.item.and_then(|at| self.items[at].delegated()).map(|d| d.step);
-            let ways = held.site.problem.ways(delegates);
+            let ways = held.site.ways(delegates);
             let installed = delegates.chosen(&held.site);
-            let chosen = match installed {
-                Some(Choice::Kernel) => ways,
-                Some(Choice::Library(number)) if number < ways => number,
-                _ => 0,
-            };
+            let chosen = ways.iter().position(|way| Some(*way) == installed).unwrap_or(0);
             let arch = self.program.device.arch();
             let on_tensor_cores = step.is_some_and(|step| self.program.lowered.steps[step].on_tensor_cores(arch));
-            let names = (0..ways).map(Choice::Library).chain([Choice::Kernel]);
             SiteRow {
                 op: held.site.op.clone(),
                 count: held.count,
                 flops: step.map_or(0, |step| self.costs[step].0),
-                ways: names.map(|choice| choice.to_string()).collect(),
+                ways: ways.iter().map(Choice::to_string).collect(),
                 on_tensor_cores,
                 chosen,
                 installed: installed.map(|choice| choice.to_string()),
@@ -204,16 +204,25 @@ impl SpecializedCuda {
         true
     }
 
-    fn operand_bytes(&self, item: &Delegated) -> usize {
+    /// A way, and the parts that it runs.
+    fn way<'a>(&self, (held, item): (&'a Held, &'a Delegated), way: usize) -> Option<(Choice, &'a Parts)> {
+        let choice = held.site.ways(&self.program.delegates).get(way).copied()?;
+        let is_other = matches!(choice, Choice::Whole(_)) && !held.site.is_whole;
+        Some((choice, if is_other { held.whole.as_ref()? } else { &item.parts }))
+    }
+
+    fn operand_bytes(&self, item: &Delegated, parts: &Parts) -> usize {
         let own = |&buffer: &usize| self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
-        touched(item).iter().map(own).sum()
+        touched(item, parts).iter().map(own).sum()
     }
 
     /// What a trial needs: the operands, and the workspace of the way that runs.
-    pub(super) fn bytes_of_trial(&self, site: usize) -> usize {
-        self.item_of(site).map_or(0, |(_, item)| {
-            self.operand_bytes(item) + item.planned.workspace_bytes() + 2 * WORKSPACE_ALIGN_BYTES
-        })
+    pub(super) fn bytes_of_trial(&self, site: usize, way: usize) -> usize {
+        let bytes = |(held, item)| {
+            let (_, parts) = self.way((held, item), way)?;
+            Some(self.operand_bytes(item, parts) + item.planned.workspace_bytes() + 2 * WORKSPACE_ALIGN_BYTES)
+        };
+        self.item_of(site).and_then(bytes).unwrap_or(0)
     }
 
     /// # Safety
@@ -228,25 +237,38 @@ impl SpecializedCuda {
         let device = self.program.device.clone();
         let _context = device.enter()?;
         let Some((held, item)) = self.item_of(site) else { return Ok(None) };
+        let Some((choice, parts)) = self.way((held, item), way) else { return Ok(None) };
         let first = memory.addr().next_multiple_of(WORKSPACE_ALIGN_BYTES);
-        let workspace = first + self.operand_bytes(item);
+        let workspace = first + self.operand_bytes(item, parts);
         let Some(workspace_bytes) = (memory.addr() + bytes).checked_sub(workspace) else { return Ok(None) };
         let mut bases = vec![0u64; self.buffer_bytes.len()];
         let mut at = first;
-        for buffer in touched(item) {
+        for buffer in touched(item, parts) {
             bases[buffer] = at as u64;
             at += self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
         }
+        for laid in &self.laid_out {
+            if bases[laid.buffer] != 0 {
+                laid.tell(self.packed_as_planned(laid.pack, &bases)?, &mut bases);
+            }
+        }
         let delegates = &self.program.delegates;
-        let planned = match way {
-            way if way == held.site.problem.ways(delegates) => None,
-            way => match delegates.planned(&held.site.problem, Some(way)) {
+        let problem = match (choice, &held.site.whole) {
+            (Choice::Whole(_), Some(whole)) => whole,
+            _ => &held.site.problem,
+        };
+        let planned = match choice {
+            Choice::Kernel => None,
+            Choice::Library(number) | Choice::Whole(number) => match delegates.planned(problem, Some(number)) {
                 Ok(planned) if planned.workspace_bytes() <= workspace_bytes => Some(planned),
                 _ => return Ok(None),
             },
         };
-        let staged = |planned| Stage { item, planned, bases: bases.clone(), workspace: workspace as u64, stream };
-        let (tried, first) = (staged(planned), staged(Some(item.planned.clone())));
+        let staged = |parts, planned| {
+            let (bases, workspace) = (bases.clone(), workspace as u64);
+            Stage { item, parts, planned, bases, workspace, stream }
+        };
+        let (tried, first) = (staged(parts, planned), staged(&item.parts, Some(item.planned.clone())));
         let known = held.is_right.lock().unwrap_or_else(PoisonError::into_inner).get(&way).copied();
         let is_right = match known {
             Some(known) => known,
@@ -276,7 +298,7 @@ impl SpecializedCuda {
     /// As [`Stage::run`], for both, in the same memory.
     unsafe fn is_right(&self, site: &Site, first: &Stage<'_>, tried: &Stage<'_>) -> Result<bool> {
         let (mut written, mut patterns, mut numbers) = (Vec::new(), HashMap::new(), Vec::new());
-        for buffer in touched(first.item) {
+        for buffer in touched(first.item, tried.parts) {
             numbers.extend(self.numbers(buffer, &mut patterns)?.map(|numbers| (buffer, numbers)));
         }
         for stage in [first, tried] {
