@@ -20,7 +20,7 @@ use harness::{OnDevice, run_here};
 use oxidiff::backend::Tensor;
 use oxidiff::backend::cuda::Cuda;
 use oxidiff::backend::weights::Weight;
-use oxidiff::ir::{Graph, interp, parse_graph};
+use oxidiff::ir::{DType, Graph, interp, parse_graph};
 use oxidiff::passes::Precision;
 use oxidiff::plan::MemoryMode;
 use oxidiff::runtime::Executable;
@@ -64,6 +64,38 @@ fn attention_in_bf16() {
         count += 1;
     }
     assert!(count > 10, "{count} cases");
+}
+
+/// A key that is not a number shows in every row, also in those that a mask of bool hides it from, as in eager; rows that see
+/// nothing are zeros.
+#[test]
+fn hidden_scores_may_be_no_numbers() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    for dtype in [DType::F32, DType::F16] {
+        let values = |n: i64| (0..n).map(|i| ((i * 5) % 11) as f64 / 8.0 - 0.6).collect::<Vec<f64>>();
+        let (q, mut k) = (values(2 * 20 * 16), values(2 * 20 * 16));
+        k[20 * 16 + 16 * 19] = f64::NAN;
+        let mask: Vec<f64> =
+            (0..20 * 20).map(|i| f64::from(i / 20 != 5 && (i / 20 % 2 == 1 || i % 20 != 19))).collect();
+        let tensor = |dtype, shape: &[i64], values: &[f64]| interp::Tensor::from_f64(dtype, shape, values).unwrap();
+        let inputs =
+            [tensor(dtype, &[2, 20, 16], &q), tensor(dtype, &[2, 20, 16], &k), tensor(DType::Bool, &[20, 20], &mask)];
+        let text = format!(
+            "input 0 \"q\": {dtype}[2,20,16]\ninput 1 \"k\": {dtype}[2,20,16]\ninput 2 \"m\": bool[20,20]\n\
+             %0: {dtype}[2,20,16] = input() {{index=0}}\n%1: {dtype}[2,20,16] = input() {{index=1}}\n\
+             %2: bool[20,20] = input() {{index=2}}\n%3: {dtype}[2,20,16] = \
+             scaled_dot_product_attention(%0, %1, %1, %2) {{is_causal=false, scale=0.25}}\nreturn %3\n"
+        );
+        let graph = parse_graph(&text).unwrap();
+        let want = interp::run_f64(&graph, &[], &inputs, &[]).unwrap().remove(0).to_f64();
+        let ours = OnDevice::new(&cuda, &graph, Precision::Fast, &[]);
+        let got = ours.run(&[], &inputs).remove(0).to_f64();
+        assert!(want.iter().any(|x| x.is_nan()) && want.contains(&0.0));
+        for (at, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert!((got - want).abs() < 1e-2 || (got.is_nan() && want.is_nan()), "{dtype}: {at}: {got}, not {want}");
+        }
+    }
 }
 
 /// SD1.5's UNet with small widths, as captured: planned, placed, launched, made a graph, replayed with other tensors, at two

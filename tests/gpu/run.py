@@ -16,6 +16,7 @@ import contextlib
 import copy
 import faulthandler
 import gc
+import itertools
 import os
 import shutil
 import subprocess
@@ -423,22 +424,23 @@ def devices(run: Run) -> str:
 
 
 def sanitizer(run: Run) -> str:
-    """compute-sanitizer's memcheck and racecheck over a small model, launched and replayed."""
+    """compute-sanitizer's memcheck and racecheck: a small model, launched and replayed, and attention's kernels."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         raise Skipped("compute-sanitizer is not on the path")
-    for check in ("memcheck", "racecheck"):
+    rows = {"graphs": "kns=_f32_", "kernels": "kns=attention_"}
+    for check, row in itertools.product(("memcheck", "racecheck"), rows):
         left = run.deadline - time.perf_counter()
         if left < 60:
-            raise Skipped(f"no time left for {check}")
-        command = [tool, "--tool", check, "--error-exitcode", "9", "--kernel-regex", "kns=_f32_", sys.executable]
+            raise Skipped(f"no time left for {check} of {row}")
+        command = [tool, "--tool", check, "--error-exitcode", "9", "--kernel-regex", rows[row], sys.executable]
         try:
             done = subprocess.run(
-                [*command, __file__, "--only", "graphs"], capture_output=True, text=True, timeout=left, check=False
+                [*command, __file__, "--only", row], capture_output=True, text=True, timeout=left, check=False
             )
         except subprocess.TimeoutExpired:
-            raise Skipped(f"no time left during {check}") from None
-        assert done.returncode == 0, f"{check}:\n{done.stdout[-3000:]}"
+            raise Skipped(f"no time left during {check} of {row}") from None
+        assert done.returncode == 0, f"{check} of {row}:\n{done.stdout[-3000:]}"
     return "memcheck and racecheck found nothing"
 
 

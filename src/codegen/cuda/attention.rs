@@ -84,7 +84,8 @@ pub fn lower_attention(a: &Attention<'_>, from: &Provenance) -> Kernel {
             let p = w.pointer(3, mask.dtype, false);
             let at = format!("{p}[{} + (i64)row * {down} + (i64)key * {along}]", o[4]);
             match mask.dtype {
-                DType::Bool => format!("if (!{at}.bits) score = __uint_as_float(0xff800000u);"),
+                // Added, as eager does: what is not a number stays so.
+                DType::Bool => format!("if (!{at}.bits) score += __uint_as_float(0xff800000u);"),
                 _ => format!("score += to_float({at});"),
             }
         }

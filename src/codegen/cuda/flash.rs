@@ -148,7 +148,8 @@ pub fn lower_flash(a: &Attention<'_>, from: &Provenance) -> Kernel {
         let p = w.pointer(3, mask.dtype, false);
         let at = format!("{p}[{} + (i64)at * {down} + (i64)key * {along}]", o[4]);
         w.line(match mask.dtype {
-            DType::Bool => format!("if (at < M && key < N && !{at}.bits) score = lowest;"),
+            // Added, as eager does: what is not a number stays so.
+            DType::Bool => format!("if (at < M && key < N && !{at}.bits) score += lowest;"),
             _ => format!("if (at < M && key < N) score += to_float({at});"),
         });
     }

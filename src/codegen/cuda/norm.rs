@@ -351,7 +351,8 @@ pub fn lower_shares(shares: Shares, chunk: Chunk, from: &Provenance) -> Kernel {
         w.line(format!("const {ty}* seen = {mask} + (i64)head * {by_head} + (i64)query * {by_row};"));
         let at = format!("seen[(i64)(col + j) * {by_key}]");
         hides += &match dtype {
-            DType::Bool => format!(" if (!{at}.bits) x[j] = lowest;"),
+            // Added, as eager does: what is not a number stays so.
+            DType::Bool => format!(" if (!{at}.bits) x[j] += lowest;"),
             _ => format!(" x[j] += to_float({at});"),
         };
     }
