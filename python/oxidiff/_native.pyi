@@ -444,8 +444,8 @@ def cuda_kernels(program: Program) -> list[tuple[str, str]]:
     """Names and texts of the kernels that a GPU would run the program's plan with; none has to be there."""
 
 def cuda_spills(texts: Sequence[str], arch: int, torch: str) -> list[tuple[str, int]]:
-    """Compiles kernels' texts for a compute capability and gives each entry point with the bytes of registers that it spills;
-    raises `NativeError` with the compiler's messages. The GIL is released. `torch` is as for `cuda_findings`."""
+    """Compiles kernels' texts for a compute capability and gives each entry point with the bytes of registers that it
+    spills; raises `NativeError` with the compiler's messages. The GIL is released. `torch` is as for `cuda_findings`."""
 
 def knobs() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every environment variable that is read."""
