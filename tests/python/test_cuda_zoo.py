@@ -1,4 +1,4 @@
-"""Every kernel that the models of the zoo need on a GPU compiles, and spills only where it is known to; no GPU has to be there.
+"""Every kernel that the models of the zoo need on a GPU compiles, and spills only where it is known to; without a GPU.
 
 The models are the public ones on the meta device, with a layer or two of each kind: kernels depend on the sizes of heads,
 and on which sizes are multiples of what is read at once.
