@@ -24,9 +24,12 @@ __all__ = [
     "cache_dir",
     "ceilings",
     "compile",
+    "cuda_archs",
     "cuda_emulate",
     "cuda_findings",
+    "cuda_kernels",
     "cuda_open",
+    "cuda_spills",
     "decode_artifact",
     "derived_bytes",
     "device_sites",
@@ -432,6 +435,17 @@ def cuda_open(index: int, torch: str) -> str:
 def cuda_emulate(driver: str, compile: Callable[[str, int], bytes]) -> None:
     """For tests without a GPU: device 0 is what the stand-in `driver` says, `compile` makes of kernel text and compute
     capability what it loads, memory is the CPU's."""
+
+def cuda_archs(torch: str) -> list[int]:
+    """Compute capabilities (`80`, `90`, ...) that NVRTC compiles for; raises `NativeError` with the reason where it is not
+    found. `torch` is as for `cuda_findings`."""
+
+def cuda_kernels(program: Program) -> list[tuple[str, str]]:
+    """Names and texts of the kernels that a GPU would run the program's plan with; none has to be there."""
+
+def cuda_spills(texts: Sequence[str], arch: int, torch: str) -> list[tuple[str, int]]:
+    """Compiles kernels' texts for a compute capability and gives each entry point with the bytes of registers that it
+    spills; raises `NativeError` with the compiler's messages. The GIL is released. `torch` is as for `cuda_findings`."""
 
 def knobs() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every environment variable that is read."""

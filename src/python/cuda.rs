@@ -9,13 +9,15 @@ use pyo3::types::PyBytes;
 
 use super::device::CPU;
 use super::errors::guarded;
+use super::executable::Program;
 use super::memory::TorchMemory;
 use super::tensor::Exchange;
 use crate::Error;
-use crate::backend::cuda::cubins::{Compiler, Cubins};
+use crate::backend::cuda::cubins::{self, Compiler, Cubins};
 use crate::backend::cuda::driver::DriverMemory;
 use crate::backend::cuda::library::Search;
-use crate::backend::cuda::{Cuda, device, found, set_search};
+use crate::backend::cuda::lower::Lowered;
+use crate::backend::cuda::{Cuda, compiler, device, found, set_search};
 use crate::backend::{Backend, Memory};
 
 /// Makes device `index` ready, with memory from torch's allocator, and says what it is; raises with the reason where it
@@ -91,5 +93,41 @@ pub(super) fn cuda_findings(torch: PathBuf) -> PyResult<Vec<(&'static str, bool,
             });
         }
         Ok(lines)
+    })
+}
+
+/// Names and texts of the kernels that a GPU would run a program's plan with; none has to be there.
+#[pyfunction]
+pub(super) fn cuda_kernels(py: Python<'_>, program: &Program) -> PyResult<Vec<(String, String)>> {
+    let plan = &program.inner().plan;
+    let lowered = py.detach(|| guarded("making kernels", || Lowered::new(plan)))?;
+    Ok(lowered.kernels.into_iter().map(|kernel| (kernel.name, kernel.text)).collect())
+}
+
+/// Compute capabilities that NVRTC compiles for; raises with the reason where it is not found. `torch` is as for
+/// [`cuda_findings`].
+#[pyfunction]
+pub(super) fn cuda_archs(torch: PathBuf) -> PyResult<Vec<u32>> {
+    guarded("asking NVRTC", || {
+        set_search(Search::beside_torch(&torch));
+        compiler()?.archs()
+    })
+}
+
+/// Compiles kernels' texts as one unit, and gives its entry points with the bytes of registers that each spills.
+#[pyfunction]
+pub(super) fn cuda_spills(
+    py: Python<'_>,
+    texts: Vec<String>,
+    arch: u32,
+    torch: PathBuf,
+) -> PyResult<Vec<(String, usize)>> {
+    py.detach(|| {
+        guarded("compiling kernels", || {
+            set_search(Search::beside_torch(&torch));
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let compiled = compiler()?.compile(&cubins::unit(&texts), arch, true)?;
+            Ok(compiled.spills().into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect())
+        })
     })
 }

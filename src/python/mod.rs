@@ -47,7 +47,10 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(executable::devices, m)?)?;
     m.add_function(wrap_pyfunction!(executable::stamp, m)?)?;
     m.add_function(wrap_pyfunction!(executable::derived_bytes, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_archs, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_findings, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_kernels, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_spills, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_open, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_emulate, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;

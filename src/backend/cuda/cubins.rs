@@ -113,6 +113,11 @@ impl Cubins {
 /// The text of one unit.
 pub fn source(kernels: &[Kernel]) -> String {
     let texts: Vec<&str> = kernels.iter().map(|k| k.text.as_str()).collect();
+    unit(&texts)
+}
+
+/// The unit of these kernels' texts.
+pub fn unit(texts: &[&str]) -> String {
     format!("{PRELUDE}\n{}", texts.join("\n"))
 }
 

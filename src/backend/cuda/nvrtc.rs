@@ -12,8 +12,28 @@ use crate::{Error, Result};
 pub struct Compiled {
     /// An ELF image for one architecture.
     pub cubin: Vec<u8>,
-    /// What the compiler said: with [`Nvrtc::verbose`], registers and spills of each kernel.
+    /// What the compiler said: if it was asked to be verbose, registers and spills of each entry point.
     pub log: String,
+}
+
+impl Compiled {
+    /// Entry points of a verbose log, and bytes of registers that each stores to memory for want of more.
+    pub fn spills(&self) -> Vec<(&str, usize)> {
+        spills(&self.log)
+    }
+}
+
+fn spills(log: &str) -> Vec<(&str, usize)> {
+    let mut name = "";
+    let mut found = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Function properties for ") {
+            name = rest.trim();
+        } else if let Some((before, _)) = line.split_once(" bytes spill stores") {
+            found.push((name, before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(usize::MAX)));
+        }
+    }
+    found
 }
 
 /// The compiler. Only [`super::Toolkit`] makes one, after the library was found.
@@ -114,5 +134,19 @@ impl Nvrtc {
         // SAFETY: the buffer has the size that was asked for, and one byte more.
         check(unsafe { sys::nvrtcGetProgramLog(program.0, log.as_mut_ptr().cast()) }, "a log")?;
         Ok(CStr::from_bytes_until_nul(&log).map_or_else(|_| String::new(), |l| l.to_string_lossy().into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spills_are_those_of_the_entry_point_above() {
+        let log = "ptxas info : Function properties for a\n  0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                   ptxas info : Used 40 registers\n\
+                   ptxas info : Function properties for b_v\n  8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\n";
+        assert_eq!(spills(log), [("a", 0), ("b_v", 12)]);
+        assert_eq!(spills("x bytes spill stores"), [("", usize::MAX)], "what is not understood is not fine");
     }
 }
