@@ -406,7 +406,7 @@ def test_trials_before_the_first_run_use_what_runs_will_keep() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(512, 512, 3, padding=1)
+            self.conv = nn.Conv2d(1024, 1024, 3, padding=1)
             self.linears = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(3)])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -420,7 +420,7 @@ def test_trials_before_the_first_run_use_what_runs_will_keep() -> None:
         assert all(trial is not None and trial[2] <= kept for trial in trials)
         return [candidate for candidate, _ in enumerate(trials)]
 
-    x = torch.randn(4, 512, 8, 8)
+    x = torch.randn(4, 1024, 8, 8)
     for memory, count in (("fast", 3), ("low", 0)):
         compiled = compiled_of(Deep().eval(), tune="off", cache=False, memory=memory)
         with torch.no_grad():

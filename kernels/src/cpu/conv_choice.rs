@@ -192,19 +192,45 @@ pub fn tolerance(dtype: DType, weight: DType) -> f64 {
     }
 }
 
+/// Bytes of panels that are packed, and then used, at a time, for each thread: they stay in the caches of the threads that share
+/// them.
+pub const CHUNK_BYTES: usize = 2 << 20;
+/// Chunks are multiples of this many columns: whole panels of every kernel.
+const CHUNK_STEP: usize = 64;
+
+/// Of `columns` whose panels take `bytes`: as many as take about `most`.
+pub fn chunk_columns(columns: usize, bytes: usize, most: usize) -> usize {
+    columns.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(CHUNK_STEP).min(columns).max(1)
+}
+
+/// Columns whose panels the direct form packs at a time, where `most_bytes` are packed at a time.
+fn columns_at_once(of: &Observed, isa: Isa, most_bytes: usize) -> usize {
+    let columns = of.conv.out_channels;
+    match of.conv.groups {
+        1 => chunk_columns(columns, of.conv.packed_bytes(of.weight, isa), most_bytes),
+        _ => columns,
+    }
+}
+
+/// Bytes that runs pack at a time.
+fn most_bytes() -> usize {
+    CHUNK_BYTES * Pool::global().threads().max(2)
+}
+
 /// Bytes between the parts of the lent memory.
 const ALIGN: usize = 4096;
 
 /// Bytes of memory that [`measure`] needs, the direct form's included.
 pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa) -> usize {
-    parts(of, algorithm, isa).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
+    parts(of, algorithm, isa, most_bytes()).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
 }
 
 /// Input, weight, panels or memory to work in, result, the direct form's result.
-fn parts(of: &Observed, algorithm: Algorithm, isa: Isa) -> [usize; 5] {
+fn parts(of: &Observed, algorithm: Algorithm, isa: Isa, most_bytes: usize) -> [usize; 5] {
     let conv = dense(&of.conv);
+    let chunk = Conv { out_channels: columns_at_once(of, isa, most_bytes), ..conv };
     let pixels = conv.batch * conv.input.iter().product::<usize>();
-    let packed = conv.packed_bytes(of.weight, isa).max(work_bytes(&conv, algorithm, isa, Room::Ample));
+    let packed = chunk.packed_bytes(of.weight, isa).max(work_bytes(&conv, algorithm, isa, Room::Ample));
     let result = conv.rows() * conv.out_channels * 4;
     [
         pixels * conv.in_channels * of.dtype.size_bytes(),
@@ -224,7 +250,8 @@ fn dense(conv: &Conv) -> Conv {
     Conv { strides: [depth as isize * plane, plane, row, channels], ..*conv }
 }
 
-/// Times one form, on numbers that are others each time; with `is_compared` the direct one before it, to compare with.
+/// Times one form, on numbers that are others each time; with `is_compared` the direct one before it, to compare with. The
+/// direct form packs a few columns at a time, as runs do that keep no panels.
 ///
 /// # Errors
 /// [`KernelError`] if a form does not apply, or scratch memory runs out.
@@ -239,9 +266,26 @@ pub unsafe fn measure(
     is_compared: bool,
     memory: *mut u8,
 ) -> Result<Trial, KernelError> {
+    // SAFETY: the caller's promise.
+    unsafe { measure_by(pool, isa, of, algorithm, is_compared, most_bytes(), memory) }
+}
+
+/// [`measure`], with this much packed at a time.
+///
+/// # Safety
+/// As there, for the bytes of all [`parts`].
+unsafe fn measure_by(
+    pool: &Pool,
+    isa: Isa,
+    of: &Observed,
+    algorithm: Algorithm,
+    is_compared: bool,
+    most_bytes: usize,
+    memory: *mut u8,
+) -> Result<Trial, KernelError> {
     static TRIALS: AtomicU32 = AtomicU32::new(0);
     let conv = dense(&of.conv);
-    let sizes = parts(of, algorithm, isa);
+    let sizes = parts(of, algorithm, isa, most_bytes);
     let mut at = [memory; 5];
     for i in 1..5 {
         at[i] = at[i - 1].wrapping_add(sizes[i - 1].next_multiple_of(ALIGN));
@@ -258,19 +302,32 @@ pub unsafe fn measure(
     let terms = conv.terms() as isize;
     let weight = Weight { ptr: raw, dtype: of.weight, strides: [terms, taps, height * width, width, 1] };
     let columns = conv.out_channels as isize;
+    let at_once = columns_at_once(of, isa, most_bytes);
     let once = |algorithm: Algorithm, to: *mut u8| -> Result<(Duration, Duration), KernelError> {
-        let start = Instant::now();
-        // SAFETY: every part has the size that the convolution needs, `to` holds all results in f32.
-        unsafe {
-            let weight = match algorithm {
-                Algorithm::Direct => ConvWeight::Panels(pack_conv_weight(pool, isa, &conv, &weight, packed)),
-                _ => algorithm.unpacked(weight, Work { ptr: packed, room: Room::Ample }),
-            };
-            let pack = start.elapsed();
+        let store = |first: usize| StoreEpilogue::new(to.wrapping_add(first * 4), DType::F32, columns);
+        let (mut running, mut packing) = (Duration::ZERO, Duration::ZERO);
+        if algorithm != Algorithm::Direct {
             let start = Instant::now();
-            run(pool, isa, &conv, x, of.dtype, &weight, &StoreEpilogue::new(to, DType::F32, columns))?;
-            Ok((start.elapsed(), pack))
+            let weight = algorithm.unpacked(weight, Work { ptr: packed, room: Room::Ample });
+            // SAFETY: every part has the size that the convolution needs, `to` holds all results in f32.
+            unsafe { run(pool, isa, &conv, x, of.dtype, &weight, &store(0))? };
+            return Ok((start.elapsed(), packing));
         }
+        for first in (0..conv.out_channels).step_by(at_once) {
+            let chunk = Conv { out_channels: at_once.min(conv.out_channels - first), ..conv };
+            let rows = first * conv.terms() * of.weight.size_bytes();
+            let source = Weight { ptr: weight.ptr.wrapping_add(rows), ..weight };
+            let start = Instant::now();
+            // SAFETY: as above; the panels of as many columns as a chunk has fit where they are packed.
+            unsafe {
+                let weight = ConvWeight::Panels(pack_conv_weight(pool, isa, &chunk, &source, packed));
+                packing += start.elapsed();
+                let start = Instant::now();
+                run(pool, isa, &chunk, x, of.dtype, &weight, &store(first))?;
+                running += start.elapsed();
+            }
+        }
+        Ok((running, packing))
     };
     let is_compared = is_compared && algorithm != Algorithm::Direct;
     if is_compared {
@@ -352,6 +409,21 @@ mod tests {
             assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
             assert!(trial.run > Duration::ZERO);
         }
+    }
+
+    /// The other forms would be far from a direct one whose chunks lie elsewhere than they should.
+    #[test]
+    fn chunks_of_columns_are_all_columns() {
+        let of = observed(160, 12);
+        let (pool, isa) = (Pool::global(), Isa::detect());
+        let most = of.conv.packed_bytes(of.weight, isa) / 3;
+        assert_eq!(columns_at_once(&of, isa, most), 64);
+        let bytes: usize = parts(&of, Algorithm::Winograd4, isa, most).iter().map(|b| b.next_multiple_of(ALIGN)).sum();
+        let mut memory = vec![f64::NAN; bytes / 8 + 512];
+        let memory = memory.as_mut_ptr().cast();
+        // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
+        let trial = unsafe { measure_by(pool, isa, &of, Algorithm::Winograd4, true, most, memory) }.expect("it runs");
+        assert!(trial.error > 0.0 && trial.error <= tolerance(of.dtype, of.weight), "{}", trial.error);
     }
 
     #[test]

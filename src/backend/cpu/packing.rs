@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 
 use oxidiff_kernels::cpu::conv::Conv;
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
+use oxidiff_kernels::cpu::conv_choice::{CHUNK_BYTES, chunk_columns};
 use oxidiff_kernels::cpu::pack::packed_bytes;
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::isa::Isa;
@@ -31,12 +32,8 @@ const FLOPS_PER_PACKED_BYTE: f64 = 30.0;
 const FEW_ROWS_GAIN: f64 = 0.15;
 /// Rows of such a product at most.
 pub(super) const FEW_ROWS: usize = 4;
-/// Bytes of panels that are packed, and then used, at a time: they stay in the caches of the threads that share them.
-const CHUNK_BYTES: usize = 2 << 20;
-/// The same where memory is short.
+/// [`CHUNK_BYTES`] where memory is short.
 const SLIM_CHUNK_BYTES: usize = 256 << 10;
-/// Chunks are multiples of this many columns: whole panels of every kernel.
-const CHUNK_STEP: usize = 64;
 
 /// Bytes of kept forms that an option allows.
 pub(super) const fn limit(memory: MemoryMode) -> usize {
@@ -147,8 +144,7 @@ pub(super) struct Chunks {
 impl Chunks {
     /// Cuts `columns` so that a chunk takes about `most` bytes of the `bytes` of all.
     fn new(columns: usize, bytes: usize, most: usize) -> Self {
-        let step = columns.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(CHUNK_STEP);
-        Self { columns, step: step.min(columns).max(1) }
+        Self { columns, step: chunk_columns(columns, bytes, most) }
     }
 
     /// For panels of all together `bytes`; smaller ones where memory is short.
