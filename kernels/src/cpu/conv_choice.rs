@@ -194,7 +194,7 @@ pub fn tolerance(dtype: DType, weight: DType) -> f64 {
 
 /// Bytes of panels that are packed, and then used, at a time, for each thread: they stay in the caches of the threads that share
 /// them.
-pub const CHUNK_BYTES: usize = 2 << 20;
+const CHUNK_BYTES: usize = 2 << 20;
 /// Chunks are multiples of this many columns: whole panels of every kernel.
 const CHUNK_STEP: usize = 64;
 
@@ -212,8 +212,8 @@ fn columns_at_once(of: &Observed, isa: Isa, most_bytes: usize) -> usize {
     }
 }
 
-/// Bytes that runs pack at a time.
-fn most_bytes() -> usize {
+/// Bytes that runs pack at a time, where memory is not short.
+pub fn most_bytes() -> usize {
     CHUNK_BYTES * Pool::global().threads().max(2)
 }
 

@@ -13,11 +13,10 @@ use std::collections::BTreeSet;
 
 use oxidiff_kernels::cpu::conv::Conv;
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
-use oxidiff_kernels::cpu::conv_choice::{CHUNK_BYTES, chunk_columns};
+use oxidiff_kernels::cpu::conv_choice::{chunk_columns, most_bytes};
 use oxidiff_kernels::cpu::pack::packed_bytes;
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::isa::Isa;
-use oxidiff_kernels::pool::Pool;
 
 use super::specialize::Maker;
 use crate::backend::KeptForm;
@@ -32,7 +31,7 @@ const FLOPS_PER_PACKED_BYTE: f64 = 30.0;
 const FEW_ROWS_GAIN: f64 = 0.15;
 /// Rows of such a product at most.
 pub(super) const FEW_ROWS: usize = 4;
-/// [`CHUNK_BYTES`] where memory is short.
+/// Bytes that are packed at a time where memory is short; see [`most_bytes`].
 const SLIM_CHUNK_BYTES: usize = 256 << 10;
 
 /// Bytes of kept forms that an option allows.
@@ -149,7 +148,7 @@ impl Chunks {
 
     /// For panels of all together `bytes`; smaller ones where memory is short.
     pub fn of_panels(maker: &Maker<'_>, columns: usize, bytes: usize) -> Self {
-        let most = if maker.slim { SLIM_CHUNK_BYTES } else { CHUNK_BYTES * Pool::global().threads().max(2) };
+        let most = if maker.slim { SLIM_CHUNK_BYTES } else { most_bytes() };
         Self::new(columns, bytes, most)
     }
 

@@ -33,6 +33,16 @@ pub(super) fn lead(view: &View) -> View {
     View { dtype: view.dtype, shape: view.shape[..rank].to_vec(), strides: view.strides[..rank].to_vec() }
 }
 
+/// The element of a mask, operand 3, at query `row` and `key`; `sizes` are the numbers of both.
+pub(super) fn mask_at(w: &mut Writer, mask: &View, sizes: [&Dim; 2], offset: &str, row: &str) -> String {
+    let last = |dims: &[Dim]| dims[dims.len().saturating_sub(2)..].to_vec();
+    let matrix = View { dtype: mask.dtype, shape: last(&mask.shape), strides: last(&mask.strides) };
+    let strides = matrix.strides_in(&sizes.map(Dim::clone));
+    let (down, along) = (w.size(&strides[0]), w.size(&strides[1]));
+    let p = w.pointer(3, mask.dtype, false);
+    format!("{p}[{offset} + (i64){row} * {down} + (i64)key * {along}]")
+}
+
 /// Attention. Operands: q, k, v, mask (4 operands even without it), result.
 pub fn lower_attention(a: &Attention<'_>, from: &Provenance) -> Kernel {
     let size = |v: &View, back: usize| v.shape[v.shape.len() - back].clone();
@@ -74,15 +84,7 @@ pub fn lower_attention(a: &Attention<'_>, from: &Provenance) -> Kernel {
     let bias = match a.mask {
         None => String::new(),
         Some(mask) => {
-            let matrix = View {
-                dtype: mask.dtype,
-                shape: mask.shape[mask.shape.len().saturating_sub(2)..].to_vec(),
-                strides: mask.strides[mask.strides.len().saturating_sub(2)..].to_vec(),
-            };
-            let strides = matrix.strides_in(&[rows.clone(), keys.clone()]);
-            let (down, along) = (w.size(&strides[0]), w.size(&strides[1]));
-            let p = w.pointer(3, mask.dtype, false);
-            let at = format!("{p}[{} + (i64)row * {down} + (i64)key * {along}]", o[4]);
+            let at = mask_at(&mut w, mask, [&rows, &keys], &o[4], "row");
             match mask.dtype {
                 // Added, as eager does: what is not a number stays so.
                 DType::Bool => format!("if (!{at}.bits) score += __uint_as_float(0xff800000u);"),

@@ -8,7 +8,7 @@
 //! row and values column by column, so that what a thread needs of either is two neighbours. Rows of both are four words longer
 //! than they would have to be: the 32 lanes read from 32 banks.
 
-use super::attention::{Attention, lead};
+use super::attention::{Attention, lead, mask_at};
 use super::body::Space;
 use super::writer::Writer;
 use super::{Grid, Kernel, Provenance, Vector, c_type};
@@ -137,16 +137,7 @@ pub fn lower_flash(a: &Attention<'_>, from: &Provenance) -> Kernel {
     );
     w.line(format!("float score = scores[t][c] * {scale};"));
     if let Some(mask) = a.mask {
-        let matrix = super::View {
-            dtype: mask.dtype,
-            shape: mask.shape[mask.shape.len().saturating_sub(2)..].to_vec(),
-            strides: mask.strides[mask.strides.len().saturating_sub(2)..].to_vec(),
-        };
-        let [down, along] = <[_; 2]>::try_from(matrix.strides_in(&[rows.clone(), keys.clone()]))
-            .unwrap_or_default()
-            .map(|s| w.size(&s));
-        let p = w.pointer(3, mask.dtype, false);
-        let at = format!("{p}[{} + (i64)at * {down} + (i64)key * {along}]", o[4]);
+        let at = mask_at(&mut w, mask, [&rows, &keys], &o[4], "at");
         w.line(match mask.dtype {
             // Added, as eager does: what is not a number stays so.
             DType::Bool => format!("if (at < M && key < N && !{at}.bits) score += lowest;"),
