@@ -64,10 +64,15 @@ pub struct Features {
     pub avx512_vnni: bool,
     /// Second-level cache of a core; [`SMALL_L2`] where the processor does not say.
     pub l2_bytes: usize,
+    /// Last-level cache that this core has a part of; [`USUAL_L3`] where the processor does not say.
+    pub l3_bytes: usize,
 }
 
 /// The smallest second-level cache that kernels are laid out for.
 pub const SMALL_L2: usize = 512 << 10;
+
+/// A last-level cache of today's servers, as one core sees it.
+pub const USUAL_L3: usize = 32 << 20;
 
 /// The features of this processor, probed once.
 pub fn features() -> &'static Features {
@@ -94,6 +99,7 @@ fn probe() -> Features {
         avx512_fp16: avx512 && is_x86_feature_detected!("avx512fp16"),
         avx512_vnni: avx512 && is_x86_feature_detected!("avx512vnni"),
         l2_bytes: l2_bytes().max(SMALL_L2),
+        l3_bytes: l3_bytes().unwrap_or(USUAL_L3),
     }
 }
 
@@ -112,9 +118,33 @@ fn l2_bytes() -> usize {
     (leaf(LEAF).ecx >> 16) as usize * 1024
 }
 
+/// What the processor says of the third level.
+#[cfg(target_arch = "x86_64")]
+fn l3_bytes() -> Option<usize> {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    // Both leaves list one cache each, in the same format: Intel's, and AMD's in its own range.
+    const LEAVES: [(u32, u32); 2] = [(0, 4), (0x8000_0000, 0x8000_001d)];
+    // SAFETY: every x86-64 processor has the instruction; newer compilers know that.
+    #[allow(unused_unsafe)]
+    let (first, nth) = (|at| unsafe { __cpuid(at) }, |at, n| unsafe { __cpuid_count(at, n) });
+    let of_leaf = |(range, leaf): (u32, u32)| {
+        if first(range).eax < leaf {
+            return None;
+        }
+        // EAX: the kind in bits 0 to 4 (0: no more caches), the level in 5 to 7; EBX: line, partitions and ways, each less
+        // one; ECX: sets less one.
+        let caches = (0..8).map(|n| nth(leaf, n)).take_while(|c| c.eax & 31 != 0);
+        let third = caches.filter(|c| c.eax >> 5 & 7 == 3).last()?;
+        let ways = ((third.ebx >> 22) + 1) as usize * ((third.ebx >> 12 & 1023) + 1) as usize;
+        Some(ways * ((third.ebx & 4095) + 1) as usize * (third.ecx as usize + 1))
+    };
+    LEAVES.into_iter().find_map(of_leaf)
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn probe() -> Features {
-    Features { isa: Isa::Portable, avx512_bf16: false, avx512_fp16: false, avx512_vnni: false, l2_bytes: SMALL_L2 }
+    let (l2_bytes, l3_bytes) = (SMALL_L2, USUAL_L3);
+    Features { isa: Isa::Portable, avx512_bf16: false, avx512_fp16: false, avx512_vnni: false, l2_bytes, l3_bytes }
 }
 
 #[cfg(test)]
@@ -141,5 +171,12 @@ mod tests {
     fn second_level_cache_is_plausible() {
         let bytes = features().l2_bytes;
         assert!((SMALL_L2..=64 << 20).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
+    }
+
+    #[test]
+    fn third_level_cache_is_plausible() {
+        let bytes = features().l3_bytes;
+        // From small laptops to processors with stacked caches.
+        assert!((1 << 20..=2 << 30).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
     }
 }

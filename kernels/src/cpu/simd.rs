@@ -37,6 +37,11 @@ pub trait Simd: Copy {
     unsafe fn load_n(self, p: *const f32, n: usize) -> Self::F;
     unsafe fn store(self, p: *mut f32, v: Self::F);
     unsafe fn store_n(self, p: *mut f32, v: Self::F, n: usize);
+    /// Past the caches where the processor can: `p` is aligned to a vector, and [`Simd::fence`] comes before other threads
+    /// may read.
+    unsafe fn stream(self, p: *mut f32, v: Self::F);
+    /// Makes what was streamed visible in order with later stores.
+    fn fence(self);
 
     /// Asks for the cache line at an address, valid or not.
     fn prefetch(self, p: *const u8);
@@ -245,6 +250,13 @@ impl Simd for Portable {
         // SAFETY: the caller vouches for `n <= 8` elements.
         unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, n.min(8)) }
     }
+    #[inline(always)]
+    unsafe fn stream(self, p: *mut f32, v: [f32; 8]) {
+        // SAFETY: forwarded.
+        unsafe { self.store(p, v) }
+    }
+    #[inline(always)]
+    fn fence(self) {}
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
     #[inline(always)]
@@ -583,6 +595,14 @@ mod x86 {
             mem!(_mm512_mask_storeu_ps(p, mask16(n), v))
         }
         #[inline(always)]
+        unsafe fn stream(self, p: *mut f32, v: __m512) {
+            mem!(_mm512_stream_ps(p, v))
+        }
+        #[inline(always)]
+        fn fence(self) {
+            has!(_mm_sfence())
+        }
+        #[inline(always)]
         fn prefetch(self, p: *const u8) {
             has!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
         }
@@ -864,6 +884,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn store_n(self, p: *mut f32, v: __m256, n: usize) {
             mem!(_mm256_maskstore_ps(p, mask8(n), v))
+        }
+        #[inline(always)]
+        unsafe fn stream(self, p: *mut f32, v: __m256) {
+            mem!(_mm256_stream_ps(p, v))
+        }
+        #[inline(always)]
+        fn fence(self) {
+            has!(_mm_sfence())
         }
         #[inline(always)]
         fn prefetch(self, p: *const u8) {

@@ -179,13 +179,20 @@ unsafe fn first<S: Simd, const SCALAR: bool>(s: S, p: *const f32) -> S::F {
     if SCALAR { s.splat(unsafe { *p }) } else { s.splat(0.0) }
 }
 
+/// Stores a vector, past the caches if `PAST`.
+#[inline(always)]
+unsafe fn put<S: Simd, const PAST: bool>(s: S, p: *mut f32, v: S::F) {
+    // SAFETY: the caller vouches for a vector at `p`, aligned if `PAST`.
+    unsafe { if PAST { s.stream(p, v) } else { s.store(p, v) } };
+}
+
 #[inline(always)]
 fn dense(scalar: bool, ld: isize, cols: usize) -> bool {
     ld == if scalar { 0 } else { cols as isize }
 }
 
 #[inline(always)]
-unsafe fn unary_body<S: Simd, O: UnaryOp>(s: S, g: &Args) {
+unsafe fn unary_body<S: Simd, O: UnaryOp, const PAST: bool>(s: S, g: &Args) {
     let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
     if rows > 1 && dense(false, g.dld, cols) && dense(false, g.ald, cols) {
         (rows, cols) = (1, rows * cols);
@@ -202,23 +209,23 @@ unsafe fn unary_body<S: Simd, O: UnaryOp>(s: S, g: &Args) {
                     let y = O::apply(s, s.load(a.add(i + l)));
                     let z = O::apply(s, s.load(a.add(i + 2 * l)));
                     let w = O::apply(s, s.load(a.add(i + 3 * l)));
-                    s.store(d.add(i), x);
-                    s.store(d.add(i + l), y);
-                    s.store(d.add(i + 2 * l), z);
-                    s.store(d.add(i + 3 * l), w);
+                    put::<S, PAST>(s, d.add(i), x);
+                    put::<S, PAST>(s, d.add(i + l), y);
+                    put::<S, PAST>(s, d.add(i + 2 * l), z);
+                    put::<S, PAST>(s, d.add(i + 3 * l), w);
                     i += 4 * l;
                 }
             } else {
                 while i + 2 * l <= cols {
                     let (x, y) = (s.load(a.add(i)), s.load(a.add(i + l)));
                     let (x, y) = (O::apply(s, x), O::apply(s, y));
-                    s.store(d.add(i), x);
-                    s.store(d.add(i + l), y);
+                    put::<S, PAST>(s, d.add(i), x);
+                    put::<S, PAST>(s, d.add(i + l), y);
                     i += 2 * l;
                 }
             }
             while i + l <= cols {
-                s.store(d.add(i), O::apply(s, s.load(a.add(i))));
+                put::<S, PAST>(s, d.add(i), O::apply(s, s.load(a.add(i))));
                 i += l;
             }
             if i < cols {
@@ -230,7 +237,7 @@ unsafe fn unary_body<S: Simd, O: UnaryOp>(s: S, g: &Args) {
 }
 
 #[inline(always)]
-unsafe fn binary_body<S: Simd, O: BinaryOp, const SA: bool, const SB: bool>(s: S, g: &Args) {
+unsafe fn binary_body<S: Simd, O: BinaryOp, const SA: bool, const SB: bool, const PAST: bool>(s: S, g: &Args) {
     let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
     if rows > 1 && dense(false, g.dld, cols) && dense(SA, g.ald, cols) && dense(SB, g.bld, cols) {
         (rows, cols) = (1, rows * cols);
@@ -248,14 +255,14 @@ unsafe fn binary_body<S: Simd, O: BinaryOp, const SA: bool, const SB: bool>(s: S
                 let y = O::apply(s, get::<S, SA>(s, a, sa, j), get::<S, SB>(s, b, sb, j));
                 let z = O::apply(s, get::<S, SA>(s, a, sa, k), get::<S, SB>(s, b, sb, k));
                 let w = O::apply(s, get::<S, SA>(s, a, sa, m), get::<S, SB>(s, b, sb, m));
-                s.store(d.add(i), x);
-                s.store(d.add(j), y);
-                s.store(d.add(k), z);
-                s.store(d.add(m), w);
+                put::<S, PAST>(s, d.add(i), x);
+                put::<S, PAST>(s, d.add(j), y);
+                put::<S, PAST>(s, d.add(k), z);
+                put::<S, PAST>(s, d.add(m), w);
                 i += 4 * l;
             }
             while i + l <= cols {
-                s.store(d.add(i), O::apply(s, get::<S, SA>(s, a, sa, i), get::<S, SB>(s, b, sb, i)));
+                put::<S, PAST>(s, d.add(i), O::apply(s, get::<S, SA>(s, a, sa, i), get::<S, SB>(s, b, sb, i)));
                 i += l;
             }
             if i < cols {
@@ -268,7 +275,10 @@ unsafe fn binary_body<S: Simd, O: BinaryOp, const SA: bool, const SB: bool>(s: S
 }
 
 #[inline(always)]
-unsafe fn ternary_body<S: Simd, O: TernaryOp, const SA: bool, const SB: bool, const SC: bool>(s: S, g: &Args) {
+unsafe fn ternary_body<S: Simd, O: TernaryOp, const SA: bool, const SB: bool, const SC: bool, const PAST: bool>(
+    s: S,
+    g: &Args,
+) {
     let (mut rows, mut cols, l) = (g.rows, g.cols, S::LANES);
     let flat = dense(false, g.dld, cols) && dense(SA, g.ald, cols) && dense(SB, g.bld, cols) && dense(SC, g.cld, cols);
     if rows > 1 && flat {
@@ -287,8 +297,8 @@ unsafe fn ternary_body<S: Simd, O: TernaryOp, const SA: bool, const SB: bool, co
                 let (xa, ya) = (get::<S, SA>(s, a, sa, i), get::<S, SA>(s, a, sa, j));
                 let (xb, yb) = (get::<S, SB>(s, b, sb, i), get::<S, SB>(s, b, sb, j));
                 let (xc, yc) = (get::<S, SC>(s, c, sc, i), get::<S, SC>(s, c, sc, j));
-                s.store(d.add(i), O::apply(s, xa, xb, xc));
-                s.store(d.add(j), O::apply(s, ya, yb, yc));
+                put::<S, PAST>(s, d.add(i), O::apply(s, xa, xb, xc));
+                put::<S, PAST>(s, d.add(j), O::apply(s, ya, yb, yc));
                 i += 2 * l;
             }
             while i < cols {
@@ -563,11 +573,12 @@ macro_rules! levels {
     };
 }
 
-levels!(Args, OpFn, unary_body, pick_unary, unary_512, unary_256, unary_plain, [O: UnaryOp], [O]);
+levels!(Args, OpFn, unary_body, pick_unary, unary_512, unary_256, unary_plain, 
+    [O: UnaryOp, const PAST: bool], [O, PAST]);
 levels!(Args, OpFn, binary_body, pick_binary, binary_512, binary_256, binary_plain,
-    [O: BinaryOp, const SA: bool, const SB: bool], [O, SA, SB]);
+    [O: BinaryOp, const SA: bool, const SB: bool, const PAST: bool], [O, SA, SB, PAST]);
 levels!(Args, OpFn, ternary_body, pick_ternary, ternary_512, ternary_256, ternary_plain,
-    [O: TernaryOp, const SA: bool, const SB: bool, const SC: bool], [O, SA, SB, SC]);
+    [O: TernaryOp, const SA: bool, const SB: bool, const SC: bool, const PAST: bool], [O, SA, SB, SC, PAST]);
 levels!(Move, MoveFn, load_body, pick_load, load_512, load_256, load_plain, [const T: u8], [T]);
 levels!(Move, MoveFn, store_body, pick_store, store_512, store_256, store_plain,
     [const T: u8, const SCALAR: bool], [T, SCALAR]);
@@ -576,64 +587,64 @@ levels!(Move, MoveFn, store_body, pick_store, store_512, store_256, store_plain,
 pub(super) fn unary_fn(isa: Isa, op: Op1) -> OpFn {
     match op {
         Op1::Plain(op) => match op {
-            Unary::Neg => pick_unary::<Neg>(isa),
-            Unary::Abs => pick_unary::<Abs>(isa),
-            Unary::Exp => pick_unary::<Exp>(isa),
-            Unary::Log => pick_unary::<Log>(isa),
-            Unary::Sin => pick_unary::<Sin>(isa),
-            Unary::Cos => pick_unary::<Cos>(isa),
-            Unary::Tanh => pick_unary::<Tanh>(isa),
-            Unary::Sqrt => pick_unary::<Sqrt>(isa),
-            Unary::Rsqrt => pick_unary::<Rsqrt>(isa),
-            Unary::Reciprocal => pick_unary::<Reciprocal>(isa),
-            Unary::Sigmoid => pick_unary::<Sigmoid>(isa),
-            Unary::Silu => pick_unary::<Silu>(isa),
-            Unary::Gelu => pick_unary::<Gelu>(isa),
-            Unary::GeluTanh => pick_unary::<GeluTanh>(isa),
-            Unary::Relu => pick_unary::<Relu>(isa),
-            Unary::Erf => pick_unary::<Erf>(isa),
-            Unary::Floor => pick_unary::<Floor>(isa),
-            Unary::Ceil => pick_unary::<Ceil>(isa),
-            Unary::Trunc => pick_unary::<Trunc>(isa),
-            Unary::RoundEven => pick_unary::<RoundEven>(isa),
-            Unary::Not => pick_unary::<Not>(isa),
-            Unary::IsNan => pick_unary::<IsNan>(isa),
+            Unary::Neg => pick_unary::<Neg, false>(isa),
+            Unary::Abs => pick_unary::<Abs, false>(isa),
+            Unary::Exp => pick_unary::<Exp, false>(isa),
+            Unary::Log => pick_unary::<Log, false>(isa),
+            Unary::Sin => pick_unary::<Sin, false>(isa),
+            Unary::Cos => pick_unary::<Cos, false>(isa),
+            Unary::Tanh => pick_unary::<Tanh, false>(isa),
+            Unary::Sqrt => pick_unary::<Sqrt, false>(isa),
+            Unary::Rsqrt => pick_unary::<Rsqrt, false>(isa),
+            Unary::Reciprocal => pick_unary::<Reciprocal, false>(isa),
+            Unary::Sigmoid => pick_unary::<Sigmoid, false>(isa),
+            Unary::Silu => pick_unary::<Silu, false>(isa),
+            Unary::Gelu => pick_unary::<Gelu, false>(isa),
+            Unary::GeluTanh => pick_unary::<GeluTanh, false>(isa),
+            Unary::Relu => pick_unary::<Relu, false>(isa),
+            Unary::Erf => pick_unary::<Erf, false>(isa),
+            Unary::Floor => pick_unary::<Floor, false>(isa),
+            Unary::Ceil => pick_unary::<Ceil, false>(isa),
+            Unary::Trunc => pick_unary::<Trunc, false>(isa),
+            Unary::RoundEven => pick_unary::<RoundEven, false>(isa),
+            Unary::Not => pick_unary::<Not, false>(isa),
+            Unary::IsNan => pick_unary::<IsNan, false>(isa),
         },
-        Op1::RoundF16 => pick_unary::<RoundF16>(isa),
-        Op1::RoundBf16 => pick_unary::<RoundBf16>(isa),
-        Op1::Square => pick_unary::<Square>(isa),
-        Op1::Cube => pick_unary::<Cube>(isa),
-        Op1::InverseSquare => pick_unary::<InverseSquare>(isa),
+        Op1::RoundF16 => pick_unary::<RoundF16, false>(isa),
+        Op1::RoundBf16 => pick_unary::<RoundBf16, false>(isa),
+        Op1::Square => pick_unary::<Square, false>(isa),
+        Op1::Cube => pick_unary::<Cube, false>(isa),
+        Op1::InverseSquare => pick_unary::<InverseSquare, false>(isa),
     }
 }
 
-fn binary_kinds<O: BinaryOp>(isa: Isa, sa: bool, sb: bool) -> OpFn {
+fn binary_kinds<O: BinaryOp, const PAST: bool>(isa: Isa, sa: bool, sb: bool) -> OpFn {
     match (sa, sb) {
-        (false, false) => pick_binary::<O, false, false>(isa),
-        (true, false) => pick_binary::<O, true, false>(isa),
-        (false, true) => pick_binary::<O, false, true>(isa),
-        (true, true) => pick_binary::<O, true, true>(isa),
+        (false, false) => pick_binary::<O, false, false, PAST>(isa),
+        (true, false) => pick_binary::<O, true, false, PAST>(isa),
+        (false, true) => pick_binary::<O, false, true, PAST>(isa),
+        (true, true) => pick_binary::<O, true, true, PAST>(isa),
     }
 }
 
 /// The function of a two-operand operation; `sa`, `sb` say which operands are scalars per row.
 pub(super) fn binary_fn(isa: Isa, op: Binary, sa: bool, sb: bool) -> OpFn {
     match op {
-        Binary::Add => binary_kinds::<Add>(isa, sa, sb),
-        Binary::Sub => binary_kinds::<Sub>(isa, sa, sb),
-        Binary::Mul => binary_kinds::<Mul>(isa, sa, sb),
-        Binary::Div => binary_kinds::<Div>(isa, sa, sb),
-        Binary::Pow => binary_kinds::<Pow>(isa, sa, sb),
-        Binary::Max => binary_kinds::<Max>(isa, sa, sb),
-        Binary::Min => binary_kinds::<Min>(isa, sa, sb),
-        Binary::Eq => binary_kinds::<Eq>(isa, sa, sb),
-        Binary::Ne => binary_kinds::<Ne>(isa, sa, sb),
-        Binary::Lt => binary_kinds::<Lt>(isa, sa, sb),
-        Binary::Le => binary_kinds::<Le>(isa, sa, sb),
-        Binary::Gt => binary_kinds::<Gt>(isa, sa, sb),
-        Binary::Ge => binary_kinds::<Ge>(isa, sa, sb),
-        Binary::And => binary_kinds::<And>(isa, sa, sb),
-        Binary::Or => binary_kinds::<Or>(isa, sa, sb),
+        Binary::Add => binary_kinds::<Add, false>(isa, sa, sb),
+        Binary::Sub => binary_kinds::<Sub, false>(isa, sa, sb),
+        Binary::Mul => binary_kinds::<Mul, false>(isa, sa, sb),
+        Binary::Div => binary_kinds::<Div, false>(isa, sa, sb),
+        Binary::Pow => binary_kinds::<Pow, false>(isa, sa, sb),
+        Binary::Max => binary_kinds::<Max, false>(isa, sa, sb),
+        Binary::Min => binary_kinds::<Min, false>(isa, sa, sb),
+        Binary::Eq => binary_kinds::<Eq, false>(isa, sa, sb),
+        Binary::Ne => binary_kinds::<Ne, false>(isa, sa, sb),
+        Binary::Lt => binary_kinds::<Lt, false>(isa, sa, sb),
+        Binary::Le => binary_kinds::<Le, false>(isa, sa, sb),
+        Binary::Gt => binary_kinds::<Gt, false>(isa, sa, sb),
+        Binary::Ge => binary_kinds::<Ge, false>(isa, sa, sb),
+        Binary::And => binary_kinds::<And, false>(isa, sa, sb),
+        Binary::Or => binary_kinds::<Or, false>(isa, sa, sb),
     }
 }
 
@@ -644,24 +655,62 @@ pub(super) enum Op3 {
     Select,
 }
 
-fn ternary_kinds<O: TernaryOp>(isa: Isa, s: [bool; 3]) -> OpFn {
+fn ternary_kinds<O: TernaryOp, const PAST: bool>(isa: Isa, s: [bool; 3]) -> OpFn {
     match s {
-        [false, false, false] => pick_ternary::<O, false, false, false>(isa),
-        [true, false, false] => pick_ternary::<O, true, false, false>(isa),
-        [false, true, false] => pick_ternary::<O, false, true, false>(isa),
-        [false, false, true] => pick_ternary::<O, false, false, true>(isa),
-        [true, true, false] => pick_ternary::<O, true, true, false>(isa),
-        [true, false, true] => pick_ternary::<O, true, false, true>(isa),
-        [false, true, true] => pick_ternary::<O, false, true, true>(isa),
-        [true, true, true] => pick_ternary::<O, true, true, true>(isa),
+        [false, false, false] => pick_ternary::<O, false, false, false, PAST>(isa),
+        [true, false, false] => pick_ternary::<O, true, false, false, PAST>(isa),
+        [false, true, false] => pick_ternary::<O, false, true, false, PAST>(isa),
+        [false, false, true] => pick_ternary::<O, false, false, true, PAST>(isa),
+        [true, true, false] => pick_ternary::<O, true, true, false, PAST>(isa),
+        [true, false, true] => pick_ternary::<O, true, false, true, PAST>(isa),
+        [false, true, true] => pick_ternary::<O, false, true, true, PAST>(isa),
+        [true, true, true] => pick_ternary::<O, true, true, true, PAST>(isa),
     }
 }
 
 /// The function of a three-operand operation; `scalar` says which operands are scalars per row.
 pub(super) fn ternary_fn(isa: Isa, op: Op3, scalar: [bool; 3]) -> OpFn {
     match op {
-        Op3::Fma => ternary_kinds::<Fma>(isa, scalar),
-        Op3::Select => ternary_kinds::<Select>(isa, scalar),
+        Op3::Fma => ternary_kinds::<Fma, false>(isa, scalar),
+        Op3::Select => ternary_kinds::<Select, false>(isa, scalar),
+    }
+}
+
+/// As [`unary_fn`], but its results go past the caches; none for operations that gain nothing from it. Results are
+/// aligned to a cache line, and [`fence`] follows before anything reads them.
+pub(super) fn unary_past_caches(isa: Isa, op: Op1) -> Option<OpFn> {
+    match op {
+        Op1::Plain(Unary::Silu) => Some(pick_unary::<Silu, true>(isa)),
+        Op1::Plain(Unary::GeluTanh) => Some(pick_unary::<GeluTanh, true>(isa)),
+        _ => None,
+    }
+}
+
+/// As [`binary_fn`]; see [`unary_past_caches`].
+pub(super) fn binary_past_caches(isa: Isa, op: Binary, sa: bool, sb: bool) -> Option<OpFn> {
+    match op {
+        Binary::Add => Some(binary_kinds::<Add, true>(isa, sa, sb)),
+        Binary::Sub => Some(binary_kinds::<Sub, true>(isa, sa, sb)),
+        Binary::Mul => Some(binary_kinds::<Mul, true>(isa, sa, sb)),
+        _ => None,
+    }
+}
+
+/// As [`ternary_fn`]; see [`unary_past_caches`].
+pub(super) fn ternary_past_caches(isa: Isa, op: Op3, scalar: [bool; 3]) -> Option<OpFn> {
+    (op == Op3::Fma).then(|| ternary_kinds::<Fma, true>(isa, scalar))
+}
+
+/// Makes what went past the caches visible in order with later stores of this thread.
+pub(super) fn fence(isa: Isa) {
+    match isa {
+        // SAFETY: `isa` is available.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { Avx512::new() }.fence(),
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { Avx2::new() }.fence(),
+        _ => Portable.fence(),
     }
 }
 

@@ -33,11 +33,16 @@ impl Numbers {
     }
 }
 
-/// Elements as stored, 64-byte aligned.
+/// A cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u64; 8]);
+
+/// Elements as stored, aligned to a cache line as tensors and the arena are.
 pub struct Buffer {
     /// Element type.
     pub dtype: DType,
-    memory: Vec<[u64; 8]>,
+    memory: Vec<Line>,
 }
 
 impl Buffer {
@@ -51,7 +56,7 @@ impl Buffer {
 
     /// `len` zeros.
     pub fn zeroed(dtype: DType, len: usize) -> Buffer {
-        Buffer { dtype, memory: vec![[0; 8]; (len * dtype.size_bytes()).div_ceil(64)] }
+        Buffer { dtype, memory: vec![Line([0; 8]); (len * dtype.size_bytes()).div_ceil(64)] }
     }
 
     /// Address of the first element.
