@@ -231,11 +231,15 @@ class TuningSite:
     def count(self) -> int:
         """How many steps of the program it is."""
     @property
+    def kept(self) -> int:
+        """How many of these read panels that are kept between runs; the others pack or transform the weight each time."""
+    @property
     def flops(self) -> float:
         """Floating point operations of the direct form, once."""
     @property
-    def expected(self) -> list[float]:
-        """By form, the time that the model expects, in multiply-adds; infinite where a form does not apply."""
+    def expected(self) -> tuple[list[float], list[float]]:
+        """By form, the time that the model expects where the weight is kept packed, and where every call packs it, in
+        multiply-adds; infinite where a form does not apply."""
     @property
     def chosen(self) -> tuple[int, int]:
         """The forms that hold now, where the weight is kept packed and where every call packs it."""
@@ -273,8 +277,11 @@ class DeviceSite:
     def count(self) -> int:
         """How many steps of the program it is."""
     @property
-    def expected(self) -> list[float]:
-        """By way, its operations: nothing else is known before it is tried."""
+    def kept(self) -> int:
+        """As `count`: weights are packed by nobody there."""
+    @property
+    def expected(self) -> tuple[list[float], list[float]]:
+        """By way, its operations, twice: nothing else is known before it is tried."""
     @property
     def chosen(self) -> tuple[int, int]:
         """The way that holds now, twice."""

@@ -57,6 +57,8 @@ _RUNS_A_FIRST_TRIAL = 2
 """The first trial of a form runs the direct one too, to compare the results."""
 _SLOWER = {0: 1.5, 1: 1.3}
 """After the turn that warms up and after the first that counts: forms beyond so many times the best are given up."""
+_PACK_SHARES = (0.0, 1.0)
+"""Share of its packing in the time of a form: packed once, and packed by every call."""
 _DEVICE_TRIAL_S = 0.3
 """Seconds that a trial on a GPU is expected to take before there was one: about what building a plan of cuDNN takes."""
 _DOUBT = 1.5
@@ -264,16 +266,24 @@ def _effort(site: _Site) -> float:
     return 1.0 if isinstance(site, _native.DeviceSite) else site.flops
 
 
+def _steps(site: _Site) -> tuple[int, int]:
+    """Steps of a site whose weight is kept packed, and those that pack it, or transform it, in every call."""
+    return site.kept, site.count - site.kept
+
+
 def _share(site: _Site) -> float:
     """What a site costs each call, by the model of the kernels."""
-    return site.expected[site.chosen[0]] * site.count
+    parts = zip(_steps(site), site.expected, site.chosen, strict=True)
+    return sum(steps * expected[chosen] for steps, expected, chosen in parts)
 
 
 def _promise(site: _Site) -> float:
-    """What measuring a site may gain each call: its share of it, times the most that a rival of the default can gain."""
-    chosen = site.chosen[0]
-    rivals = [site.expected[form] for form in site.candidates() if form != chosen]
-    return _share(site) * max(1 - min(rivals) / (_DOUBT * site.expected[chosen]), 0.0)
+    """What measuring a site may gain each call: the most that a rival of the default can gain in each of its steps."""
+    forms, promise = site.candidates(), 0.0
+    for steps, expected, chosen in zip(_steps(site), site.expected, site.chosen, strict=True):
+        rival = min((expected[form] for form in forms if form != chosen), default=float("inf"))
+        promise += steps * max(expected[chosen] - rival / _DOUBT, 0.0)
+    return promise
 
 
 class _Pace:
@@ -303,7 +313,8 @@ def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, floa
     """The choice for a site with its seconds, the default's, its bytes, and how many trials were made; ``None`` if time
     ran out before it was clear.
 
-    Every turn times each form once, the first one warms up. The seconds are those of the packed form.
+    Every turn times each form once, the first one warms up. The seconds are those of a step as runs do it: with the packing
+    where runs pack, without where they read kept panels; the mean where some steps do this and some that.
     """
     times: dict[int, list[tuple[float, float]]] = {}
     took: dict[int, float] = {}
@@ -316,7 +327,7 @@ def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, floa
     if not kept <= set(candidates):
         return None
     for turn in range(turns + 1):
-        latest: dict[int, float] = {}
+        latest: dict[int, tuple[float, float]] = {}
         for candidate in list(candidates):
             start = time.perf_counter()
             if start + took.get(candidate, max(took.values(), default=0.0)) > deadline:
@@ -328,24 +339,41 @@ def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, floa
                 candidates.remove(candidate)
                 times.pop(candidate, None)
                 continue
-            latest[candidate] = trial[0]
+            latest[candidate] = trial[:2]
             if turn:
                 times.setdefault(candidate, []).append(trial[:2])
             bytes_of[candidate] = trial[2]
         if not kept <= latest.keys():
             return None
         if turn in _SLOWER:
-            # Hopeless ones are not timed again.
-            best = min(latest.values())
-            candidates = [c for c in candidates if c in kept or latest[c] < _SLOWER[turn] * best]
+            # Those that are hopeless, packed once and packed by every call, are not timed again.
+            best = [min(_seconds(trial, share) for trial in latest.values()) for share in _PACK_SHARES]
+            near = [_SLOWER[turn] * seconds for seconds in best]
+            candidates = [c for c in candidates if c in kept or _is_near(latest[c], near)]
         if turn and set(candidates) == {packed}:
             break
-    chosen = _fastest(times, packed, 0.0)
-    each_call = _fastest(times, per_call, 1.0)
+    chosen, each_call = (_fastest(times, *of) for of in zip((packed, per_call), _PACK_SHARES, strict=True))
     name = site.name(chosen, each_call)
     if name is None:
         return None
-    return name, _median(times[chosen], 0.0), _median(times[packed], 0.0), bytes_of[chosen], trials
+    now, before = _each_step(site, times, (chosen, each_call)), _each_step(site, times, (packed, per_call))
+    return name, now, before, max(bytes_of[chosen], bytes_of[each_call]), trials
+
+
+def _each_step(site: _Site, times: dict[int, list[tuple[float, float]]], forms: tuple[int, int]) -> float:
+    """Seconds of a step with these forms where the weight is kept packed and where it is not, by how many steps do which."""
+    parts = zip(_steps(site), forms, _PACK_SHARES, strict=True)
+    return sum(steps * _median(times[form], share) for steps, form, share in parts) / site.count
+
+
+def _is_near(trial: tuple[float, float], near: Sequence[float]) -> bool:
+    """Whether a trial took less than one of these times, without and with packing."""
+    return any(_seconds(trial, share) < most for share, most in zip(_PACK_SHARES, near, strict=True))
+
+
+def _seconds(trial: tuple[float, float], pack_share: float) -> float:
+    run, pack = trial
+    return run + pack_share * pack
 
 
 def _fastest(times: dict[int, list[tuple[float, float]]], default: int, pack_share: float) -> int:
@@ -354,7 +382,7 @@ def _fastest(times: dict[int, list[tuple[float, float]]], default: int, pack_sha
         return default
 
     def best(candidate: int) -> float:
-        return min(run + pack_share * pack for run, pack in times[candidate])
+        return min(_seconds(trial, pack_share) for trial in times[candidate])
 
     winner = min(times, key=best)
     is_clear = best(winner) < CLEARLY * best(default)
@@ -363,7 +391,7 @@ def _fastest(times: dict[int, list[tuple[float, float]]], default: int, pack_sha
 
 
 def _median(trials: Sequence[tuple[float, float]], pack_share: float) -> float:
-    ordered = sorted(run + pack_share * pack for run, pack in trials)
+    ordered = sorted(_seconds(trial, pack_share) for trial in trials)
     return ordered[len(ordered) // 2]
 
 

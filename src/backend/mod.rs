@@ -111,8 +111,9 @@ pub trait Specialized: Send + Sync {
         Vec::new()
     }
 
-    /// The convolutions whose forms are chosen by measurements where there are any: one for each step.
-    fn choices(&self) -> Vec<Observed> {
+    /// The convolutions whose forms are chosen by measurements where there are any: one for each step, and whether runs read
+    /// panels that are kept there, rather than to pack or transform the weight each time.
+    fn choices(&self) -> Vec<(Observed, bool)> {
         Vec::new()
     }
 

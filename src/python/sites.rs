@@ -68,9 +68,16 @@ impl DeviceSite {
         self.row.count
     }
 
+    /// Weights are packed by nobody here.
     #[getter]
-    fn expected(&self) -> Vec<f64> {
-        vec![self.row.flops.max(1) as f64; self.row.ways.len()]
+    const fn kept(&self) -> usize {
+        self.row.count
+    }
+
+    #[getter]
+    fn expected(&self) -> (Vec<f64>, Vec<f64>) {
+        let each = vec![self.row.flops.max(1) as f64; self.row.ways.len()];
+        (each.clone(), each)
     }
 
     #[getter]

@@ -37,6 +37,8 @@ pub struct TuningSite {
     observed: Observed,
     site: Site,
     count: usize,
+    /// How many of these read panels that are kept.
+    kept: usize,
     /// What a run uses.
     arena_bytes: usize,
     /// What a trial may use.
@@ -85,16 +87,23 @@ impl TuningSite {
         2.0 * conv.rows() as f64 * conv.out_channels as f64 * conv.terms() as f64
     }
 
-    /// By form, the time that the model expects, in multiply-adds; infinite where a form does not apply.
     #[getter]
-    fn expected(&self) -> Vec<f64> {
+    const fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// By form, the time that the model expects where the weight is kept packed and where every call packs it, in
+    /// multiply-adds; infinite where a form does not apply.
+    #[getter]
+    fn expected(&self) -> (Vec<f64>, Vec<f64>) {
         let Observed { conv, dtype, weight } = self.observed;
         let pairs = (conv.out_channels * conv.in_channels / conv.groups.max(1)) as f64;
-        let of = |&algorithm: &Algorithm| match algorithm.applies(&conv) {
-            true => pairs * cost_per_pair(&conv, dtype, weight, algorithm, Keep::Packed),
+        let of = |algorithm: Algorithm, keep| match algorithm.applies(&conv) {
+            true => pairs * cost_per_pair(&conv, dtype, weight, algorithm, keep),
             false => f64::INFINITY,
         };
-        ALGORITHMS.iter().map(of).collect()
+        let all = |keep| ALGORITHMS.iter().map(|&algorithm| of(algorithm, keep)).collect();
+        (all(Keep::Packed), all(Keep::PerCall))
     }
 
     /// Index of the form that is chosen now, where the weight is kept and where it is packed by every call.
@@ -189,15 +198,27 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
             let mut found: Vec<TuningSite> = Vec::new();
             let isa = program.plan.target.isa;
             let mut index: HashMap<Site, usize> = HashMap::new();
-            for observed in specialized.choices() {
+            for (observed, is_kept) in specialized.choices() {
                 let site = Site::of(&observed.conv, observed.dtype, observed.weight);
                 let at = *index.entry(site).or_insert_with(|| {
                     let errors = Default::default();
                     let block = Arc::clone(&block);
-                    found.push(TuningSite { observed, site, count: 0, arena_bytes, limit_bytes, isa, block, errors });
+                    let (count, kept) = (0, 0);
+                    found.push(TuningSite {
+                        observed,
+                        site,
+                        count,
+                        kept,
+                        arena_bytes,
+                        limit_bytes,
+                        isa,
+                        block,
+                        errors,
+                    });
                     found.len() - 1
                 });
                 found[at].count += 1;
+                found[at].kept += usize::from(is_kept);
             }
             found.retain(TuningSite::is_open);
             Ok(found)

@@ -31,7 +31,7 @@ const CREATE: &str = "
         device TEXT NOT NULL,      -- processor or GPU, threads or driver
         library TEXT NOT NULL,     -- version of the kernels or of the vendor's library
         choice TEXT NOT NULL,      -- the fastest candidate
-        seconds REAL NOT NULL,     -- its time
+        seconds REAL NOT NULL,     -- its time in a step, with the packing of its weight where runs pack
         default_seconds REAL NOT NULL, -- the time of what would be chosen without tuning, measured beside it
         workspace_bytes INTEGER NOT NULL,
         measured_at INTEGER NOT NULL,  -- seconds since 1970

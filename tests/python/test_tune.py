@@ -352,8 +352,9 @@ class Site:
     def __init__(self, *seconds: float, name: str = "a", count: int = 1, flops: float = 1e9) -> None:
         self.seconds = seconds
         self.op, self.bucket = f"convolution {name} groups 1", "rows"
-        self.count, self.flops = count, flops
-        self.expected = [flops, *[1.1 * flops] * (len(seconds) - 1)]
+        self.count, self.flops, self.kept = count, flops, count
+        expected = [flops, *[1.1 * flops] * (len(seconds) - 1)]
+        self.expected = (expected, expected)
         self.chosen, self.installed = (0, 0), None
         self.trials: list[int] = []
 
@@ -433,7 +434,7 @@ def test_trials_before_the_first_run_use_what_runs_will_keep() -> None:
 def test_what_promises_most_comes_first() -> None:
     def site(name: str, count: int, *expected: float) -> Any:
         made = Site(*expected, name=name, count=count, flops=1.0)
-        made.expected = list(expected)
+        made.expected = (list(expected), list(expected))
         return made
 
     tuner = tune.Tuner(oxidiff.CompileOptions(tune="full"))
@@ -445,6 +446,47 @@ def test_what_promises_most_comes_first() -> None:
         site("as far behind, less dear", 2, 1.0, 2.0, 2.0),
     ]
     assert [sites.index(found) for found in tuner._worth(sites)] == [3, 2, 1, 0, 4]
+    # Where every call packs the weight, the direct form costs that too, and its rivals, which pack nothing, promise more.
+    for packing in (sites[4], sites[0]):
+        packing.kept = 0
+        packing.expected = ([1.0, 2.0, 2.0], [4.0, 2.0, 2.0])
+    assert [sites.index(found) for found in tuner._worth(sites)] == [0, 4, 3, 2, 1]
+    assert (tune._share(sites[0]), tune._promise(sites[0])) == (90 * 4.0, pytest.approx(90 * (4 - 2 / 1.5)))
+    sites[0].kept, sites[0].chosen = 30, (0, 1)
+    assert tune._share(sites[0]) == 30 * 1.0 + 60 * 2.0, "some steps of a site read kept panels, others do not"
+
+
+def test_what_runs_do_is_what_is_told_of_them() -> None:
+    """The direct form, packed by every call, takes 1.7 s; its rival, which packs nothing, 1.55 s."""
+
+    class Packing(Site):
+        def measure(self, candidate: int) -> tuple[float, float, int]:
+            super().measure(candidate)
+            return self.seconds[candidate], 0.7 if candidate == 0 else 0.0, 8
+
+    for kept, before, now in ((4, 1.0, 1.0), (0, 1.7, 1.55), (1, (1.0 + 3 * 1.7) / 4, (1.0 + 3 * 1.55) / 4)):
+        site: Any = Packing(1.0, 1.55, 9.0, count=4)
+        site.kept = kept
+        measured = tune._measure(site, 3, time.perf_counter() + 60)
+        assert measured is not None and measured[0] == "0 1", "what is slower than kept panels is not given up for that"
+        assert measured[1:3] == pytest.approx((now, before)), kept
+
+
+def test_what_is_kept_is_known() -> None:
+    torch.manual_seed(0)
+    deep = nn.Conv2d(512, 512, 3, padding=1).eval().requires_grad_(False)
+    x = torch.randn(1, 512, 8, 8)
+    for memory, kept in (("fast", 1), ("low", 0)):
+        compiled = compiled_of(deep, tune="off", cache=False, memory=memory)
+        compiled(x)
+        (variant,) = dispatcher_of(compiled).engines()[0].variants
+        (site,) = _native.tuning_sites(variant.program, [1, 8, 8][: _symbols(compiled)])
+        site.install("direct direct")
+        variant.program.forget_sizes()
+        (site,) = _native.tuning_sites(variant.program, [1, 8, 8][: _symbols(compiled)])
+        assert (site.kept, site.count) == (kept, 1), memory
+        packed, per_call = site.expected
+        assert per_call[0] > 1.2 * packed[0] and per_call[1:] == packed[1:], "only the direct form packs"
 
 
 class Clock:
@@ -579,7 +621,8 @@ def test_a_bar_shows_what_is_tuned_and_the_gain(monkeypatch: pytest.MonkeyPatch)
 class DeviceSite:
     """A choice on a GPU: two ways of a library and the generated kernels, of which the second does not work."""
 
-    op, bucket, count, expected = "product f16 [64, 64] x [64, 64] 0123", "these sizes", 3, [1e6, 1e6, 1e6]
+    op, bucket, count, kept = "product f16 [64, 64] x [64, 64] 0123", "these sizes", 3, 3
+    expected = ([1e6, 1e6, 1e6], [1e6, 1e6, 1e6])
     key = ("a GPU, driver for CUDA 13.0", "cuBLASLt 13.1, cuDNN 91900, oxidiff 0.1.0")
 
     def __init__(self) -> None:
@@ -623,7 +666,8 @@ def test_choices_on_a_device_are_measured_and_remembered(monkeypatch: pytest.Mon
     assert (site.installed, forgotten, tuner.has_news) == ("kernel", [[2, 64]], True)
     assert site.trials.count(1) == 1, "a way that does not work is not tried again"
     (row,) = bundle.entries()
-    assert row[:8] == (DeviceSite.op, DeviceSite.bucket, *DeviceSite.key, "kernel", 1e-3, 3e-3, 64)
+    assert row[:5] == (DeviceSite.op, DeviceSite.bucket, *DeviceSite.key, "kernel")
+    assert row[5:8] == pytest.approx((1e-3, 3e-3, 64))
     assert "1 choices for a GPU, driver for CUDA 13.0, cuBLASLt 13.1" in bundle.list_cache()
     # The next process knows it; with another driver or library nothing is known.
     site, _ = tuned("cached")

@@ -142,8 +142,9 @@ impl ConvolutionCall {
 }
 
 impl Call for ConvolutionCall {
-    fn convolution(&self) -> Option<Observed> {
-        Some(Observed { conv: self.conv, dtype: self.x.1, weight: self.weight.1 })
+    fn convolution(&self) -> Option<(Observed, bool)> {
+        let observed = Observed { conv: self.conv, dtype: self.x.1, weight: self.weight.1 };
+        Some((observed, matches!(self.form, Form::Kept(_))))
     }
 
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {

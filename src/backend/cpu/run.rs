@@ -48,8 +48,8 @@ pub(super) trait Call: Send + Sync {
     /// Every buffer that the step reads or writes must be behind its address in `ctx`.
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()>;
 
-    /// The convolution, if that is what it is.
-    fn convolution(&self) -> Option<Observed> {
+    /// The convolution, if that is what it is, and whether its panels are kept between runs.
+    fn convolution(&self) -> Option<(Observed, bool)> {
         None
     }
 }
@@ -394,7 +394,7 @@ impl Specialized for SpecializedCpu {
         self.program.plan.steps.iter().map(|step| cost(step, &self.bindings).unwrap_or_default()).collect()
     }
 
-    fn choices(&self) -> Vec<Observed> {
+    fn choices(&self) -> Vec<(Observed, bool)> {
         // Where eager's rounding is asked for there is one form only.
         match self.program.plan.options.exact {
             true => Vec::new(),
