@@ -127,6 +127,11 @@ pub trait Specialized: Send + Sync {
         0
     }
 
+    /// Bytes with which no run of such a trial finds its operands in a cache, where that is more.
+    fn cold_trial_bytes(&self, site: usize, way: usize) -> usize {
+        self.trial_bytes(site, way)
+    }
+
     /// Seconds of one way to compute a site on random operands, in the order of `stream`; `None` if the way does not work,
     /// or if its result is not that of the first one.
     ///

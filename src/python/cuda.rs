@@ -87,6 +87,8 @@ pub(super) fn cuda_findings(torch: PathBuf) -> PyResult<Vec<(&'static str, bool,
             }
         }
         if libraries.driver.is_ok() {
+            let release = libraries.release.clone().unwrap_or_else(|| "it does not say its version".to_owned());
+            lines.push(("cuda driver release", true, release));
             lines.push(match device(0) {
                 Ok(device) => ("cuda device", true, format!("{} (sm_{})", device.name(), device.arch())),
                 Err(e) => ("cuda device", false, e.to_string()),

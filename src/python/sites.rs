@@ -2,7 +2,8 @@
 //! See the stub file.
 //!
 //! Trials run in the arena that runs of the program use. One that needs more than that, because weights and arguments lie
-//! elsewhere in a run, gets [`SMALL_BYTES`] of its own at most; a program with a memory budget gets nothing.
+//! elsewhere in a run, gets [`SMALL_BYTES`] of its own at most; a program with a memory budget gets nothing. What operands
+//! leave of it has copies of them, so that no run finds its own in the L2.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -108,6 +109,7 @@ impl DeviceSite {
                 let (lent, lent_bytes) = if bytes <= arena_bytes {
                     (arena.lend(arena_bytes, stream)?, arena_bytes)
                 } else if bytes <= SMALL_BYTES && self.program.plan.options.memory_budget.is_none() {
+                    let bytes = specialized.cold_trial_bytes(self.index, candidate).clamp(bytes, SMALL_BYTES);
                     (arena.lend_once(bytes)?, bytes)
                 } else {
                     return Ok(None);

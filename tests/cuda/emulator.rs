@@ -137,6 +137,12 @@ impl FakeDriver {
         unsafe { self.0.get::<unsafe extern "C" fn(usize)>(b"fake_graph_bytes").expect("there")(bytes) }
     }
 
+    /// Bytes of the L2 of devices that are opened from now on.
+    pub fn l2_bytes(&self, bytes: i32) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_l2_bytes").expect("there")(bytes) }
+    }
+
     pub fn capturing(&self, is: bool) {
         // SAFETY: as above.
         unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_capturing").expect("there")(i32::from(is)) }
@@ -207,6 +213,18 @@ impl FakeLibrary {
     pub fn count(&self, which: i32) -> i64 {
         // SAFETY: the signature is that of the source.
         unsafe { self.0.get::<unsafe extern "C" fn(i32) -> i64>(b"fake_count").expect("there")(which) }
+    }
+
+    /// Where the results of the calls since this was last asked went, in their order. Only of cuBLASLt.
+    pub fn results(&self) -> Vec<usize> {
+        let mut all = vec![0usize; 4096];
+        // SAFETY: the signature is that of the source, and no more is written than there is room for.
+        let count = unsafe {
+            let ask = self.0.get::<unsafe extern "C" fn(*mut usize, usize) -> usize>(b"fake_results").expect("there");
+            ask(all.as_mut_ptr(), all.len())
+        };
+        all.truncate(count);
+        all
     }
 
     /// Makes the library misread what it is given.

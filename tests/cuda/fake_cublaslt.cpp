@@ -3,6 +3,7 @@
 // hands over can be checked without a device.
 #include "fake_library.h"
 
+#include <algorithm>
 #include <cstdio>
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
@@ -42,6 +43,7 @@ static long counts[10];
 // What is misread on purpose, so that a test can see that it shows.
 enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE, SECOND_ALGORITHM };
 static int misread = NOTHING;
+static std::vector<uint64_t> results;
 
 static double tf32(double value) {
     float narrow = (float)value;
@@ -57,6 +59,13 @@ extern "C" {
 
 // What tests ask: not a part of the library.
 long fake_count(int which) { return counts[which]; }
+// Where results went since this was last asked.
+size_t fake_results(uint64_t* to, size_t most) {
+    const size_t count = std::min(results.size(), most);
+    std::copy(results.begin(), results.begin() + count, to);
+    results.clear();
+    return count;
+}
 void fake_misread(int what) { misread = what; }
 
 size_t cublasLtGetVersion() { return 130100; }
@@ -136,6 +145,7 @@ int cublasLtMatmul(void* handle, Product* product, const float* alpha, const voi
     const bool is_second = algorithm->words[0] != MAGIC;
     const bool of[10] = {true, has_bias, (p.epilogue & GELU) != 0, *beta != 0, D.batch > 1, p.op[0] != 0, p.op[1] != 0, is_rounded, needed != 0, is_second};
     for (int i = 0; i < 10; ++i) counts[i] += of[i];
+    results.push_back((uint64_t)d);
     const float one = *alpha;
     float add = *beta;
     const char* bias = (const char*)p.bias;

@@ -71,6 +71,7 @@ static void* const CONTEXT = (void*)0x100;
 enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRITES, UNLOADS };
 // Memory of the device that a graph takes, and what all of them hold.
 static size_t graph_bytes = 0, held_bytes = 0;
+static int l2_bytes = 0;
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
 
 static Node node_of(const Params* p) {
@@ -126,6 +127,7 @@ void fake_capturing(int is) { capturing = is; }
 void fake_spend(double ms) { clock_ms += ms; }
 void fake_kernel_cost(double ms) { kernel_ms = ms; }
 void fake_graph_bytes(size_t bytes) { graph_bytes = bytes; }
+void fake_l2_bytes(int bytes) { l2_bytes = bytes; }
 int fake_waited(void* before, void* after) {
     for (auto& wait : waits)
         if (wait.first == before && wait.second == after) return 1;
@@ -134,6 +136,10 @@ int fake_waited(void* before, void* after) {
 
 Result cuInit(unsigned) { return SUCCESS; }
 Result cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
+// NVML's, which says what the driver is called.
+int nvmlInit_v2() { return 0; }
+int nvmlShutdown() { return 0; }
+int nvmlSystemGetDriverVersion(char* text, unsigned size) { snprintf(text, size, "999.88.77"); return 0; }
 Result cuGetErrorName(int, const char** text) { *text = "FAKE"; return SUCCESS; }
 Result cuGetErrorString(int, const char** text) { *text = "fake driver"; return SUCCESS; }
 Result cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
@@ -141,7 +147,7 @@ Result cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal
 Result cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "this processor"); return SUCCESS; }
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = (size_t)8 << 30; return SUCCESS; }
 Result cuDeviceGetAttribute(int* value, int which, int) {
-    *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : 0;
+    *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : which == 38 ? l2_bytes : 0;
     return SUCCESS;
 }
 Result cuDevicePrimaryCtxRetain(void** context, int) { *context = CONTEXT; return SUCCESS; }
@@ -199,6 +205,7 @@ Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
 }
 Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return SUCCESS; }
 Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return SUCCESS; }
+Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) { memcpy((void*)to, (void*)from, bytes); return SUCCESS; }
 
 Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
     for (size_t i = 0; i < count; ++i) memcpy((char*)to + 4 * i, &word, 4);

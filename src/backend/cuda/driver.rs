@@ -40,7 +40,21 @@ pub struct Device {
     arch: u32,
     multiprocessors: u32,
     total_bytes: usize,
+    rates: Rates,
     context: sys::CUcontext,
+}
+
+/// What the driver says of how fast a device is; 0 where it does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Most of its multiprocessors' clock, in kHz.
+    pub clock_khz: u32,
+    /// Most of its memory's clock, in kHz; there are two transfers a cycle.
+    pub memory_clock_khz: u32,
+    /// Width of the way to its memory, in bits.
+    pub bus_bits: u32,
+    /// Bytes of its L2.
+    pub l2_bytes: u32,
 }
 
 // SAFETY: a context may be used from any thread once it is current there.
@@ -67,8 +81,16 @@ impl Device {
         let minor = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         // SAFETY: a device that `cuDeviceGet` gave.
         let context = checked(unsafe { result::primary_ctx::retain(device) }, "the device's primary context")?;
+        let told = |which| attribute(device, which).unwrap_or(0);
+        let rates = Rates {
+            clock_khz: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+            memory_clock_khz: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+            bus_bits: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
+            l2_bytes: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+        };
         Ok(Arc::new(Self {
             ordinal,
+            rates,
             name: checked(result::device::get_name(device), "the device's name")?,
             arch: major * 10 + minor,
             multiprocessors: attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
@@ -96,6 +118,11 @@ impl Device {
     /// Number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// How fast it is.
+    pub fn rates(&self) -> Rates {
+        self.rates
     }
 
     /// Bytes of memory.
@@ -200,6 +227,19 @@ impl Device {
         }
         // SAFETY: the caller's promise.
         checked(unsafe { result::memcpy_htod_sync(to.addr() as u64, bytes) }, "copying to the device")
+    }
+
+    /// Copies what is in the device's memory to another place there, in the stream's order.
+    ///
+    /// # Safety
+    /// Both must be device memory of that many bytes, and not overlap.
+    pub(super) unsafe fn copy(&self, from: usize, to: usize, bytes: usize, stream: StreamHandle) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to as u64, from as u64, bytes, raw(stream)) };
+        check(code, "copying on the device")
     }
 
     /// Copies bytes of the device to the host, after what the default stream has to do.

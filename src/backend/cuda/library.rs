@@ -56,6 +56,8 @@ pub struct Libraries {
     pub cublaslt: Result<Found, String>,
     /// `libcudnn`.
     pub cudnn: Result<Found, String>,
+    /// What the driver itself is called, such as `580.65.06`, where it says so.
+    pub release: Option<String>,
 }
 
 impl Libraries {
@@ -73,6 +75,7 @@ pub fn libraries(search: &Search) -> &'static Libraries {
         nvrtc: find_nvrtc(search),
         cublaslt: find_cublaslt(search),
         cudnn: find_cudnn(search),
+        release: find_release(search),
     })
 }
 
@@ -109,6 +112,7 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuMemGetInfo_v2",
     "cuMemcpyHtoD_v2",
     "cuMemcpyDtoH_v2",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemsetD32Async",
     "cuEventCreate",
     "cuEventRecord",
@@ -298,6 +302,45 @@ fn find_driver(search: &Search) -> Result<Found, String> {
     Ok(Found { path, version })
 }
 
+/// The driver's own version: that of the kernel module, else what NVML says (there is no such file on WSL). Of a stand-in what
+/// it says itself.
+fn find_release(search: &Search) -> Option<String> {
+    let told = std::fs::read_to_string("/proc/driver/nvidia/version").ok().filter(|_| search.driver.is_none());
+    told.as_deref().and_then(release_in).or_else(|| {
+        let path = search.driver.clone().unwrap_or_else(|| PathBuf::from("libnvidia-ml.so.1"));
+        release_by_nvml(open(&path).ok()?)
+    })
+}
+
+/// The version in the text of `/proc/driver/nvidia/version`: the first word of its first line that is digits between dots.
+fn release_in(text: &str) -> Option<String> {
+    let line = text.lines().next().filter(|line| line.starts_with("NVRM version:"))?;
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let is_version = |word: &&str| word.contains('.') && word.split('.').all(is_number);
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn release_by_nvml(library: &Library) -> Option<String> {
+    type Plain = unsafe extern "C" fn() -> i32;
+    type Version = unsafe extern "C" fn(*mut u8, u32) -> i32;
+    // NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+    let mut text = [0u8; 80];
+    // SAFETY: NVML's functions with their signatures (`nvml.h`); what is written is cut to the length that is given.
+    let code = unsafe {
+        let start = library.get::<Plain>(b"nvmlInit_v2").ok()?;
+        let version = library.get::<Version>(b"nvmlSystemGetDriverVersion").ok()?;
+        let end = library.get::<Plain>(b"nvmlShutdown").ok()?;
+        if start() != 0 {
+            return None;
+        }
+        let code = version(text.as_mut_ptr(), text.len() as u32);
+        end();
+        code
+    };
+    let text = std::ffi::CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    (code == 0 && !text.is_empty()).then(|| text.to_owned())
+}
+
 fn find_nvrtc(search: &Search) -> Result<Found, String> {
     // NVRTC asks for its builtins by name at the first compile, and no search path leads there.
     let mut builtins = mapped("libnvrtc-builtins.so");
@@ -398,6 +441,17 @@ mod tests {
         let search = Search { packages: vec![PathBuf::from("/nowhere/nvidia")], driver: None };
         let reason = acquire(&wanted, &search).unwrap_err();
         assert!(reason.contains("/nowhere/nvidia/a/lib, /nowhere/nvidia/b/lib"), "{reason}");
+    }
+
+    #[test]
+    fn the_driver_s_own_version_is_read() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:  gcc version 12.3.0\n";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)  Sun Jul 27\n";
+        assert_eq!(release_in(closed).as_deref(), Some("535.104.05"));
+        assert_eq!(release_in(open).as_deref(), Some("580.65.06"));
+        for other in ["", "GCC version: gcc version 12.3.0", "NVRM version: unknown ... 1.2."] {
+            assert_eq!(release_in(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -101,14 +101,13 @@ pub fn device(ordinal: u32) -> Result<Arc<Device>> {
 
 /// What tells a device and its driver from others.
 fn device_words(device: &Device) -> String {
-    let driver = found().driver.as_ref().map_or((0, 0), |driver| driver.version);
+    let (major, minor) = found().driver.as_ref().map_or((0, 0), |driver| driver.version);
+    let release = found().release.as_ref().map_or_else(String::new, |release| format!("{release} "));
     format!(
-        "{}, sm_{}, {} multiprocessors, driver for CUDA {}.{}",
+        "{}, sm_{}, {} multiprocessors, driver {release}for CUDA {major}.{minor}",
         device.name(),
         device.arch(),
         device.multiprocessors(),
-        driver.0,
-        driver.1
     )
 }
 

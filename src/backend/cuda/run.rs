@@ -1177,7 +1177,11 @@ impl Specialized for SpecializedCuda {
     }
 
     fn trial_bytes(&self, site: usize, way: usize) -> usize {
-        self.bytes_of_trial(site, way)
+        self.bytes_of_trial(site, way).0
+    }
+
+    fn cold_trial_bytes(&self, site: usize, way: usize) -> usize {
+        self.bytes_of_trial(site, way).1
     }
 
     unsafe fn measure(&self, site: usize, way: usize, memory: (*mut u8, usize), stream: usize) -> Result<Option<f64>> {

@@ -57,6 +57,10 @@ const SCORES_BYTES: usize = 64 << 20;
 /// fast device as long as the launches.
 const FOLD_FLOPS: u64 = 1 << 31;
 
+/// Version of what makes kernels for GPUs and asks the libraries: that of the crate, and a hash of the sources that do. What was
+/// measured with other ones is not found.
+pub const GENERATORS: &str = concat!(env!("CARGO_PKG_VERSION"), "-", env!("GENERATORS_HASH"));
+
 /// Workspaces begin at multiples of this many bytes (cuBLAS documentation, `cublasLtMatmul`).
 pub const WORKSPACE_ALIGN_BYTES: usize = 256;
 
@@ -274,7 +278,7 @@ impl Delegates {
             Err(_) => "no cuBLASLt".to_owned(),
         };
         let cudnn = self.cudnn().map_or_else(|_| "no cuDNN".to_owned(), |cudnn| cudnn.version());
-        (self.device.clone(), format!("{cublaslt}, {cudnn}, oxidiff {}", env!("CARGO_PKG_VERSION")))
+        (self.device.clone(), format!("{cublaslt}, {cudnn}, oxidiff {GENERATORS}"))
     }
 }
 

@@ -3,8 +3,12 @@
 //! A trial runs a step, with the kernels around the library, on memory that its caller lends: every buffer that the step
 //! touches has its own bytes there, filled with random numbers. So a step that works in place begins with the same numbers
 //! each time, and what it writes can be compared with what the way that is chosen without tuning writes.
+//!
+//! A run of a model finds its weights in memory, not in the L2, which the steps before have filled with their own: nor does a
+//! trial, whose runs take turns with copies of the buffers that together take twice the L2, if there is that much memory.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::super::delegate::{Choice, Planned, Site, WORKSPACE_ALIGN_BYTES};
@@ -26,6 +30,8 @@ struct Held {
     count: usize,
     /// By way: whether it gives what the first one gives.
     is_right: Mutex<HashMap<usize, bool>>,
+    /// How many runs were timed: which copy of the buffers is next.
+    turns: AtomicUsize,
 }
 
 /// The sites of a specialization.
@@ -37,7 +43,10 @@ impl Sites {
     pub fn add(&mut self, site: Site, item: Option<usize>, whole: Option<Parts>) {
         match self.0.iter_mut().find(|held| held.site == site) {
             Some(held) => held.count += 1,
-            None => self.0.push(Held { site, item, whole, count: 1, is_right: Mutex::default() }),
+            None => {
+                let (is_right, turns) = Default::default();
+                self.0.push(Held { site, item, whole, count: 1, is_right, turns });
+            }
         }
     }
 }
@@ -50,6 +59,12 @@ const MOST_RUNS: f64 = 32.0;
 const PATTERN: usize = (1 << 18) + 1;
 /// Numbers from where one buffer begins in them to where the next one does.
 const STRIDE: usize = 7919;
+
+/// Copies of buffers of so many bytes that runs take turns with, so that none finds its own in the L2: twice of that, since what
+/// was used longest ago is not surely what goes first.
+fn copies(operand_bytes: usize, l2_bytes: usize) -> usize {
+    (2 * l2_bytes).div_ceil(operand_bytes.max(1)).max(1)
+}
 
 /// Numbers between -1 and 1 as a type has them; of booleans both, of other types zeros.
 fn pattern(dtype: DType) -> Vec<u8> {
@@ -216,13 +231,20 @@ impl SpecializedCuda {
         touched(item, parts).iter().map(own).sum()
     }
 
-    /// What a trial needs: the operands, and the workspace of the way that runs.
-    pub(super) fn bytes_of_trial(&self, site: usize, way: usize) -> usize {
+    fn l2_bytes(&self) -> usize {
+        self.program.device.rates().l2_bytes as usize
+    }
+
+    /// What a trial needs: the operands, and the workspace of the way that runs; and with what none of its runs would find
+    /// operands in the L2.
+    pub(super) fn bytes_of_trial(&self, site: usize, way: usize) -> (usize, usize) {
         let bytes = |(held, item)| {
             let (_, parts) = self.way((held, item), way)?;
-            Some(self.operand_bytes(item, parts) + item.planned.workspace_bytes() + 2 * WORKSPACE_ALIGN_BYTES)
+            let operands = self.operand_bytes(item, parts);
+            let rest = item.planned.workspace_bytes() + 2 * WORKSPACE_ALIGN_BYTES;
+            Some((operands + rest, operands * copies(operands, self.l2_bytes()) + rest))
         };
-        self.item_of(site).and_then(bytes).unwrap_or(0)
+        self.item_of(site).and_then(bytes).unwrap_or_default()
     }
 
     /// # Safety
@@ -238,20 +260,9 @@ impl SpecializedCuda {
         let _context = device.enter()?;
         let Some((held, item)) = self.item_of(site) else { return Ok(None) };
         let Some((choice, parts)) = self.way((held, item), way) else { return Ok(None) };
-        let first = memory.addr().next_multiple_of(WORKSPACE_ALIGN_BYTES);
-        let workspace = first + self.operand_bytes(item, parts);
-        let Some(workspace_bytes) = (memory.addr() + bytes).checked_sub(workspace) else { return Ok(None) };
-        let mut bases = vec![0u64; self.buffer_bytes.len()];
-        let mut at = first;
-        for buffer in touched(item, parts) {
-            bases[buffer] = at as u64;
-            at += self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
-        }
-        for laid in &self.laid_out {
-            if bases[laid.buffer] != 0 {
-                laid.tell(self.packed_as_planned(laid.pack, &bases)?, &mut bases);
-            }
-        }
+        let operand_bytes = self.operand_bytes(item, parts);
+        let workspace = memory.addr().next_multiple_of(WORKSPACE_ALIGN_BYTES);
+        let room = (memory.addr() + bytes).saturating_sub(workspace);
         let delegates = &self.program.delegates;
         let problem = match (choice, &held.site.whole) {
             (Choice::Whole(_), Some(whole)) => whole,
@@ -260,21 +271,38 @@ impl SpecializedCuda {
         let planned = match choice {
             Choice::Kernel => None,
             Choice::Library(number) | Choice::Whole(number) => match delegates.planned(problem, Some(number)) {
-                Ok(planned) if planned.workspace_bytes() <= workspace_bytes => Some(planned),
-                _ => return Ok(None),
+                Ok(planned) => Some(planned),
+                Err(_) => return Ok(None),
             },
         };
-        let staged = |parts, planned| {
-            let (bases, workspace) = (bases.clone(), workspace as u64);
-            Stage { item, parts, planned, bases, workspace, stream }
+        let of_both = [Some(&item.planned), planned.as_ref()];
+        let workspace_bytes = of_both.into_iter().flatten().map(|p| p.workspace_bytes()).max().unwrap_or(0);
+        let workspace_bytes = workspace_bytes.next_multiple_of(WORKSPACE_ALIGN_BYTES);
+        let operands = workspace + workspace_bytes;
+        let fit = room.checked_sub(workspace_bytes).map_or(0, |left| left / operand_bytes.max(1));
+        if fit == 0 {
+            return Ok(None);
+        }
+        let copies = copies(operand_bytes, self.l2_bytes()).min(fit);
+        let touched = touched(item, parts);
+        let staged = |parts, planned, copy: usize| -> Result<Stage<'_>> {
+            let bases = self.laid_at(operands + copy * operand_bytes, &touched)?;
+            Ok(Stage { item, parts, planned, bases, workspace: workspace as u64, stream })
         };
-        let (tried, first) = (staged(parts, planned), staged(&item.parts, Some(item.planned.clone())));
+        let tried = staged(parts, planned.clone(), 0)?;
+        let first = staged(&item.parts, Some(item.planned.clone()), 0)?;
         let known = held.is_right.lock().unwrap_or_else(PoisonError::into_inner).get(&way).copied();
         let is_right = match known {
             Some(known) => known,
             None => {
                 // SAFETY: the caller's promise: every buffer that is touched lies in the memory that was lent.
                 let is_right = unsafe { self.is_right(&held.site, &first, &tried)? };
+                // Twice as many copies are filled each time.
+                for filled in std::iter::successors(Some(1), |filled| Some(2 * filled)).take_while(|f| *f < copies) {
+                    let (to, bytes) = (operands + filled * operand_bytes, filled.min(copies - filled) * operand_bytes);
+                    // SAFETY: all copies lie in the memory that was lent, the others behind those that are filled.
+                    unsafe { device.copy(operands, to, bytes, stream)? };
+                }
                 held.is_right.lock().unwrap_or_else(PoisonError::into_inner).insert(way, is_right);
                 is_right
             }
@@ -285,11 +313,31 @@ impl SpecializedCuda {
         // Time depends little on what the numbers are: those of the trial before will do.
         // SAFETY: as above.
         unsafe {
-            let once = device.time(stream, || tried.run())?;
+            let turns = |runs: usize| {
+                let first = held.turns.fetch_add(runs, Ordering::Relaxed);
+                let copies = (first..first + runs).map(|turn| staged(parts, planned.clone(), turn % copies));
+                copies.collect::<Result<Vec<_>>>()
+            };
+            let time = |turns: Vec<Stage<'_>>| device.time(stream, || turns.iter().try_for_each(|stage| stage.run()));
+            let once = time(turns(1)?)?;
             let runs = (LEAST_S / once.max(1e-9)).clamp(1.0, MOST_RUNS) as usize;
-            let all = device.time(stream, || (0..runs).try_for_each(|_| tried.run()))?;
-            Ok(Some(all / runs as f64))
+            Ok(Some(time(turns(runs)?)? / runs as f64))
         }
+    }
+
+    /// Addresses of these buffers, one behind the other from `start` on; 0 of all others.
+    fn laid_at(&self, start: usize, touched: &[usize]) -> Result<Vec<u64>> {
+        let (mut bases, mut at) = (vec![0u64; self.buffer_bytes.len()], start);
+        for &buffer in touched {
+            bases[buffer] = at as u64;
+            at += self.buffer_bytes[buffer].next_multiple_of(WORKSPACE_ALIGN_BYTES);
+        }
+        for laid in &self.laid_out {
+            if bases[laid.buffer] != 0 {
+                laid.tell(self.packed_as_planned(laid.pack, &bases)?, &mut bases);
+            }
+        }
+        Ok(bases)
     }
 
     /// Whether both write the same, but for roundings.
