@@ -104,8 +104,8 @@ fn compile_new(
     let optimized = Arc::new(optimize(&graph, precision, &dump, &mut timings)?);
     let ctx = PassCtx { precision };
     let target = backend.target();
-    let device = options.profile.as_ref().unwrap_or_else(|| target.profile());
-    let groups = timings.time("form_groups", || passes::form_groups_for(&optimized, &ctx, device))?;
+    let device = options.profile.unwrap_or_else(|| backend.profile());
+    let groups = timings.time("form_groups", || passes::form_groups_for(&optimized, &ctx, &device))?;
     if config().verify {
         kernel_ir::verify(&optimized, &groups)?;
     }

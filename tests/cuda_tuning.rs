@@ -15,17 +15,21 @@ use std::sync::Arc;
 
 use emulator::{FakeLibrary, HostCompiler, alone, backend, fake_driver};
 use hash_sources::hash_sources;
-use oxidiff::backend::Specialized;
 use oxidiff::backend::cuda::cubins::Cubins;
 use oxidiff::backend::cuda::delegate::{Delegates, GENERATORS};
 use oxidiff::backend::cuda::driver::DriverMemory;
 use oxidiff::backend::cuda::{self, Cuda};
+use oxidiff::backend::{Backend, Specialized};
+use oxidiff::compiler::{self, Options};
 use oxidiff::ir::parse_graph;
 use oxidiff::ir::testing::random_inputs;
 use oxidiff::passes::Precision;
+use oxidiff::target::Profile;
 
 /// Bytes of the operands of [`product`] for [`ROWS`], each a multiple of 256.
 const OPERANDS: usize = ROWS * 32 * 2 + 64 * 32 * 2 + ROWS * 64 * 2;
+/// What the stand-in calls itself.
+const NAME: &str = "this processor";
 /// Fewer are left to a generated kernel.
 const ROWS: usize = 64;
 /// Of the stand-in's first algorithm.
@@ -43,9 +47,9 @@ fn product(cuda: &Cuda) -> Arc<dyn Specialized> {
 /// Where the results of some trials of the first way go on a device with that much L2, in `bytes` of memory; from there on.
 fn places(l2_bytes: usize, bytes: impl Fn(&dyn Specialized) -> usize) -> Option<Vec<usize>> {
     let (library, driver) = (FakeLibrary::cublaslt()?, fake_driver()?);
-    driver.l2_bytes(l2_bytes as i32);
+    driver.describe(NAME, [108, 0, 0, 0, l2_bytes as i32]);
     let cuda = backend(|text| text)?.with_delegates(Delegates::new("a stand-in".to_owned(), None));
-    driver.l2_bytes(0);
+    driver.describe(NAME, [108, 0, 0, 0, 0]);
     let specialized = product(&cuda);
     let bytes = bytes(&*specialized);
     let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
@@ -112,6 +116,59 @@ fn measurements_name_the_driver_and_the_generators() {
     let (device, libraries) = product(&cuda).measured_on();
     assert_eq!(device, "this processor, sm_80, 108 multiprocessors, driver 999.88.77 for CUDA 13.0");
     assert!(libraries.starts_with("cuBLASLt 13.1, ") && libraries.ends_with(&format!(", oxidiff {GENERATORS}")));
+}
+
+/// Fusion is chosen for the card that is there, as it would be for the same card elsewhere.
+#[test]
+fn a_card_is_planned_for_as_what_it_is() {
+    let _alone = alone();
+    // Which libraries a process has is found out once.
+    let (Some(driver), Some(_)) = (fake_driver(), FakeLibrary::cublaslt()) else { return };
+    let opened = |name: &str, attributes: [i32; 5]| {
+        driver.describe(name, attributes);
+        let cuda = backend(|text| text);
+        driver.describe(NAME, [108, 0, 0, 0, 0]);
+        cuda
+    };
+    let Some(laptop) = opened("NVIDIA GeForce RTX 4090 Laptop GPU", [76, 2_040_000, 9_001_000, 256, 64 << 20]) else {
+        return;
+    };
+    assert_eq!(Some(&laptop.profile()), Profile::named("RTX4090-Laptop"));
+    let unknown = opened("NVIDIA RTX A6000", [84, 1_800_000, 8_001_000, 384, 6 << 20]).unwrap().profile();
+    assert_eq!((unknown.name, unknown.bandwidth / 1_000_000_000, unknown.l2_bytes), ("this GPU", 768, 6 << 20));
+    let silent = opened(NAME, [108, 0, 0, 0, 0]).unwrap().profile();
+    assert_eq!(Some(&silent), Profile::named("A100"), "by its architecture");
+    // A gate that is kept, or computed again by a norm of a thousand rows: see `form_groups`.
+    let case = cases::Case {
+        name: "",
+        terms: 0,
+        lines: &[
+            "x: T[s0,1024,1280]",
+            "z: T[s0,1,1280]",
+            "n = T[s0,1024,1280] layer_norm(x) {normalized_ndim=1, eps=1e-5}",
+            "g = T[s0,1,1280] silu(z)",
+            "y = T[s0,1024,1280] mul(n, g)",
+        ],
+    };
+    let graph = parse_graph(&case.texts()[0]).unwrap();
+    let steps = |options: &Options| compiler::compile(graph.clone(), options).unwrap().0.plan.steps.len();
+    let mut seen = BTreeSet::new();
+    for (at, (name, attributes)) in [
+        ("NVIDIA H100 80GB HBM3", [132, 1_980_000, 2_619_000, 5120, 50 << 20]),
+        ("Tesla T4", [40, 1_590_000, 5_001_000, 256, 4 << 20]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        opened(name, attributes).unwrap().share();
+        // Programs of one process are told apart by their backend, which is one device for as long as it lives.
+        let here =
+            steps(&Options { backend: Some("cuda:0".to_owned()), max_specializations: 1 + at, ..Options::default() });
+        let there = steps(&Options { profile: Profile::named(name).copied(), ..Options::default() });
+        assert_eq!(here, there, "{name}");
+        seen.insert(here);
+    }
+    assert_eq!(seen.len(), 2, "these two are not the same");
 }
 
 #[test]

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("--model", choices=testing.names(), help="what bounds this model, and what would help")
     check.add_argument("--dtype", choices=_DTYPES, default="f32")
     check.add_argument(
-        "--device", help="ask about this GPU, which need not be here: " + ", ".join(advice.DEVICES).upper()
+        "--device",
+        help="ask about this GPU, which need not be here: "
+        + ", ".join(device.name for device in advice.DEVICES.values()),
     )
     check.set_defaults(run=_doctor)
     bench = commands.add_parser(

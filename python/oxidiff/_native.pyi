@@ -33,6 +33,7 @@ __all__ = [
     "decode_artifact",
     "derived_bytes",
     "device_sites",
+    "device_named",
     "devices",
     "encode_artifact",
     "forget_choices",
@@ -40,6 +41,7 @@ __all__ = [
     "kernels",
     "key_of",
     "knobs",
+    "profile_of",
     "read_file",
     "set_num_threads",
     "stamp",
@@ -112,8 +114,9 @@ class Program:
         """`"captured"`, `"optimized"`, `"groups"`, `"plan"` or `"memory"` as text."""
     def memory(self, sizes: Sequence[int]) -> dict[str, Any]:
         """What a run at these sizes needs, without running: `arena_bytes`, `lower_bound_bytes`, `derived_bytes` (forms of
-        weights that it keeps), `output_bytes`, `steps` as `(name, kernel, module, flops, bytes)` and `buffers` of the arena
-        as `(module, what, bytes, first step, last step, offset)`."""
+        weights that it keeps), `output_bytes`, `steps` as `(name, kernel, module, flops, bytes)`, `buffers` of the arena
+        as `(module, what, bytes, first step, last step, offset)`, and `laid_out`, weights that libraries of GPUs want with
+        their channels as neighbours and that do not lie so in a dense tensor, as `(slot or None, bytes)`."""
     def forget_sizes(self) -> None:
         """Drops every specialization; the next run makes its own anew, with the choices that hold then."""
     def forget_size(self, sizes: Sequence[int]) -> None:
@@ -138,8 +141,8 @@ def compile(
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
     The GIL is released. With `device` its tensors are there, and so are those of its executables. With the
-    name of one of `devices` as `profile`, fusion is chosen for that one. `tf32_products` and `tf32_convolutions` let
-    libraries round f32 operands to TF32."""
+    name of one of `devices`, or of a backend, as `profile`, fusion is chosen for that one. `tf32_products` and
+    `tf32_convolutions` let libraries round f32 operands to TF32."""
 
 class _Device(Protocol):
     """Where tensors are if not on the CPU; `oxidiff.device.Device` is one."""
@@ -155,9 +158,18 @@ class _Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: dtype) -> Tensor:
         """A fresh tensor there."""
 
-def devices() -> list[tuple[str, float, float, float, int, float]]:
+_Figures = tuple[str, float, float, float, int, float]
+
+def devices() -> list[_Figures]:
     """GPUs of which figures are published: name, operations a second in f32 and in 16 bits, bytes a second, bytes of memory,
     seconds of a launch."""
+
+def device_named(name: str) -> str | None:
+    """The name in `devices` of a GPU that people or its driver call so; `None` if there is none."""
+
+def profile_of(backend: str) -> _Figures:
+    """The figures that programs of a backend are chosen for: of a GPU those of `devices` if it is one of them, else what
+    follows from the clocks and counts that its driver tells. Raises `NativeError` where the backend cannot be used."""
 
 @final
 class Executable:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +27,7 @@ __all__ = [
     "compiled_for",
     "device_of",
     "fast_bytes",
-    "gpu_called",
+    "gpu_of",
     "place",
     "sentences",
     "this_device",
@@ -82,16 +81,16 @@ def device_of(name: str | None) -> Device:
     """
     if name is None:
         return this_device()
-    found = DEVICES.get(name.lower().replace(" ", "").replace("-", ""))
+    found = _native.device_named(name)
     if found is None:
         raise ValueError(f"no profile of a device {name!r}; there are {', '.join(d.name for d in DEVICES.values())}")
-    return found
+    return DEVICES[found.lower()]
 
 
-def gpu_called(name: str) -> Device | None:
-    """The profile of a GPU by what its driver calls it, such as ``"NVIDIA H100 80GB HBM3"``; ``None`` if there is none."""
-    words = re.split(r"[^a-z0-9]+", name.lower().replace("rtx ", "rtx"))
-    return next((device for key, device in DEVICES.items() if key in words), None)
+def gpu_of(backend: str) -> Device:
+    """What programs of a GPU that is here are chosen for, such as ``"cuda:0"``: the published figures if it is one of
+    :data:`DEVICES`, else what follows from the clocks that its driver tells."""
+    return Device(*_native.profile_of(backend))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +148,7 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         device: The device.
         facts: ``is_half``, ``batch_at`` (which of the sizes is the batch, or ``None``), ``spatial_at`` (which are heights
             and widths), ``weight_bytes``, ``took_s`` (a measured time on this device, or ``None``), ``fast_bytes`` (what
-            ``memory="fast"`` would keep beside the weights, or ``None``).
+            ``memory="fast"`` would keep beside the weights, or ``None``), ``channels_last`` (slots of weights that lie so).
     """
     memory = program.memory(dims)
     steps, is_half = memory["steps"], bool(facts["is_half"])
@@ -181,14 +180,8 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         )
     if here.launches > 0.2:
         out.append("A fifth of it or more is launches: larger sizes or batches cost less than they seem to.")
-    needed = int(facts["weight_bytes"]) + memory["arena_bytes"] + memory["derived_bytes"] + memory["output_bytes"]
     if device.memory_bytes:
-        fits = "fits into" if needed <= device.memory_bytes else "does not fit into"
-        out.append(
-            f"It needs {needed / 1e9:.2f} GB and {fits} the {device.memory_bytes / 1e9:.0f} GB of {device.name}."
-        )
-        if needed > device.memory_bytes and not is_half:
-            out.append(f"In 16 bits it would need about {needed / 2e9:.2f} GB.")
+        out += _memory(memory, device, facts, here)
     more = int(facts.get("fast_bytes") or 0) - memory["derived_bytes"]
     if more > 0:
         # Packing reads a weight and writes its panels.
@@ -200,16 +193,27 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
     return out
 
 
-def compiled_for(lowered: LoweredGraph, device: Device, precision: str) -> tuple[_native.Program, list[str]]:
-    """A program as it would be compiled for one of :data:`DEVICES`, and what is different about it."""
-    program, _ = _native.compile(lowered.builder, precision=precision, profile=device.name)
+def compiled_for(
+    lowered: LoweredGraph, device: Device, precision: str, backend: str | None = None
+) -> tuple[_native.Program, list[str]]:
+    """A program as it would be compiled for a device, and what is different about it.
+
+    Args:
+        lowered: The graph.
+        device: One of :data:`DEVICES`, or what :func:`gpu_of` gave.
+        precision: As of the module.
+        backend: The backend of the device, if it is here.
+    """
+    # What panels a processor would keep is nothing to a GPU.
+    profile = device.name if backend is None else backend
+    program, _ = _native.compile(lowered.builder, precision=precision, profile=profile, memory="low")
     here, _ = _native.compile(lowered.builder, precision=precision)
     there, count = (sum(p.explain()["steps"].values()) for p in (program, here))
     if there >= count:
         return program, []
     return program, [
-        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than here: what these compute is "
-        "computed again where it is used, which takes less than a launch and the bytes between."
+        f"Compiled for {device.name} it has {there} kernels, {count - there} fewer than for a processor: what these compute "
+        "is computed again where it is used, which takes less than a launch and the bytes between."
     ]
 
 
@@ -217,6 +221,32 @@ def fast_bytes(lowered: LoweredGraph, dims: Sequence[int], precision: str) -> in
     """What a program would keep beside its weights under ``memory="fast"``."""
     program, _ = _native.compile(lowered.builder, precision=precision, memory="fast")
     return int(program.memory(dims)["derived_bytes"])
+
+
+def _memory(memory: Mapping[str, Any], device: Device, facts: Mapping[str, Any], here: Placement) -> list[str]:
+    """What a program takes of a GPU's memory under each of the memory options, and whether it fits."""
+    needed = int(facts["weight_bytes"]) + memory["arena_bytes"] + memory["derived_bytes"] + memory["output_bytes"]
+    # Convolutions of libraries read their channels as neighbours: a second form of the weight, or one made in each call.
+    lying_so = facts.get("channels_last") or ()
+    copies = [size for slot, size in memory["laid_out"] if slot not in lying_so]
+    kept, low = needed + sum(copies), needed + max(copies, default=0)
+    fits = "fits into" if kept <= device.memory_bytes else "does not fit into"
+    out = [f"It needs {_bytes(kept)} and {fits} the {device.memory_bytes / 1e9:.0f} GB of {device.name}."]
+    if low < kept:
+        # Laying a weight out reads it and writes it.
+        spent = 2 * sum(copies) / device.bandwidth
+        also = ", and then it fits" if low <= device.memory_bytes < kept else ""
+        out.append(
+            f'{_bytes(sum(copies))} of that are weights of convolutions that memory="fast" and "balanced" keep a second '
+            'time, with channels as neighbours (not for a module in torch.channels_last). memory="low" needs '
+            f"{_bytes(low)}{also}; laying them out takes {_seconds(spent)} of each call at least, "
+            f"{spent / here.seconds:.0%} of it."
+        )
+    else:
+        out.append('memory="low", "balanced" and "fast" need the same there: no weight is kept a second time.')
+    if kept > device.memory_bytes and not facts["is_half"]:
+        out.append(f"In 16 bits it would need about {_bytes(kept / 2)}.")
+    return out
 
 
 def _batch(
@@ -257,6 +287,10 @@ def _size(
     return [
         f"Larger images cost {why}: at twice the size in each direction the bound is {_seconds(there)}, {times:.1f} times."
     ]
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
 
 
 def _seconds(value: float) -> str:

@@ -45,7 +45,13 @@ def examine() -> Iterator[Finding]:
                 yield False, f"cuda:{index}", f"{torch.cuda.get_device_name(index)}: modules there run eager: {error}"
             else:
                 assert device is not None, "only the CPU has none"
-                yield True, f"cuda:{index}", f"{device.name}: modules there are compiled (not tried on a GPU yet)"
+                figures = advice.gpu_of(device.backend)
+                yield (
+                    True,
+                    f"cuda:{index}",
+                    f"{device.name}: modules there are compiled (not tried on a GPU yet), for {figures.name}: "
+                    f"{figures.half_flops / 1e12:.0f} TFLOP/s in 16 bits, {figures.bandwidth / 1e9:.0f} GB/s",
+                )
     else:
         yield True, "cuda", "no device"
     if torch.version.cuda is not None:
@@ -99,6 +105,7 @@ def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
     facts = {
         "is_half": dtype != torch.float32,
         "spatial_at": [lowered.symbols.index(name) for name in spatial],
+        "channels_last": (),
         "fast_bytes": advice.fast_bytes(lowered, dims, "auto") if device is None else None,
         "batch_at": lowered.symbols.index(batches[0]) if batches else None,
         "weight_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import _native
-from .advice import Device, compiled_for, device_of, fast_bytes, gpu_called, sentences, this_device
+from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, sentences, this_device
 from .dispatch import Dispatcher
 from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
@@ -323,9 +324,7 @@ def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation
 def _advice(variant: Variant, asked: Device | None) -> list[str]:
     """Advice for the size that ran last, or that the variant was captured at; for the device asked about, else its own."""
     own = variant.captured.device
-    device = asked or (this_device() if own is None else gpu_called(own.name))
-    if device is None:
-        return []
+    device = asked or (this_device() if own is None else gpu_of(own.backend))
     is_here = asked is None and own is None
     rows = [row for row in variant.stats().get("sizes", []) if row["ms"] > 0]
     point = variant.graph.plan.symbols
@@ -344,13 +343,20 @@ def _advice(variant: Variant, asked: Device | None) -> list[str]:
         ],
         "fast_bytes": fast_bytes(variant.lowered, dims, precision) if is_here else None,
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
+        "channels_last": [slot for slot, tensor in enumerate(variant.tensors) if _is_channels_last(tensor)],
         # On a GPU the time of a call is the host's alone.
         "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
     }
     if is_here:
         return sentences(variant.program, dims, device, facts)
-    program, differences = compiled_for(variant.lowered, device, precision)
+    backend = None if asked is not None or own is None else own.backend
+    program, differences = compiled_for(variant.lowered, device, precision, backend)
     return [*sentences(program, dims, device, facts), *differences]
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])
 
 
 def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:

@@ -13,7 +13,7 @@ use oxidiff_kernels::cpu::conv_choice::Observed;
 
 use crate::ir::DType;
 use crate::plan::{Plan, Workspace};
-use crate::target::Target;
+use crate::target::{Profile, Target};
 use crate::{Error, Result};
 
 pub mod cpu;
@@ -34,6 +34,11 @@ pub trait Backend: Send + Sync {
 
     /// The device to plan for.
     fn target(&self) -> Target;
+
+    /// What the device does at most, for choices that must be the same in every process.
+    fn profile(&self) -> Profile {
+        *self.target().profile()
+    }
 
     /// Whether every step of the plan can run here.
     ///

@@ -16,7 +16,7 @@ use crate::backend::{Identity, StepTime, Weight};
 use crate::compiler::{self, Options};
 use crate::ir::{DType, Input};
 use crate::kernel_ir::GroupKind;
-use crate::plan::{MemoryMode, Numerics};
+use crate::plan::{BufferKind, MemoryMode, Numerics, PackForm, Plan};
 use crate::runtime;
 use crate::target::{DEVICES, Profile};
 use crate::{Error, backend};
@@ -98,6 +98,7 @@ impl Program {
         out.set_item("output_bytes", types.iter().map(bytes).sum::<i64>())?;
         out.set_item("steps", steps)?;
         out.set_item("buffers", buffers)?;
+        out.set_item("laid_out", laid_out(plan).map_err(|e| to_python(&e))?)?;
         Ok(out)
     }
 
@@ -141,6 +142,25 @@ fn count(dict: &Bound<'_, PyDict>, key: &str) -> PyResult<()> {
     dict.set_item(key, before + 1)
 }
 
+/// Slot, if it is the whole of one, and bytes of each weight that libraries of GPUs want with its channels as neighbours, and that
+/// does not lie so in a dense tensor.
+fn laid_out(plan: &Plan) -> Result<Vec<(Option<u32>, usize)>, Error> {
+    let mut found = Vec::new();
+    for pack in plan.packs.iter().filter(|pack| matches!(pack.form, PackForm::Convolution { .. })) {
+        let weight = pack.source.concrete(&[])?;
+        let [filters, channels, taps @ ..] = &weight.shape[..] else { continue };
+        let taps: usize = taps.iter().product();
+        if taps > 1 && *channels > 1 {
+            let slot = match plan.buffers[pack.source.buffer.index()].kind {
+                BufferKind::Parameter(slot) => Some(slot),
+                _ => None,
+            };
+            found.push((slot, filters * channels * taps * pack.source.dtype.size_bytes()));
+        }
+    }
+    Ok(found)
+}
+
 const fn group_name(kind: GroupKind) -> &'static str {
     match kind {
         GroupKind::Contraction => "contraction",
@@ -153,14 +173,30 @@ const fn group_name(kind: GroupKind) -> &'static str {
     }
 }
 
+/// A device's figures, as [`devices`] gives them.
+type Figures = (&'static str, f64, f64, f64, u64, f64);
+
+fn figures(d: &Profile) -> Figures {
+    let rate = |value: u64| value as f64;
+    (d.name, rate(d.f32_flops), rate(d.half_flops), rate(d.bandwidth), d.memory_bytes, rate(d.launch_ns) * 1e-9)
+}
+
 /// Published figures of GPUs; see the stub file.
 #[pyfunction]
-pub fn devices() -> Vec<(&'static str, f64, f64, f64, u64, f64)> {
-    let row = |d: &Profile| {
-        let rate = |value: u64| value as f64;
-        (d.name, rate(d.f32_flops), rate(d.half_flops), rate(d.bandwidth), d.memory_bytes, rate(d.launch_ns) * 1e-9)
-    };
-    DEVICES.iter().map(row).collect()
+pub fn devices() -> Vec<Figures> {
+    DEVICES.iter().map(|gpu| figures(&gpu.profile)).collect()
+}
+
+/// What programs of a backend are chosen for; see the stub file.
+#[pyfunction]
+pub fn profile_of(backend: &str) -> PyResult<Figures> {
+    guarded("asking for a device's figures", || Ok(figures(&backend::by_name(backend)?.profile())))
+}
+
+/// The name in [`devices`] of a GPU, however it is written; see the stub file.
+#[pyfunction]
+pub fn device_named(name: &str) -> Option<&'static str> {
+    Profile::named(name).map(|profile| profile.name)
 }
 
 /// Compiles the builder's graph, or finds the live program; see the stub file.
@@ -188,9 +224,12 @@ pub fn compile(
     let memory = MemoryMode::from_name(memory)
         .ok_or_else(|| to_python(&Error::invalid(format!("memory `{memory}`: expected fast, balanced or low"))))?;
     let precision = compiler::precision_from_name(precision).map_err(|e| to_python(&e))?;
-    let named =
-        |name: &str| Profile::named(name).ok_or_else(|| to_python(&Error::invalid(format!("no device `{name}`"))));
-    let profile = profile.map(named).transpose()?.copied();
+    // One of the table, or that of a backend that is here.
+    let named = |name: &str| match Profile::named(name) {
+        Some(profile) => Ok(*profile),
+        None => backend::by_name(name).map(|backend| backend.profile()),
+    };
+    let profile = profile.map(named).transpose().map_err(|e| to_python(&e))?;
     let backend = match &device {
         Some(device) => Some(device.getattr("backend")?.extract()?),
         None => backend,

@@ -45,6 +45,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;
     m.add_function(wrap_pyfunction!(executable::target, m)?)?;
     m.add_function(wrap_pyfunction!(executable::devices, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::device_named, m)?)?;
+    m.add_function(wrap_pyfunction!(executable::profile_of, m)?)?;
     m.add_function(wrap_pyfunction!(executable::stamp, m)?)?;
     m.add_function(wrap_pyfunction!(executable::derived_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_archs, m)?)?;

@@ -137,10 +137,13 @@ impl FakeDriver {
         unsafe { self.0.get::<unsafe extern "C" fn(usize)>(b"fake_graph_bytes").expect("there")(bytes) }
     }
 
-    /// Bytes of the L2 of devices that are opened from now on.
-    pub fn l2_bytes(&self, bytes: i32) {
-        // SAFETY: as above.
-        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_l2_bytes").expect("there")(bytes) }
+    /// What devices that are opened from now on say of themselves: the name, multiprocessors, clock and memory clock in kHz,
+    /// bits of the way to the memory, bytes of L2.
+    pub fn describe(&self, name: &str, attributes: [i32; 5]) {
+        type Describe = unsafe extern "C" fn(*const std::ffi::c_char, *const i32);
+        let name = std::ffi::CString::new(name).expect("no zeros");
+        // SAFETY: as above; both are copied by the call.
+        unsafe { self.0.get::<Describe>(b"fake_device").expect("there")(name.as_ptr(), attributes.as_ptr()) }
     }
 
     pub fn capturing(&self, is: bool) {

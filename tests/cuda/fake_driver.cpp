@@ -1,5 +1,6 @@
 // A stand-in for libcuda.so.1: device memory is the host's, an image is a shared library made of the same kernel text by the
 // host's compiler (shim.h), a launch runs it. Launches and graphs are counted, so that a test can ask what happened.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -71,7 +72,8 @@ static void* const CONTEXT = (void*)0x100;
 enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRITES, UNLOADS };
 // Memory of the device that a graph takes, and what all of them hold.
 static size_t graph_bytes = 0, held_bytes = 0;
-static int l2_bytes = 0;
+static char device_name[64] = "this processor";
+static int device_attributes[5] = {108, 0, 0, 0, 0};
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
 
 static Node node_of(const Params* p) {
@@ -127,7 +129,12 @@ void fake_capturing(int is) { capturing = is; }
 void fake_spend(double ms) { clock_ms += ms; }
 void fake_kernel_cost(double ms) { kernel_ms = ms; }
 void fake_graph_bytes(size_t bytes) { graph_bytes = bytes; }
-void fake_l2_bytes(int bytes) { l2_bytes = bytes; }
+// What devices that are opened from now on say of themselves: a name, multiprocessors, clock and memory clock in kHz, bits of the
+// way to the memory, bytes of L2.
+void fake_device(const char* name, const int* attributes) {
+    snprintf(device_name, sizeof device_name, "%s", name);
+    std::copy(attributes, attributes + 5, device_attributes);
+}
 int fake_waited(void* before, void* after) {
     for (auto& wait : waits)
         if (wait.first == before && wait.second == after) return 1;
@@ -144,10 +151,12 @@ Result cuGetErrorName(int, const char** text) { *text = "FAKE"; return SUCCESS; 
 Result cuGetErrorString(int, const char** text) { *text = "fake driver"; return SUCCESS; }
 Result cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
 Result cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal ? INVALID : SUCCESS; }
-Result cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "this processor"); return SUCCESS; }
+Result cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "%s", device_name); return SUCCESS; }
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = (size_t)8 << 30; return SUCCESS; }
 Result cuDeviceGetAttribute(int* value, int which, int) {
-    *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : which == 38 ? l2_bytes : 0;
+    const int kinds[5] = {16, 13, 36, 37, 38};
+    const int at = std::find(kinds, kinds + 5, which) - kinds;
+    *value = which == 75 ? 8 : at < 5 ? device_attributes[at] : 0;
     return SUCCESS;
 }
 Result cuDevicePrimaryCtxRetain(void** context, int) { *context = CONTEXT; return SUCCESS; }

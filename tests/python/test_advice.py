@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import oxidiff
 from nets import Net, image
 from oxidiff.__main__ import main
 from oxidiff.advice import DEVICES, Device, device_of, place, sentences
+from oxidiff.report import _advice
 
 FAST = Device("x", f32_flops=1e12, half_flops=4e12, bandwidth=1e11, launch_s=1e-6)
 
@@ -27,6 +30,11 @@ def test_the_larger_of_both_bounds_counts() -> None:
 def test_devices_by_name() -> None:
     assert device_of("l4") is device_of("L4") is DEVICES["l4"]
     assert device_of("rtx 4090").name == "RTX4090"
+    laptop = device_of("NVIDIA GeForce RTX 4090 Laptop GPU")
+    assert laptop.name == "RTX4090-Laptop" and laptop.bandwidth < 0.6 * device_of("rtx-4090").bandwidth
+    assert device_of("NVIDIA A100-SXM4-40GB").memory_bytes == device_of("A100").memory_bytes / 2
+    with pytest.raises(ValueError, match="RTX4070-Laptop"):
+        device_of("RTX 4070 Ti")
     with pytest.raises(ValueError, match="H100"):
         device_of("abacus")
 
@@ -65,6 +73,45 @@ def test_what_would_help_is_said_where_it_would() -> None:
 
 
 @torch.no_grad()
+def test_each_memory_option_has_its_bytes_on_a_gpu() -> None:
+    convs = [
+        torch.nn.Conv2d(256, 256, 3, padding=1),
+        torch.nn.Conv2d(256, 512, 3, padding=1),
+        torch.nn.Conv2d(512, 8, 1),
+    ]
+    net = torch.nn.Sequential(*convs).eval().requires_grad_(False)
+    first, second = (conv.weight.numel() * 4 for conv in convs[:2])
+
+    def advice(module: torch.nn.Module, device: str | None, memory_bytes: int = 0) -> str:
+        compiled: Any = oxidiff.compile(module, strict=True, cache=False, tune="off")
+        compiled(torch.zeros(1, 256, 16, 16))
+        if memory_bytes:
+            asked = dataclasses.replace(DEVICES["t4"], memory_bytes=memory_bytes)
+            (variant,) = oxidiff.module.dispatcher_of(compiled).engines()[0].variants
+            return "\n".join(_advice(variant, asked))
+        return "\n".join(oxidiff.explain(compiled, device=device).advice)
+
+    said = advice(net, "T4")
+    needs, low = _needs(said)
+    assert needs - low == pytest.approx(first / 1e6, abs=0.11), "the larger one is laid out in the workspace"
+    copies = re.search(r"([\d.]+) MB of that are weights of convolutions", said)
+    assert copies is not None and float(copies[1]) == pytest.approx((first + second) / 1e6, abs=0.06)
+    assert "laying them out takes" in said and "then it fits" not in said
+    weights = sum(p.numel() * 4 for p in net.parameters())
+    tight = advice(net, None, weights + first + second)
+    assert "does not fit into" in tight and 'memory="low" needs' in tight and "and then it fits" in tight
+    lying_so = advice(net.to(memory_format=torch.channels_last), "T4")
+    assert "need the same there" in lying_so and "of that are weights" not in lying_so
+    assert "need the same there" not in advice(net, None), "a processor has no memory of its own"
+
+
+def _needs(said: str) -> tuple[float, float]:
+    needs, low = re.search(r"It needs ([\d.]+) MB", said), re.search(r'memory="low" needs ([\d.]+) MB', said)
+    assert needs is not None and low is not None, said
+    return float(needs[1]), float(low[1])
+
+
+@torch.no_grad()
 def test_attention_makes_large_images_dear() -> None:
     class Attends(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,8 +139,8 @@ def test_fusion_is_chosen_for_the_device() -> None:
     compiled: Any = oxidiff.compile(Modulated().eval(), strict=True, cache=False, tune="off")
     compiled(torch.randn(2, 1024, 1280), torch.randn(2, 1, 1280))
     said = {device: "\n".join(compiled.explain(device=device).advice) for device in ("H100", "T4")}
-    assert "Compiled for H100 it has 1 kernels, 1 fewer than here" in said["H100"]
-    assert "fewer than here" not in said["T4"]
+    assert "Compiled for H100 it has 1 kernels, 1 fewer than for a processor" in said["H100"]
+    assert "fewer than" not in said["T4"]
 
 
 def test_doctor_asks_about_a_card_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ use cudarc::driver::{result, sys};
 use super::NAME;
 use crate::backend::tensor::{Block, Memory};
 use crate::codegen::cuda::Geometry;
+use crate::target::Attributes;
 use crate::{Error, Result};
 
 /// A stream of the caller's; 0 is the legacy default stream.
@@ -36,25 +37,8 @@ fn checked<T>(result: std::result::Result<T, result::DriverError>, what: &str) -
 #[derive(Debug)]
 pub struct Device {
     ordinal: u32,
-    name: String,
-    arch: u32,
-    multiprocessors: u32,
-    total_bytes: usize,
-    rates: Rates,
+    attributes: Attributes,
     context: sys::CUcontext,
-}
-
-/// What the driver says of how fast a device is; 0 where it does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rates {
-    /// Most of its multiprocessors' clock, in kHz.
-    pub clock_khz: u32,
-    /// Most of its memory's clock, in kHz; there are two transfers a cycle.
-    pub memory_clock_khz: u32,
-    /// Width of the way to its memory, in bits.
-    pub bus_bits: u32,
-    /// Bytes of its L2.
-    pub l2_bytes: u32,
 }
 
 // SAFETY: a context may be used from any thread once it is current there.
@@ -82,22 +66,18 @@ impl Device {
         // SAFETY: a device that `cuDeviceGet` gave.
         let context = checked(unsafe { result::primary_ctx::retain(device) }, "the device's primary context")?;
         let told = |which| attribute(device, which).unwrap_or(0);
-        let rates = Rates {
-            clock_khz: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
-            memory_clock_khz: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
-            bus_bits: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
-            l2_bytes: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
-        };
-        Ok(Arc::new(Self {
-            ordinal,
-            rates,
+        let attributes = Attributes {
             name: checked(result::device::get_name(device), "the device's name")?,
             arch: major * 10 + minor,
             multiprocessors: attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            clock_khz: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+            memory_clock_khz: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+            bus_bits: told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
+            l2_bytes: u64::from(told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)),
             // SAFETY: as above.
-            total_bytes: checked(unsafe { result::device::total_mem(device) }, "the device's memory")?,
-            context,
-        }))
+            memory_bytes: checked(unsafe { result::device::total_mem(device) }, "the device's memory")? as u64,
+        };
+        Ok(Arc::new(Self { ordinal, attributes, context }))
     }
 
     /// Number of the device.
@@ -107,27 +87,27 @@ impl Device {
 
     /// What the driver calls it.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.attributes.name
     }
 
     /// Compute capability: 90 for 9.0.
     pub fn arch(&self) -> u32 {
-        self.arch
+        self.attributes.arch
     }
 
     /// Number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
+        self.attributes.multiprocessors
     }
 
-    /// How fast it is.
-    pub fn rates(&self) -> Rates {
-        self.rates
+    /// What the driver says of it.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
     }
 
     /// Bytes of memory.
     pub fn total_bytes(&self) -> usize {
-        self.total_bytes
+        self.attributes.memory_bytes as usize
     }
 
     /// Makes the context current in this thread for as long as the result lives: the caller's current device is its own.

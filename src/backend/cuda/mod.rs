@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::tensor::{Block, Memory};
 use super::{Backend, Loaded, Specialized};
 use crate::plan::Plan;
-use crate::target::{DeviceKind, Target};
+use crate::target::{DeviceKind, Profile, Target};
 use crate::{Error, Result};
 
 pub mod cubins;
@@ -205,6 +205,10 @@ impl Backend for Cuda {
 
     fn target(&self) -> Target {
         Target { kind: DeviceKind::Cuda { arch: self.device.arch() }, ..Target::host() }
+    }
+
+    fn profile(&self) -> Profile {
+        self.device.attributes().profile()
     }
 
     fn check(&self, plan: &Plan) -> Result<()> {

@@ -232,7 +232,7 @@ impl SpecializedCuda {
     }
 
     fn l2_bytes(&self) -> usize {
-        self.program.device.rates().l2_bytes as usize
+        self.program.device.attributes().l2_bytes as usize
     }
 
     /// What a trial needs: the operands, and the workspace of the way that runs; and with what none of its runs would find
