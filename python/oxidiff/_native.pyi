@@ -37,6 +37,7 @@ __all__ = [
     "devices",
     "encode_artifact",
     "forget_choices",
+    "is_whole",
     "kernel_version",
     "kernels",
     "key_of",
@@ -211,6 +212,9 @@ def read_file(path: str) -> bytes | None:
 
 def write_file(path: str, data: bytes) -> None:
     """Replaces a file so that readers see the old content or the new one; raises `NativeError`."""
+
+def is_whole(data: bytes) -> bool:
+    """Whether these are the bytes of a whole file of machine code or of a plan of cuDNN, as the cache keeps them."""
 
 def sweep_folder(folder: str) -> None:
     """Removes what killed writers left behind long ago."""

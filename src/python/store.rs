@@ -9,8 +9,8 @@ use pyo3::types::{PyBytes, PyDict};
 
 use super::errors::guarded;
 use crate::store::artifact::{self, Section};
-use crate::store::files;
 use crate::store::tuning::{Database, Entry, Key};
+use crate::store::{files, kept};
 
 /// Adds the names of this file to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -21,6 +21,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(read_file, m)?)?;
     m.add_function(wrap_pyfunction!(write_file, m)?)?;
     m.add_function(wrap_pyfunction!(sweep_folder, m)?)?;
+    m.add_function(wrap_pyfunction!(is_whole, m)?)?;
     m.add_function(wrap_pyfunction!(cache_dir, m)?)?;
     Ok(())
 }
@@ -56,6 +57,11 @@ fn write_file(py: Python<'_>, path: PathBuf, data: &[u8]) -> PyResult<()> {
 #[pyfunction]
 fn sweep_folder(py: Python<'_>, folder: PathBuf) {
     py.detach(|| files::sweep(&folder));
+}
+
+#[pyfunction]
+fn is_whole(data: &[u8]) -> bool {
+    kept::is_whole(data)
 }
 
 #[pyfunction]

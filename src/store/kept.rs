@@ -11,7 +11,7 @@ use super::files;
 /// Bytes of a hash.
 const HASH: usize = 32;
 /// Longest file that is read.
-const MAX_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = (64 << 20) + HASH;
 
 /// Such a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,12 @@ pub fn key(parts: &[&str]) -> String {
         hasher.update(part.as_bytes());
     }
     hasher.finalize().to_hex().to_string()
+}
+
+/// Whether these bytes are a whole file of such a folder.
+pub fn is_whole(file: &[u8]) -> bool {
+    file.len() <= MAX_BYTES
+        && file.split_at_checked(HASH).is_some_and(|(head, data)| head == blake3::hash(data).as_bytes())
 }
 
 impl Kept {
@@ -97,9 +103,10 @@ mod tests {
         assert_eq!(kept.read(&name).as_deref(), Some(b"what was made".as_slice()));
         let path = folder.join(format!("{name}.part"));
         let bytes = std::fs::read(&path).unwrap();
+        assert!(is_whole(&bytes));
         for damaged in [&bytes[..bytes.len() - 1], &bytes[..10], b"", &[bytes.as_slice(), b"x"].concat()] {
             std::fs::write(&path, damaged).unwrap();
-            assert_eq!(kept.read(&name), None);
+            assert_eq!((kept.read(&name), is_whole(damaged)), (None, false));
         }
         kept.remove(&name);
         assert!(!path.exists());

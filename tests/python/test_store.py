@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
+import tracemalloc
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -589,6 +593,88 @@ def test_the_cache_travels(
     (tmp_path / "bad").write_bytes(b"x" * 100)
     assert main(["cache", "import", str(tmp_path / "bad")]) == 1
     assert len(stored_files()) == 1
+
+
+def kept_file(data: bytes) -> bytes:
+    """As the cache keeps machine code: a hash of the rest, and the rest. An artifact begins with one, too."""
+    artifact = _native.encode_artifact([("code", data)])
+    return artifact[16:]
+
+
+def test_machine_code_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = bundle.database_path().parent / "cubins"
+    folder.mkdir(parents=True)
+    files = {f"{'0a' * 32}.cubin": kept_file(b"code"), f"{'1b' * 32}.plan": kept_file(b"plan")}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / f"{'2c' * 32}.cubin").write_bytes(kept_file(b"cut")[:-1])
+    whole = tmp_path / "whole"
+    assert bundle.export(whole) == 2, "what is damaged is left out"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["whole"]
+
+    def written(change: Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None]) -> Path:
+        """A bundle with its members changed."""
+        path = tmp_path / "changed"
+        with tarfile.open(whole) as old, tarfile.open(path, "w") as new:
+            for member in old:
+                reader = old.extractfile(member)
+                assert reader is not None
+                changed = change(member, reader.read())
+                if changed is not None:
+                    member.name, content = changed
+                    member.size = len(content)
+                    new.addfile(member, io.BytesIO(content))
+        return path
+
+    def is_code(name: str) -> bool:
+        return name.endswith(".cubin")
+
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", str(tmp_path / "elsewhere"))
+    flipped = written(lambda m, data: (m.name, data[:-1] + b"?" if is_code(m.name) else data))
+    with pytest.raises(oxidiff.ArtifactError, match="cubin is damaged"):
+        bundle.merge(flipped)
+    monkeypatch.setattr(bundle, "_MAX_UNIT", 40)
+    with pytest.raises(oxidiff.ArtifactError, match="more bytes"):
+        bundle.merge(whole)
+    monkeypatch.undo()
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", str(tmp_path / "elsewhere"))
+    for name in ("cubins/../../out.cubin", "cubins/short.cubin", "../out", "/out"):
+        foreign = written(lambda m, data, name=name: (name if is_code(m.name) else m.name, data))  # type: ignore[misc]
+        with pytest.raises(oxidiff.ArtifactError, match="no such thing"):
+            bundle.merge(foreign)
+    for lost in ("end", f"cubins/{'1b' * 32}.plan"):
+        cut = written(lambda m, data, lost=lost: None if m.name == lost else (m.name, data))  # type: ignore[misc]
+        with pytest.raises(oxidiff.ArtifactError, match="cut or damaged"):
+            bundle.merge(cut)
+    data = whole.read_bytes()
+    for end in range(0, data.index(b"end\0") + 512, 173):
+        (tmp_path / "cut").write_bytes(data[:end])
+        with pytest.raises(oxidiff.ArtifactError):
+            bundle.merge(tmp_path / "cut")
+    assert not (tmp_path / "elsewhere" / "cubins").exists(), "nothing of a file that is refused is added"
+    assert bundle.merge(whole) == 2
+    there = {path.name: path.read_bytes() for path in (tmp_path / "elsewhere" / "cubins").iterdir()}
+    assert there == files
+
+
+def test_an_export_holds_one_file_in_memory(tmp_path: Path) -> None:
+    """More than an artifact may have in all."""
+    folder = bundle.database_path().parent / "cubins"
+    folder.mkdir(parents=True)
+    each, count = 48 << 20, 6
+    content = kept_file(bytes(each))
+    for i in range(count):
+        (folder / f"{i:064x}.cubin").write_bytes(content)
+    del content
+    tracemalloc.start()
+    try:
+        assert bundle.export(tmp_path / "all") == count
+        bundle.check(tmp_path / "all")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "all").stat().st_size > count * each > 1 << 28
+    assert peak < 3 * each
 
 
 @torch.no_grad()

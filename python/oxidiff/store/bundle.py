@@ -1,17 +1,24 @@
 """The cache as a whole: what is in it, emptying it, and taking it elsewhere as one file.
 
-A bundle is an artifact file whose sections are the files of a cache: ``graphs/<digest>`` and the rows of the tuning
-database. It can be made where there is time and unpacked, or merged, where there is none: in a container image, on other
-machines. Rows of other devices do no harm, they are never found.
+A bundle is a tar archive of the files of a cache, each with a checksum of its own: ``graphs/<digest>``,
+``cubins/<hash>.cubin`` and ``.plan`` (machine code for GPUs and plans of cuDNN, by a hash of what they were made from),
+``tuning`` (the rows of the database), and last ``end``, with how many there are. It can be made where there is time and
+unpacked, or merged, where there is none: in a container image, on other machines. What is for other devices does no harm,
+it is never found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
+import tarfile
 import time
+from collections.abc import Iterator
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from .. import _native
 from ..errors import ArtifactError, CacheError, from_native
@@ -20,6 +27,14 @@ from .cache import cache_folder, update
 from .encode import decoding, to_bytes, to_data
 
 __all__ = ["Row", "check", "clear", "database_path", "entries", "export", "list_cache", "merge"]
+
+_UNIT: Final = re.compile(r"cubins/([0-9a-f]{64}\.(?:cubin|plan))")
+"""What machine code and plans are called in a bundle."""
+_MAX_UNIT: Final = (64 << 20) + 32
+"""Most bytes of one of these: what is read of the folder, with its hash."""
+_MAX_ENTRY: Final = 1 << 28
+"""Most bytes of an artifact."""
+_TEMPORARY: Final = ".oxidiff-tmp"
 
 
 def _folder() -> Path:
@@ -131,74 +146,136 @@ def clear() -> int:
 
 
 def export(path: str | PathLike[str]) -> int:
-    """Writes the cache as one file; gives how many artifacts and rows are in it.
+    """Writes the cache as one file; gives how many artifacts, kernels, plans and rows are in it.
+
+    One file of the cache is in memory at a time. What is damaged is left out.
 
     Raises:
         CacheError: The cache cannot be read or the file not written.
     """
-    sections: list[tuple[str, bytes]] = []
-    for graph in _graphs():
-        with contextlib.suppress(ArtifactError):
-            sections.append((f"graphs/{graph.stem}", read_artifact(graph).to_bytes()))
-    rows = entries()
-    sections.append(("tuning", to_bytes(rows)))
+    rows, count = entries(), 0
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}{_TEMPORARY}")
     try:
-        _native.write_file(fspath(path), _native.encode_artifact(sections))
+        with tarfile.open(temporary, "w") as tar:
+
+            def add(name: str, content: bytes) -> None:
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+            for graph in _graphs():
+                with contextlib.suppress(ArtifactError):
+                    add(f"graphs/{graph.stem}", read_artifact(graph).to_bytes())
+                    count += 1
+            for unit in (*_cubins(), *_plans()):
+                # Another process may have removed it.
+                with contextlib.suppress(FileNotFoundError):
+                    content = unit.read_bytes()
+                    if _native.is_whole(content):
+                        add(f"cubins/{unit.name}", content)
+                        count += 1
+            add("tuning", _native.encode_artifact([("tuning", to_bytes(rows))]))
+            add("end", str(count).encode())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise CacheError(f"cannot write {target}: {error}") from error
     except _native.NativeError as error:
         raise from_native(error) from error
-    return len(sections) - 1 + len(rows)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count + len(rows)
 
 
 def merge(path: str | PathLike[str]) -> int:
-    """Adds what a bundle, or a tuning database, has to the cache; gives how many artifacts and rows that are.
+    """Adds what a bundle, or a tuning database, has to the cache; gives how many files and rows that are.
 
     Of two measurements of one choice the later stays.
 
     Raises:
-        ArtifactError: The file is neither, or damaged.
+        ArtifactError: The file is neither, or damaged. Nothing is added then.
         CacheError: The cache cannot be written.
     """
-    graphs, rows = check(path)
-    for name, artifact in graphs:
-        update(os.path.join(_folder(), "graphs", f"{name}.oxi"), artifact)
-    if rows:
-        try:
-            _native.TuningDatabase(fspath(database_path())).add(rows)
-        except _native.NativeError as error:
-            raise from_native(error) from error
-    return len(graphs) + len(rows)
+    check(path)
+    folder, count = _folder(), 0
+    try:
+        for item in _contents(Path(path)):
+            if isinstance(item, Artifact):
+                # By what it says it is, never by a name that could lead out of the folder.
+                update(os.path.join(folder, "graphs", f"{item.description.digest}.oxi"), item)
+                count += 1
+            elif isinstance(item, _Unit):
+                _native.write_file(os.path.join(folder, "cubins", item.name), item.content)
+                count += 1
+            elif item:
+                _native.TuningDatabase(fspath(database_path())).add(item)
+                count += len(item)
+    except _native.NativeError as error:
+        raise from_native(error) from error
+    return count
 
 
-def check(path: str | PathLike[str]) -> tuple[list[tuple[str, Artifact]], list[Row]]:
-    """The artifacts, by digest, and the rows of a bundle or a tuning database.
+def check(path: str | PathLike[str]) -> None:
+    """Reads all of a bundle or of a tuning database.
 
     Raises:
         ArtifactError: The file is neither, or damaged.
+        CacheError: The database cannot be read.
     """
-    file = Path(path)
+    for _ in _contents(Path(path)):
+        pass
+
+
+class _Unit(NamedTuple):
+    """A file of the folder of machine code and plans."""
+
+    name: str
+    content: bytes
+
+
+def _contents(file: Path) -> Iterator[Artifact | _Unit | list[Row]]:
+    """What a bundle or a tuning database has, one after the other, each checked."""
     try:
         with file.open("rb") as opened:
-            is_database = opened.read(6) == b"SQLite"
+            head = opened.read(8)
     except OSError as error:
         raise ArtifactError(f"cannot read {file}: {error}") from error
-    if is_database:
-        return [], entries(file)
-    graphs: list[tuple[str, Artifact]] = []
-    return graphs, _read_bundle(file, graphs)
-
-
-def _read_bundle(file: Path, graphs: list[tuple[str, Artifact]]) -> list[Row]:
+    if head.startswith(b"SQLite"):
+        yield entries(file)
+        return
+    if head == b"oxidiff\n":
+        raise ArtifactError(f"{file} is an artifact of one module, not a cache; use load_graph")
+    count, told = 0, None
     try:
-        data = _native.read_file(fspath(file))
-        sections = _native.decode_artifact(data or b"")
+        with tarfile.open(file, "r:") as tar:
+            for member in tar:
+                name, is_unit = member.name, _UNIT.fullmatch(member.name)
+                if not member.isreg() or member.size > (_MAX_UNIT if is_unit else _MAX_ENTRY):
+                    raise ArtifactError(f"{file}: {name} is no file, or has more bytes than any can have")
+                reader = tar.extractfile(member)
+                content = b"" if reader is None else reader.read()
+                if name == "end":
+                    told = content
+                elif is_unit:
+                    if not _native.is_whole(content):
+                        raise ArtifactError(f"{file}: {name} is damaged")
+                    count += 1
+                    yield _Unit(is_unit[1], content)
+                elif name.startswith("graphs/"):
+                    count += 1
+                    yield Artifact.from_bytes(content)
+                elif name == "tuning":
+                    yield _rows(file, content)
+                else:
+                    raise ArtifactError(f"{file}: there is no such thing as {name} in a cache")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ArtifactError(f"{file} is not a cache that was exported: {error}") from error
     except _native.NativeError as error:
         raise ArtifactError(f"{file}: {error.args[1]}") from error
+    if told != str(count).encode():
+        raise ArtifactError(f"{file} is cut or damaged: it has {count} files and no end that says so")
+
+
+def _rows(file: Path, content: bytes) -> list[Row]:
     with decoding(str(file)):
-        if "tuning" not in sections:
-            raise ArtifactError(f"{file} is an artifact of one module, not a cache; use load_graph")
-        for name, content in sections.items():
-            if name.startswith("graphs/"):
-                artifact = Artifact.from_bytes(content)
-                # By what it says it is, never by a name that could lead out of the folder.
-                graphs.append((artifact.description.digest, artifact))
-        return [as_row(row) for row in to_data(sections["tuning"])]
+        return [as_row(row) for row in to_data(_native.decode_artifact(content)["tuning"])]
