@@ -33,19 +33,17 @@ def submit(task: Callable[[], None]) -> bool:
     with _lock:
         if is_ending():
             return False
+        if not _is_running:
+            # Under the lock, for which the thread then waits: whoever comes meanwhile is told what became of it.
+            _is_running = True
+            try:
+                threading.Thread(target=_work, name="oxidiff").start()
+            except RuntimeError:
+                # The system has no thread left, or the interpreter is on its way out.
+                _is_running = False
+                return False
         _tasks.append(task)
-        if _is_running:
-            return True
-        _is_running = True
-    try:
-        threading.Thread(target=_work, name="oxidiff").start()
-    except RuntimeError:
-        # The system has no thread left, or the interpreter is on its way out.
-        with _lock:
-            _is_running = False
-            _tasks.clear()
-        return False
-    return True
+        return True
 
 
 def _work() -> None:

@@ -51,6 +51,7 @@ from .options import CompileOptions
 from .sets import WeightSet
 from .split import RUNS_EAGER, Split
 from .store import read_artifact, save
+from .tune import Budget
 from .watch import STRUCTURE, Structure, Watch
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
@@ -202,6 +203,7 @@ class Dispatcher:
         options: How to compile it.
         report: Told what ran eager, and why, in place of counting and warning: this module is a piece of another.
         lifting: Which numbers in attributes are arguments of programs, where another module knows it already.
+        budget: What tuning may take, where others share it.
     """
 
     def __init__(
@@ -210,8 +212,11 @@ class Dispatcher:
         options: CompileOptions,
         report: Callable[[Error, str], None] | None = None,
         lifting: Lifting | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.lifting = lifting or Lifting()
+        self.budget = budget or Budget(options.tune_budget_s)
+        """What tuning may still take: of this module, its pieces and weight sets, and of the pipeline around it."""
         self.module = module
         self.options = options
         self._report = report
@@ -234,6 +239,8 @@ class Dispatcher:
         self._used: WeightSet | None = None
         self._epoch: _Epoch | None = None
         self._epochs: OrderedDict[Any, _Epoch] = OrderedDict()
+        self._remembered: tuple[_Epoch, ...] = ()
+        """The same, for those who only look and do not wait for a thread that compiles."""
         self._lock = threading.RLock()
         _alive.add(self)
 
@@ -428,7 +435,8 @@ class Dispatcher:
             split = epoch.split
             if split is None:
                 # A piece is Dynamo's, not the user's: it is never stored.
-                make = functools.partial(Dispatcher, options=self.options.replace(cache=False, graph_file=None))
+                options = self.options.replace(cache=False, graph_file=None)
+                make = functools.partial(Dispatcher, options=options, budget=self.budget)
                 split = epoch.split = Split(self.forward(), self.options.dynamic, make)
         try:
             result, compiled, problems = split(args, kwargs)
@@ -641,7 +649,7 @@ class Dispatcher:
         old = self._epoch
         epoch = self._epochs.pop(structure.fingerprint, None)
         if epoch is None:
-            epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective))
+            epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective, self.budget))
         else:
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched())
@@ -652,6 +660,7 @@ class Dispatcher:
             old.retire()
         while len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
+        self._remembered = tuple(self._epochs.values())
         self._epoch = epoch
         return epoch
 
@@ -690,7 +699,7 @@ class Dispatcher:
         """Adds a weight set; see :func:`oxidiff.bind`."""
 
         def make(module: torch.nn.Module) -> Dispatcher:
-            return find_dispatcher(module) or Dispatcher(module, self.options, lifting=self.lifting)
+            return find_dispatcher(module) or Dispatcher(module, self.options, lifting=self.lifting, budget=self.budget)
 
         made = WeightSet(self.module, source, make, self._current_epoch().structure)
         with self._lock:
@@ -719,8 +728,8 @@ class Dispatcher:
 
     def pieces(self) -> list[Dispatcher]:
         """The dispatchers of the pieces that this module runs in where it cannot be captured whole."""
-        with self._lock:
-            return [piece for epoch in self._epochs.values() if epoch.split is not None for piece in epoch.split.pieces]
+        splits = [split for epoch in self._remembered if (split := epoch.split) is not None]
+        return [piece for split in splits for piece in list(split.pieces)]
 
     def save_graph(self, path: str | os.PathLike[str]) -> None:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
@@ -751,6 +760,7 @@ class Dispatcher:
             with member._lock:
                 epochs = list(member._epochs.values())
                 member._epochs.clear()
+                member._remembered = ()
                 member._epoch = None
                 member.effective.clear()
             for epoch in epochs:
@@ -828,8 +838,7 @@ class Dispatcher:
 
     def engines(self) -> list[Engine]:
         """The engines of all structures that are remembered, the current one last."""
-        with self._lock:
-            return [epoch.engine for epoch in self._epochs.values()]
+        return [epoch.engine for epoch in self._remembered]
 
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()

@@ -31,6 +31,7 @@ from .options import CompileOptions
 from .outputs import builder
 from .staged import Staged
 from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
+from .tune import Budget
 from .watch import Structure
 
 __all__ = ["Engine", "Ready", "Variant", "is_tracing"]
@@ -180,6 +181,7 @@ class Engine:
         options: How to compile.
         structure: The structure; replaced by the caller whenever the module is looked at anew.
         effective: The weights of the module's LoRA layers.
+        budget: What tuning may take.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class Engine:
         options: CompileOptions,
         structure: Structure,
         effective: EffectiveWeights,
+        budget: Budget,
     ) -> None:
         self.module = module
         self.options = options
@@ -200,6 +203,7 @@ class Engine:
         self._at = torch.device("cpu")
         self.captures = 0
         self.tune_s = 0.0
+        self._budget = budget
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
         self._held_at: dict[int, tuple[int, Tensor]] = {}
@@ -260,7 +264,7 @@ class Engine:
                 if point.keys() >= set(part.lowered.symbols):
                     sizes = part.lowered.sizes(point)
                     tuner = part.captured.tuner
-                    self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__)
+                    self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__, self._budget)
                     has_news, tuner.has_news = has_news or tuner.has_news, False
             # A file of the user's also has what the cache knew of it before.
             if has_news or (self.options.graph_file is not None and len(variant.rows) > known):

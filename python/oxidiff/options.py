@@ -103,7 +103,7 @@ class CompileOptions:
     tune: str = "quick"
     """``"off"``, ``"cached"`` (only what was measured before), ``"quick"`` or ``"full"``."""
     tune_budget_s: float = 10.0
-    """Wall-clock cap in seconds for tuning one program."""
+    """Wall-clock cap in seconds for tuning all that one ``compile`` makes, or one ``compile_pipe``: every size and piece."""
     memory_budget: int | str | None = None
     """Bytes (an int or ``"2GiB"``) for the arena, derived weights and graphs of this module; kept as an int."""
     memory: str = "balanced"

@@ -36,14 +36,14 @@ from .errors import CacheError
 from .options import CompileOptions
 from .store import Tuned, bundle, complain
 
-__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Tuner", "device_name"]
+__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Budget", "Tuner", "device_name"]
 
 log = logging.getLogger(__name__)
 
 CLEARLY = 0.94
 """A form must take less than this share of the default's time, in the best and in the median turn."""
 FREE_S = 1.0
-"""Seconds that quick tuning of a program may take whatever comes of it."""
+"""Seconds that quick tuning of a module, or of a pipeline, may take whatever comes of it."""
 REPAID_CALLS = 50
 """Within so many calls, about one image, the trials beyond that must be repaid."""
 _HOPED = 0.1
@@ -87,18 +87,30 @@ _held: dict[tuple[str, str], bundle.Row] = {}
 _Site: TypeAlias = _native.TuningSite | _native.DeviceSite
 
 
+class Budget:
+    """What tuning may take, in all: of one compiled module with all its pieces and sizes, or of one pipeline's parts.
+
+    Args:
+        seconds: ``tune_budget_s``.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.left_s = seconds
+        self.free_s = FREE_S
+        """Seconds that quick tuning may still take whatever comes of it."""
+
+
 class Tuner:
     """Tuning of one program.
 
     Args:
-        options: ``tune``, ``tune_budget_s`` and ``cache`` matter.
+        options: ``tune`` and ``cache`` matter.
         is_on_device: Whether the program runs on a GPU.
     """
 
     def __init__(self, options: CompileOptions, is_on_device: bool = False) -> None:
         self.options = options
         self._is_on_device = is_on_device
-        self.left_s = options.tune_budget_s
         self.is_given = False
         """Whether the user loaded the program from an artifact: it is tuned no further then, unless by ``tune="full"``."""
         self.given: Sequence[bundle.Row] = ()
@@ -109,13 +121,12 @@ class Tuner:
         """The measurements behind the program's choices, by op and bucket."""
         self.has_news = False
         """Whether something was learned since this was last cleared."""
-        self._free_s = FREE_S
         self._is_stale = False
         self._known: dict[tuple[str, str], bundle.Row] | None = None
         self._seen: set[tuple[int, ...]] = set()
         """Sizes at which every choice was looked at."""
 
-    def tune(self, program: _native.Program, sizes: Sequence[int], name: str) -> float:
+    def tune(self, program: _native.Program, sizes: Sequence[int], name: str, budget: Budget) -> float:
         """Makes choices for a program at these sizes hold, measuring those that are not known; gives the seconds it took.
 
         An interruption keeps what was learned until then.
@@ -124,6 +135,7 @@ class Tuner:
             program: The program.
             sizes: Its run-time sizes.
             name: What is being tuned, for the progress bar.
+            budget: What it may take; less is left of it afterwards.
         """
         if self.options.tune == "off" or tuple(sizes) in self._seen:
             return 0.0
@@ -138,7 +150,7 @@ class Tuner:
             try:
                 self._install_known(sites, key)
                 if is_open or self.options.tune == "full":
-                    self._measure_all(sites, start + self.left_s, key, name)
+                    self._measure_all(sites, start, key, name, budget)
                     self.has_news |= here not in self.tuned
                     self.tuned[here] = None
             finally:
@@ -152,7 +164,7 @@ class Tuner:
             # A size that cannot be planned, a trial that found no memory: the call itself says so, or works untuned.
             log.debug("%s is not tuned: %s", name, error.args[1])
         finally:
-            self.left_s -= time.perf_counter() - start
+            budget.left_s -= time.perf_counter() - start
         return time.perf_counter() - start
 
     def _sites(self, program: _native.Program, sizes: Sequence[int]) -> tuple[Sequence[_Site], tuple[str, str]]:
@@ -196,7 +208,11 @@ class Tuner:
         worth = [site for site in sites if _share(site) >= least and len(site.candidates()) > 1]
         return sorted(worth, key=lambda site: (_promise(site), _share(site)), reverse=True)
 
-    def _measure_all(self, sites: Sequence[_Site], deadline: float, key: tuple[str, str], name: str) -> None:
+    def _measure_all(
+        self, sites: Sequence[_Site], start: float, key: tuple[str, str], name: str, budget: Budget
+    ) -> None:
+        """Measures what is worth it in what was left of the budget at ``start``."""
+        deadline = start + budget.left_s
         wanted = self._worth(sites)
         if not wanted:
             return
@@ -212,13 +228,13 @@ class Tuner:
                     # One trial beyond the deadline is a trial too much.
                     if time.perf_counter() + pace.expect(_effort(site)) > deadline:
                         break
-                    if self.options.tune == "quick" and not self._pays(site, gains, pace):
+                    if self.options.tune == "quick" and not self._pays(site, gains, pace, budget):
                         bar.skip()
                         continue
-                    start = time.perf_counter()
+                    begun = time.perf_counter()
                     measured = _measure(site, _TURNS[self.options.tune], deadline)
-                    took = time.perf_counter() - start
-                    self._free_s -= took
+                    took = time.perf_counter() - begun
+                    budget.free_s -= took
                     if measured is None:
                         bar.skip()
                         continue
@@ -232,11 +248,11 @@ class Tuner:
         finally:
             self._keep(rows)
 
-    def _pays(self, site: _Site, gains: Sequence[float], pace: _Pace) -> bool:
+    def _pays(self, site: _Site, gains: Sequence[float], pace: _Pace, budget: Budget) -> bool:
         """Whether quick tuning measures a site: it costs next to nothing, or is expected to repay what it costs."""
         forms = len(site.candidates())
         # On a GPU a trial takes much longer than a run: the budget alone bounds what is spent.
-        if isinstance(site, _native.DeviceSite) or _ROUNDS * forms * pace.expect(site.flops) <= self._free_s:
+        if isinstance(site, _native.DeviceSite) or _ROUNDS * forms * pace.expect(site.flops) <= budget.free_s:
             return True
         hoped = (_HOPED * _PRIOR + sum(gains)) / (_PRIOR + len(gains))
         runs = _ROUNDS * forms + (_RUNS_A_FIRST_TRIAL - 1) * (forms - 1)

@@ -17,8 +17,10 @@ from torch import nn
 
 import oxidiff
 from nets import Net, Returns, assert_close, image
+from oxidiff import _native, background, tune
 from oxidiff.background import submit
 from oxidiff.capture import Capturer
+from oxidiff.store import bundle
 
 
 def wait_for(condition: Any) -> None:
@@ -139,17 +141,88 @@ def test_a_forked_child_compiles_for_itself(gate: threading.Event, one_thread: N
 
 def test_a_process_that_ends_does_not_wait_for_what_is_left() -> None:
     script = """
-        import time
+        import threading, time
         from oxidiff.background import submit
+        begun = threading.Event()
         def task():
             print("a task", flush=True)
+            begun.set()
             time.sleep(0.5)
-        assert all(submit(task) for _ in range(100))
+        assert all(submit(task) for _ in range(100)) and begun.wait(20)
     """
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     assert 1 <= done.stdout.count("a task") < 20, done.stderr
     assert time.monotonic() - started < 40
+
+
+def test_a_thread_that_cannot_start_drops_no_other_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one caller finds that the system has no thread left, another one comes with a task of its own."""
+    wait_for(lambda: not background._is_running)
+    done, answers = threading.Event(), []
+    other = threading.Thread(target=lambda: answers.append(submit(done.set)))
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            monkeypatch.setattr(background.threading, "Thread", thread)
+            other.start()
+            other.join(0.5)
+            raise RuntimeError("can't start new thread")
+
+    thread = threading.Thread
+    monkeypatch.setattr(background.threading, "Thread", Refused)
+    assert not submit(lambda: pytest.fail("nobody was told that this would run"))
+    other.join(10)
+    assert answers == [True] and done.wait(10)
+
+
+@torch.no_grad()
+def test_tuning_is_done_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are eager until the trials are done too, then run what was chosen; a restart knows it."""
+    _native.forget_choices()
+    tune._held.clear()
+    trial, threads = threading.Event(), []
+    real = tune._measure
+
+    def late(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        assert trial.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(tune, "_measure", late)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(64, 72, 3, padding=1), nn.SiLU(), nn.Conv2d(72, 64, 3, padding=1)).eval()
+    compiled: Any = oxidiff.compile(module, background=True, strict=True, tune="full", tune_budget_s=120.0)
+    x = image(1, 64, 24, 24)
+    for _ in range(3):
+        assert torch.equal(compiled(x), module(x))
+        wait_for(lambda: threads)
+    assert oxidiff.report(compiled).eager_calls == 3
+    trial.set()
+    dispatcher = oxidiff.module.dispatcher_of(compiled)
+    wait_for(lambda: not dispatcher._pending)
+    assert_close(compiled(x), module(x))
+    report = oxidiff.report(compiled)
+    assert (report.calls, report.eager_calls, report.fallbacks) == (4, 3, []) and report.tune_s > 0
+    assert len(threads) == 2 and threading.main_thread() not in threads
+    assert len(bundle.entries()) == 2, "what was measured is remembered"
+    (variant,) = oxidiff.explain(compiled).variants
+    assert len(variant["choices"]) == 2
+
+
+@torch.no_grad()
+def test_a_tuner_that_fails_surfaces_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise oxidiff.CacheError("the disk is gone")
+
+    monkeypatch.setattr(tune.Tuner, "tune", broken)
+    compiled: Any = oxidiff.compile(Net().eval(), background=True, cache=False)
+    compiled(image())
+    wait_for(lambda: oxidiff.report(compiled).fallbacks)
+    (fallback,) = oxidiff.report(compiled).fallbacks
+    assert "the disk is gone" in fallback["reason"]
+    with pytest.warns(oxidiff.FallbackWarning, match="the disk is gone"):
+        assert_close(compiled(image()), compiled._orig_mod(image()))
 
 
 def test_a_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -86,6 +86,19 @@ def test_examples_run(script: str, options: list[str], expected: list[str], tmp_
         assert text in result.stdout
 
 
+def test_a_server_restarts_from_its_file() -> None:
+    result = subprocess.run(
+        [sys.executable, "serve_restart.py"], cwd=EXAMPLES, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    cells = {line[:22].strip(): line[22:].split() for line in result.stdout.splitlines()}
+    assert cells["captures"] == ["1.000", "0.000"]
+    first, restart = map(float, cells["of that tuning, s"])
+    assert restart < first, "what was measured is not measured again"
+    assert cells["load the artifact, s"][0] == "-"
+    assert float(cells["artifact MB"][1]) < float(cells["weights MB"][1]) / 10
+
+
 @pytest.mark.slow
 def test_notebook_runs() -> None:
     nbformat = pytest.importorskip("nbformat")

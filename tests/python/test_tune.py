@@ -7,6 +7,7 @@ import io
 import sys
 import time
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,59 @@ def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of one program, whatever the sizes.
     compiled(X.repeat(1, 1, 3, 3))
     assert oxidiff.report(compiled).tune_s < 0.8
+
+
+class Staged(nn.Module):
+    """Two programs, with an op between them that runs eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = net(layers=3), nn.Conv2d(88, 96, 3, padding=1).eval().requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.fft.fftn(self.first(x), dim=(-2, -1)).real)
+
+
+class Split(Staged):
+    """Two pieces, with Python between them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x) if float(x.sum()) > -1e9 else x
+
+
+@pytest.mark.parametrize("kind", [Staged, Split, "pipeline"])
+def test_all_parts_share_the_budget(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = _native.TuningSite.measure
+    measured: list[str] = []
+
+    def slow(site: Any, turns: int, deadline: float) -> Any:
+        measured.append(site.op)
+        while time.perf_counter() < min(deadline, started + 60):
+            measure(site, 0)
+        return None
+
+    monkeypatch.setattr(tune, "_measure", slow)
+    started, options = time.perf_counter(), {"tune": "full", "tune_budget_s": 0.5, "cache": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        if kind == "pipeline":
+            pipe = types.SimpleNamespace(unet=net(layers=3), vae=net(channels=80))
+            oxidiff.compile_pipe(pipe, parts=["unet", "vae"], **options)  # type: ignore[arg-type]
+            pipe.unet(X)
+            pipe.vae(torch.randn(1, 80, 24, 24))
+            compiled = [pipe.unet, pipe.vae]
+        else:
+            compiled = [oxidiff.compile(kind(), **options)]
+            with torch.no_grad():
+                compiled[0](X)
+    took = sum(oxidiff.report(part).tune_s for part in compiled)
+    parts = [
+        engine for one in compiled for d in (dispatcher_of(one), *dispatcher_of(one).pieces()) for engine in d.engines()
+    ]
+    assert sum(len(engine.variants) for engine in parts) == 2, "there are two programs"
+    # Looking at what can be tuned takes a little, also where no time is left.
+    assert 0.4 < took < 0.75 and len(measured) == 1, (took, measured)
 
 
 def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,8 +579,8 @@ def test_the_budget_is_kept_within_a_tenth(mode: str, off_by: float, monkeypatch
         sites: list[Any] = [
             Slow(t, 0.95 * t, 1.2 * t, name=str(i), count=16, flops=1e11 * t / off_by) for i, t in enumerate(times)
         ]
-        tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, cache=False, tune_budget_s=budget))
-        tuner._measure_all(sites, clock.now + tuner.left_s, ("device", "library"), "net")
+        tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, cache=False))
+        tuner._measure_all(sites, clock.now, ("device", "library"), "net", tune.Budget(budget))
         assert 0.9 * budget <= clock.now <= 1.1 * budget, budget
 
 
@@ -537,8 +591,9 @@ def test_a_trial_longer_than_the_budget_is_not_begun(monkeypatch: pytest.MonkeyP
 
 
 def measured_sites(sites: list[Any], mode: str = "quick", **fields: Any) -> list[Any]:
-    tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, cache=False, **fields))
-    tuner._measure_all(sites, time.perf_counter() + tuner.left_s, ("device", "library"), "net")
+    options = oxidiff.CompileOptions(tune=mode, cache=False, **fields)
+    budget = tune.Budget(options.tune_budget_s)
+    tune.Tuner(options)._measure_all(sites, time.perf_counter(), ("device", "library"), "net", budget)
     return [site for site in sites if site.trials]
 
 
@@ -658,8 +713,9 @@ def test_choices_on_a_device_are_measured_and_remembered(monkeypatch: pytest.Mon
         tune._held.clear()
         site = DeviceSite()
         monkeypatch.setattr(_native, "device_sites", lambda program, sizes: [site], raising=True)
-        tuner = tune.Tuner(oxidiff.CompileOptions(tune=mode, **fields), is_on_device=True)
-        tuner.tune(program, [2, 64], "a test")  # type: ignore[arg-type]
+        options = oxidiff.CompileOptions(tune=mode, **fields)
+        tuner = tune.Tuner(options, is_on_device=True)
+        tuner.tune(program, [2, 64], "a test", tune.Budget(options.tune_budget_s))  # type: ignore[arg-type]
         return site, tuner
 
     site, tuner = tuned()

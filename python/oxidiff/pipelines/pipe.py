@@ -13,6 +13,7 @@ from ..dispatch import find_dispatcher
 from ..errors import ArtifactError
 from ..module import compile, dispatcher_of
 from ..options import CompileOptions
+from ..tune import Budget
 from .parts import PARTS
 
 __all__ = ["compile_pipe", "load_pipe", "save_pipe"]
@@ -35,7 +36,7 @@ def compile_pipe(
 
     Args:
         pipe: The pipeline.
-        options: For all parts; see :class:`oxidiff.CompileOptions`.
+        options: For all parts; see :class:`oxidiff.CompileOptions`. They share ``tune_budget_s``.
         ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"`` too.
         parts: The parts to compile instead of those of :data:`oxidiff.pipelines.PARTS`.
         fields: Single options.
@@ -45,6 +46,7 @@ def compile_pipe(
         TypeError, ValueError: See :func:`oxidiff.compile`.
     """
     chosen = CompileOptions.of(options, **fields)
+    budget = Budget(chosen.tune_budget_s)
     for part in _without(PARTS if parts is None else tuple(parts), ignores):
         found = _find(pipe, part)
         if found is None:
@@ -52,7 +54,7 @@ def compile_pipe(
                 raise AttributeError(f"{type(pipe).__name__} has no part {part!r}")
             continue
         holder, name, module = found
-        setattr(holder, name, _compiled(module, chosen))
+        setattr(holder, name, _compiled(module, chosen, budget))
     return pipe
 
 
@@ -138,13 +140,17 @@ def _find(pipe: object, part: str) -> tuple[Any, str, nn.Module] | None:
     return (holder, name, module) if isinstance(module, nn.Module) else None
 
 
-def _compiled(module: nn.Module, options: CompileOptions) -> nn.Module:
+def _compiled(module: nn.Module, options: CompileOptions, budget: Budget) -> nn.Module:
     nets = _nets(module)
     if nets is not None:
         for i, net in enumerate(nets):
-            nets[i] = compile(net, options=options)
+            nets[i] = _compiled(net, options, budget)
         return module
-    return compile(module, options=options)
+    compiled = compile(module, options=options)
+    dispatcher = find_dispatcher(compiled)
+    if dispatcher is not None:
+        dispatcher.budget = budget
+    return compiled
 
 
 def _nets(module: nn.Module) -> nn.ModuleList | None:
