@@ -98,6 +98,89 @@ fn hidden_scores_may_be_no_numbers() {
     }
 }
 
+/// Reductions that threads share, in the other two element types.
+#[test]
+fn reductions_in_other_types() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    let mut count = 0;
+    let reduces = |line: &&str| [" sum(", " mean(", " amax("].iter().any(|op| line.contains(op));
+    for case in CASES.iter().filter(|case| case.lines.iter().any(reduces)) {
+        let texts = case.texts();
+        for text in texts.iter().step_by(2) {
+            check(&cuda, &parse_graph(text).unwrap(), Precision::Fast, case.terms)
+                .unwrap_or_else(|e| panic!("`{}`: {e}", case.name));
+            count += 1;
+        }
+    }
+    assert!(count > 20, "{count} cases");
+}
+
+/// What is not a number, and what is infinite, comes out of a reduction as out of the interpreter.
+#[test]
+fn reductions_of_no_numbers() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    let mut values: Vec<f64> = (0..4 * 300).map(|i| f64::from(i * 7 % 23) / 4.0 - 9.0).collect();
+    values[5] = f64::NAN;
+    values[300 + 299] = f64::INFINITY;
+    values[600] = f64::NEG_INFINITY;
+    let x = [interp::Tensor::from_f64(DType::F16, &[4, 300], &values).unwrap()];
+    let mut text = "input 0 \"x\": f16[4,300]\n%0: f16[4,300] = input() {index=0}\n".to_owned();
+    for (at, op) in ["sum", "mean", "amax", "amin"].iter().enumerate() {
+        text += &format!("%{}: f16[4] = {op}(%0) {{dims=[1], keepdim=false}}\n", 2 * at + 1);
+        text += &format!("%{}: f16[300] = {op}(%0) {{dims=[0], keepdim=false}}\n", 2 * at + 2);
+    }
+    let graph = parse_graph(&format!("{text}return %1, %2, %3, %4, %5, %6, %7, %8\n")).unwrap();
+    let wanted = interp::run_f64(&graph, &[], &x, &[]).unwrap();
+    let got = OnDevice::new(&cuda, &graph, Precision::Fast, &[]).run(&[], &x);
+    assert_eq!(wanted.len(), 8);
+    for (result, (got, want)) in got.iter().zip(&wanted).enumerate() {
+        assert!(want.to_f64().iter().any(|x| !x.is_finite()), "result {result}");
+        for (at, (got, want)) in got.to_f64().into_iter().zip(want.to_f64()).enumerate() {
+            let same = got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= want.abs() * 2e-3;
+            assert!(same, "result {result}, element {at}: {got}, not {want}");
+        }
+    }
+}
+
+/// Rows that several warps share, of which a block has several; a mean of columns; sums of a part of a warp.
+const REDUCTIONS: &str = r#"symbol s0 "batch" = [3]
+symbol s1 "rows" = [10]
+input 0 "x": f32[s0,s1,1000]
+%0: f32[s0,s1,1000] = input() {index=0}
+%1: f32[s0,s1] = sum(%0) {dims=[2], keepdim=false}
+%2: f32[s0,1000] = mean(%0) {dims=[1], keepdim=false}
+%3: f32[s0] = sum(%1) {dims=[1], keepdim=false}
+return %1, %2, %3
+"#;
+
+#[test]
+fn a_wrong_reduction_is_noticed() {
+    let _alone = alone();
+    let Some(cuda) = backend(|text| text) else { return };
+    check(&cuda, &parse_graph(REDUCTIONS).unwrap(), Precision::Fast, 1000).unwrap();
+    drop(_alone);
+    breaks_graph(REDUCTIONS, "the barrier before the parts of warps are joined", |text| {
+        let at = text.find("float* own = partial").expect("a fold of rows");
+        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 0))
+    });
+    breaks_graph(REDUCTIONS, "the barrier before the parts of columns are joined", |text| {
+        let at = text.find("float own[V]").expect("a fold of columns");
+        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 0))
+    });
+    breaks_graph(REDUCTIONS, "parts of another result", |text| {
+        replaced(&text, "partial + threadIdx.y * (blockDim.x / 32)", "partial")
+    });
+    breaks_graph(REDUCTIONS, "a shuffle's distance", |text| {
+        replaced(&text, "(blockDim.x < 32 ? blockDim.x : 32) >> 1", "(blockDim.x < 32 ? blockDim.x : 32) >> 2")
+    });
+    breaks_graph(REDUCTIONS, "a shuffle's mask", |text| {
+        replaced(&text, "__shfl_xor_sync(0xffffffffu, all, step)", "__shfl_xor_sync(0xffffu, all, step)")
+    });
+    breaks_graph(REDUCTIONS, "results that are not there", |text| replaced(&text, "if (is_there && lane", "if (lane"));
+}
+
 /// SD1.5's UNet with small widths, as captured: planned, placed, launched, made a graph, replayed with other tensors, at two
 /// sizes. The result is the CPU backend's, within what two orders of f32 sums may differ by over its depth.
 #[test]

@@ -112,6 +112,16 @@ fn attention_of_every_head_size_compiles_for_every_architecture() {
     check(&kernels, |_| ARCHS.to_vec());
 }
 
+/// Reductions that threads share, in every element type.
+#[test]
+fn every_reduction_compiles_for_every_architecture() {
+    let names = ["sum of rows that lie apart", "mean of pixels", "amax of columns that lie apart", "prod"];
+    let cases = CASES.iter().filter(|case| names.contains(&case.name));
+    let kernels = kernels(cases.flat_map(cases::Case::texts));
+    assert_eq!(kernels.iter().filter(|kernel| kernel.text.contains("fold(")).count(), 3 * names.len());
+    check(&kernels, |_| ARCHS.to_vec());
+}
+
 #[test]
 fn the_compilers_messages_reach_the_error() {
     let Some(nvrtc) = nvrtc() else { return };

@@ -173,6 +173,19 @@ pub const CASES: &[Case] = cases! {
     "sum of integers" 1 ["x: i64[s0,s1]", "y = i64[s0] sum(x) {dims=[1], keepdim=false}"]
     "mean" 36 ["x: T[s0,s1]", "y = T[s0,1] mean(x) {dims=[1], keepdim=true}"]
     "mean of squares" 36 ["x: T[s0,s1]", "m = f32[s0,s1] mul(x, x)", "y = f32[s0,1] mean(m) {dims=[1], keepdim=true}"]
+    "sum of long rows" 6400 ["x: T[s0,6400]", "y = T[s0,1] sum(x) {dims=[1], keepdim=true}"]
+    "sum of rows with gaps" 360 ["x: T[s0,4,s1,10]", "y = T[s0,4] sum(x) {dims=[2, 3], keepdim=false}"]
+    "sum of rows that lie apart" 72 ["x: T[s0,5,s1,8]", "y = T[5,s1] sum(x) {dims=[0, 3], keepdim=false}"]
+    "sum of everything" 1188 ["x: T[s0,s1,11]", "y = T[] sum(x) {dims=[0, 1, 2], keepdim=false}"]
+    "sum of turned rows" 36 [
+        "x: T[s0,s1,7]", "p = T[7,s0,s1] permute(x) {dims=[2, 0, 1]}", "y = T[7,s0] sum(p) {dims=[2], keepdim=false}",
+    ]
+    "sum of every other" 36 [
+        "x: T[s0,2*s1]", "e = T[s0,s1] slice(x) {dim=1, start=1, step=2}", "y = T[s0] sum(e) {dims=[1], keepdim=false}",
+    ]
+    "mean of pixels" 1296 ["x: T[s0,s1,s1,70]", "y = T[s0,1,1,70] mean(x) {dims=[1, 2], keepdim=true}"]
+    "mean of pixels of few channels" 1296 ["x: T[s0,s1,s1,33]", "y = T[s0,33] mean(x) {dims=[1, 2], keepdim=false}"]
+    "amax of columns that lie apart" 1 ["x: T[s0,6,s1,5]", "y = T[6,5] amax(x) {dims=[0, 2], keepdim=false}"]
     "amax" 1 ["x: T[s0,s1,5]", "y = T[s1] amax(x) {dims=[0, 2], keepdim=false}"]
     "amin" 1 ["x: T[s0,s1,5]", "y = T[s0,s1] amin(x) {dims=[2], keepdim=false}"]
     "prod" 8 ["x: T[s1,5]", "y = T[s1] prod(x) {dims=[1], keepdim=false}"]

@@ -135,13 +135,15 @@ inline void warp_barrier() {
     }
     while (warp_generation[warp] == own) yield();
 }
-template <class T> inline T exchanged(T value, int from) {
+template <class T> inline T exchanged(unsigned mask, T value, int from) {
     const int warp = fibers[current].index / WARP, lane = fibers[current].index % WARP;
     memcpy(exchange[warp][lane], &value, sizeof(T));
     warp_barrier();
     T result;
     memcpy(&result, exchange[warp][from & (WARP - 1)], sizeof(T));
     warp_barrier();
+    // What a lane outside of the mask has is not there to be read.
+    if (!(mask >> lane & mask >> (from & (WARP - 1)) & 1)) memset(&result, 0xff, sizeof(T));
     return result;
 }
 
@@ -213,13 +215,13 @@ struct Fresh {
 #define gridDim device::grid_size
 #define __syncthreads() device::block_barrier()
 #define __syncwarp(...) device::warp_barrier()
-template <class T> inline T __shfl_xor_sync(unsigned, T v, int mask) {
-    return device::exchanged(v, (device::fibers[device::current].index % 32) ^ mask);
+template <class T> inline T __shfl_xor_sync(unsigned lanes, T v, int mask) {
+    return device::exchanged(lanes, v, (device::fibers[device::current].index % 32) ^ mask);
 }
-template <class T> inline T __shfl_sync(unsigned, T v, int from) { return device::exchanged(v, from); }
-template <class T> inline T __shfl_down_sync(unsigned, T v, int by) {
+template <class T> inline T __shfl_sync(unsigned lanes, T v, int from) { return device::exchanged(lanes, v, from); }
+template <class T> inline T __shfl_down_sync(unsigned lanes, T v, int by) {
     const int lane = device::fibers[device::current].index % 32;
-    return device::exchanged(v, lane + by > 31 ? lane : lane + by);
+    return device::exchanged(lanes, v, lane + by > 31 ? lane : lane + by);
 }
 inline float __uint_as_float(unsigned bits) {
     float x;

@@ -7,7 +7,7 @@ use oxidiff_kernels::tile::{Instr, Source, TileProgram};
 use super::delegate::{self, Around, Delegate, Out};
 use crate::codegen::cuda::{
     self, Arg, Attention, Chunk, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance,
-    RowNorm, Shares, Vector, View,
+    Reduction, RowNorm, Shares, Vector, View,
 };
 use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
@@ -281,7 +281,8 @@ impl Lowering<'_> {
             Kernel::GroupNorm => self.group_norm(step),
             Kernel::LayerNorm | Kernel::RmsNorm => self.row_norm(step),
             Kernel::Softmax => self.softmax(step),
-            Kernel::Gather | Kernel::Upsample | Kernel::Reduce | Kernel::Pad | Kernel::Interpret => self.scalar(step),
+            Kernel::Reduce => self.reduce(step),
+            Kernel::Gather | Kernel::Upsample | Kernel::Pad | Kernel::Interpret => self.scalar(step),
         }
     }
 
@@ -436,6 +437,25 @@ impl Lowering<'_> {
         };
         let kernel = cuda::lower_softmax(&view(x), &view(out), &self.provenance(step));
         Ok(single(self.launch(kernel, places([x, out]))))
+    }
+
+    fn reduce(&mut self, step: &Step) -> Result<Launches> {
+        let (Some(Op::Reduce { op, dims, keepdim }), [x], [out]) =
+            (step.root.map(|r| self.plan.graph.op(r)), step.operands.as_slice(), step.stores.as_slice())
+        else {
+            return self.refuse(step, "a reduction has one operand and one result");
+        };
+        let (operand, mut result) = (view(x), view(out));
+        if *keepdim {
+            let kept: Vec<usize> = (0..x.shape.len()).filter(|d| !dims.contains(d)).collect();
+            result.shape = kept.iter().map(|&d| out.shape[d].clone()).collect();
+            result.strides = kept.iter().map(|&d| out.strides[d].clone()).collect();
+        }
+        let reduction = Reduction { op: *op, x: &operand, dims, out: &result };
+        match cuda::lower_reduce(&reduction, &self.provenance(step)) {
+            Some(kernel) => Ok(single(self.launch(kernel, places([x, out])))),
+            None => self.scalar(step),
+        }
     }
 
     /// One launch per result, each element by itself.

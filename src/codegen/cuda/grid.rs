@@ -57,7 +57,30 @@ pub enum Grid {
         /// Channels.
         channels: Dim,
     },
+    /// Results that are folded from many terms each: a power of two of threads per result, along the block's first axis.
+    Folds {
+        /// Number of results.
+        results: Dim,
+        /// Terms of a result.
+        terms: Dim,
+    },
+    /// The same where the results are neighbours: a warp's lanes have a column each, the warps of a block share the terms.
+    Columns {
+        /// Rows of results.
+        rows: Dim,
+        /// Results of a row, each with a lane.
+        cols: Dim,
+        /// Terms of a result.
+        terms: Dim,
+    },
 }
+
+/// Most threads that fold one result, or one warp's columns.
+pub(super) const FOLD_THREADS: u32 = 1024;
+/// Terms, or packs of them, that a thread has at least before another one helps: what pays for joining their parts.
+const FOLD_TERMS: u64 = 4;
+/// Warps, or blocks, from which on a device is busy without more threads to a result: about what the largest runs at once.
+const BUSY: u64 = 4096;
 
 /// Least pixels of a chunk: what makes a block's work worth its reduction.
 const CHUNK_PIXELS: u64 = 64;
@@ -147,8 +170,40 @@ impl Grid {
                 }
                 plain(images * chunk_count(at(pixels)?), THREADS, bytes as u32)
             }
+            Grid::Folds { results, terms } => {
+                let (results, terms) = (at(results)?, at(terms)?);
+                let most = if results < BUSY { FOLD_THREADS } else { WARP };
+                let lanes = fold_threads(terms.div_ceil(width as u64), most);
+                let items = (THREADS / lanes).max(1);
+                let blocks = results.div_ceil(u64::from(items));
+                fold_fits(results.max(terms))?;
+                let grid = [blocks_x(blocks)?, 1, 1];
+                Ok((blocks > 0).then_some(Geometry { grid, block: [lanes, items, 1], shared_bytes: 0 }))
+            }
+            Grid::Columns { rows, cols, terms } => {
+                let (rows, cols, terms) = (at(rows)?, at(cols)?, at(terms)?);
+                let blocks = rows.saturating_mul(cols.div_ceil(u64::from(WARP) * width as u64));
+                let most = if blocks < BUSY / 8 { FOLD_THREADS } else { THREADS };
+                let warps = fold_threads(terms, most / WARP);
+                fold_fits(cols.max(terms))?;
+                let grid = [blocks_x(blocks)?, 1, 1];
+                Ok((blocks > 0).then_some(Geometry { grid, block: [WARP, warps, 1], shared_bytes: 0 }))
+            }
         }
     }
+}
+
+/// A power of two of threads, at most `most`, for this many packs of terms.
+fn fold_threads(packs: u64, most: u32) -> u32 {
+    packs.div_ceil(FOLD_TERMS).next_power_of_two().clamp(1, u64::from(most)) as u32
+}
+
+/// Kernels that fold count results and terms in 32 bits, past the end by a step of all threads.
+fn fold_fits(count: u64) -> Result<()> {
+    if count < 1 << 31 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a reduction over {count} elements at once has no kernel on a GPU")))
 }
 
 /// Shared memory in which a row of `cols` f32 is kept; 0 where it does not fit, which is what the kernel asks.
@@ -178,6 +233,30 @@ mod tests {
         assert_eq!(geometry(&packs(1, 256), 1).unwrap().grid, [1, 1, 1]);
         assert_eq!(geometry(&packs(0, 256), 1), None);
         assert!(packs(1 << 20, 1 << 20).geometry(&[], 1).is_err());
+    }
+
+    #[test]
+    fn folds_get_threads_by_their_terms_and_results() {
+        let fold = |results: i64, terms: i64| Grid::Folds { results: results.into(), terms: terms.into() };
+        let seen = |grid: &Grid, width: usize| geometry(grid, width).map(|g| (g.grid[0], g.block));
+        // A thread for three terms, a part of a warp, a warp, all there are.
+        assert_eq!(seen(&fold(1000, 3), 1), Some((4, [1, 256, 1])));
+        assert_eq!(seen(&fold(10, 40), 1), Some((1, [16, 16, 1])));
+        assert_eq!(seen(&fold(100_000, 1 << 20), 8), Some((12_500, [32, 8, 1])));
+        assert_eq!(seen(&fold(2, 1 << 20), 8), Some((2, [1024, 1, 1])));
+        assert_eq!(seen(&fold(0, 5), 1), None);
+        // No terms still have a result.
+        assert_eq!(seen(&fold(1, 0), 1), Some((1, [1, 256, 1])));
+        assert!(fold(1, 1 << 32).geometry(&[], 1).is_err());
+        let columns = |rows: i64, cols: i64, terms: i64| Grid::Columns {
+            rows: rows.into(),
+            cols: cols.into(),
+            terms: terms.into(),
+        };
+        assert_eq!(seen(&columns(2, 320, 4096), 1), Some((20, [32, 32, 1])));
+        assert_eq!(seen(&columns(2, 320, 4096), 2), Some((10, [32, 32, 1])));
+        assert_eq!(seen(&columns(64, 320, 4096), 1), Some((640, [32, 8, 1])));
+        assert_eq!(seen(&columns(3, 33, 2), 1), Some((6, [32, 1, 1])));
     }
 
     #[test]

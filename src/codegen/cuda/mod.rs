@@ -16,6 +16,7 @@ mod grid;
 mod movement;
 mod norm;
 mod pointwise;
+mod reduce;
 mod scalar;
 mod writer;
 
@@ -26,6 +27,7 @@ pub use grid::{Geometry, Grid, chunk_count, chunk_pixels};
 pub use movement::{lower_channels_last, lower_copy, lower_tap_sums};
 pub use norm::{Chunk, GroupNorm, RowNorm, Shares, lower_group_norm, lower_row_norm, lower_shares, lower_softmax};
 pub use pointwise::lower_loop;
+pub use reduce::{Reduction, lower_reduce};
 pub use scalar::lower_scalar;
 
 use oxidiff_kernels::tile::TileProgram;
