@@ -326,16 +326,21 @@ fn a_library_that_fails_is_taken_off_all_its_steps() {
 
 /// The ways to compute the only kind of step of a graph: seconds of each, none for those that do not work.
 fn seconds_of_ways(ours: &harness::OnDevice, cuda: &Cuda, bindings: &[i64]) -> Vec<Option<f64>> {
-    let specialized = ours.executable.program().specialize(bindings).unwrap();
-    let sites = specialized.sites();
+    let sites = ours.executable.program().specialize(bindings).unwrap().sites();
     assert_eq!(sites.len(), 1, "{sites:?}");
+    seconds_of_ways_at(ours, cuda, bindings, 0)
+}
+
+/// The same of one site of several.
+fn seconds_of_ways_at(ours: &harness::OnDevice, cuda: &Cuda, bindings: &[i64], site: usize) -> Vec<Option<f64>> {
+    let specialized = ours.executable.program().specialize(bindings).unwrap();
     let measure = |way| {
-        let bytes = specialized.trial_bytes(0, way);
+        let bytes = specialized.trial_bytes(site, way);
         let memory = cuda.memory().allocate(bytes, "a trial").unwrap();
         // SAFETY: the block has these bytes, and is this test's own.
-        unsafe { specialized.measure(0, way, (memory.ptr(), bytes), 0).unwrap() }
+        unsafe { specialized.measure(site, way, (memory.ptr(), bytes), 0).unwrap() }
     };
-    (0..sites[0].ways.len()).map(measure).collect()
+    (0..specialized.sites()[site].ways.len()).map(measure).collect()
 }
 
 /// Every way is timed by the device's clock, which is made up here, and what is chosen runs from the next specialization on.
@@ -829,6 +834,34 @@ fn upsampling_is_folded_into_four_convolutions() {
     shows(MisreadGraph::Taps, 0);
     shows(MisreadGraph::AddendAddress, 2);
     shows(MisreadGraph::SwappedImage, 0);
+}
+
+/// Two linear layers and an upsampling convolution, and another linear layer: a fourth of the work that rounds.
+const UPSAMPLED_AMONG_OTHERS: &str = "x: T[s0,s1,3,8]; w @ T[16,8,3,3]; b @ T[16]; k @ T[8,8]; l @ T[8,8]; m @ T[16,16]; \
+     p = T[s0,s1,3,8] linear(x, k); q = T[s0,s1,3,8] silu(p); v = T[s0,s1,3,8] linear(q, l); \
+     u = T[s0,2*s1,6,8] upsample_nearest(v) {first_dim=1, scales=[2.0, 2.0], exact=false}; \
+     c = T[s0,2*s1,6,16] convolution(u, w, b) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}; \
+     y = T[s0,2*s1,6,16] linear(c, m)";
+
+/// Sums of 16-bit taps are rounded where enough else is: four convolutions, all ways compared, and the sums kept in 16 bits.
+#[test]
+fn upsampling_in_16_bits_is_folded_among_other_work() {
+    let _alone = alone();
+    let Some(cuda) = with_folding() else { return };
+    for dtype in ["f16", "bf16"] {
+        let graph = graph_of(UPSAMPLED_AMONG_OTHERS, dtype);
+        let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        let counted = convolutions_of(&ours, &graph, &weights).unwrap_or_else(|e| panic!("{dtype}: {e}"));
+        assert_eq!(counted, [(8, 0); 3], "{dtype}");
+        let taps = weights.iter().find(|w| w.shape().len() == 4).unwrap().bytes().len();
+        assert_eq!(ours.executable.stats().derived_bytes, taps / 9 * 16, "{dtype}");
+        let sites = ours.executable.program().specialize(&[2, 4]).unwrap().sites();
+        let at = sites.iter().position(|site| site.ways.iter().any(|way| way == "whole 0")).unwrap();
+        let seconds = seconds_of_ways_at(&ours, &cuda, &[2, 4], at);
+        let (four, whole) = (seconds[..6].iter().flatten().count(), seconds[6..12].iter().flatten().count());
+        assert!(four > 0 && four == whole, "{dtype}: what is rounded twice is still right: {seconds:?}");
+    }
 }
 
 /// Every way to compute the four is compared with the step's own kernels, which read the weight itself, and with every way to

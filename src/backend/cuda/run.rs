@@ -764,10 +764,11 @@ impl SpecializedCuda {
         })
     }
 
-    /// Sums of the taps of a weight of f32, filters, channels, 3 x 3, in the stream's order.
+    /// Sums of the taps of a weight, filters, channels, 3 x 3, in the stream's order.
     fn sum_taps(&self, weight: &Tensor, stream: StreamHandle) -> Result<Block> {
         let Program { lowered, entries, memory, .. } = &*self.program;
-        let (Some(kernel), [filters, channels, 3, 3]) = (&lowered.tap_sums, weight.shape.as_slice()) else {
+        let kernel = lowered.tap_sums.iter().find(|(dtype, _)| *dtype == weight.dtype);
+        let (Some((_, kernel)), [filters, channels, 3, 3]) = (kernel, weight.shape.as_slice()) else {
             return Err(Error::Backend { backend: NAME, what: "a weight without sums of taps".to_owned() });
         };
         let block = memory.allocate(weight.bytes() / 9 * 16, "sums of a weight's taps")?;

@@ -109,7 +109,7 @@ fn transpose(space: Space, unit: usize, to: &View, from: &Provenance) -> Kernel 
     w.finish(from, to.dtype, grid, THREADS)
 }
 
-/// The weights of four convolutions that are one of 3 x 3 taps over an image upsampled by two, f32: of the results at rows
+/// The weights of four convolutions that are one of 3 x 3 taps over an image upsampled by two: of the results at rows
 /// `2 i + a` and columns `2 j + b`, with `q = 2 a + b`. Where taps fall on one pixel of the image they are added:
 ///
 /// ```text
@@ -117,10 +117,12 @@ fn transpose(space: Space, unit: usize, to: &View, from: &Provenance) -> Kernel 
 /// rows(0, 0) = 0    rows(0, 1) = 1, 2    rows(1, 0) = 0, 1    rows(1, 1) = 2
 /// ```
 ///
+/// Sums are f32, and rounded once.
+///
 /// Sizes: filters, channels. Strides of the source: filters, channels, rows, columns. Operands: source, result (dense).
-pub fn lower_tap_sums([filters, channels]: [Dim; 2], strides: [Dim; 4], from: &Provenance) -> Kernel {
+pub fn lower_tap_sums(dtype: DType, [filters, channels]: [Dim; 2], strides: [Dim; 4], from: &Provenance) -> Kernel {
     let mut w = Writer::new();
-    let (source, target) = (w.pointer(0, DType::F32, false), w.pointer(1, DType::F32, true));
+    let (source, target) = (w.pointer(0, dtype, false), w.pointer(1, dtype, true));
     let (f, c) = (w.size(&filters), w.size(&channels));
     let [by_filter, by_channel, by_row, by_column] = strides.map(|s| w.size(&s));
     w.lines(&format!(
@@ -129,14 +131,15 @@ pub fn lower_tap_sums([filters, channels]: [Dim; 2], strides: [Dim; 4], from: &P
         const u32 filter = thread / (u32){c} / 4 % (u32){f}, q = thread / (u32){c} / 4 / (u32){f};
         if (q >= 4) return;
         const u32 a = q >> 1, b = q & 1, y = tap >> 1, x = tap & 1;
-        const float* taps = {source} + (i64)filter * {by_filter} + (i64)channel * {by_channel};
+        const {ty}* taps = {source} + (i64)filter * {by_filter} + (i64)channel * {by_channel};
         float sum = 0.0f;
         for (u32 r = y ? 1 + a : 0; r < (y ? 3 : 1 + a); ++r)
-        for (u32 k = x ? 1 + b : 0; k < (x ? 3 : 1 + b); ++k) sum += taps[(i64)r * {by_row} + (i64)k * {by_column}];
-        {target}[thread] = sum;"
+        for (u32 k = x ? 1 + b : 0; k < (x ? 3 : 1 + b); ++k) sum += to_float(taps[(i64)r * {by_row} + (i64)k * {by_column}]);
+        {target}[thread] = narrow<{ty}>(sum);",
+        ty = c_type(dtype),
     ));
     let grid = Grid::Packs { rows: &filters * &Dim::constant(16), cols: channels };
-    w.finish(from, DType::F32, grid, THREADS)
+    w.finish(from, dtype, grid, THREADS)
 }
 
 /// A convolution's weight with its channels as neighbours: `to[filter][tap][channel]`, dense, from a weight that lies anyhow. A

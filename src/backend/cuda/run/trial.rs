@@ -118,9 +118,10 @@ fn difference(dtype: DType, got: &[u8], want: &[u8]) -> f64 {
     most / scale
 }
 
-/// What [`cuda::lower_tap_sums`](crate::codegen::cuda::lower_tap_sums) makes of a weight of f32: filters, 3 x 3 taps, channels.
-fn tap_sums(taps: &[u8], channels: usize) -> Vec<u8> {
-    let filter_bytes = 9 * channels * 4;
+/// What [`cuda::lower_tap_sums`](crate::codegen::cuda::lower_tap_sums) makes of a weight: filters, 3 x 3 taps, channels.
+fn tap_sums(dtype: DType, taps: &[u8], channels: usize) -> Vec<u8> {
+    let size = dtype.size_bytes();
+    let filter_bytes = 9 * channels * size;
     let rows = |odd: usize, second: usize| if second == 0 { 0..1 + odd } else { 1 + odd..3 };
     let mut sums = Vec::with_capacity(taps.len() / 9 * 16);
     for part in 0..4 {
@@ -128,10 +129,14 @@ fn tap_sums(taps: &[u8], channels: usize) -> Vec<u8> {
             for (tap, channel) in (0..4).flat_map(|tap| (0..channels).map(move |channel| (tap, channel))) {
                 let mut sum = 0f32;
                 for (r, k) in rows(part / 2, tap / 2).flat_map(|r| rows(part % 2, tap % 2).map(move |k| (r, k))) {
-                    let first = ((r * 3 + k) * channels + channel) * 4;
-                    sum += number(DType::F32, &filter[first..first + 4]) as f32;
+                    let first = ((r * 3 + k) * channels + channel) * size;
+                    sum += number(dtype, &filter[first..first + size]) as f32;
                 }
-                sums.extend(sum.to_le_bytes());
+                match dtype {
+                    DType::F16 => sums.extend(half::f16::from_f32(sum).to_le_bytes()),
+                    DType::BF16 => sums.extend(half::bf16::from_f32(sum).to_le_bytes()),
+                    _ => sums.extend(sum.to_le_bytes()),
+                }
             }
         }
     }
@@ -402,7 +407,7 @@ impl SpecializedCuda {
                 bytes.extend_from_slice(&weight[first..first + size]);
             }
         }
-        Ok(Some(if at < packs { bytes } else { tap_sums(&bytes, channels as usize) }))
+        Ok(Some(if at < packs { bytes } else { tap_sums(pack.source.dtype, &bytes, channels as usize) }))
     }
 
     /// # Safety
