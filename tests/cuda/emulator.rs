@@ -146,6 +146,24 @@ impl FakeDriver {
         unsafe { self.0.get::<Describe>(b"fake_device").expect("there")(name.as_ptr(), attributes.as_ptr()) }
     }
 
+    /// Makes a device's context current in this thread, as a caller may.
+    pub fn enter(&self, device: i32) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_enter").expect("there")(device) }
+    }
+
+    /// The device whose context is current in this thread.
+    pub fn current(&self) -> i32 {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn() -> i32>(b"fake_current").expect("there")() }
+    }
+
+    /// Launches of kernels and graphs on a device.
+    pub fn launched(&self, device: i32) -> i64 {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32) -> i64>(b"fake_launched").expect("there")(device) }
+    }
+
     pub fn capturing(&self, is: bool) {
         // SAFETY: as above.
         unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_capturing").expect("there")(i32::from(is)) }
@@ -250,10 +268,16 @@ impl Memory for Lending {
     }
 }
 
-/// A backend on the stand-in driver, without libraries; `None` as for [`fake_driver`].
+/// A backend on the stand-in driver's first device, without libraries; `None` as for [`fake_driver`].
+#[allow(dead_code, reason = "each test file uses a part of it")]
 pub fn backend(edit: fn(String) -> String) -> Option<Cuda> {
+    backend_on(0, edit)
+}
+
+/// The same on any of its devices.
+pub fn backend_on(ordinal: u32, edit: fn(String) -> String) -> Option<Cuda> {
     fake_driver()?;
-    match device(0) {
+    match device(ordinal) {
         Ok(device) => {
             let memory = Arc::new(Lending(DriverMemory(device.clone())));
             let cuda = Cuda::new(device, Arc::new(HostCompiler { edit }), Cubins::default(), memory);

@@ -1,11 +1,15 @@
 // A stand-in for libcuda.so.1: device memory is the host's, an image is a shared library made of the same kernel text by the
 // host's compiler (shim.h), a launch runs it. Launches and graphs are counted, so that a test can ask what happened.
+//
+// There are two devices. What belongs to one (memory, kernels, streams, graphs) is refused where the other's context is current.
+// FAKE_VERSION and FAKE_ARCH in the environment say which driver and which devices these are: 13000 and 80 else.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -16,12 +20,13 @@ typedef int Result;
 typedef void (*Emulate)(const unsigned* grid, const unsigned* block, unsigned shared, void** args, unsigned seed);
 
 struct Function {
+    void* context;
     Emulate emulate;
     // Bytes of each parameter.
     std::vector<size_t> sizes;
 };
 struct Module {
-    void* library;
+    void *context, *library;
     std::vector<Function*> functions;
 };
 struct Params {
@@ -48,6 +53,7 @@ struct Exec {
     size_t bytes = 0;
 };
 struct Stream {
+    void* context;
     // What it is given goes there while it is captured.
     Graph* capture;
 };
@@ -68,13 +74,42 @@ struct Event {
 };
 // As the driver has it: of each thread.
 static thread_local void* current_context = nullptr;
-static void* const CONTEXT = (void*)0x100;
+static const int DEVICES = 2;
+static void* const CONTEXTS[DEVICES] = {(void*)0x100, (void*)0x101};
+static long launched[DEVICES];
+// Memory that lies on a device: from an address on, bytes and context. Tensors of tests may lie there too.
+static std::map<uint64_t, std::pair<size_t, void*>> owned;
+static std::mutex owned_lock;
 enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRITES, UNLOADS };
 // Memory of the device that a graph takes, and what all of them hold.
 static size_t graph_bytes = 0, held_bytes = 0;
 static char device_name[64] = "this processor";
 static int device_attributes[5] = {108, 0, 0, 0, 0};
-static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201;
+static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201, WRONG_HANDLE = 400,
+                 WRONG_ADDRESS = 700;
+
+static int current_device() {
+    for (int i = 0; i < DEVICES; ++i)
+        if (current_context == CONTEXTS[i]) return i;
+    return -1;
+}
+static void own(uint64_t at, size_t bytes, void* context) {
+    std::lock_guard<std::mutex> guard(owned_lock);
+    owned[at] = {bytes, context};
+}
+static void disown(uint64_t at) {
+    std::lock_guard<std::mutex> guard(owned_lock);
+    owned.erase(at);
+}
+// Whether the current context's device may use what is at an address.
+static bool is_here(uint64_t at) {
+    std::lock_guard<std::mutex> guard(owned_lock);
+    auto next = owned.upper_bound(at);
+    if (next == owned.begin()) return true;
+    auto& [first, lies] = *--next;
+    return at >= first + lies.first || lies.second == current_context;
+}
+static int number_of(const char* name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 
 static Node node_of(const Params* p) {
     Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
@@ -95,6 +130,16 @@ static void run(Node& n) {
     std::vector<void*> args;
     for (auto& word : n.words) args.push_back(&word);
     n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
+}
+// Why the current device cannot run a node.
+static Result refused(const Node& n) {
+    for (const Node& part : n.child)
+        if (Result code = refused(part)) return code;
+    if (!n.function) return SUCCESS;
+    if (n.function->context != current_context) return WRONG_CONTEXT;
+    for (size_t i = 0; i < n.words.size(); ++i)
+        if (n.function->sizes[i] == 8 && !is_here(n.words[i])) return WRONG_ADDRESS;
+    return SUCCESS;
 }
 
 // Runs a node at once, or adds it to the graph that the stream is captured into.
@@ -135,6 +180,11 @@ void fake_device(const char* name, const int* attributes) {
     snprintf(device_name, sizeof device_name, "%s", name);
     std::copy(attributes, attributes + 5, device_attributes);
 }
+void fake_enter(int device) { current_context = CONTEXTS[device]; }
+int fake_current() { return current_device(); }
+long fake_launched(int device) { return launched[device]; }
+void fake_own(uint64_t at, size_t bytes, int device) { own(at, bytes, CONTEXTS[device]); }
+void fake_disown(uint64_t at) { disown(at); }
 int fake_waited(void* before, void* after) {
     for (auto& wait : waits)
         if (wait.first == before && wait.second == after) return 1;
@@ -142,24 +192,25 @@ int fake_waited(void* before, void* after) {
 }
 
 Result cuInit(unsigned) { return SUCCESS; }
-Result cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
+Result cuDriverGetVersion(int* version) { *version = number_of("FAKE_VERSION", 13000); return SUCCESS; }
 // NVML's, which says what the driver is called.
 int nvmlInit_v2() { return 0; }
 int nvmlShutdown() { return 0; }
 int nvmlSystemGetDriverVersion(char* text, unsigned size) { snprintf(text, size, "999.88.77"); return 0; }
 Result cuGetErrorName(int, const char** text) { *text = "FAKE"; return SUCCESS; }
 Result cuGetErrorString(int, const char** text) { *text = "fake driver"; return SUCCESS; }
-Result cuDeviceGetCount(int* count) { *count = 1; return SUCCESS; }
-Result cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal ? INVALID : SUCCESS; }
+Result cuDeviceGetCount(int* count) { *count = DEVICES; return SUCCESS; }
+Result cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal < DEVICES ? SUCCESS : INVALID; }
 Result cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "%s", device_name); return SUCCESS; }
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = (size_t)8 << 30; return SUCCESS; }
 Result cuDeviceGetAttribute(int* value, int which, int) {
+    const int arch = number_of("FAKE_ARCH", 80);
     const int kinds[5] = {16, 13, 36, 37, 38};
     const int at = std::find(kinds, kinds + 5, which) - kinds;
-    *value = which == 75 ? 8 : at < 5 ? device_attributes[at] : 0;
+    *value = which == 75 ? arch / 10 : which == 76 ? arch % 10 : at < 5 ? device_attributes[at] : 0;
     return SUCCESS;
 }
-Result cuDevicePrimaryCtxRetain(void** context, int) { *context = CONTEXT; return SUCCESS; }
+Result cuDevicePrimaryCtxRetain(void** context, int device) { *context = CONTEXTS[device]; return SUCCESS; }
 Result cuCtxGetCurrent(void** context) { *context = current_context; return SUCCESS; }
 Result cuCtxSetCurrent(void* context) { current_context = context; return SUCCESS; }
 Result cuCtxSynchronize() { return SUCCESS; }
@@ -167,7 +218,8 @@ Result cuStreamSynchronize(void*) { return SUCCESS; }
 Result cuStreamIsCapturing(void*, int* status) { *status = capturing; return SUCCESS; }
 Result cuStreamCreate(void** stream, unsigned) {
     std::lock_guard<std::mutex> guard(lock);
-    *stream = new Stream{nullptr};
+    if (current_device() < 0) return WRONG_CONTEXT;
+    *stream = new Stream{current_context, nullptr};
     streams.insert(*stream);
     return SUCCESS;
 }
@@ -199,24 +251,45 @@ Result cuLaunchHostFunc(void* stream, void (*host)(void*), void* data) {
     return SUCCESS;
 }
 Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
+    if (current_device() < 0) return WRONG_CONTEXT;
     void* memory = bytes > ((size_t)8 << 30) ? nullptr : aligned_alloc(512, (bytes + 511) / 512 * 512);
     if (!memory) return OUT_OF_MEMORY;
     memset(memory, 0xa5, bytes);
     *pointer = (uint64_t)memory;
+    own(*pointer, bytes, current_context);
     ++counts[ALLOCATIONS];
     return SUCCESS;
 }
-Result cuMemFree_v2(uint64_t pointer) { free((void*)pointer); ++counts[FREES]; return SUCCESS; }
+Result cuMemFree_v2(uint64_t pointer) {
+    if (!is_here(pointer)) return WRONG_ADDRESS;
+    disown(pointer);
+    free((void*)pointer);
+    ++counts[FREES];
+    return SUCCESS;
+}
 Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
     *total = (size_t)8 << 30;
     *free_bytes = *total - held_bytes;
     return SUCCESS;
 }
-Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return SUCCESS; }
-Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return SUCCESS; }
-Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) { memcpy((void*)to, (void*)from, bytes); return SUCCESS; }
+Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    if (!is_here(to)) return WRONG_ADDRESS;
+    memcpy((void*)to, from, bytes);
+    return SUCCESS;
+}
+Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+    if (!is_here(from)) return WRONG_ADDRESS;
+    memcpy(to, (void*)from, bytes);
+    return SUCCESS;
+}
+Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
+    if (!is_here(to) || !is_here(from)) return WRONG_ADDRESS;
+    memcpy((void*)to, (void*)from, bytes);
+    return SUCCESS;
+}
 
 Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
+    if (!is_here(to)) return WRONG_ADDRESS;
     for (size_t i = 0; i < count; ++i) memcpy((char*)to + 4 * i, &word, 4);
     ++counts[WRITES];
     return SUCCESS;
@@ -236,6 +309,7 @@ Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
 // An image is a shared library; its length stands in its ELF header.
 Result cuModuleLoadData(void** module, const void* image) {
     const unsigned char* p = (const unsigned char*)image;
+    if (current_device() < 0) return WRONG_CONTEXT;
     if (memcmp(p, "\177ELF", 4)) return INVALID;
     uint64_t sections; uint16_t size, count;
     memcpy(&sections, p + 40, 8); memcpy(&size, p + 58, 2); memcpy(&count, p + 60, 2);
@@ -247,7 +321,7 @@ Result cuModuleLoadData(void** module, const void* image) {
     void* library = is_written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
     unlink(path);
     if (!library) return INVALID;
-    *module = new Module{library, {}};
+    *module = new Module{current_context, library, {}};
     return SUCCESS;
 }
 Result cuModuleUnload(void* module) {
@@ -263,7 +337,7 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
     void* emulate = dlsym(m->library, (std::string("emulate_") + name).c_str());
     const char* sizes = (const char*)dlsym(m->library, (std::string("parameters_") + name).c_str());
     if (!emulate || !sizes) return NOT_FOUND;
-    Function* f = new Function{(Emulate)emulate, {}};
+    Function* f = new Function{m->context, (Emulate)emulate, {}};
     for (const char* s = sizes; *s; ++s) f->sizes.push_back(*s - '0');
     m->functions.push_back(f);
     *function = f;
@@ -272,10 +346,12 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
 Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, void* stream, void** parameters, void**) {
     std::lock_guard<std::mutex> guard(lock);
-    if (current_context != CONTEXT) return WRONG_CONTEXT;
-    ++counts[LAUNCHES];
+    if (streams.count(stream) && ((Stream*)stream)->context != current_context) return WRONG_HANDLE;
     Params p{(Function*)function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, nullptr, nullptr, nullptr};
-    give(stream, node_of(&p));
+    const Node n = node_of(&p);
+    if (Result code = refused(n)) return code;
+    ++counts[LAUNCHES], ++launched[current_device()];
+    give(stream, n);
     return SUCCESS;
 }
 Result cuGraphCreate(void** graph, unsigned) { *graph = new Graph; return SUCCESS; }
@@ -336,8 +412,10 @@ Result cuGraphExecDestroy(void* exec) {
 }
 Result cuGraphLaunch(void* exec, void*) {
     std::lock_guard<std::mutex> guard(lock);
-    if (current_context != CONTEXT) return WRONG_CONTEXT;
-    ++counts[GRAPH_LAUNCHES];
+    if (current_device() < 0) return WRONG_CONTEXT;
+    for (Node& n : ((Exec*)exec)->nodes)
+        if (Result code = refused(n)) return code;
+    ++counts[GRAPH_LAUNCHES], ++launched[current_device()];
     for (Node& n : ((Exec*)exec)->nodes) run(n);
     return SUCCESS;
 }
