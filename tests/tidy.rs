@@ -25,6 +25,19 @@ const LAYERS: &[&[&str]] = &[
 /// Variables that only the test suite reads.
 const TEST_VARIABLES: &[&str] = &["OXIDIFF_BLESS", "OXIDIFF_CUDA_ARCHS", "OXIDIFF_CUDNN_DEVICES"];
 
+/// Entry points of `src/python` that hand out or put down a value, and cannot panic: by file, their names.
+const UNSHIELDED: &[(&str, &str)] = &[
+    ("builder", "new symbol add_parameter path output signature"),
+    ("executable", "hash compile_s shared_with devices stamp derived_bytes"),
+    ("mod", "knobs"),
+    ("sites", "op bucket count expected chosen installed candidates name"),
+    ("store", "cache_dir release __enter__ __exit__ complaint"),
+    ("tree", "form floats fingerprint is_listed_changed kept has_other_adapters obstacle dicts copies"),
+    ("tree", "own_tensors tensors modules layers parents __traverse__"),
+    ("tune", "op bucket count flops name forget_choices"),
+    ("watch", "covers __traverse__"),
+];
+
 /// One line of code, without comments, of a part of a file that is not a test.
 struct Line {
     path: PathBuf,
@@ -229,6 +242,57 @@ fn unsafe_stays_in_its_places() {
         .map(Line::place)
         .collect();
     fails("unsafe lives in src/backend, src/python and kernels alone", &failures);
+}
+
+/// Name and text of each function of a file that Python calls.
+fn entry_points(text: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let (mut is_methods, mut is_function) = (false, false);
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let indent = if is_methods { "    " } else { "" };
+        is_methods = line.starts_with("#[pymethods]") || (is_methods && line != "}");
+        is_function |= line.starts_with("#[pyfunction");
+        let code = line.strip_prefix(indent).unwrap_or(line);
+        let words: Vec<&str> = code.split(' ').take_while(|word| *word != "fn").collect();
+        let is_head = code.starts_with(|c: char| c.is_ascii_lowercase()) && words.len() < code.split(' ').count();
+        if !(is_head && (is_methods || is_function)) {
+            continue;
+        }
+        is_function = false;
+        let name = code.split("fn ").nth(1).unwrap_or_default();
+        let name = name.split(['(', '<']).next().unwrap_or_default().to_owned();
+        let end = format!("{indent}}}");
+        let body: Vec<&str> = lines.by_ref().take_while(|line| *line != end).collect();
+        found.push((name, body.join("\n")));
+    }
+    found
+}
+
+/// A panic that crosses into Python is no exception that users catch.
+#[test]
+fn entry_points_are_shielded() {
+    let (mut failures, mut seen, mut count) = (Vec::new(), BTreeSet::new(), 0);
+    for path in files("src/python", &["rs"]) {
+        let file = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        for (name, body) in entry_points(&read(&path.to_string_lossy())) {
+            count += 1;
+            let is_listed =
+                UNSHIELDED.iter().any(|(at, names)| *at == file && names.split(' ').any(|listed| listed == name));
+            if body.contains("guarded(") || body.contains("shielded(") {
+                continue;
+            }
+            seen.insert((file.clone(), name.clone()));
+            if !is_listed {
+                failures.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    let listed = UNSHIELDED.iter().flat_map(|(file, names)| names.split(' ').map(move |name| (*file, name)));
+    let gone = listed.filter(|(file, name)| !seen.contains(&((*file).to_owned(), (*name).to_owned())));
+    failures.extend(gone.map(|(file, name)| format!("{file}: {name} is listed and need not be")));
+    assert!(count > 90, "{count} entry points");
+    fails("an entry point that goes through neither `guarded` nor `shielded`", &failures);
 }
 
 #[test]

@@ -455,8 +455,8 @@ def cuda_open(index: int, torch: str) -> str:
     """Makes GPU `index` ready, with memory from torch's allocator, and says what it is; raises `NativeError` with the reason
     where it cannot be used. `torch` is as for `cuda_findings`."""
 
-def cuda_emulate(driver: str, compile: Callable[[str, int], bytes]) -> None:
-    """For tests without a GPU: device 0 is what the stand-in `driver` says, `compile` makes of kernel text and compute
+def cuda_emulate(driver: str, compile: Callable[[str, int], bytes], index: int) -> None:
+    """For tests without a GPU: device `index` is what the stand-in `driver` says, `compile` makes of kernel text and compute
     capability what it loads, memory is the CPU's."""
 
 def cuda_archs(torch: str) -> list[int]:

@@ -55,9 +55,11 @@ def examine() -> Iterator[Finding]:
     else:
         yield True, "cuda", "no device"
     if torch.version.cuda is not None:
-        # What is missing is a problem only where there is a device to use it.
-        for subject, is_there, found in _native.cuda_findings(os.path.dirname(torch.__file__)):
-            yield is_there or not torch.cuda.is_available(), subject, found
+        findings = _native.cuda_findings(os.path.dirname(torch.__file__))
+        # What is missing is a problem only where there is a driver, whether torch gets on with it or not.
+        has_driver = torch.cuda.is_available() or not any("no NVIDIA driver" in found for _, _, found in findings)
+        for subject, is_there, found in findings:
+            yield is_there or not has_driver, subject, found
     for name, purpose in (
         ("diffusers", "pipelines"),
         ("transformers", "text encoders"),

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyString};
 
-use super::errors::{guarded, to_python};
+use super::errors::{guarded, shielded, to_python};
 use super::tensor;
 use crate::error::{Error, Result};
 use crate::ir::{self, Attr, DType, Dim, Graph, Node, Op, PathId, ValueId, ValueType};
@@ -82,8 +82,10 @@ impl GraphBuilder {
 
     #[pyo3(name = "input")]
     fn add_input(&mut self, name: &str, dtype: &str, shape: &Bound<'_, PyAny>) -> PyResult<u32> {
-        let ty = ValueType::new(self::dtype(dtype).map_err(|e| to_python(&e))?, dims(shape)?);
-        Ok(self.graph.add_input(name, ty).0)
+        shielded("adding an input", || {
+            let ty = ValueType::new(self::dtype(dtype).map_err(|e| to_python(&e))?, dims(shape)?);
+            Ok(self.graph.add_input(name, ty).0)
+        })
     }
 
     #[pyo3(name = "parameter")]
@@ -93,8 +95,10 @@ impl GraphBuilder {
 
     #[pyo3(name = "constant")]
     fn add_constant(&mut self, dtype: &str, shape: Vec<i64>, data: &Bound<'_, PyBytes>) -> PyResult<u32> {
-        let dtype = self::dtype(dtype).map_err(|e| to_python(&e))?;
-        Ok(self.graph.add_constant(dtype, &shape, data.as_bytes().to_vec()).0)
+        shielded("adding a constant", || {
+            let dtype = self::dtype(dtype).map_err(|e| to_python(&e))?;
+            Ok(self.graph.add_constant(dtype, &shape, data.as_bytes().to_vec()).0)
+        })
     }
 
     fn path(&mut self, path: &str) {
@@ -110,10 +114,12 @@ impl GraphBuilder {
         shape: &Bound<'_, PyAny>,
         attributes: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<u32> {
-        let ty = ValueType::new(self::dtype(dtype).map_err(|e| to_python(&e))?, dims(shape)?);
-        let op = Op::from_parts(op, self::attributes(attributes)?).map_err(|e| to_python(&e))?;
-        let inputs = inputs.into_iter().map(|i| self.value(i)).collect::<Result<_>>().map_err(|e| to_python(&e))?;
-        Ok(self.graph.push(Node { op, inputs, ty, path: self.path }).0)
+        shielded("adding a node", || {
+            let ty = ValueType::new(self::dtype(dtype).map_err(|e| to_python(&e))?, dims(shape)?);
+            let op = Op::from_parts(op, self::attributes(attributes)?).map_err(|e| to_python(&e))?;
+            let inputs = inputs.into_iter().map(|i| self.value(i)).collect::<Result<_>>().map_err(|e| to_python(&e))?;
+            Ok(self.graph.push(Node { op, inputs, ty, path: self.path }).0)
+        })
     }
 
     fn output(&mut self, value: u32) -> PyResult<()> {
@@ -145,12 +151,12 @@ impl GraphBuilder {
         )
     }
 
-    fn text(&self) -> String {
-        ir::print_graph(&self.graph)
+    fn text(&self) -> PyResult<String> {
+        shielded("printing a graph", || Ok(ir::print_graph(&self.graph)))
     }
 
-    fn hash(&self) -> String {
-        self.graph.hash()
+    fn hash(&self) -> PyResult<String> {
+        shielded("hashing a graph", || Ok(self.graph.hash()))
     }
 
     fn verify(&self) -> PyResult<()> {

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
+use super::errors::shielded;
 use super::tensor::{Exchange, dtype_of};
 use super::tree::Tokens;
 
@@ -120,18 +121,20 @@ pub fn key_of<'py>(
     kwargs: &Bound<'py, PyDict>,
     leaves: &Bound<'py, PyList>,
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    static TENSORS: PyOnceLock<[Py<PyType>; 2]> = PyOnceLock::new();
-    let py = args.py();
-    let tensor_types = TENSORS.get_or_try_init(py, || {
-        let class = |module: &str, name: &str| -> PyResult<_> {
-            Ok(py.import(module)?.getattr(name)?.cast_into::<PyType>()?.unbind())
-        };
-        Ok::<_, PyErr>([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
-    })?;
-    let key = Tokens(Vec::with_capacity(512));
-    let mut writer = Writer { key, leaves, exchange: Exchange::get(py)?, tensor_types };
-    writer.key.word(args.len() as u64);
-    let known = args.iter_borrowed().try_for_each(|value| writer.value(&value, DEPTH));
-    let known = known.and_then(|()| writer.items(kwargs, DEPTH));
-    Ok(known.is_ok().then(|| PyBytes::new(py, &writer.key.0)))
+    shielded("reading a call", || {
+        static TENSORS: PyOnceLock<[Py<PyType>; 2]> = PyOnceLock::new();
+        let py = args.py();
+        let tensor_types = TENSORS.get_or_try_init(py, || {
+            let class = |module: &str, name: &str| -> PyResult<_> {
+                Ok(py.import(module)?.getattr(name)?.cast_into::<PyType>()?.unbind())
+            };
+            Ok::<_, PyErr>([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
+        })?;
+        let key = Tokens(Vec::with_capacity(512));
+        let mut writer = Writer { key, leaves, exchange: Exchange::get(py)?, tensor_types };
+        writer.key.word(args.len() as u64);
+        let known = args.iter_borrowed().try_for_each(|value| writer.value(&value, DEPTH));
+        let known = known.and_then(|()| writer.items(kwargs, DEPTH));
+        Ok(known.is_ok().then(|| PyBytes::new(py, &writer.key.0)))
+    })
 }

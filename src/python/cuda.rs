@@ -59,13 +59,13 @@ impl Compiler for PythonCompiler {
     }
 }
 
-/// For tests without a GPU: device 0 is what the stand-in `driver` says, `compile` makes its kernels, memory is the CPU's.
+/// For tests without a GPU: device `index` is what the stand-in `driver` says, `compile` makes its kernels, memory is the CPU's.
 #[pyfunction]
-pub(super) fn cuda_emulate(py: Python<'_>, driver: PathBuf, compile: Py<PyAny>) -> PyResult<()> {
+pub(super) fn cuda_emulate(py: Python<'_>, driver: PathBuf, compile: Py<PyAny>, index: u32) -> PyResult<()> {
     let memory = memory_of(py, CPU)?;
     guarded("making a stand-in ready", || {
         set_search(Search { packages: Vec::new(), driver: Some(driver) });
-        let device = device(0)?;
+        let device = device(index)?;
         let memory = memory.unwrap_or_else(|| Arc::new(DriverMemory(device.clone())));
         Cuda::new(device, Arc::new(PythonCompiler(compile)), Cubins::default(), memory).share();
         Ok(())

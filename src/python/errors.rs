@@ -31,17 +31,18 @@ pub fn to_python(error: &Error) -> PyErr {
 
 /// Runs `f`; a panic, which is a bug of oxidiff, becomes an ordinary exception that says so.
 pub fn guarded<T>(what: &str, f: impl FnOnce() -> Result<T>) -> PyResult<T> {
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(to_python(&error)),
-        Err(panic) => {
-            let text = panic
-                .downcast_ref::<&str>()
-                .map(|s| (*s).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            let message = format!("internal error while {what}: {text}; please report it");
-            Err(NativeError::new_err(("backend", message, String::new(), String::new())))
-        }
-    }
+    shielded(what, || f().map_err(|error| to_python(&error)))
+}
+
+/// The same for what talks to Python. Every entry point goes through one of the two, but those listed in `tests/tidy.rs`.
+pub fn shielded<T>(what: &str, f: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|s| (*s).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        let message = format!("internal error while {what}: {text}; please report it");
+        Err(NativeError::new_err(("backend", message, String::new(), String::new())))
+    })
 }

@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyList};
 
 use super::builder::GraphBuilder;
 use super::device::Place;
-use super::errors::{guarded, to_python};
+use super::errors::{guarded, shielded, to_python};
 use super::layout::{TensorLayout, TensorState};
 use super::tensor::{Exchange, Tensor};
 use crate::backend::{Identity, StepTime, Weight};
@@ -42,12 +42,18 @@ impl Program {
 
 #[pymethods]
 impl Program {
-    fn forget_sizes(&self) {
-        self.program.forget_sizes();
+    fn forget_sizes(&self) -> PyResult<()> {
+        shielded("dropping sizes", || {
+            self.program.forget_sizes();
+            Ok(())
+        })
     }
 
-    fn forget_size(&self, sizes: Vec<i64>) {
-        self.program.forget_size(&sizes);
+    fn forget_size(&self, sizes: Vec<i64>) -> PyResult<()> {
+        shielded("dropping a size", || {
+            self.program.forget_size(&sizes);
+            Ok(())
+        })
     }
 
     #[getter]
@@ -103,37 +109,39 @@ impl Program {
     }
 
     fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let graph = &self.program.plan.graph;
-        let (groups, ops, steps, passes) = (PyDict::new(py), PyDict::new(py), PyDict::new(py), PyDict::new(py));
-        for group in &self.program.groups {
-            count(&groups, group_name(group.kind))?;
-        }
-        for v in graph.values() {
-            count(&ops, graph.op(v).name())?;
-        }
-        for step in &self.program.plan.steps {
-            count(&steps, step.kernel.name())?;
-        }
-        for (stage, time) in &self.program.timings.stages {
-            let before: f64 = passes.get_item(stage)?.map_or(Ok(0.0), |t| t.extract())?;
-            passes.set_item(stage, before + time.as_secs_f64())?;
-        }
-        let out = PyDict::new(py);
-        if self.place.is_device() {
-            let refused = PyList::empty(py);
-            let mut seen = std::collections::HashSet::new();
-            for choice in self.program.sizes().into_iter().flat_map(|row| row.delegations) {
-                if !choice.reason.is_empty() && seen.insert((choice.step.clone(), choice.reason.clone())) {
-                    refused.append((choice.step, choice.reason))?;
-                }
+        shielded("explaining a program", || {
+            let graph = &self.program.plan.graph;
+            let (groups, ops, steps, passes) = (PyDict::new(py), PyDict::new(py), PyDict::new(py), PyDict::new(py));
+            for group in &self.program.groups {
+                count(&groups, group_name(group.kind))?;
             }
-            out.set_item("not_by_libraries", refused)?;
-        }
-        out.set_item("groups", groups)?;
-        out.set_item("ops", ops)?;
-        out.set_item("steps", steps)?;
-        out.set_item("timings", passes)?;
-        Ok(out)
+            for v in graph.values() {
+                count(&ops, graph.op(v).name())?;
+            }
+            for step in &self.program.plan.steps {
+                count(&steps, step.kernel.name())?;
+            }
+            for (stage, time) in &self.program.timings.stages {
+                let before: f64 = passes.get_item(stage)?.map_or(Ok(0.0), |t| t.extract())?;
+                passes.set_item(stage, before + time.as_secs_f64())?;
+            }
+            let out = PyDict::new(py);
+            if self.place.is_device() {
+                let refused = PyList::empty(py);
+                let mut seen = std::collections::HashSet::new();
+                for choice in self.program.sizes().into_iter().flat_map(|row| row.delegations) {
+                    if !choice.reason.is_empty() && seen.insert((choice.step.clone(), choice.reason.clone())) {
+                        refused.append((choice.step, choice.reason))?;
+                    }
+                }
+                out.set_item("not_by_libraries", refused)?;
+            }
+            out.set_item("groups", groups)?;
+            out.set_item("ops", ops)?;
+            out.set_item("steps", steps)?;
+            out.set_item("timings", passes)?;
+            Ok(out)
+        })
     }
 }
 
@@ -365,7 +373,7 @@ impl Executable {
         inputs: Vec<Bound<'py, PyAny>>,
         sizes: Vec<i64>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        self.run_profiled(py, &inputs, &sizes, None)
+        shielded("running", || self.run_profiled(py, &inputs, &sizes, None))
     }
 
     fn profile<'py>(
@@ -374,53 +382,57 @@ impl Executable {
         inputs: Vec<Bound<'py, PyAny>>,
         sizes: Vec<i64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let mut steps = Vec::new();
-        self.run_profiled(py, &inputs, &sizes, Some(&mut steps))?;
-        let rows = PyList::empty(py);
-        for step in steps {
-            let row = PyDict::new(py);
-            row.set_item("step", step.step)?;
-            row.set_item("kernel", step.kernel)?;
-            row.set_item("module", step.module)?;
-            row.set_item("dtype", step.dtype.to_string())?;
-            row.set_item("seconds", step.time.as_secs_f64())?;
-            row.set_item("flops", step.flops)?;
-            row.set_item("bytes", step.bytes)?;
-            rows.append(row)?;
-        }
-        Ok(rows)
+        shielded("profiling", || {
+            let mut steps = Vec::new();
+            self.run_profiled(py, &inputs, &sizes, Some(&mut steps))?;
+            let rows = PyList::empty(py);
+            for step in steps {
+                let row = PyDict::new(py);
+                row.set_item("step", step.step)?;
+                row.set_item("kernel", step.kernel)?;
+                row.set_item("module", step.module)?;
+                row.set_item("dtype", step.dtype.to_string())?;
+                row.set_item("seconds", step.time.as_secs_f64())?;
+                row.set_item("flops", step.flops)?;
+                row.set_item("bytes", step.bytes)?;
+                rows.append(row)?;
+            }
+            Ok(rows)
+        })
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.executable.stats();
-        let sizes = PyList::empty(py);
-        for row in self.executable.program().sizes() {
-            let entry = PyDict::new(py);
-            entry.set_item("dims", row.bindings)?;
-            entry.set_item("arena_bytes", row.arena_bytes)?;
-            entry.set_item("lower_bound_bytes", row.lower_bound_bytes)?;
-            entry.set_item("derived_bytes", row.derived_bytes)?;
-            entry.set_item("ms", row.last_run.as_secs_f64() * 1e3)?;
-            entry.set_item("specialize_ms", row.specialize.as_secs_f64() * 1e3)?;
-            entry.set_item("graph_bytes", row.graph_bytes)?;
-            if self.place.is_device() {
-                let by = PyDict::new(py);
-                row.delegations.iter().try_for_each(|choice| count(&by, choice.by))?;
-                entry.set_item("computed_by", by)?;
+        shielded("counting memory", || {
+            let stats = self.executable.stats();
+            let sizes = PyList::empty(py);
+            for row in self.executable.program().sizes() {
+                let entry = PyDict::new(py);
+                entry.set_item("dims", row.bindings)?;
+                entry.set_item("arena_bytes", row.arena_bytes)?;
+                entry.set_item("lower_bound_bytes", row.lower_bound_bytes)?;
+                entry.set_item("derived_bytes", row.derived_bytes)?;
+                entry.set_item("ms", row.last_run.as_secs_f64() * 1e3)?;
+                entry.set_item("specialize_ms", row.specialize.as_secs_f64() * 1e3)?;
+                entry.set_item("graph_bytes", row.graph_bytes)?;
+                if self.place.is_device() {
+                    let by = PyDict::new(py);
+                    row.delegations.iter().try_for_each(|choice| count(&by, choice.by))?;
+                    entry.set_item("computed_by", by)?;
+                }
+                sizes.append(entry)?;
             }
-            sizes.append(entry)?;
-        }
-        let out = PyDict::new(py);
-        out.set_item("specializations", sizes.len())?;
-        out.set_item("weight_bytes", stats.weight_bytes)?;
-        out.set_item("derived_bytes", stats.derived_bytes)?;
-        out.set_item("arena_bytes", stats.arena_bytes)?;
-        out.set_item("arena_lower_bound_bytes", stats.arena_lower_bound_bytes)?;
-        out.set_item("pool_bytes", stats.pool_bytes)?;
-        out.set_item("peak_bytes", stats.peak_bytes)?;
-        out.set_item("graph_bytes", stats.graph_bytes)?;
-        out.set_item("sizes", sizes)?;
-        Ok(out)
+            let out = PyDict::new(py);
+            out.set_item("specializations", sizes.len())?;
+            out.set_item("weight_bytes", stats.weight_bytes)?;
+            out.set_item("derived_bytes", stats.derived_bytes)?;
+            out.set_item("arena_bytes", stats.arena_bytes)?;
+            out.set_item("arena_lower_bound_bytes", stats.arena_lower_bound_bytes)?;
+            out.set_item("pool_bytes", stats.pool_bytes)?;
+            out.set_item("peak_bytes", stats.peak_bytes)?;
+            out.set_item("graph_bytes", stats.graph_bytes)?;
+            out.set_item("sizes", sizes)?;
+            Ok(out)
+        })
     }
 
     fn prepare(&self, py: Python<'_>, sizes: Vec<i64>) -> PyResult<()> {
@@ -431,28 +443,36 @@ impl Executable {
         py.detach(|| guarded("planning a size", || self.executable.derived_bytes_for(&sizes)))
     }
 
-    fn unload(&self) {
-        self.executable.unload();
+    fn unload(&self) -> PyResult<()> {
+        shielded("unloading", || {
+            self.executable.unload();
+            Ok(())
+        })
     }
 }
 
 /// Threads of the CPU backend; 0 means one per core.
 #[pyfunction]
-pub fn set_num_threads(threads: usize) {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = crate::config::config().num_threads.unwrap_or(if threads == 0 { cores } else { threads });
-    oxidiff_kernels::pool::Pool::global().set_threads(threads);
+pub fn set_num_threads(threads: usize) -> PyResult<()> {
+    shielded("starting threads", || {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = crate::config::config().num_threads.unwrap_or(if threads == 0 { cores } else { threads });
+        oxidiff_kernels::pool::Pool::global().set_threads(threads);
+        Ok(())
+    })
 }
 
 /// Instruction set and number of threads of this CPU.
 #[pyfunction]
 pub fn target(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let target = crate::target::Target::host();
-    let out = PyDict::new(py);
-    out.set_item("target", target.to_string())?;
-    out.set_item("isa", target.isa.name())?;
-    out.set_item("threads", oxidiff_kernels::pool::Pool::global().threads())?;
-    Ok(out)
+    shielded("looking at the processor", || {
+        let target = crate::target::Target::host();
+        let out = PyDict::new(py);
+        out.set_item("target", target.to_string())?;
+        out.set_item("isa", target.isa.name())?;
+        out.set_item("threads", oxidiff_kernels::pool::Pool::global().threads())?;
+        Ok(out)
+    })
 }
 
 /// Orders events of this process; see the stub file.

@@ -10,7 +10,7 @@ use oxidiff_kernels::registry;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::errors::guarded;
+use super::errors::{guarded, shielded};
 use crate::backend::cpu::kernel_error;
 use crate::error::Error;
 
@@ -27,18 +27,20 @@ fn measured_on<'py>(py: Python<'py>, bench: &Bench) -> PyResult<Bound<'py, PyDic
 /// Every kernel of the registry.
 #[pyfunction]
 pub fn kernels(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
-    let describe = |row: &registry::Row| {
-        let out = PyDict::new(py);
-        let benches = row.benches.iter().map(|bench| measured_on(py, bench)).collect::<PyResult<Vec<_>>>()?;
-        out.set_item("name", &row.name)?;
-        out.set_item("family", format!("{:?}", row.family).to_lowercase())?;
-        out.set_item("isa", row.isa.name())?;
-        out.set_item("dtype", format!("{:?}", row.dtype).to_lowercase())?;
-        out.set_item("is_available", (row.is_available)())?;
-        out.set_item("benches", benches)?;
-        Ok(out)
-    };
-    registry::rows().iter().map(describe).collect()
+    shielded("listing kernels", || {
+        let describe = |row: &registry::Row| {
+            let out = PyDict::new(py);
+            let benches = row.benches.iter().map(|bench| measured_on(py, bench)).collect::<PyResult<Vec<_>>>()?;
+            out.set_item("name", &row.name)?;
+            out.set_item("family", format!("{:?}", row.family).to_lowercase())?;
+            out.set_item("isa", row.isa.name())?;
+            out.set_item("dtype", format!("{:?}", row.dtype).to_lowercase())?;
+            out.set_item("is_available", (row.is_available)())?;
+            out.set_item("benches", benches)?;
+            Ok(out)
+        };
+        registry::rows().iter().map(describe).collect()
+    })
 }
 
 /// A kernel with the operands of one of its benches.
@@ -75,22 +77,24 @@ impl KernelBench {
 /// What this machine does at most, at the instruction set in force and the present number of threads.
 #[pyfunction]
 pub fn ceilings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let isa = crate::target::Target::host().isa;
-    let found = py.detach(|| calibrate::ceilings(Pool::global(), isa));
-    let out = PyDict::new(py);
-    out.set_item("isa", found.isa.name())?;
-    out.set_item("threads", found.threads)?;
-    out.set_item("f32_flops", found.f32_flops)?;
-    out.set_item("bf16_dot_flops", found.bf16_dot_flops)?;
-    out.set_item("f16_flops", found.f16_flops)?;
-    out.set_item("int8_ops", found.int8_ops)?;
-    for (name, at) in ["memory", "cache"].into_iter().zip(found.memory) {
-        let rates = PyDict::new(py);
-        rates.set_item("working_set", at.working_set)?;
-        rates.set_item("read", at.read)?;
-        rates.set_item("copy", at.copy)?;
-        rates.set_item("stream_copy", at.stream_copy)?;
-        out.set_item(name, rates)?;
-    }
-    Ok(out)
+    shielded("measuring the machine", || {
+        let isa = crate::target::Target::host().isa;
+        let found = py.detach(|| calibrate::ceilings(Pool::global(), isa));
+        let out = PyDict::new(py);
+        out.set_item("isa", found.isa.name())?;
+        out.set_item("threads", found.threads)?;
+        out.set_item("f32_flops", found.f32_flops)?;
+        out.set_item("bf16_dot_flops", found.bf16_dot_flops)?;
+        out.set_item("f16_flops", found.f16_flops)?;
+        out.set_item("int8_ops", found.int8_ops)?;
+        for (name, at) in ["memory", "cache"].into_iter().zip(found.memory) {
+            let rates = PyDict::new(py);
+            rates.set_item("working_set", at.working_set)?;
+            rates.set_item("read", at.read)?;
+            rates.set_item("copy", at.copy)?;
+            rates.set_item("stream_copy", at.stream_copy)?;
+            out.set_item(name, rates)?;
+        }
+        Ok(out)
+    })
 }

@@ -7,7 +7,8 @@
 //! [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while compiling and while kernels
 //! run. `python/oxidiff/_native.pyi` documents every name for Python.
 //!
-//! Invariant: no panic crosses: entry points that run kernels or passes go through [`errors::guarded`].
+//! Invariant: no panic crosses: entry points go through [`errors::guarded`] or [`errors::shielded`], but those that hand out or
+//! put down a value, which `tests/tidy.rs` lists.
 
 mod attributes;
 mod builder;

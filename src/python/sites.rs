@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::prelude::*;
 
 use super::device::Place;
-use super::errors::guarded;
+use super::errors::{guarded, shielded};
 use super::executable::Program;
 use super::tune::Trial;
 use crate::backend::{SiteRow, Specialized};
@@ -60,8 +60,8 @@ impl DeviceSite {
     }
 
     #[getter]
-    fn key(&self) -> (String, String) {
-        self.specialized.measured_on()
+    fn key(&self) -> PyResult<(String, String)> {
+        shielded("describing the device", || Ok(self.specialized.measured_on()))
     }
 
     #[getter]
@@ -127,12 +127,17 @@ impl DeviceSite {
         self.row.ways.get(packed).map(String::as_str)
     }
 
-    fn install(&self, choice: &str) -> bool {
-        let is_one = self.specialized.choose(self.index, choice);
-        if is_one {
-            *self.installed.lock().unwrap_or_else(PoisonError::into_inner) = Some(choice.to_owned());
-        }
-        is_one
+    fn install(&self, choice: &str) -> PyResult<bool> {
+        shielded("choosing", || {
+            let result = {
+                let is_one = self.specialized.choose(self.index, choice);
+                if is_one {
+                    *self.installed.lock().unwrap_or_else(PoisonError::into_inner) = Some(choice.to_owned());
+                }
+                is_one
+            };
+            Ok(result)
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use super::errors::guarded;
+use super::errors::{guarded, shielded};
 use crate::store::artifact::{self, Section};
 use crate::store::tuning::{Database, Entry, Key};
 use crate::store::{files, kept};
@@ -55,8 +55,11 @@ fn write_file(py: Python<'_>, path: PathBuf, data: &[u8]) -> PyResult<()> {
 }
 
 #[pyfunction]
-fn sweep_folder(py: Python<'_>, folder: PathBuf) {
-    py.detach(|| files::sweep(&folder));
+fn sweep_folder(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
+    shielded("sweeping a folder", || {
+        py.detach(|| files::sweep(&folder));
+        Ok(())
+    })
 }
 
 #[pyfunction]

@@ -21,6 +21,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, 
 use pyo3::{Borrowed, ffi, intern};
 
 use super::attributes::{Classes, Kind, Role, SKIPPED, role_of};
+use super::errors::shielded;
 use super::layout::TensorLayout;
 use super::lists::Lists;
 use super::tensor::{Exchange, View};
@@ -724,59 +725,61 @@ impl Tree {
         is_plain: Bound<'py, PyAny>,
         adapter: Option<Bound<'py, PyType>>,
     ) -> PyResult<Self> {
-        let py = module.py();
-        let mut scan = Scan {
-            py,
-            classes: Classes::get(py)?,
-            exchange: Exchange::get(py)?,
-            questions: Questions { base_of, obstacle, is_plain, adapter },
-            tokens: Tokens::default(),
-            kinds: ByAddress::default(),
-            roles: ByAddress::default(),
-            seen: ByAddress::default(),
-            names: ByAddress::default(),
-            nodes: Vec::new(),
-            dicts: Dicts::new(py),
-            lists: Lists::default(),
-            kept: PyList::empty(py),
-            tensors: Vec::new(),
-            places: ByAddress::default(),
-            types: Tokens::default(),
-            floats: Vec::new(),
-            within: None,
-            has_other_adapters: false,
-            obstacle: None,
-        };
-        let tables = scan.walk(module)?;
-        for (at, tables) in tables.iter().enumerate() {
-            scan.entry(at, tables)?;
-        }
-        if let Some((path, reason)) = scan.obstacle.clone() {
-            scan.tokens.bytes(path.as_bytes());
-            scan.tokens.bytes(reason.as_bytes());
-        }
-        let (own, types) = (scan.tensors.len(), std::mem::take(&mut scan.types.0));
-        let form = *blake3::hash(&scan.tokens.0).as_bytes();
-        let layers: Vec<_> = scan.nodes.iter().filter_map(|n| n.layer.as_ref().map(|l| l.clone_ref(py))).collect();
-        for layer in layers {
-            scan.adapters(layer.bind(py))?;
-        }
-        for (_, class) in scan.kinds.values() {
-            scan.kept.append(class)?;
-        }
-        scan.dicts.close();
-        Ok(Self {
-            nodes: scan.nodes,
-            dicts: scan.dicts,
-            tensors: scan.tensors,
-            own,
-            types,
-            form,
-            floats: scan.floats,
-            lists: scan.lists,
-            kept: scan.kept.unbind(),
-            has_other_adapters: scan.has_other_adapters,
-            obstacle: scan.obstacle,
+        shielded("reading a module", || {
+            let py = module.py();
+            let mut scan = Scan {
+                py,
+                classes: Classes::get(py)?,
+                exchange: Exchange::get(py)?,
+                questions: Questions { base_of, obstacle, is_plain, adapter },
+                tokens: Tokens::default(),
+                kinds: ByAddress::default(),
+                roles: ByAddress::default(),
+                seen: ByAddress::default(),
+                names: ByAddress::default(),
+                nodes: Vec::new(),
+                dicts: Dicts::new(py),
+                lists: Lists::default(),
+                kept: PyList::empty(py),
+                tensors: Vec::new(),
+                places: ByAddress::default(),
+                types: Tokens::default(),
+                floats: Vec::new(),
+                within: None,
+                has_other_adapters: false,
+                obstacle: None,
+            };
+            let tables = scan.walk(module)?;
+            for (at, tables) in tables.iter().enumerate() {
+                scan.entry(at, tables)?;
+            }
+            if let Some((path, reason)) = scan.obstacle.clone() {
+                scan.tokens.bytes(path.as_bytes());
+                scan.tokens.bytes(reason.as_bytes());
+            }
+            let (own, types) = (scan.tensors.len(), std::mem::take(&mut scan.types.0));
+            let form = *blake3::hash(&scan.tokens.0).as_bytes();
+            let layers: Vec<_> = scan.nodes.iter().filter_map(|n| n.layer.as_ref().map(|l| l.clone_ref(py))).collect();
+            for layer in layers {
+                scan.adapters(layer.bind(py))?;
+            }
+            for (_, class) in scan.kinds.values() {
+                scan.kept.append(class)?;
+            }
+            scan.dicts.close();
+            Ok(Self {
+                nodes: scan.nodes,
+                dicts: scan.dicts,
+                tensors: scan.tensors,
+                own,
+                types,
+                form,
+                floats: scan.floats,
+                lists: scan.lists,
+                kept: scan.kept.unbind(),
+                has_other_adapters: scan.has_other_adapters,
+                obstacle: scan.obstacle,
+            })
         })
     }
 
@@ -809,14 +812,16 @@ impl Tree {
 
     /// The container that holds a float, its key or index there, and its name.
     fn place<'py>(&self, py: Python<'py>, at: usize) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, String)> {
-        let Some(float) = self.floats.get(at) else {
-            return Err(PyIndexError::new_err("there are fewer floats"));
-        };
-        let (holder, key) = (float.place.0.bind(py).clone(), float.place.1.bind(py).clone());
-        let path = &self.nodes[float.node].path;
-        let dot = if path.is_empty() { "" } else { "." };
-        let inside = if float.is_attribute { String::new() } else { format!("[{}]", key.repr()?) };
-        Ok((holder, key, format!("{path}{dot}{}{inside}", float.attribute.bind(py))))
+        shielded("finding a number", || {
+            let Some(float) = self.floats.get(at) else {
+                return Err(PyIndexError::new_err("there are fewer floats"));
+            };
+            let (holder, key) = (float.place.0.bind(py).clone(), float.place.1.bind(py).clone());
+            let path = &self.nodes[float.node].path;
+            let dot = if path.is_empty() { "" } else { "." };
+            let inside = if float.is_attribute { String::new() } else { format!("[{}]", key.repr()?) };
+            Ok((holder, key, format!("{path}{dot}{}{inside}", float.attribute.bind(py))))
+        })
     }
 
     fn is_listed_changed(&self, py: Python<'_>) -> bool {
@@ -887,41 +892,45 @@ impl Tree {
     }
 
     fn is_retyped(&self, py: Python<'_>) -> PyResult<bool> {
-        let (mut now, exchange) = (Tokens::default(), Exchange::get(py)?);
-        self.tensors[..self.own].iter().for_each(|tensor| type_of(&mut now, exchange, tensor.bind(py)));
-        Ok(now.0 != self.types)
+        shielded("reading tensors", || {
+            let (mut now, exchange) = (Tokens::default(), Exchange::get(py)?);
+            self.tensors[..self.own].iter().for_each(|tensor| type_of(&mut now, exchange, tensor.bind(py)));
+            Ok(now.0 != self.types)
+        })
     }
 
     /// How its own tensors lie in memory, as far as a trace can see it: orders, classes and what shares a storage.
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let (classes, exchange, layout) = (Classes::get(py)?, Exchange::get(py)?, TensorLayout::get(py));
-        let (mut tokens, kinds) = (Tokens::default(), PyList::empty(py));
-        let mut storages = ByAddress::<u64>::default();
-        for (at, tensor) in self.tensors[..self.own].iter().enumerate() {
-            let tensor = tensor.bind(py);
-            if !classes.is_plain_tensor(tensor) {
-                kinds.append((at, tensor.get_type()))?;
+        shielded("reading tensors", || {
+            let (classes, exchange, layout) = (Classes::get(py)?, Exchange::get(py)?, TensorLayout::get(py));
+            let (mut tokens, kinds) = (Tokens::default(), PyList::empty(py));
+            let mut storages = ByAddress::<u64>::default();
+            for (at, tensor) in self.tensors[..self.own].iter().enumerate() {
+                let tensor = tensor.bind(py);
+                if !classes.is_plain_tensor(tensor) {
+                    kinds.append((at, tensor.get_type()))?;
+                }
+                let view = exchange.view(tensor);
+                let storage = match layout {
+                    // SAFETY: DLPack describes tensors with a storage alone; it is live and the GIL is held.
+                    Some(layout) if view.is_some() => unsafe { layout.read(tensor.as_ptr().cast()) }.storage,
+                    _ => tensor.call_method0("untyped_storage")?.getattr("_cdata")?.extract()?,
+                };
+                let order = match view {
+                    Some(view) if view.is_dense() => None,
+                    Some(view) => Some(view.strides.to_vec()),
+                    None if tensor.call_method0("is_contiguous")?.is_truthy()? => None,
+                    None => Some(tensor.call_method0("stride")?.extract()?),
+                };
+                let first = *storages.entry(storage).or_insert(at as u64);
+                tokens.word(at as u64 - first);
+                match order {
+                    None => tokens.tag(ABSENT),
+                    Some(strides) => strides.into_iter().for_each(|s| tokens.word(s.cast_unsigned())),
+                }
             }
-            let view = exchange.view(tensor);
-            let storage = match layout {
-                // SAFETY: DLPack describes tensors with a storage alone; it is live and the GIL is held.
-                Some(layout) if view.is_some() => unsafe { layout.read(tensor.as_ptr().cast()) }.storage,
-                _ => tensor.call_method0("untyped_storage")?.getattr("_cdata")?.extract()?,
-            };
-            let order = match view {
-                Some(view) if view.is_dense() => None,
-                Some(view) => Some(view.strides.to_vec()),
-                None if tensor.call_method0("is_contiguous")?.is_truthy()? => None,
-                None => Some(tensor.call_method0("stride")?.extract()?),
-            };
-            let first = *storages.entry(storage).or_insert(at as u64);
-            tokens.word(at as u64 - first);
-            match order {
-                None => tokens.tag(ABSENT),
-                Some(strides) => strides.into_iter().for_each(|s| tokens.word(s.cast_unsigned())),
-            }
-        }
-        (PyBytes::new(py, blake3::hash(&tokens.0).as_bytes()), kinds.to_tuple()).into_pyobject(py)
+            (PyBytes::new(py, blake3::hash(&tokens.0).as_bytes()), kinds.to_tuple()).into_pyobject(py)
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -13,7 +13,7 @@ use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
 use pyo3::prelude::*;
 
-use super::errors::guarded;
+use super::errors::{guarded, shielded};
 use super::executable::Program;
 use crate::Error;
 use crate::backend::{Block, Memory, SystemMemory, derived};
@@ -95,44 +95,57 @@ impl TuningSite {
     /// By form, the time that the model expects where the weight is kept packed and where every call packs it, in
     /// multiply-adds; infinite where a form does not apply.
     #[getter]
-    fn expected(&self) -> (Vec<f64>, Vec<f64>) {
-        let Observed { conv, dtype, weight } = self.observed;
-        let pairs = (conv.out_channels * conv.in_channels / conv.groups.max(1)) as f64;
-        let of = |algorithm: Algorithm, keep| match algorithm.applies(&conv) {
-            true => pairs * cost_per_pair(&conv, dtype, weight, algorithm, keep),
-            false => f64::INFINITY,
-        };
-        let all = |keep| ALGORITHMS.iter().map(|&algorithm| of(algorithm, keep)).collect();
-        (all(Keep::Packed), all(Keep::PerCall))
+    fn expected(&self) -> PyResult<(Vec<f64>, Vec<f64>)> {
+        shielded("costing candidates", || {
+            let Observed { conv, dtype, weight } = self.observed;
+            let pairs = (conv.out_channels * conv.in_channels / conv.groups.max(1)) as f64;
+            let of = |algorithm: Algorithm, keep| match algorithm.applies(&conv) {
+                true => pairs * cost_per_pair(&conv, dtype, weight, algorithm, keep),
+                false => f64::INFINITY,
+            };
+            let all = |keep| ALGORITHMS.iter().map(|&algorithm| of(algorithm, keep)).collect();
+            Ok((all(Keep::Packed), all(Keep::PerCall)))
+        })
     }
 
     /// Index of the form that is chosen now, where the weight is kept and where it is packed by every call.
     #[getter]
-    fn chosen(&self) -> (usize, usize) {
-        let Observed { conv, dtype, weight } = self.observed;
-        let of = |keep| {
-            let chosen = choose(&conv, dtype, weight, keep);
-            ALGORITHMS.iter().position(|&a| a == chosen).unwrap_or(0)
-        };
-        (of(Keep::Packed), of(Keep::PerCall))
+    fn chosen(&self) -> PyResult<(usize, usize)> {
+        shielded("choosing", || {
+            let result = {
+                let Observed { conv, dtype, weight } = self.observed;
+                let of = |keep| {
+                    let chosen = choose(&conv, dtype, weight, keep);
+                    ALGORITHMS.iter().position(|&a| a == chosen).unwrap_or(0)
+                };
+                (of(Keep::Packed), of(Keep::PerCall))
+            };
+            Ok(result)
+        })
     }
 
     #[getter]
-    fn installed(&self) -> Option<String> {
-        conv_choice::installed(&self.site).map(|choice| choice.to_string())
+    fn installed(&self) -> PyResult<Option<String>> {
+        shielded("choosing", || Ok(conv_choice::installed(&self.site).map(|choice| choice.to_string())))
     }
 
     /// Indices of the forms that can be tried.
-    fn candidates(&self) -> Vec<usize> {
-        let fits = |&i: &usize| {
-            ALGORITHMS[i].applies(&self.observed.conv)
-                && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
-        };
-        (0..ALGORITHMS.len()).filter(fits).collect()
+    fn candidates(&self) -> PyResult<Vec<usize>> {
+        shielded("listing candidates", || {
+            let result = {
+                let fits = |&i: &usize| {
+                    ALGORITHMS[i].applies(&self.observed.conv)
+                        && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
+                };
+                (0..ALGORITHMS.len()).filter(fits).collect()
+            };
+            Ok(result)
+        })
     }
 
     fn measure(&self, py: Python<'_>, candidate: usize) -> PyResult<Option<Trial>> {
-        let Some(&algorithm) = ALGORITHMS.get(candidate).filter(|_| self.candidates().contains(&candidate)) else {
+        let is_one = self.candidates()?.contains(&candidate);
+        let Some(&algorithm) = ALGORITHMS.get(candidate).filter(|_| is_one) else {
             return Ok(None);
         };
         let bytes = conv_choice::memory_bytes(&self.observed, algorithm, self.isa);
@@ -173,12 +186,17 @@ impl TuningSite {
         Some(Choice { packed, per_call }.to_string())
     }
 
-    fn install(&self, choice: &str) -> bool {
-        let choice = Choice::parse(choice);
-        if let Some(choice) = choice {
-            conv_choice::install(self.site, choice);
-        }
-        choice.is_some()
+    fn install(&self, choice: &str) -> PyResult<bool> {
+        shielded("choosing", || {
+            let result = {
+                let choice = Choice::parse(choice);
+                if let Some(choice) = choice {
+                    conv_choice::install(self.site, choice);
+                }
+                choice.is_some()
+            };
+            Ok(result)
+        })
     }
 }
 

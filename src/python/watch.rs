@@ -13,6 +13,7 @@ use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::PyBool;
 
 use super::device::CPU;
+use super::errors::shielded;
 use super::layout::{TensorLayout, TensorState, prefetch};
 use super::tensor::Exchange;
 use super::tree::{ByAddress, Tree};
@@ -49,35 +50,42 @@ impl Watch {
     /// Fails with `TypeError` where interpreter or torch cannot be watched this way; see `is_available`.
     #[new]
     fn new(py: Python<'_>, tree: Py<Tree>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let Some(tensor_layout) = TensorLayout::get(py).filter(|_| Dicts::is_available(py)) else {
-            return Err(PyTypeError::new_err(
-                "dictionaries or tensors cannot be watched in this build of Python or torch",
-            ));
-        };
-        let (exchange, tensor_type) = (Exchange::get(py)?, py.import("torch")?.getattr("Tensor")?);
-        let count = tree.get().tensors.len() + tensors.len();
-        let (mut places, mut watched) = (ByAddress::default(), Vec::with_capacity(count));
-        places.reserve(count);
-        let of_tree = tree.get().tensors.iter().map(|tensor| tensor.bind(py).clone());
-        for tensor in of_tree.chain(tensors) {
-            if places.insert(tensor.as_ptr().addr(), ()).is_none() {
-                watched.push(WatchedTensor::new(tensor, &tensor_type, exchange, tensor_layout)?);
+        shielded("watching a module", || {
+            let Some(tensor_layout) = TensorLayout::get(py).filter(|_| Dicts::is_available(py)) else {
+                return Err(PyTypeError::new_err(
+                    "dictionaries or tensors cannot be watched in this build of Python or torch",
+                ));
+            };
+            let (exchange, tensor_type) = (Exchange::get(py)?, py.import("torch")?.getattr("Tensor")?);
+            let count = tree.get().tensors.len() + tensors.len();
+            let (mut places, mut watched) = (ByAddress::default(), Vec::with_capacity(count));
+            places.reserve(count);
+            let of_tree = tree.get().tensors.iter().map(|tensor| tensor.bind(py).clone());
+            for tensor in of_tree.chain(tensors) {
+                if places.insert(tensor.as_ptr().addr(), ()).is_none() {
+                    watched.push(WatchedTensor::new(tensor, &tensor_type, exchange, tensor_layout)?);
+                }
             }
-        }
-        Ok(Self { tree, tensors: watched, places, tensor_layout })
+            Ok(Self { tree, tensors: watched, places, tensor_layout })
+        })
     }
 
     /// Whether `Watch` can be used in this process.
     #[staticmethod]
-    fn is_available(py: Python<'_>) -> bool {
-        Dicts::is_available(py) && TensorLayout::get(py).is_some()
+    fn is_available(py: Python<'_>) -> PyResult<bool> {
+        shielded("looking for ways to watch", || Ok(Dicts::is_available(py) && TensorLayout::get(py).is_some()))
     }
 
     /// Bits of what may have changed: 1 a dictionary, list or set, 2 a tensor. A few nanoseconds for each.
-    fn poll(&self, py: Python<'_>) -> u32 {
-        let tree = self.tree.get();
-        let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py);
-        u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS
+    fn poll(&self, py: Python<'_>) -> PyResult<u32> {
+        shielded("watching a module", || {
+            let result = {
+                let tree = self.tree.get();
+                let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py);
+                u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS
+            };
+            Ok(result)
+        })
     }
 
     /// Whether all of these are watched.
@@ -86,13 +94,15 @@ impl Watch {
     }
 
     /// Indices of the dictionaries that were written.
-    fn changed_dicts(&self, py: Python<'_>) -> Vec<usize> {
-        self.tree.get().dicts.changed(py)
+    fn changed_dicts(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        shielded("watching a module", || Ok(self.tree.get().dicts.changed(py)))
     }
 
     /// Ids of the tensors that may have changed.
-    fn changed_tensors(&self, py: Python<'_>) -> Vec<usize> {
-        self.tensors.iter().filter(|t| self.is_changed(t, py)).map(|t| t.tensor.as_ptr().addr()).collect()
+    fn changed_tensors(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        shielded("watching a module", || {
+            Ok(self.tensors.iter().filter(|t| self.is_changed(t, py)).map(|t| t.tensor.as_ptr().addr()).collect())
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

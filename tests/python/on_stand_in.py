@@ -7,6 +7,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,12 @@ def gpu() -> Iterator[StandIn]:
         pytest.skip(str(error))
     with in_use(made):
         yield made
+
+
+@pytest.fixture
+def other(gpu: StandIn) -> StandIn:
+    """The second device."""
+    return stand_in(1)
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -189,6 +196,22 @@ def test_what_is_captured_is_launches_over_memory_of_its_own(gpu: StandIn) -> No
     assert gpu.count("graph_launches") == graph_launches
     assert ours.report().pool_bytes == pool, "the memory of the capture went back"
     assert_close(ours(x), net(x))
+
+
+@pytest.mark.skipif(hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch lends memory to captures")
+@torch.no_grad()
+def test_without_memory_that_torch_lends_a_capture_runs_eager(gpu: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net, strict=False)
+    assert_close(ours(x), net(x))
+    with (
+        gpu.capture(),
+        pytest.warns(oxidiff.FallbackWarning, match=r"lends no memory to captures, from 2\.10 on it does"),
+    ):
+        assert_close(ours(x), net(x))
+    assert ours.report().eager_calls == 1
+    assert_close(ours(x), net(x))
+    assert ours.report().eager_calls == 1
 
 
 @torch.no_grad()
@@ -427,3 +450,65 @@ def test_everything_goes_with_the_module(gpu: StandIn) -> None:
     again(x)
     report = again.report()
     assert report.pool_bytes == report.arena_bytes
+
+
+@torch.no_grad()
+def test_a_model_runs_on_the_second_device(gpu: StandIn, other: StandIn) -> None:
+    net, x = Prepared(), image(5, 16)
+    launched = gpu.launched()
+    with in_use(other), other.owning(x, *net.parameters()):
+        ours = compiled(net)
+        for _ in range(3):
+            assert_close(ours(x), net(x))
+        assert other.launched() > 0
+    assert gpu.launched() == launched, "nothing of it ran on the first one"
+    report = ours.report()
+    assert (report.captures, report.programs, report.eager_calls) == (1, 1, 0)
+
+
+@torch.no_grad()
+def test_two_devices_have_a_program_each_and_memory_of_their_own(gpu: StandIn, other: StandIn) -> None:
+    nets, inputs, made = [Prepared(), Prepared()], [image(5, 16), image(5, 16, seed=1)], []
+    for device, net, x in zip((gpu, other), nets, inputs, strict=True):
+        with in_use(device), device.owning(x, *net.parameters()):
+            # Tensors of both stand-ins say that they are on the CPU: without another option the family would be one.
+            made.append(compiled(net, max_specializations=8 + len(made)))
+            assert_close(made[-1](x), net(x))
+    programs = [ours._oxidiff.engines()[-1].variants[0].program for ours in made]
+    assert programs[0].hash == programs[1].hash and programs[0] is not programs[1]
+    for _ in range(3):
+        for device, ours, net, x in zip((gpu, other), made, nets, inputs, strict=True):
+            with in_use(device), device.owning(x, *net.parameters()):
+                launched = [gpu.launched(), other.launched()]
+                assert_close(ours(x), net(x))
+                now = [gpu.launched(), other.launched()]
+                assert [n > before for n, before in zip(now, launched, strict=True)] == [device is gpu, device is other]
+    assert [ours.report().eager_calls for ours in made] == [0, 0]
+
+
+@torch.no_grad()
+def test_memory_of_the_other_device_is_an_error(gpu: StandIn, other: StandIn) -> None:
+    net, x = Net(), image()
+    ours = compiled(net)
+    assert_close(ours(x), net(x))
+    with other.owning(x), pytest.raises(oxidiff.Error, match="ILLEGAL_ADDRESS"):
+        ours(x)
+    assert_close(ours(x), net(x))
+
+
+@torch.no_grad()
+def test_what_was_saved_on_one_device_is_loaded_on_the_other(gpu: StandIn, other: StandIn, tmp_path: Path) -> None:
+    net, x, path = Net(), image(), tmp_path / "net.oxidiff"
+    ours = compiled(net)
+    ours(x)
+    ours.save_graph(path)
+    again = Net()
+    with in_use(other), other.owning(x, *again.parameters()):
+        loaded = compiled(again, max_specializations=9)
+        loaded.load_graph(path)
+        launched = other.launched(), gpu.launched()
+        for _ in range(2):
+            assert_close(loaded(x), again(x))
+        assert other.launched() > launched[0] and gpu.launched() == launched[1]
+    report = loaded.report()
+    assert (report.captures, report.eager_calls) == (0, 0)

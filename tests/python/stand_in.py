@@ -7,6 +7,7 @@ Only for a process of its own: the driver found first is the process's driver.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -51,6 +53,22 @@ def _build(library: Path, source: Path, *options: str) -> None:
         raise NoCompilerError(done.stderr[:4000])
 
 
+def driver(folder: Path, *options: str) -> Path:
+    """The stand-in driver, under the name that the driver has."""
+    library = folder / "libcuda.so.1"
+    _build(library, _ROOT / "tests/cuda/fake_driver.cpp", "-O1", "-Wl,-soname,libcuda.so.1", *options)
+    return library
+
+
+_folder = tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def _driver_of_this_process() -> Path:
+    """A library once opened stays, and its devices know of each other."""
+    return driver(Path(_folder.name))
+
+
 class StandIn:
     """A device as :class:`oxidiff.device.Device` is one, whose memory is this process's.
 
@@ -60,24 +78,25 @@ class StandIn:
     """
 
     device = torch.device("cpu")
-    backend = "cuda:0"
     dlpack = (1, 0)
     name = "a stand-in"
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
+        self.backend = f"cuda:{index}"
+        self._index = index
         self._folder = tempfile.TemporaryDirectory()
         self._thread = threading.local()
         self.captured = False
         self.waits = 0
-        folder = Path(self._folder.name)
-        library = folder / "libcuda.so"
-        _build(library, _ROOT / "tests/cuda/fake_driver.cpp", "-O1", "-Wl,-soname,libcuda.so.1")
+        library = _driver_of_this_process()
         self.driver = ctypes.CDLL(str(library))
-        self.driver.fake_count.restype = ctypes.c_long
+        self.driver.fake_count.restype = self.driver.fake_launched.restype = ctypes.c_long
         self.driver.fake_waited.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.driver.fake_own.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int]
+        self.driver.fake_disown.argtypes = [ctypes.c_uint64]
         prelude = (_ROOT / "src/codegen/cuda/prelude.cuh").read_text()
         self._device_part = prelude.split("// OX_DEVICE\n")[1].split("// OX_END_DEVICE")[0]
-        _native.cuda_emulate(str(library), self._compile)
+        _native.cuda_emulate(str(library), self._compile, index)
 
     def stream(self) -> int:
         return getattr(self._thread, "stream", 0)
@@ -115,6 +134,21 @@ class StandIn:
         finally:
             self.driver.fake_capturing(0)
             self.captured = False
+
+    @contextmanager
+    def owning(self, *tensors: Tensor) -> Iterator[None]:
+        """The tensors' memory is this device's alone meanwhile."""
+        for tensor in tensors:
+            self.driver.fake_own(tensor.data_ptr(), tensor.nbytes, self._index)
+        try:
+            yield
+        finally:
+            for tensor in tensors:
+                self.driver.fake_disown(tensor.data_ptr())
+
+    def launched(self) -> int:
+        """Launches of kernels and graphs on this device."""
+        return int(self.driver.fake_launched(self._index))
 
     def count(self, what: str) -> int:
         return int(self.driver.fake_count(_COUNTS.index(what)))
@@ -161,27 +195,24 @@ class StandIn:
         return "\n".join(text)
 
 
-_made: StandIn | NoCompilerError | None = None
+_made: dict[int, StandIn | NoCompilerError] = {}
 
 
-def stand_in() -> StandIn:
-    """The stand-in of this process."""
-    global _made
-    if _made is None:
+def stand_in(index: int = 0) -> StandIn:
+    """The stand-in of this process for device ``index``, of two."""
+    if index not in _made:
         try:
-            _made = StandIn()
+            _made[index] = StandIn(index)
         except NoCompilerError as error:
-            _made = error
-    if isinstance(_made, NoCompilerError):
-        raise _made
-    return _made
+            _made[index] = error
+    made = _made[index]
+    if isinstance(made, NoCompilerError):
+        raise made
+    return made
 
 
 @contextmanager
 def in_use(made: StandIn) -> Iterator[None]:
     """Programs for CPU tensors are compiled for the stand-in meanwhile."""
-    device._devices[made.device] = made  # type: ignore[assignment]
-    try:
+    with mock.patch.dict(device._devices, {made.device: made}):
         yield
-    finally:
-        del device._devices[made.device]

@@ -297,7 +297,10 @@ fn find_driver(search: &Search) -> Result<Found, String> {
     }
     let version = (version.unsigned_abs() / 1000, version.unsigned_abs() % 1000 / 10);
     if version.0 < OLDEST_CUDA {
-        return Err(format!("the NVIDIA driver is for CUDA {}.{}; {OLDEST_CUDA}.0 is needed", version.0, version.1));
+        let (major, minor) = version;
+        return Err(format!(
+            "the NVIDIA driver is for CUDA {major}.{minor}; {OLDEST_CUDA}.0 is needed: update the driver"
+        ));
     }
     Ok(Found { path, version })
 }

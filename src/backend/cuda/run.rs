@@ -1149,7 +1149,10 @@ impl Specialized for SpecializedCuda {
             return Err(cold());
         }
         if is_recorded && !self.program.memory.serves_captures() {
-            return Err(Error::Backend { backend: NAME, what: "this PyTorch lends no memory to captures".to_owned() });
+            return Err(Error::Backend {
+                backend: NAME,
+                what: "this PyTorch lends no memory to captures, from 2.10 on it does".to_owned(),
+            });
         }
         let _context = device.enter()?;
         if !is_recorded {
