@@ -6,7 +6,8 @@ Every op in every float type and every model of the zoo against eager in f64, th
 several devices and compute-sanitizer. One table comes last; the exit status is 1 if a row failed. Where there is no GPU it
 says why, and passes. `--stand-in` runs graphs, ops and models behind the stand-in driver of `tests/python` instead.
 
-Rows that the time limit leaves no room for say so: `--only ROW...` runs them by themselves.
+Rows that the time limit leaves no room for say `not run` or `not finished`, which is no failure: `--only ROW...` runs them
+by themselves. A row that has not looked at the time for two minutes hangs, which is one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import gc
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -43,6 +46,8 @@ LIMIT_S = 530.0
 """The whole run, so that it ends within nine minutes."""
 GRACE_S = 8.0
 """Seconds beyond that for a row that looks at the time itself."""
+HANGS_S = 120.0
+"""Seconds without a look at the time that say that a row hangs: no step between two looks takes so long."""
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 MODEL_ERROR = 2e-5
 """Largest error of an f32 model over its largest value."""
@@ -52,15 +57,49 @@ class Skipped(Exception):
     """Why a row did not run."""
 
 
+class OutOfTimeError(Exception):
+    """The time was over: what a row got done until then, without a failure."""
+
+
 class Run:
-    """Where the rows run, and until when."""
+    """Where the rows run, and until when.
+
+    Attributes:
+        device: The device.
+        deadline: When the time is over.
+        looked: When a row began, or last looked at the time.
+    """
 
     def __init__(self, device: torch.device, deadline: float) -> None:
         self.device = device
         self.deadline = deadline
+        self.looked = time.perf_counter()
 
     def has_time(self) -> bool:
-        return time.perf_counter() < self.deadline
+        self.looked = time.perf_counter()
+        return self.looked < self.deadline
+
+    def require_time(self, done: str) -> None:
+        """Ends the row here if the time is over."""
+        if not self.has_time():
+            raise OutOfTimeError(f"the time was over after {done}, without a failure")
+
+    def output_of(self, command: list[str]) -> tuple[int, str]:
+        """Exit status and output of a process, which ends with all of its children where the time does."""
+        with tempfile.TemporaryFile("w+") as output:
+            # Children may outlive it and hold its output: that is a file, and they are of its session.
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                while process.poll() is None:
+                    if not self.has_time():
+                        raise OutOfTimeError(f"the time was over during {' '.join(command[-2:])}")
+                    time.sleep(0.1)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            output.seek(0)
+            return process.returncode, output.read()
 
 
 def compiled(module: Any, **options: Any) -> Any:
@@ -123,31 +162,31 @@ def ops(run: Run) -> str:
         import test_ops
     except ImportError as error:
         raise Skipped(f"pytest is needed ({error})") from None
-    failures, count, without = [], 0, 0
-    for case in test_ops.RUNNABLE:
-        for dtype in test_ops.DTYPES:
-            if not run.has_time():
-                break
-            module = moved_module(case.module(dtype), run.device)
-            sizes = [moved(args, run.device) for args in test_ops.arguments(case, dtype)]
-            try:
-                for args in sizes:
-                    module(*copy.deepcopy(args))
-            except RuntimeError:
-                without += 1  # Eager cannot do it on this device either.
-                continue
-            count += 1
-            try:
-                ours = compiled(module)
-                for args in sizes:
-                    # Launched kernel by kernel, then as a graph, then the graph with other tensors.
-                    for _ in range(3):
-                        test_ops.check(ours(*moved(copy.deepcopy(args), run.device)), case, module, args, dtype)
-            except (AssertionError, RuntimeError, TypeError) as error:
-                failures.append(f"{case.name} in {str(dtype)[6:]}: {str(error).splitlines()[0][:200]}")
+    failures, count, without, is_cut = [], 0, 0, False
+    for case, dtype in itertools.product(test_ops.RUNNABLE, test_ops.DTYPES):
+        if not run.has_time():
+            is_cut = True
+            break
+        module = moved_module(case.module(dtype), run.device)
+        sizes = [moved(args, run.device) for args in test_ops.arguments(case, dtype)]
+        try:
+            for args in sizes:
+                module(*copy.deepcopy(args))
+        except RuntimeError:
+            without += 1  # Eager cannot do it on this device either.
+            continue
+        count += 1
+        try:
+            ours = compiled(module)
+            for args in sizes:
+                # Launched kernel by kernel, then as a graph, then the graph with other tensors.
+                for _ in range(3):
+                    test_ops.check(ours(*moved(copy.deepcopy(args), run.device)), case, module, args, dtype)
+        except (AssertionError, RuntimeError, TypeError) as error:
+            failures.append(f"{case.name} in {str(dtype)[6:]}: {str(error).splitlines()[0][:200]}")
     assert not failures, f"{len(failures)} of {count} failed:\n" + "\n".join(failures)
-    if not run.has_time():
-        raise Skipped(f"no time left after {count} cases without a failure")
+    if is_cut:
+        run.require_time(f"{count} cases")
     return f"{count} cases, {without} that eager cannot do here"
 
 
@@ -163,11 +202,14 @@ def models(run: Run) -> str:
     except ImportError as error:
         raise Skipped(str(error)) from None
     assert diffusers and transformers
-    worst, count, failures = 0.0, 0, []
+    worst, count, failures, is_cut = 0.0, 0, [], False
     for name in testing.names():
+        # Nothing is built that there is no time to run: building all that is left takes longer than the watchdog waits.
+        if is_cut := not run.has_time():
+            break
         wide = testing.build(name, dtype=torch.float64).to(run.device)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            if not run.has_time():
+            if is_cut := not run.has_time():
                 break
             module = testing.build(name, dtype=dtype).to(run.device)
             ours = compiled(module)
@@ -184,8 +226,8 @@ def models(run: Run) -> str:
                 worst = max(worst, error if dtype is torch.float32 else 0.0)
             count += 1
     assert not failures, f"{len(failures)} failed:\n" + "\n".join(failures)
-    if not run.has_time():
-        raise Skipped(f"no time left after {count} models and types without a failure")
+    if is_cut:
+        run.require_time(f"{count} models and types")
     return f"{count} models and types, f32 within {worst:.1e}"
 
 
@@ -357,6 +399,7 @@ def tuning(run: Run) -> str:
     """Ways of libraries are timed and chosen, and what is chosen is right."""
     results = []
     for dtype in (torch.float32, torch.float16):
+        run.require_time(f"{len(results)} of two types")
         module, args = block(run, size=64)
         module, args = module.to(dtype), tuple(a.to(dtype) for a in args)
         ours, exact = compiled(module, tune="full", tune_budget_s=30.0), exact_of(module, args)
@@ -396,8 +439,7 @@ def kernels(run: Run) -> str:
     with mock.patch.object(oxidiff.tune, "_measure", own):
         for what, module, args in cases:
             for dtype in (torch.float16, torch.bfloat16):
-                if not run.has_time():
-                    raise Skipped(f"no time left after {count} cases without a failure")
+                run.require_time(f"{count} cases")
                 module, args = module.to(dtype), tuple(a.to(dtype) for a in args)
                 ours, exact = compiled(module, tune="full", tune_budget_s=60.0), exact_of(module, args)
                 for _ in range(3):
@@ -430,17 +472,11 @@ def sanitizer(run: Run) -> str:
         raise Skipped("compute-sanitizer is not on the path")
     rows = {"graphs": "kns=_f32_", "kernels": "kns=attention_"}
     for check, row in itertools.product(("memcheck", "racecheck"), rows):
-        left = run.deadline - time.perf_counter()
-        if left < 60:
-            raise Skipped(f"no time left for {check} of {row}")
+        if run.deadline - time.perf_counter() < 60:
+            raise OutOfTimeError(f"no time was left for {check} of {row}")
         command = [tool, "--tool", check, "--error-exitcode", "9", "--kernel-regex", rows[row], sys.executable]
-        try:
-            done = subprocess.run(
-                [*command, __file__, "--only", row], capture_output=True, text=True, timeout=left, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise Skipped(f"no time left during {check} of {row}") from None
-        assert done.returncode == 0, f"{check} of {row}:\n{done.stdout[-3000:]}"
+        status, output = run.output_of([*command, __file__, "--only", row])
+        assert status == 0, f"{check} of {row}:\n{output[-3000:]}"
     return "memcheck and racecheck found nothing"
 
 
@@ -480,6 +516,9 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     table: list[tuple[str, str, str, str]] = []
     has_failed = False
+    # Held by the watchdog for good: the table is then what it was.
+    closing = threading.Lock()
+    run = Run(torch.device("cpu"), time.perf_counter() + arguments.limit)
 
     def show(what: str) -> None:
         print(f"\noxidiff {oxidiff.__version__}, torch {torch.__version__} on {what}\n")
@@ -488,31 +527,44 @@ def main() -> int:
             print("| " + " | ".join(row) + " |")
 
     def give_up() -> None:
-        """A kernel that never ends, or threads that wait for each other."""
-        faulthandler.dump_traceback()
-        table.append((names[min(len(table), len(names) - 1)], "FAILED", "", "it did not end"))
-        show("a device that hangs")
+        """The time is over and a row is not: it is slow, or it hangs, as kernels and waiting threads may."""
+        closing.acquire()
+        idle = time.perf_counter() - run.looked
+        is_hanging, rest = idle >= HANGS_S, names[len(table) :] or ["the end"]
+        if is_hanging:
+            faulthandler.dump_traceback()
+            table.append((rest[0], "FAILED", "", f"it hangs: nothing was heard of it for {idle:.0f} s"))
+        else:
+            table.append((rest[0], "not finished", "", f"the time was over, {idle:.0f} s after its last look at it"))
+        table.extend((name, "not run", "", "no time was left") for name in rest[1:])
+        show("a device that hangs" if is_hanging else "a device that was given too little time")
         sys.stdout.flush()
-        os._exit(1)
+        os._exit(int(is_hanging or has_failed))
 
     watchdog = threading.Timer(arguments.limit + GRACE_S, give_up)
     watchdog.daemon = True
     watchdog.start()
     with place(arguments.stand_in) as device:
         what = "the stand-in driver" if arguments.stand_in else torch.cuda.get_device_name(device)
-        run = Run(device, time.perf_counter() + arguments.limit)
+        run.device = device
         for name in names:
             started = time.perf_counter()
             try:
-                if not run.has_time():
-                    raise Skipped("no time left")
-                result, note = "passed", ROWS[name](run)
+                if run.has_time():
+                    result, note = "passed", ROWS[name](run)
+                else:
+                    result, note = "not run", "no time was left"
             except Skipped as error:
                 result, note = "skipped", str(error)
+            except OutOfTimeError as error:
+                result, note = "not finished", str(error)
             except Exception as error:
-                result, note, has_failed = "FAILED", f"{type(error).__name__}: {error}", True
+                result, note = "FAILED", f"{type(error).__name__}: {error}"
                 traceback.print_exc()
-            table.append((name, result, f"{time.perf_counter() - started:.1f} s", note.splitlines()[0] if note else ""))
+            took, first = f"{time.perf_counter() - started:.1f} s", note.splitlines()[0] if note else ""
+            with closing:
+                has_failed |= result == "FAILED"
+                table.append((name, result, took, first))
             print(f"{name}: {result}", flush=True)
     watchdog.cancel()
     show(what)

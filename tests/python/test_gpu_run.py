@@ -1,0 +1,116 @@
+"""What `tests/gpu/run.py` says of rows that are slow, that hang and that had no time: with rows made up for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_SCRIPT = """
+import contextlib, os, sys, time
+import torch
+sys.path.insert(0, "tests/gpu")
+import run
+
+run.GRACE_S, run.HANGS_S = 0.5, 1.5
+
+
+def quick(row):
+    return "done"
+
+
+def looks(row):
+    for count in range(1000):
+        row.require_time(f"{count} steps")
+        time.sleep(0.05)
+
+
+def slow(row):
+    # A step that was begun in time, and is longer than what is waited for.
+    for _ in range(15):
+        assert row.has_time()
+        time.sleep(0.05)
+    time.sleep(30)
+
+
+def hangs(row):
+    time.sleep(30)
+
+
+def fails(row):
+    raise ValueError("wrong")
+
+
+def children(row):
+    # The child would outlive its parent, and holds its output.
+    parent = "import subprocess, time; print(subprocess.Popen(['sleep', '30']).pid, file=open('{}', 'w')); time.sleep(30)"
+    row.output_of([sys.executable, "-c", parent.format(os.environ["PID_FILE"])])
+
+
+names = sys.argv.pop(1).split(",")
+run.ROWS = {name: globals()[name.rstrip("2")] for name in names}
+run.ANYWHERE = names
+run.place = lambda is_stand_in: contextlib.nullcontext(torch.device("cpu"))
+sys.argv += ["--stand-in", "--limit", sys.argv.pop(1)]
+sys.exit(run.main())
+"""
+
+
+def rows_of(names: str, limit: float, **variables: str) -> tuple[int, list[tuple[str, str]], str]:
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, names, str(limit)],
+        capture_output=True,
+        text=True,
+        cwd=_ROOT,
+        env=environment,
+        check=False,
+        timeout=120,
+    )
+    table = re.findall(r"^\| (\w[\w ]*) \| ([\w ]+) \|", done.stdout, re.MULTILINE)
+    assert table and table[0] == ("row", "result"), done.stdout + done.stderr
+    return done.returncode, table[1:], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "status", "results"),
+    [
+        ("quick,looks,quick2", 0.7, 0, ["passed", "not finished", "not run"]),
+        ("fails,looks,quick", 0.7, 1, ["FAILED", "not finished", "not run"]),
+        ("quick,slow,quick2", 1.2, 0, ["passed", "not finished", "not run"]),
+        ("quick,hangs,quick2", 1.5, 1, ["passed", "FAILED", "not run"]),
+    ],
+)
+def test_the_table_tells_slow_rows_from_those_that_hang(
+    names: str, limit: float, status: int, results: list[str]
+) -> None:
+    code, table, text = rows_of(names, limit)
+    assert (code, [result for _, result in table]) == (status, results), text
+    assert [name for name, _ in table] == names.split(",")
+    if "hangs" in names:
+        assert "it hangs: nothing was heard of it for" in text
+        assert "in hangs" in text, "where it is"
+
+
+def test_a_process_ends_with_its_children_where_the_time_does(tmp_path: Path) -> None:
+    code, table, text = rows_of("children,quick", 2.0, PID_FILE=str(tmp_path / "pid"))
+    assert (code, table) == (0, [("children", "not finished"), ("quick", "not run")]), text
+    child = int((tmp_path / "pid").read_text())
+    until = time.perf_counter() + 10
+    while is_alive(child):
+        assert time.perf_counter() < until, "the child runs on"
+        time.sleep(0.1)
+
+
+def is_alive(process: int) -> bool:
+    """Whether it runs; one that ended may not have been waited for yet."""
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
