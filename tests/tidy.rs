@@ -30,11 +30,11 @@ const UNSHIELDED: &[(&str, &str)] = &[
     ("builder", "new symbol add_parameter path output signature"),
     ("executable", "hash compile_s shared_with devices stamp derived_bytes"),
     ("mod", "knobs"),
-    ("sites", "op bucket count expected chosen installed candidates name"),
+    ("sites", "op bucket count kept expected chosen installed candidates name"),
     ("store", "cache_dir release __enter__ __exit__ complaint"),
     ("tree", "form floats fingerprint is_listed_changed kept has_other_adapters obstacle dicts copies"),
     ("tree", "own_tensors tensors modules layers parents __traverse__"),
-    ("tune", "op bucket count flops name forget_choices"),
+    ("tune", "op bucket count kept flops name forget_choices"),
     ("watch", "covers __traverse__"),
 ];
 

@@ -203,8 +203,8 @@ pub fn profile_of(backend: &str) -> PyResult<Figures> {
 
 /// The name in [`devices`] of a GPU, however it is written; see the stub file.
 #[pyfunction]
-pub fn device_named(name: &str) -> Option<&'static str> {
-    Profile::named(name).map(|profile| profile.name)
+pub fn device_named(name: &str) -> PyResult<Option<&'static str>> {
+    shielded("looking for a device", || Ok(Profile::named(name).map(|profile| profile.name)))
 }
 
 /// Compiles the builder's graph, or finds the live program; see the stub file.

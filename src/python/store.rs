@@ -63,8 +63,8 @@ fn sweep_folder(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
 }
 
 #[pyfunction]
-fn is_whole(data: &[u8]) -> bool {
-    kept::is_whole(data)
+fn is_whole(data: &[u8]) -> PyResult<bool> {
+    shielded("checking what was kept", || Ok(kept::is_whole(data)))
 }
 
 #[pyfunction]
