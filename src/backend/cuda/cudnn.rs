@@ -28,7 +28,7 @@ use crate::ir::DType;
 use crate::store::kept::{self, Kept};
 use crate::{Error, Result};
 
-/// Engines that are tried.
+/// Engines of one heuristic that are tried.
 const ATTEMPTS: usize = 12;
 /// Most plans that are built at the same time: each needs a handle of its own.
 pub(super) const MOST_HANDLES: usize = 4;
@@ -467,7 +467,7 @@ impl Cudnn {
                     continue;
                 }
             };
-            for config in configs.iter().take(ATTEMPTS - number) {
+            for config in configs.iter().take(ATTEMPTS) {
                 number += 1;
                 if choice.is_some_and(|choice| choice + 1 != number) {
                     continue;
