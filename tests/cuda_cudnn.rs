@@ -1,12 +1,12 @@
 //! Plans of PyTorch's own cuDNN for GPUs that are not there: from a description of the device, and with a `libcuda.so.1` that
-//! has none (`tests/cuda/no_device.cpp`). Convolutions and attentions are those of SD1.5's UNet in f16, as the backend hands
-//! them over. Nothing runs: numbers are `cuda_libraries.rs`'s.
+//! has none (`tests/cuda/no_device.cpp`). Nothing runs: numbers are `cuda_libraries.rs`'s. What the models of the zoo hand
+//! over is planned by `tests/python/test_cuda_plans.py`.
 
 mod support;
 #[path = "cuda/toolkit.rs"]
 mod toolkit;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -19,68 +19,24 @@ use oxidiff::backend::cuda::lower::Lowered;
 use oxidiff::backend::cuda::{found, set_search};
 use oxidiff::ir::{DType, parse_graph};
 use oxidiff::passes::Precision;
-use oxidiff::plan::{MemoryMode, Numerics, Plan, Step};
+use oxidiff::plan::{MemoryMode, Numerics};
 use oxidiff::select::Kernel;
 use oxidiff::store::kept::Kept;
 
-/// What cuDNN asks of a device: figures of NVIDIA's data sheets and of the CUDA programming guide's table of compute
+/// A device as cuDNN wants it described: figures of NVIDIA's data sheets and of the CUDA programming guide's table of compute
 /// capabilities.
 struct Device {
     name: &'static str,
     arch: u32,
-    multiprocessors: u32,
-    /// Most shared memory of a block.
-    shared_bytes: u32,
-    /// Most blocks and threads of a multiprocessor.
-    blocks: u32,
-    threads: u32,
-    l2_bytes: u64,
-    clock_khz: u32,
-    memory_khz: u32,
-    memory_bytes: u64,
+    description: &'static str,
 }
 
-#[rustfmt::skip]
 const DEVICES: &[Device] = &[
-    Device { name: "Tesla T4", arch: 75, multiprocessors: 40, shared_bytes: 65_536, blocks: 16, threads: 1024,
-        l2_bytes: 4 << 20, clock_khz: 1_590_000, memory_khz: 5_001_000, memory_bytes: 16 << 30 },
-    Device { name: "NVIDIA A100-SXM4-80GB", arch: 80, multiprocessors: 108, shared_bytes: 166_912, blocks: 32, threads: 2048,
-        l2_bytes: 40 << 20, clock_khz: 1_410_000, memory_khz: 1_593_000, memory_bytes: 80 << 30 },
-    Device { name: "NVIDIA L4", arch: 89, multiprocessors: 58, shared_bytes: 101_376, blocks: 24, threads: 1536,
-        l2_bytes: 48 << 20, clock_khz: 2_040_000, memory_khz: 6_251_000, memory_bytes: 24 << 30 },
-    Device { name: "NVIDIA H100 80GB HBM3", arch: 90, multiprocessors: 132, shared_bytes: 232_448, blocks: 32, threads: 2048,
-        l2_bytes: 50 << 20, clock_khz: 1_980_000, memory_khz: 2_619_000, memory_bytes: 80 << 30 },
+    Device { name: "T4", arch: 75, description: include_str!("cuda/data/devices/t4.json") },
+    Device { name: "A100", arch: 80, description: include_str!("cuda/data/devices/a100.json") },
+    Device { name: "L4", arch: 89, description: include_str!("cuda/data/devices/l4.json") },
+    Device { name: "H100", arch: 90, description: include_str!("cuda/data/devices/h100.json") },
 ];
-
-impl Device {
-    fn description(&self) -> String {
-        let numbers = [
-            ("regsPerBlock", 65_536),
-            ("multiProcessorCount", u64::from(self.multiprocessors)),
-            ("smClockRateKHz", u64::from(self.clock_khz)),
-            ("memClockRateKHz", u64::from(self.memory_khz)),
-            ("l2CacheSize", self.l2_bytes),
-            ("warpSize", 32),
-            ("maxSharedMemoryPerBlock", 49_152),
-            ("maxSharedMemoryPerBlockOptin", u64::from(self.shared_bytes)),
-            ("reservedSharedMemoryPerBlock", if self.arch >= 80 { 1024 } else { 0 }),
-            ("maxRegistersPerSM", 65_536),
-            ("pciDeviceId", 0),
-            ("maxCtasPerSM", u64::from(self.blocks)),
-            ("maxThreadsPerBlock", 1024),
-            ("maxThreadsPerSM", u64::from(self.threads)),
-            ("isTccDriver", 0),
-            ("supportCoopLaunch", 1),
-            ("deviceVer", u64::from(self.arch) * 10),
-            ("driverVer", 13_000),
-            ("cudaDeviceId", 0),
-            ("totalGlobalMem", self.memory_bytes),
-        ];
-        let numbers: String = numbers.iter().map(|(key, value)| format!("\"{key}\": {value}, ")).collect();
-        let sizes = "\"maxGridSize\": [2147483647, 65535, 65535], \"maxBlockSize\": [1024, 1024, 64]";
-        format!("{{{numbers}{sizes}, \"deviceName\": \"{}\"}}", self.name)
-    }
-}
 
 /// Names in a library that look like the driver's functions.
 fn driver_names(library: &Path) -> BTreeSet<String> {
@@ -127,98 +83,8 @@ fn is_ready() -> bool {
     }
 }
 
-/// SD1.5's UNet at 512 x 512, batch 2, 77 words.
-const SIZES: [i64; 4] = [2, 64, 64, 77];
-
-fn unet() -> Plan {
-    let graph = parse_graph(include_str!("cuda/data/sd15_unet.ir")).unwrap();
-    support::plan_of(graph, Precision::Fast, MemoryMode::Fast)
-}
-
-/// Steps that differ in what is handed over: one of each.
-fn kinds<'p>(plan: &'p Plan, lowered: &Lowered, kernel: Kernel) -> BTreeMap<String, (usize, &'p Step)> {
-    let mut kinds = BTreeMap::new();
-    for (at, step) in plan.steps.iter().enumerate().filter(|(_, s)| s.kernel == kernel) {
-        let Some(delegate) = &lowered.steps[at].delegate else { continue };
-        let lies = |a: &oxidiff::plan::Access| {
-            let lies = a.concrete(&SIZES).unwrap();
-            format!("{:?}{:?}", &*lies.shape, &*lies.strides)
-        };
-        let all: Vec<String> = step.accesses().map(lies).collect();
-        let what = plan.graph.op(step.root.unwrap()).name();
-        kinds.insert(format!("{what} {all:?} {} {:?}", delegate.0.len(), step.upsample), (at, step));
-    }
-    kinds
-}
-
-/// All kinds on all devices take minutes: `OXIDIFF_CUDNN_DEVICES=all`. Else each device takes its share of them in turn.
+/// Every device in every test, not one in turn: `OXIDIFF_CUDNN_DEVICES=all`.
 const ALL: &str = "OXIDIFF_CUDNN_DEVICES";
-
-/// Device, kind of step, and which library took it in which form, or why none did.
-type Outcome = (&'static Device, String, Result<(&'static str, usize), String>);
-
-fn outcomes(kernel: Kernel) -> Vec<Outcome> {
-    let plan = unet();
-    let lowered = Lowered::new(&plan).unwrap();
-    let kinds = kinds(&plan, &lowered, kernel);
-    let all = std::env::var_os(ALL).is_some();
-    let mut outcomes = Vec::new();
-    for (turn, device) in DEVICES.iter().enumerate() {
-        let library =
-            Cudnn::for_description(&device.description(), None).unwrap_or_else(|e| panic!("{}: {e}", device.name));
-        let delegates = Delegates::described(library);
-        let shares = if kernel == Kernel::Attention { 1 } else { 3 * DEVICES.len() };
-        for (number, (name, (at, step))) in kinds.iter().enumerate() {
-            if !all && number % shares != turn % shares {
-                continue;
-            }
-            let delegate = lowered.steps[*at].delegate.as_ref().unwrap();
-            let asked = Asked {
-                step,
-                bindings: &SIZES,
-                arch: device.arch,
-                numerics: Numerics::default(),
-                fold_flops: 0,
-                is_bounded: false,
-            };
-            let ready = delegate.plan(&asked, &delegates, &|_| Vec::new());
-            let outcome = ready.map(|r| (r.planned.library(), r.form)).map_err(|(why, _)| why);
-            println!("{:24} {name}: {outcome:?}", device.name);
-            outcomes.push((device, name.clone(), outcome));
-        }
-    }
-    outcomes
-}
-
-#[test]
-fn convolutions_have_plans_on_every_device() {
-    if !is_ready() {
-        return;
-    }
-    let outcomes = outcomes(Kernel::Convolution);
-    assert!(outcomes.len() >= DEVICES.len(), "every device has its turn");
-    for (device, name, outcome) in &outcomes {
-        let (library, form) = outcome.as_ref().unwrap_or_else(|e| panic!("{}, {name}: {e}", device.name));
-        assert_eq!(*library, "cuDNN");
-        // From sm_80 on, what follows the convolution is part of the graph.
-        assert!(device.arch < 80 || *form == 0, "{}, {name}: not fused", device.name);
-    }
-}
-
-#[test]
-fn attentions_have_plans_from_sm_80_on() {
-    if !is_ready() {
-        return;
-    }
-    let outcomes = outcomes(Kernel::Attention);
-    assert!(outcomes.len() >= DEVICES.len(), "every device has its turn");
-    for (device, name, outcome) in &outcomes {
-        match device.arch {
-            75 => assert!(outcome.as_ref().is_err_and(|e| e.contains("8.0")), "{}, {name}: {outcome:?}", device.name),
-            _ => assert_eq!(outcome, &Ok(("cuDNN", 0)), "{}, {name}", device.name),
-        }
-    }
-}
 
 /// A convolution over an image that is upsampled by two is four of 2 x 2 taps, with what follows it.
 #[test]
@@ -236,20 +102,7 @@ fn upsampling_is_folded_on_every_device() {
                 %8: T[1,2*s0,128,256] = convolution(%7, %1, %2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], \
                 groups=1, channels_last=true}\nreturn %8\n";
     let numerics = Numerics { tf32_convolutions: true, ..Numerics::default() };
-    for (dtype, device) in ["f32", "f16"].iter().flat_map(|dtype| DEVICES.iter().map(move |device| (dtype, device))) {
-        let graph = parse_graph(&text.replace("T[", &format!("{dtype}["))).unwrap();
-        let plan = support::plan_of(graph, Precision::Fast, MemoryMode::Fast);
-        let lowered = Lowered::new(&plan).unwrap();
-        let at = plan.steps.iter().position(|s| s.kernel == Kernel::Convolution).unwrap();
-        let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
-        // One size in 16 bits, whose engines do not depend on it.
-        let sizes: &[_] = match *dtype {
-            "f32" => &[([64], 0, true), ([63], 0, true), ([64], u64::MAX, false)],
-            _ => &[([63], 0, true)],
-        };
-        for (bindings, fold_flops, is_folded) in sizes.iter().copied() {
-            let (step, bindings) = (&plan.steps[at], &bindings);
-            let asked = Asked { step, bindings, arch: device.arch, numerics, fold_flops, is_bounded: false };
+/// A convolution over an image that is upsampled by two is four of 2 x 2 taps, with what follows it.
             let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
             let ready = outcome.unwrap_or_else(|(why, _)| panic!("{}, {dtype}: {why}", device.name));
             assert_eq!(ready.operands.scratch[1].0 == 0, is_folded, "{}, {dtype}: an upsampled image", device.name);
@@ -270,7 +123,7 @@ fn wide_heads_have_plans_from_sm_80_on() {
     let lowered = Lowered::new(&plan).unwrap();
     let at = plan.steps.iter().position(|s| s.kernel == Kernel::Attention).unwrap();
     for device in DEVICES {
-        let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+        let delegates = Delegates::described(Cudnn::for_description(device.description, None).unwrap());
         let numerics = Numerics::default();
         let asked = Asked {
             step: &plan.steps[at],
@@ -304,7 +157,7 @@ fn masks_of_bool_have_plans_from_sm_80_on() {
         let lowered = Lowered::new(&plan).unwrap();
         let at = plan.steps.iter().position(|s| s.kernel == Kernel::Attention).unwrap();
         for (_, device) in DEVICES.iter().enumerate().filter(|(turn, _)| all || turn % masks.len() == number) {
-            let delegates = Delegates::described(Cudnn::for_description(&device.description(), None).unwrap());
+            let delegates = Delegates::described(Cudnn::for_description(device.description, None).unwrap());
             let asked = Asked {
                 step: &plan.steps[at],
                 bindings: &[77],
@@ -342,14 +195,14 @@ fn what_cannot_be_is_refused() {
         return;
     }
     let [t4, .., h100] = DEVICES else { panic!("devices") };
-    let library = Cudnn::for_description(&h100.description(), None).unwrap();
+    let library = Cudnn::for_description(h100.description, None).unwrap();
     library.plan(&convolution(8), None).unwrap();
     let reason = library.plan(&convolution(7), None).unwrap_err();
     assert!(reason.contains("CUDNN_STATUS_BAD_PARAM"), "{reason}");
     let mut brain = convolution(8);
     brain.tensors.iter_mut().for_each(|t| t.dtype = DType::BF16);
     library.plan(&brain, None).unwrap();
-    let reason = Cudnn::for_description(&t4.description(), None).unwrap().plan(&brain, None).unwrap_err();
+    let reason = Cudnn::for_description(t4.description, None).unwrap().plan(&brain, None).unwrap_err();
     assert!(reason.contains("cuDNN"), "{reason}");
     let reason = Cudnn::for_description("{\"deviceName\": \"nothing else\"}", None).unwrap_err();
     assert!(reason.contains("cuDNN refuses a device's description"), "{reason}");
@@ -363,7 +216,7 @@ fn plans_are_kept_on_disk() {
     }
     let folder = std::env::temp_dir().join(format!("oxidiff-kept-plans-{}", std::process::id()));
     let [.., l4, h100] = DEVICES else { panic!("devices") };
-    let fresh = |device: &Device| Cudnn::for_description(&device.description(), Some(folder.clone())).unwrap();
+    let fresh = |device: &Device| Cudnn::for_description(device.description, Some(folder.clone())).unwrap();
     let timed = |device: &Device| {
         let (library, start) = (fresh(device), Instant::now());
         let plan = library.plan(&convolution(8), None).unwrap();

@@ -27,8 +27,10 @@ __all__ = [
     "cuda_archs",
     "cuda_emulate",
     "cuda_findings",
+    "cuda_graphs",
     "cuda_kernels",
     "cuda_open",
+    "cuda_plans",
     "cuda_spills",
     "decode_artifact",
     "derived_bytes",
@@ -469,6 +471,19 @@ def cuda_kernels(program: Program) -> list[tuple[str, str]]:
 def cuda_spills(texts: Sequence[str], arch: int, torch: str) -> list[tuple[str, int]]:
     """Compiles kernels' texts for a compute capability and gives each entry point with the bytes of registers that it
     spills; raises `NativeError` with the compiler's messages. The GIL is released. `torch` is as for `cuda_findings`."""
+
+def cuda_graphs(
+    program: Program, sizes: Sequence[int], arch: int
+) -> list[tuple[int, list[tuple[str, list[int], list[int], bool]], list[str]]]:
+    """The graphs that cuDNN is asked for first, of the program's steps at `sizes` for compute capability `arch`: number of
+    the step, tensors (element type, sizes, strides, whether in memory), operations as text. No library has to be there."""
+
+def cuda_plans(
+    program: Program, sizes: Sequence[int], arch: int, steps: Sequence[int], device: str, driver: str, torch: str
+) -> list[tuple[int, int | None, str]]:
+    """For tests without a GPU: what cuDNN makes of steps of the program on a `device` that is described (as JSON), behind a
+    stand-in for the `driver`: number of the step, which of its forms (0 is all of it) and the library; or nothing, and why.
+    The GIL is released. `torch` is as for `cuda_findings`."""
 
 def knobs() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every environment variable that is read."""

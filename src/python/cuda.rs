@@ -14,6 +14,8 @@ use super::memory::TorchMemory;
 use super::tensor::Exchange;
 use crate::Error;
 use crate::backend::cuda::cubins::{self, Compiler, Cubins};
+use crate::backend::cuda::cudnn::{Cudnn, Storage};
+use crate::backend::cuda::delegate::{Asked, Delegate, Delegates};
 use crate::backend::cuda::driver::DriverMemory;
 use crate::backend::cuda::library::Search;
 use crate::backend::cuda::lower::Lowered;
@@ -130,6 +132,73 @@ pub(super) fn cuda_spills(
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
             let compiled = compiler()?.compile(&cubins::unit(&texts), arch, true)?;
             Ok(compiled.spills().into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect())
+        })
+    })
+}
+
+/// Does `work` with each step of a program that a library may compute, at `sizes`, on a device of compute capability `arch`.
+fn with_delegates<R>(
+    program: &Program,
+    sizes: &[i64],
+    arch: u32,
+    delegates: &Delegates,
+    mut work: impl FnMut(usize, &Delegate, &Asked<'_>) -> Option<R>,
+) -> crate::Result<Vec<R>> {
+    let plan = &program.inner().plan;
+    let lowered = Lowered::new(plan)?;
+    let asked = |at: usize| {
+        let (step, numerics, fold_flops) = (&plan.steps[at], plan.options.numerics, delegates.fold_flops());
+        Asked { step, bindings: sizes, arch, numerics, fold_flops, is_bounded: false }
+    };
+    let steps = lowered.steps.iter().enumerate();
+    Ok(steps.filter_map(|(at, step)| work(at, step.delegate.as_ref()?, &asked(at))).collect())
+}
+
+/// A tensor of a graph of cuDNN: element type, sizes, strides, and whether it lies in memory.
+type GraphTensor = (&'static str, Vec<i64>, Vec<i64>, bool);
+/// A graph of cuDNN: number of its step, tensors, operations.
+type StepGraph = (usize, Vec<GraphTensor>, Vec<String>);
+
+/// The graphs that cuDNN is asked for first for steps of a program; see the stub file.
+#[pyfunction]
+pub(super) fn cuda_graphs(program: &Program, sizes: Vec<i64>, arch: u32) -> PyResult<Vec<StepGraph>> {
+    let graphs = |at: usize, delegate: &Delegate, asked: &Asked<'_>| {
+        let graphs = delegate.graphs(asked).into_iter().map(|graph| {
+            let in_memory = |storage| matches!(storage, Storage::Operand(..));
+            let tensors = graph.tensors.into_iter().map(|t| (t.dtype.name(), t.dims, t.strides, in_memory(t.storage)));
+            (at, tensors.collect(), graph.operations.iter().map(|o| format!("{o:?}")).collect())
+        });
+        Some(graphs.collect::<Vec<_>>())
+    };
+    let all = guarded("making graphs", || with_delegates(program, &sizes, arch, &Delegates::none(), graphs))?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+/// What cuDNN makes of steps of a program on a device that is described; see the stub file.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "what a step is asked with, and where the libraries are")]
+pub(super) fn cuda_plans(
+    py: Python<'_>,
+    program: &Program,
+    sizes: Vec<i64>,
+    arch: u32,
+    steps: Vec<usize>,
+    device: &str,
+    driver: PathBuf,
+    torch: PathBuf,
+) -> PyResult<Vec<(usize, Option<usize>, String)>> {
+    py.detach(|| {
+        guarded("planning on a device that is described", || {
+            set_search(Search { driver: Some(driver), ..Search::beside_torch(&torch) });
+            let cudnn = Cudnn::for_description(device, None).map_err(Error::invalid)?;
+            let delegates = Delegates::described(cudnn);
+            with_delegates(program, &sizes, arch, &delegates, |at, delegate, asked| {
+                let outcome = steps.contains(&at).then(|| delegate.plan(asked, &delegates, &|_| Vec::new()))?;
+                Some(match outcome {
+                    Ok(ready) => (at, Some(ready.form), ready.planned.library().to_owned()),
+                    Err((reason, _)) => (at, None, reason),
+                })
+            })
         })
     })
 }

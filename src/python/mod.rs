@@ -54,6 +54,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cuda_findings, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_kernels, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_spills, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_graphs, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_plans, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_open, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_emulate, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;

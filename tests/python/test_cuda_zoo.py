@@ -1,7 +1,7 @@
 """Every kernel that the models of the zoo need on a GPU compiles, and spills only where it is known to; without a GPU.
 
-The models are the public ones on the meta device, with a layer or two of each kind: kernels depend on the sizes of heads,
-and on which sizes are multiples of what is read at once.
+The models are those of `zoo.py`: kernels depend on the sizes of heads, and on which sizes are multiples of what is read at
+once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import zoo
 from oxidiff import _native, testing
-from oxidiff.capture import Capturer
 
 TORCH = os.path.dirname(torch.__file__)
 
@@ -33,15 +33,6 @@ EVERYTHING = os.environ.get("OXIDIFF_CUDA_ARCHS") == "all"
 
 UNIT = 16
 """Kernels of one compilation."""
-
-REPEATED = {
-    "num_layers": 2,
-    "num_single_layers": 2,
-    "num_hidden_layers": 2,
-    "transformer_layers_per_block": (1, 2, 2),
-    "dual_attention_layers": (0,),
-}
-"""Settings that say how often a layer is repeated."""
 
 SPILLS = Path(__file__).parents[1] / "cuda/data/spills.txt"
 """What may spill: lines of bytes, start of a name, reason."""
@@ -68,13 +59,8 @@ def models(dtype: torch.dtype) -> list[str]:
 
 def kernels(name: str, dtype: torch.dtype, profiles: list[str]) -> dict[str, str]:
     """The texts of a model's kernels by name."""
-    overrides = {key: value for key, value in REPEATED.items() if key in testing.ZOO[name].config}
-    with torch.device("meta"):
-        module = testing.build(name, tiny=False, dtype=dtype, overrides=overrides)
-    inputs = testing.example_inputs(name, tiny=False, dtype=dtype, overrides=overrides)
-    capturer = Capturer(module)
-    _, lowered = capturer.lowered(capturer.call((), inputs), _native.GraphBuilder)
-    programs = [_native.compile(lowered.builder, backend="null", profile=profile)[0] for profile in profiles]
+    graph, _ = zoo.lowered(name, dtype)
+    programs = [_native.compile(graph.builder, backend="null", profile=profile)[0] for profile in profiles]
     return {name: text for program in programs for name, text in _native.cuda_kernels(program)}
 
 
