@@ -12,10 +12,10 @@ mod support;
 #[path = "cuda/toolkit.rs"]
 mod toolkit;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cases::CASES;
-use emulator::{Count, alone, backend, fake_driver};
+use emulator::{Count, Placement, alone, backend, fake_driver, place_operands};
 use harness::{OnDevice, run_here};
 use oxidiff::backend::Tensor;
 use oxidiff::backend::cuda::Cuda;
@@ -26,14 +26,28 @@ use oxidiff::plan::MemoryMode;
 use oxidiff::runtime::Executable;
 use support::{Random, borrow, plan_of, program_of, relative, weights_of};
 
-/// Seeds of the order in which warps take turns.
-const SEEDS: [u32; 2] = [1, 7];
+/// Orders in which warps take turns that a kernel is run in, each at every size; `OXIDIFF_CUDA_SCHEDULES=n` for more of them.
+const SCHEDULES: usize = 4;
 
-/// Every seed, launched and replayed.
+fn schedules() -> usize {
+    let asked = std::env::var("OXIDIFF_CUDA_SCHEDULES").ok();
+    asked.map_or(SCHEDULES, |n| n.parse().unwrap_or_else(|e| panic!("OXIDIFF_CUDA_SCHEDULES={n}: {e}")))
+}
+
+/// Launched, then replayed, warps in another order each time. What is read or written beside an allocation shows, behind it
+/// and before it in turn.
 fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Result<(), String> {
-    harness::check(cuda, graph, precision, terms, &mut |round| {
-        SEEDS.get(round).inspect(|seed| fake_driver().unwrap().seed(**seed)).is_some()
-    })
+    let (driver, count) = (fake_driver().unwrap(), schedules());
+    let mut seed = 0;
+    place_operands(Placement::End);
+    let outcome = harness::check(cuda, graph, precision, terms, &mut |round| {
+        seed = 6 * round as u32 + 1;
+        driver.seed(seed);
+        place_operands(if round % 2 == 0 { Placement::End } else { Placement::Beginning });
+        round < count
+    });
+    place_operands(Placement::AsTheDriver);
+    outcome.map_err(|e| format!("warps in the order of seed {seed}: {e}"))
 }
 
 /// The cases in one element type: bf16 differs from f16 by two conversions, which the kernels of the UNet have too.
@@ -378,4 +392,228 @@ fn a_wrong_attention_is_noticed() {
     breaks_graph(ATTENTION, "a total of a part of the lanes", |text| {
         replaced(&text, "total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);", "")
     });
+}
+
+/// A way to break a kernel's text.
+type Edit = fn(String) -> String;
+
+/// The intact kernels of a graph pass, also after `same`, which must not change what they mean; each edit after it is noticed.
+fn each_is_noticed(graph: &str, terms: usize, same: Edit, broken: &[(&str, Edit)]) {
+    static BEFORE: Mutex<(Edit, Edit)> = Mutex::new((|text| text, |text| text));
+    let _alone = alone();
+    let graph = parse_graph(graph).unwrap();
+    for (name, edit) in [("nothing", (|text| text) as Edit)].iter().chain(broken) {
+        *BEFORE.lock().unwrap() = (same, *edit);
+        let edits = |text| {
+            let (same, edit) = *BEFORE.lock().unwrap();
+            edit(same(text))
+        };
+        let Some(cuda) = backend(edits) else { return };
+        let outcome = check(&cuda, &graph, Precision::Fast, terms);
+        match *name {
+            "nothing" => outcome.unwrap(),
+            _ => assert!(outcome.is_err(), "{name} went unnoticed"),
+        }
+    }
+}
+
+/// The first statement that begins so, behind `from`, removed.
+fn without_statement(text: &str, from: &str, start: &str) -> String {
+    let behind = text.find(from).unwrap_or_else(|| panic!("no {from}"));
+    let at = behind + text[behind..].find(start).unwrap_or_else(|| panic!("no {start} to remove"));
+    let end = at + text[at..].find(';').expect("the end of a statement") + 1;
+    format!("{}{}", &text[..at], &text[end..])
+}
+
+/// Four chunks of pixels, of which the last is short.
+const GROUP_NORM: &str = r#"symbol s0 "height" = [20]
+input 0 "x": f32[2,s0,11,24]
+parameter 0 "w": f32[24]
+parameter 1 "b": f32[24]
+%0: f32[2,s0,11,24] = input() {index=0}
+%1: f32[24] = parameter() {index=0}
+%2: f32[24] = parameter() {index=1}
+%3: f32[2,s0,11,24] = group_norm(%0, %1, %2) {num_groups=4, eps=1e-5, channel_dim=3}
+return %3
+"#;
+
+#[test]
+fn a_wrong_group_norm_is_noticed() {
+    const JOINED: &str = "squares[pack * V + j] = m2;";
+    let edits: [(&str, Edit); 6] = [
+        ("a barrier between threads that add to a channel", |text| {
+            let at = text.find(JOINED).expect("moments");
+            format!(
+                "{}{}",
+                &text[..at],
+                replaced(&text[at..], "__syncthreads();", "if (turn + 1 == down) __syncthreads();")
+            )
+        }),
+        ("the barrier before channels are joined", |text| {
+            let at = text.find(JOINED).expect("moments");
+            format!(
+                "{}{}",
+                &text[..at],
+                replaced(&text[at..], "__syncthreads();", "if (turn + 1 < down) __syncthreads();")
+            )
+        }),
+        ("chunks that are not joined", |text| replaced(&text, "__shfl_down_sync(0xffffffffu, mean, step)", "mean")),
+        ("a mean that one lane has", |text| without_statement(&text, "group_norm_finish", "mean = __shfl_sync(")),
+        ("an offset", |text| replaced(&text, "first = at * (u32)chunk;", "first = at * (u32)chunk + 1;")),
+        ("swapped arguments", |text| text.replace("p0, p1, p2, p3);", "p0, p2, p1, p3);")),
+    ];
+    each_is_noticed(GROUP_NORM, 512, |text| text, &edits);
+}
+
+/// Rows of more than two warps.
+const ROWS: &str = r#"symbol s0 "rows" = [3]
+input 0 "x": f32[s0,1100]
+%0: f32[s0,1100] = input() {index=0}
+%1: f32[s0,1100] = layer_norm(%0) {normalized_ndim=1, eps=1e-5}
+%2: f32[s0,1100] = softmax(%0) {dim=1}
+return %1, %2
+"#;
+
+#[test]
+fn a_wrong_reduction_is_noticed() {
+    // In the prelude: the two of `block_sum`, then those of `block_max`, before which no kernel has used the same memory.
+    let edits: [(&str, Edit); 4] = [
+        ("the barrier before partial sums are overwritten", |text| without(&text, "__syncthreads();", 0)),
+        ("the barrier before partial sums are read", |text| without(&text, "__syncthreads();", 1)),
+        ("the barrier before partial maxima are read", |text| without(&text, "__syncthreads();", 3)),
+        ("a pack too many", |text| text.replace("; col += blockDim.x * V)", " + V; col += blockDim.x * V)")),
+    ];
+    each_is_noticed(ROWS, 1100, |text| text, &edits);
+}
+
+/// Tiles, of which the last are not full, for three images.
+const TURNED: &str = r#"symbol s0 "rows" = [70]
+input 0 "x": f16[3,s0,40]
+%0: f16[3,s0,40] = input() {index=0}
+%1: f16[3,40,s0] = permute(%0) {dims=[0, 2, 1]}
+return %1
+"#;
+
+#[test]
+fn a_wrong_transposition_is_noticed() {
+    const FILL: &str = "tile[k * 33 + x] = ";
+    // A block has several images only where there are more than a grid is deep: here the first one takes all.
+    let same: Edit = |text| {
+        let text = replaced(&text, "u32 z = blockIdx.z; z <", "u32 z = blockIdx.z ? ~0u : 0; z <");
+        replaced(&text, "z += gridDim.z", "++z")
+    };
+    let edits: [(&str, Edit); 4] = [
+        ("the barrier before a tile is read", |text| without_statement(&text, FILL, "__syncthreads()")),
+        ("the barrier before a tile is overwritten", |text| {
+            without_statement(&text, "= tile[x * 33 + k]", "__syncthreads()")
+        }),
+        ("an offset", |text| replaced(&text, "+ row0 + x + ", "+ row0 + x + 1 + ")),
+        ("rows behind the last", |text| replaced(&text, "if (row0 + x < ", "if (row0 + x <= ")),
+    ];
+    each_is_noticed(TURNED, 1, same, &edits);
+}
+
+/// Few rows: a warp for a column, and warps without one.
+const FEW_ROWS: &str = r#"symbol s0 "rows" = [3]
+input 0 "x": f16[s0,72]
+parameter 0 "w": f16[30,72]
+%0: f16[s0,72] = input() {index=0}
+%1: f16[30,72] = parameter() {index=0}
+%2: f16[s0,30] = linear(%0, %1)
+return %2
+"#;
+
+/// It has no barriers: lanes meet in the shuffles of `warp_sum`.
+#[test]
+fn a_wrong_product_of_few_rows_is_noticed() {
+    const GEMV: &str = "OX_FN void gemv_";
+    let edits: [(&str, Edit); 6] = [
+        ("a column behind the last", |text| without_statement(&text, GEMV, "if (col >= ")),
+        ("a row behind the last that is read", |text| without_statement(&text, GEMV, "if (row >= (int)")),
+        ("a row behind the last that is written", |text| without_statement(&text, GEMV, "if (row >= (u32)")),
+        ("terms behind the last", |text| replaced(&text, "; k += 32 * V)", " + V; k += 32 * V)")),
+        ("a sum of one row for another", |text| replaced(&text, "if (lane == row) sum", "if (lane == row + 1) sum")),
+        ("swapped arguments", |text| text.replace("(p0, p1, d0, d1, d2, p2);", "(p1, p0, d0, d1, d2, p2);")),
+    ];
+    each_is_noticed(FEW_ROWS, 72, |text| text, &edits);
+}
+
+/// Two blocks of queries, two of keys.
+const CAUSAL: &str = r#"symbol s0 "rows" = [100]
+input 0 "q": f16[2,s0,24]
+input 1 "k": f16[2,s0,24]
+input 2 "v": f16[2,s0,24]
+%0: f16[2,s0,24] = input() {index=0}
+%1: f16[2,s0,24] = input() {index=1}
+%2: f16[2,s0,24] = input() {index=2}
+%3: f16[2,s0,24] = scaled_dot_product_attention(%0, %1, %2) {is_causal=true, scale=0.2}
+return %3
+"#;
+
+#[test]
+fn a_wrong_edge_of_causal_attention_is_noticed() {
+    let edits: [(&str, Edit); 6] = [
+        ("a key too many", |text| replaced(&text, "key > at ?", "key > at + 1 ?")),
+        ("a key too few", |text| replaced(&text, "key > at ?", "key >= at ?")),
+        ("a tile too few", |text| replaced(&text, "blockIdx.x * 64 + 64 : N", "blockIdx.x * 64 : N")),
+        // Both are hidden, or multiplied by zero, where they are numbers: only where they are read it shows.
+        ("keys that are not there", |text| replaced(&text, "if (first + key < N) some", "some")),
+        ("values that are not there", |text| replaced(&text, "if (key + 1 < N) odd", "odd")),
+        ("swapped arguments", |text| text.replace("_body<8>(p0, p1, p2,", "_body<8>(p1, p0, p2,")),
+    ];
+    each_is_noticed(CAUSAL, 100, |text| text, &edits);
+}
+
+/// A warp for a query, which tensor cores do not compute.
+const BY_WARPS: &str = r#"symbol s0 "rows" = [5]
+input 0 "q": f32[2,s0,20]
+input 1 "k": f32[2,70,20]
+%0: f32[2,s0,20] = input() {index=0}
+%1: f32[2,70,20] = input() {index=1}
+%2: f32[2,s0,20] = scaled_dot_product_attention(%0, %1, %1) {is_causal=false, scale=0.2}
+return %2
+"#;
+
+#[test]
+fn a_wrong_attention_by_warps_is_noticed() {
+    // The third barrier, before weights are overwritten, is one of memory alone: lanes have met in the shuffles before.
+    let edits: [(&str, Edit); 4] = [
+        ("the barrier before a query is read", |text| without_statement(&text, "sums[x] = 0.0f", "__syncwarp()")),
+        ("the barrier before weights are read", |text| {
+            without_statement(&text, "weights[lane] = weight", "__syncwarp()")
+        }),
+        ("a key behind the last", |text| replaced(&text, "if (key < last)", "if (key <= last)")),
+        ("a maximum of one lane", |text| replaced(&text, "warp_max(score)", "score")),
+    ];
+    each_is_noticed(BY_WARPS, 70, |text| text, &edits);
+}
+
+/// Reads that no result depends on: behind the last element and before the first, of operands of two bytes.
+#[test]
+fn an_access_out_of_bounds_is_noticed() {
+    const SUB: &str = r#"symbol s0 "rows" = [3]
+input 0 "x": f16[s0,5]
+input 1 "y": f16[s0,5]
+%0: f16[s0,5] = input() {index=0}
+%1: f16[s0,5] = input() {index=1}
+%2: f16[s0,5] = sub(%0, %1)
+return %2
+"#;
+    const READ: &str = "load<V>(a0, p0 + o0 + col);";
+    let edits: [(&str, Edit); 3] = [
+        ("an element behind the last", |text| {
+            replaced(&text, READ, "(void)*(const volatile u16*)(p0 + o0 + col + V); load<V>(a0, p0 + o0 + col);")
+        }),
+        ("an element before the first", |text| {
+            replaced(&text, READ, "(void)*(const volatile u16*)(p0 + o0 + col - V); load<V>(a0, p0 + o0 + col);")
+        }),
+        ("a result behind the last", |text| {
+            replaced(
+                &text,
+                "store<V>(p2 + o2 + col, y0);",
+                "store<V>(p2 + o2 + col + V, y0); store<V>(p2 + o2 + col, y0);",
+            )
+        }),
+    ];
+    each_is_noticed(SUB, 1, |text| text, &edits);
 }

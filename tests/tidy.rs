@@ -23,7 +23,8 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Variables that only the test suite reads.
-const TEST_VARIABLES: &[&str] = &["OXIDIFF_BLESS", "OXIDIFF_CUDA_ARCHS", "OXIDIFF_CUDNN_DEVICES"];
+const TEST_VARIABLES: &[&str] =
+    &["OXIDIFF_BLESS", "OXIDIFF_CUDA_ARCHS", "OXIDIFF_CUDA_SCHEDULES", "OXIDIFF_CUDNN_DEVICES"];
 
 /// Entry points of `src/python` that hand out or put down a value, and cannot panic: by file, their names.
 const UNSHIELDED: &[(&str, &str)] = &[

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oxidiff::backend::cuda::cubins::{Compiler, Cubins};
@@ -98,6 +99,26 @@ impl Compiler for HostCompiler {
     }
 }
 
+/// Where arguments, results and weights lie from now on.
+#[allow(dead_code, reason = "each test file uses a part of it")]
+pub fn place_operands(placement: Placement) {
+    OPERANDS.store(placement as i32, Ordering::Relaxed);
+}
+
+static OPERANDS: AtomicI32 = AtomicI32::new(Placement::AsTheDriver as i32);
+
+/// Where an allocation lies between the two pages that nobody may touch.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "each test file uses a part of it")]
+pub enum Placement {
+    /// At a multiple of 256 bytes, as the driver has it, near the page behind it.
+    AsTheDriver,
+    /// At the page behind it.
+    End,
+    /// At the page before it.
+    Beginning,
+}
+
 /// The stand-in driver, as `fake_driver.cpp` counts.
 pub struct FakeDriver(libloading::Library);
 
@@ -123,6 +144,11 @@ impl FakeDriver {
     pub fn seed(&self, seed: u32) {
         // SAFETY: as above.
         unsafe { self.0.get::<unsafe extern "C" fn(u32)>(b"fake_seed").expect("there")(seed) }
+    }
+
+    fn place(&self, placement: i32) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_placement").expect("there")(placement) }
     }
 
     /// Milliseconds that a launch of a generated kernel takes from now on.
@@ -260,6 +286,10 @@ struct Lending(DriverMemory);
 
 impl Memory for Lending {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
+        // What is the backend's own is aligned as by the driver.
+        let is_operand = ["a weight", "an argument", "a result"].contains(&what);
+        let placement = if is_operand { OPERANDS.load(Ordering::Relaxed) } else { Placement::AsTheDriver as i32 };
+        fake_driver().expect("it allocates").place(placement);
         self.0.allocate(bytes, what)
     }
 

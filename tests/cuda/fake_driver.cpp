@@ -3,7 +3,13 @@
 //
 // There are two devices. What belongs to one (memory, kernels, streams, graphs) is refused where the other's context is current.
 // FAKE_VERSION and FAKE_ARCH in the environment say which driver and which devices these are: 13000 and 80 else.
+//
+// An allocation lies between pages that nobody may touch; a launch that does is an illegal address, as on a device. Which end
+// of the allocation meets its page is up to the test: an address that is out of bounds by less than a page shows where it does.
+#undef _FORTIFY_SOURCE  // Launches that fail are left by a jump from a fiber's stack.
 #include <algorithm>
+#include <csetjmp>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +19,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
 
@@ -22,6 +29,7 @@ typedef void (*Emulate)(const unsigned* grid, const unsigned* block, unsigned sh
 struct Function {
     void* context;
     Emulate emulate;
+    std::string name;
     // Bytes of each parameter.
     std::vector<size_t> sizes;
 };
@@ -86,7 +94,7 @@ static size_t graph_bytes = 0, held_bytes = 0;
 static char device_name[64] = "this processor";
 static int device_attributes[5] = {108, 0, 0, 0, 0};
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201, WRONG_HANDLE = 400,
-                 WRONG_ADDRESS = 700;
+                 ILLEGAL_ADDRESS = 700;
 
 static int current_device() {
     for (int i = 0; i < DEVICES; ++i)
@@ -111,6 +119,50 @@ static bool is_here(uint64_t at) {
 }
 static int number_of(const char* name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 
+// Where allocations lie in their pages: as the driver places them, with the end as near to the page behind it as that allows;
+// with the end at that page; with the beginning at the page before it.
+enum Placement { AS_THE_DRIVER, END, BEGINNING };
+static const size_t PAGE = 4096, ALIGN = 256;
+static int placement = AS_THE_DRIVER;
+struct Allocation {
+    char* pages;
+    size_t mapped, bytes;
+};
+static std::mutex memory_lock;
+static std::map<uint64_t, Allocation> allocations;
+
+// Where a launch is left when it touches what it must not, and what it touched.
+static thread_local sigjmp_buf* way_out = nullptr;
+static thread_local void* touched = nullptr;
+static struct sigaction others_handler;
+
+static void on_fault(int, siginfo_t* info, void*) {
+    if (way_out) {
+        touched = info->si_addr;
+        siglongjmp(*way_out, 1);
+    }
+    // Not a launch: whoever handled it before sees it again.
+    sigaction(SIGSEGV, &others_handler, nullptr);
+}
+static void watch_launches() {
+    struct sigaction own {};
+    own.sa_sigaction = on_fault;
+    own.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigaction(SIGSEGV, &own, &others_handler);
+}
+static void tell_touched(const char* who) {
+    const uint64_t at = (uint64_t)touched;
+    std::lock_guard<std::mutex> guard(memory_lock);
+    auto next = allocations.upper_bound(at);
+    fprintf(stderr, "%s touches %p", who, touched);
+    if (next != allocations.end() && next->first - at <= PAGE)
+        fprintf(stderr, ", %ld bytes before %zu that were allocated\n", (long)(next->first - at), next->second.bytes);
+    else if (next != allocations.begin() && (--next, at - next->first < next->second.bytes + 2 * PAGE))
+        fprintf(stderr, ", %ld bytes behind %zu that were allocated\n", (long)(at - next->first - next->second.bytes),
+                next->second.bytes);
+    else fprintf(stderr, "\n");
+}
+
 static Node node_of(const Params* p) {
     Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
     for (size_t i = 0; i < p->function->sizes.size(); ++i) {
@@ -120,16 +172,29 @@ static Node node_of(const Params* p) {
     }
     return n;
 }
-static void run(Node& n) {
-    if (n.host) return n.host(n.data);
-    if (!n.function) {
-        for (Node& part : n.child) run(part);
-        return;
+static Result run(Node& n) {
+    if (!n.function && !n.host) {
+        for (Node& part : n.child)
+            if (Result code = run(part)) return code;
+        return SUCCESS;
     }
-    clock_ms += kernel_ms;
     std::vector<void*> args;
     for (auto& word : n.words) args.push_back(&word);
-    n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
+    sigjmp_buf here;
+    if (sigsetjmp(here, 0)) {
+        way_out = nullptr;
+        tell_touched(n.host ? "a library" : n.function->name.c_str());
+        // A library's call has returned long ago: what it leaves undone shows in the result, and is not tried another way.
+        return n.host ? SUCCESS : ILLEGAL_ADDRESS;
+    }
+    way_out = &here;
+    if (n.host) n.host(n.data);
+    else {
+        clock_ms += kernel_ms;
+        n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
+    }
+    way_out = nullptr;
+    return SUCCESS;
 }
 // Why the current device cannot run a node.
 static Result refused(const Node& n) {
@@ -138,18 +203,18 @@ static Result refused(const Node& n) {
     if (!n.function) return SUCCESS;
     if (n.function->context != current_context) return WRONG_CONTEXT;
     for (size_t i = 0; i < n.words.size(); ++i)
-        if (n.function->sizes[i] == 8 && !is_here(n.words[i])) return WRONG_ADDRESS;
+        if (n.function->sizes[i] == 8 && !is_here(n.words[i])) return ILLEGAL_ADDRESS;
     return SUCCESS;
 }
 
 // Runs a node at once, or adds it to the graph that the stream is captured into.
-static void give(void* stream, const Node& n) {
+static Result give(void* stream, const Node& n) {
     if (streams.count(stream) && ((Stream*)stream)->capture) {
         ((Stream*)stream)->capture->nodes.push_back(new Node(n));
-        return;
+        return SUCCESS;
     }
     Node now = n;
-    run(now);
+    return run(now);
 }
 static std::vector<Node> nodes_of(const Graph* graph) {
     std::vector<Node> nodes;
@@ -170,6 +235,7 @@ extern "C" {
 // What tests ask: not a part of the driver.
 long fake_count(int which) { return counts[which]; }
 void fake_seed(unsigned s) { seed = s; }
+void fake_placement(int where) { placement = where; }
 void fake_capturing(int is) { capturing = is; }
 void fake_spend(double ms) { clock_ms += ms; }
 void fake_kernel_cost(double ms) { kernel_ms = ms; }
@@ -191,7 +257,11 @@ int fake_waited(void* before, void* after) {
     return 0;
 }
 
-Result cuInit(unsigned) { return SUCCESS; }
+Result cuInit(unsigned) {
+    static std::once_flag once;
+    std::call_once(once, watch_launches);
+    return SUCCESS;
+}
 Result cuDriverGetVersion(int* version) { *version = number_of("FAKE_VERSION", 13000); return SUCCESS; }
 // NVML's, which says what the driver is called.
 int nvmlInit_v2() { return 0; }
@@ -247,23 +317,36 @@ Result cuLaunchHostFunc(void* stream, void (*host)(void*), void* data) {
     std::lock_guard<std::mutex> guard(lock);
     Node n{};
     n.host = host, n.data = data;
-    give(stream, n);
-    return SUCCESS;
+    return give(stream, n);
 }
 Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
     if (current_device() < 0) return WRONG_CONTEXT;
-    void* memory = bytes > ((size_t)8 << 30) ? nullptr : aligned_alloc(512, (bytes + 511) / 512 * 512);
-    if (!memory) return OUT_OF_MEMORY;
+    const size_t room = (bytes + PAGE - 1) / PAGE * PAGE, mapped = room + 2 * PAGE;
+    if (bytes == 0 || bytes > ((size_t)8 << 30)) return bytes ? OUT_OF_MEMORY : INVALID;
+    char* pages = (char*)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) return OUT_OF_MEMORY;
+    mprotect(pages + PAGE, room, PROT_READ | PROT_WRITE);
+    const size_t free_bytes = room - bytes;
+    const size_t before = placement == BEGINNING ? 0 : placement == END ? free_bytes : free_bytes / ALIGN * ALIGN;
+    // What is beside it in its pages is no number.
+    memset(pages + PAGE, 0xff, room);
+    char* memory = pages + PAGE + before;
     memset(memory, 0xa5, bytes);
     *pointer = (uint64_t)memory;
     own(*pointer, bytes, current_context);
+    std::lock_guard<std::mutex> guard(memory_lock);
+    allocations[*pointer] = Allocation{pages, mapped, bytes};
     ++counts[ALLOCATIONS];
     return SUCCESS;
 }
 Result cuMemFree_v2(uint64_t pointer) {
-    if (!is_here(pointer)) return WRONG_ADDRESS;
+    if (!is_here(pointer)) return ILLEGAL_ADDRESS;
+    std::lock_guard<std::mutex> guard(memory_lock);
+    auto at = allocations.find(pointer);
+    if (at == allocations.end()) return INVALID;
     disown(pointer);
-    free((void*)pointer);
+    munmap(at->second.pages, at->second.mapped);
+    allocations.erase(at);
     ++counts[FREES];
     return SUCCESS;
 }
@@ -273,23 +356,23 @@ Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
     return SUCCESS;
 }
 Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
-    if (!is_here(to)) return WRONG_ADDRESS;
+    if (!is_here(to)) return ILLEGAL_ADDRESS;
     memcpy((void*)to, from, bytes);
     return SUCCESS;
 }
 Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
-    if (!is_here(from)) return WRONG_ADDRESS;
+    if (!is_here(from)) return ILLEGAL_ADDRESS;
     memcpy(to, (void*)from, bytes);
     return SUCCESS;
 }
 Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
-    if (!is_here(to) || !is_here(from)) return WRONG_ADDRESS;
+    if (!is_here(to) || !is_here(from)) return ILLEGAL_ADDRESS;
     memcpy((void*)to, (void*)from, bytes);
     return SUCCESS;
 }
 
 Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
-    if (!is_here(to)) return WRONG_ADDRESS;
+    if (!is_here(to)) return ILLEGAL_ADDRESS;
     for (size_t i = 0; i < count; ++i) memcpy((char*)to + 4 * i, &word, 4);
     ++counts[WRITES];
     return SUCCESS;
@@ -337,7 +420,7 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
     void* emulate = dlsym(m->library, (std::string("emulate_") + name).c_str());
     const char* sizes = (const char*)dlsym(m->library, (std::string("parameters_") + name).c_str());
     if (!emulate || !sizes) return NOT_FOUND;
-    Function* f = new Function{m->context, (Emulate)emulate, {}};
+    Function* f = new Function{m->context, (Emulate)emulate, name, {}};
     for (const char* s = sizes; *s; ++s) f->sizes.push_back(*s - '0');
     m->functions.push_back(f);
     *function = f;
@@ -351,8 +434,7 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
     const Node n = node_of(&p);
     if (Result code = refused(n)) return code;
     ++counts[LAUNCHES], ++launched[current_device()];
-    give(stream, n);
-    return SUCCESS;
+    return give(stream, n);
 }
 Result cuGraphCreate(void** graph, unsigned) { *graph = new Graph; return SUCCESS; }
 Result cuGraphDestroy(void* graph) {
@@ -416,7 +498,8 @@ Result cuGraphLaunch(void* exec, void*) {
     for (Node& n : ((Exec*)exec)->nodes)
         if (Result code = refused(n)) return code;
     ++counts[GRAPH_LAUNCHES], ++launched[current_device()];
-    for (Node& n : ((Exec*)exec)->nodes) run(n);
+    for (Node& n : ((Exec*)exec)->nodes)
+        if (Result code = run(n)) return code;
     return SUCCESS;
 }
 }

@@ -63,6 +63,11 @@ impl OnDevice {
     }
 
     pub fn run(&self, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
+        self.try_run(bindings, inputs).unwrap()
+    }
+
+    /// The same, or what the device says.
+    pub fn try_run(&self, bindings: &[i64], inputs: &[interp::Tensor]) -> oxidiff::Result<Vec<interp::Tensor>> {
         let types = self.executable.output_types(bindings).unwrap();
         let bytes = |dtype: DType, shape: &[i64]| shape.iter().product::<i64>() as usize * dtype.size_bytes();
         // Results begin as garbage, and begin where single elements do: nothing may count on more.
@@ -73,8 +78,8 @@ impl OnDevice {
             inputs.iter().zip(&arguments).map(|(t, b)| Tensor::dense(b.ptr(), t.dtype(), t.shape())).collect();
         let wanted: Vec<Tensor> = types.iter().zip(&results).map(|((d, s), b)| Tensor::dense(b.ptr(), *d, s)).collect();
         // SAFETY: arguments, results and weights live in the blocks above and in `self`.
-        unsafe { self.executable.run(&given, &wanted, bindings, None).unwrap() };
-        self.cuda.device().synchronize(0).unwrap();
+        unsafe { self.executable.run(&given, &wanted, bindings, None)? };
+        self.cuda.device().synchronize(0)?;
         let read = |((dtype, shape), block): ((DType, Vec<i64>), &Block)| {
             let mut bytes = vec![0; block.bytes()];
             // SAFETY: the block has this size.
@@ -83,7 +88,7 @@ impl OnDevice {
         };
         let read = types.into_iter().zip(&results).map(read).collect();
         self.held.borrow_mut().extend(results.into_iter().chain(arguments));
-        read
+        Ok(read)
     }
 }
 
@@ -113,9 +118,11 @@ pub fn check(
         let want = interp::run_f64(graph, &bindings, &inputs, &weights).unwrap();
         let mut round = 0;
         while rounds(round) {
-            for (got, want) in ours.run(&bindings, &inputs).iter().zip(&want) {
-                difference(got, want, terms)
-                    .map_err(|e| format!("at {bindings:?}, round {round}: {e}\n{}", ours.executable.program().plan))?;
+            let tell = |e: &dyn std::fmt::Display| {
+                format!("at {bindings:?}, round {round}: {e}\n{}", ours.executable.program().plan)
+            };
+            for (got, want) in ours.try_run(&bindings, &inputs).map_err(|e| tell(&e))?.iter().zip(&want) {
+                difference(got, want, terms).map_err(|e| tell(&e))?;
             }
             round += 1;
         }

@@ -21,6 +21,8 @@ from stand_in import NoCompilerError, StandIn, in_use, stand_in
 
 # f32 sums in another order, over the depth of the model.
 MODEL_TOLERANCE = 2e-5
+HALF_ERROR_RATIO = 1.25
+"""Promised for a model of 16 bits: its error against f64, over eager's own, which is of the type's epsilon."""
 
 
 @pytest.fixture
@@ -61,6 +63,23 @@ def test_a_unet_runs_as_on_the_cpu(gpu: StandIn) -> None:
     report = ours.report()
     assert (report.captures, report.programs, report.eager_calls, report.specializations) == (1, 1, 0, 2)
     assert "cuda/sm_80" in str(ours._oxidiff.engines()[-1].variants[0].program.text("plan"))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("sd15-unet", torch.float16), ("sd3", torch.bfloat16)])
+@torch.no_grad()
+def test_a_model_of_16_bits_is_as_near_to_f64_as_eager(name: str, dtype: torch.dtype, gpu: StandIn) -> None:
+    """Launched, and replayed with other tensors."""
+    module = testing.build(name, tiny=True, dtype=dtype).eval()
+    ours = compiled(module)
+    launched = gpu.count("launches"), gpu.count("graph_launches")
+    for seed in (1, 2):
+        inputs = testing.example_inputs(name, tiny=True, batch=2, dtype=dtype, seed=seed)
+        exact = testing.reference(module, inputs)
+        error, own = (testing.typical_error(run(**inputs), exact) for run in (ours, module))
+        assert 0 < error <= HALF_ERROR_RATIO * own, f"seed {seed}: {error:.2e}, eager {own:.2e}"
+    assert gpu.count("launches") > launched[0] and gpu.count("graph_launches") == launched[1] + 1
+    report = ours.report()
+    assert (report.captures, report.programs, report.eager_calls) == (1, 1, 0)
 
 
 @torch.no_grad()
