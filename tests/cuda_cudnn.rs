@@ -102,7 +102,20 @@ fn upsampling_is_folded_on_every_device() {
                 %8: T[1,2*s0,128,256] = convolution(%7, %1, %2) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], \
                 groups=1, channels_last=true}\nreturn %8\n";
     let numerics = Numerics { tf32_convolutions: true, ..Numerics::default() };
-/// A convolution over an image that is upsampled by two is four of 2 x 2 taps, with what follows it.
+    for (dtype, device) in ["f32", "f16"].iter().flat_map(|dtype| DEVICES.iter().map(move |device| (dtype, device))) {
+        let graph = parse_graph(&text.replace("T[", &format!("{dtype}["))).unwrap();
+        let plan = support::plan_of(graph, Precision::Fast, MemoryMode::Fast);
+        let lowered = Lowered::new(&plan).unwrap();
+        let at = plan.steps.iter().position(|s| s.kernel == Kernel::Convolution).unwrap();
+        let delegates = Delegates::described(Cudnn::for_description(device.description, None).unwrap());
+        // One size in 16 bits, whose engines do not depend on it.
+        let sizes: &[_] = match *dtype {
+            "f32" => &[([64], 0, true), ([63], 0, true), ([64], u64::MAX, false)],
+            _ => &[([63], 0, true)],
+        };
+        for (bindings, fold_flops, is_folded) in sizes.iter().copied() {
+            let (step, bindings) = (&plan.steps[at], &bindings);
+            let asked = Asked { step, bindings, arch: device.arch, numerics, fold_flops, is_bounded: false };
             let outcome = lowered.steps[at].delegate.as_ref().unwrap().plan(&asked, &delegates, &|_| Vec::new());
             let ready = outcome.unwrap_or_else(|(why, _)| panic!("{}, {dtype}: {why}", device.name));
             assert_eq!(ready.operands.scratch[1].0 == 0, is_folded, "{}, {dtype}: an upsampled image", device.name);

@@ -475,7 +475,7 @@ return %1, %2
 "#;
 
 #[test]
-fn a_wrong_reduction_is_noticed() {
+fn a_wrong_sum_within_a_row_is_noticed() {
     // In the prelude: the two of `block_sum`, then those of `block_max`, before which no kernel has used the same memory.
     let edits: [(&str, Edit); 4] = [
         ("the barrier before partial sums are overwritten", |text| without(&text, "__syncthreads();", 0)),
