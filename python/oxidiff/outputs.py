@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .call import Leaf
-from .capture.graph import OutputSpec
+from .capture.graph import OutputSpec, children_of
 
 __all__ = ["builder"]
 
@@ -54,7 +54,7 @@ def _simple_builder(spec: TreeSpec) -> Build | None:
     """As :func:`builder` for a tensor, or a flat tuple, list or record of tensors."""
     if spec.is_leaf():
         return lambda tensors, leaves: tensors[0]
-    if not all(child.is_leaf() for child in spec.children()):
+    if not all(child.is_leaf() for child in children_of(spec)):
         return None
     if spec.type is list:
         return lambda tensors, leaves: tensors

@@ -25,6 +25,13 @@ _MOVED = "moved"
 """Marks a number in an attribute at which the module itself was traced again, after it was changed."""
 
 
+def children_of(spec: TreeSpec) -> list[TreeSpec]:
+    """The parts of a structure of results; torch before 2.10 has no method for them."""
+    if hasattr(spec, "children"):
+        return list(spec.children())
+    return list(spec.children_specs)
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """An argument of a node: the value of that number."""

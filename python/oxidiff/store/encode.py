@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec
 
 from .. import _native
 from ..capture.dim import Dim, Real
-from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value
+from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value, children_of
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
 from ..capture.sizes import SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
@@ -203,7 +203,7 @@ def _dtype(data: Data) -> torch.dtype:
 def _encode_spec(spec: TreeSpec) -> Data:
     if spec.is_leaf():
         return None
-    context = spec._context
+    context = spec.context
     if isinstance(context, type):
         context = {"type": _name(context)}
     elif isinstance(context, list | tuple) and all(type(item) in (str, int) for item in context):
@@ -212,12 +212,12 @@ def _encode_spec(spec: TreeSpec) -> Data:
         raise UnstorableError(f"a result of type {_name(spec.type)}")
     if _find_type(_name(spec.type)) is not spec.type:
         raise UnstorableError(f"a result of type {_name(spec.type)}, which no other process could find")
-    return [_name(spec.type), context, [_encode_spec(child) for child in spec.children()]]
+    return [_name(spec.type), context, [_encode_spec(child) for child in children_of(spec)]]
 
 
 def _decode_spec(data: Data, depth: int = 0) -> TreeSpec:
     if data is None:
-        return pytree.treespec_leaf()
+        return pytree.tree_structure(0)
     check(depth < _MAX_DEPTH, "results nest too deeply")
     name, context, children = data
     cls = _find_type(as_text(name))
