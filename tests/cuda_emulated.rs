@@ -171,28 +171,23 @@ return %1, %2, %3
 
 #[test]
 fn a_wrong_reduction_is_noticed() {
-    let _alone = alone();
-    let Some(cuda) = backend(|text| text) else { return };
-    check(&cuda, &parse_graph(REDUCTIONS).unwrap(), Precision::Fast, 1000).unwrap();
-    drop(_alone);
-    breaks_graph(REDUCTIONS, "the barrier before the parts of warps are joined", |text| {
-        let at = text.find("float* own = partial").expect("a fold of rows");
-        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 0))
-    });
-    breaks_graph(REDUCTIONS, "the barrier before the parts of columns are joined", |text| {
-        let at = text.find("float own[V]").expect("a fold of columns");
-        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 0))
-    });
-    breaks_graph(REDUCTIONS, "parts of another result", |text| {
-        replaced(&text, "partial + threadIdx.y * (blockDim.x / 32)", "partial")
-    });
-    breaks_graph(REDUCTIONS, "a shuffle's distance", |text| {
-        replaced(&text, "(blockDim.x < 32 ? blockDim.x : 32) >> 1", "(blockDim.x < 32 ? blockDim.x : 32) >> 2")
-    });
-    breaks_graph(REDUCTIONS, "a shuffle's mask", |text| {
-        replaced(&text, "__shfl_xor_sync(0xffffffffu, all, step)", "__shfl_xor_sync(0xffffu, all, step)")
-    });
-    breaks_graph(REDUCTIONS, "results that are not there", |text| replaced(&text, "if (is_there && lane", "if (lane"));
+    let edits: [(&str, Edit); 6] = [
+        ("the barrier before the parts of warps are joined", |text| {
+            without_statement(&text, "float* own = partial", "__syncthreads()")
+        }),
+        ("the barrier before the parts of columns are joined", |text| {
+            without_statement(&text, "float own[V]", "__syncthreads()")
+        }),
+        ("parts of another result", |text| replaced(&text, "partial + threadIdx.y * (blockDim.x / 32)", "partial")),
+        ("a shuffle's distance", |text| {
+            replaced(&text, "(blockDim.x < 32 ? blockDim.x : 32) >> 1", "(blockDim.x < 32 ? blockDim.x : 32) >> 2")
+        }),
+        ("a shuffle's mask", |text| {
+            replaced(&text, "__shfl_xor_sync(0xffffffffu, all, step)", "__shfl_xor_sync(0xffffu, all, step)")
+        }),
+        ("results that are not there", |text| replaced(&text, "if (is_there && lane", "if (lane")),
+    ];
+    each_is_noticed(REDUCTIONS, 1000, |text| text, &edits);
 }
 
 /// SD1.5's UNet with small widths, as captured: planned, placed, launched, made a graph, replayed with other tensors, at two
@@ -312,18 +307,6 @@ input 2 "v": f16[s0,150,40]
 return %3
 "#;
 
-/// Breaks every kernel text in one way; the check must notice.
-fn breaks(name: &str, edit: fn(String) -> String) {
-    breaks_graph(BREAKABLE, name, edit);
-}
-
-fn breaks_graph(graph: &str, name: &str, edit: fn(String) -> String) {
-    let _alone = alone();
-    let Some(cuda) = backend(edit) else { return };
-    let graph = parse_graph(graph).unwrap();
-    assert!(check(&cuda, &graph, Precision::Fast, 100).is_err(), "{name} went unnoticed");
-}
-
 /// Removes occurrence `at` of `what`, which must be there.
 fn without(text: &str, what: &str, at: usize) -> String {
     let place = text.match_indices(what).nth(at).unwrap_or_else(|| panic!("no {what} to remove")).0;
@@ -340,26 +323,26 @@ fn an_intact_kernel_passes() {
 #[test]
 fn a_missing_barrier_is_noticed() {
     // Those of `block_sum` in the prelude, then those of the product's loop, between filling a slice and reading it.
-    breaks("a barrier of a reduction", |text| without(&text, "__syncthreads();", 1));
-    breaks("the barrier after a slice is filled", |text| {
-        let at = text.find("sb[k * 68").expect("a product");
-        let place = at + text[at..].find("__syncthreads();").expect("a barrier");
-        format!("{}{}", &text[..place], &text[place + 16..])
-    });
-    breaks("the barrier before a slice is filled again", |text| {
-        let at = text.find("acc[i][n] = fmaf").expect("a product");
-        let place = at + text[at..].find("__syncthreads();").expect("a barrier");
-        format!("{}{}", &text[..place], &text[place + 16..])
-    });
+    let edits: [(&str, Edit); 3] = [
+        ("a barrier of a reduction", |text| without(&text, "__syncthreads();", 1)),
+        ("the barrier after a slice is filled", |text| without_statement(&text, "sb[k * 68", "__syncthreads()")),
+        ("the barrier before a slice is filled again", |text| {
+            without_statement(&text, "acc[i][n] = fmaf", "__syncthreads()")
+        }),
+    ];
+    each_is_noticed(BREAKABLE, 100, |text| text, &edits);
 }
 
 #[test]
 fn a_wrong_offset_or_argument_is_noticed() {
-    breaks("an offset", |text| text.replacen("a_row[i] = bo0 + ao0;", "a_row[i] = bo0 + ao0 + 1;", 1));
-    breaks("swapped operands", |text| text.replace("fmaf(x[i], y[n], acc[i][n])", "fmaf(x[n], y[i], acc[i][n])"));
-    breaks("a shuffle's distance", |text| {
-        text.replace("int step = 16; step; step >>= 1", "int step = 8; step; step >>= 1")
-    });
+    let edits: [(&str, Edit); 3] = [
+        ("an offset", |text| text.replacen("a_row[i] = bo0 + ao0;", "a_row[i] = bo0 + ao0 + 1;", 1)),
+        ("swapped operands", |text| text.replace("fmaf(x[i], y[n], acc[i][n])", "fmaf(x[n], y[i], acc[i][n])")),
+        ("a shuffle's distance", |text| {
+            text.replace("int step = 16; step; step >>= 1", "int step = 8; step; step >>= 1")
+        }),
+    ];
+    each_is_noticed(BREAKABLE, 100, |text| text, &edits);
 }
 
 /// One occurrence, which must be there, replaced.
@@ -370,28 +353,22 @@ fn replaced(text: &str, what: &str, by: &str) -> String {
 
 #[test]
 fn a_wrong_attention_is_noticed() {
-    let _alone = alone();
-    let Some(cuda) = backend(|text| text) else { return };
-    check(&cuda, &parse_graph(ATTENTION).unwrap(), Precision::Fast, 150).unwrap();
-    drop(_alone);
     // Of the two barriers of a turn, in the kernel's own text: before keys and values are overwritten, and before they are read.
-    breaks_graph(ATTENTION, "the barrier before a tile is overwritten", |text| {
-        let at = text.find("first += KEYS").expect("a loop over keys");
-        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 0))
-    });
-    breaks_graph(ATTENTION, "the barrier before a tile is read", |text| {
-        let at = text.find("first += KEYS").expect("a loop over keys");
-        format!("{}{}", &text[..at], without(&text[at..], "__syncthreads();", 1))
-    });
-    breaks_graph(ATTENTION, "rows of a product", |text| replaced(&text, "row + (r & 1) * 8", "row + (r >> 1) * 8"));
-    breaks_graph(ATTENTION, "swapped values", |text| {
-        replaced(&text, "word_of(even.of[j], odd.of[j])", "word_of(odd.of[j], even.of[j])")
-    });
-    breaks_graph(ATTENTION, "keys behind the last", |text| replaced(&text, "key >= N ?", "false ?"));
-    breaks_graph(ATTENTION, "sums that are not scaled down", |text| replaced(&text, "sums[d][2 * h] *= keep;", ""));
-    breaks_graph(ATTENTION, "a total of a part of the lanes", |text| {
-        replaced(&text, "total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);", "")
-    });
+    const TURN: &str = "first += KEYS";
+    let edits: [(&str, Edit); 7] = [
+        ("the barrier before a tile is overwritten", |text| {
+            behind(&text, TURN, |rest| without(rest, "__syncthreads();", 0))
+        }),
+        ("the barrier before a tile is read", |text| behind(&text, TURN, |rest| without(rest, "__syncthreads();", 1))),
+        ("rows of a product", |text| replaced(&text, "row + (r & 1) * 8", "row + (r >> 1) * 8")),
+        ("swapped values", |text| replaced(&text, "word_of(even.of[j], odd.of[j])", "word_of(odd.of[j], even.of[j])")),
+        ("keys behind the last", |text| replaced(&text, "key >= N ?", "false ?")),
+        ("sums that are not scaled down", |text| replaced(&text, "sums[d][2 * h] *= keep;", "")),
+        ("a total of a part of the lanes", |text| {
+            replaced(&text, "total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);", "")
+        }),
+    ];
+    each_is_noticed(ATTENTION, 150, |text| text, &edits);
 }
 
 /// A way to break a kernel's text.
@@ -417,12 +394,19 @@ fn each_is_noticed(graph: &str, terms: usize, same: Edit, broken: &[(&str, Edit)
     }
 }
 
+/// The text, edited from where `from` first stands, which must be there.
+fn behind(text: &str, from: &str, edit: impl FnOnce(&str) -> String) -> String {
+    let at = text.find(from).unwrap_or_else(|| panic!("no {from}"));
+    format!("{}{}", &text[..at], edit(&text[at..]))
+}
+
 /// The first statement that begins so, behind `from`, removed.
 fn without_statement(text: &str, from: &str, start: &str) -> String {
-    let behind = text.find(from).unwrap_or_else(|| panic!("no {from}"));
-    let at = behind + text[behind..].find(start).unwrap_or_else(|| panic!("no {start} to remove"));
-    let end = at + text[at..].find(';').expect("the end of a statement") + 1;
-    format!("{}{}", &text[..at], &text[end..])
+    behind(text, from, |rest| {
+        let at = rest.find(start).unwrap_or_else(|| panic!("no {start} to remove"));
+        let end = at + rest[at..].find(';').expect("the end of a statement") + 1;
+        format!("{}{}", &rest[..at], &rest[end..])
+    })
 }
 
 /// Four chunks of pixels, of which the last is short.
@@ -442,20 +426,10 @@ fn a_wrong_group_norm_is_noticed() {
     const JOINED: &str = "squares[pack * V + j] = m2;";
     let edits: [(&str, Edit); 6] = [
         ("a barrier between threads that add to a channel", |text| {
-            let at = text.find(JOINED).expect("moments");
-            format!(
-                "{}{}",
-                &text[..at],
-                replaced(&text[at..], "__syncthreads();", "if (turn + 1 == down) __syncthreads();")
-            )
+            behind(&text, JOINED, |rest| replaced(rest, "__syncthreads();", "if (turn + 1 == down) __syncthreads();"))
         }),
         ("the barrier before channels are joined", |text| {
-            let at = text.find(JOINED).expect("moments");
-            format!(
-                "{}{}",
-                &text[..at],
-                replaced(&text[at..], "__syncthreads();", "if (turn + 1 < down) __syncthreads();")
-            )
+            behind(&text, JOINED, |rest| replaced(rest, "__syncthreads();", "if (turn + 1 < down) __syncthreads();"))
         }),
         ("chunks that are not joined", |text| replaced(&text, "__shfl_down_sync(0xffffffffu, mean, step)", "mean")),
         ("a mean that one lane has", |text| without_statement(&text, "group_norm_finish", "mean = __shfl_sync(")),

@@ -129,14 +129,11 @@ impl DeviceSite {
 
     fn install(&self, choice: &str) -> PyResult<bool> {
         shielded("choosing", || {
-            let result = {
-                let is_one = self.specialized.choose(self.index, choice);
-                if is_one {
-                    *self.installed.lock().unwrap_or_else(PoisonError::into_inner) = Some(choice.to_owned());
-                }
-                is_one
-            };
-            Ok(result)
+            let is_one = self.specialized.choose(self.index, choice);
+            if is_one {
+                *self.installed.lock().unwrap_or_else(PoisonError::into_inner) = Some(choice.to_owned());
+            }
+            Ok(is_one)
         })
     }
 }

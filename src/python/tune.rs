@@ -112,15 +112,12 @@ impl TuningSite {
     #[getter]
     fn chosen(&self) -> PyResult<(usize, usize)> {
         shielded("choosing", || {
-            let result = {
-                let Observed { conv, dtype, weight } = self.observed;
-                let of = |keep| {
-                    let chosen = choose(&conv, dtype, weight, keep);
-                    ALGORITHMS.iter().position(|&a| a == chosen).unwrap_or(0)
-                };
-                (of(Keep::Packed), of(Keep::PerCall))
+            let Observed { conv, dtype, weight } = self.observed;
+            let of = |keep| {
+                let chosen = choose(&conv, dtype, weight, keep);
+                ALGORITHMS.iter().position(|&a| a == chosen).unwrap_or(0)
             };
-            Ok(result)
+            Ok((of(Keep::Packed), of(Keep::PerCall)))
         })
     }
 
@@ -132,14 +129,11 @@ impl TuningSite {
     /// Indices of the forms that can be tried.
     fn candidates(&self) -> PyResult<Vec<usize>> {
         shielded("listing candidates", || {
-            let result = {
-                let fits = |&i: &usize| {
-                    ALGORITHMS[i].applies(&self.observed.conv)
-                        && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
-                };
-                (0..ALGORITHMS.len()).filter(fits).collect()
+            let fits = |&i: &usize| {
+                ALGORITHMS[i].applies(&self.observed.conv)
+                    && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
             };
-            Ok(result)
+            Ok((0..ALGORITHMS.len()).filter(fits).collect())
         })
     }
 
@@ -188,14 +182,11 @@ impl TuningSite {
 
     fn install(&self, choice: &str) -> PyResult<bool> {
         shielded("choosing", || {
-            let result = {
-                let choice = Choice::parse(choice);
-                if let Some(choice) = choice {
-                    conv_choice::install(self.site, choice);
-                }
-                choice.is_some()
-            };
-            Ok(result)
+            let choice = Choice::parse(choice);
+            if let Some(choice) = choice {
+                conv_choice::install(self.site, choice);
+            }
+            Ok(choice.is_some())
         })
     }
 }

@@ -79,12 +79,9 @@ impl Watch {
     /// Bits of what may have changed: 1 a dictionary, list or set, 2 a tensor. A few nanoseconds for each.
     fn poll(&self, py: Python<'_>) -> PyResult<u32> {
         shielded("watching a module", || {
-            let result = {
-                let tree = self.tree.get();
-                let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py);
-                u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS
-            };
-            Ok(result)
+            let tree = self.tree.get();
+            let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py);
+            Ok(u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS)
         })
     }
 

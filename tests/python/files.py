@@ -19,7 +19,8 @@ def python(code: str, *arguments: object, then: str = "", **environment: str) ->
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "panicked" not in done.stderr, done.stderr
     return done.stdout
 
 

@@ -5,10 +5,8 @@ silent."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import torch
 
 import stand_in
+from files import python
 from oxidiff import _native
 
 _HERE = Path(__file__).parent
@@ -43,21 +42,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(script: str, *arguments: str, driver: Path | None = None, **variables: str) -> str:
     """What a process prints that finds the driver there by its name."""
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
-    if driver is not None:
-        environment["LD_LIBRARY_PATH"] = str(driver)
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=_HERE,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "panicked" not in done.stderr, done.stderr
-    return done.stdout
+    return python(script, *arguments, **variables, **({} if driver is None else {"LD_LIBRARY_PATH": str(driver)}))
 
 
 _FINDINGS = """

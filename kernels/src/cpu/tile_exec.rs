@@ -23,8 +23,7 @@
 //! overlap each other.
 
 use super::tile_exec_ops::{
-    Args, Move, MoveFn, Op1, Op3, OpFn, binary_fn, binary_past_caches, fence, load_fn, store_fn, ternary_fn,
-    ternary_past_caches, unary_fn, unary_past_caches,
+    Args, Move, MoveFn, Op1, Op3, OpFn, binary_fn, fence, load_fn, store_fn, ternary_fn, unary_fn,
 };
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -528,14 +527,13 @@ impl<'a> BoundProgram<'a> {
     /// Whether a value is computed straight into a result that nothing reads here, whose rows begin at cache lines.
     fn may_pass_caches(&self, at: usize) -> bool {
         let Place::Memory(i) = self.places[at] else { return false };
+        if !self.past_caches || (i as usize) < self.program.loads.len() {
+            return false;
+        }
         let o = &self.operands[i as usize];
         let is_aligned = |x: usize| x.is_multiple_of(LINE);
         let readers = self.program.nodes.iter().filter(|n| n.operands().any(|v| v as usize == at)).count();
-        self.past_caches
-            && i as usize >= self.program.loads.len()
-            && readers == 1
-            && is_aligned(o.ptr as usize)
-            && o.rows[..self.rank].iter().all(|s| is_aligned(s.unsigned_abs()))
+        readers == 1 && is_aligned(o.ptr as usize) && o.rows[..self.rank].iter().all(|s| is_aligned(s.unsigned_abs()))
     }
 
     fn choose_steps(&mut self) {
@@ -546,19 +544,10 @@ impl<'a> BoundProgram<'a> {
             // At the level of rows, values per row are the full operands of a single row.
             let scalar = |v: Value| self.kinds[v as usize] < level;
             let step = match *node {
-                Node::Unary(op, a) => {
-                    let f = past.then(|| unary_past_caches(isa, op)).flatten().unwrap_or_else(|| unary_fn(isa, op));
-                    Step::Unary { f, dst, a }
-                }
-                Node::Binary(op, a, b) => {
-                    let kinds = (scalar(a), scalar(b));
-                    let f = past.then(|| binary_past_caches(isa, op, kinds.0, kinds.1)).flatten();
-                    Step::Binary { f: f.unwrap_or_else(|| binary_fn(isa, op, kinds.0, kinds.1)), dst, a, b }
-                }
+                Node::Unary(op, a) => Step::Unary { f: unary_fn(isa, op, past), dst, a },
+                Node::Binary(op, a, b) => Step::Binary { f: binary_fn(isa, op, scalar(a), scalar(b), past), dst, a, b },
                 Node::Ternary(op, a, b, c) => {
-                    let kinds = [scalar(a), scalar(b), scalar(c)];
-                    let f = past.then(|| ternary_past_caches(isa, op, kinds)).flatten();
-                    Step::Ternary { f: f.unwrap_or_else(|| ternary_fn(isa, op, kinds)), dst, a, b, c }
+                    Step::Ternary { f: ternary_fn(isa, op, [scalar(a), scalar(b), scalar(c)], past), dst, a, b, c }
                 }
                 Node::Memory(i) if self.places[at] != Place::Memory(i) => {
                     Step::Load { f: load_fn(isa, self.program.loads[i as usize]), dst, operand: i }

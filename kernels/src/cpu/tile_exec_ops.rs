@@ -584,9 +584,14 @@ levels!(Move, MoveFn, store_body, pick_store, store_512, store_256, store_plain,
     [const T: u8, const SCALAR: bool], [T, SCALAR]);
 
 /// The function of a one-operand operation. `isa` must be available here and below.
-pub(super) fn unary_fn(isa: Isa, op: Op1) -> OpFn {
+///
+/// With `past`, here and below, those of light operations write their results past the caches: these are aligned to a cache
+/// line, and [`fence`] follows before anything reads them. Other operations gain nothing from it.
+pub(super) fn unary_fn(isa: Isa, op: Op1, past: bool) -> OpFn {
     match op {
         Op1::Plain(op) => match op {
+            Unary::Silu if past => pick_unary::<Silu, true>(isa),
+            Unary::GeluTanh if past => pick_unary::<GeluTanh, true>(isa),
             Unary::Neg => pick_unary::<Neg, false>(isa),
             Unary::Abs => pick_unary::<Abs, false>(isa),
             Unary::Exp => pick_unary::<Exp, false>(isa),
@@ -628,8 +633,11 @@ fn binary_kinds<O: BinaryOp, const PAST: bool>(isa: Isa, sa: bool, sb: bool) -> 
 }
 
 /// The function of a two-operand operation; `sa`, `sb` say which operands are scalars per row.
-pub(super) fn binary_fn(isa: Isa, op: Binary, sa: bool, sb: bool) -> OpFn {
+pub(super) fn binary_fn(isa: Isa, op: Binary, sa: bool, sb: bool, past: bool) -> OpFn {
     match op {
+        Binary::Add if past => binary_kinds::<Add, true>(isa, sa, sb),
+        Binary::Sub if past => binary_kinds::<Sub, true>(isa, sa, sb),
+        Binary::Mul if past => binary_kinds::<Mul, true>(isa, sa, sb),
         Binary::Add => binary_kinds::<Add, false>(isa, sa, sb),
         Binary::Sub => binary_kinds::<Sub, false>(isa, sa, sb),
         Binary::Mul => binary_kinds::<Mul, false>(isa, sa, sb),
@@ -669,36 +677,12 @@ fn ternary_kinds<O: TernaryOp, const PAST: bool>(isa: Isa, s: [bool; 3]) -> OpFn
 }
 
 /// The function of a three-operand operation; `scalar` says which operands are scalars per row.
-pub(super) fn ternary_fn(isa: Isa, op: Op3, scalar: [bool; 3]) -> OpFn {
+pub(super) fn ternary_fn(isa: Isa, op: Op3, scalar: [bool; 3], past: bool) -> OpFn {
     match op {
+        Op3::Fma if past => ternary_kinds::<Fma, true>(isa, scalar),
         Op3::Fma => ternary_kinds::<Fma, false>(isa, scalar),
         Op3::Select => ternary_kinds::<Select, false>(isa, scalar),
     }
-}
-
-/// As [`unary_fn`], but its results go past the caches; none for operations that gain nothing from it. Results are
-/// aligned to a cache line, and [`fence`] follows before anything reads them.
-pub(super) fn unary_past_caches(isa: Isa, op: Op1) -> Option<OpFn> {
-    match op {
-        Op1::Plain(Unary::Silu) => Some(pick_unary::<Silu, true>(isa)),
-        Op1::Plain(Unary::GeluTanh) => Some(pick_unary::<GeluTanh, true>(isa)),
-        _ => None,
-    }
-}
-
-/// As [`binary_fn`]; see [`unary_past_caches`].
-pub(super) fn binary_past_caches(isa: Isa, op: Binary, sa: bool, sb: bool) -> Option<OpFn> {
-    match op {
-        Binary::Add => Some(binary_kinds::<Add, true>(isa, sa, sb)),
-        Binary::Sub => Some(binary_kinds::<Sub, true>(isa, sa, sb)),
-        Binary::Mul => Some(binary_kinds::<Mul, true>(isa, sa, sb)),
-        _ => None,
-    }
-}
-
-/// As [`ternary_fn`]; see [`unary_past_caches`].
-pub(super) fn ternary_past_caches(isa: Isa, op: Op3, scalar: [bool; 3]) -> Option<OpFn> {
-    (op == Op3::Fma).then(|| ternary_kinds::<Fma, true>(isa, scalar))
 }
 
 /// Makes what went past the caches visible in order with later stores of this thread.

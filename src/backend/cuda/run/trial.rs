@@ -44,7 +44,7 @@ impl Sites {
         match self.0.iter_mut().find(|held| held.site == site) {
             Some(held) => held.count += 1,
             None => {
-                let (is_right, turns) = Default::default();
+                let (is_right, turns) = (Mutex::default(), AtomicUsize::default());
                 self.0.push(Held { site, item, whole, count: 1, is_right, turns });
             }
         }
@@ -318,15 +318,14 @@ impl SpecializedCuda {
         // Time depends little on what the numbers are: those of the trial before will do.
         // SAFETY: as above.
         unsafe {
-            let turns = |runs: usize| {
+            let time = |runs: usize| -> Result<f64> {
                 let first = held.turns.fetch_add(runs, Ordering::Relaxed);
-                let copies = (first..first + runs).map(|turn| staged(parts, planned.clone(), turn % copies));
-                copies.collect::<Result<Vec<_>>>()
+                let turns = (first..first + runs.min(copies)).map(|turn| staged(parts, planned.clone(), turn % copies));
+                let turns = turns.collect::<Result<Vec<_>>>()?;
+                device.time(stream, || turns.iter().cycle().take(runs).try_for_each(|stage| stage.run()))
             };
-            let time = |turns: Vec<Stage<'_>>| device.time(stream, || turns.iter().try_for_each(|stage| stage.run()));
-            let once = time(turns(1)?)?;
-            let runs = (LEAST_S / once.max(1e-9)).clamp(1.0, MOST_RUNS) as usize;
-            Ok(Some(time(turns(runs)?)? / runs as f64))
+            let runs = (LEAST_S / time(1)?.max(1e-9)).clamp(1.0, MOST_RUNS) as usize;
+            Ok(Some(time(runs)? / runs as f64))
         }
     }
 
