@@ -1,0 +1,71 @@
+"""Models of diffusers beside the zoo: small ones of every family, with the inputs of a call."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from oxidiff import testing
+
+Inputs = dict[str, Any]
+
+
+class Random:
+    """Seeded tensors: the same seed gives the same values whatever their dtype."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self._generator).to(self.dtype)
+
+    def tokens(self, vocabulary: int, *shape: int) -> torch.Tensor:
+        return torch.randint(vocabulary, shape, generator=self._generator)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model class in a small configuration."""
+
+    name: str
+    """What the test is called by."""
+    type_path: str
+    """The class, as `package.Class`; an attribute after a colon is the part of it that is called (`...:decoder`)."""
+    config: Mapping[str, Any]
+    """The constructor's arguments."""
+    inputs: Callable[[Random, int, tuple[int, ...]], Inputs]
+    """Keyword arguments of a call, from a source of random tensors, a batch and a size."""
+    sizes: tuple[tuple[int, ...], ...]
+    """Sizes to call it at; one program serves all of them."""
+    batches: tuple[int, ...] = (1, 2)
+    """Batches to call it with."""
+    graphs: int = 1
+    """Graphs that a call runs; more than one where a part cannot be captured."""
+    fallbacks: tuple[str, ...] = ()
+    """What is said of parts that cannot be captured: words of each reason. Empty: there are none."""
+    captures_by_size: bool = False
+    """Whether a new size is traced again, because the model computes with sizes on the host."""
+    programs_by_size: bool = False
+    """Whether it is compiled again, too: sizes decide what is computed."""
+    prepare: Callable[[nn.Module], object] | None = None
+    """Done with the module before it is compiled."""
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        path, _, part = self.type_path.partition(":")
+        package, _, name = path.rpartition(".")
+        module: nn.Module = getattr(importlib.import_module(package), name)(**self.config)
+        module = getattr(module, part) if part else module
+        testing.fill_weights(module)
+        module = nn.Module.to(module.eval().requires_grad_(False), dtype)
+        if self.prepare is not None:
+            self.prepare(module)
+        return module
+
+    def example(self, batch: int, size: tuple[int, ...], dtype: torch.dtype) -> Inputs:
+        return self.inputs(Random(1, dtype), batch, size)

@@ -1,0 +1,7 @@
+"""Small unets."""
+
+from __future__ import annotations
+
+from families import Family
+
+UNETS: tuple[Family, ...] = ()

@@ -1,0 +1,7 @@
+"""Small videos."""
+
+from __future__ import annotations
+
+from families import Family
+
+VIDEOS: tuple[Family, ...] = ()
