@@ -23,6 +23,7 @@ from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.lowering import LoweredGraph
 from .capture.stages import Stage
+from .capture.weights import as_pairs
 from .device import Device, device_of
 from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
@@ -207,6 +208,7 @@ class Engine:
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
         self._held_at: dict[int, tuple[int, Tensor]] = {}
+        self._pairs = _Pairs()
         """By id of a tensor that a graph holds, its place among those in attributes; -1 if it is elsewhere. Also the tensor,
         so that no id is used twice."""
         self._effective = effective
@@ -486,6 +488,9 @@ class Engine:
         self.store.load_s += time.perf_counter() - start
 
     def _weights(self, variant: Variant, suspects: Set[int] = frozenset()) -> list[Tensor]:
+        return list(map(self._pairs.of, self._weights_held(variant, suspects)))
+
+    def _weights_held(self, variant: Variant, suspects: Set[int]) -> list[Tensor]:
         slots, structure, known = variant.lowered.weights, self.structure, variant.captured.places
         if structure.layers:
             return [self._fetch(slot, suspects) for slot in slots]
@@ -527,12 +532,13 @@ class Engine:
 
     def watched(self) -> list[Tensor]:
         """The tensors that variants are bound to and that are neither parameters nor buffers."""
-        return [
+        bound = [
             tensor
             for variant in self.variants
             for slot, tensor in zip(variant.lowered.weights, variant.tensors, strict=False)
             if slot.kind not in ("parameter", "buffer")
         ]
+        return [*bound, *self._pairs.tensors()]
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a variant is bound to, once."""
@@ -558,6 +564,7 @@ class Engine:
             # Effective weights of LoRA layers are made on this stream and read on others, also while they are replaced.
             device.synchronize()
         weights = [self._weights(variant, suspects) for variant in self.variants]
+        suspects = suspects | self._pairs.among(suspects)
         if device is not None:
             device.synchronize()
         changes = [v.bind(tensors, suspects, since) for v, tensors in zip(self.variants, weights, strict=True)]
@@ -569,6 +576,7 @@ class Engine:
     def release(self) -> None:
         """Lets go of the module's tensors."""
         self.store.inputs, self._capturer.lifted = (), None
+        self._pairs = _Pairs()
         for variant in self.variants:
             variant.release()
 
@@ -576,6 +584,31 @@ class Engine:
         """Drops arenas and derived weights."""
         for variant in self.variants:
             variant.unload()
+
+
+class _Pairs:
+    """Weights of complex numbers, and the same memory as pairs of real ones, which programs are bound to."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What a program is bound to for a weight: the same object for as long as the weight's memory is the same."""
+        if not tensor.is_complex():
+            return tensor
+        fresh = as_pairs(tensor)
+        known = self._known.get(id(tensor), (None, fresh))
+        if known[0] is not tensor or not known[1].is_set_to(fresh):
+            known = self._known[id(tensor)] = tensor, fresh
+        return known[1]
+
+    def tensors(self) -> list[Tensor]:
+        """The complex ones."""
+        return [tensor for tensor, _ in self._known.values()]
+
+    def among(self, ids: Set[int]) -> Set[int]:
+        """The ids of what programs are bound to for those of the complex ones that are among these."""
+        return {id(pairs) for tensor, pairs in self._known.values() if id(tensor) in ids}
 
 
 class _Number:

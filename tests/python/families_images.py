@@ -86,5 +86,8 @@ IMAGES: tuple[Family, ...] = (
         },
         _qwen,
         ((4, 4), (6, 4)),
+        # Where text begins is the larger of two sides; and a call has a list as long as the batch.
+        captures_by_size=True,
+        programs_by_size=True,
     ),
 )

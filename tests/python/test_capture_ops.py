@@ -11,6 +11,7 @@ native = pytest.importorskip("oxidiff._native")
 
 from oxidiff.capture import Capturer  # noqa: E402
 from oxidiff.capture.aten import ROWS  # noqa: E402
+from oxidiff.capture.weights import as_pairs  # noqa: E402
 
 SIZES = ((2, 8, 6), (3, 16, 10))
 """Batch, height and width at the capture, and at a call that the same graph must serve."""
@@ -388,7 +389,7 @@ def run(function, makers, dtype=torch.float32):
         assert point is not None
         assert graph.accepts(point) or capturer.extend(graph, call)
         inputs = [(call.numbers if a.is_number else call.tensors)[a.index] for a in lowered.arguments]
-        weights = [slot.fetch(None) for slot in lowered.weights]
+        weights = [as_pairs(slot.fetch(None)) for slot in lowered.weights]
         outputs = lowered.builder.interpret(lowered.sizes(point), inputs, weights)
         yield lowered.outputs.build(outputs, point), function(*args)
 
@@ -411,6 +412,66 @@ def check(got, wanted):
     tolerance = TOLERANCES[wanted.dtype]
     scale = wanted[torch.isfinite(wanted)].abs().max().item() if torch.isfinite(wanted).any() else 1.0
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+
+
+# -- complex numbers -------------------------------------------------------------------------------------------------------
+
+
+def turns(x):
+    """Complex numbers of a tensor of tokens: one for two channels."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def flat(z):
+    return torch.view_as_real(z).flatten(-2)
+
+
+case("complex_rotary", lambda x: flat(turns(x) * torch.polar(torch.ones(4), torch.arange(4.0))), tokens)
+ANGLES = torch.view_as_complex(fixed(4, 2))
+case("complex_weight", lambda x: flat(turns(x) * ANGLES), tokens)
+case("complex_of_parts", lambda x: flat(torch.complex(x, x.cos())), tokens)
+case("complex_parts", lambda x: turns(x).real * turns(x).imag, tokens)
+case("complex_conj", lambda x: flat(turns(x).conj() * turns(x)), tokens)
+case("complex_abs", lambda x: turns(x).abs() + torch.zeros(1, dtype=torch.complex64).abs(), tokens)
+case("complex_abs_of_large", lambda x: (turns(x) * 1e30).abs(), tokens)
+case("complex_angle", lambda x: turns(x).angle(), tokens)
+case("complex_exp", lambda x: flat(torch.exp(turns(x))), tokens)
+case("complex_neg", lambda x: flat(-turns(x)), tokens)
+case("complex_add", lambda x: flat(turns(x) + turns(x.cos()) - turns(x.sin())), tokens)
+case("complex_add_alpha", lambda x: flat(torch.add(turns(x), turns(x.cos()), alpha=3)), tokens)
+case("complex_add_real", lambda x: flat(turns(x)[:, :1] + x[..., :4] - 0.5), tokens)
+case("complex_scalar", lambda x: flat(turns(x) * 2j + (1 - 3j)), tokens)
+case("complex_mul_real", lambda x: flat(turns(x) * x[..., :4] * 0.5), tokens)
+case("complex_real_mul", lambda x: flat(x[..., :4] * turns(x)), tokens)
+case("complex_div_real", lambda x: flat(turns(x) / (x[..., :4].abs() + 1)), tokens)
+case("complex_where", lambda x: flat(torch.where(x[..., :4] > 0, turns(x), turns(x.cos()))), tokens)
+case("complex_cat", lambda x: flat(torch.cat([turns(x), turns(x.cos())], dim=1)), tokens)
+case("complex_cat_real", lambda x: flat(torch.cat([turns(x), x[..., :4].to(torch.complex64)], dim=1)), tokens)
+case("complex_stack", lambda x: flat(torch.stack([turns(x), turns(x.cos())], dim=1)), tokens)
+case("complex_split", lambda x: flat(turns(x).split([1, 3], dim=-1)[1] * turns(x).chunk(4, dim=-1)[0]), tokens)
+case("complex_moves", lambda x: flat(turns(x).unsqueeze(1).expand(-1, 3, -1, -1).transpose(1, 2).flatten(1, 2)), tokens)
+case("complex_slices", lambda x: flat(turns(x)[:, 1:, -2:].permute(2, 0, 1).roll(1, 0).flip(1)), tokens)
+case("complex_index", lambda x, i: flat(turns(fixed(11, 8))[i.clamp(0, 10)]), tokens, ids)
+case(
+    "complex_gather",
+    lambda x: flat(turns(x).gather(2, torch.tensor([[[3, 0]]]).expand(x.shape[0], x.shape[1], 2))),
+    tokens,
+)
+case("complex_pad", lambda x: flat(F.pad(turns(x), (1, 2))), tokens)
+case("complex_pad_value", lambda x: flat(F.pad(turns(x), (0, 2), value=3.0)), tokens)
+case(
+    "complex_double",
+    lambda x: flat(turns(x.double()) * torch.polar(torch.ones(4).double(), torch.ones(4).double())),
+    tokens,
+)
+case("complex_repeat", lambda x: flat(turns(x).repeat(1, 2, 1) + turns(x).repeat_interleave(2, dim=1)), tokens)
+case("complex_zeros", lambda x: flat(torch.zeros_like(turns(x)) + torch.ones_like(turns(x)) * turns(x)), tokens)
+case("complex_write", lambda x: flat(written(turns(x).clone())), tokens)
+
+
+def written(z):
+    z[:, :, 1:3] = z[:, :, :2] * 2
+    return z
 
 
 @pytest.mark.parametrize("name", CASES)

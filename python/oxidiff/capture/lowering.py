@@ -27,7 +27,18 @@ from .weights import WeightSlot
 if TYPE_CHECKING:
     from .._native import GraphBuilder
 
-__all__ = ["DTYPES", "ArgumentSource", "LoweredGraph", "Lowering", "SizeDependentError", "T", "lower", "opmath"]
+__all__ = [
+    "COMPLEX_PARTS",
+    "DTYPES",
+    "ArgumentSource",
+    "Complex",
+    "LoweredGraph",
+    "Lowering",
+    "SizeDependentError",
+    "T",
+    "lower",
+    "opmath",
+]
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
@@ -41,6 +52,13 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float64: "f64",
 }
 """The element types of the compiler's graph."""
+
+COMPLEX_PARTS: dict[torch.dtype, torch.dtype] = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+"""What complex numbers are two of."""
 
 Shape = tuple[Size, ...]
 
@@ -68,6 +86,19 @@ class T:
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """A value of complex numbers, which the compiler's graph does not have: two of the same shape."""
+
+    real: T
+    imag: T
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of both."""
+        return self.real.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +169,7 @@ class Lowering:
         self.on_error = on_error
         self.builder = builder
         self.node: Node = graph.nodes[0] if graph.nodes else Node("input", (), {}, (), "")
-        self.lowered: dict[int, T] = {}
+        self.lowered: dict[int, T | Complex] = {}
         self.known: dict[int, Tensor] = {}
         self.texts: dict[str, str] = {}
         self.symbol_names: list[str] = []
@@ -173,17 +204,15 @@ class Lowering:
                 self.stand_in(node)
         for leaf in self.graph.outputs.leaves:
             if leaf.value is not None:
-                self.builder.output(self.value(leaf.value).id)
+                self.output(leaf.value)
         return LoweredGraph(self.builder, self.symbol_names, self.arguments, self.weights, self.graph.outputs)
 
     def lower_node(self, node: Node) -> None:
         """Lowers one op by its row, or a source."""
-        from .aten import ROWS
-
         if isinstance(node.op, str):
             self.lower_source(node)
             return
-        row = ROWS.get(node.op)
+        row = self.row(node)
         if row is None:
             raise self.unsupported("the op is not supported")
         if self.compute(node):
@@ -194,13 +223,27 @@ class Lowering:
         except (TypeError, KeyError) as error:
             # A row that computes with a number it takes to be known.
             raise self.size_dependent(str(error), _symbols_in(arguments)) from error
-        if isinstance(results, T):
+        if isinstance(results, (T, Complex)):
             results = (results,)
         for value, result in zip(node.outputs, results, strict=True):
             declared = self.graph.values[value]
-            if result.dtype is not declared.dtype:
+            if isinstance(result, Complex):
+                part = COMPLEX_PARTS[declared.dtype]
+                result = Complex(self.convert(result.real, part), self.convert(result.imag, part))
+            elif result.dtype is not declared.dtype:
                 result = self.convert(result, declared.dtype)
             self.lowered[value] = result
+
+    def row(self, node: Node) -> Callable[..., Any] | None:
+        """The row of an op, by whether it has to do with complex numbers."""
+        from .aten import COMPLEX_ROWS, ROWS
+
+        values = (
+            *node.outputs,
+            *(leaf.value for leaf in _leaves([*node.args, *node.kwargs.values()]) if isinstance(leaf, Ref)),
+        )
+        is_complex = any(self.graph.values[value].dtype.is_complex for value in values)
+        return (COMPLEX_ROWS if is_complex else ROWS).get(node.op)
 
     def compute(self, node: Node) -> bool:
         """Computes an op over constants, if it is small, and says whether that stands for it in the graph.
@@ -210,7 +253,9 @@ class Lowering:
         what is made of numbers alone without rounding, stay ops.
         """
         metas = [self.graph.values[value] for value in node.outputs]
-        is_small = all(meta.dtype in DTYPES and _bytes(meta) <= KNOWN_BYTES for meta in metas)
+        is_small = all(
+            (meta.dtype in DTYPES or meta.dtype in COMPLEX_PARTS) and _bytes(meta) <= KNOWN_BYTES for meta in metas
+        )
         if not is_small or not self._is_computable(node):
             return False
         args = [self._argument(argument) for argument in node.args]
@@ -230,7 +275,7 @@ class Lowering:
             return False
         self.known.update(zip(node.outputs, results, strict=True))
         rounds = has_operands or "linspace" in str(node.op)
-        return rounds and bool(metas) and all(meta.dtype.is_floating_point for meta in metas)
+        return rounds and bool(metas) and all(meta.dtype.is_floating_point or meta.dtype.is_complex for meta in metas)
 
     def _is_computable(self, node: Node) -> bool:
         """Whether an op reads nothing but constants and gives the same each time; what ``empty`` makes may differ."""
@@ -247,15 +292,33 @@ class Lowering:
             return self.known[argument.value]
         return [self._argument(item) for item in argument] if isinstance(argument, tuple) else argument
 
-    def value(self, index: int) -> T:
+    def value(self, index: int) -> T | Complex:
         """A value of the captured graph; one that was computed becomes a constant when it is first read."""
         if index not in self.lowered and index in self.known:
             tensor = self.known[index]
-            elements = tensor.flatten().tolist()
-            # Bits, since 0.0 equals -0.0; what is not finite has no short form.
-            is_uniform = len({struct.pack("d", element) for element in elements}) == 1 and math.isfinite(elements[0])
-            self.lowered[index] = self.constant(elements[:1] if is_uniform else elements, tensor.dtype, tensor.shape)
+            self.lowered[index] = (
+                Complex(self._known(tensor.real), self._known(tensor.imag))
+                if tensor.is_complex()
+                else self._known(tensor)
+            )
         return self.lowered[index]
+
+    def _known(self, tensor: Tensor) -> T:
+        elements = tensor.flatten().tolist()
+        # Bits, since 0.0 equals -0.0; what is not finite has no short form.
+        is_uniform = len({struct.pack("d", element) for element in elements}) == 1 and math.isfinite(elements[0])
+        return self.constant(elements[:1] if is_uniform else elements, tensor.dtype, tensor.shape)
+
+    def output(self, index: int) -> None:
+        """Makes a value a result of the graph; what could not be lowered is left out."""
+        if self.on_error is not None and index not in self.lowered and index not in self.known:
+            return
+        value = self.value(index)
+        if isinstance(value, T):
+            self.builder.output(value.id)
+        elif self.on_error is None:
+            self.node = self.graph.nodes[self.graph.values[index].node]
+            raise self.unsupported("complex numbers are no results of a program")
 
     def stand_in(self, node: Node) -> None:
         """Takes the results of a node that was not lowered for inputs, where the compiler has their type at all: what reads
@@ -336,21 +399,29 @@ class Lowering:
         meta = self.graph.values[value]
         shape = tuple(self.static(size, "a weight's size") for size in meta.shape)
         if node.op == "weight":
-            slot = self.graph.weights[node.args[0]]
-            result = self.builder.parameter(slot.name, self.dtype_name(meta.dtype), shape)
-            self.weights.append(slot)
-            self.lowered[value] = T(result, meta.dtype, shape)
+            self.lowered[value] = self.parameter(self.graph.weights[node.args[0]], meta.dtype, shape)
         elif node.op == "extern":
             tensor = self.graph.externs[node.args[0]]
             slot = WeightSlot(f"captured{node.args[0]}", "captured", tensor=tensor)
-            self.lowered[value] = T(
-                self.builder.parameter(slot.name, self.dtype_name(meta.dtype), shape), meta.dtype, shape
-            )
-            self.weights.append(slot)
+            self.lowered[value] = self.parameter(slot, meta.dtype, shape)
         else:
             self.lowered[value] = self.lower_constant(node.args, meta.dtype, shape)
             if not any(isinstance(element, Dim) for element in node.args):
                 self.known[value] = torch.tensor(list(node.args), dtype=meta.dtype, device="cpu").reshape(shape)
+
+    def parameter(self, slot: WeightSlot, dtype: torch.dtype, shape: tuple[int, ...]) -> T | Complex:
+        """The next weight that the graph is bound to: complex numbers as pairs of real ones."""
+        self.weights.append(slot)
+        part = COMPLEX_PARTS.get(dtype)
+        if part is None:
+            return T(self.builder.parameter(slot.name, self.dtype_name(dtype), shape), dtype, shape)
+        pairs = T(self.builder.parameter(slot.name, self.dtype_name(part), (*shape, 2)), part, (*shape, 2))
+        return self.pairs(pairs)
+
+    def pairs(self, x: T) -> Complex:
+        """Complex numbers whose two parts are neighbours."""
+        real, imag = (self.reshape(self.slice(x, x.rank - 1, at, 1), x.shape[:-1]) for at in (0, 1))
+        return Complex(real, imag)
 
     def lower_constant(self, elements: Sequence[Literal], dtype: torch.dtype, shape: tuple[int, ...]) -> T:
         """Lowers data made in ``forward``, elements of which may depend on the call."""
@@ -388,9 +459,10 @@ class Lowering:
         return argument
 
     def result(self, index: int = 0) -> tuple[torch.dtype, Shape]:
-        """Dtype and shape that the trace saw as result ``index`` of the node being lowered."""
+        """Dtype and shape that the trace saw as result ``index`` of the node being lowered: of complex numbers, those of
+        each part."""
         value = self.graph.values[self.node.outputs[index]]
-        return value.dtype, value.shape
+        return COMPLEX_PARTS.get(value.dtype, value.dtype), value.shape
 
     def static(self, size: Any, what: str) -> int:
         """``size`` as a plain int; it must not depend on the call."""

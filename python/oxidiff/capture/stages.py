@@ -90,6 +90,7 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
         UnsupportedError: Nothing would be left for the compiler.
     """
     errors = _unknown(graph, make_builder())
+    _keep_complex_inside(graph, errors)
     levels = _levels(graph, errors)
     needed = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
     last_use = dict.fromkeys(needed, max(levels.values(), default=0) + 1)
@@ -139,6 +140,37 @@ def _unknown(graph: CapturedGraph, builder: GraphBuilder) -> dict[int, Unsupport
 
     Lowering(graph, builder, on_error=note).run()
     return errors
+
+
+def _keep_complex_inside(graph: CapturedGraph, errors: dict[int, UnsupportedError]) -> None:
+    """Gives to eager PyTorch, too, what would take complex numbers from one part to another: programs have none."""
+    returned = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
+    readers: dict[int, list[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        for value in operands(node):
+            readers.setdefault(value, []).append(index)
+    is_complex = [value for value, meta in enumerate(graph.values) if meta.dtype.is_complex]
+    count = -1
+    while count < len(errors):
+        count, levels = len(errors), _levels(graph, errors)
+        for value in is_complex:
+            maker = graph.values[value].node
+            if maker not in levels:
+                continue
+            mine = readers.get(value, ())
+            if maker in errors:
+                leaving, reason = [i for i in mine if i not in errors], errors[maker]
+            else:
+                # An op that the compiler does not know is why what it reads is made beside it.
+                reason = next((errors[i] for i in mine if i in errors), _leaves_part(graph.nodes[maker]))
+                is_apart = any(i in errors or levels[i] != levels[maker] for i in mine)
+                leaving = [maker] if is_apart or value in returned else []
+            errors.update(dict.fromkeys(leaving, reason))
+
+
+def _leaves_part(node: Node) -> UnsupportedError:
+    what = f"{node.op}: complex numbers leave what is compiled, and programs neither take nor give any"
+    return UnsupportedError(f"{node.path}: {what}" if node.path else what, module=node.path, op=str(node.op))
 
 
 def _levels(graph: CapturedGraph, errors: Mapping[int, UnsupportedError]) -> dict[int, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..adapters import walk
 from .meta import META_DEVICE
 
-__all__ = ["WeightIndex", "WeightSlot"]
+__all__ = ["WeightIndex", "WeightSlot", "as_pairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ class WeightSlot:
         if not isinstance(value, Tensor):
             raise TypeError(f"{self.name} is no tensor any more but {type(value).__name__}")
         return value
+
+
+def as_pairs(tensor: Tensor) -> Tensor:
+    """What a program is bound to for a weight: the tensor, or if that is complex, the same memory as pairs of numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class WeightIndex:
