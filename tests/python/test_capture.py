@@ -517,14 +517,59 @@ class CachedMethod(nn.Module):
         return x * self.table(x.shape[-1])
 
 
+def cached_by_a_wrapper(function):
+    """As diffusers wraps ``lru_cache``, to pass it by where it compiles."""
+    cached = functools.lru_cache(function)
+
+    @functools.wraps(function)
+    def asked(*args):
+        return cached(*args)
+
+    return asked
+
+
+class WrappedCache(nn.Module):
+    """Keeps parts of a tensor in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = torch.arange(64) * 2
+
+    @cached_by_a_wrapper
+    def table(self, n):
+        return self.numbers[:n]
+
+    def forward(self, x):
+        return x * self.table(x.shape[-1])
+
+
 @pytest.mark.parametrize(
-    "module", [CachedMethod(), lambda x: x * cached_table(x.shape[-1])], ids=["method", "function"]
+    "module",
+    [CachedMethod(), WrappedCache(), lambda x: x * cached_table(x.shape[-1])],
+    ids=["method", "wrapped", "function"],
 )
 def test_caches_do_not_keep_meta_tensors(module):
     x = torch.randn(2, 3, 8)
     module(x)
     check_serves(module, ((x,), {}), ((torch.randn(5, 3, 8),), {}))
     assert not module(x).is_meta
+
+
+def test_a_part_of_an_attribute_taken_elsewhere():
+    module = WrappedCache()
+    part = module.numbers[:8]
+    with pytest.raises(CaptureError, match="a part of inner.numbers that was taken outside"):
+        capture(CallsFunction(module, lambda x: x * part), (torch.randn(3, 8),))
+
+
+class CallsFunction(nn.Module):
+    def __init__(self, inner, function):
+        super().__init__()
+        self.inner = inner
+        self.function = function
+
+    def forward(self, x):
+        return self.inner(self.function(x))
 
 
 def test_global_state_is_as_before(net):

@@ -774,12 +774,7 @@ class _Guard:
         ]
         if weights.caches is None:
             types = {cls for _, module in weights.modules for cls in type(module).__mro__}
-            weights.caches = [
-                value
-                for cls in types
-                for value in vars(cls).values()
-                if isinstance(value, functools._lru_cache_wrapper)
-            ]
+            weights.caches = [cache for cls in types for value in vars(cls).values() for cache in _caches_of(value)]
         # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
         self._clear_caches()
 
@@ -829,6 +824,20 @@ class _Guard:
             if tensor is not None:
                 _remove_from_containers(tensor)
         return True
+
+
+def _caches_of(method: Any) -> Iterator[Any]:
+    """The cache that a method is, or those that a function around one asks."""
+    if isinstance(method, functools._lru_cache_wrapper):
+        yield method
+    for cell in getattr(method, "__closure__", None) or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            # Nothing is in it yet.
+            continue
+        if isinstance(held, functools._lru_cache_wrapper):
+            yield held
 
 
 def _is_foreign(cache: Any) -> bool:

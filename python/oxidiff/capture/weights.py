@@ -114,7 +114,8 @@ class WeightIndex:
     def owner_of_memory(self, tensor: Tensor) -> str | None:
         """The name of a weight that shares memory with ``tensor``."""
         if self._storages is None:
-            self._storages = {t.untyped_storage()._cdata: self.slots[id(t)].name for t in self._held}
+            slots = ((t, self.find(t)) for t in tuple(self._held))
+            self._storages = {t.untyped_storage()._cdata: slot.name for t, slot in slots if slot is not None}
         return self._storages.get(tensor.untyped_storage()._cdata)
 
     def twin(self, tensor: Tensor) -> Tensor:

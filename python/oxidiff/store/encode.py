@@ -277,6 +277,8 @@ def _encode_token(token: Any) -> Data:
         return "s" + token
     if kind is torch.dtype:
         return "d" + str(token)
+    if kind is complex:
+        return f"c{token.real!r} {token.imag!r}"
     raise UnstorableError(f"an op's argument of type {_name(kind)}")
 
 
@@ -289,6 +291,9 @@ def _decode_token(data: Data) -> Any:
     kind, rest = as_text(data)[:1], data[1:]
     if kind == "k":
         return Keyword(rest)
+    if kind == "c":
+        real, _, imag = rest.partition(" ")
+        return complex(float(real), float(imag))
     check(kind in ("s", "d"), f"a token {data!r}")
     return rest if kind == "s" else _dtype(rest)
 
