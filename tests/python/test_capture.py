@@ -558,7 +558,7 @@ def test_caches_do_not_keep_meta_tensors(module):
 def test_a_part_of_an_attribute_taken_elsewhere():
     module = WrappedCache()
     part = module.numbers[:8]
-    with pytest.raises(CaptureError, match="a part of inner.numbers that was taken outside"):
+    with pytest.raises(CaptureError, match=r"a part of inner\.numbers that was taken outside"):
         capture(CallsFunction(module, lambda x: x * part), (torch.randn(3, 8),))
 
 
