@@ -663,6 +663,8 @@ def _basic_index(x: Tensor, index: Any) -> Tensor | None:
             continue
         if not isinstance(item, slice) and type(item) is not int:
             return None
+        if isinstance(item, slice) and any(isinstance(edge, Tensor) for edge in (item.start, item.stop, item.step)):
+            return None
         taken += 1
     if taken > x.dim() or items.count(Ellipsis) > 1:
         return None
@@ -762,6 +764,16 @@ class _Change:
             self.table[self.name] = value
 
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""Tables of a module that `register_forward_hook` and `register_forward_pre_hook` write into."""
+
+
 class _Guard:
     """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places."""
 
@@ -770,7 +782,7 @@ class _Guard:
         self._tables = [
             (path, id(module), table, dict(table))
             for path, module in weights.modules
-            for table in (module.__dict__, module._buffers)
+            for table in (module.__dict__, module._buffers, *(module.__dict__[name] for name in _HOOKS))
         ]
         if weights.caches is None:
             types = {cls for _, module in weights.modules for cls in type(module).__mro__}
@@ -980,8 +992,11 @@ def _recorded(
         del result
     except Exception as error:
         guard.restore(recorder.foreign)
-        # The frames of the traceback hold what forward made.
-        traceback.clear_frames(error.__traceback__)
+        # The frames of the tracebacks hold what forward made, also of what the error was raised from.
+        chained: BaseException | None = error
+        while chained is not None:
+            traceback.clear_frames(chained.__traceback__)
+            chained = chained.__cause__ or chained.__context__
         guard.forget(recorder)
         if recorder.is_disturbed:
             raise ChangedError(CHANGED) from None
