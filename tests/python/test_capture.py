@@ -212,6 +212,46 @@ def test_a_length_that_is_a_product_of_counts():
     assert not graph.fixed
 
 
+@pytest.mark.parametrize("patch", [1, 2], ids=["pixels", "patches"])
+def test_lengths_that_follow_from_the_edges_of_an_image(patch):
+    """As position tables do that the caller makes: nothing but their length says so."""
+
+    def function(image, table, rows):
+        h, w = image.shape[-2:]
+        tokens = image.unflatten(2, (h // patch, patch)).unflatten(4, (w // patch, patch)).mean(dim=(3, 5)).flatten(2)
+        return tokens.transpose(1, 2) + table + rows.mean()
+
+    calls = []
+    for b, h, w in ((2, 12, 20), (3, 8, 28)):
+        table = torch.randn(h * w // patch**2, 4)
+        calls.append(((image(b, 4, h, w), table, torch.randn(h // patch, 4)), {}))
+    graph = check_serves(function, *calls)
+    assert not graph.fixed
+    assert [s.name for s in graph.plan.symbols][:3] == ["b", "h", "w"]
+
+
+def test_a_length_with_a_token_more():
+    def function(tokens, table):
+        return torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1) + table
+
+    calls = [((torch.randn(b, n, 4), torch.randn(n + 1, 4)), {}) for b, n in ((2, 17), (3, 29))]
+    assert not check_serves(function, *calls).fixed
+
+
+def test_tokens_of_several_images_per_sample():
+    calls = [((torch.randn(b, 5, 8), torch.randn(2 * b, 3, 8)), {}) for b in (2, 3)]
+    graph = check_serves(lambda x, y: torch.cat([x, y.view(-1, 6, 8)], dim=1), *calls)
+    assert [s.name for s in graph.plan.symbols] == ["b", "s"]
+
+
+def test_coordinates_have_a_column_per_token():
+    def function(tokens, coordinates):
+        return tokens + coordinates.sum(dim=1).unsqueeze(-1)
+
+    calls = [((torch.randn(b, n, 8), torch.randn(b, 3, n)), {}) for b, n in ((2, 17), (3, 29))]
+    assert not check_serves(function, *calls).fixed
+
+
 def test_static_when_asked(net):
     graph = capture(net, (image(2),), dynamic=False)
     assert graph.traces == 1
@@ -441,6 +481,7 @@ class Failing(nn.Module):
         (lambda x: x * x.max().item(), "depends on the values"),
         (lambda x: x if x.sum() > 0 else -x, "depends on the values"),
         (lambda x: x[x > 0], "depends on the values"),
+        (lambda x: x[:, : x.argmax()], "depends on the values"),
         (lambda x: torch.from_numpy(x.numpy()), "numpy"),
         (lambda x: x.add_(1), "writes into its input x"),
         (lambda x: x[0].zero_(), "writes into its input x"),
@@ -501,6 +542,37 @@ def test_lazy_set_up_is_no_state():
 
     module = Lazy()
     check_serves(module, ((image(),), {}))
+
+
+class Box:
+    """What no graph can return."""
+
+
+class Listening(nn.Module):
+    """Installs a hook at its first call, as models of transformers do that give their hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+        self.listens = False
+
+    def forward(self, x):
+        if not self.listens:
+            self.inner.register_forward_hook(lambda module, args, result: result + 1)
+            self.listens = True
+        self.inner(x)
+        return Box()
+
+
+def test_a_refused_module_has_no_hook_twice():
+    module = Listening()
+    for _ in range(2):
+        with pytest.raises(CaptureError):
+            capture(module, (image(),))
+    assert not module.listens
+    assert not module.inner._forward_hooks
+    module(image())
+    assert len(module.inner._forward_hooks) == 1
 
 
 @functools.lru_cache

@@ -2,12 +2,14 @@
 
 A capture takes five traces: at the call's own sizes, at three more where every free size differs, and at a held-out one
 (batch 1, other residues), which must be predicted. Where a guess about the free sizes fails, each is tried alone, with
-other values, and becomes a constant of the program if nothing helps: the graph then serves that value only.
+other values, then together with lengths that may follow from it, as those of position tables do from the edges of an
+image. It becomes a constant of the program if nothing helps: the graph then serves that value only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -20,7 +22,7 @@ from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, labels, rebuild
-from .sizes import Symbol, candidates, held_out, plan_sizes
+from .sizes import Symbol, candidates, held_out, plan_sizes, ties
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Capturer", "capture"]
 
 Point = dict[str, Number]
+
+_MAX_TIES = 16
+"""How many ways are tried in which lengths may follow from other sizes, if they are not free."""
 R = TypeVar("R")
 
 
@@ -185,6 +190,7 @@ class _Session:
         self.chosen: dict[str, tuple[Number, ...]] = {}
         self.traces = 0
         self.fixed: list[str] = []
+        self.tied: set[str] = set()
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
             self.fix(symbol)
         # What has no effect is mostly left out by the code: of another program than any other value.
@@ -311,20 +317,55 @@ class _Session:
         return [base], [self.point()]
 
     def try_each_symbol(self, base: Trace) -> None:
-        """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none."""
+        """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
+        not free together with lengths that follow from it."""
+        bound = []
         for i, symbol in enumerate(list(self.plan.symbols)):
             for values in candidates(symbol, i):
-                if self.is_free(base, symbol, values):
+                if self.are_free(base, {symbol.name: values}):
                     self.chosen[symbol.name] = values
                     break
             else:
-                self.fix(symbol)
+                bound.append(symbol)
+        self.tie(base, bound)
+        for symbol in [s for s in self.plan.symbols if s in bound and s.name not in self.tied]:
+            self.fix(symbol)
 
-    def is_free(self, base: Trace, symbol: Symbol, values: Sequence[Number]) -> bool:
+    def tie(self, base: Trace, bound: Sequence[Symbol]) -> None:
+        """Finds which lengths among symbols that are not free alone follow from others: of all of these, else of each."""
+        drivers = [s for s in bound if s.role not in ("sequence", "batch")]
+        for group in [drivers, *([s] for s in bound if drivers != [s])]:
+            if not all(s in self.plan.symbols for s in group):
+                continue
+            followers = [s for s in bound if s.role == "sequence" and s in self.plan.symbols and s not in group]
+            forms = [[*ties(s, group), None] for s in followers]
+            for chosen in islice(product(*forms), _MAX_TIES):
+                if self.is_tied(base, dict(zip([s.name for s in followers], chosen, strict=True)), group):
+                    break
+
+    def is_tied(self, base: Trace, forms: Mapping[str, Dim | None], drivers: Sequence[Symbol]) -> bool:
+        """Whether sizes are free together if lengths follow from them so; keeps it if they are."""
+        used = {name for form in forms.values() if form is not None for name in form.symbols()} - self.tied
+        before = self.plan
+        self.plan = before.copy()
+        for name, form in forms.items():
+            if form is not None:
+                self.plan.tie(name, form)
+        places = {s.name: i for i, s in enumerate(before.symbols)}
+        for values in zip(*(candidates(s, places[s.name]) for s in drivers if s.name in used), strict=False):
+            chosen = dict(zip([s.name for s in drivers if s.name in used], values, strict=True))
+            if self.are_free(base, chosen):
+                self.chosen.update(chosen)
+                self.tied |= used
+                return True
+        self.plan = before
+        return False
+
+    def are_free(self, base: Trace, chosen: Mapping[str, Sequence[Number]]) -> bool:
         here = self.point()
         # The extremes of the values decide: a limit that one of them exceeds must show here.
-        extremes = dict.fromkeys((max(values), min(values)))
-        return all(self.try_trace(base, {**here, symbol.name: value}) is not None for value in extremes)
+        points = [{name: pick(values) for name, values in chosen.items()} for pick in (max, min)]
+        return all(self.try_trace(base, {**here, **point}) is not None for point in points)
 
     def fix(self, symbol: Symbol) -> None:
         self.plan.fix(symbol.name)
@@ -353,7 +394,8 @@ class _Session:
         return [solved[c] for c in columns]
 
     def fix_unsolved(self, base: Trace) -> None:
-        """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else sizes."""
+        """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else lengths of tensors
+        beside the first one, else all."""
         suspects = []
         here = self.point()
         for symbol in self.plan.symbols:
@@ -361,7 +403,8 @@ class _Session:
             if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):
                 suspects.append(symbol)
         numbers = [s for s in suspects if s.is_number]
-        for symbol in numbers or suspects or list(self.plan.symbols):
+        beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]
+        for symbol in numbers or beside or suspects or list(self.plan.symbols):
             self.fix(symbol)
 
     def hold_out(self, graph: CapturedGraph, points: Sequence[Point]) -> None:
@@ -426,5 +469,6 @@ def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
 
 
 def _channels_of(root: torch.nn.Module | None) -> int | None:
-    value = getattr(getattr(root, "config", None), "in_channels", None)
+    config = getattr(root, "config", None)
+    value = getattr(config, "in_channels", None) or getattr(config, "io_channels", None)
     return value if isinstance(value, int) else None

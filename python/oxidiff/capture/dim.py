@@ -99,6 +99,16 @@ class Dim:
             out.append((tuple(f for f in monomial if f[0] != name), coefficient * Fraction(value) ** power))
         return Dim(out)
 
+    def replace(self, name: str, by: Dim) -> Dim:
+        """The expression with the expression ``by`` for the symbol ``name``."""
+        out = Dim(())
+        for monomial, coefficient in self.terms:
+            factor = Dim([(tuple(f for f in monomial if f[0] != name), coefficient)])
+            for _ in range(dict(monomial).get(name, 0)):
+                factor = factor * by
+            out = out + factor
+        return out
+
     def __add__(self, other: Dim | int) -> Dim:
         return Dim([*self.terms, *_terms(other)])
 

@@ -91,6 +91,15 @@ class SizePlan:
                 out.append(int(value))
         return out
 
+    def copy(self) -> SizePlan:
+        """A plan that can be changed on its own."""
+        return SizePlan(list(self.symbols), list(self.forms))
+
+    def tie(self, name: str, to: Dim) -> None:
+        """Makes a symbol follow from others."""
+        self.symbols = [s for s in self.symbols if s.name != name]
+        self.forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in self.forms]
+
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
         (symbol,) = (s for s in self.symbols if s.name == name)
@@ -117,6 +126,10 @@ def plan_sizes(call: Call, names: Sequence[str], channels: int | None = None) ->
     return _Planner(call, names, channels).run()
 
 
+_MAX_COORDINATES = 4
+"""Coordinates of a token: time, height, width, and what is the same for all."""
+
+
 class _Planner:
     def __init__(self, call: Call, names: Sequence[str], channels: int | None) -> None:
         self.call = call
@@ -134,7 +147,8 @@ class _Planner:
         ranked = [t for t in tensors if t.dim() >= 2] or [t for t in tensors if t.dim()]
         self.batch_size = ranked[0].shape[0] if ranked else 0
         # Sequence lengths are first read from tensors that are sure to have one, so that ambiguous ones can be matched.
-        self.sequence_sizes = {t.shape[1] for t in tensors if t.dim() == 3}
+        self.lengths = {t.shape[1] for t in tensors if t.dim() == 3 and t.shape[1] > _MAX_COORDINATES}
+        self.sequence_sizes = {t.shape[self.sequence_axis(t)] for t in tensors if t.dim() == 3}
         self.sequence_sizes |= {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
         for tensor, name in zip(tensors, self.names, strict=False):
             for axis, size in enumerate(tensor.shape):
@@ -185,9 +199,14 @@ class _Planner:
             return self.sequence_form(size)
         if rank == 2:
             is_sequence = not tensor.dtype.is_floating_point or size in self.sequence_sizes
-            return self.sequence_form(size) if is_sequence and tensor.shape[0] == self.batch_size else size
+            return self.sequence_form(size) if is_sequence and tensor.shape[0] in (1, self.batch_size) else size
         if rank == 3:
-            return self.sequence_form(size) if axis == 1 else size
+            return self.sequence_form(size) if axis == self.sequence_axis(tensor) else size
+        if rank == 4 and tensor.shape[2] in self.sequence_sizes and tensor.shape[3] <= _MAX_COORDINATES:
+            return self.sequence_form(size) if axis == 2 else size
+        if rank == 5 and self.channels is None:
+            # Where the channels are is not known; they show by not being free.
+            return self.spatial_form(axis - rank, size)
         if axis >= rank - 2:
             if rank == 4 and tensor.shape[1] == 1 and (size in self.sequence_sizes or size == 1):
                 return self.sequence_form(size)
@@ -212,6 +231,12 @@ class _Planner:
             self.sequences[size] = self.add("sequence", "s", size)
         return Dim.symbol(self.sequences[size].name)
 
+    def sequence_axis(self, tensor: torch.Tensor) -> int:
+        """Of a 3-D tensor: 1, but for sounds with channels first, and for one row of coordinates per axis."""
+        is_sound = tensor.shape[1] == self.channels != tensor.shape[2]
+        is_coordinates = tensor.shape[1] <= _MAX_COORDINATES and tensor.shape[2] in self.lengths
+        return 2 if is_sound or is_coordinates else 1
+
     def frames_axis(self, tensor: torch.Tensor) -> int:
         return 1 if self.channels is not None and tensor.shape[2] == self.channels != tensor.shape[1] else 2
 
@@ -224,7 +249,7 @@ class _Planner:
 
     def spatial_form(self, axis: int, size: int) -> Size:
         reference = self.spatial.get(axis)
-        stem = "h" if axis == -2 else "w"
+        stem = {-4: "c", -3: "f", -2: "h", -1: "w"}[axis]
         if reference is None:
             reference = self.spatial[axis] = self.add("spatial", stem, size)
             return Dim.symbol(reference.name)
@@ -241,6 +266,30 @@ class _Planner:
             if size == -(-value // factor):
                 return base * Fraction(1, factor) + Dim.constant(size - Fraction(value, factor))
         return Dim.symbol(self.add("spatial", stem, size).name)
+
+
+def ties(follower: Symbol, drivers: Sequence[Symbol]) -> list[Dim]:
+    """What a length may be that other sizes seem to decide, the likeliest first: one of them; the product of several, in
+    patches; one of them and a token beside it; so many per sample of a batch."""
+    length, drivers = int(follower.value), [s for s in drivers if isinstance(s.value, int)]
+    found: list[tuple[int, int, Dim]] = []
+    for count in (1, 2, 3):
+        for chosen in combinations(drivers, count):
+            whole = prod(int(s.value) for s in chosen)
+            patch = next((1 << log for log in range(2 * count + 1) if length << log == whole), None)
+            if patch is not None:
+                form = dim_of(1)
+                for symbol in chosen:
+                    form = form * Dim.symbol(symbol.name)
+                is_same = count == 1 == patch
+                found.append((0 if is_same else 4 - count, patch, form * Fraction(1, patch)))
+    for symbol in drivers:
+        beside = int(length - symbol.value)
+        if abs(beside) == 1:
+            found.append((4, 0, Dim.symbol(symbol.name) + beside))
+        if symbol.role == "batch" and length % symbol.value == 0:
+            found.append((4, 1, Dim.symbol(symbol.name) * int(length // symbol.value)))
+    return [form for _, _, form in sorted(found, key=lambda item: item[:2])]
 
 
 # -- where to trace --------------------------------------------------------------------------------------------------------
