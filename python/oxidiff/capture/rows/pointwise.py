@@ -95,15 +95,15 @@ def _scaled(cx: Lowering, y: Any, alpha: Any, dtype: torch.dtype) -> T:
 
 
 @row("add.Tensor", "add.Scalar")
-def add(cx: Lowering, x: T, y: Any, alpha: Any = 1) -> T:
+def add(cx: Lowering, x: Any, y: Any, alpha: Any = 1) -> T:
     dtype = cx.result()[0]
-    return cx.binary("add", x, _scaled(cx, y, alpha, dtype), dtype)
+    return cx.binary("add", cx.scalar(x, dtype), _scaled(cx, y, alpha, dtype), dtype)
 
 
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
-def sub(cx: Lowering, x: T, y: Any, alpha: Any = 1) -> T:
+def sub(cx: Lowering, x: Any, y: Any, alpha: Any = 1) -> T:
     dtype = cx.result()[0]
-    return cx.binary("sub", x, _scaled(cx, y, alpha, dtype), dtype)
+    return cx.binary("sub", cx.scalar(x, dtype), _scaled(cx, y, alpha, dtype), dtype)
 
 
 @row("rsub.Tensor", "rsub.Scalar")
