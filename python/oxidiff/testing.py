@@ -611,20 +611,21 @@ def flatten_outputs(output: object) -> list[torch.Tensor]:
     return []
 
 
-def _to_double(value: Any) -> Any:
+def _widen(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.double() if value.is_floating_point() else value
+        return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
-        return {key: _to_double(item) for key, item in value.items()}
+        return {key: _widen(item, dtype) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_to_double(item) for item in value)
+        return type(value)(_widen(item, dtype) for item in value)
     return value
 
 
 @torch.no_grad()
-def reference(module: nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What `module` gives in f64: its own weights and `inputs`, widened. `module` itself stays as it is."""
-    return flatten_outputs(copy.deepcopy(module).double()(**_to_double(inputs)))
+def reference(module: nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """What `module` gives in f64, or another `dtype`: its own weights and `inputs`, widened. `module` itself stays as it
+    is."""
+    return flatten_outputs(nn.Module.to(copy.deepcopy(module), dtype)(**_widen(inputs, dtype)))
 
 
 def relative_errors(actual: object, expected: object) -> list[float]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import oxidiff
+from families_encoders import ENCODERS
 from families_images import IMAGES
 from families_unets import UNETS
 from families_vaes import VAES
@@ -17,7 +18,7 @@ F32_ERROR = 2e-5
 HALF_ERROR_RATIO = 1.25
 """Promised for 16-bit models: the error against f64, over eager's own."""
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-FAMILIES = {family.name: family for family in (*UNETS, *VAES, *IMAGES, *VIDEOS)}
+FAMILIES = {family.name: family for family in (*UNETS, *VAES, *IMAGES, *VIDEOS, *ENCODERS)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -32,7 +33,7 @@ def test_close_to_f64_at_every_size(name: str, dtype: str) -> None:
         for batch in family.batches:
             case = f"{name} {dtype} size {size} batch {batch}"
             inputs = family.example(batch, size, DTYPES[dtype])
-            exact = testing.reference(module, inputs)
+            exact = family.exact(module, inputs)
             output = compiled(**inputs)
             if dtype == "f32":
                 error = testing.relative_error(output, exact)

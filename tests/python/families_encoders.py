@@ -1,0 +1,183 @@
+"""Text and image encoders of diffusers' pipelines, small."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from families import Family, Inputs, Random
+
+Size = tuple[int, ...]
+
+_VOCABULARY = 200
+_TEXTS = ((19,), (31,))
+"""Tokens of a padded prompt."""
+
+
+def _text(random: Random, batch: int, size: Size, **extra: Any) -> Inputs:
+    return {"input_ids": random.tokens(_VOCABULARY, batch, *size), **extra}
+
+
+def _masked(random: Random, batch: int, size: Size, *, is_left: bool = False, **extra: Any) -> Inputs:
+    """With padding: two tokens of the first prompt, three of the second, after or before the others."""
+    (length,) = size
+    places = torch.arange(length)
+    mask = (places.flip(0) if is_left else places) < (length - 2 - torch.arange(batch))[:, None]
+    return {**_text(random, batch, size, **extra), "attention_mask": mask.long()}
+
+
+def _image(random: Random, batch: int, size: Size, **extra: Any) -> Inputs:
+    return {"pixel_values": random.normal(batch, 3, *size), **extra}
+
+
+_with_states = functools.partial(_text, output_hidden_states=True)
+_masked_states = functools.partial(_masked, output_hidden_states=True)
+_right_states = functools.partial(_masked, output_hidden_states=True, use_cache=False)
+_left_states = functools.partial(_masked, is_left=True, output_hidden_states=True, use_cache=False)
+
+_CLIP: dict[str, Any] = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 77,
+    "projection_dim": 24,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+}
+_T5: dict[str, Any] = {
+    "vocab_size": _VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 4,
+    "feed_forward_proj": "gated-gelu",
+}
+_DECODER: dict[str, Any] = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+_GEMMA = {**_DECODER, "head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}
+_BERT: dict[str, Any] = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 1,
+}
+
+
+ENCODERS: tuple[Family, ...] = (
+    Family("clip-text-projection", "transformers.CLIPTextModelWithProjection", _CLIP, _with_states, _TEXTS),
+    Family("clip-model-text", "transformers.CLIPModel:text_model", {"text_config": _CLIP}, _masked, _TEXTS),
+    Family(
+        "clap-text",
+        "transformers.ClapTextModelWithProjection",
+        {**_BERT, "projection_dim": 24},
+        _masked,
+        _TEXTS,
+    ),
+    Family("t5-masked", "transformers.T5EncoderModel", _T5, _masked, _TEXTS),
+    Family("umt5", "transformers.UMT5EncoderModel", _T5, _masked, _TEXTS),
+    Family("bert", "transformers.BertModel", _BERT, _masked_states, _TEXTS),
+    Family("xlm-roberta", "transformers.XLMRobertaModel", _BERT, _masked, _TEXTS),
+    Family("gemma2", "transformers.Gemma2Model", _GEMMA, _right_states, _TEXTS),
+    Family("gemma3-text", "transformers.Gemma3TextModel", {**_GEMMA, "num_hidden_layers": 6}, _left_states, _TEXTS),
+    Family("llama", "transformers.LlamaModel", _DECODER, _right_states, _TEXTS),
+    # A cache of keys and values that nobody reads: no graph can return it.
+    Family(
+        "llama-cache",
+        "transformers.LlamaModel",
+        _DECODER,
+        _masked_states,
+        ((19,),),
+        batches=(1,),
+        fallbacks=("DynamicCache",),
+        captures_by_size=True,
+        programs_by_size=True,
+    ),
+    Family("mistral", "transformers.MistralModel", {**_DECODER, "head_dim": 8}, _left_states, _TEXTS),
+    Family("qwen2", "transformers.Qwen2Model", _DECODER, _right_states, _TEXTS),
+    Family(
+        "qwen25-vl-text",
+        "transformers.Qwen2_5_VLTextModel",
+        {**_DECODER, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}},
+        _right_states,
+        _TEXTS,
+    ),
+    Family("qwen3", "transformers.Qwen3Model", {**_DECODER, "head_dim": 8}, _left_states, _TEXTS),
+    Family(
+        "glm",
+        "transformers.GlmModel",
+        {**_DECODER, "head_dim": 8},
+        functools.partial(_text, output_hidden_states=True, use_cache=False),
+        _TEXTS,
+    ),
+    Family(
+        "gpt2",
+        "transformers.GPT2Model",
+        {"vocab_size": _VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4},
+        functools.partial(_masked, use_cache=False),
+        _TEXTS,
+    ),
+    Family(
+        "chatglm",
+        "diffusers.pipelines.kolors.text_encoder.ChatGLMModel",
+        {
+            "num_layers": 2,
+            "padded_vocab_size": _VOCABULARY,
+            "hidden_size": 32,
+            "ffn_hidden_size": 40,
+            "kv_channels": 8,
+            "num_attention_heads": 4,
+            "seq_length": 64,
+            "add_bias_linear": False,
+            "add_qkv_bias": True,
+            "rmsnorm": True,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "post_layer_norm": True,
+            "original_rope": True,
+        },
+        _left_states,
+        ((19,),),
+        batches=(1,),
+        # Whether the mask hides anything decides what is computed.
+        fallbacks=("depends on the values of a tensor", "unsqueeze_"),
+        captures_by_size=True,
+        programs_by_size=True,
+    ),
+    Family(
+        "clip-vision-projection",
+        "transformers.CLIPVisionModelWithProjection",
+        {**_VISION, "projection_dim": 24},
+        functools.partial(_image, output_hidden_states=True),
+        ((28, 28),),
+    ),
+    Family(
+        "dinov2",
+        "transformers.Dinov2Model",
+        {**_VISION, "mlp_ratio": 2},
+        functools.partial(_image, output_hidden_states=True),
+        ((28, 28),),
+    ),
+    Family("siglip-vision", "transformers.SiglipVisionModel", _VISION, _image, ((28, 28),)),
+)
