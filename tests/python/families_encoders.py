@@ -88,13 +88,6 @@ _BERT: dict[str, Any] = {
 ENCODERS: tuple[Family, ...] = (
     Family("clip-text-projection", "transformers.CLIPTextModelWithProjection", _CLIP, _with_states, _TEXTS),
     Family("clip-model-text", "transformers.CLIPModel:text_model", {"text_config": _CLIP}, _masked, _TEXTS),
-    Family(
-        "clap-text",
-        "transformers.ClapTextModelWithProjection",
-        {**_BERT, "projection_dim": 24},
-        _masked,
-        _TEXTS,
-    ),
     Family("t5-masked", "transformers.T5EncoderModel", _T5, _masked, _TEXTS),
     Family("umt5", "transformers.UMT5EncoderModel", _T5, _masked, _TEXTS),
     Family("bert", "transformers.BertModel", _BERT, _masked_states, _TEXTS),
@@ -124,13 +117,6 @@ ENCODERS: tuple[Family, ...] = (
         _TEXTS,
     ),
     Family("qwen3", "transformers.Qwen3Model", {**_DECODER, "head_dim": 8}, _left_states, _TEXTS),
-    Family(
-        "glm",
-        "transformers.GlmModel",
-        {**_DECODER, "head_dim": 8},
-        functools.partial(_text, output_hidden_states=True, use_cache=False),
-        _TEXTS,
-    ),
     Family(
         "gpt2",
         "transformers.GPT2Model",
