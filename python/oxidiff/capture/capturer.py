@@ -19,7 +19,7 @@ from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
-from .signature import Binder, Call, Number, labels, rebuild
+from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
 from .sizes import Symbol, candidates, held_out, plan_sizes
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
@@ -202,6 +202,7 @@ class _Session:
             else:
                 self.chosen[symbol.name] = values
         base = self.trace_at(self.point())
+        self.fix_counters(base)
         if self.lifted_symbols():
             self.copy()
         records, points = self.agreeing_traces(base)
@@ -255,8 +256,6 @@ class _Session:
             tensors.append(_meta_tensor(sizes[at : at + tensor.dim()], tensor))
             at += tensor.dim()
         numbers = sizes[at:]
-        leaves = iter(tensors)
-        rest = iter(numbers)
         target, weights = self.owner.module, self.weights
         kept = numbers[len(numbers) - self.call.kept :]
         if kept != self.kept:
@@ -264,15 +263,23 @@ class _Session:
             twin.set([float(n) for n in kept])
             target = twin.forward
 
-        def replace(old: Any) -> Any:
-            return next(leaves) if isinstance(old, Tensor) else next(rest)
+        def run() -> Any:
+            # Lists and dictionaries of its own for each run: a program may write into them.
+            leaves = iter(tensors)
+            rest = iter(numbers)
 
-        bound = {name: rebuild(value, replace) for name, value in self.call.bound.items()}
-        args, kwargs = self.owner.binder.arguments(bound)
+            def replace(old: Any) -> Any:
+                return next(leaves) if isinstance(old, Tensor) else next(rest)
+
+            bound = {name: rebuild(value, replace) for name, value in self.call.bound.items()}
+            before = [(path, container, items_of(container)) for path, container in containers(bound)]
+            args, kwargs = self.owner.binder.arguments(bound)
+            return written(target(*args, **kwargs), before)
+
         self.traces += 1
         self.owner.traces += 1
         return trace(
-            lambda: target(*args, **kwargs),
+            run,
             list(zip(tensors, self.labels, strict=False)),
             weights,
             self.device,
@@ -329,6 +336,14 @@ class _Session:
     def fix(self, symbol: Symbol) -> None:
         self.plan.fix(symbol.name)
         self.fixed.append(symbol.label)
+
+    def fix_counters(self, base: Trace) -> None:
+        """Fixes the integers in lists and dictionaries that the program writes into: they say where it is."""
+        for path, _, _ in base.places():
+            label = path[0].lstrip("*") + "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in path[1:])
+            for symbol in [s for s in self.plan.symbols if s.role == "int"]:
+                if symbol.label.startswith((f"{label}[", f"{label}.")):
+                    self.fix(symbol)
 
     def fix_all(self) -> None:
         for symbol in list(self.plan.symbols):

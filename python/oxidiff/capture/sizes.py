@@ -216,6 +216,14 @@ class _Planner:
         return 1 if self.channels is not None and tensor.shape[2] == self.channels != tensor.shape[1] else 2
 
     def frames_form(self, size: int) -> Size:
+        # An image among videos takes a path of its own.
+        if size == 1:
+            return 1
+        # In a list or dictionary of tensors, mostly what causal convolutions keep for their next call: the last frame or two,
+        # however many there are.
+        is_kept = "[" in self.label or "." in self.label
+        if is_kept and (size == 2 or self.frames is None or self.frames.value != size):
+            return size
         if self.frames is None:
             self.frames = self.add("frames", "f", size)
         if self.frames.value == size:

@@ -13,6 +13,7 @@ Invariant: whatever happens inside ``forward``, the module, its caches and the i
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import math
@@ -36,6 +37,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ..errors import CaptureError, Error
 from .aliasing import Aliases, functional_overload, is_view_op
 from .meta import META_DEVICE, RULES
+from .signature import Place, Written
 from .weights import WeightIndex, WeightSlot
 
 __all__ = [
@@ -90,6 +92,8 @@ class Keyword(str):
     __slots__ = ()
 
 
+_WRITES = Keyword("writes")
+
 Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
 """``(op, argument tokens, (dtype, rank) of each result)``.
 
@@ -121,6 +125,12 @@ class Trace:
     externs: list[Tensor] = field(default_factory=list)
     output_spec: TreeSpec | None = None
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
+
+    def places(self) -> tuple[Place, ...]:
+        """Where the program writes into lists and dictionaries that it is given."""
+        tokens = self.nodes[-1][1]
+        found: tuple[Place, ...] = ast.literal_eval(tokens[-1]) if _WRITES in tokens[-2:-1] else ()
+        return found
 
     def difference(self, other: Trace) -> str | None:
         """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
@@ -323,6 +333,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
+        places: tuple[Place, ...] = ()
+        if isinstance(result, Written):
+            places = result.places
+            result = (result.result, result.values)
         leaves, spec = tree_flatten(result)
         if not _is_same(result, tree_unflatten(leaves, spec)):
             raise self.error("forward returns an object that torch's pytree does not make again as it was")
@@ -339,6 +353,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tokens.append(leaf)
             else:
                 raise self.error(f"forward returns {type(leaf).__name__}")
+        if places:
+            tokens += (_WRITES, repr(places))
         self._append("output", tuple(tokens), numbers, ())
         self.trace.output_spec = spec
         return self.trace
