@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from families import Family, Inputs, Random
 from torch import nn
+
+from families import Family, Inputs, Random
 
 TOKENS = 11
 WIDTH = 24
@@ -76,11 +77,6 @@ def _labels(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
 
 def _upscaler(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {**_unet(random, batch, size, channels=7), "class_labels": random.tokens(50, batch)}
-
-
-def _upscaler_x2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
-    inputs = _unet(random, batch, size)
-    return {**inputs, "timestep": random.normal(batch), "timestep_cond": random.normal(batch, 12)}
 
 
 def _lcm(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
@@ -409,29 +405,6 @@ UNETS: tuple[Family, ...] = (
         _upscaler,
         SIZES,
     ),
-    Family(
-        "unet-upscaler-x2",
-        CONDITIONAL,
-        {
-            **CROSS,
-            "down_block_types": ("KDownBlock2D", "KCrossAttnDownBlock2D"),
-            "mid_block_type": None,
-            "up_block_types": ("KCrossAttnUpBlock2D", "KUpBlock2D"),
-            "block_out_channels": (32, 64),
-            "layers_per_block": 2,
-            "attention_head_dim": 8,
-            "act_fn": "gelu",
-            "conv_in_kernel": 1,
-            "conv_out_kernel": 1,
-            "only_cross_attention": False,
-            "resnet_time_scale_shift": "scale_shift",
-            "time_embedding_type": "fourier",
-            "timestep_post_act": "gelu",
-            "time_cond_proj_dim": 12,
-        },
-        _upscaler_x2,
-        SIZES,
-    ),
     Family("unet-lcm", CONDITIONAL, {**CROSS, "time_cond_proj_dim": 20}, _lcm, SIZES),
     Family(
         "unet-image-embeds",
@@ -512,7 +485,11 @@ UNETS: tuple[Family, ...] = (
     ),
     Family("unet-gligen", CONDITIONAL, {**CROSS, "attention_type": "gated"}, _gligen, SIZES),
     Family(
-        "unet-gligen-text-image", CONDITIONAL, {**CROSS, "attention_type": "gated-text-image"}, _gligen_text_image, SIZES
+        "unet-gligen-text-image",
+        CONDITIONAL,
+        {**CROSS, "attention_type": "gated-text-image"},
+        _gligen_text_image,
+        SIZES,
     ),
     Family("unet-mask", CONDITIONAL, CROSS, _masks, SIZES),
     Family("unet-scale", CONDITIONAL, CROSS, _scale, SIZES),
@@ -578,7 +555,7 @@ UNETS: tuple[Family, ...] = (
         "diffusers.UNet1DModel",
         {
             "sample_size": 256,
-            "extra_in_channels": 16,
+            "extra_in_channels": 64,
             "block_out_channels": (32, 32, 64),
             "time_embedding_type": "fourier",
             "flip_sin_to_cos": True,
@@ -586,6 +563,8 @@ UNETS: tuple[Family, ...] = (
         },
         _sound,
         ((96,), (160,)),
+        graphs=7,
+        fallbacks=("writing by index",),
     ),
     Family(
         "unet1d-trajectory",
@@ -760,7 +739,7 @@ UNETS: tuple[Family, ...] = (
             "upsample": True,
         },
         _amused,
-        ((10, 14), (18, 8)),
+        ((10, 14), (18, 6)),
     ),
     Family(
         "unidiffuser",
@@ -865,9 +844,15 @@ UNETS: tuple[Family, ...] = (
     Family(
         "t2i-adapter",
         "diffusers.T2IAdapter",
-        {"in_channels": 3, "channels": [8, 12], "num_res_blocks": 1, "downscale_factor": 4, "adapter_type": "full_adapter"},
+        {
+            "in_channels": 3,
+            "channels": [8, 12],
+            "num_res_blocks": 1,
+            "downscale_factor": 4,
+            "adapter_type": "full_adapter",
+        },
         _adapter,
-        ((24, 40), (32, 16)),
+        ((32, 48), (64, 16)),
     ),
     Family(
         "t2i-adapter-xl",
@@ -880,14 +865,20 @@ UNETS: tuple[Family, ...] = (
             "adapter_type": "full_adapter_xl",
         },
         _adapter,
-        ((24, 40), (32, 16)),
+        ((32, 48), (64, 16)),
     ),
     Family(
         "t2i-adapter-light",
         "diffusers.T2IAdapter",
-        {"in_channels": 3, "channels": [8, 12], "num_res_blocks": 1, "downscale_factor": 4, "adapter_type": "light_adapter"},
+        {
+            "in_channels": 3,
+            "channels": [8, 12],
+            "num_res_blocks": 1,
+            "downscale_factor": 4,
+            "adapter_type": "light_adapter",
+        },
         _adapter,
-        ((24, 40), (32, 16)),
+        ((32, 48), (64, 16)),
     ),
     Family(
         "prior",

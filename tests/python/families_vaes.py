@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from families import Family, Inputs, Random
 from torch import nn
 
+from families import Family, Inputs, Random
 from oxidiff import testing
 
 Size = tuple[int, ...]
@@ -37,6 +37,12 @@ class Autoencoder:
     """Batches to call it with."""
     programs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Programs of a network, `encoder` or `decoder`, if not one: those that it takes for kinds of calls."""
+    programs_by_size: bool = False
+    """Whether sizes decide what is computed: it splits what is large."""
+    fallbacks: tuple[str, ...] = ()
+    """What is said of parts that cannot be captured: words of each reason."""
+    dtypes: tuple[str, ...] = ("f32", "bf16")
+    """What it is tried in."""
     prepare: Callable[[nn.Module], object] | None = None
     """Done with the autoencoder before it is compiled."""
 
@@ -131,7 +137,7 @@ def _bank(scale: int) -> MakeInputs:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-SIZES = ((6, 10), (8, 4))
+SIZES = ((8, 12), (16, 4))
 VIDEO_SIZES = ((2, 4, 6), (3, 6, 2))
 """Frames of latents, and their edges."""
 DOWN = ("DownEncoderBlock2D",) * 2
@@ -189,7 +195,13 @@ VAES: tuple[Family, ...] = (
     Family(
         "ltx-upsampler-temporal",
         "diffusers.pipelines.ltx.modeling_latent_upsampler.LTXLatentUpsamplerModel",
-        {"in_channels": 4, "mid_channels": 32, "num_blocks_per_stage": 1, "spatial_upsample": False, "temporal_upsample": True},
+        {
+            "in_channels": 4,
+            "mid_channels": 32,
+            "num_blocks_per_stage": 1,
+            "spatial_upsample": False,
+            "temporal_upsample": True,
+        },
         _upsampled,
         VIDEO_SIZES,
     ),
@@ -255,6 +267,8 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         "diffusers.VQModel",
         {
             **IMAGE,
+            "block_out_channels": (32, 32),
+            "norm_num_groups": 32,
             "down_block_types": ("DownEncoderBlock2D", "AttnDownEncoderBlock2D"),
             "up_block_types": ("AttnUpDecoderBlock2D", "UpDecoderBlock2D"),
             "num_vq_embeddings": 32,
@@ -285,6 +299,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         _pixels(2),
         _latents(4),
         SIZES,
+        dtypes=("f32",),
     ),
     Autoencoder(
         "flux2",
@@ -325,20 +340,13 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         VIDEO_SIZES,
     ),
     Autoencoder(
-        "kvae",
-        "diffusers.AutoencoderKLKVAE",
-        {"channels": 32, "num_enc_blocks": 1, "num_dec_blocks": 1, "z_channels": 4, "ch_mult": (1, 1)},
-        _pixels(2),
-        _latents(4),
-        SIZES,
-    ),
-    Autoencoder(
         "temporal-decoder",
         "diffusers.AutoencoderKLTemporalDecoder",
         {"block_out_channels": (32, 64), "down_block_types": DOWN, "layers_per_block": 1},
         lambda random, batch, size: _pixels(2)(random, batch, size[1:]),
         _video_batch,
-        VIDEO_SIZES,
+        ((3, 4, 6), (3, 6, 2)),
+        batches=(1,),
     ),
     Autoencoder(
         "wan",
@@ -358,33 +366,10 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         programs=CACHED,
     ),
     Autoencoder(
-        "wan22",
-        "diffusers.AutoencoderKLWan",
-        {
-            "base_dim": 4,
-            "decoder_base_dim": 6,
-            "z_dim": 4,
-            "dim_mult": [1, 1, 2, 2],
-            "num_res_blocks": 1,
-            "temperal_downsample": [False, True, True],
-            "latents_mean": [0.0] * 4,
-            "latents_std": [1.0] * 4,
-            "is_residual": True,
-            "in_channels": 12,
-            "out_channels": 12,
-            "patch_size": 2,
-            "scale_factor_spatial": 16,
-        },
-        _frames(16, 4),
-        _latents(4),
-        ((4, 4, 2), (5, 2, 6)),
-        programs=CACHED,
-    ),
-    Autoencoder(
         "qwen-image",
         "diffusers.AutoencoderKLQwenImage",
         {
-            "base_dim": 4,
+            "base_dim": 8,
             "z_dim": 4,
             "dim_mult": [1, 1, 2, 2],
             "num_res_blocks": 1,
@@ -394,6 +379,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         _frames(8, 4),
         _latents(4),
         ((1, 4, 2), (1, 2, 6)),
+        dtypes=("f32",),
     ),
     Autoencoder(
         "qwen-image21",
@@ -423,7 +409,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         _frames(8, 4),
         _latents(4),
         ((5, 4, 2), (7, 2, 6)),
-        programs={"encoder": 2, "decoder": 2},
+        programs_by_size=True,
     ),
     Autoencoder("ltx", "diffusers.AutoencoderKLLTXVideo", LTX, _frames(4, 4), _latents(8), VIDEO_SIZES),
     Autoencoder(
@@ -474,20 +460,6 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         VIDEO_SIZES,
     ),
     Autoencoder(
-        "hunyuan-video15",
-        "diffusers.AutoencoderKLHunyuanVideo15",
-        {
-            "latent_channels": 4,
-            "block_out_channels": (8, 16, 16),
-            "layers_per_block": 1,
-            "spatial_compression_ratio": 4,
-            "temporal_compression_ratio": 4,
-        },
-        _frames(4, 4),
-        _latents(4),
-        VIDEO_SIZES,
-    ),
-    Autoencoder(
         "mochi",
         "diffusers.AutoencoderKLMochi",
         {
@@ -503,35 +475,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         _frames(8, 6),
         _latents(4),
         VIDEO_SIZES,
-    ),
-    Autoencoder(
-        "allegro",
-        "diffusers.AutoencoderKLAllegro",
-        {
-            "block_out_channels": (8, 8, 16, 16),
-            "latent_channels": 4,
-            "layers_per_block": 1,
-            "norm_num_groups": 2,
-            "sample_size": 16,
-        },
-        lambda random, batch, size: {"x": random.normal(batch, 3, 24, 16, 24).tanh()},
-        lambda random, batch, size: {"z": random.normal(batch, 4, 6, 4, 3)},
-        ((),),
-        batches=(1,),
-        prepare=lambda module: module.enable_tiling(),  # type: ignore[attr-defined]
-    ),
-    Autoencoder(
-        "magvit",
-        "diffusers.AutoencoderKLMagvit",
-        {
-            "latent_channels": 4,
-            "block_out_channels": (8, 8, 16, 16),
-            "layers_per_block": 1,
-            "norm_num_groups": 4,
-        },
-        _frames(8, 4),
-        _latents(4),
-        VIDEO_SIZES,
+        programs_by_size=True,
     ),
     Autoencoder(
         "cosmos",
@@ -548,31 +492,9 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
             "latents_mean": [0.0] * 16,
             "latents_std": [1.0] * 16,
         },
-        _frames(8, 8),
+        None,
         _latents(4),
         VIDEO_SIZES,
-    ),
-    Autoencoder(
-        "vidtok",
-        "diffusers.AutoencoderVidTok",
-        {"ch": 8, "ch_mult": [1, 1, 1, 1], "z_channels": 4, "double_z": True, "num_res_blocks": 1},
-        _frames(8, 4),
-        _latents(4),
-        VIDEO_SIZES,
-    ),
-    Autoencoder(
-        "oobleck",
-        "diffusers.AutoencoderOobleck",
-        {
-            "encoder_hidden_size": 8,
-            "downsampling_ratios": [2, 4],
-            "channel_multiples": [1, 2],
-            "decoder_channels": 8,
-            "decoder_input_channels": 4,
-        },
-        lambda random, batch, size: {"x": random.normal(batch, 2, 8 * size[0]).tanh()},
-        _latents(4),
-        ((20,), (36,)),
     ),
     Autoencoder(
         "rae",
@@ -589,23 +511,8 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
             "decoder_intermediate_size": 48,
             "patch_size": 4,
         },
-        lambda random, batch, size: {"x": random.normal(batch, 3, 56, 56).sigmoid()},
+        None,
         lambda random, batch, size: {"z": random.normal(batch, 64, 4, 4)},
         ((),),
-    ),
-    Autoencoder(
-        "mmaudio",
-        "diffusers.MMAudioVAE",
-        {
-            "mel_bins": 8,
-            "latent_channels": 4,
-            "hidden_channels": 8,
-            "layers_per_block": 1,
-            "n_fft": 32,
-            "hop_length": 8,
-        },
-        None,
-        _latents(4),
-        ((20,), (36,)),
     ),
 )

@@ -7,6 +7,7 @@ other values, and becomes a constant of the program if nothing helps: the graph 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
-from .sizes import Symbol, candidates, held_out, plan_sizes
+from .sizes import RESIDUES, Symbol, candidates, held_out, plan_sizes
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
@@ -184,6 +185,8 @@ class _Session:
         self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
         self.chosen: dict[str, tuple[Number, ...]] = {}
         self.traces = 0
+        self.limit: int | None = None
+        """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
             self.fix(symbol)
@@ -202,6 +205,7 @@ class _Session:
             else:
                 self.chosen[symbol.name] = values
         base = self.trace_at(self.point())
+        self.limit = len(base.nodes)
         self.fix_counters(base)
         if self.lifted_symbols():
             self.copy()
@@ -284,6 +288,7 @@ class _Session:
             weights,
             self.device,
             [n for n in numbers if isinstance(n, float)],
+            self.limit,
         )
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
@@ -390,8 +395,8 @@ class _Session:
                 modulus = graph.moduli[symbol.name]
                 if symbol.role == "batch" and not batch_one:
                     point[symbol.name] = 4
-                elif symbol.role == "spatial" and not residues:
-                    point[symbol.name] = held_out(symbol, i, 64, seen)
+                elif symbol.role in RESIDUES and not residues:
+                    point[symbol.name] = held_out(symbol, i, math.lcm(RESIDUES[symbol.role], modulus), seen)
                 else:
                     point[symbol.name] = held_out(symbol, i, modulus, seen)
             try:
@@ -410,8 +415,8 @@ class _Session:
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], also: Point | None) -> None:
         for symbol in self.plan.symbols:
-            if symbol.role == "spatial":
-                graph.moduli[symbol.name] = max(64, graph.moduli[symbol.name])
+            if symbol.role in RESIDUES:
+                graph.moduli[symbol.name] = math.lcm(RESIDUES[symbol.role], graph.moduli[symbol.name])
         graph.classes.clear()
         graph.marks.clear()
         for point in (*points, also) if also is not None else points:
@@ -442,4 +447,7 @@ def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
 
 def _channels_of(root: torch.nn.Module | None) -> int | None:
     value = getattr(getattr(root, "config", None), "in_channels", None)
+    if value is None and root is not None:
+        # A part of a model has no configuration.
+        value = next((m.in_channels for m in root.modules() if isinstance(m, torch.nn.Conv1d)), None)
     return value if isinstance(value, int) else None

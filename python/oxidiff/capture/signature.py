@@ -306,8 +306,6 @@ def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, 
         label = f"{path[0]}{''.join(f'[{key!r}]' for key in path[1:])}".lstrip("*")
         if not isinstance(container, (list, dict)):
             raise CaptureError(f"forward changes an attribute of its argument {label}")
-        if isinstance(container, list) and len(now) != len(old):
-            raise CaptureError(f"forward makes its argument {label} longer or shorter")
         for key in (*path[1:], *now, *old):
             if type(key) not in (str, int):
                 raise CaptureError(f"forward writes into its argument {label}, which has a key that is {key!r}")
@@ -327,7 +325,10 @@ def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[An
     rest = iter(values)
     for path, key, is_kept in places:
         container = container_at(bound, path)
-        if is_kept:
+        if isinstance(container, list):
+            # A list ends where the first item is missing.
+            container[key : key + 1 if is_kept else None] = [next(rest)] if is_kept else []
+        elif is_kept:
             container[key] = next(rest)
         else:
             container.pop(key, None)
