@@ -32,6 +32,7 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
 from .capture import CHANGED, ChangedError
+from .capture.signature import container_at, containers, write
 from .check import compare
 from .device import device_of, is_captured
 from .engine import Engine, Ready, Variant
@@ -294,7 +295,7 @@ class Dispatcher:
             if entry.problems:
                 self._record_problems(entry)
             try:
-                return entry.run(leaves)
+                return self._run_writing(entry, args, kwargs, leaves) if entry.writes else entry.run(leaves)
             except Exception as error:
                 return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
         if entry is None:
@@ -420,13 +421,26 @@ class Dispatcher:
                 raise
             return result
         self._record_problems(ready)
+        is_checked = self.options.check is not None
         try:
+            if ready.writes and not is_checked:
+                return self._run_writing(ready, args, kwargs, leaves)
             result = ready.run(leaves)
         except Exception as error:
             epoch = self._current_epoch()
             return self._rescue(epoch, ready, from_native(error), args, kwargs, leaves)
-        if self.options.check is not None:
-            self._check(result, args, kwargs)
+        if is_checked:
+            self._check(ready, result, args, kwargs)
+        return result[0] if ready.writes else result
+
+    def _run_writing(self, ready: Ready, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
+        """A call that writes into lists and dictionaries that are passed to it: once the program is through."""
+        bound = ready.bind(args, kwargs)
+        every = [id(container) for _, container in containers(bound)]
+        if len(set(every)) != len(every):
+            raise CaptureError("a list or dictionary that it writes into is passed to it twice")
+        result, values = ready.run(leaves)
+        write(bound, ready.writes, values)
         return result
 
     def _run_split(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -583,14 +597,19 @@ class Dispatcher:
         if isinstance(error, OutOfMemoryError):
             epoch.engine.unload()
             try:
-                return ready.run(leaves)
+                return self._run_writing(ready, args, kwargs, leaves) if ready.writes else ready.run(leaves)
             except Exception as again:
                 raise from_native(again) from None
         return self._fall_back(error, args, kwargs)
 
-    def _check(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, ready: Ready, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch.no_grad():
             expected = self._forward(args, kwargs)
+        if ready.writes:
+            # What eager wrote into the arguments stays there.
+            bound = ready.bind(args, kwargs)
+            places = [(container_at(bound, path), key) for path, key, is_kept in ready.writes if is_kept]
+            expected = (expected, tuple(container[key] for container, key in places))
         tolerance = self.options.check
         problem = compare(result, expected, None if tolerance is True else tolerance)
         if problem is not None:

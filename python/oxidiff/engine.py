@@ -22,6 +22,7 @@ from .ambient import collection_paused
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.lowering import LoweredGraph
+from .capture.signature import Place
 from .capture.stages import Stage
 from .capture.weights import as_pairs
 from .device import Device, device_of
@@ -52,9 +53,12 @@ class Ready:
         parts: Takes the call's leaves and gives what runs it, each with the sizes at which it does.
         free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
         problems: Why some of its ops run in eager PyTorch, once per kind of op.
+        writes: Where it writes into lists and dictionaries that it is given; :attr:`run` then gives a pair of what the
+            module would return and what to write there.
+        bind: Takes the call's arguments and gives them by parameter name.
     """
 
-    __slots__ = ("free_numbers", "parts", "problems", "profile", "run")
+    __slots__ = ("bind", "free_numbers", "parts", "problems", "profile", "run", "writes")
 
     def __init__(
         self,
@@ -69,6 +73,13 @@ class Ready:
         self.profile = profile
         self.parts = parts
         self.free_numbers = free_numbers
+        self.writes: tuple[Place, ...] = ()
+        self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
+
+
+def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """That of a call that writes into no argument."""
+    return {}
 
 
 class Variant:
@@ -271,7 +282,9 @@ class Engine:
             # A file of the user's also has what the cache knew of it before.
             if has_news or (self.options.graph_file is not None and len(variant.rows) > known):
                 self.store.remember(self.whole())
-        return _Binding(variant, point, call, tensors, numbers, len(leaves), self._at).ready()
+        ready = _Binding(variant, point, call, tensors, numbers, len(leaves), self._at).ready()
+        ready.writes, ready.bind = variant.graph.outputs.writes, self._capturer.binder.bind
+        return ready
 
     def _place(self, tensors: Sequence[Tensor]) -> None:
         """Finds out where this runs: where the module is, else where the tensors of the call are.

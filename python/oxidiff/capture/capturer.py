@@ -8,6 +8,7 @@ image. It becomes a constant of the program if nothing helps: the graph then ser
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -21,8 +22,8 @@ from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
-from .signature import Binder, Call, Number, labels, rebuild
-from .sizes import Symbol, candidates, held_out, plan_sizes, ties
+from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
+from .sizes import RESIDUES, Symbol, candidates, held_out, plan_sizes, ties
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
@@ -189,6 +190,8 @@ class _Session:
         self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
         self.chosen: dict[str, tuple[Number, ...]] = {}
         self.traces = 0
+        self.limit: int | None = None
+        """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
         self.tied: set[str] = set()
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
@@ -208,6 +211,8 @@ class _Session:
             else:
                 self.chosen[symbol.name] = values
         base = self.trace_at(self.point())
+        self.limit = len(base.nodes)
+        self.fix_counters(base)
         if self.lifted_symbols():
             self.copy()
         records, points = self.agreeing_traces(base)
@@ -261,8 +266,6 @@ class _Session:
             tensors.append(_meta_tensor(sizes[at : at + tensor.dim()], tensor))
             at += tensor.dim()
         numbers = sizes[at:]
-        leaves = iter(tensors)
-        rest = iter(numbers)
         target, weights = self.owner.module, self.weights
         kept = numbers[len(numbers) - self.call.kept :]
         if kept != self.kept:
@@ -270,19 +273,28 @@ class _Session:
             twin.set([float(n) for n in kept])
             target = twin.forward
 
-        def replace(old: Any) -> Any:
-            return next(leaves) if isinstance(old, Tensor) else next(rest)
+        def run() -> Any:
+            # Lists and dictionaries of its own for each run: a program may write into them.
+            leaves = iter(tensors)
+            rest = iter(numbers)
 
-        bound = {name: rebuild(value, replace) for name, value in self.call.bound.items()}
-        args, kwargs = self.owner.binder.arguments(bound)
+            def replace(old: Any) -> Any:
+                return next(leaves) if isinstance(old, Tensor) else next(rest)
+
+            bound = {name: rebuild(value, replace) for name, value in self.call.bound.items()}
+            before = [(path, container, items_of(container)) for path, container in containers(bound)]
+            args, kwargs = self.owner.binder.arguments(bound)
+            return written(target(*args, **kwargs), before)
+
         self.traces += 1
         self.owner.traces += 1
         return trace(
-            lambda: target(*args, **kwargs),
+            run,
             list(zip(tensors, self.labels, strict=False)),
             weights,
             self.device,
             [n for n in numbers if isinstance(n, float)],
+            self.limit,
         )
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
@@ -371,6 +383,14 @@ class _Session:
         self.plan.fix(symbol.name)
         self.fixed.append(symbol.label)
 
+    def fix_counters(self, base: Trace) -> None:
+        """Fixes the integers in lists and dictionaries that the program writes into: they say where it is."""
+        for path, _, _ in base.places():
+            label = path[0].lstrip("*") + "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in path[1:])
+            for symbol in [s for s in self.plan.symbols if s.role == "int"]:
+                if symbol.label.startswith((f"{label}[", f"{label}.")):
+                    self.fix(symbol)
+
     def fix_all(self) -> None:
         for symbol in list(self.plan.symbols):
             self.fix(symbol)
@@ -418,8 +438,8 @@ class _Session:
                 modulus = graph.moduli[symbol.name]
                 if symbol.role == "batch" and not batch_one:
                     point[symbol.name] = 4
-                elif symbol.role == "spatial" and not residues:
-                    point[symbol.name] = held_out(symbol, i, 64, seen)
+                elif symbol.role in RESIDUES and not residues:
+                    point[symbol.name] = held_out(symbol, i, math.lcm(RESIDUES[symbol.role], modulus), seen)
                 else:
                     point[symbol.name] = held_out(symbol, i, modulus, seen)
             try:
@@ -438,8 +458,8 @@ class _Session:
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], also: Point | None) -> None:
         for symbol in self.plan.symbols:
-            if symbol.role == "spatial":
-                graph.moduli[symbol.name] = max(64, graph.moduli[symbol.name])
+            if symbol.role in RESIDUES:
+                graph.moduli[symbol.name] = math.lcm(RESIDUES[symbol.role], graph.moduli[symbol.name])
         graph.classes.clear()
         graph.marks.clear()
         for point in (*points, also) if also is not None else points:
@@ -471,4 +491,7 @@ def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
 def _channels_of(root: torch.nn.Module | None) -> int | None:
     config = getattr(root, "config", None)
     value = getattr(config, "in_channels", None) or getattr(config, "io_channels", None)
+    if value is None and root is not None:
+        # A part of a model has no configuration.
+        value = next((m.in_channels for m in root.modules() if isinstance(m, torch.nn.Conv1d)), None)
     return value if isinstance(value, int) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
-from .signature import Number
+from .signature import Number, Place
 from .sizes import SizePlan
 from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from .weights import WeightSlot
@@ -109,10 +110,12 @@ class OutputLeaf:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """How the results are put together."""
+    """How the results are put together. Where the program writes into lists and dictionaries that it is given, the result is
+    a pair: what ``forward`` returns, and a tuple of what it leaves at these places."""
 
     leaves: tuple[OutputLeaf, ...]
     spec: TreeSpec
+    writes: tuple[Place, ...] = ()
 
     def build(self, tensors: Sequence[Tensor], point: Mapping[str, Number]) -> Any:
         """What ``forward`` returns, from its tensors (one per leaf that has a value, in order)."""
@@ -283,6 +286,7 @@ def build_graph(
     nodes: list[Node] = []
     inputs: list[GraphInput] = []
     leaves: list[OutputLeaf] = []
+    writes: tuple[Place, ...] = ()
     for index, (op, tokens, results) in enumerate(record.nodes):
         numbers = iter(forms[record.starts[index] :])
         if op == "constant":
@@ -298,6 +302,7 @@ def build_graph(
             args, kwargs = _decode(tokens, numbers)
         if op == "output":
             leaves = _output_leaves(args, record, inputs)
+            writes = ast.literal_eval(kwargs.get("writes", "()"))
             continue
         outputs = []
         for dtype, rank in results:
@@ -308,7 +313,7 @@ def build_graph(
             inputs.append(GraphInput(labels[len(inputs)], outputs[0]))
         nodes.append(Node(op, args, kwargs, tuple(outputs), record.paths[index]))
     assert record.output_spec is not None, "a finished trace has an output"
-    outputs_spec = OutputSpec(tuple(leaves), record.output_spec)
+    outputs_spec = OutputSpec(tuple(leaves), record.output_spec, writes)
     return CapturedGraph(
         key, plan, inputs, nodes, values, record.weights, record.externs, outputs_spec, moduli, record, forms
     )

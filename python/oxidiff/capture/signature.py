@@ -19,9 +19,13 @@ from torch import Tensor
 
 from ..errors import CaptureError
 
-__all__ = ["Binder", "Call", "Number"]
+__all__ = ["Binder", "Call", "Number", "Place", "Written", "container_at", "containers", "items_of", "write", "written"]
 
 Number = int | float
+
+Place = tuple[tuple[Any, ...], Any, bool]
+"""Where a program writes into a list or dictionary that it is given: the way to that (a parameter's name, then indices and
+keys), the index or key, and whether something is there afterwards."""
 
 
 @dataclass(slots=True)
@@ -231,6 +235,111 @@ def _label(prefix: str, value: Any, tensors: list[str], numbers: list[str]) -> N
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             _label(f"{prefix}.{field.name}", getattr(value, field.name), tensors, numbers)
+
+
+@dataclass(slots=True)
+class Written:
+    """What ``forward`` gives where it also writes into lists and dictionaries that are passed to it.
+
+    Attributes:
+        result: What it returns.
+        places: Where it writes.
+        values: What it leaves there, one for each place with something.
+    """
+
+    result: Any
+    places: tuple[Place, ...]
+    values: tuple[Any, ...]
+
+
+def containers(bound: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], Any]]:
+    """Every list and dictionary among the arguments, and what else could be written into, each with the way to it."""
+    found: list[tuple[tuple[Any, ...], Any]] = []
+
+    def visit(path: tuple[Any, ...], value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            items: Any = enumerate(value)
+        elif isinstance(value, dict):
+            items = value.items()
+        elif is_dataclass(value) and not isinstance(value, type):
+            items = vars(value).items() if hasattr(value, "__dict__") else ()
+        else:
+            return
+        if not isinstance(value, tuple):
+            found.append((path, value))
+        for key, item in items:
+            visit((*path, key), item)
+
+    for name, value in bound.items():
+        if name.startswith("*"):
+            # A fresh one in each call, which nobody else sees.
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                visit((name, key), item)
+        else:
+            visit((name,), value)
+    return found
+
+
+def items_of(container: Any) -> dict[Any, Any]:
+    """What is in a list, a dictionary or an object now."""
+    if isinstance(container, list):
+        return dict(enumerate(container))
+    return dict(container) if isinstance(container, dict) else dict(vars(container))
+
+
+def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, Any]]]) -> Any:
+    """The result of a ``forward``, and what it wrote into its arguments.
+
+    Args:
+        result: What it returned.
+        before: Every container among its arguments: the way to it, itself, and what was in it.
+
+    Raises:
+        CaptureError: It wrote something that a graph cannot.
+    """
+    places: list[Place] = []
+    values: list[Any] = []
+    for path, container, old in before:
+        now = items_of(container)
+        if len(now) == len(old) and all(k in now and now[k] is v for k, v in old.items()):
+            continue
+        label = f"{path[0]}{''.join(f'[{key!r}]' for key in path[1:])}".lstrip("*")
+        if not isinstance(container, (list, dict)):
+            raise CaptureError(f"forward changes an attribute of its argument {label}")
+        for key in (*path[1:], *now, *old):
+            if type(key) not in (str, int):
+                raise CaptureError(f"forward writes into its argument {label}, which has a key that is {key!r}")
+        for key in dict.fromkeys((*old, *now)):
+            if key not in now:
+                places.append((path, key, False))
+            elif key not in old or now[key] is not old[key]:
+                if any(now[key] is item for _, item, _ in before):
+                    raise CaptureError(f"forward puts one of its arguments into another, {label}")
+                places.append((path, key, True))
+                values.append(now[key])
+    return Written(result, tuple(places), tuple(values)) if places else result
+
+
+def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[Any]) -> None:
+    """Writes into the arguments of a call what :func:`written` saw."""
+    rest = iter(values)
+    for path, key, is_kept in places:
+        container = container_at(bound, path)
+        if isinstance(container, list):
+            # A list ends where the first item is missing.
+            container[key : key + 1 if is_kept else None] = [next(rest)] if is_kept else []
+        elif is_kept:
+            container[key] = next(rest)
+        else:
+            container.pop(key, None)
+
+
+def container_at(bound: Mapping[str, Any], path: Sequence[Any]) -> Any:
+    """The container at the end of a way."""
+    found: Any = bound
+    for step in path:
+        found = getattr(found, step) if is_dataclass(found) and not isinstance(found, dict) else found[step]
+    return found
 
 
 def _names(mapping: Mapping[Any, Any]) -> list[Any]:

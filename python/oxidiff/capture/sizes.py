@@ -200,6 +200,9 @@ class _Planner:
         if rank == 2:
             is_sequence = not tensor.dtype.is_floating_point or size in self.sequence_sizes
             return self.sequence_form(size) if is_sequence and tensor.shape[0] in (1, self.batch_size) else size
+        if rank == 3 and not tensor.dtype.is_floating_point:
+            # An image of tokens.
+            return self.spatial_form(axis - rank, size)
         if rank == 3:
             return self.sequence_form(size) if axis == self.sequence_axis(tensor) else size
         if rank == 4 and tensor.shape[2] in self.sequence_sizes and tensor.shape[3] <= _MAX_COORDINATES:
@@ -241,6 +244,14 @@ class _Planner:
         return 1 if self.channels is not None and tensor.shape[2] == self.channels != tensor.shape[1] else 2
 
     def frames_form(self, size: int) -> Size:
+        # An image among videos takes a path of its own.
+        if size == 1:
+            return 1
+        # In a list or dictionary of tensors, mostly what causal convolutions keep for their next call: the last frame or
+        # two, however many there are.
+        is_kept = "[" in self.label or "." in self.label
+        if is_kept and (size == 2 or self.frames is None or self.frames.value != size):
+            return size
         if self.frames is None:
             self.frames = self.add("frames", "f", size)
         if self.frames.value == size:
@@ -266,6 +277,12 @@ class _Planner:
             if size == -(-value // factor):
                 return base * Fraction(1, factor) + Dim.constant(size - Fraction(value, factor))
         return Dim.symbol(self.add("spatial", stem, size).name)
+
+
+FRAMES_STEP = 8
+"""Most frames that become one on their way through a model."""
+RESIDUES = {"spatial": 64, "frames": FRAMES_STEP}
+"""Sizes that models halve, and the modulus at which they are told apart where it is not known what decides."""
 
 
 def ties(follower: Symbol, drivers: Sequence[Symbol]) -> list[Dim]:
@@ -316,6 +333,8 @@ def _batch_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 
 def _frames_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
+    # Those that are halved as often.
+    yield [value + FRAMES_STEP, value + 2 * FRAMES_STEP, value + 3 * FRAMES_STEP]
     yield [value + 2, value + 3, value + 7]
     yield [value + 4, value + 8, value + 20]
     yield [v for v in (value - 1, value - 2, value - 3, value - 5) if v > 1]

@@ -13,6 +13,7 @@ Invariant: whatever happens inside ``forward``, the module, its caches and the i
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import math
@@ -36,6 +37,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ..errors import CaptureError, Error
 from .aliasing import Aliases, functional_overload, is_view_op
 from .meta import META_DEVICE, RULES
+from .signature import Place, Written
 from .weights import WeightIndex, WeightSlot
 
 __all__ = [
@@ -90,6 +92,8 @@ class Keyword(str):
     __slots__ = ()
 
 
+_WRITES = Keyword("writes")
+
 Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
 """``(op, argument tokens, (dtype, rank) of each result)``.
 
@@ -122,6 +126,12 @@ class Trace:
     output_spec: TreeSpec | None = None
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
 
+    def places(self) -> tuple[Place, ...]:
+        """Where the program writes into lists and dictionaries that it is given."""
+        tokens = self.nodes[-1][1]
+        found: tuple[Place, ...] = ast.literal_eval(tokens[-1]) if _WRITES in tokens[-2:-1] else ()
+        return found
+
     def difference(self, other: Trace) -> str | None:
         """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
         if self.nodes == other.nodes:
@@ -147,10 +157,13 @@ def is_tracing() -> bool:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every ATen call and answers with meta tensors."""
 
-    def __init__(self, weights: WeightIndex, device: torch.device, scalars: Sequence[float] = ()) -> None:
+    def __init__(
+        self, weights: WeightIndex, device: torch.device, scalars: Sequence[float] = (), limit: int | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.scalars = scalars
+        self.limit = sys.maxsize if limit is None else limit
         self.weights = weights
         self.device = device
         self.thread = threading.get_ident()
@@ -181,6 +194,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
     ) -> None:
         record = self.trace
+        if len(record.nodes) >= self.limit:
+            raise self.error("forward does more at another size", op)
         record.starts.append(len(record.numbers))
         record.paths.append(self.path)
         record.numbers.extend(numbers)
@@ -323,6 +338,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
+        places: tuple[Place, ...] = ()
+        if isinstance(result, Written):
+            places = result.places
+            result = (result.result, result.values)
         leaves, spec = tree_flatten(result)
         if not _is_same(result, tree_unflatten(leaves, spec)):
             raise self.error("forward returns an object that torch's pytree does not make again as it was")
@@ -339,6 +358,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tokens.append(leaf)
             else:
                 raise self.error(f"forward returns {type(leaf).__name__}")
+        if places:
+            tokens += (_WRITES, repr(places))
         self._append("output", tuple(tokens), numbers, ())
         self.trace.output_spec = spec
         return self.trace
@@ -524,7 +545,8 @@ def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
         # On meta tensors nobody looks whether its rows are the queries': sizes that are tied would seem free.
         query, key = args[:2]
         scores = (key.shape[-2], query.shape[-2])
-        if any(own not in (1, size) for own, size in zip(reversed(mask.shape), scores, strict=False)):
+        others = reversed(query.shape[:-2])
+        if any(own not in (1, size) for own, size in zip(reversed(mask.shape), (*scores, *others), strict=False)):
             raise RuntimeError(f"a mask of {list(mask.shape)} for {scores[1]} queries and {scores[0]} keys")
     return rec.emit(func, args, kwargs)
 
@@ -570,7 +592,9 @@ def _classify(func: Any) -> Handler:
 
 
 _HANDLERS: dict[Any, Handler] = {
-    **dict.fromkeys((aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default), _dropout),
+    **dict.fromkeys(
+        (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.alpha_dropout.default), _dropout
+    ),
     **dict.fromkeys((aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default), _same_value),
     **dict.fromkeys((aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default), _fresh_constant),
     **dict.fromkeys(
@@ -894,6 +918,7 @@ def trace(
     weights: WeightIndex,
     device: torch.device,
     scalars: Sequence[float] = (),
+    limit: int | None = None,
 ) -> Trace:
     """Runs ``call`` once and records it.
 
@@ -903,6 +928,7 @@ def trace(
         weights: The module's tensors.
         device: What the program is to believe its tensors live on.
         scalars: The Python floats among the arguments.
+        limit: Most nodes of a trace that can be of use: a program that makes more, of each token one say, is stopped.
 
     Raises:
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
@@ -911,9 +937,9 @@ def trace(
         collecting = gc.isenabled()
         gc.disable()
         try:
-            record, changes, leaked = _run(call, inputs, weights, device, scalars)
+            record, changes, leaked = _run(call, inputs, weights, device, scalars, limit)
             if changes or leaked:
-                record = _run_again(call, inputs, weights, device, scalars, changes)
+                record = _run_again(call, inputs, weights, device, scalars, limit, changes)
             return record
         finally:
             if collecting:
@@ -926,6 +952,7 @@ def _run_again(
     weights: WeightIndex,
     device: torch.device,
     scalars: Sequence[float],
+    limit: int | None,
     changes: list[_Change],
 ) -> Trace:
     """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
@@ -936,7 +963,7 @@ def _run_again(
         change.redo()
     settled = False
     try:
-        record, again, leaked = _run(call, inputs, weights, device, scalars)
+        record, again, leaked = _run(call, inputs, weights, device, scalars, limit)
         if again:
             raise CaptureError(f"forward changes the attribute {again[0].label}")
         if leaked:
@@ -963,10 +990,11 @@ def _run(
     weights: WeightIndex,
     device: torch.device,
     scalars: Sequence[float],
+    limit: int | None,
 ) -> tuple[Trace, list[_Change], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     guard = _Guard(weights)
-    recorder = Recorder(weights, device, scalars)
+    recorder = Recorder(weights, device, scalars, limit)
     try:
         return _recorded(call, inputs, guard, recorder)
     finally:

@@ -27,6 +27,7 @@ from .. import _native
 from ..capture.dim import Dim, Real
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value, children_of
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
+from ..capture.signature import Place
 from ..capture.sizes import SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.weights import WeightSlot
@@ -405,6 +406,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
             for leaf in graph.outputs.leaves
         ],
         "spec": _encode_spec(graph.outputs.spec),
+        **({"writes": [list(place) for place in graph.outputs.writes]} if graph.outputs.writes else {}),
         "fixed": graph.fixed,
         "moduli": graph.moduli,
         "traces": graph.traces,
@@ -514,6 +516,9 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source))
     spec = _decode_spec(data["spec"])
     check(spec.num_leaves == len(leaves), "results that do not fit their structure")
+    writes = tuple(_decode_place(item) for item in data.get("writes", ()))
+    check(not writes or (spec.type is tuple and len(children_of(spec)) == 2), "writes without their values")
+    check(sum(kept for *_, kept in writes) == (children_of(spec)[1].num_children if writes else 0), "values of writes")
     distinct = [as_number(form) for form in trace["forms"]]
     for form in distinct:
         check(not isinstance(form, Dim) or form.symbols() <= names, "a number over unknown symbols")
@@ -521,7 +526,7 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
     moduli = {as_text(name): as_integer(modulus) for name, modulus in data["moduli"].items()}
     check(moduli.keys() == names and all(m > 0 for m in moduli.values()), "moduli that are not those of the symbols")
     graph = CapturedGraph(
-        (), plan, inputs, [], values, {}, [], OutputSpec(tuple(leaves), spec), moduli, _StoredTrace(trace), forms,
+        (), plan, inputs, [], values, {}, [], OutputSpec(tuple(leaves), spec, writes), moduli, _StoredTrace(trace), forms,
         traces=as_integer(data["traces"]), fixed=tuple(map(as_text, data["fixed"])),
     )  # fmt: skip
     for point in data["points"]:
@@ -535,6 +540,15 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         of = as_real if name in bounded and bounded[name].is_number else as_integer
         graph.box[as_text(name)] = (of(low), of(high))
     return graph
+
+
+def _decode_place(data: Data) -> Place:
+    """Where a program writes into an argument."""
+    path, key, is_kept = data
+    for step in (*path, key):
+        check(type(step) in (str, int), "a way into an argument")
+    check(bool(path) and type(path[0]) is str and type(is_kept) is bool, "a way into an argument")
+    return tuple(path), key, is_kept
 
 
 def decode_program(text: str, data: Data, graph: CapturedGraph, first_number: int | None = None) -> LoweredGraph:

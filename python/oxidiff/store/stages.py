@@ -151,7 +151,7 @@ def _decode(programs: Sequence[str], data: Data, trace: Data) -> tuple[CapturedG
         leaf if leaf.value is None else dataclasses.replace(leaf, value=next(results)) for leaf in graph.outputs.leaves
     )
     check(next(results, None) is None, "results that do not fit their structure")
-    graph.outputs = OutputSpec(leaves, graph.outputs.spec)
+    graph.outputs = dataclasses.replace(graph.outputs, leaves=leaves)
     _check_order(graph, data)
     stages = []
     for level, (stage, program) in enumerate(zip(data["stages"], programs, strict=True)):

@@ -81,10 +81,21 @@ def _line(cx: Lowering, start: Any, step: Any, length: Any) -> T:
 
 @row("linspace.default")
 def linspace(cx: Lowering, start: Any, end: Any, steps: Any, *_: Any) -> T:
-    dtype, shape = cx.result()
-    if steps == 1:
-        return cx.convert(cx.reshape(cx.scalar(start, torch.float64), (1,)), dtype)
+    return cx.convert(_spaced(cx, start, end, steps), cx.result()[0])
+
+
+@row("logspace.default")
+def logspace(cx: Lowering, start: Any, end: Any, steps: Any, base: Any = 10.0, *_: Any) -> T:
     wide = torch.float64
+    return cx.convert(cx.binary("pow", cx.scalar(base, wide), _spaced(cx, start, end, steps), wide), cx.result()[0])
+
+
+def _spaced(cx: Lowering, start: Any, end: Any, steps: Any) -> T:
+    """Numbers at equal distances, in f64."""
+    _, shape = cx.result()
+    wide = torch.float64
+    if steps == 1:
+        return cx.reshape(cx.scalar(start, wide), (1,))
     first, last = cx.scalar(start, wide), cx.scalar(end, wide)
     intervals = cx.scalar(steps - 1, wide)
     step = cx.binary("div", cx.binary("sub", last, first, wide), intervals, wide)
@@ -92,7 +103,7 @@ def linspace(cx: Lowering, start: Any, end: Any, steps: Any, *_: Any) -> T:
     line = cx.binary("add", cx.binary("mul", index, step, wide), first, wide)
     # The last element is the end itself, whatever the step rounds to.
     is_last = cx.binary("eq", index, intervals, torch.bool)
-    return cx.convert(cx.where(is_last, last, line, wide), dtype)
+    return cx.where(is_last, last, line, wide)
 
 
 @row("eye.default", "eye.m")

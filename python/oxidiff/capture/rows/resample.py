@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -158,6 +159,10 @@ def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, c
     first = x.rank - rank
     if ceil_mode:
         for i in range(rank):
+            room = dim_of(x.shape[first + i]) + dim_of(2 * paddings[i] - kernels[i])
+            # Where the windows fit, the size that was seen is the one without ceil_mode.
+            if room * Fraction(1, strides[i]) + dim_of(1) == dim_of(shape[first + i]):
+                continue
             size = cx.static(x.shape[first + i], "a size with ceil_mode")
             if (size + 2 * paddings[i] - kernels[i]) % strides[i]:
                 raise cx.unsupported("ceil_mode with a window that overhangs")
@@ -211,9 +216,38 @@ def adaptive_avg_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> T:
         window = dim_of(have).divide(want)
         value = window.as_int() if window is not None else None
         if value is None:
-            raise cx.unsupported("windows of different sizes")
+            return _adaptive(cx, x, first)
         kernel.append(value)
     return cx.emit(
         "avg_pool", (x,), dtype, shape, first_dim=first, kernel=kernel, stride=kernel, padding=[0] * count,
         count_include_pad=True,
     )  # fmt: skip
+
+
+def _adaptive(cx: Lowering, x: T, first: int) -> T:
+    """Means over windows of different sizes: a matrix product per dimension."""
+    dtype, shape = cx.result()
+    wide = opmath(dtype)
+    out = cx.convert(x, wide)
+    last = x.rank - 1
+    for dim in range(first, x.rank):
+        matrix = _windows(cx, x.shape[dim], shape[dim], wide)
+        out = cx.transpose(out, dim, last)
+        out = cx.emit("matmul", (out, matrix), wide, (*out.shape[:-1], shape[dim]))
+        out = cx.transpose(out, dim, last)
+    return cx.convert(out, dtype)
+
+
+def _windows(cx: Lowering, size: Size, count: Size, wide: torch.dtype) -> T:
+    """The [in, out] matrix that takes the mean from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``."""
+    whole = torch.int64
+    sizes, counts, one = cx.scalar(size, whole), cx.scalar(count, whole), cx.full(1, whole)
+    begins = cx.binary("mul", cx.arange(count, whole), sizes, whole)
+    ends = cx.binary("sub", cx.binary("add", cx.binary("add", begins, sizes, whole), counts, whole), one, whole)
+    begins, ends = (cx.binary("floor_divide", edge, counts, whole) for edge in (begins, ends))
+    rows = cx.reshape(cx.arange(size, whole), (size, 1))
+    is_in = cx.binary(
+        "logical_and", cx.binary("ge", rows, begins, torch.bool), cx.binary("lt", rows, ends, torch.bool), torch.bool
+    )
+    share = cx.binary("div", cx.full(1, wide), cx.binary("sub", ends, begins, whole), wide)
+    return cx.where(is_in, share, cx.full(0, wide), wide)

@@ -1,0 +1,151 @@
+"""Lists and dictionaries that a module writes into: afterwards they hold what they hold after a call in eager."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+
+
+class Causal(nn.Module):
+    """Two convolutions over time, in chunks: each keeps its last inputs in a list, as those of Wan's autoencoder do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv3d(3, 3, (3, 1, 1)) for _ in range(2)])
+
+    def forward(self, x: Tensor, cache: list[Any], at: list[int]) -> Tensor:
+        for conv in self.convs:
+            i = at[0]
+            kept = cache[i]
+            before = x.new_zeros(x.shape[0], 3, 2, *x.shape[3:]) if kept is None else kept
+            whole = torch.cat([before, x], dim=2)
+            cache[i] = whole[:, :, -2:]
+            at[0] += 1
+            x = conv(whole)
+        return x
+
+
+class Notes(nn.Module):
+    """Writes into a dictionary, takes from a list, and adds to another."""
+
+    def forward(self, x: Tensor, notes: dict[str, Any], taken: list[Tensor], added: list[Any]) -> Tensor:
+        x = x + taken.pop(0)
+        notes["inner"]["sum"] = x.sum(-1)
+        notes.pop("old", None)
+        notes["kind"] = "seen"
+        added.append(x * 2)
+        return x.sin()
+
+
+def notes_call(rows: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(rows)
+    x, first, second = torch.randn(3, rows, 5, generator=generator)
+    return {"x": x, "notes": {"inner": {}, "old": 1.5}, "taken": [first, second], "added": []}
+
+
+@torch.no_grad()
+def test_chunks_through_a_cache() -> None:
+    module = Causal().eval()
+    compiled = oxidiff.compile(module)
+    for batch, height, width in ((1, 4, 6), (2, 8, 3)):
+        states = [([None, None], [0]), ([None, None], [0])]
+        for _ in range(4):
+            chunk = torch.randn(batch, 3, 1, height, width)
+            results = []
+            for run, (cache, at) in zip((module, compiled), states, strict=True):
+                at[0] = 0
+                results.append(run(chunk, cache, at))
+            torch.testing.assert_close(*reversed(results))
+            (expected, expected_at), (actual, actual_at) = states
+            assert actual_at == expected_at == [2]
+            torch.testing.assert_close(actual, expected)
+    report = oxidiff.report(compiled)
+    assert report.programs == report.captures == 2, "one for an empty cache and one for a full one"
+    assert not report.fallbacks
+    assert report.eager_calls == 0
+
+
+@torch.no_grad()
+def test_dictionaries_and_lists_of_other_lengths() -> None:
+    module = Notes()
+    compiled = oxidiff.compile(module)
+    for rows in (3, 7):
+        expected, actual = notes_call(rows), notes_call(rows)
+        inner, notes, taken = actual["notes"]["inner"], actual["notes"], list(actual["taken"])
+        torch.testing.assert_close(compiled(**actual), module(**expected))
+        torch.testing.assert_close(actual["notes"]["inner"], expected["notes"]["inner"])
+        assert list(actual["notes"]) == list(expected["notes"]) == ["inner", "kind"]
+        assert actual["notes"] is notes
+        assert notes["inner"] is inner, "it writes into what it was given"
+        assert len(actual["taken"]) == 1
+        assert actual["taken"][0] is taken[1], "the caller's own tensor moved up"
+        torch.testing.assert_close(actual["added"], expected["added"])
+    assert oxidiff.report(compiled).programs == 1
+    assert not oxidiff.report(compiled).fallbacks
+
+
+@torch.no_grad()
+def test_check_compares_what_is_written() -> None:
+    call = notes_call(3)
+    oxidiff.compile(Notes(), check=True)(**call)
+    assert len(call["taken"]) == 1, "written once, not by the program and again by eager"
+
+
+@torch.no_grad()
+def test_a_saved_graph_writes_too(tmp_path: Path) -> None:
+    module = Causal().eval()
+    first = oxidiff.compile(module)
+    chunk = torch.randn(1, 3, 1, 4, 6)
+    first(chunk, [None, None], [0])
+    oxidiff.save_graph(first, tmp_path / "causal.oxi")
+    second = oxidiff.compile(copy.deepcopy(module))
+    oxidiff.load_graph(second, tmp_path / "causal.oxi")
+    expected, actual = [None, None], [None, None]
+    at = [0]
+    torch.testing.assert_close(second(chunk, actual, at), module(chunk, expected, [0]))
+    torch.testing.assert_close(actual, expected)
+    assert at == [2]
+    assert oxidiff.report(second).captures == 0
+
+
+@dataclasses.dataclass
+class State:
+    count: int
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor, state: State) -> Tensor:
+        state.count += 1
+        return x * 2
+
+
+@torch.no_grad()
+def test_what_a_graph_cannot_write_runs_eager() -> None:
+    compiled = oxidiff.compile(Counting())
+    state = State(1)
+    with pytest.warns(oxidiff.FallbackWarning, match="changes an attribute of its argument state"):
+        compiled(torch.ones(2, 2), state)
+    assert state.count == 2
+
+
+@torch.no_grad()
+def test_one_list_passed_twice_runs_eager() -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor, one: list[Tensor], other: list[Tensor]) -> Tensor:
+            one[0] = x
+            return other[0] + 1
+
+    compiled = oxidiff.compile(Both())
+    x = torch.ones(2, 2)
+    assert torch.equal(compiled(x, [x * 3], [x * 5]), x * 6)
+    shared = [x * 3]
+    with pytest.warns(oxidiff.FallbackWarning, match="twice"):
+        assert torch.equal(compiled(x, shared, shared), x + 1)
