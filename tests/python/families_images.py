@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from families import Family, Inputs, Random
 from torch import nn
+
+from families import Family, Inputs, Random
 
 TEXT = 12
 """Words of a prompt."""
@@ -164,7 +165,7 @@ def _flux_multi(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         **_flux(random, batch, size),
         "controlnet_cond": [random.normal(batch, image, 4) for _ in range(2)],
-        "controlnet_mode": [None, None],
+        "controlnet_mode": [torch.full((batch,), mode) for mode in (0, 2)],
         "conditioning_scale": [0.7, 0.4],
     }
 
@@ -211,7 +212,7 @@ def _flux2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
         "hidden_states": random.normal(batch, height * width, 4),
         "encoder_hidden_states": random.normal(batch, TEXT, 32),
         "timestep": random.normal(batch).sigmoid(),
-        "guidance": torch.full((1,), 3.5).expand(batch),
+        "guidance": torch.full((batch,), 3.5),
         "txt_ids": text.long().repeat(batch, 1, 1),
         "img_ids": image.long().repeat(batch, 1, 1),
         "joint_attention_kwargs": {},
@@ -220,7 +221,8 @@ def _flux2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
 
 
 def _flux3(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
-    return _without(_flux2(random, batch, size), "guidance", "joint_attention_kwargs")
+    inputs = _without(_flux2(random, batch, size), "guidance", "joint_attention_kwargs")
+    return {**inputs, "txt_ids": inputs["txt_ids"][0], "img_ids": inputs["img_ids"][0]}
 
 
 def _cogview(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
@@ -486,7 +488,7 @@ def _bria_fibo2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
         "hidden_states": random.normal(batch, 4, *size),
         "timestep": random.normal(batch).sigmoid(),
         "encoder_hidden_states": random.normal(batch, 2, TEXT, 16),
-        "encoder_attention_mask": _mask(batch, TEXT, torch.int64),
+        "encoder_attention_mask": _mask(batch, TEXT, torch.bool),
         "return_dict": False,
     }
 
@@ -548,8 +550,8 @@ _Z_IMAGE: dict[str, Any] = {
 def flux_with_ip_adapter() -> nn.Module:
     """A Flux transformer with an IP-Adapter, as its loader leaves it."""
     from diffusers import FluxTransformer2DModel
-    from diffusers.models.attention_processor import FluxIPAdapterAttnProcessor
     from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
+    from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
 
     model = FluxTransformer2DModel(**FLUX)
     for block in model.transformer_blocks:
@@ -564,7 +566,7 @@ def two_flux_controlnets() -> nn.Module:
     """Two ControlNets as one."""
     from diffusers import FluxControlNetModel, FluxMultiControlNetModel
 
-    return FluxMultiControlNetModel([FluxControlNetModel(**FLUX), FluxControlNetModel(**FLUX)])
+    return FluxMultiControlNetModel([FluxControlNetModel(**FLUX, num_mode=4) for _ in range(2)])
 
 
 def z_image_controlnet() -> nn.Module:
@@ -706,7 +708,7 @@ IMAGES: tuple[Family, ...] = (
             "num_embeds_ada_norm": 1000,
         },
         _dit,
-        ((16, 16), (8, 24)),
+        ((16, 16), (24, 24)),
     ),
     Family(
         "dreamlite",
@@ -720,7 +722,6 @@ IMAGES: tuple[Family, ...] = (
             "cross_attention_dim": 8,
             "use_linear_projection": True,
             "qk_norm": "rms_norm",
-            "num_kv_heads": 1,
             "use_self_attention": False,
         },
         _dreamlite,
@@ -1104,7 +1105,7 @@ IMAGES: tuple[Family, ...] = (
             "num_key_value_heads": 1,
             "joint_attention_dim": 16,
             "axes_dims_rope": (8, 4, 4),
-            "mlp_ratio": 2.0,
+            "mlp_ratio": 8.0,
             "num_experts": 4,
             "moe_intermediate_dim": 16,
             "capacity_factors": 2.0,

@@ -305,6 +305,7 @@ class _Session:
             else:
                 return records, points
             if attempt == 0:
+                self.try_ties(base)
                 self.try_each_symbol(base)
             else:
                 self.fix_all()
@@ -313,12 +314,27 @@ class _Session:
     def try_each_symbol(self, base: Trace) -> None:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none."""
         for i, symbol in enumerate(list(self.plan.symbols)):
-            for values in candidates(symbol, i):
-                if self.is_free(base, symbol, values):
-                    self.chosen[symbol.name] = values
-                    break
-            else:
+            values = self.free_values(base, symbol, i)
+            if values is None:
                 self.fix(symbol)
+            else:
+                self.chosen[symbol.name] = values
+
+    def free_values(self, base: Trace, symbol: Symbol, index: int) -> tuple[Number, ...] | None:
+        """Values of one symbol at which the program is the same, ``None`` if there are none."""
+        return next((v for v in candidates(symbol, index) if self.is_free(base, symbol, v)), None)
+
+    def try_ties(self, base: Trace) -> None:
+        """Lets lengths follow from other sizes where what they follow from is free only so."""
+        untied = self.plan
+        found = untied.ties()
+        for ties in ([found] if len(found) > 1 else []) + [[tie] for tie in found]:
+            self.plan = untied.tied(ties)
+            names = set().union(*(form.symbols() for _, form in ties))
+            involved = [(i, s) for i, s in enumerate(self.plan.symbols) if s.name in names]
+            if len(involved) == len(names) and all(self.free_values(base, s, i) for i, s in involved):
+                return
+        self.plan = untied
 
     def is_free(self, base: Trace, symbol: Symbol, values: Sequence[Number]) -> bool:
         here = self.point()

@@ -125,6 +125,9 @@ class Trace:
     def difference(self, other: Trace) -> str | None:
         """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
         if self.nodes == other.nodes:
+            # Data made in forward is as many numbers as it has elements.
+            if self.starts != other.starts or len(self.numbers) != len(other.numbers):
+                return "a constant made in forward has a length that depends on the sizes"
             for a, b in zip(self.externs, other.externs, strict=True):
                 if a is not b and not (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)):
                     return "a constant made in forward depends on the sizes"
@@ -469,6 +472,11 @@ def _fresh_constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
         rec._bind(x)
         return rec.weights.twin(x)
     flat = x.flatten().tolist()
+    if x.dim() and not x.dtype.is_floating_point and not any(flat):
+        # As many zeros as the batch has items: a tensor whose size depends on the call, not data.
+        twin = rec.emit(aten.zeros.default, (list(x.shape),), {"dtype": x.dtype})
+        rec._constants[id(twin)] = x
+        return twin
     numbers = [int(e) if isinstance(e, bool) else e for e in flat]
     if x.dtype.is_floating_point and rec.scalars:
         # An argument that became an element is known by its value before it was rounded.
