@@ -374,3 +374,39 @@ def test_channels_last_arguments_are_read_where_they_lie() -> None:
     assert_close(compiled(channels_last), module(row_major))
     kernels = [step["kernel"] for step in oxidiff.profile(compiled, channels_last).steps]
     assert kernels == ["convolution"]
+
+
+class Table:
+    """What is no module, and makes a table when it is first asked."""
+
+    def __init__(self) -> None:
+        self.rows: list[torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rows is None:
+            self.rows = [torch.arange(float(x.shape[-1]))]
+        return x + self.rows[0]
+
+
+class LazyTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Table()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x)
+
+
+def test_table_made_by_the_first_call_is_found_by_the_next():
+    module = LazyTable()
+    compiled = oxidiff.compile(module)
+    x = torch.randn(2, 3)
+    with pytest.warns(oxidiff.FallbackWarning, match="keeps a tensor in the attribute table.rows"):
+        first = compiled(x)
+    assert oxidiff.report(compiled).eager_calls == 1
+    second = compiled(x)
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 1
+    assert report.programs == 1
+    assert torch.equal(first, x + torch.arange(3.0))
+    assert torch.equal(second, first)

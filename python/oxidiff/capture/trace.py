@@ -48,6 +48,7 @@ __all__ = [
     "OPEN",
     "TRUE",
     "ChangedError",
+    "KeptError",
     "Keyword",
     "Trace",
     "is_tracing",
@@ -59,6 +60,10 @@ aten = torch.ops.aten
 
 CHANGED = "the module was changed while it was being captured"
 """What a :class:`ChangedError` says."""
+
+
+class KeptError(CaptureError):
+    """``forward`` keeps a tensor for later calls: once a call has really run, there is perhaps nothing left to keep."""
 
 
 class ChangedError(CaptureError):
@@ -780,6 +785,13 @@ class _Guard:
             for path, module in weights.modules
             for table in (module.__dict__, module._buffers)
         ]
+        # Objects that are no modules keep what they made, too: the tables of a rotary embedding.
+        self._tables += [
+            (f"{path}.{name}" if path else name, id(value), value.__dict__, dict(value.__dict__))
+            for path, module in weights.modules
+            for name, value in module.__dict__.items()
+            if _is_plain_object(type(value))
+        ]
         if weights.caches is None:
             types = {cls for _, module in weights.modules for cls in type(module).__mro__}
             weights.caches = [
@@ -837,6 +849,15 @@ class _Guard:
             if tensor is not None:
                 _remove_from_containers(tensor)
         return True
+
+
+@functools.cache
+def _is_plain_object(kind: type) -> bool:
+    """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
+    package = kind.__module__.partition(".")[0]
+    is_own = package not in {"torch", "builtins", *sys.stdlib_module_names}
+    has_attributes = kind.__dictoffset__ != 0 and not issubclass(kind, (type, dict, list, tuple))
+    return is_own and has_attributes and not issubclass(kind, (torch.nn.Module, Tensor))
 
 
 def _is_foreign(cache: Any) -> bool:
@@ -918,7 +939,7 @@ def _run_again(
     """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
     for change in changes:
         if _holds_tensor(change.after):
-            raise CaptureError(f"forward keeps a tensor in the attribute {change.label}")
+            raise KeptError(f"forward keeps a tensor in the attribute {change.label}")
     for change in changes:
         change.redo()
     settled = False
