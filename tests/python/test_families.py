@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import Family
+
+import oxidiff
 from families_images import IMAGES
 from families_unets import UNETS
 from families_vaes import VAES
 from families_videos import VIDEOS
-
-import oxidiff
 from oxidiff import testing
 
 F32_ERROR = 2e-5

@@ -335,6 +335,11 @@ class _Session:
             if len(involved) == len(names) and all(self.free_values(base, s, i) for i, s in involved):
                 return
         self.plan = untied
+        square = untied.square()
+        if square is not None and not self.is_free(base, square[1], self.chosen[square[1].name]):
+            self.plan = untied.tied([(square[0], Dim.symbol(square[1].name))])
+            if self.free_values(base, square[1], 0) is None:
+                self.plan = untied
 
     def is_free(self, base: Trace, symbol: Symbol, values: Sequence[Number]) -> bool:
         here = self.point()

@@ -107,6 +107,11 @@ class SizePlan:
                 out.append((symbol, found))
         return out
 
+    def square(self) -> tuple[Symbol, Symbol] | None:
+        """Width and height of an image that is as wide as high: some models draw no others."""
+        sides = [s for s in self.symbols if s.role == "spatial"]
+        return (sides[1], sides[0]) if len(sides) == 2 and sides[0].value == sides[1].value else None
+
     def _grids(self) -> Iterator[tuple[Number, Dim]]:
         """Numbers of patches that an image or video may be cut into."""
         height = next((s for s in self.symbols if s.role == "spatial"), None)

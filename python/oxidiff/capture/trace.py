@@ -641,11 +641,18 @@ class _RealDevice(TorchFunctionMode):
             data = wanted.pop("data") if "data" in wanted else args[1]
             wanted.setdefault("dtype", args[0].dtype)
             return torch.tensor(data, **wanted)
+        if func is torch.Tensor.tolist and args[0].is_meta:
+            constant = self._recorder._constants.get(id(args[0]))
+            return constant.tolist() if constant is not None else _data_dependent(self._recorder, "tolist", args, {})
         if func is _GETITEM or func is _SETITEM:
             index = _without_lists(args[1])
             view = _basic_index(args[0], index)
             if view is not None:
                 return view if func is _GETITEM else _assign(view, args[2])
+            if func is _SETITEM and isinstance(args[2], Tensor) and (places := _places(args[0], index)) is not None:
+                # torch's own way strips leading ones off the shape of what is written: another program at batch 1.
+                aten.index_put_.default(args[0], places, args[2].to(args[0].dtype))
+                return None
             return func(args[0], index, *args[2:])
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -693,6 +700,23 @@ def _basic_index(x: Tensor, index: Any) -> Tensor | None:
         else:
             x = x.select(dim, item)
     return aten.alias.default(x) if all(item is Ellipsis or item == slice(None) for item in items) else x
+
+
+def _places(x: Tensor, index: Any) -> list[Tensor | None] | None:
+    """An index of tensors of integers, and of whole dimensions, as ``index_put_`` takes it; ``None`` if it is another."""
+    items = index if isinstance(index, tuple) else (index,)
+    whole = slice(None)
+    places: list[Tensor | None] = []
+    for item in items:
+        if item is Ellipsis:
+            places += [None] * (x.dim() - len(items) + 1)
+        elif isinstance(item, Tensor) and item.dim() and item.dtype in (torch.int32, torch.int64):
+            places.append(item)
+        elif isinstance(item, slice) and item == whole:
+            places.append(None)
+        else:
+            return None
+    return places
 
 
 def _consumed(items: Sequence[Any]) -> int:
