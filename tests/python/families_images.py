@@ -62,7 +62,7 @@ def _sana_controlnet(random: Random, batch: int, size: tuple[int, ...]) -> Input
 
 def _sana_controlled(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     height, width = size
-    return {**_sana(random, batch, size), "controlnet_block_samples": (random.normal(batch, height * width, 8),)}
+    return {**_sana(random, batch, size), "controlnet_block_samples": (random.normal(batch, height * width, 32),)}
 
 
 def _qwen(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
@@ -410,12 +410,12 @@ _SANA: dict[str, Any] = {
     "patch_size": 1,
     "in_channels": 4,
     "out_channels": 4,
-    "num_layers": 1,
-    "attention_head_dim": 4,
-    "num_attention_heads": 2,
-    "num_cross_attention_heads": 2,
-    "cross_attention_head_dim": 4,
-    "cross_attention_dim": 8,
+    "num_layers": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 4,
+    "num_cross_attention_heads": 4,
+    "cross_attention_head_dim": 8,
+    "cross_attention_dim": 32,
     "caption_channels": 8,
     "sample_size": 32,
 }

@@ -257,13 +257,6 @@ class Lowering:
             self.lowered[index] = self.constant(elements[:1] if is_uniform else elements, tensor.dtype, tensor.shape)
         return self.lowered[index]
 
-    def known_operand(self, *path: int) -> Tensor | None:
-        """An operand of the node being lowered, by its place among the arguments, if it is the same in every call."""
-        argument: Any = self.node.args
-        for index in path:
-            argument = argument[index]
-        return self.known.get(argument.value) if isinstance(argument, Ref) else None
-
     def stand_in(self, node: Node) -> None:
         """Takes the results of a node that was not lowered for inputs, where the compiler has their type at all: what reads
         others cannot be lowered either."""
@@ -393,6 +386,13 @@ class Lowering:
         if isinstance(argument, tuple):
             return tuple(self.resolve(a) for a in argument)
         return argument
+
+    def known_operand(self, *path: int) -> Tensor | None:
+        """An operand of the node being lowered, by its place among the arguments, if it is the same in every call."""
+        argument: Any = self.node.args
+        for index in path:
+            argument = argument[index]
+        return self.known.get(argument.value) if isinstance(argument, Ref) else None
 
     def result(self, index: int = 0) -> tuple[torch.dtype, Shape]:
         """Dtype and shape that the trace saw as result ``index`` of the node being lowered."""
