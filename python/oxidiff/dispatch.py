@@ -503,7 +503,7 @@ class Dispatcher:
             entry.is_split = entry.is_split and self._report is None
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
-            if epoch is not None and not isinstance(error, ChangedError) and not is_set_up:
+            if epoch is not None and not isinstance(error, ChangedError) and not self._may_be_set_up(error):
                 epoch.add(key, leaves, entry)
         finally:
             self._pending.discard(key)

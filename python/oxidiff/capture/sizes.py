@@ -98,13 +98,15 @@ class SizePlan:
         grids = list(self._grids())
         out: list[tuple[Symbol, Dim]] = []
         for symbol in lengths:
-            found = next((form for value, form in grids if value == symbol.value), None)
-            if found is None:
-                parts = [(s.value, Dim.symbol(s.name)) for s in lengths if s is not symbol] + grids
-                pairs = combinations(parts, 2)
-                found = next((a + b for (m, a), (n, b) in pairs if m + n == symbol.value), None)
-            if found is not None:
-                out.append((symbol, found))
+            form = next((form for value, form in grids if value == symbol.value), None)
+            if form is not None:
+                out.append((symbol, form))
+        rest = [s for s in lengths if all(s is not tied for tied, _ in out)]
+        for symbol in rest:
+            parts = [(s.value, Dim.symbol(s.name)) for s in rest if s is not symbol] + grids
+            sums = (a + b for (m, a), (n, b) in combinations(parts, 2) if m + n == symbol.value)
+            if (form := next(sums, None)) is not None:
+                out.append((symbol, form))
         return out
 
     def square(self) -> tuple[Symbol, Symbol] | None:

@@ -83,12 +83,15 @@ def index_put(cx: Lowering, x: T, indices: Sequence[T | None], values: T, accumu
         if index is not None and index.dtype is not torch.bool and isinstance(x.shape[dim], int):
             return _put_at(cx, x, dim, index, values)
     is_mask = len(masks) == 1 and indices[0] is not None and masks[0].dtype is torch.bool
-    if not is_mask or accumulate or any(size != 1 for size in values.shape):
+    rest = x.rank - masks[0].rank
+    # What is written may be one for all places, but not one for each: how many those are depends on data.
+    if not is_mask or accumulate or any(size != 1 for size in values.shape[: max(values.rank - rest, 0)]):
         raise cx.unsupported(
-            "writing by index, other than at places that are the same in every call, or one number where a mask holds"
+            "writing by index, other than at places that are the same in every call, or the same wherever a mask holds"
         )
-    mask = cx.reshape(masks[0], (*masks[0].shape, *([1] * (x.rank - masks[0].rank))))
-    return cx.where(mask, cx.convert(cx.reshape(values, ()), x.dtype), x, x.dtype)
+    mask = cx.reshape(masks[0], (*masks[0].shape, *([1] * rest)))
+    values = cx.reshape(values, values.shape[max(values.rank - rest, 0) :])
+    return cx.where(mask, cx.convert(values, x.dtype), x, x.dtype)
 
 
 def _put_at(cx: Lowering, x: T, dim: int, index: torch.Tensor, values: T) -> T:
