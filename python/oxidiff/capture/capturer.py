@@ -336,10 +336,17 @@ class _Session:
                 return
         self.plan = untied
         square = untied.square()
-        if square is not None and not self.is_free(base, square[1], self.chosen[square[1].name]):
-            self.plan = untied.tied([(square[0], Dim.symbol(square[1].name))])
-            if self.free_values(base, square[1], 0) is None:
-                self.plan = untied
+        if square is None:
+            return
+        width, height = square
+        here = self.point()
+        for values in candidates(height, 0):
+            # All of them: by chance two of them may make a square number of patches.
+            if all(self.try_trace(base, {**here, height.name: value}) is not None for value in values):
+                return
+        self.plan = untied.tied([(width, Dim.symbol(height.name))])
+        if self.free_values(base, height, 0) is None:
+            self.plan = untied
 
     def is_free(self, base: Trace, symbol: Symbol, values: Sequence[Number]) -> bool:
         here = self.point()

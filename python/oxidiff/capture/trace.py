@@ -875,7 +875,6 @@ class _Guard:
         return True
 
 
-@functools.cache
 def _is_plain_object(kind: type) -> bool:
     """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
     package = kind.__module__.partition(".")[0]
