@@ -31,7 +31,7 @@ from .adapters import EffectiveWeights, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
-from .capture import CHANGED, ChangedError
+from .capture import CHANGED, ChangedError, KeptError
 from .capture.signature import container_at, containers, write
 from .check import compare
 from .device import device_of, is_captured
@@ -232,6 +232,7 @@ class Dispatcher:
         self._eager_calls = itertools.count()
         self._pending: set[_Key] = set()
         self._warned: set[Fallback] = set()
+        self._kept: set[str] = set()
         self.effective = EffectiveWeights()
         """The weights of its LoRA layers."""
         self._scaled: dict[int, dict[str, Any]] = {}
@@ -409,13 +410,14 @@ class Dispatcher:
             # A piece is not split again.
             entry.is_split = entry.is_split and self._report is None
             # An exception that `forward` itself raised is eager's to raise, or to do without.
-            if entry.is_split and error.__cause__ is None and not self.options.strict:
+            is_set_up = self._may_be_set_up(error)
+            if entry.is_split and not is_set_up and error.__cause__ is None and not self.options.strict:
                 result = self._run_split(self._current_epoch(), entry, args, kwargs)
             else:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
             epoch = self._epoch
             # What another thread did is nothing to remember.
-            if epoch is not None and not isinstance(error, ChangedError):
+            if epoch is not None and not isinstance(error, ChangedError) and not is_set_up:
                 epoch.add(key, leaves, entry)
             if self.options.strict:
                 raise
@@ -442,6 +444,13 @@ class Dispatcher:
         result, values = ready.run(leaves)
         write(bound, ready.writes, values)
         return result
+
+    def _may_be_set_up(self, error: Error) -> bool:
+        """Whether the module kept something for the first time, and may not the next: a table that it makes when called."""
+        if not isinstance(error, KeptError) or str(error) in self._kept:
+            return False
+        self._kept.add(str(error))
+        return True
 
     def _run_split(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that cannot be captured whole, in pieces."""
@@ -508,7 +517,7 @@ class Dispatcher:
             entry.is_split = entry.is_split and self._report is None
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
-            if epoch is not None and not isinstance(error, ChangedError):
+            if epoch is not None and not isinstance(error, ChangedError) and not self._may_be_set_up(error):
                 epoch.add(key, leaves, entry)
         finally:
             self._pending.discard(key)

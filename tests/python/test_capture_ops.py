@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 native = pytest.importorskip("oxidiff._native")
 
@@ -224,6 +225,26 @@ case("index_pair", lambda x, i: x[torch.arange(x.shape[0]), i.argmax(dim=-1)], t
 case("index_apart", lambda x: x[torch.tensor([0, 1]), :, torch.tensor([2, 3])], image)
 case("gather", lambda x, i: x.gather(1, i[:, :, None].clamp(0, 3).expand(-1, -1, 2)), tokens, ids)
 case("masked_assign", lambda x: x.clone().index_put_((x > 0,), torch.tensor(0.5)), image)
+case("masked_rows", lambda x: x.clone().index_put_((x[:, :, 0] > 0,), fixed(8)), tokens)
+case("pad_sequence", lambda x: nn.utils.rnn.pad_sequence([x[0], x[1]], batch_first=True, padding_value=3.0), tokens)
+case("pad_sequence_first", lambda x: nn.utils.rnn.pad_sequence([x[0], x[1]]), tokens)
+
+
+def _assign_columns(x):
+    out = x.clone()
+    out[..., torch.arange(1, 7, 3)] = x[..., [0, 2]] * 2
+    out[:, :, torch.tensor([-1])] = 1.5 * x[:, :, :1]
+    return out
+
+
+case("assign_columns", _assign_columns, tokens)
+
+
+def _zeros_per_item(x):
+    return x + torch.tensor([0] * x.shape[0])[:, None, None].cos()
+
+
+case("zeros_per_item", _zeros_per_item, tokens)
 
 # -- reductions ------------------------------------------------------------------------------------------------------------
 

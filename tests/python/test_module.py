@@ -374,3 +374,93 @@ def test_channels_last_arguments_are_read_where_they_lie() -> None:
     assert_close(compiled(channels_last), module(row_major))
     kernels = [step["kernel"] for step in oxidiff.profile(compiled, channels_last).steps]
     assert kernels == ["convolution"]
+
+
+class Table:
+    """What is no module, and makes a table when it is first asked."""
+
+    def __init__(self) -> None:
+        self.rows: list[torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rows is None:
+            self.rows = [torch.arange(float(x.shape[-1]))]
+        return x + self.rows[0]
+
+
+class LazyTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Table()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x)
+
+
+def test_table_made_by_the_first_call_is_found_by_the_next():
+    module = LazyTable()
+    compiled = oxidiff.compile(module)
+    x = torch.randn(2, 3)
+    with pytest.warns(oxidiff.FallbackWarning, match="keeps a tensor in the attribute table.rows"):
+        first = compiled(x)
+    assert oxidiff.report(compiled).eager_calls == 1
+    second = compiled(x)
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 1
+    assert report.programs == 1
+    assert torch.equal(first, x + torch.arange(3.0))
+    assert torch.equal(second, first)
+
+
+class TextAndImage(nn.Module):
+    def forward(self, image: torch.Tensor, text: torch.Tensor, extra: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        patches = nn.functional.pixel_unshuffle(image, 2).flatten(2).transpose(1, 2) + extra
+        return torch.cat([text, patches], dim=1) * mask
+
+
+def text_and_image(batch: int, height: int, width: int, words: int) -> tuple[torch.Tensor, ...]:
+    patches = height * width // 4
+    image, text = torch.randn(batch, 4, height, width), torch.randn(batch, words, 16)
+    return image, text, torch.randn(batch, patches, 16), torch.rand(batch, words + patches, 1)
+
+
+def test_lengths_that_follow_from_others_are_found():
+    """Of a residual per patch, and of a mask over text and image: no length of its own, so one program for all."""
+    module = TextAndImage()
+    compiled = oxidiff.compile(module)
+    for sizes in ((1, 16, 16, 12), (2, 16, 16, 12), (1, 8, 24, 12), (2, 24, 16, 7)):
+        inputs = text_and_image(*sizes)
+        assert_close(compiled(*inputs), module(*inputs))
+    report = oxidiff.report(compiled)
+    assert (report.programs, report.captures) == (1, 1)
+
+
+class Squares(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(2).transpose(1, 2)
+        side = int(tokens.shape[1] ** 0.5)
+        return tokens.reshape(-1, side, side, 4).transpose(1, 2)
+
+
+def test_model_that_draws_squares_only_has_one_program():
+    module = Squares()
+    compiled = oxidiff.compile(module)
+    for side in (12, 24, 20):
+        x = torch.randn(1, 4, side, side)
+        assert torch.equal(compiled(x), module(x))
+    report = oxidiff.report(compiled)
+    assert (report.programs, report.captures) == (1, 1)
+
+
+class Lengths(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor(list(range(1, x.shape[0] + 1))).sum()
+
+
+def test_data_as_long_as_the_batch_is_a_program_per_batch():
+    module = Lengths()
+    compiled = oxidiff.compile(module)
+    for batch in (1, 2, 3):
+        x = torch.randn(batch, 5)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).eager_calls == 0

@@ -11,7 +11,7 @@ from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .signature import Binder, Call
 from .sizes import SizePlan, Symbol
-from .trace import CHANGED, ChangedError, is_tracing
+from .trace import CHANGED, ChangedError, KeptError, is_tracing
 from .weights import WeightSlot
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "CapturedGraph",
     "Capturer",
     "ChangedError",
+    "KeptError",
     "Dim",
     "GraphInput",
     "Node",

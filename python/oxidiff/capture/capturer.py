@@ -323,6 +323,7 @@ class _Session:
             else:
                 return records, points
             if attempt == 0:
+                self.try_ties(base)
                 self.try_each_symbol(base)
             else:
                 self.fix_all()
@@ -342,6 +343,34 @@ class _Session:
         self.tie(base, bound)
         for symbol in [s for s in self.plan.symbols if s in bound and s.name not in self.tied]:
             self.fix(symbol)
+
+    def free_values(self, base: Trace, symbol: Symbol, index: int) -> tuple[Number, ...] | None:
+        """Values of one symbol at which the program is the same, ``None`` if there are none."""
+        return next((v for v in candidates(symbol, index) if self.are_free(base, {symbol.name: v})), None)
+
+    def try_ties(self, base: Trace) -> None:
+        """Lets lengths follow from other sizes where what they follow from is free only so."""
+        untied = self.plan
+        found = untied.ties()
+        for chosen in ([found] if len(found) > 1 else []) + [[tie] for tie in found]:
+            self.plan = untied.tied(chosen)
+            names = set().union(*(form.symbols() for _, form in chosen))
+            involved = [(i, s) for i, s in enumerate(self.plan.symbols) if s.name in names]
+            if len(involved) == len(names) and all(self.free_values(base, s, i) for i, s in involved):
+                return
+        self.plan = untied
+        square = untied.square()
+        if square is None:
+            return
+        width, height = square
+        here = self.point()
+        for values in candidates(height, 0):
+            # All of them: by chance two of them may make a square number of patches.
+            if all(self.try_trace(base, {**here, height.name: value}) is not None for value in values):
+                return
+        self.plan = untied.tied([(width, Dim.symbol(height.name))])
+        if self.free_values(base, height, 0) is None:
+            self.plan = untied
 
     def tie(self, base: Trace, bound: Sequence[Symbol]) -> None:
         """Finds which lengths among symbols that are not free alone follow from others: of all of these, else of each."""

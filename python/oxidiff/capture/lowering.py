@@ -458,6 +458,13 @@ class Lowering:
             return tuple(self.resolve(a) for a in argument)
         return argument
 
+    def known_operand(self, *path: int) -> Tensor | None:
+        """An operand of the node being lowered, by its place among the arguments, if it is the same in every call."""
+        argument: Any = self.node.args
+        for index in path:
+            argument = argument[index]
+        return self.known.get(argument.value) if isinstance(argument, Ref) else None
+
     def result(self, index: int = 0) -> tuple[torch.dtype, Shape]:
         """Dtype and shape that the trace saw as result ``index`` of the node being lowered: of complex numbers, those of
         each part."""

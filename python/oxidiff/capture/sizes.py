@@ -100,6 +100,51 @@ class SizePlan:
         self.symbols = [s for s in self.symbols if s.name != name]
         self.forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in self.forms]
 
+    def ties(self) -> list[tuple[Symbol, Dim]]:
+        """Lengths that may follow from other sizes: one that happens to equal the number of patches of an image, or the sum
+        of two such numbers or other lengths (text and image in one sequence)."""
+        lengths = [s for s in self.symbols if s.role == "sequence"]
+        grids = list(self._grids())
+        out: list[tuple[Symbol, Dim]] = []
+        for symbol in lengths:
+            form = next((form for value, form in grids if value == symbol.value), None)
+            if form is not None:
+                out.append((symbol, form))
+        rest = [s for s in lengths if all(s is not tied for tied, _ in out)]
+        for symbol in rest:
+            parts = [(s.value, Dim.symbol(s.name)) for s in rest if s is not symbol] + grids
+            sums = (a + b for (m, a), (n, b) in combinations(parts, 2) if m + n == symbol.value)
+            if (form := next(sums, None)) is not None:
+                out.append((symbol, form))
+        return out
+
+    def square(self) -> tuple[Symbol, Symbol] | None:
+        """Width and height of an image that is as wide as high: some models draw no others."""
+        sides = [s for s in self.symbols if s.role == "spatial"]
+        return (sides[1], sides[0]) if len(sides) == 2 and sides[0].value == sides[1].value else None
+
+    def _grids(self) -> Iterator[tuple[Number, Dim]]:
+        """Numbers of patches that an image or video may be cut into."""
+        height = next((s for s in self.symbols if s.role == "spatial"), None)
+        width = next((s for s in self.symbols if s.role == "spatial" and s is not height), None)
+        frames = next((s for s in self.symbols if s.role == "frames"), None)
+        if height is None or width is None:
+            return
+        for patch in (1, 2, 4, 8, 16, 32):
+            if height.value % patch or width.value % patch:
+                continue
+            count = (height.value // patch) * (width.value // patch)
+            form = Dim.symbol(height.name) * Dim.symbol(width.name) * Fraction(1, patch**2)
+            yield count, form
+            if frames is not None:
+                yield count * frames.value, form * Dim.symbol(frames.name)
+
+    def tied(self, ties: Sequence[tuple[Symbol, Dim]]) -> SizePlan:
+        """The plan in which these symbols are what follows from others."""
+        forms = {Dim.symbol(symbol.name): form for symbol, form in ties}
+        kept = [s for s in self.symbols if all(s is not symbol for symbol, _ in ties)]
+        return SizePlan(kept, [forms.get(f, f) if isinstance(f, Dim) else f for f in self.forms])
+
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
         (symbol,) = (s for s in self.symbols if s.name == name)
@@ -149,7 +194,8 @@ class _Planner:
         # Sequence lengths are first read from tensors that are sure to have one, so that ambiguous ones can be matched.
         self.lengths = {t.shape[1] for t in tensors if t.dim() == 3 and t.shape[1] > _MAX_COORDINATES}
         self.sequence_sizes = {t.shape[self.sequence_axis(t)] for t in tensors if t.dim() == 3}
-        self.sequence_sizes |= {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
+        self.mask_sizes = {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
+        self.sequence_sizes |= self.mask_sizes
         for tensor, name in zip(tensors, self.names, strict=False):
             for axis, size in enumerate(tensor.shape):
                 if size == 0:
@@ -211,12 +257,19 @@ class _Planner:
             # Where the channels are is not known; they show by not being free.
             return self.spatial_form(axis - rank, size)
         if axis >= rank - 2:
-            if rank == 4 and tensor.shape[1] == 1 and (size in self.sequence_sizes or size == 1):
+            if rank == 4 and tensor.shape[1] == 1 and (self.is_length(size) or size == 1):
                 return self.sequence_form(size)
             return self.spatial_form(axis - rank, size)
+        if rank == 4 and axis == 1 and size in self.mask_sizes and size != self.channels:
+            # Words, each as several layers of a text encoder see it.
+            return self.sequence_form(size)
         if rank == 5 and axis == self.frames_axis(tensor):
             return self.frames_form(size)
         return size
+
+    def is_length(self, size: int) -> bool:
+        """Whether a sequence has this length, or two together do: in a mask over text and image."""
+        return size in self.sequence_sizes or any(a + b == size for a, b in combinations(self.sequence_sizes, 2))
 
     def batch_form(self, tensor: torch.Tensor, size: int) -> Size:
         if size == self.batch_size:

@@ -50,6 +50,7 @@ __all__ = [
     "OPEN",
     "TRUE",
     "ChangedError",
+    "KeptError",
     "Keyword",
     "Trace",
     "is_tracing",
@@ -61,6 +62,10 @@ aten = torch.ops.aten
 
 CHANGED = "the module was changed while it was being captured"
 """What a :class:`ChangedError` says."""
+
+
+class KeptError(CaptureError):
+    """``forward`` keeps a tensor for later calls: once a call has really run, there is perhaps nothing left to keep."""
 
 
 class ChangedError(CaptureError):
@@ -135,6 +140,9 @@ class Trace:
     def difference(self, other: Trace) -> str | None:
         """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
         if self.nodes == other.nodes:
+            # Data made in forward is as many numbers as it has elements.
+            if self.starts != other.starts or len(self.numbers) != len(other.numbers):
+                return "a constant made in forward has a length that depends on the sizes"
             for a, b in zip(self.externs, other.externs, strict=True):
                 if a is not b and not (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)):
                     return "a constant made in forward depends on the sizes"
@@ -490,6 +498,11 @@ def _fresh_constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
         rec._bind(x)
         return rec.weights.twin(x)
     flat = x.flatten().tolist()
+    if x.dim() and not x.dtype.is_floating_point and not any(flat):
+        # As many zeros as the batch has items: a tensor whose size depends on the call, not data.
+        twin = rec.emit(aten.zeros.default, (list(x.shape),), {"dtype": x.dtype})
+        rec._constants[id(twin)] = x
+        return twin
     numbers = [int(e) if isinstance(e, bool) else e for e in flat]
     if x.dtype.is_floating_point and rec.scalars:
         # An argument that became an element is known by its value before it was rounded.
@@ -652,11 +665,18 @@ class _RealDevice(TorchFunctionMode):
             data = wanted.pop("data") if "data" in wanted else args[1]
             wanted.setdefault("dtype", args[0].dtype)
             return torch.tensor(data, **wanted)
+        if func is torch.Tensor.tolist and args[0].is_meta:
+            constant = self._recorder._constants.get(id(args[0]))
+            return constant.tolist() if constant is not None else _data_dependent(self._recorder, "tolist", args, {})
         if func is _GETITEM or func is _SETITEM:
             index = _without_lists(args[1])
             view = _basic_index(args[0], index)
             if view is not None:
                 return view if func is _GETITEM else _assign(view, args[2])
+            if func is _SETITEM and isinstance(args[2], Tensor) and (places := _places(args[0], index)) is not None:
+                # torch's own way strips leading ones off the shape of what is written: another program at batch 1.
+                aten.index_put_.default(args[0], places, args[2].to(args[0].dtype))
+                return None
             return func(args[0], index, *args[2:])
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -706,6 +726,23 @@ def _basic_index(x: Tensor, index: Any) -> Tensor | None:
         else:
             x = x.select(dim, item)
     return aten.alias.default(x) if all(item is Ellipsis or item == slice(None) for item in items) else x
+
+
+def _places(x: Tensor, index: Any) -> list[Tensor | None] | None:
+    """An index of tensors of integers, and of whole dimensions, as ``index_put_`` takes it; ``None`` if it is another."""
+    items = index if isinstance(index, tuple) else (index,)
+    whole = slice(None)
+    places: list[Tensor | None] = []
+    for item in items:
+        if item is Ellipsis:
+            places += [None] * (x.dim() - len(items) + 1)
+        elif isinstance(item, Tensor) and item.dim() and item.dtype in (torch.int32, torch.int64):
+            places.append(item)
+        elif isinstance(item, slice) and item == whole:
+            places.append(None)
+        else:
+            return None
+    return places
 
 
 def _consumed(items: Sequence[Any]) -> int:
@@ -808,6 +845,13 @@ class _Guard:
             for path, module in weights.modules
             for table in (module.__dict__, module._buffers, *(module.__dict__[name] for name in _HOOKS))
         ]
+        # Objects that are no modules keep what they made, too: the tables of a rotary embedding.
+        self._tables += [
+            (f"{path}.{name}" if path else name, id(value), value.__dict__, dict(value.__dict__))
+            for path, module in weights.modules
+            for name, value in module.__dict__.items()
+            if _is_plain_object(type(value))
+        ]
         if weights.caches is None:
             types = {cls for _, module in weights.modules for cls in type(module).__mro__}
             weights.caches = [cache for cls in types for value in vars(cls).values() for cache in _caches_of(value)]
@@ -874,6 +918,14 @@ def _caches_of(method: Any) -> Iterator[Any]:
             continue
         if isinstance(held, functools._lru_cache_wrapper):
             yield held
+
+
+def _is_plain_object(kind: type) -> bool:
+    """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
+    package = kind.__module__.partition(".")[0]
+    is_own = package not in {"torch", "builtins", *sys.stdlib_module_names}
+    has_attributes = kind.__dictoffset__ != 0 and not issubclass(kind, (type, dict, list, tuple))
+    return is_own and has_attributes and not issubclass(kind, (torch.nn.Module, Tensor))
 
 
 def _is_foreign(cache: Any) -> bool:
@@ -958,7 +1010,7 @@ def _run_again(
     """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
     for change in changes:
         if _holds_tensor(change.after):
-            raise CaptureError(f"forward keeps a tensor in the attribute {change.label}")
+            raise KeptError(f"forward keeps a tensor in the attribute {change.label}")
     for change in changes:
         change.redo()
     settled = False

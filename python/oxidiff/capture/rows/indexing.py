@@ -77,8 +77,33 @@ def _index_apart(cx: Lowering, x: T, given: Sequence[tuple[int, T]]) -> T:
 @row("index_put.default")
 def index_put(cx: Lowering, x: T, indices: Sequence[T | None], values: T, accumulate: bool = False) -> T:
     masks = [index for index in indices if index is not None]
+    if len(masks) == 1 and masks[0].rank == 1 and not accumulate:
+        dim = indices.index(masks[0])
+        index = cx.known_operand(1, dim)
+        if index is not None and index.dtype is not torch.bool and isinstance(x.shape[dim], int):
+            return _put_at(cx, x, dim, index, values)
     is_mask = len(masks) == 1 and indices[0] is not None and masks[0].dtype is torch.bool
-    if not is_mask or accumulate or any(size != 1 for size in values.shape):
-        raise cx.unsupported("writing by index, other than one number where a mask holds")
-    mask = cx.reshape(masks[0], (*masks[0].shape, *([1] * (x.rank - masks[0].rank))))
-    return cx.where(mask, cx.convert(cx.reshape(values, ()), x.dtype), x, x.dtype)
+    rest = x.rank - masks[0].rank
+    # What is written may be one for all places, but not one for each: how many those are depends on data.
+    if not is_mask or accumulate or any(size != 1 for size in values.shape[: max(values.rank - rest, 0)]):
+        raise cx.unsupported(
+            "writing by index, other than at places that are the same in every call, or the same wherever a mask holds"
+        )
+    mask = cx.reshape(masks[0], (*masks[0].shape, *([1] * rest)))
+    values = cx.reshape(values, values.shape[max(values.rank - rest, 0) :])
+    return cx.where(mask, cx.convert(values, x.dtype), x, x.dtype)
+
+
+def _put_at(cx: Lowering, x: T, dim: int, index: torch.Tensor, values: T) -> T:
+    """Writes along one dimension at places that are known: each place reads from ``values``, or stays what it is."""
+    size = cx.static(x.shape[dim], "the size of a dimension that is written to")
+    source = torch.zeros(size, dtype=torch.int64)
+    is_written = torch.zeros(size, dtype=torch.bool)
+    for at, place in enumerate(index.tolist()):
+        source[place] = at
+        is_written[place] = True
+    values = cx.expand(cx.convert(values, x.dtype), (*x.shape[:dim], len(index), *x.shape[dim + 1 :]))
+    spread = _index_select(cx, values, dim, cx.constant(source.tolist(), torch.int64, (size,)))
+    mask_shape = (size, *([1] * (x.rank - dim - 1)))
+    mask = cx.constant([float(written) for written in is_written.tolist()], torch.bool, mask_shape)
+    return cx.where(mask, spread, x, x.dtype)

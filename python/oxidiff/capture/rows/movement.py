@@ -147,6 +147,13 @@ def stack(cx: Lowering, tensors: Sequence[T], dim: int = 0) -> T:
     return cx.cat([cx.reshape(cx.convert(x, dtype), one) for x in tensors], dim)
 
 
+@row("pad_sequence.default")
+def pad_sequence(cx: Lowering, sequences: Sequence[T], batch_first: bool = False, value: Any = 0.0, *_: Any) -> T:
+    if any(x.shape != sequences[0].shape for x in sequences):
+        raise cx.unsupported("sequences of several lengths")
+    return stack(cx, sequences, 0 if batch_first else 1)
+
+
 @row("hstack.default")
 def hstack(cx: Lowering, tensors: Sequence[T]) -> T:
     return cat(cx, tensors, 0 if tensors[0].rank <= 1 else 1)
