@@ -495,7 +495,17 @@ UNETS: tuple[Family, ...] = (
     Family("unet-scale", CONDITIONAL, CROSS, _scale, SIZES),
     Family("unet-residuals", CONDITIONAL, CROSS, _residuals, SIZES),
     Family("unet-t2i-adapter", CONDITIONAL, CROSS, _intrablock, SIZES),
-    Family("unet-freeu", CONDITIONAL, CROSS, _unet, SIZES, prepare=_freeu),
+    Family(
+        "unet-freeu",
+        CONDITIONAL,
+        CROSS,
+        _unet,
+        SIZES,
+        fallbacks=("fft_fftn",),
+        captures_by_size=True,
+        programs_by_size=True,
+        prepare=_freeu,
+    ),
     Family(
         "unet-uncond",
         "diffusers.UNet2DModel",

@@ -705,7 +705,7 @@ VIDEOS: tuple[Family, ...] = (
             "caption_channels": 20,
         },
         _allegro,
-        ((3, 16, 20), (5, 8, 28)),
+        ((3, 16, 20), (11, 8, 28)),
         # With one sample only, positions that are given once for all samples look like its own.
         batches=(2, 1),
     ),

@@ -290,7 +290,7 @@ class _Planner:
     def sequence_axis(self, tensor: torch.Tensor) -> int:
         """Of a 3-D tensor: 1, but for sounds with channels first, and for one row of coordinates per axis."""
         is_sound = tensor.shape[1] == self.channels != tensor.shape[2]
-        is_coordinates = tensor.shape[1] <= _MAX_COORDINATES and tensor.shape[2] in self.lengths
+        is_coordinates = 1 < tensor.shape[1] <= _MAX_COORDINATES and tensor.shape[2] in self.lengths
         return 2 if is_sound or is_coordinates else 1
 
     def frames_axis(self, tensor: torch.Tensor) -> int:

@@ -39,6 +39,7 @@ _BY_PARTS: dict[Callable[..., Any], tuple[str, ...]] = {
                      "unsafe_split_with_sizes", "tensor_split.sections", "tensor_split.indices"),
     movement.cat: ("cat", "concat", "concatenate"),
     movement.stack: ("stack",),
+    movement.pad_sequence: ("pad_sequence",),
     movement.repeat: ("repeat", "tile"),
     movement.repeat_interleave: ("repeat_interleave.self_int",),
     movement.flip: ("flip", "fliplr", "flipud"),
