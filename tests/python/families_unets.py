@@ -500,10 +500,9 @@ UNETS: tuple[Family, ...] = (
         CONDITIONAL,
         CROSS,
         _unet,
-        SIZES,
+        ((10, 12), (14, 20)),
+        graphs=2,
         fallbacks=("fft_fftn",),
-        captures_by_size=True,
-        programs_by_size=True,
         prepare=_freeu,
     ),
     Family(

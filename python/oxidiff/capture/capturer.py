@@ -323,7 +323,6 @@ class _Session:
             else:
                 return records, points
             if attempt == 0:
-                self.try_ties(base)
                 self.try_each_symbol(base)
             else:
                 self.fix_all()
@@ -332,45 +331,53 @@ class _Session:
     def try_each_symbol(self, base: Trace) -> None:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
         not free together with lengths that follow from it."""
-        bound = []
-        for i, symbol in enumerate(list(self.plan.symbols)):
-            for values in candidates(symbol, i):
-                if self.are_free(base, {symbol.name: values}):
-                    self.chosen[symbol.name] = values
-                    break
-            else:
-                bound.append(symbol)
+        bound = self.bound_symbols(base)
+        if bound and self.try_ties(base, bound):
+            bound = self.bound_symbols(base)
         self.tie(base, bound)
         for symbol in [s for s in self.plan.symbols if s in bound and s.name not in self.tied]:
             self.fix(symbol)
+
+    def bound_symbols(self, base: Trace) -> list[Symbol]:
+        """The symbols that are not free alone; values for the others are chosen."""
+        bound = []
+        for i, symbol in enumerate(list(self.plan.symbols)):
+            values = self.free_values(base, symbol, i)
+            if values is None:
+                bound.append(symbol)
+            else:
+                self.chosen[symbol.name] = values
+        return bound
 
     def free_values(self, base: Trace, symbol: Symbol, index: int) -> tuple[Number, ...] | None:
         """Values of one symbol at which the program is the same, ``None`` if there are none."""
         return next((v for v in candidates(symbol, index) if self.are_free(base, {symbol.name: v})), None)
 
-    def try_ties(self, base: Trace) -> None:
-        """Lets lengths follow from other sizes where what they follow from is free only so."""
+    def try_ties(self, base: Trace, bound: Sequence[Symbol]) -> bool:
+        """Lets lengths that are not free alone follow from other sizes where what they follow from is free only so."""
         untied = self.plan
-        found = untied.ties()
+        found = [(symbol, form) for symbol, form in untied.ties() if symbol in bound]
         for chosen in ([found] if len(found) > 1 else []) + [[tie] for tie in found]:
             self.plan = untied.tied(chosen)
             names = set().union(*(form.symbols() for _, form in chosen))
             involved = [(i, s) for i, s in enumerate(self.plan.symbols) if s.name in names]
             if len(involved) == len(names) and all(self.free_values(base, s, i) for i, s in involved):
-                return
+                return True
         self.plan = untied
         square = untied.square()
-        if square is None:
-            return
+        if square is None or any(side not in bound for side in square):
+            return False
         width, height = square
         here = self.point()
         for values in candidates(height, 0):
             # All of them: by chance two of them may make a square number of patches.
             if all(self.try_trace(base, {**here, height.name: value}) is not None for value in values):
-                return
+                return False
         self.plan = untied.tied([(width, Dim.symbol(height.name))])
         if self.free_values(base, height, 0) is None:
             self.plan = untied
+            return False
+        return True
 
     def tie(self, base: Trace, bound: Sequence[Symbol]) -> None:
         """Finds which lengths among symbols that are not free alone follow from others: of all of these, else of each."""
