@@ -1,7 +1,0 @@
-"""Small videos."""
-
-from __future__ import annotations
-
-from families import Family
-
-VIDEOS: tuple[Family, ...] = ()
