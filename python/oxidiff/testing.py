@@ -43,7 +43,7 @@ __all__ = [
 
 Config = Mapping[str, Any]
 Inputs = dict[str, Any]
-MakeInputs = Callable[[Config, int, tuple[int, ...], "_Random"], Inputs]
+MakeInputs = Callable[[Config, int, tuple[int, ...], "Random"], Inputs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Model:
         return {**self.config, **self.tiny} if tiny else dict(self.config)
 
 
-class _Random:
+class Random:
     """Seeded tensors on the CPU: the same seed gives the same values whatever their dtype."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
@@ -91,7 +91,7 @@ _TIMESTEP = 500
 """Exact in bf16, also after a model multiplies a thousandth of it by 1000."""
 
 
-def _unet_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _unet_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     inputs: Inputs = {
         "sample": random.normal(batch, config["in_channels"], *size),
         "timestep": torch.tensor(_TIMESTEP),
@@ -104,25 +104,25 @@ def _unet_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Ran
     return inputs
 
 
-def _controlnet_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _controlnet_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     scale = 2 ** (len(config["conditioning_embedding_out_channels"]) - 1)
     condition = random.normal(batch, 3, *(edge * scale for edge in size)).sigmoid()
     return {**_unet_inputs(config, batch, size, random), "controlnet_cond": condition, "conditioning_scale": 1.0}
 
 
-def _decoder_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _decoder_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     return {"sample": random.normal(batch, config["latent_channels"], *size)}
 
 
-def _encoder_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _encoder_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     return {"sample": random.normal(batch, config["in_channels"], *size).tanh()}
 
 
-def _text_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _text_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     return {"input_ids": random.tokens(config["vocab_size"], batch, *size)}
 
 
-def _flux_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _flux_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     height, width = (edge // 2 for edge in size)
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     positions = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3)
@@ -140,7 +140,7 @@ def _flux_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Ran
     return inputs
 
 
-def _sd3_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _sd3_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     return {
         "hidden_states": random.normal(batch, config["in_channels"], *size),
         "encoder_hidden_states": random.normal(batch, _PROMPT_TOKENS, config["joint_attention_dim"]),
@@ -149,7 +149,7 @@ def _sd3_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Rand
     }
 
 
-def _pixart_inputs(config: Config, batch: int, size: tuple[int, ...], random: _Random) -> Inputs:
+def _pixart_inputs(config: Config, batch: int, size: tuple[int, ...], random: Random) -> Inputs:
     resolution = None
     aspect_ratio = None
     if config["use_additional_conditions"]:
@@ -594,7 +594,7 @@ def example_inputs(
     chosen = tuple(size) if size is not None else (entry.tiny_sizes[0] if tiny else entry.size)
     if len(chosen) != len(entry.size):
         raise ValueError(f"{name} takes sizes like {entry.size}, not {chosen}")
-    return entry.inputs({**entry.full_config(tiny), **(overrides or {})}, batch, chosen, _Random(seed, dtype))
+    return entry.inputs({**entry.full_config(tiny), **(overrides or {})}, batch, chosen, Random(seed, dtype))
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

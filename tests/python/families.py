@@ -11,22 +11,9 @@ import torch
 from torch import nn
 
 from oxidiff import testing
+from oxidiff.testing import Inputs, Random
 
-Inputs = dict[str, Any]
-
-
-class Random:
-    """Seeded tensors: the same seed gives the same values whatever their dtype."""
-
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self._generator).to(self.dtype)
-
-    def tokens(self, vocabulary: int, *shape: int) -> torch.Tensor:
-        return torch.randint(vocabulary, shape, generator=self._generator)
+__all__ = ["Family", "Inputs", "Random"]
 
 
 def _make(kind: Any, config: Mapping[str, Any]) -> nn.Module:

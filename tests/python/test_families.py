@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import oxidiff
-from families import Random
 from families_encoders import ENCODERS
 from families_images import IMAGES
 from families_unets import UNETS
@@ -82,7 +81,7 @@ def test_autoencoder_by_its_methods(name: str, dtype: str) -> None:
         for batch in family.batches:
             for method, make in family.calls():
                 case = f"{name} {dtype} {method} size {size} batch {batch}"
-                inputs = make(Random(1, DTYPES[dtype]), batch, size)
+                inputs = make(testing.Random(1, DTYPES[dtype]), batch, size)
                 wide = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
                 exact = result(exact_module, method, wide)
                 output = result(compiled, method, inputs)

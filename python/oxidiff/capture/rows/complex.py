@@ -13,7 +13,7 @@ import torch
 
 from ..lowering import Complex, Lowering, T
 from . import indexing, movement, pointwise
-from .registry import aten
+from .registry import row
 
 __all__ = ["COMPLEX_ROWS"]
 
@@ -56,33 +56,22 @@ _BY_INDEX = (indexing.index_select, indexing.gather, indexing.index_tensor)
 """Those that are told elements by tensors of integers."""
 
 
-def _register(function: Callable[..., Any], *overloads: str) -> None:
-    for name in overloads:
-        packet, _, overload = name.partition(".")
-        found = getattr(getattr(aten, packet, None), overload or "default", None)
-        if found is not None:
-            COMPLEX_ROWS[found] = function
-
-
 def complex_row(*overloads: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a row for complex numbers; as :func:`~oxidiff.capture.rows.registry.row`."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _register(function, *overloads)
-        return function
-
-    return register
+    """Registers a row for complex numbers; as :func:`~oxidiff.capture.rows.registry.row`, ``.default`` left out."""
+    return row(*(name if "." in name else f"{name}.default" for name in overloads), table=COMPLEX_ROWS)
 
 
-def _by_parts(row: Callable[..., Any]) -> Callable[..., Any]:
+def _by_parts(of_real: Callable[..., Any]) -> Callable[..., Any]:
     def lower(cx: Lowering, *arguments: Any) -> Any:
-        real, imag = (row(cx, *(part(cx, argument, is_real) for argument in arguments)) for is_real in (True, False))
+        real, imag = (
+            of_real(cx, *(part(cx, argument, is_real) for argument in arguments)) for is_real in (True, False)
+        )
         return Complex(real, imag) if isinstance(real, T) else list(map(Complex, real, imag))
 
     def part(cx: Lowering, argument: Any, is_real: bool) -> Any:
         if isinstance(argument, Complex):
             return argument.real if is_real else argument.imag
-        if isinstance(argument, T) and not is_real and row not in _BY_INDEX:
+        if isinstance(argument, T) and not is_real and of_real not in _BY_INDEX:
             # Real numbers beside complex ones.
             return cx.full(0, argument.dtype, argument.shape)
         return tuple(part(cx, item, is_real) for item in argument) if isinstance(argument, tuple) else argument
@@ -91,7 +80,7 @@ def _by_parts(row: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _row, _overloads in _BY_PARTS.items():
-    _register(_by_parts(_row), *_overloads)
+    complex_row(*_overloads)(_by_parts(_row))
 
 
 def _parts(cx: Lowering, x: Any) -> tuple[T, T | None]:

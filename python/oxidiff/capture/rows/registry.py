@@ -17,7 +17,7 @@ ROWS: dict[Any, Callable[..., Any]] = {}
 """ATen overload -> row."""
 
 
-def row(*overloads: str) -> Callable[[Row], Row]:
+def row(*overloads: str, table: dict[Any, Callable[..., Any]] = ROWS) -> Callable[[Row], Row]:
     """Registers a row for overloads named as in ``"add.Tensor"``; those that this torch does not have are left out."""
 
     def register(function: Row) -> Row:
@@ -25,7 +25,7 @@ def row(*overloads: str) -> Callable[[Row], Row]:
             packet, _, overload = name.rpartition(".")
             found = getattr(getattr(aten, packet, None), overload, None)
             if found is not None:
-                ROWS[found] = function
+                table[found] = function
         return function
 
     return register
