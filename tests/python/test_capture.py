@@ -244,6 +244,22 @@ def test_tokens_of_several_images_per_sample():
     assert [s.name for s in graph.plan.symbols] == ["b", "s"]
 
 
+@pytest.mark.parametrize("patch", [0, 2], ids=["tokens", "patches"])
+def test_a_mask_over_text_and_image(patch):
+    """Its length is the sum of two that are not free alone either."""
+
+    def function(text, image, mask):
+        tokens = image[:, :, ::patch, ::patch].flatten(2).transpose(1, 2) if patch else image
+        return torch.cat([text, tokens], dim=1) * mask.unsqueeze(-1)
+
+    calls = []
+    for b, n, h, w in ((2, 17, 12, 20), (3, 29, 8, 28)):
+        x = image(b, 4, h, w) if patch else torch.randn(b, h * w, 4)
+        tokens = h * w // patch**2 if patch else h * w
+        calls.append(((torch.randn(b, n, 4), x, torch.randint(2, (b, n + tokens))), {}))
+    assert not check_serves(function, *calls).fixed
+
+
 def test_coordinates_have_a_column_per_token():
     def function(tokens, coordinates):
         return tokens + coordinates.sum(dim=1).unsqueeze(-1)

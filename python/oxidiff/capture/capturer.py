@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Capturer", "capture"]
 
 Point = dict[str, Number]
-
-_MAX_TIES = 16
-"""How many ways are tried in which lengths may follow from other sizes, if they are not free."""
 R = TypeVar("R")
 
 
@@ -188,12 +184,13 @@ class _Session:
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.root)
         self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
+        self.order = {s.name: i for i, s in enumerate(self.plan.symbols)}
+        """Which values are tried of each: no two take the same."""
         self.chosen: dict[str, tuple[Number, ...]] = {}
         self.traces = 0
         self.limit: int | None = None
         """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
-        self.tied: set[str] = set()
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
             self.fix(symbol)
         # What has no effect is mostly left out by the code: of another program than any other value.
@@ -203,8 +200,8 @@ class _Session:
     def run(self) -> CapturedGraph:
         if not self.owner.dynamic:
             self.fix_all()
-        for i, symbol in enumerate(list(self.plan.symbols)):
-            values = next(candidates(symbol, i), None)
+        for symbol in list(self.plan.symbols):
+            values = next(candidates(symbol, self.order[symbol.name]), None)
             if values is None:
                 # Next to a float as large as that there is nothing to try.
                 self.fix(symbol)
@@ -330,90 +327,39 @@ class _Session:
 
     def try_each_symbol(self, base: Trace) -> None:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
-        not free together with lengths that follow from it."""
-        bound = self.bound_symbols(base)
-        if bound and self.try_ties(base, bound):
-            bound = self.bound_symbols(base)
-        self.tie(base, bound)
-        for symbol in [s for s in self.plan.symbols if s in bound and s.name not in self.tied]:
+        not free together with others that follow from it."""
+        bound = self.bound_symbols(base, self.plan.symbols)
+        while settled := self.try_ties(base, bound):
+            bound = self.bound_symbols(base, [s for s in bound if s.name not in settled])
+        for symbol in bound:
             self.fix(symbol)
 
-    def bound_symbols(self, base: Trace) -> list[Symbol]:
-        """The symbols that are not free alone; values for the others are chosen."""
-        bound = []
-        for i, symbol in enumerate(list(self.plan.symbols)):
-            values = self.free_values(base, symbol, i)
-            if values is None:
-                bound.append(symbol)
-            else:
-                self.chosen[symbol.name] = values
-        return bound
+    def bound_symbols(self, base: Trace, symbols: Sequence[Symbol]) -> list[Symbol]:
+        """Those of these symbols that are not free alone; values for the others are chosen."""
+        return [s for s in symbols if not self.is_free(base, [s])]
 
-    def free_values(self, base: Trace, symbol: Symbol, index: int) -> tuple[Number, ...] | None:
-        """Values of one symbol at which the program is the same, ``None`` if there are none."""
-        return next((v for v in candidates(symbol, index) if self.are_free(base, {symbol.name: v})), None)
-
-    def try_ties(self, base: Trace, bound: Sequence[Symbol]) -> bool:
-        """Lets lengths that are not free alone follow from other sizes where what they follow from is free only so."""
+    def try_ties(self, base: Trace, bound: Sequence[Symbol]) -> Set[str]:
+        """Lets symbols that are not free alone follow from others, which are free then: all their names, none if there is
+        no such way."""
         untied = self.plan
-        found = [(symbol, form) for symbol, form in untied.ties() if symbol in bound]
-        for chosen in ([found] if len(found) > 1 else []) + [[tie] for tie in found]:
-            self.plan = untied.tied(chosen)
-            names = set().union(*(form.symbols() for _, form in chosen))
-            involved = [(i, s) for i, s in enumerate(self.plan.symbols) if s.name in names]
-            if len(involved) == len(names) and all(self.free_values(base, s, i) for i, s in involved):
-                return True
+        for tied in ties(bound):
+            self.plan = untied.tied(tied)
+            names = {name for form in tied.values() for name in form.symbols()}
+            if self.is_free(base, [s for s in bound if s.name in names]):
+                return names | tied.keys()
         self.plan = untied
-        square = untied.square()
-        if square is None or any(side not in bound for side in square):
-            return False
-        width, height = square
+        return frozenset()
+
+    def is_free(self, base: Trace, symbols: Sequence[Symbol]) -> bool:
+        """Whether there are values of these symbols, together, at which the program is the same; chooses them."""
         here = self.point()
-        for values in candidates(height, 0):
-            # All of them: by chance two of them may make a square number of patches.
-            if all(self.try_trace(base, {**here, height.name: value}) is not None for value in values):
-                return False
-        self.plan = untied.tied([(width, Dim.symbol(height.name))])
-        if self.free_values(base, height, 0) is None:
-            self.plan = untied
-            return False
-        return True
-
-    def tie(self, base: Trace, bound: Sequence[Symbol]) -> None:
-        """Finds which lengths among symbols that are not free alone follow from others: of all of these, else of each."""
-        drivers = [s for s in bound if s.role not in ("sequence", "batch")]
-        for group in [drivers, *([s] for s in bound if drivers != [s])]:
-            if not all(s in self.plan.symbols for s in group):
-                continue
-            followers = [s for s in bound if s.role == "sequence" and s in self.plan.symbols and s not in group]
-            forms = [[*ties(s, group), None] for s in followers]
-            for chosen in islice(product(*forms), _MAX_TIES):
-                if self.is_tied(base, dict(zip([s.name for s in followers], chosen, strict=True)), group):
-                    break
-
-    def is_tied(self, base: Trace, forms: Mapping[str, Dim | None], drivers: Sequence[Symbol]) -> bool:
-        """Whether sizes are free together if lengths follow from them so; keeps it if they are."""
-        used = {name for form in forms.values() if form is not None for name in form.symbols()} - self.tied
-        before = self.plan
-        self.plan = before.copy()
-        for name, form in forms.items():
-            if form is not None:
-                self.plan.tie(name, form)
-        places = {s.name: i for i, s in enumerate(before.symbols)}
-        for values in zip(*(candidates(s, places[s.name]) for s in drivers if s.name in used), strict=False):
-            chosen = dict(zip([s.name for s in drivers if s.name in used], values, strict=True))
-            if self.are_free(base, chosen):
-                self.chosen.update(chosen)
-                self.tied |= used
+        for values in zip(*(candidates(s, self.order[s.name]) for s in symbols), strict=False):
+            # The extremes of the values decide: a limit that one of them exceeds must show here.
+            points = [{s.name: pick(v) for s, v in zip(symbols, values, strict=True)} for pick in (max, min)]
+            if all(self.try_trace(base, {**here, **point}) is not None for point in points):
+                self.chosen.update(zip([s.name for s in symbols], values, strict=True))
                 return True
-        self.plan = before
         return False
-
-    def are_free(self, base: Trace, chosen: Mapping[str, Sequence[Number]]) -> bool:
-        here = self.point()
-        # The extremes of the values decide: a limit that one of them exceeds must show here.
-        points = [{name: pick(values) for name, values in chosen.items()} for pick in (max, min)]
-        return all(self.try_trace(base, {**here, **point}) is not None for point in points)
 
     def fix(self, symbol: Symbol) -> None:
         self.plan.fix(symbol.name)

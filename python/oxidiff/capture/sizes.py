@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, islice, product
 from math import prod
 from typing import Any
 
@@ -91,59 +91,12 @@ class SizePlan:
                 out.append(int(value))
         return out
 
-    def copy(self) -> SizePlan:
-        """A plan that can be changed on its own."""
-        return SizePlan(list(self.symbols), list(self.forms))
-
-    def tie(self, name: str, to: Dim) -> None:
-        """Makes a symbol follow from others."""
-        self.symbols = [s for s in self.symbols if s.name != name]
-        self.forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in self.forms]
-
-    def ties(self) -> list[tuple[Symbol, Dim]]:
-        """Lengths that may follow from other sizes: one that happens to equal the number of patches of an image, or the sum
-        of two such numbers or other lengths (text and image in one sequence)."""
-        lengths = [s for s in self.symbols if s.role == "sequence"]
-        grids = list(self._grids())
-        out: list[tuple[Symbol, Dim]] = []
-        for symbol in lengths:
-            form = next((form for value, form in grids if value == symbol.value), None)
-            if form is not None:
-                out.append((symbol, form))
-        rest = [s for s in lengths if all(s is not tied for tied, _ in out)]
-        for symbol in rest:
-            parts = [(s.value, Dim.symbol(s.name)) for s in rest if s is not symbol] + grids
-            sums = (a + b for (m, a), (n, b) in combinations(parts, 2) if m + n == symbol.value)
-            if (form := next(sums, None)) is not None:
-                out.append((symbol, form))
-        return out
-
-    def square(self) -> tuple[Symbol, Symbol] | None:
-        """Width and height of an image that is as wide as high: some models draw no others."""
-        sides = [s for s in self.symbols if s.role == "spatial"]
-        return (sides[1], sides[0]) if len(sides) == 2 and sides[0].value == sides[1].value else None
-
-    def _grids(self) -> Iterator[tuple[Number, Dim]]:
-        """Numbers of patches that an image or video may be cut into."""
-        height = next((s for s in self.symbols if s.role == "spatial"), None)
-        width = next((s for s in self.symbols if s.role == "spatial" and s is not height), None)
-        frames = next((s for s in self.symbols if s.role == "frames"), None)
-        if height is None or width is None:
-            return
-        for patch in (1, 2, 4, 8, 16, 32):
-            if height.value % patch or width.value % patch:
-                continue
-            count = (height.value // patch) * (width.value // patch)
-            form = Dim.symbol(height.name) * Dim.symbol(width.name) * Fraction(1, patch**2)
-            yield count, form
-            if frames is not None:
-                yield count * frames.value, form * Dim.symbol(frames.name)
-
-    def tied(self, ties: Sequence[tuple[Symbol, Dim]]) -> SizePlan:
-        """The plan in which these symbols are what follows from others."""
-        forms = {Dim.symbol(symbol.name): form for symbol, form in ties}
-        kept = [s for s in self.symbols if all(s is not symbol for symbol, _ in ties)]
-        return SizePlan(kept, [forms.get(f, f) if isinstance(f, Dim) else f for f in self.forms])
+    def tied(self, ties: Mapping[str, Dim]) -> SizePlan:
+        """The plan in which these symbols follow from others."""
+        forms = list(self.forms)
+        for name, to in ties.items():
+            forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in forms]
+        return SizePlan([s for s in self.symbols if s.name not in ties], forms)
 
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
@@ -338,25 +291,53 @@ RESIDUES = {"spatial": 64, "frames": FRAMES_STEP}
 """Sizes that models halve, and the modulus at which they are told apart where it is not known what decides."""
 
 
-def ties(follower: Symbol, drivers: Sequence[Symbol]) -> list[Dim]:
+def ties(bound: Sequence[Symbol]) -> Iterator[dict[str, Dim]]:
+    """What may follow from what among sizes that are not free alone, the likeliest first: lengths from all other sizes, as
+    those of position tables do from the edges of an image; lengths from one size; in models that draw squares only, the
+    width of an image from its height."""
+    edges = [s for s in bound if s.role not in ("sequence", "batch")]
+    for drivers in [edges, *([s] for s in bound if edges != [s])]:
+        followers = [s for s in bound if s.role == "sequence" and s not in drivers]
+        forms = [[*_following(s, drivers, followers), None] for s in followers]
+        for chosen in islice(product(*forms), _MAX_TIES):
+            tied = {s.name: form for s, form in zip(followers, chosen, strict=True) if form is not None}
+            if tied and not any(form.symbols() & tied.keys() for form in tied.values()):
+                yield tied
+    sides = [s for s in bound if s.role == "spatial"]
+    if len(sides) == 2 and sides[0].value == sides[1].value:
+        yield {sides[1].name: Dim.symbol(sides[0].name)}
+
+
+_MAX_TIES = 16
+"""How many ways are tried in which several lengths may follow from the same sizes."""
+_MAX_PATCH = 32
+"""Pixels along an edge that become one token, at most."""
+
+
+def _following(follower: Symbol, drivers: Sequence[Symbol], others: Sequence[Symbol]) -> list[Dim]:
     """What a length may be that other sizes seem to decide, the likeliest first: one of them; the product of several, in
-    patches; one of them and a token beside it; so many per sample of a batch."""
+    patches; one of them and a token beside it; so many per sample of a batch; such a product and another length, of text
+    and image in one sequence."""
     length, drivers = int(follower.value), [s for s in drivers if isinstance(s.value, int)]
     found: list[tuple[int, int, Dim]] = []
-    for count in (1, 2, 3):
-        for chosen in combinations(drivers, count):
-            whole = prod(int(s.value) for s in chosen)
-            patch = next((1 << log for log in range(2 * count + 1) if length << log == whole), None)
-            if patch is not None:
+    for other in (None, *(s for s in others if s is not follower)):
+        beside = dim_of(0) if other is None else Dim.symbol(other.name)
+        rest = length if other is None else length - int(other.value)
+        for count in (1, 2, 3):
+            for chosen in combinations(drivers, count):
+                whole = prod(int(s.value) for s in chosen)
+                patch = next((1 << log for log in range(count * _MAX_PATCH.bit_length()) if rest << log == whole), None)
+                if patch is None or rest <= 0:
+                    continue
                 form = dim_of(1)
                 for symbol in chosen:
                     form = form * Dim.symbol(symbol.name)
-                is_same = count == 1 == patch
-                found.append((0 if is_same else 4 - count, patch, form * Fraction(1, patch)))
+                rank = 5 if other is not None else 0 if count == 1 == patch else 4 - count
+                found.append((rank, patch, form * Fraction(1, patch) + beside))
     for symbol in drivers:
-        beside = int(length - symbol.value)
-        if abs(beside) == 1:
-            found.append((4, 0, Dim.symbol(symbol.name) + beside))
+        more = int(length - symbol.value)
+        if abs(more) == 1:
+            found.append((4, 0, Dim.symbol(symbol.name) + more))
         if symbol.role == "batch" and length % symbol.value == 0:
             found.append((4, 1, Dim.symbol(symbol.name) * int(length // symbol.value)))
     return [form for _, _, form in sorted(found, key=lambda item: item[:2])]
