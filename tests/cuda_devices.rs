@@ -116,7 +116,7 @@ fn an_argument_of_the_other_device_is_an_error() {
     let lies = |cuda: &Cuda| {
         let block = cuda.memory().allocate(bytes.len(), "an argument").unwrap();
         // SAFETY: the block was made with this size.
-        unsafe { cuda.device().upload(bytes, block.ptr()).unwrap() };
+        unsafe { cuda.device().upload(bytes, block.ptr(), 0).unwrap() };
         block
     };
     let [there, here] = [lies(&cudas[0]), lies(&cudas[1])];

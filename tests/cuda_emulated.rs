@@ -29,6 +29,9 @@ use support::{Random, borrow, plan_of, program_of, relative, weights_of};
 /// Orders in which warps take turns that a kernel is run in, each at every size; `OXIDIFF_CUDA_SCHEDULES=n` for more of them.
 const SCHEDULES: usize = 4;
 
+/// A stream beside the default one, which cannot be captured.
+const SIDE: usize = 0x50;
+
 fn schedules() -> usize {
     let asked = std::env::var("OXIDIFF_CUDA_SCHEDULES").ok();
     asked.map_or(SCHEDULES, |n| n.parse().unwrap_or_else(|e| panic!("OXIDIFF_CUDA_SCHEDULES={n}: {e}")))
@@ -199,7 +202,7 @@ fn a_unet_runs_as_on_the_cpu() {
     let driver = fake_driver().unwrap();
     let graph = parse_graph(include_str!("cuda/data/sd15_unet_tiny.ir")).unwrap();
     let weights = weights_of(&graph);
-    let ours = OnDevice::new(&cuda, &graph, Precision::Eager, &weights).executable;
+    let ours = OnDevice::new(&cuda, &graph, Precision::Eager, &weights);
     let cpu = program_of(graph.clone(), plan_of(graph.clone(), Precision::Eager, MemoryMode::Fast), "cpu");
     let bound = weights.iter().map(|w| Weight::borrowed(borrow(w))).collect();
     let cpu = Executable::new(Arc::new(cpu), bound).unwrap();
@@ -211,7 +214,7 @@ fn a_unet_runs_as_on_the_cpu() {
             let types = graph.inputs.iter().map(|i| (i.ty.dtype, i.ty.concrete(bindings).unwrap()));
             let inputs: Vec<interp::Tensor> =
                 types.map(|(dtype, shape)| support::random(&mut random, dtype, &shape, 900)).collect();
-            let (got, want) = (run_here(&ours, bindings, &inputs), run_here(&cpu, bindings, &inputs));
+            let (got, want) = (run_here(&ours.executable, bindings, &inputs), run_here(&cpu, bindings, &inputs));
             let error = relative(&got[0], &want[0]);
             assert!(error < 2e-5, "at {bindings:?}, round {round}: {error:e}");
         }
@@ -234,17 +237,20 @@ fn a_unet_runs_as_on_the_cpu() {
         .map(|i| support::random(&mut random, i.ty.dtype, &i.ty.concrete(&[1, 8, 8, 7]).unwrap(), 900))
         .collect();
     let memory = || [Count::Allocations, Count::Frees].map(|c| driver.count(c));
+    let call = ours.call_on(SIDE, &[1, 8, 8, 7], &inputs);
     let [allocated, freed] = memory();
-    driver.capturing(true);
-    let got = run_here(&ours, &[1, 8, 8, 7], &inputs);
-    driver.capturing(false);
+    let (outcome, recording) = driver.capture(SIDE, || ours.launch(&call));
+    outcome.unwrap();
+    assert!(driver.count(Count::Launches) > launches && driver.count(Count::GraphLaunches) == graphs);
+    recording.replay();
+    drop(recording);
     assert_eq!(
         memory(),
         [allocated + 1, freed + 1],
         "its workspace is its own: the graph runs later, beside other calls"
     );
+    let got = ours.read(&call).unwrap();
     assert!(relative(&got[0], &run_here(&cpu, &[1, 8, 8, 7], &inputs)[0]) < 2e-5);
-    assert!(driver.count(Count::Launches) > launches && driver.count(Count::GraphLaunches) == graphs);
 }
 
 /// An argument and a weight that do not lie dense are copied by a kernel that takes any strides.

@@ -29,6 +29,9 @@ fn with_libraries() -> Option<(Cuda, &'static FakeLibrary)> {
     Some((backend(|text| text)?.with_delegates(Delegates::new("a stand-in".to_owned(), None)), library))
 }
 
+/// A stream beside the default one, which cannot be captured.
+const SIDE: usize = 0x50;
+
 /// What `fake_cublaslt.cpp` counts calls with.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "plans make the left operand's terms neighbours")]
@@ -488,14 +491,13 @@ fn nothing_is_planned_in_a_capture() {
     let graph = graph_of(PRODUCTS[1].1, "f32");
     let (_, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
     let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let (inputs, _) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 2).unwrap();
     let run = |is_captured: bool| {
-        let (x, mut out) = (vec![0u128; 2 * 24 * 40 / 4], vec![0u128; 2 * 24 * 48 / 4]);
-        let given = Tensor::dense(x.as_ptr().cast_mut().cast(), DType::F32, &[2, 24, 40]);
-        let result = Tensor::dense(out.as_mut_ptr().cast(), DType::F32, &[2, 24, 48]);
-        driver.capturing(is_captured);
-        // SAFETY: both have the memory of their shapes.
-        let outcome = unsafe { ours.executable.run(&[given], &[result], &[2, 4], None) };
-        driver.capturing(false);
+        let call = ours.call_on(SIDE, &[2, 4], &inputs);
+        let outcome = match is_captured {
+            true => driver.capture(SIDE, || ours.launch(&call)).0,
+            false => ours.launch(&call),
+        };
         outcome.map_err(|e| e.to_string())
     };
     let calls = library.count(With::Anything as i32);
@@ -995,10 +997,13 @@ fn low_memory_lays_weights_out_anew() {
                 let want = interp::run_f64(&graph, &bindings, &inputs, &weights).unwrap();
                 let before = library.count(RunWith::Convolution as i32);
                 for round in 0..4 {
-                    driver.capturing(round == 3);
-                    let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ours.run(&bindings, &inputs)));
-                    driver.capturing(false);
-                    harness::difference(&got.unwrap()[0], &want[0], 72)
+                    let call = ours.call_on(SIDE, &bindings, &inputs);
+                    match round {
+                        3 => driver.capture_and_replay(SIDE, || ours.launch(&call)),
+                        _ => ours.launch(&call),
+                    }
+                    .unwrap();
+                    harness::difference(&ours.read(&call).unwrap()[0], &want[0], 72)
                         .unwrap_or_else(|e| panic!("{name}, {dtype}, round {round}: {e}"));
                 }
                 assert!(library.count(RunWith::Convolution as i32) > before, "{name}, {dtype}");
@@ -1066,7 +1071,7 @@ fn weights_that_are_laid_out_anew_are_never_stale() {
     let made = graphs();
     let at = ours.executable.weights().tensor(0).unwrap().ptr;
     // SAFETY: the weight's memory has as many bytes.
-    unsafe { cuda.device().upload(other[0].bytes(), at).unwrap() };
+    unsafe { cuda.device().upload(other[0].bytes(), at, 0).unwrap() };
     check(&other, "written in place");
     let bind = |weight: Weight| ours.executable.set_weights(vec![weight], &[0], &[], 0).unwrap();
     bind(lying(&first[0], &[0, 1, 2, 3]));
@@ -1094,11 +1099,12 @@ fn weights_that_are_laid_out_anew_are_never_stale() {
     for _ in 0..2 {
         check(&first, "channels last");
     }
-    driver.capturing(true);
-    let before = launches();
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&first, "channels last, captured")));
-    driver.capturing(false);
-    assert_eq!((outcome.unwrap(), launches()), (1, before));
+    let (before, calls) = (launches(), library.count(RunWith::Convolution as i32));
+    let call = ours.call_on(SIDE, &bindings, &inputs);
+    driver.capture_and_replay(SIDE, || ours.launch(&call)).unwrap();
+    let got = ours.read(&call).unwrap();
+    harness::difference(&got[0], &want(&first), 72).unwrap_or_else(|e| panic!("channels last, captured: {e}"));
+    assert_eq!((library.count(RunWith::Convolution as i32) - calls, launches()), (1, before));
 }
 
 /// A weight that generated kernels read is copied for a run where it does not lie dense, and the copy is not kept.
@@ -1120,10 +1126,14 @@ fn low_memory_keeps_no_dense_copy() {
         let weights = if round < 2 { &first } else { &other };
         let want = interp::run_f64(&graph, &[2, 4], &inputs, weights).unwrap();
         let held = driver.count(Count::Allocations) - driver.count(Count::Frees);
-        driver.capturing(round == 3);
-        let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ours.run(&[2, 4], &inputs)));
-        driver.capturing(false);
-        harness::difference(&got.unwrap()[0], &want[0], 72).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        let call = ours.call_on(SIDE, &[2, 4], &inputs);
+        match round {
+            3 => driver.capture_and_replay(SIDE, || ours.launch(&call)),
+            _ => ours.launch(&call),
+        }
+        .unwrap();
+        harness::difference(&ours.read(&call).unwrap()[0], &want[0], 72)
+            .unwrap_or_else(|e| panic!("round {round}: {e}"));
         assert_eq!(ours.executable.stats().derived_bytes, 0);
         let more = driver.count(Count::Allocations) - driver.count(Count::Frees) - held;
         // The argument, the result, and the arena of the first run.

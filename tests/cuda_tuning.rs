@@ -67,7 +67,7 @@ fn places(l2_bytes: usize, bytes: impl Fn(&dyn Specialized) -> usize) -> Option<
     // Random numbers are everywhere, and nothing of what fresh memory has.
     let mut held = vec![0; bytes];
     // SAFETY: as above.
-    unsafe { cuda.device().download(memory.ptr(), &mut held).unwrap() };
+    unsafe { cuda.device().download(memory.ptr(), &mut held, 0).unwrap() };
     let copies = places.iter().collect::<BTreeSet<_>>().len();
     let operands = &held[WORKSPACE..WORKSPACE + copies * OPERANDS];
     assert!(operands.chunks_exact(32).all(|numbers| numbers != [0xa5; 32]), "{copies} copies");

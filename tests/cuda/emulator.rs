@@ -1,8 +1,10 @@
 //! The host's C++ compiler in NVRTC's place, and a driver that runs what it makes: see `shim.h` and `fake_driver.cpp`.
 
+use std::cell::Cell;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oxidiff::backend::cuda::cubins::{Compiler, Cubins};
@@ -190,10 +192,159 @@ impl FakeDriver {
         unsafe { self.0.get::<unsafe extern "C" fn(i32) -> i64>(b"fake_launched").expect("there")(device) }
     }
 
-    pub fn capturing(&self, is: bool) {
+    fn set_late(&self, seed: u32) {
         // SAFETY: as above.
-        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_capturing").expect("there")(i32::from(is)) }
+        unsafe { self.0.get::<unsafe extern "C" fn(u32)>(b"fake_async").expect("there")(seed) }
     }
+
+    /// From now on work is done as late as the driver allows, in an order of this seed, and memory that is given back goes to
+    /// whoever asks next on its stream, as PyTorch's allocator has it; until what is returned is dropped.
+    pub fn late(&self, seed: u32) -> Late<'_> {
+        POOLED.store(true, Ordering::Relaxed);
+        self.set_late(seed);
+        Late(self)
+    }
+
+    /// Work that was given and is not done.
+    pub fn pending(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn() -> i64>(b"fake_pending").expect("there")() }
+    }
+
+    /// How often something was done that a device does not forgive.
+    pub fn faults(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn() -> i64>(b"fake_faults").expect("there")() }
+    }
+
+    /// One function of the driver, all of whose parameters are addresses or as wide.
+    pub fn call<const N: usize>(&self, name: &str, args: [usize; N]) -> i32 {
+        type F0 = unsafe extern "C" fn() -> i32;
+        type F1 = unsafe extern "C" fn(usize) -> i32;
+        type F2 = unsafe extern "C" fn(usize, usize) -> i32;
+        type F3 = unsafe extern "C" fn(usize, usize, usize) -> i32;
+        // SAFETY: the callers below name functions with so many parameters, and give what they ask for.
+        unsafe {
+            match args[..] {
+                [] => self.0.get::<F0>(name.as_bytes()).expect("there")(),
+                [a] => self.0.get::<F1>(name.as_bytes()).expect("there")(a),
+                [a, b] => self.0.get::<F2>(name.as_bytes()).expect("there")(a, b),
+                [a, b, c] => self.0.get::<F3>(name.as_bytes()).expect("there")(a, b, c),
+                _ => unreachable!("no function has so many"),
+            }
+        }
+    }
+
+    /// Whether stream `after` was made to wait for stream `before`.
+    pub fn waited(&self, before: usize, after: usize) -> bool {
+        self.call("fake_waited", [before, after]) != 0
+    }
+
+    /// Captures what `work` puts on a stream of the first device, as `torch.cuda.graph` does. Nothing of it runs.
+    pub fn capture<T>(&self, stream: usize, work: impl FnOnce() -> T) -> (T, Recording<'_>) {
+        let mut open = Recording { driver: self, stream, graph: None };
+        self.enter(0);
+        assert_eq!(self.call("cuStreamBeginCapture_v2", [stream, 0]), 0);
+        CAPTURES.set(true);
+        let outcome = with_stream(stream, work);
+        let code = open.end();
+        assert_eq!(code, 0, "something ended the capture");
+        (outcome, open)
+    }
+
+    /// The same; what was captured runs, and is waited for.
+    pub fn capture_and_replay<T>(&self, stream: usize, work: impl FnOnce() -> T) -> T {
+        let (outcome, recording) = self.capture(stream, work);
+        recording.replay();
+        outcome
+    }
+}
+
+/// What was captured.
+#[allow(dead_code, reason = "each test file uses a part of it")]
+pub struct Recording<'a> {
+    driver: &'a FakeDriver,
+    stream: usize,
+    graph: Option<usize>,
+}
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+impl Recording<'_> {
+    fn end(&mut self) -> i32 {
+        let mut graph = 0usize;
+        CAPTURES.set(false);
+        let code = self.driver.call("cuStreamEndCapture", [self.stream, (&raw mut graph).expose_provenance()]);
+        self.graph = Some(graph);
+        code
+    }
+
+    /// Runs it, and waits.
+    pub fn replay(&self) {
+        let mut exec = 0usize;
+        self.driver.enter(0);
+        let call = |name: &str, args: [usize; 2]| assert_eq!(self.driver.call(name, args), 0, "{name}");
+        let at = (&raw mut exec).expose_provenance();
+        assert_eq!(self.driver.call("cuGraphInstantiateWithFlags", [at, self.graph.expect("ended"), 0]), 0);
+        call("cuGraphLaunch", [exec, self.stream]);
+        assert_eq!(self.driver.call("cuStreamSynchronize", [self.stream]), 0);
+        assert_eq!(self.driver.call("cuGraphExecDestroy", [exec]), 0);
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if self.graph.is_none() {
+            self.end();
+        }
+        if let Some(graph) = self.graph.filter(|graph| *graph != 0) {
+            self.driver.call("cuGraphDestroy", [graph]);
+        }
+        // As torch has it, the memory goes with the graph.
+        drop(std::mem::take(&mut *lock(&OF_GRAPHS)));
+    }
+}
+
+/// That work is done late.
+pub struct Late<'a>(&'a FakeDriver);
+
+impl Drop for Late<'_> {
+    fn drop(&mut self) {
+        self.0.set_late(0);
+        POOLED.store(false, Ordering::Relaxed);
+        let pool = std::mem::take(&mut *lock(&POOL));
+        drop(pool);
+    }
+}
+
+thread_local! {
+    /// torch's current stream of the thread.
+    static STREAM: Cell<usize> = const { Cell::new(0) };
+    /// Whether the thread captures it.
+    static CAPTURES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `work` allocates is for this stream.
+pub fn with_stream<T>(stream: usize, work: impl FnOnce() -> T) -> T {
+    struct Back(usize);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            STREAM.set(self.0);
+        }
+    }
+    let _back = Back(STREAM.replace(stream));
+    work()
+}
+
+static POOLED: AtomicBool = AtomicBool::new(false);
+/// Device, stream, bytes.
+type Key = (u32, usize, usize);
+/// Memory that was given back.
+static POOL: Mutex<Vec<(Key, Block)>> = Mutex::new(Vec::new());
+/// Memory that was given back in a capture: its graph's.
+static OF_GRAPHS: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Stand-ins count for the whole process: one test at a time.
@@ -281,8 +432,43 @@ impl FakeLibrary {
     }
 }
 
-/// Lends memory in captures too, as PyTorch's allocator does.
+/// Lends memory in captures too, as PyTorch's allocator does; where work is done late, memory that is given back goes to whoever
+/// asks next on the stream that it was for, and the device is not waited for.
 struct Lending(DriverMemory);
+
+/// Where memory goes when it is given back.
+struct Lent {
+    block: Option<Block>,
+    key: Key,
+    is_captured: bool,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        if self.is_captured {
+            lock(&OF_GRAPHS).push(block);
+        } else if POOLED.load(Ordering::Relaxed) {
+            lock(&POOL).push((self.key, block));
+        }
+    }
+}
+
+/// As PyTorch does around what it allocates in a capture.
+fn relaxed<T>(work: impl FnOnce() -> T) -> T {
+    let exchange = |mut mode: i32| {
+        let at: *mut c_void = (&raw mut mode).cast();
+        assert_eq!(
+            fake_driver().expect("it captures").call("cuThreadExchangeStreamCaptureMode", [at.expose_provenance()]),
+            0
+        );
+        mode
+    };
+    let before = exchange(2);
+    let outcome = work();
+    exchange(before);
+    outcome
+}
 
 impl Memory for Lending {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
@@ -290,7 +476,20 @@ impl Memory for Lending {
         let is_operand = ["a weight", "an argument", "a result"].contains(&what);
         let placement = if is_operand { OPERANDS.load(Ordering::Relaxed) } else { Placement::AsTheDriver as i32 };
         fake_driver().expect("it allocates").place(placement);
-        self.0.allocate(bytes, what)
+        let (is_pooled, is_captured) = (POOLED.load(Ordering::Relaxed), CAPTURES.get());
+        if !is_pooled && !is_captured {
+            return self.0.allocate(bytes, what);
+        }
+        let key = (self.0.0.ordinal(), STREAM.get(), bytes.next_multiple_of(512));
+        let free =
+            |pool: &mut Vec<(Key, Block)>| pool.iter().position(|(k, _)| *k == key).map(|at| pool.swap_remove(at).1);
+        let block = match (!is_captured).then(|| free(&mut lock(&POOL))).flatten() {
+            Some(block) => block,
+            None => relaxed(|| self.0.allocate(key.2, what))?,
+        };
+        let ptr = block.ptr();
+        // SAFETY: the memory of the block, which the owner keeps.
+        Ok(unsafe { Block::new(ptr, bytes, Box::new(Lent { block: Some(block), key, is_captured })) })
     }
 
     fn serves_captures(&self) -> bool {

@@ -4,6 +4,15 @@
 // There are two devices. What belongs to one (memory, kernels, streams, graphs) is refused where the other's context is current.
 // FAKE_VERSION and FAKE_ARCH in the environment say which driver and which devices these are: 13000 and 80 else.
 //
+// Work is done when it is given, or after `fake_async(seed)` as late as the driver allows: it lies in its stream's queue until
+// somebody waits for it, and the seed says which other streams run meanwhile. Streams that tests name by a number do not wait for
+// the default one, nor it for them, as torch's; those made with flag 0 do. A synchronous copy to the device returns when the
+// bytes are staged: they arrive in the order of the default stream.
+//
+// Refused as by the driver: launches that no device can do; in a capture, what a capture does not allow, which also ends it; a
+// captured stream is given nothing to do. Seen as faults of the caller (`fake_faults`): a module that is unloaded while its
+// kernels are queued, and a launch of what was unloaded.
+//
 // An allocation lies between pages that nobody may touch; a launch that does is an illegal address, as on a device. Which end
 // of the allocation meets its page is up to the test: an address that is out of bounds by less than a page shows where it does.
 #undef _FORTIFY_SOURCE  // Launches that fail are left by a jump from a fiber's stack.
@@ -14,8 +23,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <dlfcn.h>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -26,16 +38,16 @@
 typedef int Result;
 typedef void (*Emulate)(const unsigned* grid, const unsigned* block, unsigned shared, void** args, unsigned seed);
 
+struct Module {
+    void *context, *library;
+    bool is_gone = false;
+};
 struct Function {
-    void* context;
+    Module* module;
     Emulate emulate;
     std::string name;
     // Bytes of each parameter.
     std::vector<size_t> sizes;
-};
-struct Module {
-    void *context, *library;
-    std::vector<Function*> functions;
 };
 struct Params {
     Function* function;
@@ -43,45 +55,92 @@ struct Params {
     void** parameters;
     void **extra, *kernel, *context;
 };
+enum Kind { KERNEL, HOST, CHILD, FILL, COPY };
 struct Node {
+    Kind kind;
     Function* function;
     unsigned grid[3], block[3], shared;
     std::vector<uint64_t> words;
-    // Instead of a kernel: a function of the host, or other nodes.
+    // Of the host.
     void (*host)(void*);
     void* data;
     std::vector<Node> child;
+    // Bytes that are copied, or words that are written.
+    uint64_t to, from;
+    size_t count;
+    unsigned word;
 };
 struct Graph {
     std::vector<Node*> nodes;
 };
+struct Queue;
+// Up to where a queue has to be done.
+typedef std::pair<std::shared_ptr<Queue>, uint64_t> Moment;
 struct Exec {
     std::vector<Node> nodes;
     std::vector<Node*> origin;
     size_t bytes = 0;
+    // A graph does not run beside itself.
+    Moment last;
 };
-struct Stream {
-    void* context;
-    // What it is given goes there while it is captured.
-    Graph* capture;
+// What a stream is given goes there, from the begin of a capture to its end.
+struct Capture {
+    Graph* graph;
+    int mode;
+    const void* thread;
+    bool is_invalid = false;
+};
+typedef std::shared_ptr<Capture> Captured;
+struct Work {
+    std::function<int()> run;
+    std::vector<Moment> after;
+    // Whose kernels these are.
+    std::vector<Module*> modules;
+};
+// A stream's work, in order: how much was given, how much is done.
+struct Queue {
+    void *context, *handle;
+    bool is_blocking;
+    std::deque<Work> work;
+    uint64_t given = 0, done = 0;
+    Captured capture;
 };
 
 static std::mutex lock;
-// Those made here; other handles are names that tests made up.
-static std::set<void*> streams;
+// Streams: those made here by their handle, the default one and those that tests made up by context and name.
+static std::map<void*, std::shared_ptr<Queue>> streams;
+static std::map<std::pair<void*, void*>, std::shared_ptr<Queue>> named;
+static uint64_t next_stream = 0x5000000000;
+// All that may have something to do.
+static std::vector<std::shared_ptr<Queue>> queues;
+static std::vector<Captured> captures;
+// 0: work is done at once.
+static unsigned late_seed = 0, late_state = 0;
+// Of 256: how often something runs that nobody waits for.
+static unsigned haste = 0;
+// What queued work ended in: told by whatever waits, from then on.
+static int sticky = 0;
+static long faults = 0;
 static unsigned seed = 1;
 static long counts[9];
 // Which stream waits for which: (before, after).
 static std::vector<std::pair<void*, void*>> waits;
-static int capturing = 0;
 // Milliseconds that everything so far has taken: made up, so that a test knows what is fastest.
 static double clock_ms = 0, kernel_ms = 2;
-struct Event {
+struct Record {
     void* stream;
-    double at;
+    Moment moment;
+    double at = 0;
+    Captured capture;
+};
+struct Event {
+    bool has_time;
+    std::shared_ptr<Record> record;
 };
 // As the driver has it: of each thread.
 static thread_local void* current_context = nullptr;
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+static thread_local int capture_mode = GLOBAL;
 static const int DEVICES = 2;
 static void* const CONTEXTS[DEVICES] = {(void*)0x100, (void*)0x101};
 static long launched[DEVICES];
@@ -93,8 +152,9 @@ enum { LAUNCHES, GRAPHS, GRAPH_LAUNCHES, UPDATES, ALLOCATIONS, FREES, WAITS, WRI
 static size_t graph_bytes = 0, held_bytes = 0;
 static char device_name[64] = "this processor";
 static int device_attributes[5] = {108, 0, 0, 0, 0};
-static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, WRONG_CONTEXT = 201, WRONG_HANDLE = 400,
-                 ILLEGAL_ADDRESS = 700;
+static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, WRONG_CONTEXT = 201, WRONG_HANDLE = 400, ILLEGAL_STATE = 401,
+                 NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+                 CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908;
 
 static int current_device() {
     for (int i = 0; i < DEVICES; ++i)
@@ -164,7 +224,7 @@ static void tell_touched(const char* who) {
 }
 
 static Node node_of(const Params* p) {
-    Node n{p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
+    Node n{KERNEL, p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
     for (size_t i = 0; i < p->function->sizes.size(); ++i) {
         uint64_t word = 0;
         memcpy(&word, p->parameters[i], p->function->sizes[i]);
@@ -173,7 +233,7 @@ static Node node_of(const Params* p) {
     return n;
 }
 static Result run(Node& n) {
-    if (!n.function && !n.host) {
+    if (n.kind == CHILD) {
         for (Node& part : n.child)
             if (Result code = run(part)) return code;
         return SUCCESS;
@@ -183,49 +243,182 @@ static Result run(Node& n) {
     sigjmp_buf here;
     if (sigsetjmp(here, 0)) {
         way_out = nullptr;
-        tell_touched(n.host ? "a library" : n.function->name.c_str());
+        tell_touched(n.kind == HOST ? "a library" : n.kind == KERNEL ? n.function->name.c_str() : "a copy");
         // A library's call has returned long ago: what it leaves undone shows in the result, and is not tried another way.
-        return n.host ? SUCCESS : ILLEGAL_ADDRESS;
+        return n.kind == HOST ? SUCCESS : ILLEGAL_ADDRESS;
     }
     way_out = &here;
-    if (n.host) n.host(n.data);
-    else {
+    if (n.kind == HOST) n.host(n.data);
+    if (n.kind == FILL)
+        for (size_t i = 0; i < n.count; ++i) memcpy((char*)n.to + 4 * i, &n.word, 4);
+    if (n.kind == COPY) memcpy((void*)n.to, (void*)n.from, n.count);
+    if (n.kind == KERNEL) {
         clock_ms += kernel_ms;
         n.function->emulate(n.grid, n.block, n.shared, args.data(), seed);
     }
     way_out = nullptr;
     return SUCCESS;
 }
+static Result run_all(std::vector<Node> nodes) {
+    for (Node& n : nodes)
+        if (Result code = run(n)) return code;
+    return SUCCESS;
+}
+static void fault(const char* what, const Function* function) {
+    ++faults;
+    fprintf(stderr, "stand-in driver: %s%s%s\n", what, function ? ": " : "", function ? function->name.c_str() : "");
+}
+// Whether any device has room for such a launch. Shared memory beyond 48 KiB has to be asked for, which nobody does here;
+// shim.h counts what a kernel has besides.
+static bool is_possible(const Node& n) {
+    const auto& [gx, gy, gz] = n.grid;
+    const auto& [bx, by, bz] = n.block;
+    return gx && gy && gz && bx && by && bz && gx <= 0x7fffffffu && gy <= 65535 && gz <= 65535 && bz <= 64 && bx <= 1024 && by <= 1024 &&
+           bx * by * bz <= 1024 && n.shared <= 48 << 10;
+}
 // Why the current device cannot run a node.
 static Result refused(const Node& n) {
     for (const Node& part : n.child)
         if (Result code = refused(part)) return code;
-    if (!n.function) return SUCCESS;
-    if (n.function->context != current_context) return WRONG_CONTEXT;
+    if (n.kind == FILL || n.kind == COPY) return is_here(n.to) && (n.kind == FILL || is_here(n.from)) ? SUCCESS : ILLEGAL_ADDRESS;
+    if (n.kind != KERNEL) return SUCCESS;
+    if (n.function->module->is_gone) return fault("a kernel is launched whose module was unloaded", n.function), WRONG_HANDLE;
+    if (n.function->module->context != current_context) return WRONG_CONTEXT;
+    if (!is_possible(n)) return INVALID;
     for (size_t i = 0; i < n.words.size(); ++i)
         if (n.function->sizes[i] == 8 && !is_here(n.words[i])) return ILLEGAL_ADDRESS;
     return SUCCESS;
 }
 
-// Runs a node at once, or adds it to the graph that the stream is captured into.
-static Result give(void* stream, const Node& n) {
-    if (streams.count(stream) && ((Stream*)stream)->capture) {
-        ((Stream*)stream)->capture->nodes.push_back(new Node(n));
+static unsigned drawn() {
+    late_state = late_state * 1664525u + 1013904223u;
+    return late_state >> 16;
+}
+static bool is_past(const Moment& moment) { return !moment.first || moment.first->done >= moment.second; }
+static bool can_run(const Queue& q) {
+    return !q.work.empty() && std::all_of(q.work.front().after.begin(), q.work.front().after.end(), is_past);
+}
+static void step(Queue& q) {
+    Work work = std::move(q.work.front());
+    q.work.pop_front();
+    if (const int code = sticky ? sticky : work.run ? work.run() : SUCCESS) sticky = code;
+    ++q.done;
+}
+// Something that can run, whoever waits for it; false if there is nothing.
+static bool any_step() {
+    std::vector<std::shared_ptr<Queue>> ready;
+    for (auto& q : queues)
+        if (can_run(*q)) ready.push_back(q);
+    if (ready.empty()) return false;
+    step(*ready[drawn() % ready.size()]);
+    return true;
+}
+static void hurry() {
+    while (drawn() % 256 < haste && any_step()) {
+    }
+}
+// Does what has to be done until a moment is past, and what else is drawn.
+static void reach(const Moment& moment) {
+    while (!is_past(moment)) {
+        hurry();
+        if (is_past(moment)) return;
+        Queue* q = moment.first.get();
+        while (!can_run(*q)) {
+            // What it waits for was given before: there is an end to that.
+            for (const Moment& before : q->work.front().after)
+                if (!is_past(before)) q = before.first.get();
+        }
+        step(*q);
+    }
+}
+static Result told() { return late_seed ? sticky : SUCCESS; }
+static Result finish(void* context) {
+    for (size_t i = 0; i < queues.size(); ++i)
+        if (!context || queues[i]->context == context) reach({queues[i], queues[i]->given});
+    queues.erase(std::remove_if(queues.begin(), queues.end(), [](auto& q) { return q->work.empty(); }), queues.end());
+    return told();
+}
+static std::shared_ptr<Queue> default_queue(void* context) {
+    auto& q = named[{context, nullptr}];
+    if (!q) q = std::make_shared<Queue>(Queue{context, nullptr, false});
+    return q;
+}
+// The stream of a handle; none if it is of another context, or gone.
+static std::shared_ptr<Queue> queue_of(void* handle) {
+    auto made = streams.find(handle);
+    if (made != streams.end()) return made->second->context == current_context || current_device() < 0 ? made->second : nullptr;
+    if (current_device() < 0 || ((uint64_t)handle >= 0x5000000000 && (uint64_t)handle < next_stream)) return nullptr;
+    auto& q = named[{current_context, handle}];
+    if (!q) q = std::make_shared<Queue>(Queue{current_context, handle, false});
+    return q;
+}
+static Result no_queue() { return current_device() < 0 ? WRONG_CONTEXT : WRONG_HANDLE; }
+static Result put(const std::shared_ptr<Queue>& q, Work work) {
+    ++q->given;
+    if (!late_seed) {
+        const Result code = work.run ? work.run() : SUCCESS;
+        ++q->done;
+        return code;
+    }
+    // The default stream and those that block come one after the other.
+    for (auto& other : queues)
+        if (other->context == q->context && (q->handle ? q->is_blocking && !other->handle : other->is_blocking))
+            work.after.push_back({other, other->given});
+    q->work.push_back(std::move(work));
+    if (std::find(queues.begin(), queues.end(), q) == queues.end()) queues.push_back(q);
+    hurry();
+    return SUCCESS;
+}
+
+static const void* this_thread() {
+    static thread_local char here;
+    return &here;
+}
+// Whether a capture forbids this thread what may depend on all of a device; such a capture is no longer one.
+static bool is_forbidden() {
+    bool is = false;
+    if (capture_mode == RELAXED) return false;
+    for (auto& capture : captures) {
+        const bool own = capture->thread == this_thread() && capture->mode != RELAXED;
+        if (own || (capture_mode == GLOBAL && capture->mode == GLOBAL)) capture->is_invalid = is = true;
+    }
+    return is;
+}
+static void modules_of(const std::vector<Node>& nodes, std::vector<Module*>& to) {
+    for (const Node& n : nodes) {
+        if (n.kind == KERNEL) to.push_back(n.function->module);
+        modules_of(n.child, to);
+    }
+}
+// Puts nodes into the stream's queue, or into the graph that the stream is captured into.
+static Result give(void* stream, const std::vector<Node>& nodes, std::vector<Moment> after = {}) {
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    for (const Node& n : nodes)
+        if (Result code = refused(n)) return code;
+    if (q->capture) {
+        if (q->capture->is_invalid) return CAPTURE_INVALIDATED;
+        for (const Node& n : nodes) q->capture->graph->nodes.push_back(new Node(n));
         return SUCCESS;
     }
-    Node now = n;
-    return run(now);
+    Work work{[nodes] { return run_all(nodes); }, std::move(after)};
+    modules_of(nodes, work.modules);
+    return put(q, std::move(work));
 }
 static std::vector<Node> nodes_of(const Graph* graph) {
     std::vector<Node> nodes;
     for (const Node* n : graph->nodes) nodes.push_back(*n);
     return nodes;
 }
+static void destroy(Graph* graph) {
+    for (Node* n : graph->nodes) delete n;
+    delete graph;
+}
 static bool same_shape(const std::vector<Node>& a, const std::vector<Node>& b) {
     if (a.size() != b.size()) return false;
     for (size_t i = 0; i < a.size(); ++i)
-        if ((a[i].host == nullptr) != (b[i].host == nullptr) || (a[i].function == nullptr) != (b[i].function == nullptr) ||
-            !same_shape(a[i].child, b[i].child))
+        if (a[i].kind != b[i].kind || !same_shape(a[i].child, b[i].child) ||
+            (a[i].kind == KERNEL && a[i].function->module->context != b[i].function->module->context))
             return false;
     return true;
 }
@@ -236,7 +429,25 @@ extern "C" {
 long fake_count(int which) { return counts[which]; }
 void fake_seed(unsigned s) { seed = s; }
 void fake_placement(int where) { placement = where; }
-void fake_capturing(int is) { capturing = is; }
+// From now on work is done late, in an order of this seed; 0: at once. What is queued is done first.
+void fake_async(unsigned s) {
+    std::lock_guard<std::mutex> guard(lock);
+    finish(nullptr);
+    late_seed = late_state = s;
+    // The first is as late as can be.
+    const unsigned hastes[3] = {128, 0, 48};
+    haste = s ? hastes[s % 3] : 0;
+    sticky = 0;
+}
+// What callers did that a device does not forgive.
+long fake_faults() { return faults; }
+// How much was given and is not done.
+long fake_pending() {
+    std::lock_guard<std::mutex> guard(lock);
+    long pending = 0;
+    for (auto& q : queues) pending += q->work.size();
+    return pending;
+}
 void fake_spend(double ms) { clock_ms += ms; }
 void fake_kernel_cost(double ms) { kernel_ms = ms; }
 void fake_graph_bytes(size_t bytes) { graph_bytes = bytes; }
@@ -283,44 +494,83 @@ Result cuDeviceGetAttribute(int* value, int which, int) {
 Result cuDevicePrimaryCtxRetain(void** context, int device) { *context = CONTEXTS[device]; return SUCCESS; }
 Result cuCtxGetCurrent(void** context) { *context = current_context; return SUCCESS; }
 Result cuCtxSetCurrent(void* context) { current_context = context; return SUCCESS; }
-Result cuCtxSynchronize() { return SUCCESS; }
-Result cuStreamSynchronize(void*) { return SUCCESS; }
-Result cuStreamIsCapturing(void*, int* status) { *status = capturing; return SUCCESS; }
-Result cuStreamCreate(void** stream, unsigned) {
+Result cuCtxSynchronize() {
     std::lock_guard<std::mutex> guard(lock);
     if (current_device() < 0) return WRONG_CONTEXT;
-    *stream = new Stream{current_context, nullptr};
-    streams.insert(*stream);
+    // Whoever captures: it is all of the context.
+    bool is_captured = is_forbidden();
+    auto look = [&](const Queue& q) {
+        if (q.capture && q.context == current_context) q.capture->is_invalid = is_captured = true;
+    };
+    for (auto& q : named) look(*q.second);
+    for (auto& q : streams) look(*q.second);
+    return is_captured ? CAPTURE_UNSUPPORTED : finish(current_context);
+}
+Result cuStreamSynchronize(void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    if (q->capture) return q->capture->is_invalid = true, CAPTURE_UNSUPPORTED;
+    if (!stream) put(q, {});
+    reach({q, q->given});
+    return told();
+}
+Result cuStreamIsCapturing(void* stream, int* status) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    *status = !q->capture ? 0 : q->capture->is_invalid ? 2 : 1;
     return SUCCESS;
 }
+Result cuStreamCreate(void** stream, unsigned flags) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (current_device() < 0) return WRONG_CONTEXT;
+    *stream = (void*)next_stream;
+    next_stream += 16;
+    streams[*stream] = std::make_shared<Queue>(Queue{current_context, *stream, flags == 0});
+    return SUCCESS;
+}
+// What it still has to do is done.
 Result cuStreamDestroy_v2(void* stream) {
     std::lock_guard<std::mutex> guard(lock);
-    if (!streams.erase(stream)) return INVALID;
-    delete (Stream*)stream;
-    return SUCCESS;
+    return streams.erase(stream) ? SUCCESS : WRONG_HANDLE;
 }
-Result cuStreamBeginCapture_v2(void* stream, int) {
+Result cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), SUCCESS; }
+Result cuStreamBeginCapture_v2(void* stream, int mode) {
     std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
     // The default stream cannot be captured.
-    if (!streams.count(stream) || ((Stream*)stream)->capture) return INVALID;
-    ((Stream*)stream)->capture = new Graph;
+    if (!q || !stream) return CAPTURE_UNSUPPORTED;
+    if (q->capture) return ILLEGAL_STATE;
+    q->capture = std::make_shared<Capture>(Capture{new Graph, mode, this_thread()});
+    captures.push_back(q->capture);
     return SUCCESS;
 }
 Result cuStreamEndCapture(void* stream, void** graph) {
     std::lock_guard<std::mutex> guard(lock);
-    if (!streams.count(stream) || !((Stream*)stream)->capture) return INVALID;
-    *graph = ((Stream*)stream)->capture;
-    ((Stream*)stream)->capture = nullptr;
+    auto q = queue_of(stream);
+    *graph = nullptr;
+    if (!q || !q->capture) return ILLEGAL_STATE;
+    const Captured capture = q->capture;
+    if (capture->mode != RELAXED && capture->thread != this_thread()) return CAPTURE_WRONG_THREAD;
+    q->capture = nullptr;
+    captures.erase(std::find(captures.begin(), captures.end(), capture));
+    if (capture->is_invalid) return destroy(capture->graph), CAPTURE_INVALIDATED;
+    *graph = capture->graph;
     return SUCCESS;
 }
 Result cuLaunchHostFunc(void* stream, void (*host)(void*), void* data) {
     std::lock_guard<std::mutex> guard(lock);
-    Node n{};
+    Node n{HOST};
     n.host = host, n.data = data;
-    return give(stream, n);
+    return give(stream, {n});
 }
 Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
     if (current_device() < 0) return WRONG_CONTEXT;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+    }
     const size_t room = (bytes + PAGE - 1) / PAGE * PAGE, mapped = room + 2 * PAGE;
     if (bytes == 0 || bytes > ((size_t)8 << 30)) return bytes ? OUT_OF_MEMORY : INVALID;
     char* pages = (char*)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -341,6 +591,12 @@ Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
 }
 Result cuMemFree_v2(uint64_t pointer) {
     if (!is_here(pointer)) return ILLEGAL_ADDRESS;
+    {
+        // It waits for all that the device has to do.
+        std::lock_guard<std::mutex> guard(lock);
+        if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+        finish(current_context);
+    }
     std::lock_guard<std::mutex> guard(memory_lock);
     auto at = allocations.find(pointer);
     if (at == allocations.end()) return INVALID;
@@ -355,38 +611,116 @@ Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
     *free_bytes = *total - held_bytes;
     return SUCCESS;
 }
+// The bytes are taken at once; they arrive when the stream has come so far.
+static Result stage(const std::shared_ptr<Queue>& q, uint64_t to, const void* from, size_t bytes) {
+    const std::vector<char> staged((const char*)from, (const char*)from + bytes);
+    return put(q, {[=] { return memcpy((void*)to, staged.data(), bytes), SUCCESS; }});
+}
 Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (current_device() < 0) return WRONG_CONTEXT;
+    if (is_forbidden()) return CAPTURE_UNSUPPORTED;
     if (!is_here(to)) return ILLEGAL_ADDRESS;
-    memcpy((void*)to, from, bytes);
-    return SUCCESS;
+    auto q = default_queue(current_context);
+    put(q, {});
+    reach({q, q->given});
+    return stage(q, to, from, bytes);
+}
+Result cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    // A graph would read the host's memory whenever it runs.
+    if (q->capture) return q->capture->is_invalid = true, CAPTURE_UNSUPPORTED;
+    return is_here(to) ? stage(q, to, from, bytes) : ILLEGAL_ADDRESS;
+}
+static Result fetch(const std::shared_ptr<Queue>& q, void* to, uint64_t from, size_t bytes) {
+    if (!is_here(from)) return ILLEGAL_ADDRESS;
+    const Result code = put(q, {[=] { return memcpy(to, (void*)from, bytes), SUCCESS; }});
+    reach({q, q->given});
+    return code ? code : told();
 }
 Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
-    if (!is_here(from)) return ILLEGAL_ADDRESS;
-    memcpy(to, (void*)from, bytes);
-    return SUCCESS;
+    std::lock_guard<std::mutex> guard(lock);
+    if (current_device() < 0) return WRONG_CONTEXT;
+    return is_forbidden() ? CAPTURE_UNSUPPORTED : fetch(default_queue(current_context), to, from, bytes);
 }
-Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
-    if (!is_here(to) || !is_here(from)) return ILLEGAL_ADDRESS;
-    memcpy((void*)to, (void*)from, bytes);
-    return SUCCESS;
+// To memory that the system may move, it returns when it is done.
+Result cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    if (q->capture) return q->capture->is_invalid = true, CAPTURE_UNSUPPORTED;
+    return fetch(q, to, from, bytes);
 }
-
-Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void*) {
-    if (!is_here(to)) return ILLEGAL_ADDRESS;
-    for (size_t i = 0; i < count; ++i) memcpy((char*)to + 4 * i, &word, 4);
+Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    Node n{COPY};
+    n.to = to, n.from = from, n.count = bytes;
+    return give(stream, {n});
+}
+Result cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    Node n{FILL};
+    n.to = to, n.word = word, n.count = count;
     ++counts[WRITES];
+    return to % 4 ? INVALID : give(stream, {n});
+}
+Result cuEventCreate(Event** event, unsigned flags) {
+    if (current_device() < 0) return WRONG_CONTEXT;
+    *event = new Event{(flags & 2) == 0};
     return SUCCESS;
 }
-Result cuEventCreate(Event** event, unsigned) { *event = new Event{nullptr, 0}; return SUCCESS; }
-Result cuEventRecord(Event* event, void* stream) { *event = Event{stream, clock_ms}; return SUCCESS; }
+Result cuEventRecord(Event* event, void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    // Who waits for the record before does not wait for this one.
+    auto record = event->record = std::make_shared<Record>(Record{stream});
+    record->capture = q->capture;
+    if (q->capture) return q->capture->is_invalid ? CAPTURE_INVALIDATED : SUCCESS;
+    record->moment = {q, q->given + 1};
+    return put(q, {[record] { return record->at = clock_ms, SUCCESS; }});
+}
 Result cuEventDestroy_v2(Event* event) { delete event; return SUCCESS; }
-Result cuEventSynchronize(Event*) { return SUCCESS; }
-Result cuEventElapsedTime(float* ms, Event* start, Event* end) { *ms = (float)(end->at - start->at); return SUCCESS; }
+static Result look_at(Event* event) {
+    if (event->record && event->record->capture) return event->record->capture->is_invalid = true, CAPTURED_EVENT;
+    return is_forbidden() ? CAPTURE_UNSUPPORTED : SUCCESS;
+}
+Result cuEventSynchronize(Event* event) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (Result code = look_at(event)) return code;
+    if (event->record) reach(event->record->moment);
+    return told();
+}
+// Who asks again and again gets there.
+Result cuEventQuery(Event* event) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (Result code = look_at(event)) return code;
+    if (!event->record || is_past(event->record->moment)) return told();
+    any_step();
+    return NOT_READY;
+}
+Result cuEventElapsedTime(float* ms, Event* start, Event* end) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!start->record || !end->record || !start->has_time || !end->has_time) return WRONG_HANDLE;
+    if (!is_past(start->record->moment) || !is_past(end->record->moment)) return NOT_READY;
+    *ms = (float)(end->record->at - start->record->at);
+    return told();
+}
 Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
     std::lock_guard<std::mutex> guard(lock);
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    if (!event->record) return SUCCESS;
     ++counts[WAITS];
-    waits.push_back({event->stream, stream});
-    return SUCCESS;
+    waits.push_back({event->record->stream, stream});
+    // A stream that is not captured would join the capture: nobody here means that.
+    if (q->capture != event->record->capture) {
+        if (q->capture) q->capture->is_invalid = true;
+        return CAPTURE_ISOLATION;
+    }
+    return q->capture ? SUCCESS : put(q, {nullptr, {event->record->moment}});
 }
 
 // An image is a shared library; its length stands in its ELF header.
@@ -404,15 +738,24 @@ Result cuModuleLoadData(void** module, const void* image) {
     void* library = is_written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
     unlink(path);
     if (!library) return INVALID;
-    *module = new Module{current_context, library, {}};
+    *module = new Module{current_context, library};
     return SUCCESS;
 }
 Result cuModuleUnload(void* module) {
+    std::lock_guard<std::mutex> guard(lock);
     Module* m = (Module*)module;
-    for (Function* f : m->functions) delete f;
+    if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+    if (m->context != current_context) return WRONG_CONTEXT;
+    for (auto& q : queues)
+        for (const Work& work : q->work)
+            if (std::count(work.modules.begin(), work.modules.end(), m)) {
+                fault("a module is unloaded whose kernels are queued", nullptr);
+                return ILLEGAL_STATE;
+            }
     ++counts[UNLOADS];
+    // What was made of it stays, to say so when it is launched.
+    m->is_gone = true;
     dlclose(m->library);
-    delete m;
     return SUCCESS;
 }
 Result cuModuleGetFunction(void** function, void* module, const char* name) {
@@ -420,28 +763,22 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
     void* emulate = dlsym(m->library, (std::string("emulate_") + name).c_str());
     const char* sizes = (const char*)dlsym(m->library, (std::string("parameters_") + name).c_str());
     if (!emulate || !sizes) return NOT_FOUND;
-    Function* f = new Function{m->context, (Emulate)emulate, name, {}};
+    Function* f = new Function{m, (Emulate)emulate, name, {}};
     for (const char* s = sizes; *s; ++s) f->sizes.push_back(*s - '0');
-    m->functions.push_back(f);
     *function = f;
     return SUCCESS;
 }
 Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, void* stream, void** parameters, void**) {
     std::lock_guard<std::mutex> guard(lock);
-    if (streams.count(stream) && ((Stream*)stream)->context != current_context) return WRONG_HANDLE;
     Params p{(Function*)function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, nullptr, nullptr, nullptr};
     const Node n = node_of(&p);
     if (Result code = refused(n)) return code;
     ++counts[LAUNCHES], ++launched[current_device()];
-    return give(stream, n);
+    return give(stream, {n});
 }
 Result cuGraphCreate(void** graph, unsigned) { *graph = new Graph; return SUCCESS; }
-Result cuGraphDestroy(void* graph) {
-    for (Node* n : ((Graph*)graph)->nodes) delete n;
-    delete (Graph*)graph;
-    return SUCCESS;
-}
+Result cuGraphDestroy(void* graph) { return destroy((Graph*)graph), SUCCESS; }
 static Result add(void** node, Graph* g, void* const* after, size_t count, const Node& n) {
     // A chain: each node follows the one before.
     if (g->nodes.empty() ? count != 0 : (count != 1 || after[0] != g->nodes.back())) return INVALID;
@@ -450,10 +787,11 @@ static Result add(void** node, Graph* g, void* const* after, size_t count, const
     return SUCCESS;
 }
 Result cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, size_t count, const Params* params) {
-    return add(node, (Graph*)graph, after, count, node_of(params));
+    const Node n = node_of(params);
+    return is_possible(n) ? add(node, (Graph*)graph, after, count, n) : INVALID;
 }
 Result cuGraphAddChildGraphNode(void** node, void* graph, void* const* after, size_t count, void* child) {
-    Node n{};
+    Node n{CHILD};
     n.child = nodes_of((Graph*)child);
     return add(node, (Graph*)graph, after, count, n);
 }
@@ -474,10 +812,11 @@ static Result renew(Exec* e, void* node, const Node& n) {
     return INVALID;
 }
 Result cuGraphExecKernelNodeSetParams_v2(void* exec, void* node, const Params* params) {
-    return renew((Exec*)exec, node, node_of(params));
+    const Node n = node_of(params);
+    return is_possible(n) ? renew((Exec*)exec, node, n) : INVALID;
 }
 Result cuGraphExecChildGraphNodeSetParams(void* exec, void* node, void* child) {
-    Node n{};
+    Node n{CHILD};
     n.child = nodes_of((Graph*)child);
     return renew((Exec*)exec, node, n);
 }
@@ -492,14 +831,17 @@ Result cuGraphExecDestroy(void* exec) {
     delete (Exec*)exec;
     return SUCCESS;
 }
-Result cuGraphLaunch(void* exec, void*) {
+Result cuGraphLaunch(void* exec, void* stream) {
     std::lock_guard<std::mutex> guard(lock);
-    if (current_device() < 0) return WRONG_CONTEXT;
-    for (Node& n : ((Exec*)exec)->nodes)
+    Exec* e = (Exec*)exec;
+    auto q = queue_of(stream);
+    if (!q) return no_queue();
+    for (const Node& n : e->nodes)
         if (Result code = refused(n)) return code;
     ++counts[GRAPH_LAUNCHES], ++launched[current_device()];
-    for (Node& n : ((Exec*)exec)->nodes)
-        if (Result code = run(n)) return code;
-    return SUCCESS;
+    if (q->capture) return give(stream, e->nodes);
+    const Moment before = e->last;
+    e->last = {q, q->given + 1};
+    return give(stream, e->nodes, {before});
 }
 }

@@ -22,14 +22,15 @@ use crate::support::{self, borrow, epsilon};
 pub struct OnDevice {
     cuda: Cuda,
     pub executable: Executable,
+    weights: Vec<Arc<Block>>,
     /// Memory of all runs: each has addresses of its own.
     held: RefCell<Vec<Block>>,
 }
 
-fn on_device(cuda: &Cuda, bytes: &[u8], what: &str) -> Block {
+fn on_device(cuda: &Cuda, bytes: &[u8], what: &str, stream: usize) -> Block {
     let block = cuda.memory().allocate(bytes.len(), what).unwrap();
     // SAFETY: the block was made with this size.
-    unsafe { cuda.device().upload(bytes, block.ptr()).unwrap() };
+    unsafe { cuda.device().upload(bytes, block.ptr(), stream).unwrap() };
     block
 }
 
@@ -53,13 +54,23 @@ impl OnDevice {
         let plan = Arc::new(plan::build(Arc::new(optimized), groups, &cuda.target(), options).unwrap());
         let loaded = cuda.load(plan.clone()).unwrap_or_else(|e| panic!("{e}\n{plan}"));
         let program = Program::new("test".into(), graph.clone(), Vec::new(), plan, loaded, Timings::default(), 4);
+        Self::of(cuda, Arc::new(program), weights)
+    }
+
+    /// With weights of its own for a program.
+    pub fn of(cuda: &Cuda, program: Arc<Program>, weights: &[interp::Tensor]) -> Self {
+        let mut kept = Vec::new();
         let bound = weights.iter().map(|w| {
-            let block = on_device(cuda, w.bytes(), "a weight");
+            let block = on_device(cuda, w.bytes(), "a weight", 0);
             let tensor = Tensor::dense(block.ptr(), w.dtype(), w.shape());
+            let block = Arc::new(block);
+            kept.push(block.clone());
             Weight { owner: Box::new(block), identity: Identity::Told, tensor }
         });
-        let executable = Executable::new(Arc::new(program), bound.collect()).unwrap();
-        Self { cuda: cuda.clone(), executable, held: RefCell::default() }
+        let executable = Executable::new(program, bound.collect()).unwrap();
+        // Any stream may read them.
+        cuda.device().synchronize(0).unwrap();
+        Self { cuda: cuda.clone(), executable, weights: kept, held: RefCell::default() }
     }
 
     pub fn run(&self, bindings: &[i64], inputs: &[interp::Tensor]) -> Vec<interp::Tensor> {
@@ -68,28 +79,69 @@ impl OnDevice {
 
     /// The same, or what the device says.
     pub fn try_run(&self, bindings: &[i64], inputs: &[interp::Tensor]) -> oxidiff::Result<Vec<interp::Tensor>> {
+        self.try_run_on(0, bindings, inputs)
+    }
+
+    /// The same on a stream, which is the only one that is waited for.
+    pub fn try_run_on(
+        &self,
+        stream: usize,
+        bindings: &[i64],
+        inputs: &[interp::Tensor],
+    ) -> oxidiff::Result<Vec<interp::Tensor>> {
+        let call = self.call_on(stream, bindings, inputs);
+        self.launch(&call)?;
+        let read = self.read(&call);
+        self.held.borrow_mut().extend(call.arguments.into_iter().chain(call.results));
+        read
+    }
+
+    /// Arguments and room for results on the device.
+    pub fn call_on(&self, stream: usize, bindings: &[i64], inputs: &[interp::Tensor]) -> Call {
         let types = self.executable.output_types(bindings).unwrap();
         let bytes = |dtype: DType, shape: &[i64]| shape.iter().product::<i64>() as usize * dtype.size_bytes();
+        let lies = |bytes: &[u8], what: &str| on_device(&self.cuda, bytes, what, stream);
         // Results begin as garbage, and begin where single elements do: nothing may count on more.
-        let results: Vec<Block> =
-            types.iter().map(|(d, s)| on_device(&self.cuda, &vec![0xa5; bytes(*d, s)], "a result")).collect();
-        let arguments: Vec<Block> = inputs.iter().map(|t| on_device(&self.cuda, t.bytes(), "an argument")).collect();
-        let given: Vec<Tensor> =
-            inputs.iter().zip(&arguments).map(|(t, b)| Tensor::dense(b.ptr(), t.dtype(), t.shape())).collect();
-        let wanted: Vec<Tensor> = types.iter().zip(&results).map(|((d, s), b)| Tensor::dense(b.ptr(), *d, s)).collect();
-        // SAFETY: arguments, results and weights live in the blocks above and in `self`.
-        unsafe { self.executable.run(&given, &wanted, bindings, None)? };
-        self.cuda.device().synchronize(0)?;
-        let read = |((dtype, shape), block): ((DType, Vec<i64>), &Block)| {
+        let results = types.iter().map(|(d, s)| lies(&vec![0xa5; bytes(*d, s)], "a result")).collect();
+        let arguments: Vec<Block> = inputs.iter().map(|t| lies(t.bytes(), "an argument")).collect();
+        let given = inputs.iter().zip(&arguments).map(|(t, b)| Tensor::dense(b.ptr(), t.dtype(), t.shape())).collect();
+        Call { stream, bindings: bindings.to_vec(), types, results, arguments, given }
+    }
+
+    /// The memory of the weights: a call needs it until it is done.
+    pub fn weights(&self) -> Vec<Arc<Block>> {
+        self.weights.clone()
+    }
+
+    /// Puts a call on its stream.
+    pub fn launch(&self, call: &Call) -> oxidiff::Result<()> {
+        let wanted: Vec<Tensor> =
+            call.types.iter().zip(&call.results).map(|((d, s), b)| Tensor::dense(b.ptr(), *d, s)).collect();
+        // SAFETY: arguments, results and weights live in the call's blocks and in `self`.
+        unsafe { self.executable.run_on(call.stream, &call.given, &wanted, &call.bindings, None) }
+    }
+
+    /// The results of a call that was launched.
+    pub fn read(&self, call: &Call) -> oxidiff::Result<Vec<interp::Tensor>> {
+        self.cuda.device().synchronize(call.stream)?;
+        let read = |((dtype, shape), block): (&(DType, Vec<i64>), &Block)| {
             let mut bytes = vec![0; block.bytes()];
             // SAFETY: the block has this size.
-            unsafe { self.cuda.device().download(block.ptr(), &mut bytes).unwrap() };
-            interp::Tensor::new(dtype, shape, bytes).unwrap()
+            unsafe { self.cuda.device().download(block.ptr(), &mut bytes, call.stream)? };
+            Ok(interp::Tensor::new(*dtype, shape.clone(), bytes).unwrap())
         };
-        let read = types.into_iter().zip(&results).map(read).collect();
-        self.held.borrow_mut().extend(results.into_iter().chain(arguments));
-        Ok(read)
+        call.types.iter().zip(&call.results).map(read).collect()
     }
+}
+
+/// A call's memory on the device.
+pub struct Call {
+    stream: usize,
+    bindings: Vec<i64>,
+    types: Vec<(DType, Vec<i64>)>,
+    results: Vec<Block>,
+    arguments: Vec<Block>,
+    given: Vec<Tensor>,
 }
 
 /// Compares with the exact result: a few roundings of the result's type, and those of a sum of `terms` in f32.

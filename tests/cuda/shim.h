@@ -94,6 +94,8 @@ inline unsigned char exchange[MAX_WARPS][WARP][8];
 inline void (*entry)(void**);
 inline void** arguments;
 inline long block_number = 0;
+// Of the block: dynamic, and what it has used of its own.
+inline size_t shared_bytes = 0;
 alignas(64) inline unsigned char dynamic_shared[256 << 10];
 
 inline void stop(const char* what) {
@@ -160,6 +162,7 @@ inline void run(void (*kernel)(void**), bool has_barriers, dim3 grid, dim3 block
                 block_index.x = x, block_index.y = y, block_index.z = z;
                 ++block_number;
                 memset(dynamic_shared, 0xff, shared);
+                shared_bytes = shared;
                 for (int i = 0; i < threads; ++i) {
                     Fiber& f = fibers[i];
                     f.index = i, f.is_done = false, f.is_waiting = false;
@@ -203,7 +206,11 @@ inline void run(void (*kernel)(void**), bool has_barriers, dim3 grid, dim3 block
 struct Fresh {
     long block = -1;
     void poison(void* memory, size_t bytes) {
-        if (block != block_number) memset(memory, 0xff, bytes), block = block_number;
+        if (block == block_number) return;
+        memset(memory, 0xff, bytes), block = block_number;
+        // More than that has to be asked for.
+        shared_bytes += bytes;
+        if (shared_bytes > 48 << 10) stop("more than 48 KiB of shared memory");
     }
 };
 

@@ -210,7 +210,7 @@ def test_what_is_captured_is_launches_over_memory_of_its_own(gpu: StandIn) -> No
     graph_launches, pool = gpu.count("graph_launches"), ours.report().pool_bytes
     launches = gpu.count("launches")
     with gpu.capture():
-        assert_close(ours(x), net(x))
+        ours(x)
     assert gpu.count("launches") > launches
     assert gpu.count("graph_launches") == graph_launches
     assert ours.report().pool_bytes == pool, "the memory of the capture went back"
@@ -351,7 +351,7 @@ def test_memory_read_on_another_stream_outlives_a_capture(gpu: StandIn) -> None:
         ours(x)
     with gpu.on_stream(0x444):
         ours(x)
-    with gpu.capture():
+    with gpu.capture(0x444):
         ours.unload()
         assert not gpu.has_waited(0x444, 0x333), "an event of a captured stream would be the graph's"
     compiled(Net())(image())

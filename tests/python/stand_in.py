@@ -126,14 +126,34 @@ class StandIn:
             self._thread.stream = before
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self, handle: int = 0xC0) -> Iterator[None]:
+        """Calls are on this stream, which is captured as ``torch.cuda.graph`` does it. What was captured never runs: memory
+        of the CPU does not stay for a graph, as that of torch's GPU allocator does."""
+        graph = ctypes.c_void_p()
+        stream = ctypes.c_void_p(handle)
+        with self._entered():
+            assert self.driver.cuStreamBeginCapture_v2(stream, 0) == 0
         self.captured = True
-        self.driver.fake_capturing(1)
+        try:
+            with self.on_stream(handle):
+                yield
+        finally:
+            self.captured = False
+            with self._entered():
+                ended = self.driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+                if graph.value is not None:
+                    self.driver.cuGraphDestroy(graph)
+        assert ended == 0, "something ended the capture"
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Its context is current meanwhile."""
+        before = ctypes.c_void_p(self.context())
+        self.driver.fake_enter(self._index)
         try:
             yield
         finally:
-            self.driver.fake_capturing(0)
-            self.captured = False
+            self.driver.cuCtxSetCurrent(before)
 
     @contextmanager
     def owning(self, *tensors: Tensor) -> Iterator[None]:

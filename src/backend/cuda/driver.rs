@@ -4,6 +4,7 @@
 //! call, and never created nor reset. Handles are freed when dropped; what is in flight on the device then is kept alive by the driver.
 
 use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
@@ -131,16 +132,17 @@ impl Device {
     /// # Errors
     /// [`Error::Backend`]: also that of a kernel that ran before.
     pub fn synchronize(&self, stream: StreamHandle) -> Result<()> {
+        let _context = self.enter()?;
         // SAFETY: the caller's stream.
         checked(unsafe { result::stream::synchronize(raw(stream)) }, "waiting for the device")
     }
 
-    /// Whether the caller captures the stream into a graph of its own.
+    /// Whether the caller captures the stream into a graph of its own; also where that capture has failed, until it ends.
     pub(super) fn is_capturing(&self, stream: StreamHandle) -> Result<bool> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller's stream, and a place for the answer.
         check(unsafe { sys::cuStreamIsCapturing(raw(stream), &raw mut status) }, "the state of a stream")?;
-        Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Writes words of four bytes at `to`, in the stream's order. They are part of the command: no host memory is read later,
@@ -181,6 +183,7 @@ impl Device {
 
     /// Seconds that the device takes for what `work` puts on a stream.
     pub(super) fn time(&self, stream: StreamHandle, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let _relaxed = Relaxed::new()?;
         let [start, end] = [Event::new()?, Event::new()?];
         start.record(stream)?;
         work()?;
@@ -188,25 +191,22 @@ impl Device {
         end.seconds_since(&start)
     }
 
-    /// Waits for everything that the device has to do.
-    pub(super) fn finish(&self) -> Result<()> {
-        checked(result::ctx::synchronize(), "waiting for the device")
-    }
-
-    /// Copies bytes of the host to the device, and waits.
+    /// Copies bytes of the host to the device, after what the stream has to do, and waits for it: a synchronous copy would return
+    /// before they are there, and be in the order of the default stream, for which others do not wait.
     ///
     /// # Safety
     /// `to` must be device memory of at least `bytes.len()` bytes.
     ///
     /// # Errors
     /// [`Error::Backend`] where the driver refuses.
-    pub unsafe fn upload(&self, bytes: &[u8], to: *mut u8) -> Result<()> {
+    pub unsafe fn upload(&self, bytes: &[u8], to: *mut u8, stream: StreamHandle) -> Result<()> {
         let _context = self.enter()?;
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
-        checked(unsafe { result::memcpy_htod_sync(to.addr() as u64, bytes) }, "copying to the device")
+        // SAFETY: the caller's promise; the bytes are borrowed until the stream has come so far.
+        let copied = unsafe { result::memcpy_htod_async(to.addr() as u64, bytes, raw(stream)) };
+        checked(copied, "copying to the device").and_then(|()| self.synchronize(stream))
     }
 
     /// Copies what is in the device's memory to another place there, in the stream's order.
@@ -222,20 +222,21 @@ impl Device {
         check(code, "copying on the device")
     }
 
-    /// Copies bytes of the device to the host, after what the default stream has to do.
+    /// Copies bytes of the device to the host, after what the stream has to do, and waits for it.
     ///
     /// # Safety
     /// `from` must be device memory of at least `to.len()` bytes.
     ///
     /// # Errors
     /// As [`Device::upload`].
-    pub unsafe fn download(&self, from: *const u8, to: &mut [u8]) -> Result<()> {
+    pub unsafe fn download(&self, from: *const u8, to: &mut [u8], stream: StreamHandle) -> Result<()> {
         let _context = self.enter()?;
         if to.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
-        checked(unsafe { result::memcpy_dtoh_sync(to, from.addr() as u64) }, "copying from the device")
+        // SAFETY: the caller's promise; the bytes are borrowed until the stream has come so far.
+        let copied = unsafe { result::memcpy_dtoh_async(to, from.addr() as u64, raw(stream)) };
+        checked(copied, "copying from the device").and_then(|()| self.synchronize(stream))
     }
 }
 
@@ -295,6 +296,27 @@ impl Drop for Entered {
     }
 }
 
+/// That this thread may call what a capture forbids otherwise, its own or another thread's, and does not end it: what the
+/// driver cannot put off has nothing to do with what is captured.
+#[must_use]
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn new() -> Result<Self> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a place for the mode that it was.
+        check(unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }, "the mode of captures")?;
+        Ok(Self(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: the mode that it was in this thread.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.0) };
+    }
+}
+
 fn raw(stream: StreamHandle) -> sys::CUstream {
     std::ptr::with_exposed_provenance_mut(stream)
 }
@@ -307,7 +329,7 @@ struct Owned(u64, Arc<Device>);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        if let Ok(_context) = self.1.enter() {
+        if let (Ok(_context), Ok(_relaxed)) = (self.1.enter(), Relaxed::new()) {
             // SAFETY: allocated by `cuMemAlloc` and freed once; freeing waits for the device.
             let _ = unsafe { result::free_sync(self.0) };
         }
@@ -316,7 +338,7 @@ impl Drop for Owned {
 
 impl Memory for DriverMemory {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Block> {
-        let _context = self.0.enter()?;
+        let (_context, _relaxed) = (self.0.enter()?, Relaxed::new()?);
         // SAFETY: the context is current.
         let ptr = unsafe { result::malloc_sync(bytes.max(1)) };
         let ptr = ptr.map_err(|_| Error::OutOfMemory { asked_bytes: bytes, what: what.to_owned() })?;
@@ -326,11 +348,45 @@ impl Memory for DriverMemory {
     }
 }
 
+/// What has to be done before the kernels of a program may be unloaded.
+#[derive(Debug, Default)]
+pub struct Users {
+    streams: Mutex<Vec<StreamHandle>>,
+    /// A graph of the caller's has them, for as long as it lives.
+    is_recorded: AtomicBool,
+}
+
+impl Users {
+    /// Notes that a stream is given kernels, to run or to record.
+    pub(super) fn note(&self, stream: StreamHandle, is_recorded: bool) {
+        if is_recorded {
+            self.is_recorded.store(true, Ordering::Relaxed);
+            return;
+        }
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+
+    /// Waits for the streams; false, and nothing is waited for, where one of them is being captured.
+    fn are_done(&self, device: &Device) -> bool {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if streams.iter().any(|&stream| matches!(device.is_capturing(stream), Ok(true))) {
+            return false;
+        }
+        // A stream that is no more has nothing to do.
+        streams.iter().for_each(|&stream| drop(device.synchronize(stream)));
+        true
+    }
+}
+
 /// Loaded machine code.
 #[derive(Debug)]
 pub struct Module {
     raw: sys::CUmodule,
     device: Arc<Device>,
+    users: Arc<Users>,
 }
 
 // SAFETY: modules may be used from any thread.
@@ -339,11 +395,12 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    pub(super) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Self> {
+    pub(super) fn load(device: &Arc<Device>, image: &[u8], users: &Arc<Users>) -> Result<Self> {
         unload_retired();
+        let _relaxed = Relaxed::new()?;
         // SAFETY: an ELF image as NVRTC made it; its size is in its header.
         let raw = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        Ok(Self { raw: checked(raw, "loading a kernel")?, device: device.clone() })
+        Ok(Self { raw: checked(raw, "loading a kernel")?, device: device.clone(), users: users.clone() })
     }
 
     pub(super) fn function(&self, name: &str) -> Result<Function> {
@@ -354,24 +411,38 @@ impl Module {
     }
 }
 
-/// Modules that nobody uses any more. Unloading ends a capture that any thread is at, and a drop may come at any time: it is
-/// done when the next module is loaded, which nobody does in a capture.
-static RETIRED: Mutex<Vec<(usize, Arc<Device>)>> = Mutex::new(Vec::new());
+/// A module that nobody uses any more.
+struct Retired {
+    module: usize,
+    device: Arc<Device>,
+    users: Arc<Users>,
+}
+
+/// Their kernels may still be on the way, and a drop may come at any time, in a capture too: what has to be waited for is waited
+/// for when the next module is loaded, which nobody does in a capture.
+static RETIRED: Mutex<Vec<Retired>> = Mutex::new(Vec::new());
 
 fn unload_retired() {
     let retired = std::mem::take(&mut *RETIRED.lock().unwrap_or_else(PoisonError::into_inner));
-    for (module, device) in retired {
-        if let Ok(_context) = device.enter() {
+    for own in retired {
+        let (Ok(_context), Ok(_relaxed)) = (own.device.enter(), Relaxed::new()) else { continue };
+        if own.users.are_done(&own.device) {
             // SAFETY: loaded once, and put on the list once, when it was dropped.
-            let _ = unsafe { result::module::unload(std::ptr::with_exposed_provenance_mut(module)) };
+            let _ = unsafe { result::module::unload(std::ptr::with_exposed_provenance_mut(own.module)) };
+        } else {
+            RETIRED.lock().unwrap_or_else(PoisonError::into_inner).push(own);
         }
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let retired = (self.raw.expose_provenance(), self.device.clone());
-        RETIRED.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        // What a caller's graph has stays loaded: nobody says when that graph goes.
+        if self.users.is_recorded.load(Ordering::Relaxed) {
+            return;
+        }
+        let (module, device, users) = (self.raw.expose_provenance(), self.device.clone(), self.users.clone());
+        RETIRED.lock().unwrap_or_else(PoisonError::into_inner).push(Retired { module, device, users });
     }
 }
 

@@ -13,6 +13,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::derived::Form;
 use super::tensor::{Block, Memory};
 use super::{Backend, Loaded, Specialized};
 use crate::plan::Plan;
@@ -32,7 +33,7 @@ mod streams;
 
 use cubins::{Compiler, Cubins, UNIT};
 use delegate::Delegates;
-use driver::{Device, DriverMemory, Function, Module, StreamHandle};
+use driver::{Device, DriverMemory, Function, Module, StreamHandle, Users};
 use library::{Libraries, Search, libraries};
 use lower::Lowered;
 use nvrtc::Nvrtc;
@@ -238,6 +239,10 @@ struct Program {
     entries: Vec<Entry>,
     /// One per constant of the graph, once it has run.
     constants: Mutex<Option<Arc<[Block]>>>,
+    /// Forms of weights that a caller's graph reads: whatever becomes of the weights, that graph may run.
+    recorded: Mutex<Vec<Arc<Form>>>,
+    /// Whom the entries are given to.
+    users: Arc<Users>,
     /// Keep the entries alive.
     _modules: Vec<Module>,
 }
@@ -248,15 +253,17 @@ impl Program {
         let _context = device.enter()?;
         let lowered = Lowered::new(&plan)?;
         let images = cuda.cubins.get(&*cuda.compiler, device.arch(), &lowered.kernels)?;
-        let modules = images.iter().map(|i| Module::load(&device, i)).collect::<Result<Vec<_>>>()?;
+        let users = Arc::<Users>::default();
+        let modules = images.iter().map(|i| Module::load(&device, i, &users)).collect::<Result<Vec<_>>>()?;
         let entry = |(at, kernel): (usize, &crate::codegen::cuda::Kernel)| {
             let module = &modules[at / UNIT];
             let vector = kernel.vector.as_ref().map(|_| module.function(&format!("{}_v", kernel.name)));
             Ok(Entry { scalar: module.function(&kernel.name)?, vector: vector.transpose()? })
         };
         let entries = lowered.kernels.iter().enumerate().map(entry).collect::<Result<Vec<_>>>()?;
-        let (memory, delegates, constants) = (cuda.memory.clone(), cuda.delegates.clone(), Mutex::default());
-        Ok(Self { plan, device, memory, delegates, lowered, entries, constants, _modules: modules })
+        let (memory, delegates) = (cuda.memory.clone(), cuda.delegates.clone());
+        let (constants, recorded) = (Mutex::default(), Mutex::default());
+        Ok(Self { plan, device, memory, delegates, lowered, entries, constants, recorded, users, _modules: modules })
     }
 
     /// The constants of the graph, put on the device by the first run; that must not be one that is recorded.
@@ -271,16 +278,25 @@ impl Program {
                 return Err(cold());
             }
             let block = self.memory.allocate(bytes.len(), "a constant of the model")?;
-            // What the stream has to do may be reading what was in this memory before.
-            self.device.synchronize(stream)?;
+            // What had this memory before is before this on the stream; other streams that read it come when it is there.
             // SAFETY: the block was made with this size.
-            unsafe { self.device.upload(bytes, block.ptr())? };
+            unsafe { self.device.upload(bytes, block.ptr(), stream)? };
             Ok(streams::shared(block, &self.device, stream))
         };
         let constants: Arc<[Block]> =
             self.plan.graph.constants.iter().map(|c| upload(&c.bytes)).collect::<Result<_>>()?;
         *made = Some(constants.clone());
         Ok(constants)
+    }
+
+    /// Keeps what a recorded run reads.
+    fn keep(&self, forms: &[Arc<Form>]) {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        for form in forms {
+            if !recorded.iter().any(|known| Arc::ptr_eq(known, form)) {
+                recorded.push(form.clone());
+            }
+        }
     }
 }
 

@@ -1044,6 +1044,9 @@ impl SpecializedCuda {
             bases.iter_mut().zip(all).filter(|(base, _)| **base == LEFT_OUT).for_each(|(base, all)| *base = all);
         }
         held.forms.iter().for_each(|form| streams::note(form.block().owner(), stream));
+        if run.is_recorded {
+            self.program.keep(&held.forms);
+        }
         // SAFETY: every buffer is behind its address.
         unsafe {
             match run.profile.as_deref_mut() {
@@ -1158,6 +1161,7 @@ impl Specialized for SpecializedCuda {
         if !is_recorded {
             streams::free_late();
         }
+        self.program.users.note(run.stream, is_recorded);
         let mut held = Held::default();
         loop {
             let known = self.failures();

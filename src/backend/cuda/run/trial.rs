@@ -263,6 +263,7 @@ impl SpecializedCuda {
     ) -> Result<Option<f64>> {
         let device = self.program.device.clone();
         let _context = device.enter()?;
+        self.program.users.note(stream, false);
         let Some((held, item)) = self.item_of(site) else { return Ok(None) };
         let Some((choice, parts)) = self.way((held, item), way) else { return Ok(None) };
         let operand_bytes = self.operand_bytes(item, parts);
@@ -413,15 +414,12 @@ impl SpecializedCuda {
     /// As [`Stage::run`].
     unsafe fn fill(&self, stage: &Stage<'_>, numbers: &[(usize, Vec<u8>)]) -> Result<()> {
         let device = &self.program.device;
-        // What the stream still does must not see half of it.
-        device.synchronize(stage.stream)?;
         for (buffer, numbers) in numbers {
             let to = std::ptr::with_exposed_provenance_mut(stage.bases[*buffer] as usize);
             // SAFETY: the caller's promise: the buffer has these bytes.
-            unsafe { device.upload(numbers, to)? };
+            unsafe { device.upload(numbers, to, stage.stream)? };
         }
-        // Copies are on another stream than the trial.
-        device.finish()
+        Ok(())
     }
 
     /// The buffers that the step's results are in.
@@ -430,14 +428,13 @@ impl SpecializedCuda {
     /// As [`Stage::run`].
     unsafe fn written(&self, stage: &Stage<'_>) -> Result<Vec<Written>> {
         let device = &self.program.device;
-        device.synchronize(stage.stream)?;
         let stores = &self.program.plan.steps[stage.item.step].stores;
         let read = |store: &crate::plan::Access| {
             let buffer = store.buffer.index();
             let mut bytes = vec![0u8; self.buffer_bytes[buffer]];
             let from = std::ptr::with_exposed_provenance::<u8>(stage.bases[buffer] as usize);
             // SAFETY: the caller's promise: the buffer has these bytes.
-            unsafe { device.download(from, &mut bytes)? };
+            unsafe { device.download(from, &mut bytes, stage.stream)? };
             Ok((store.dtype, bytes))
         };
         stores.iter().map(read).collect()
