@@ -236,6 +236,19 @@ def _mean(
     return _empty(shape, x.dtype)
 
 
+@_rule(aten.linalg_vector_norm.default)
+def _norm(
+    x: Tensor,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor | None:
+    # Of no elements, some orders have no norm.
+    return _mean(x, dim, keepdim, dtype=dtype) if x.numel() else None
+
+
 @_rule(aten.to.dtype)
 def _to_dtype(x: Tensor, dtype: torch.dtype, *_: Any) -> Tensor | None:
     if dtype is x.dtype or not x.is_contiguous():

@@ -255,29 +255,29 @@ class Written:
 def containers(bound: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], Any]]:
     """Every list and dictionary among the arguments, and what else could be written into, each with the way to it."""
     found: list[tuple[tuple[Any, ...], Any]] = []
-
-    def visit(path: tuple[Any, ...], value: Any) -> None:
-        if isinstance(value, (list, tuple)):
-            items: Any = enumerate(value)
-        elif isinstance(value, dict):
-            items = value.items()
-        elif is_dataclass(value) and not isinstance(value, type):
-            items = vars(value).items() if hasattr(value, "__dict__") else ()
-        else:
-            return
-        if not isinstance(value, tuple):
-            found.append((path, value))
-        for key, item in items:
-            visit((*path, key), item)
-
     for name, value in bound.items():
         if name.startswith("*"):
             # A fresh one in each call, which nobody else sees.
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                visit((name, key), item)
+                _add_containers((name, key), item, found)
         else:
-            visit((name,), value)
+            _add_containers((name,), value, found)
     return found
+
+
+def _add_containers(path: tuple[Any, ...], value: Any, found: list[tuple[tuple[Any, ...], Any]]) -> None:
+    if isinstance(value, (list, tuple)):
+        items: Any = enumerate(value)
+    elif isinstance(value, dict):
+        items = value.items()
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = vars(value).items() if hasattr(value, "__dict__") else ()
+    else:
+        return
+    if not isinstance(value, tuple):
+        found.append((path, value))
+    for key, item in items:
+        _add_containers((*path, key), item, found)
 
 
 def items_of(container: Any) -> dict[Any, Any]:

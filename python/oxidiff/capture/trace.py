@@ -172,6 +172,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.scalars = scalars
+        self.is_trial = limit is not None
         self.limit = sys.maxsize if limit is None else limit
         self.weights = weights
         self.device = device
@@ -891,9 +892,11 @@ class _Guard:
         made = recorder.release()
         if not any(ref() is not None for ref in made):
             return False
-        gc.collect()
-        if not any(ref() is not None for ref in made):
-            return False
+        # What the trace made is young, as nothing was collected meanwhile; all that there is takes a quarter of a second.
+        for generation in (0, 2):
+            gc.collect(generation)
+            if not any(ref() is not None for ref in made):
+                return False
         known = self._weights.caches
         assert known is not None
         for found in gc.get_objects():
@@ -921,12 +924,15 @@ def _caches_of(method: Any) -> Iterator[Any]:
             yield held
 
 
+_NOT_OWN = frozenset(("torch", "builtins", *sys.stdlib_module_names))
+"""Packages whose objects keep nothing that a forward would make."""
+
+
 def _is_plain_object(kind: type) -> bool:
     """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
-    package = kind.__module__.partition(".")[0]
-    is_own = package not in {"torch", "builtins", *sys.stdlib_module_names}
-    has_attributes = kind.__dictoffset__ != 0 and not issubclass(kind, (type, dict, list, tuple))
-    return is_own and has_attributes and not issubclass(kind, (torch.nn.Module, Tensor))
+    if kind.__dictoffset__ == 0 or issubclass(kind, (type, dict, list, tuple, torch.nn.Module, Tensor)):
+        return False
+    return kind.__module__.partition(".")[0] not in _NOT_OWN
 
 
 def _is_foreign(cache: Any) -> bool:
@@ -981,7 +987,8 @@ def trace(
         weights: The module's tensors.
         device: What the program is to believe its tensors live on.
         scalars: The Python floats among the arguments.
-        limit: Most nodes of a trace that can be of use: a program that makes more, of each token one say, is stopped.
+        limit: Of a trial, which may fail: most nodes of a trace that can be of use. A program that makes more, of each
+            token one say, is stopped.
 
     Raises:
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
@@ -1077,6 +1084,9 @@ def _recorded(
         chained: BaseException | None = error
         while chained is not None:
             traceback.clear_frames(chained.__traceback__)
+            if recorder.is_trial:
+                # Nobody sees where it failed, and what closures hold, no frame can be cleared of.
+                chained.__traceback__ = None
             chained = chained.__cause__ or chained.__context__
         guard.forget(recorder)
         if recorder.is_disturbed:
