@@ -670,11 +670,12 @@ class _Binding:
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
         """Places of tensors that are on the CPU and are to be on the device."""
         first = len(call.sizes) - len(call.numbers)
-        # A symbol that is a Python number changes from call to call.
+        # What changes from call to call.
+        loose = variant.graph.loose_numbers()
         self.live = {
             symbol.name: place
             for symbol in variant.graph.plan.symbols
-            if symbol.position >= first and (place := numbers[symbol.position - first]) is not None
+            if symbol.name in loose and (place := numbers[symbol.position - first]) is not None
         }
 
     def _default(self, value: Leaf, count: int) -> int:

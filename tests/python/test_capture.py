@@ -244,6 +244,51 @@ def test_tokens_of_several_images_per_sample():
     assert [s.name for s in graph.plan.symbols] == ["b", "s"]
 
 
+@pytest.mark.parametrize("first", [(6, 4), (4, 6), (5, 5), (300, 20), (20, 300), (50, 199)])
+@pytest.mark.parametrize("between", [0, 1, 2])
+@pytest.mark.parametrize("rows", [4096, 600])
+def test_which_of_two_numbers_is_larger_is_seen(first, between, rows):
+    """Whatever the first call's are, its graph does not serve those of the other order; nor where there are not rows enough
+    to find out about all, so that a number becomes a constant."""
+    table = torch.randn(rows, 4)
+    capturer = Capturer(lambda x, h, others, w: x + table[max(h, w)])
+    x = torch.randn(2, 4)
+    others = [2] * between
+    graph = capturer.capture(capturer.call((x, first[0], others, first[1]), {}))
+    for sides in (
+        (9, 7),
+        (7, 9),
+        (31, 8),
+        (8, 31),
+        (12, 12),
+        (first[0], 400),
+        (first[0], 3),
+        (400, first[1]),
+        (3, first[1]),
+    ):
+        call = capturer.call((x, sides[0], others, sides[1]), {})
+        point = graph.plan.read(call.sizes)
+        if point is None:
+            assert rows == 600, "the sides are free"
+            continue
+        is_right = max(sides) in graph.numbers_at(point)
+        assert is_right or not (graph.accepts(point) or capturer.extend(graph, call))
+        assert is_right or rows == 600 or (first[0] > first[1]) != (sides[0] > sides[1])
+
+
+def test_numbers_of_several_images_in_one_sequence():
+    """Their tokens are as many as the patches of all."""
+
+    def function(tokens, shapes):
+        grids = [torch.arange(h * w) / w for h, w in shapes]
+        return tokens + torch.cat(grids)[:, None]
+
+    calls = []
+    for shapes in ([(4, 6), (2, 8)], [(6, 12), (4, 10)]):
+        calls.append(((torch.randn(2, sum(h * w for h, w in shapes), 4), shapes), {}))
+    assert not check_serves(function, *calls).fixed
+
+
 @pytest.mark.parametrize("patch", [0, 2], ids=["tokens", "patches"])
 def test_a_mask_over_text_and_image(patch):
     """Its length is the sum of two that are not free alone either."""

@@ -452,6 +452,57 @@ def test_model_that_draws_squares_only_has_one_program():
     assert (report.programs, report.captures) == (1, 1)
 
 
+class LargerSide(nn.Module):
+    """Places of an image's tokens, and behind the larger of its sides those of the text, as in Qwen-Image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)))
+
+    def forward(
+        self, tokens: torch.Tensor, text: torch.Tensor, shapes: list[tuple[int, int, int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _, height, width = shapes[0]
+        rows = torch.cat([self.table[-(height - height // 2) :], self.table[: height // 2]])
+        grid = (rows[:, None] + self.table[:width]).flatten(0, 1)
+        start = max(height // 2, width // 2)
+        return tokens + grid, text + self.table[start : start + text.shape[1]]
+
+
+def test_order_of_two_numbers_is_a_program_each():
+    """Portraits and landscapes, even and odd sides, not every size; also where as many tokens make another image."""
+    module = LargerSide()
+    compiled = oxidiff.compile(module)
+    sides = ((4, 4), (6, 4), (4, 6), (12, 8), (8, 12), (3, 8), (8, 3), (64, 64), (5, 5), (7, 9), (9, 7), (4, 9), (9, 4))
+    for height, width in (*sides, *reversed(sides)):
+        for batch in (2, 1):
+            tokens, text = torch.randn(batch, height * width, 4), torch.randn(batch, 7, 4)
+            inputs = (tokens, text, [(1, height, width)] * batch)
+            for output, expected in zip(compiled(*inputs), module(*inputs), strict=True):
+                assert torch.equal(output, expected), (height, width, batch)
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    # Two orders, and four pairs of residues.
+    assert report.programs <= 8
+
+
+def test_numbers_of_samples_that_differ_are_another_program():
+    """They were alike, and their tensors stay as large."""
+
+    class Second(nn.Module):
+        def forward(self, x: torch.Tensor, shapes: list[tuple[int, int]]) -> torch.Tensor:
+            return x.reshape(2, *shapes[1])
+
+    module = Second()
+    compiled = oxidiff.compile(module)
+    x = torch.randn(2, 24)
+    for shapes in ([(4, 6)] * 2, [(6, 4)] * 2, [(4, 6), (6, 4)], [(4, 6), (2, 12)], [(4, 6)] * 2):
+        output, expected = compiled(x, shapes), module(x, shapes)
+        assert output.shape == expected.shape
+        assert torch.equal(output, expected)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 class Lengths(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.tensor(list(range(1, x.shape[0] + 1))).sum()

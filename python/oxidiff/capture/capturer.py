@@ -22,7 +22,7 @@ from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
-from .sizes import RESIDUES, Symbol, candidates, held_out, plan_sizes, ties
+from .sizes import RESIDUES, Symbol, candidates, held_out, in_order, plan_sizes, ranks, ties
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
@@ -397,7 +397,7 @@ class _Session:
 
     def fix_unsolved(self, base: Trace) -> None:
         """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else lengths of tensors
-        beside the first one, else all."""
+        beside the first one, else all. Python ints are tried in one order before."""
         suspects = []
         here = self.point()
         for symbol in self.plan.symbols:
@@ -405,6 +405,10 @@ class _Session:
             if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):
                 suspects.append(symbol)
         numbers = [s for s in suspects if s.is_number]
+        if not self.plan.compared and any(s.role == "int" for s in numbers):
+            self.plan.compared = {s.name: s.value for s in self.plan.ints()}
+            self.chosen.update(in_order(self.plan.ints()))
+            return
         beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]
         for symbol in numbers or beside or suspects or list(self.plan.symbols):
             self.fix(symbol)
@@ -413,11 +417,15 @@ class _Session:
         """Checks the graph where it was not solved, and narrows its classes if it is wrong there."""
         if not self.plan.symbols:
             return
+        rank_of = ranks(self.plan.ints()) if self.plan.compared else {}
+        of_ints = math.lcm(*(graph.moduli[name] for name in rank_of))
         for batch_one, residues in ((True, True), (True, False), (False, True)):
             point: Point = {}
             for i, symbol in enumerate(self.plan.symbols):
                 seen = [p[symbol.name] for p in points]
                 modulus = graph.moduli[symbol.name]
+                if symbol.name in rank_of:
+                    i, modulus = rank_of[symbol.name], of_ints
                 if symbol.role == "batch" and not batch_one:
                     point[symbol.name] = 4
                 elif symbol.role in RESIDUES and not residues:

@@ -186,8 +186,27 @@ class CapturedGraph:
     fixed: tuple[str, ...] = ()
 
     def class_of(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        """The validity class of a point: the residues of its sizes."""
-        return tuple(int(point[s.name]) % self.moduli[s.name] for s in self.plan.symbols if not s.is_number)
+        """The validity class of a point: the residues of its sizes, and of Python ints that are divided, and the order of
+        the ints if it matters."""
+        residues = (
+            int(point[s.name]) % self.moduli[s.name]
+            for s in self.plan.symbols
+            if not s.is_number or (s.role == "int" and self.moduli[s.name] > 1)
+        )
+        ints = [point.get(name, value) for name, value in self.plan.compared.items()]
+        return (*residues, *sorted(range(len(ints)), key=ints.__getitem__))
+
+    def loose_numbers(self) -> set[str]:
+        """The Python numbers, as times, whose values decide nothing: neither their residues nor their order, and nothing in
+        a call follows from them."""
+        tied = [f.symbols() for f in self.plan.forms if isinstance(f, Dim)]
+        return {
+            s.name
+            for s in self.plan.symbols
+            if s.is_number
+            and not (s.role == "int" and (s.name in self.plan.compared or self.moduli[s.name] > 1))
+            and sum(s.name in names for names in tied) == 1
+        }
 
     def marks_of(self, point: Mapping[str, Any]) -> set[tuple[str, Any]]:
         """Per symbol, which of the values that programs treat specially it has; of a number in an attribute, whether it is

@@ -60,10 +60,17 @@ class SizePlan:
     Attributes:
         symbols: The free sizes.
         forms: One entry per flat size: what it is as an expression (or a constant that every call must have).
+        compared: The Python ints of which the program may ask which is the larger one, by name, and what they were: a graph
+            is then right for one order of them. Some may have become constants since.
     """
 
     symbols: list[Symbol]
     forms: list[Size | float] = field(default_factory=list)
+    compared: Mapping[str, Number] = field(default_factory=dict)
+
+    def ints(self) -> list[Symbol]:
+        """The free sizes that are Python ints."""
+        return [s for s in self.symbols if s.role == "int"]
 
     def read(self, sizes: Sequence[Number]) -> dict[str, Number] | None:
         """The free sizes of a call; ``None`` if its sizes do not satisfy the plan."""
@@ -96,7 +103,7 @@ class SizePlan:
         forms = list(self.forms)
         for name, to in ties.items():
             forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in forms]
-        return SizePlan([s for s in self.symbols if s.name not in ties], forms)
+        return SizePlan([s for s in self.symbols if s.name not in ties], forms, self.compared)
 
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
@@ -155,29 +162,46 @@ class _Planner:
                     raise CaptureError(f"{name} has a dimension of size 0")
                 self.label = name
                 self.plan.forms.append(self.form(tensor, axis, size))
-        for i, number in enumerate(self.call.numbers):
-            self.label = self.names[len(tensors) + i]
+        numbers = self.names[len(tensors) :]
+        alike = _alike(dict(zip(numbers, self.call.numbers, strict=True)))
+        made: dict[str, Symbol] = {}
+        for i, (label, number) in enumerate(zip(numbers, self.call.numbers, strict=True)):
+            self.label = label
             role = "int" if isinstance(number, int) else "float"
             if i >= len(self.call.numbers) - self.call.kept:
                 role = "attribute"
-            self.plan.forms.append(Dim.symbol(self.add(role, "n", number).name))
+            first = alike.get(label)
+            made[label] = self.add(role, "n", number) if first is None else made[first]
+            self.plan.forms.append(Dim.symbol(made[label].name))
         self.tie_sequences_to_counts()
         return self.plan
 
     def tie_sequences_to_counts(self) -> None:
-        """A length that is the product of neighbouring Python ints (frames, height, width) follows from them."""
-        counts = [s for s in self.plan.symbols if s.role == "int"]
+        """A length that is the product of neighbouring Python ints (frames, height, width), or the sum of such products of
+        several tuples of them, follows from them."""
+        counts = self.plan.ints()
+        products = [
+            [counts[i] for i in range(first, last)]
+            for first, last in combinations(range(len(counts) + 1), 2)
+            if last - first > 1
+        ]
+        images: dict[str, list[Symbol]] = {}
+        for count in counts:
+            images.setdefault(count.label.rpartition("[")[0], []).append(count)
+        rows = [row for name, row in images.items() if name]
+        sums = [[product] for product in products]
+        sums += [rows[first:last] for first, last in combinations(range(len(rows) + 1), 2) if last - first > 1]
         for symbol in [s for s in self.plan.symbols if s.role == "sequence"]:
-            for first, last in combinations(range(len(counts) + 1), 2):
-                group = counts[first:last]
-                if len(group) < 2 or prod(s.value for s in group) != symbol.value:
-                    continue
+            chosen = next((c for c in sums if sum(prod(s.value for s in row) for row in c) == symbol.value), None)
+            if chosen is None:
+                continue
+            total = dim_of(0)
+            for row in chosen:
                 product = dim_of(1)
-                for count in group:
+                for count in row:
                     product = product * Dim.symbol(count.name)
-                self.plan.symbols.remove(symbol)
-                self.plan.forms = [product if f == Dim.symbol(symbol.name) else f for f in self.plan.forms]
-                break
+                total = total + product
+            self.plan = self.plan.tied({symbol.name: total})
 
     def add(self, role: str, stem: str, value: Number) -> Symbol:
         name = stem
@@ -285,6 +309,24 @@ class _Planner:
         return Dim.symbol(self.add("spatial", stem, size).name)
 
 
+def _alike(numbers: Mapping[str, Number]) -> dict[str, str]:
+    """Of each int in a list whose items are all equal, one for every sample of a batch say, the int in the first item that
+    it equals: a program that takes such a list will mostly get others of this kind."""
+    lists: dict[str, dict[str, dict[str, Number]]] = {}
+    for label, number in numbers.items():
+        name, bracket, rest = label.partition("[")
+        index, _, rest = rest.partition("]")
+        if bracket and type(number) is int:
+            lists.setdefault(name, {}).setdefault(index, {})[rest] = number
+    out: dict[str, str] = {}
+    for name, items in lists.items():
+        first, *others = items.items()
+        # Numbers alone are sizes of different things.
+        if "" not in first[1] and all(item == first[1] for _, item in others):
+            out |= {f"{name}[{index}]{rest}": f"{name}[{first[0]}]{rest}" for index, item in others for rest in item}
+    return out
+
+
 FRAMES_STEP = 8
 """Most frames that become one on their way through a model."""
 RESIDUES = {"spatial": 64, "frames": FRAMES_STEP}
@@ -357,7 +399,7 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
         distinct = [v for v in dict.fromkeys(values) if v != symbol.value]
         if len(distinct) >= 3:
             # Height and width take the same values, but never together.
-            start = index % 3
+            start = 0 if symbol.role == "int" else index % 3
             yield (*distinct[start:3], *distinct[:start])
 
 
@@ -367,8 +409,8 @@ def _batch_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 
 def _frames_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
-    # Those that are halved as often.
-    yield [value + FRAMES_STEP, value + 2 * FRAMES_STEP, value + 3 * FRAMES_STEP]
+    # Those that are halved as often. No two numbers of frames move together.
+    yield [value + FRAMES_STEP * (k + index // 3 * more) for k, more in ((1, 1), (2, 3), (3, 5))]
     yield [value + 2, value + 3, value + 7]
     yield [value + 4, value + 8, value + 20]
     yield [v for v in (value - 1, value - 2, value - 3, value - 5) if v > 1]
@@ -386,7 +428,8 @@ def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     rest = value % 64
-    yield [v for v in (rest + 64 * k for k in (1, 5, 3, 2)) if v > 1]
+    steps = [k + index // 3 * more for k, more in ((1, 1), (5, 2), (3, 4), (2, 3))]
+    yield [v for v in (rest + 64 * k for k in steps) if v > 1]
     yield [v for v in (rest + 64 * k for k in range(value // 64 + 1)) if 1 < v <= value]
     for step in (16, 8):
         first = value % step or step
@@ -397,7 +440,32 @@ def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 
 def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
+    # Each of two is the larger one in some trace, so that a program that asks which it is shows.
+    below, above = max(211 - 7 * index, 3 + index), 41 + 9 * index
+    yield [value + 13 + index, below + (below == value), above + (above == value)]
     yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
+
+
+def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
+    """Three values for each of these symbols at which to trace, larger where the symbol itself is larger, and halved as
+    often as it."""
+    out: dict[str, tuple[Number, ...]] = {}
+    rank_of = ranks(symbols)
+    for symbol in symbols:
+        rank = rank_of[symbol.name]
+        # No symbol's values follow from those of two others.
+        steps = (1 + rank + 2 * rank**2, 3 + 6 * rank, 7 + 4 * rank + 5 * rank**2)
+        out[symbol.name] = tuple(symbol.value + _INT_STEP * step for step in steps)
+    return out
+
+
+def ranks(symbols: Sequence[Symbol]) -> dict[str, int]:
+    """The place of each symbol's value among all of theirs."""
+    return {s.name: rank for rank, s in enumerate(sorted(symbols, key=lambda s: s.value))}
+
+
+_INT_STEP = 8
+"""Of ints in order: most parts that programs divide them into."""
 
 
 def _float_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
@@ -424,7 +492,7 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
     if symbol.role == "batch":
         return 1 if value != 1 else 4
     if symbol.is_number:
-        return value + 3 if symbol.role == "int" else value + 3.5
+        return value + (3 + 2 * index) * modulus if symbol.role == "int" else value + 3.5
     assert isinstance(value, int)
     low, high = int(min(seen)), int(max(seen))
     if symbol.role == "spatial":

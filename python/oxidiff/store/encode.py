@@ -395,6 +395,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
     return {
         "symbols": [[s.name, s.role, s.position, s.value, s.label] for s in graph.plan.symbols],
         "sizes": [encode_number(form) for form in graph.plan.forms],
+        **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
         "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
         "results": [
             [
@@ -606,4 +607,5 @@ def _decode_plan(data: Data) -> SizePlan:
     names = {s.name for s in symbols}
     check(len(names) == len(symbols), "two sizes of one name")
     check(all(f.symbols() <= names for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
-    return SizePlan(symbols, forms)
+    compared = {as_text(name): as_integer(value) for name, value in data.get("compared", ())}
+    return SizePlan(symbols, forms, compared)
