@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,8 +27,17 @@ VAE_FAMILIES = {family.name: family for family in AUTOENCODERS}
 FAMILIES = {family.name: family for family in (*UNETS, *VAES, *IMAGES, *VIDEOS, *ENCODERS)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FAMILIES)
+def _cases() -> Iterator[tuple[str, str]]:
+    """Names and dtypes: each class once in bf16, if it is not run in pieces, which say nothing more of it."""
+    seen: set[str] = set()
+    for family in FAMILIES.values():
+        yield family.name, "f32"
+        if family.type_path not in seen and not family.fallbacks:
+            yield family.name, "bf16"
+        seen.add(family.type_path)
+
+
+@pytest.mark.parametrize(("name", "dtype"), _cases())
 @torch.no_grad()
 def test_close_to_f64_at_every_size(name: str, dtype: str) -> None:
     family = FAMILIES[name]
@@ -77,8 +87,9 @@ def test_autoencoder_by_its_methods(name: str, dtype: str) -> None:
     eager = copy.deepcopy(module)
     compiled: Any = oxidiff.compile_pipe(types.SimpleNamespace(vae=module)).vae
     first = None
-    for size in family.sizes:
-        for batch in family.batches:
+    sizes, batches = (family.sizes, family.batches) if dtype == "f32" else (family.sizes[:1], family.batches[-1:])
+    for size in sizes:
+        for batch in batches:
             for method, make in family.calls():
                 case = f"{name} {dtype} {method} size {size} batch {batch}"
                 inputs = make(testing.Random(1, DTYPES[dtype]), batch, size)

@@ -168,13 +168,19 @@ def _plane(xs: Vector, ys: Vector, zs: Vector) -> tuple[Fraction, Fraction, Frac
             b = Fraction(dx[i] * dz[j] - dx[j] * dz[i], det)
             k = zs[0] - a * xs[0] - b * ys[0]
             holds = all(a * x + b * y + k == z for x, y, z in zip(xs, ys, zs, strict=True))
-            return (a, b, k) if holds and _is_plain(a) and _is_plain(b) else None
+            return (a, b, k) if holds and all(map(_is_halved, (a, b, k))) else None
     return None
 
 
 def _is_plain(value: Fraction) -> bool:
     """Coefficients of real programs: numerators are channel counts, denominators products of strides."""
     return value.denominator <= _MAX_DENOMINATOR
+
+
+def _is_halved(value: Fraction) -> bool:
+    """Coefficients of sums of known forms, where other divisors are in the forms: with any at all, a sum of two forms out of
+    many fits whatever four points there are."""
+    return _is_plain(value) and value.denominator.bit_count() == 1
 
 
 def denominators(forms: Iterable[Dim], symbols: Iterable[str]) -> dict[str, int]:
