@@ -37,7 +37,7 @@ def _cases() -> Iterator[tuple[str, str]]:
         seen.add(family.type_path)
 
 
-@pytest.mark.parametrize(("name", "dtype"), _cases())
+@pytest.mark.parametrize(("name", "dtype"), list(_cases()))
 @torch.no_grad()
 def test_close_to_f64_at_every_size(name: str, dtype: str) -> None:
     family = FAMILIES[name]
