@@ -486,6 +486,62 @@ def test_order_of_two_numbers_is_a_program_each():
     assert report.programs <= 8
 
 
+class Padded(nn.Module):
+    """A sequence padded to a multiple, as Z-Image's; nothing of the multiple shows where it is one already."""
+
+    def __init__(self, multiple: int) -> None:
+        super().__init__()
+        self.multiple = multiple
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        more = -x.shape[1] % self.multiple
+        return torch.cat([x, x[:, -1:].repeat(1, more, 1)], dim=1) * 2 if more else x * 2
+
+
+@pytest.mark.parametrize("multiple", [2, 8, 32, 7])
+def test_sequences_that_are_padded_to_a_multiple(multiple):
+    module = Padded(multiple)
+    for lengths in ((64, 45, 300, 50, 128, 301, 77, 13), (45, 77, 64, 46), (256, 255, 128, 33)):
+        compiled = oxidiff.compile(module)
+        for length in lengths:
+            x = torch.randn(2, length, 4)
+            output, expected = compiled(x), module(x)
+            assert output.shape == expected.shape, (lengths, length)
+            assert torch.equal(output, expected)
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+@pytest.mark.parametrize("multiple", [2, 4, 16])
+def test_images_that_are_padded_to_a_multiple(multiple):
+    class PaddedImage(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            height, width = x.shape[-2:]
+            return nn.functional.pad(x, (0, -width % multiple, 0, -height % multiple), mode="replicate") * 2
+
+    module = PaddedImage()
+    for sizes in (((64, 64), (63, 64), (60, 61), (62, 64), (8, 8)), ((32, 48), (30, 46), (24, 40)), ((9, 9), (16, 16))):
+        compiled = oxidiff.compile(module)
+        for size in sizes:
+            x = torch.randn(1, 4, *size)
+            output, expected = compiled(x), module(x)
+            assert output.shape == expected.shape, (sizes, size)
+            assert torch.equal(output, expected)
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_halves_of_a_sequence_are_a_program_for_even_and_odd():
+    class Half(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, : x.shape[1] // 2] * 2
+
+    module = Half()
+    compiled = oxidiff.compile(module)
+    for length in (45, 77, 64, 50, 7, 1000, 8, 301):
+        x = torch.randn(2, length, 4)
+        assert torch.equal(compiled(x), module(x))
+    assert oxidiff.report(compiled).programs <= 2
+
+
 def test_numbers_of_samples_that_differ_are_another_program():
     """They were alike, and their tensors stay as large."""
 

@@ -22,7 +22,7 @@ from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
-from .sizes import RESIDUES, Symbol, candidates, held_out, in_order, plan_sizes, ranks, ties
+from .sizes import HELD_OUT, RESIDUES, Symbol, at_residue, candidates, held_out, in_order, plan_sizes, ranks, ties
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
@@ -191,6 +191,8 @@ class _Session:
         self.limit: int | None = None
         """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
+        self.is_rounded = False
+        """Whether lengths are tried at the residues that they have in the call."""
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
             self.fix(symbol)
         # What has no effect is mostly left out by the code: of another program than any other value.
@@ -397,7 +399,7 @@ class _Session:
 
     def fix_unsolved(self, base: Trace) -> None:
         """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else lengths of tensors
-        beside the first one, else all. Python ints are tried in one order before."""
+        beside the first one, else all. Before, Python ints are tried in one order, and lengths at one residue."""
         suspects = []
         here = self.point()
         for symbol in self.plan.symbols:
@@ -409,6 +411,11 @@ class _Session:
             self.plan.compared = {s.name: s.value for s in self.plan.ints()}
             self.chosen.update(in_order(self.plan.ints()))
             return
+        lengths = [s for s in suspects if s.role in ("sequence", "frames")]
+        if not numbers and lengths and not self.is_rounded:
+            self.is_rounded = True
+            self.chosen.update({s.name: at_residue(s, self.order[s.name]) for s in lengths})
+            return
         beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]
         for symbol in numbers or beside or suspects or list(self.plan.symbols):
             self.fix(symbol)
@@ -419,19 +426,18 @@ class _Session:
             return
         rank_of = ranks(self.plan.ints()) if self.plan.compared else {}
         of_ints = math.lcm(*(graph.moduli[name] for name in rank_of))
-        for batch_one, residues in ((True, True), (True, False), (False, True)):
+        for batch_one, kept in HELD_OUT:
             point: Point = {}
             for i, symbol in enumerate(self.plan.symbols):
                 seen = [p[symbol.name] for p in points]
                 modulus = graph.moduli[symbol.name]
                 if symbol.name in rank_of:
                     i, modulus = rank_of[symbol.name], of_ints
+                if symbol.role in kept:
+                    modulus = math.lcm(RESIDUES[symbol.role], modulus)
+                point[symbol.name] = held_out(symbol, i, modulus, seen)
                 if symbol.role == "batch" and not batch_one:
                     point[symbol.name] = 4
-                elif symbol.role in RESIDUES and not residues:
-                    point[symbol.name] = held_out(symbol, i, math.lcm(RESIDUES[symbol.role], modulus), seen)
-                else:
-                    point[symbol.name] = held_out(symbol, i, modulus, seen)
             try:
                 record = self.trace_at(point)
             except ChangedError:
@@ -440,19 +446,19 @@ class _Session:
                 continue
             if graph.differs_from(record, point) is None:
                 graph.accept(point, of_copy=True)
-                if not residues:
-                    self.split_residues(graph, points, point)
+                if kept:
+                    self.split_residues(graph, [*points, point], kept)
                 return
         # Right at the points it was solved at, and nothing more is known: classes as narrow as those points.
-        self.split_residues(graph, points, None)
+        self.split_residues(graph, points, RESIDUES.keys())
 
-    def split_residues(self, graph: CapturedGraph, points: Sequence[Point], also: Point | None) -> None:
+    def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         for symbol in self.plan.symbols:
-            if symbol.role in RESIDUES:
+            if symbol.role in roles:
                 graph.moduli[symbol.name] = math.lcm(RESIDUES[symbol.role], graph.moduli[symbol.name])
         graph.classes.clear()
         graph.marks.clear()
-        for point in (*points, also) if also is not None else points:
+        for point in points:
             graph.accept(point, of_copy=True)
 
 

@@ -329,8 +329,17 @@ def _alike(numbers: Mapping[str, Number]) -> dict[str, str]:
 
 FRAMES_STEP = 8
 """Most frames that become one on their way through a model."""
-RESIDUES = {"spatial": 64, "frames": FRAMES_STEP}
-"""Sizes that models halve, and the modulus at which they are told apart where it is not known what decides."""
+RESIDUES = {"spatial": 64, "frames": FRAMES_STEP, "sequence": 64, "int": 8, "batch": 64}
+"""Of each kind of size, the modulus at which sizes are told apart where it is not known what decides."""
+HELD_OUT: tuple[tuple[bool, frozenset[str]], ...] = (
+    (True, frozenset()),
+    (True, frozenset(("spatial", "frames"))),
+    (False, frozenset()),
+    (True, frozenset(("spatial", "frames", "sequence"))),
+    (True, frozenset(("spatial", "frames", "sequence", "int"))),
+    (False, frozenset(("spatial", "frames", "sequence", "int"))),
+)
+"""Where a graph is checked, until it is right: at batch 1 or not, and for which kinds of sizes at the same residues only."""
 
 
 def ties(bound: Sequence[Symbol]) -> Iterator[dict[str, Dim]]:
@@ -446,6 +455,11 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
 
 
+def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:
+    """Three values of a symbol at which it is divided and padded as it is in the call."""
+    return tuple(symbol.value + RESIDUES[symbol.role] * (k + index * more) for k, more in ((1, 1), (2, 3), (3, 5)))
+
+
 def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
     """Three values for each of these symbols at which to trace, larger where the symbol itself is larger, and halved as
     often as it."""
@@ -487,19 +501,12 @@ _CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
 
 
 def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -> Number:
-    """A value unlike those traced so far: batch 1, another residue modulo 64 but the same modulo ``modulus``."""
+    """A value unlike those traced so far: batch 1; of sizes, the nearest that is the same modulo ``modulus``, where padding
+    to a multiple of any other number shows."""
     value = symbol.value
     if symbol.role == "batch":
         return 1 if value != 1 else 4
     if symbol.is_number:
         return value + (3 + 2 * index) * modulus if symbol.role == "int" else value + 3.5
-    assert isinstance(value, int)
-    low, high = int(min(seen)), int(max(seen))
-    if symbol.role == "spatial":
-        step = modulus if 64 % modulus == 0 and modulus < 64 else 64
-        residues = [v for v in range(value % step or step, high + 1, step) if v % 64 != value % 64 and v > 1]
-        wanted = [v for v in residues if v not in seen]
-        return wanted[min(2 + index, len(wanted) - 1)] if wanted else value
-    first = value % modulus or modulus
-    wanted = [v for v in range(first, high, modulus) if v > 4 and v not in seen and (low > 8 or v > low)]
-    return wanted[(5 + 2 * index) % len(wanted)] if wanted else value
+    near = (value + step * modulus for step in (-1, 1, -3, 3, -5, 5, 7, 11))
+    return next((v for v in near if v > 1 and v not in seen), value)
