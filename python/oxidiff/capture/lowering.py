@@ -477,17 +477,14 @@ class Lowering:
             raise self.size_dependent(f"{what} depends on the input's size: {size}", size.symbols())
         return int(size)
 
-    def sign(self, size: Size) -> int:
-        """-1, 0 or 1: the same at every point that was traced."""
+    def is_negative(self, size: Size) -> bool:
+        """Whether a number is below zero: the same at every point that was traced."""
         if not isinstance(size, Dim):
-            return (size > 0) - (size < 0)
-        signs = set()
-        for point in self.graph.points:
-            value = size.exact({name: Fraction(point[name]) for name in size.symbols()})
-            signs.add((value > 0) - (value < 0))
-        if len(signs) > 1:
+            return size < 0
+        found = {size.exact({n: Fraction(point[n]) for n in size.symbols()}) < 0 for point in self.graph.points}
+        if len(found) > 1:
             raise self.size_dependent(f"{size} changes its sign with the input's size", size.symbols())
-        return signs.pop()
+        return found.pop()
 
     def dtype_name(self, dtype: torch.dtype) -> str:
         """The compiler's name of an element type."""

@@ -76,7 +76,7 @@ def meshgrid(cx: Lowering, tensors: Sequence[T], indexing: str = "ij") -> list[T
 
 
 def _from_end(cx: Lowering, index: Size, size: Size) -> Size:
-    return dim_or_int(dim_of(index) + size) if cx.sign(index) < 0 else index
+    return dim_or_int(dim_of(index) + size) if cx.is_negative(index) else index
 
 
 @row("slice.Tensor")
@@ -91,9 +91,9 @@ def _slice_start(cx: Lowering, size: Size, start: Any) -> Size:
     if start is None:
         return 0
     first = _from_end(cx, start, size)
-    if cx.sign(first) < 0:
+    if cx.is_negative(first):
         return 0
-    if first != 0 and cx.sign(dim_or_int(dim_of(size) - first)) < 0:
+    if first != 0 and cx.is_negative(dim_or_int(dim_of(size) - first)):
         return size
     return first
 
@@ -280,8 +280,8 @@ def _pad(cx: Lowering, x: T, pad: Sequence[Any], mode: str, value: Any) -> T:
     for i in range(len(pad) // 2):
         before[x.rank - 1 - i], after[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
     for dim in range(x.rank):
-        cut_before = dim_of(before[dim]) * -1 if cx.sign(before[dim]) < 0 else dim_of(0)
-        cut_after = dim_of(after[dim]) * -1 if cx.sign(after[dim]) < 0 else dim_of(0)
+        cut_before = dim_of(before[dim]) * -1 if cx.is_negative(before[dim]) else dim_of(0)
+        cut_after = dim_of(after[dim]) * -1 if cx.is_negative(after[dim]) else dim_of(0)
         if cut_before != 0 or cut_after != 0:
             length = dim_or_int(dim_of(x.shape[dim]) - cut_before - cut_after)
             x = cx.slice(x, dim, dim_or_int(cut_before), length)
