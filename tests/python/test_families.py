@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import oxidiff
+from families import Family
 from families_encoders import ENCODERS
 from families_images import IMAGES
 from families_unets import UNETS
-from families_vaes import AUTOENCODERS, VAES, result
+from families_vaes import AUTOENCODERS, VAES, Autoencoder, result
 from families_videos import VIDEOS
 from oxidiff import testing
 
@@ -37,6 +38,15 @@ def _cases() -> Iterator[tuple[str, str]]:
         seen.add(family.type_path)
 
 
+def _calls(family: Family | Autoencoder, dtype: str) -> list[tuple[tuple[int, ...], int]]:
+    """Sizes and batches to call it with, every one of them once. That one program serves all does not depend on the type."""
+    sizes, batches = family.sizes, family.batches
+    if dtype != "f32":
+        return [(sizes[0], batches[-1])]
+    count = max(len(sizes), len(batches))
+    return [(sizes[i % len(sizes)], batches[i % len(batches)]) for i in range(count)]
+
+
 @pytest.mark.parametrize(("name", "dtype"), list(_cases()))
 @torch.no_grad()
 def test_close_to_f64_at_every_size(name: str, dtype: str) -> None:
@@ -44,29 +54,26 @@ def test_close_to_f64_at_every_size(name: str, dtype: str) -> None:
     module = family.build(DTYPES[dtype])
     compiled = oxidiff.compile(module)
     first = None
-    # That one program serves all of them does not depend on the type.
-    sizes, batches = (family.sizes, family.batches) if dtype == "f32" else (family.sizes[:1], family.batches[-1:])
-    for size in sizes:
-        for batch in batches:
-            case = f"{name} {dtype} size {size} batch {batch}"
-            inputs = family.example(batch, size, DTYPES[dtype])
-            exact = family.exact(module, inputs)
-            output = compiled(**inputs)
-            if dtype == "f32":
-                error = testing.relative_error(output, exact)
-                assert error <= F32_ERROR, f"{case}: {error:.2e}"
-            else:
-                error = testing.typical_error(output, exact)
-                # Afresh: some take what they are given apart.
-                own = testing.typical_error(module(**family.example(batch, size, DTYPES[dtype])), exact)
-                assert error <= HALF_ERROR_RATIO * own, f"{case}: {error:.2e}, eager {own:.2e}"
-            report = oxidiff.report(compiled)
-            first = first or report
-            if not family.fallbacks:
-                assert not report.fallbacks, case
-            assert report.eager_calls == 0, case
-            assert report.programs == first.programs or family.programs_by_size, f"{case} compiled again"
-            assert report.captures == first.captures or family.captures_by_size, f"{case} captured again"
+    for size, batch in _calls(family, dtype):
+        case = f"{name} {dtype} size {size} batch {batch}"
+        inputs = family.example(batch, size, DTYPES[dtype])
+        exact = family.exact(module, inputs)
+        output = compiled(**inputs)
+        if dtype == "f32":
+            error = testing.relative_error(output, exact)
+            assert error <= F32_ERROR, f"{case}: {error:.2e}"
+        else:
+            error = testing.typical_error(output, exact)
+            # Afresh: some take what they are given apart.
+            own = testing.typical_error(module(**family.example(batch, size, DTYPES[dtype])), exact)
+            assert error <= HALF_ERROR_RATIO * own, f"{case}: {error:.2e}, eager {own:.2e}"
+        report = oxidiff.report(compiled)
+        first = first or report
+        if not family.fallbacks:
+            assert not report.fallbacks, case
+        assert report.eager_calls == 0, case
+        assert report.programs == first.programs or family.programs_by_size, f"{case} compiled again"
+        assert report.captures == first.captures or family.captures_by_size, f"{case} captured again"
     assert report.programs == family.graphs or family.programs_by_size
     reasons = [row["reason"] for row in report.fallbacks]
     for words in family.fallbacks:
@@ -87,27 +94,25 @@ def test_autoencoder_by_its_methods(name: str, dtype: str) -> None:
     eager = copy.deepcopy(module)
     compiled: Any = oxidiff.compile_pipe(types.SimpleNamespace(vae=module)).vae
     first = None
-    sizes, batches = (family.sizes, family.batches) if dtype == "f32" else (family.sizes[:1], family.batches[-1:])
-    for size in sizes:
-        for batch in batches:
-            for method, make in family.calls():
-                case = f"{name} {dtype} {method} size {size} batch {batch}"
-                inputs = make(testing.Random(1, DTYPES[dtype]), batch, size)
-                wide = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
-                exact = result(exact_module, method, wide)
-                output = result(compiled, method, inputs)
-                if dtype == "f32":
-                    error = testing.relative_error(output, exact)
-                    assert error <= F32_ERROR, f"{case}: {error:.2e}"
-                else:
-                    error = testing.typical_error(output, exact)
-                    own = testing.typical_error(result(eager, method, inputs), exact)
-                    assert error <= HALF_ERROR_RATIO * own, f"{case}: {error:.2e}, eager {own:.2e}"
-            reports = [oxidiff.report(compiled.encoder), oxidiff.report(compiled.decoder)]
-            assert all(report.eager_calls == 0 for report in reports), case
-            counts = [(report.captures, report.programs) for report in reports]
-            first = first or counts
-            assert counts == first or family.programs_by_size, f"{case} captured or compiled again"
+    for size, batch in _calls(family, dtype):
+        for method, make in family.calls():
+            case = f"{name} {dtype} {method} size {size} batch {batch}"
+            inputs = make(testing.Random(1, DTYPES[dtype]), batch, size)
+            wide = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
+            exact = result(exact_module, method, wide)
+            output = result(compiled, method, inputs)
+            if dtype == "f32":
+                error = testing.relative_error(output, exact)
+                assert error <= F32_ERROR, f"{case}: {error:.2e}"
+            else:
+                error = testing.typical_error(output, exact)
+                own = testing.typical_error(result(eager, method, inputs), exact)
+                assert error <= HALF_ERROR_RATIO * own, f"{case}: {error:.2e}, eager {own:.2e}"
+        reports = [oxidiff.report(compiled.encoder), oxidiff.report(compiled.decoder)]
+        assert all(report.eager_calls == 0 for report in reports), case
+        counts = [(report.captures, report.programs) for report in reports]
+        first = first or counts
+        assert counts == first or family.programs_by_size, f"{case} captured or compiled again"
     found = [row["reason"] for report in reports for row in report.fallbacks]
     assert len(found) == len(family.fallbacks), found
     for words in family.fallbacks:

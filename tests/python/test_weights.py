@@ -390,11 +390,11 @@ def _resident_bytes() -> int:
 
 @pytest.mark.slow
 def test_fifty_loads_and_unloads() -> None:
-    inputs = testing.example_inputs("sd15-unet", size=(16, 16))
+    inputs = testing.example_inputs("sd15-vae-decoder", size=(16, 16))
     resident = []
     before = _native.derived_bytes()
     for cycle in range(50):
-        module = testing.build("sd15-unet", seed=cycle)
+        module = testing.build("sd15-vae-decoder", seed=cycle)
         compiled: Any = oxidiff.compile(module, strict=True, cache=False)
         compiled(**inputs)
         if cycle % 2:
