@@ -299,7 +299,6 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         _pixels(2),
         _latents(4),
         SIZES,
-        dtypes=("f32",),
     ),
     Autoencoder(
         "flux2",
@@ -362,7 +361,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         },
         _frames(8, 4),
         _latents(4),
-        # One size: a frame or four at a time, with a program for the first, the second and the others, take half a minute.
+        # One size: a frame or four at a time, with a program for the first, the second and the others, take seconds.
         ((4, 4, 2),),
         batches=(1,),
         programs=CACHED,
@@ -382,7 +381,6 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         _frames(8, 4),
         _latents(4),
         ((1, 4, 2), (1, 2, 6)),
-        dtypes=("f32",),
     ),
     Autoencoder(
         "qwen-image21",
