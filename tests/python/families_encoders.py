@@ -1,4 +1,4 @@
-"""Text and image encoders of diffusers' pipelines, small."""
+"""Text and image encoders of diffusers' pipelines, and vocoders, small."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def _masked(random: Random, batch: int, size: Size, *, is_left: bool = False, **
 
 def _image(random: Random, batch: int, size: Size, **extra: Any) -> Inputs:
     return {"pixel_values": random.normal(batch, 3, *size), **extra}
+
+
+def _spectrogram(random: Random, batch: int, size: Size) -> Inputs:
+    return {"spectrogram": random.normal(batch, *size, 8)}
+
+
+def _channels_of_spectrogram(random: Random, batch: int, size: Size) -> Inputs:
+    return {"hidden_states": random.normal(batch, 2, *size, 8)}
+
+
+def _layers_of_states(random: Random, batch: int, size: Size) -> Inputs:
+    """All hidden states of a text encoder, with padding before the prompts."""
+    (length,) = size
+    mask = _masked(random, batch, size, is_left=True)["attention_mask"]
+    return {"text_encoder_hidden_states": random.normal(batch, length, 16, 3), "attention_mask": mask}
 
 
 _with_states = functools.partial(_text, output_hidden_states=True)
@@ -166,4 +181,54 @@ ENCODERS: tuple[Family, ...] = (
         ((28, 28),),
     ),
     Family("siglip-vision", "transformers.SiglipVisionModel", _VISION, _image, ((28, 28),)),
+    Family(
+        "ltx2-connectors",
+        "diffusers.pipelines.ltx2.connectors.LTX2TextConnectors",
+        {
+            "caption_channels": 16,
+            "text_proj_in_factor": 3,
+            **{
+                f"{kind}_connector_{name}": value
+                for kind in ("video", "audio")
+                for name, value in (
+                    ("num_attention_heads", 2),
+                    ("attention_head_dim", 8),
+                    ("num_layers", 1),
+                    ("num_learnable_registers", 8),
+                )
+            },
+        },
+        _layers_of_states,
+        ((16,),),
+        graphs=2,
+        fallbacks=("argsort",),
+    ),
+    Family(
+        "hifigan",
+        "transformers.SpeechT5HifiGan",
+        {
+            "model_in_dim": 8,
+            "upsample_initial_channel": 16,
+            "upsample_rates": [4, 4],
+            "upsample_kernel_sizes": [8, 8],
+            "resblock_kernel_sizes": [3, 7],
+            "resblock_dilation_sizes": [[1, 3], [1, 3]],
+        },
+        _spectrogram,
+        ((20,), (33,)),
+    ),
+    Family(
+        "ltx2-vocoder",
+        "diffusers.pipelines.ltx2.vocoder.LTX2Vocoder",
+        {
+            "in_channels": 16,
+            "hidden_channels": 32,
+            "upsample_kernel_sizes": [8, 4],
+            "upsample_factors": [4, 2],
+            "resnet_kernel_sizes": [3, 7],
+            "resnet_dilations": [[1, 3], [1, 3]],
+        },
+        _channels_of_spectrogram,
+        ((20,), (33,)),
+    ),
 )

@@ -517,4 +517,19 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         lambda random, batch, size: {"z": random.normal(batch, 64, 4, 4)},
         ((),),
     ),
+    Autoencoder(
+        "ltx2-audio",
+        "diffusers.AutoencoderKLLTX2Audio",
+        {
+            "base_channels": 8,
+            "ch_mult": (1, 2),
+            "num_res_blocks": 1,
+            "latent_channels": 4,
+            "resolution": 32,
+            "mel_bins": 16,
+        },
+        lambda random, batch, size: {"x": random.normal(batch, 2, 4 * size[0], 16)},
+        lambda random, batch, size: {"z": random.normal(batch, 4, size[0], 8)},
+        ((4,), (7,)),
+    ),
 )

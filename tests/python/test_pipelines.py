@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 import oxidiff
+from families_encoders import ENCODERS
+from families_vaes import AUTOENCODERS
+from nets import assert_close
 from oxidiff import testing
 
 STEPS = 3
@@ -201,6 +205,21 @@ def test_ignored_part_stays_eager() -> None:
     pipe = oxidiff.compile_pipe(build_pipeline("StableDiffusionPipeline"), ignores=("vae",))
     assert not isinstance(pipe.vae, oxidiff.CompiledModule)
     assert isinstance(pipe.unet, oxidiff.CompiledModule)
+
+
+@torch.no_grad()
+def test_parts_that_make_sounds_are_compiled() -> None:
+    """An autoencoder of spectrograms by its method, and a vocoder: neither is left to eager PyTorch without a word."""
+    audio_vae = next(family for family in AUTOENCODERS if family.name == "ltx2-audio").build(torch.float32)
+    vocoder = next(family for family in ENCODERS if family.name == "ltx2-vocoder").build(torch.float32)
+    spectrogram = audio_vae.decode(torch.ones(1, 4, 5, 8)).sample
+    sound = vocoder(spectrogram[..., :8])
+    pipe: Any = oxidiff.compile_pipe(types.SimpleNamespace(audio_vae=audio_vae, vocoder=vocoder))
+    assert_close(pipe.audio_vae.decode(torch.ones(1, 4, 5, 8)).sample, spectrogram)
+    assert_close(pipe.vocoder(spectrogram[..., :8]), sound)
+    for part in (pipe.audio_vae.decoder, pipe.vocoder):
+        report = oxidiff.report(part)
+        assert (report.programs, report.eager_calls) == (1, 0)
 
 
 def test_latents_and_callbacks() -> None:
