@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
@@ -155,7 +156,8 @@ def _is_plain(kind: Hashable) -> bool:
 
 def _obstacle(child: torch.nn.Module) -> str | None:
     for hooks in (child._forward_hooks, child._forward_pre_hooks):
-        if hooks and any(getattr(hook, "__module__", None) != RECORDERS for hook in hooks.values()):
+        # Both are run when it is traced: one that notes hidden states, and one that computes a weight from two others.
+        if any(getattr(h, "__module__", None) != RECORDERS and type(h) is not WeightNorm for h in hooks.values()):
             return "a forward hook is registered on it"
     table = child.__dict__
     if "_hf_hook" in table:

@@ -532,4 +532,18 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         lambda random, batch, size: {"z": random.normal(batch, 4, size[0], 8)},
         ((4,), (7,)),
     ),
+    Autoencoder(
+        "oobleck",
+        "diffusers.AutoencoderOobleck",
+        {
+            "encoder_hidden_size": 8,
+            "downsampling_ratios": [2, 4],
+            "channel_multiples": [1, 2],
+            "decoder_channels": 8,
+            "decoder_input_channels": 4,
+        },
+        lambda random, batch, size: {"x": random.normal(batch, 2, 8 * size[0])},
+        lambda random, batch, size: {"z": random.normal(batch, 4, *size)},
+        ((16,), (33,)),
+    ),
 )

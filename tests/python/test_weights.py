@@ -405,6 +405,32 @@ def test_fifty_loads_and_unloads() -> None:
     assert max(resident[5:]) < 1.01 * resident[4]
 
 
+# --- weights made of weights ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("kind", ["hook", "parametrization"])
+def test_weight_norm(kind: str, dim: int | None) -> None:
+    """A hook computes the weight before each call, as in the autoencoder of Stable Audio, or a property does."""
+    normed = torch.nn.utils.weight_norm if kind == "hook" else torch.nn.utils.parametrizations.weight_norm
+    net = nn.Sequential(normed(nn.Conv1d(4, 8, 3), dim=dim), nn.SiLU(), normed(nn.Linear(6, 5), dim=dim))
+    net.eval().requires_grad_(False)
+    compiled: Any = oxidiff.compile(net, strict=True, cache=False)
+    x = torch.randn(2, 4, 8)
+    expected = net(x)
+    assert_close(compiled(x), expected)
+    scale = dict(net.named_parameters())["0.weight_g" if kind == "hook" else "0.parametrizations.weight.original0"]
+    scale.mul_(2)
+    assert not torch.allclose(net(x), expected, rtol=1e-2)
+    assert_close(compiled(x), net(x))
+    assert not any(getattr(module, "weight", x).is_meta for module in net)
+    if kind == "hook":
+        torch.nn.utils.remove_weight_norm(net[0])
+    assert_close(compiled(x), net(x))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 # --- offloading -----------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -854,6 +855,13 @@ class _Guard:
             for name, value in module.__dict__.items()
             if _is_plain_object(type(value))
         ]
+        # Set anew by each call: nobody is to find what it was in the last.
+        self._computed = {
+            (id(module), hook.name)
+            for _, module in weights.modules
+            for hook in module._forward_pre_hooks.values()
+            if type(hook) is WeightNorm
+        }
         if weights.caches is None:
             types = {cls for _, module in weights.modules for cls in type(module).__mro__}
             weights.caches = [cache for cls in types for value in vars(cls).values() for cache in _caches_of(value)]
@@ -875,8 +883,10 @@ class _Guard:
             for name in dict.fromkeys((*table, *before)):
                 old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
                 if old is not new and (module, name) not in foreign:
-                    changes.append(_Change(f"{prefix}{name}", table, name, old, new))
-                    changes[-1].undo()
+                    change = _Change(f"{prefix}{name}", table, name, old, new)
+                    change.undo()
+                    if (module, name) not in self._computed:
+                        changes.append(change)
             if not foreign and list(table) != list(before):
                 # In the old order, too.
                 table.clear()

@@ -187,6 +187,16 @@ def norm(cx: Lowering, x: T, order: Any = 2, dim: Any = None, keepdim: bool = Fa
     return _norm(cx, x, 2 if order is None else order, dim, keepdim)
 
 
+@row("_weight_norm.default")
+def weight_norm(cx: Lowering, v: T, g: T, dim: int = 0) -> T:
+    dtype = cx.result()[0]
+    wide = opmath(dtype)
+    # -1 stands for none: one norm of the whole tensor.
+    dims = [i for i in range(v.rank) if dim == -1 or i != dim % v.rank]
+    norm = cx.unary("sqrt", _reduce(cx, "sum", cx.binary("mul", v, v, wide), dims, True, wide), wide)
+    return cx.binary("mul", v, cx.binary("div", g, norm, wide), dtype)
+
+
 def _norm(cx: Lowering, x: T, order: Any, dim: Any, keepdim: bool) -> T:
     dtype = cx.result()[0]
     wide = opmath(dtype)
