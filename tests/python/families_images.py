@@ -417,6 +417,16 @@ _SD3: dict[str, Any] = {
     "pooled_projection_dim": 24,
     "pos_embed_max_size": 24,
 }
+_QWEN: dict[str, Any] = {
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 4,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 16,
+    "axes_dims_rope": (8, 4, 4),
+}
 _Z_IMAGE: dict[str, Any] = {
     "in_channels": 4,
     "dim": 32,
@@ -861,16 +871,7 @@ IMAGES: tuple[Family, ...] = (
     Family(
         "qwen-image",
         "diffusers.QwenImageTransformer2DModel",
-        {
-            "patch_size": 2,
-            "in_channels": 16,
-            "out_channels": 4,
-            "num_layers": 2,
-            "attention_head_dim": 16,
-            "num_attention_heads": 3,
-            "joint_attention_dim": 16,
-            "axes_dims_rope": (8, 4, 4),
-        },
+        _QWEN,
         _qwen,
         ((4, 4), (6, 4)),
         # Where text begins is the larger of two sides; and a call has a list as long as the batch.
@@ -880,16 +881,7 @@ IMAGES: tuple[Family, ...] = (
     Family(
         "qwen-image-controlnet",
         "diffusers.QwenImageControlNetModel",
-        {
-            "patch_size": 2,
-            "in_channels": 16,
-            "out_channels": 4,
-            "num_layers": 2,
-            "attention_head_dim": 16,
-            "num_attention_heads": 3,
-            "joint_attention_dim": 16,
-            "axes_dims_rope": (8, 4, 4),
-        },
+        _QWEN,
         _qwen_controlnet,
         ((4, 4), (6, 4)),
         captures_by_size=True,

@@ -93,11 +93,7 @@ class Dim:
 
     def substitute(self, name: str, value: int | Fraction) -> Dim:
         """The expression with the symbol ``name`` set to ``value``."""
-        out: list[tuple[Monomial, Fraction]] = []
-        for monomial, coefficient in self.terms:
-            power = dict(monomial).get(name, 0)
-            out.append((tuple(f for f in monomial if f[0] != name), coefficient * Fraction(value) ** power))
-        return Dim(out)
+        return self.replace(name, Dim.constant(value))
 
     def replace(self, name: str, by: Dim) -> Dim:
         """The expression with the expression ``by`` for the symbol ``name``."""

@@ -6,7 +6,7 @@ trying (see :mod:`~oxidiff.capture.capturer`). Good guesses only save traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, islice, product
@@ -195,13 +195,7 @@ class _Planner:
             chosen = next((c for c in sums if sum(prod(s.value for s in row) for row in c) == symbol.value), None)
             if chosen is None:
                 continue
-            total = dim_of(0)
-            for row in chosen:
-                product = dim_of(1)
-                for count in row:
-                    product = product * Dim.symbol(count.name)
-                total = total + product
-            self.plan = self.plan.tied({symbol.name: total})
+            self.plan = self.plan.tied({symbol.name: sum(map(_product, chosen), start=dim_of(0))})
 
     def add(self, role: str, stem: str, value: Number) -> Symbol:
         name = stem
@@ -365,6 +359,10 @@ _MAX_PATCH = 32
 """Pixels along an edge that become one token, at most."""
 
 
+def _product(symbols: Iterable[Symbol]) -> Dim:
+    return prod((Dim.symbol(s.name) for s in symbols), start=dim_of(1))
+
+
 def _following(follower: Symbol, drivers: Sequence[Symbol], others: Sequence[Symbol]) -> list[Dim]:
     """What a length may be that other sizes seem to decide, the likeliest first: one of them; the product of several, in
     patches; one of them and a token beside it; so many per sample of a batch; such a product and another length, of text
@@ -380,11 +378,8 @@ def _following(follower: Symbol, drivers: Sequence[Symbol], others: Sequence[Sym
                 patch = next((1 << log for log in range(count * _MAX_PATCH.bit_length()) if rest << log == whole), None)
                 if patch is None or rest <= 0:
                     continue
-                form = dim_of(1)
-                for symbol in chosen:
-                    form = form * Dim.symbol(symbol.name)
                 rank = 5 if other is not None else 0 if count == 1 == patch else 4 - count
-                found.append((rank, patch, form * Fraction(1, patch) + beside))
+                found.append((rank, patch, _product(chosen) * Fraction(1, patch) + beside))
     for symbol in drivers:
         more = int(length - symbol.value)
         if abs(more) == 1:
@@ -419,7 +414,7 @@ def _batch_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 def _frames_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     # Those that are halved as often. No two numbers of frames move together.
-    yield [value + FRAMES_STEP * (k + index // 3 * more) for k, more in ((1, 1), (2, 3), (3, 5))]
+    yield _steps_above(value, FRAMES_STEP, index // 3)
     yield [value + 2, value + 3, value + 7]
     yield [value + 4, value + 8, value + 20]
     yield [v for v in (value - 1, value - 2, value - 3, value - 5) if v > 1]
@@ -457,7 +452,12 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:
     """Three values of a symbol at which it is divided and padded as it is in the call."""
-    return tuple(symbol.value + RESIDUES[symbol.role] * (k + index * more) for k, more in ((1, 1), (2, 3), (3, 5)))
+    return _steps_above(symbol.value, RESIDUES[symbol.role], index)
+
+
+def _steps_above(value: Any, step: int, index: int) -> tuple[Number, ...]:
+    """Three values, by so many steps larger; those of two indices do not follow from each other."""
+    return tuple(value + step * (k + index * more) for k, more in ((1, 1), (2, 3), (3, 5)))
 
 
 def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:

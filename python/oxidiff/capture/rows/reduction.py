@@ -193,16 +193,21 @@ def weight_norm(cx: Lowering, v: T, g: T, dim: int = 0) -> T:
     wide = opmath(dtype)
     # -1 stands for none: one norm of the whole tensor.
     dims = [i for i in range(v.rank) if dim == -1 or i != dim % v.rank]
-    norm = cx.unary("sqrt", _reduce(cx, "sum", cx.binary("mul", v, v, wide), dims, True, wide), wide)
-    return cx.binary("mul", v, cx.binary("div", g, norm, wide), dtype)
+    return cx.binary("mul", v, cx.binary("div", g, _euclidean(cx, v, dims, True, wide), wide), dtype)
+
+
+def _euclidean(cx: Lowering, x: T, dim: Any, keepdim: bool, dtype: torch.dtype) -> T:
+    """The root of the sum of squares."""
+    wide = opmath(dtype)
+    total = _reduce(cx, "sum", cx.binary("mul", x, x, wide), dim, keepdim, wide)
+    return cx.unary("sqrt", total, dtype)
 
 
 def _norm(cx: Lowering, x: T, order: Any, dim: Any, keepdim: bool) -> T:
     dtype = cx.result()[0]
     wide = opmath(dtype)
     if order == 2:
-        total = _reduce(cx, "sum", cx.binary("mul", x, x, wide), dim, keepdim, wide)
-        return cx.unary("sqrt", total, dtype)
+        return _euclidean(cx, x, dim, keepdim, dtype)
     magnitude = cx.unary("abs", x)
     if order == 1:
         return _reduce(cx, "sum", magnitude, dim, keepdim, dtype)
