@@ -100,7 +100,8 @@ def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
         program, _ = _native.compile(lowered.builder)
     else:
         program, differences = advice.compiled_for(lowered, target, "auto")
-    values = {symbol.name: int(symbol.value) for symbol in graph.plan.symbols}
+    at = graph.plan.complete({symbol.name: symbol.value for symbol in graph.plan.symbols})
+    values = {name: int(value) for name, value in at.items()}
     batches = [s.name for s in graph.plan.symbols if s.role == "batch" and s.name in lowered.symbols]
     dims = [values[name] for name in lowered.symbols]
     spatial = [s.name for s in graph.plan.symbols if s.role == "spatial" and s.name in lowered.symbols]

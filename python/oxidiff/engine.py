@@ -165,7 +165,10 @@ class Variant:
         return {
             "inputs": [f"{item.label}: {_type_text(graph, item.value)}" for item in graph.inputs],
             "outputs": [_type_text(graph, leaf.value) for leaf in graph.outputs.leaves if leaf.value is not None],
-            "symbols": {symbol.name: f"{symbol.label} ({symbol.role})" for symbol in graph.plan.symbols},
+            "symbols": {
+                **{symbol.name: f"{symbol.label} ({symbol.role})" for symbol in graph.plan.symbols},
+                **{r.name: f"{r.of} in units of {r.unit}, rounded up" for r in graph.plan.rounded if r.name != r.of},
+            },
             "fixed": list(graph.fixed),
             "classes": len(graph.classes),
             "hash": self.program.hash,

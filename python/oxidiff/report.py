@@ -329,7 +329,8 @@ def _advice(variant: Variant, asked: Device | None) -> list[str]:
     rows = [row for row in variant.stats().get("sizes", []) if row["ms"] > 0]
     point = variant.graph.plan.symbols
     names = variant.lowered.symbols
-    values = {symbol.name: int(symbol.value) for symbol in point}
+    at = variant.graph.plan.complete({symbol.name: symbol.value for symbol in point})
+    values = {name: int(value) for name, value in at.items()}
     if not rows and not values.keys() >= set(names):
         return []
     batches = [names.index(symbol.name) for symbol in point if symbol.role == "batch" and symbol.name in names]

@@ -358,6 +358,14 @@ def _z_image(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     }
 
 
+def _z_image_guided(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """With guidance: a prompt and what it is not to be, of as many tokens as ``size`` says."""
+    return {
+        **_z_image(random, len(size), (16, 16)),
+        "cap_feats": [random.normal(tokens, 16) for tokens in size],
+    }
+
+
 def _z_image_controlnet(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         **_without(_z_image(random, batch, size), "return_dict"),
@@ -969,6 +977,15 @@ IMAGES: tuple[Family, ...] = (
         ((16, 16), (8, 24)),
         captures_by_size=True,
         programs_by_size=True,
+        prepare=_make_tables,
+    ),
+    Family(
+        "z-image-guided",
+        "diffusers.ZImageTransformer2DModel",
+        _Z_IMAGE | {"axes_lens": [256, 32, 32]},
+        _z_image_guided,
+        ((45, 11), (70, 30), (33, 12), (150, 99)),
+        batches=(1,),
         prepare=_make_tables,
     ),
     Family(

@@ -227,6 +227,9 @@ case("gather", lambda x, i: x.gather(1, i[:, :, None].clamp(0, 3).expand(-1, -1,
 case("masked_assign", lambda x: x.clone().index_put_((x > 0,), torch.tensor(0.5)), image)
 case("masked_rows", lambda x: x.clone().index_put_((x[:, :, 0] > 0,), fixed(8)), tokens)
 case("pad_sequence", lambda x: nn.utils.rnn.pad_sequence([x[0], x[1]], batch_first=True, padding_value=3.0), tokens)
+case("pad_sequence_shorter", lambda x: nn.utils.rnn.pad_sequence([x[0], x[1, :3], x[0, 1:]], True, 0.5), tokens)
+case("pad_sequence_left",
+     lambda x: nn.utils.rnn.pad_sequence([x[0, :2], x[1]], True, 0.5, padding_side="left"), tokens)  # fmt: skip
 case("pad_sequence_first", lambda x: nn.utils.rnn.pad_sequence([x[0], x[1]]), tokens)
 
 

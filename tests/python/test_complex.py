@@ -166,6 +166,23 @@ def test_numbers_that_go_between_parts_are_eager_and_told() -> None:
     torch.testing.assert_close(compiled(x), module(x))
 
 
+class Tables(Rotary):
+    """Turns texts of several lengths, padded together, and the padding too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.view_as_complex(self.mix(x).unflatten(-1, (-1, 2))) * self.turn
+        together = nn.utils.rnn.pad_sequence([turned[0], turned[1, 2:]], batch_first=True, padding_value=3.0)
+        return torch.view_as_real(together * self.other).flatten(-2)
+
+
+@torch.no_grad()
+def test_shorter_sequences_are_padded_with_a_real_number() -> None:
+    module = Tables().eval()
+    compiled = oxidiff.compile(module)
+    for count in (5, 9):
+        _check(compiled, module, _tokens(count))
+
+
 class Spectrum(Rotary):
     """Gives complex numbers."""
 

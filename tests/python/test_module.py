@@ -508,7 +508,58 @@ def test_sequences_that_are_padded_to_a_multiple(multiple):
             output, expected = compiled(x), module(x)
             assert output.shape == expected.shape, (lengths, length)
             assert torch.equal(output, expected)
-        assert oxidiff.report(compiled).eager_calls == 0
+        report = oxidiff.report(compiled)
+        assert report.eager_calls == 0
+        # One for lengths that are padded and one for those that are not, if the multiple is a power of two.
+        assert report.programs <= (2 if multiple != 7 else len(lengths))
+
+
+class PaddedTogether(nn.Module):
+    """Texts of several lengths, each padded to a multiple and all to the longest of them, and a mask if one is shorter."""
+
+    def forward(self, image: torch.Tensor, texts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        padded = [nn.functional.pad(x * image.mean(), (0, 0, 0, -len(x) % 32)) for x in texts]
+        together = nn.utils.rnn.pad_sequence(padded, batch_first=True, padding_value=2.0)
+        longest = together.shape[1]
+        if all(len(x) == longest for x in padded):
+            return together * 2, None
+        mask = torch.zeros(len(texts), longest, dtype=torch.bool)
+        for i, x in enumerate(padded):
+            mask[i, : len(x)] = True
+        return together * 2, mask
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(45, 11), (60, 20), (40, 7), (500, 99), (65, 31)],
+        [(11, 45), (20, 60), (7, 40), (99, 500)],
+        [(45, 50), (33, 60), (7, 31), (99, 98), (100, 127)],
+        [(64, 20), (96, 3), (32, 7), (33, 7), (64, 32), (32, 32), (64, 64), (7, 64)],
+        [(45, 11, 90), (60, 20, 70), (40, 7, 300), (11, 45, 90)],
+        [(1, 1), (2, 1), (33, 1), (1, 33)],
+    ],
+    ids=str,
+)
+def test_texts_of_several_lengths(lengths):
+    """A program for each way in which they need padding and in which their padded lengths compare, not for each length."""
+    module = PaddedTogether()
+    compiled = oxidiff.compile(module)
+    ways = set()
+    for row in (*lengths, *reversed(lengths)):
+        texts = [torch.randn(n, 4) for n in row]
+        image = torch.randn(len(row), 4, 8, 8)
+        (output, mask), (expected, expected_mask) = compiled(image, texts), module(image, texts)
+        assert output.shape == expected.shape, row
+        assert_close(output, expected)
+        assert (mask is None) == (expected_mask is None), row
+        assert mask is None or torch.equal(mask, expected_mask), row
+        units = [-(-n // 32) for n in row]
+        # A size of 1 says nothing of how it is meant: another program.
+        ways.add((*(n % 32 == 0 for n in row), *(n == 1 for n in row), *(a < b for a in units for b in units)))
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    assert report.programs <= len(ways)
 
 
 @pytest.mark.parametrize("multiple", [2, 4, 16])

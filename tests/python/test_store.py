@@ -50,13 +50,27 @@ def net() -> nn.Module:
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+class Texts(nn.Module):
+    """Lengths that are rounded up."""
+
+    def forward(self, image: torch.Tensor, texts: list[torch.Tensor]) -> torch.Tensor:
+        padded = [nn.functional.pad(x, (0, 0, 0, -len(x) % 8)) for x in texts]
+        return nn.utils.rnn.pad_sequence(padded, batch_first=True) * image.mean()
+
+
+@pytest.mark.parametrize("name", [*MODELS, "texts"])
 def test_a_graph_comes_back_as_it_was_captured(name: str) -> None:
-    module = testing.build(name)
-    inputs = testing.example_inputs(name)
+    is_zoo = name in MODELS
+    module = testing.build(name) if is_zoo else Texts()
+    inputs = (
+        testing.example_inputs(name)
+        if is_zoo
+        else {"image": torch.ones(2, 4, 8, 8), "texts": [torch.ones(n, 4) for n in (45, 11)]}
+    )
     capturer = Capturer(module)
     call = capturer.call((), inputs)
     graph, lowered = capturer.lowered(call, _native.GraphBuilder)
+    assert bool(graph.plan.rounded) == (not is_zoo)
     stored = StoredGraph.of(graph, lowered)
     file = Artifact("x", describe(module, module.forward), [stored]).to_bytes()
     fresh, relowered = Artifact.from_bytes(file).graphs[0].decode()

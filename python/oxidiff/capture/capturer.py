@@ -3,7 +3,8 @@
 A capture takes five traces: at the call's own sizes, at three more where every free size differs, and at a held-out one
 (batch 1, other residues), which must be predicted. Where a guess about the free sizes fails, each is tried alone, with
 other values, then together with lengths that may follow from it, as those of position tables do from the edges of an
-image. It becomes a constant of the program if nothing helps: the graph then serves that value only.
+image; lengths also as padded ones, whose numbers of units are symbols of their own. It becomes a constant of the
+program if nothing helps: the graph then serves that value only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,21 @@ from .graph import CapturedGraph, Literal, build_graph
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
-from .sizes import HELD_OUT, RESIDUES, Symbol, at_residue, candidates, held_out, in_order, plan_sizes, ranks, ties
+from .sizes import (
+    HELD_OUT,
+    RESIDUES,
+    Symbol,
+    at_residue,
+    candidates,
+    held_out,
+    in_order,
+    padded_alike,
+    padded_aside,
+    plan_sizes,
+    ranks,
+    rounded_plans,
+    ties,
+)
 from .stages import Stage, cut
 from .trace import ChangedError, Trace, trace
 from .weights import WeightIndex
@@ -193,6 +208,8 @@ class _Session:
         self.fixed: list[str] = []
         self.is_rounded = False
         """Whether lengths are tried at the residues that they have in the call."""
+        self.is_padded = False
+        """Whether lengths were tried as padded ones."""
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
             self.fix(symbol)
         # What has no effect is mostly left out by the code: of another program than any other value.
@@ -227,8 +244,7 @@ class _Session:
             points = [{name: value for name, value in p.items() if name != symbol.name} for p in points]
         # A float need not come out whole, so it decides no residues.
         dims = [f for f in set(forms) if isinstance(f, Dim) and not isinstance(f, Real)]
-        names = [s.name for s in self.plan.symbols]
-        moduli = denominators(dims, names)
+        moduli = denominators(dims, self.plan.names())
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
         for point in points:
             graph.accept(point, of_copy=True)
@@ -240,7 +256,7 @@ class _Session:
     # -- tracing -------------------------------------------------------------------------------------------------------
 
     def point(self) -> Point:
-        return {s.name: s.value for s in self.plan.symbols}
+        return self.plan.complete({s.name: s.value for s in self.plan.symbols})
 
     def lifted_symbols(self) -> list[Symbol]:
         """The lifted numbers that are free."""
@@ -312,8 +328,9 @@ class _Session:
             if not self.plan.symbols:
                 break
             records, points = [base], [self.point()]
-            for i in range(3):
-                point = {s.name: self.chosen[s.name][i] for s in self.plan.symbols}
+            values = {s.name: self.chosen[s.name] for s in self.plan.symbols}
+            for i in range(max(map(len, values.values()))):
+                point = self.plan.complete({name: v[i % len(v)] for name, v in values.items()})
                 record = self.try_trace(base, point)
                 if record is None:
                     break
@@ -331,6 +348,8 @@ class _Session:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
         not free together with others that follow from it."""
         bound = self.bound_symbols(base, self.plan.symbols)
+        if self.pad_lengths(base, _in_one_list(bound)):
+            bound = [s for s in bound if all(s.name != r.of for r in self.plan.rounded)]
         while settled := self.try_ties(base, bound):
             bound = self.bound_symbols(base, [s for s in bound if s.name not in settled])
         for symbol in bound:
@@ -356,11 +375,38 @@ class _Session:
         """Whether there are values of these symbols, together, at which the program is the same; chooses them."""
         here = self.point()
         for values in zip(*(candidates(s, self.order[s.name]) for s in symbols), strict=False):
-            # The extremes of the values decide: a limit that one of them exceeds must show here.
-            points = [{s.name: pick(v) for s, v in zip(symbols, values, strict=True)} for pick in (max, min)]
+            # The extremes decide mostly: a limit that one of them exceeds shows first.
+            first, *others, last = zip(*map(sorted, values), strict=True)
+            points = [dict(zip([s.name for s in symbols], row, strict=True)) for row in (last, first, *others)]
             if all(self.try_trace(base, {**here, **point}) is not None for point in points):
                 self.chosen.update(zip([s.name for s in symbols], values, strict=True))
                 return True
+        return False
+
+    def pad_lengths(self, base: Trace, lengths: Sequence[Symbol]) -> bool:
+        """Lets these lengths be padded to multiples of something, or to the longest of them, if the program is the same and
+        can be solved wherever they are padded and compare as they do in the call; chooses values for them."""
+        if not lengths or self.is_padded:
+            return False
+        self.is_padded = True
+        here = self.point()
+        for rounded in rounded_plans(lengths, self.order.keys()):
+            self.plan.rounded = rounded
+            values = padded_alike(rounded, here)
+            points = [self.plan.complete(here)]
+            records = [base]
+            for row in zip(*values.values(), strict=True):
+                point = self.plan.complete({**here, **dict(zip(values, row, strict=True))})
+                record = self.try_trace(base, point)
+                if record is None:
+                    break
+                points.append(point)
+                records.append(record)
+            else:
+                if self.solve(base, records, points) is not None:
+                    self.chosen.update(values)
+                    return True
+        self.plan.rounded = ()
         return False
 
     def fix(self, symbol: Symbol) -> None:
@@ -411,6 +457,9 @@ class _Session:
             self.plan.compared = {s.name: s.value for s in self.plan.ints()}
             self.chosen.update(in_order(self.plan.ints()))
             return
+        sequences = [s for s in suspects if s.role == "sequence"]
+        if not numbers and self.pad_lengths(base, sequences):
+            return
         lengths = [s for s in suspects if s.role in ("sequence", "frames")]
         if not numbers and lengths and not self.is_rounded:
             self.is_rounded = True
@@ -438,6 +487,9 @@ class _Session:
                 point[symbol.name] = held_out(symbol, i, modulus, seen)
                 if symbol.role == "batch" and not batch_one:
                     point[symbol.name] = 4
+            if "sequence" not in kept:
+                point |= padded_aside(self.plan.rounded, self.point())
+            point = self.plan.complete(point)
             try:
                 record = self.trace_at(point)
             except ChangedError:
@@ -460,6 +512,16 @@ class _Session:
         graph.marks.clear()
         for point in points:
             graph.accept(point, of_copy=True)
+
+
+def _in_one_list(symbols: Sequence[Symbol]) -> list[Symbol]:
+    """The lengths among these symbols that are of tensors in one list, if there are several."""
+    lists: dict[str, list[Symbol]] = {}
+    for symbol in symbols:
+        name, bracket, _ = symbol.label.partition("[")
+        if bracket and symbol.role == "sequence":
+            lists.setdefault(name, []).append(symbol)
+    return max(lists.values(), key=len) if any(len(items) > 1 for items in lists.values()) else []
 
 
 def _meta_tensor(shape: Sequence[Any], like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
 from .signature import Number, Place
-from .sizes import SizePlan
+from .sizes import SizePlan, ranks_of
 from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from .weights import WeightSlot
 
@@ -194,7 +194,14 @@ class CapturedGraph:
             if not s.is_number or (s.role == "int" and self.moduli[s.name] > 1)
         )
         ints = [point.get(name, value) for name, value in self.plan.compared.items()]
-        return (*residues, *sorted(range(len(ints)), key=ints.__getitem__))
+        return (*residues, *sorted(range(len(ints)), key=ints.__getitem__), *self._padding_of(point))
+
+    def _padding_of(self, point: Mapping[str, Any]) -> Iterator[int]:
+        """Which lengths need padding, how their numbers of units compare, and the residues of these."""
+        rounded = self.plan.rounded
+        yield from (int(r.is_full(point)) for r in rounded)
+        yield from ranks_of([r.at(point) for r in rounded])
+        yield from (r.at(point) % self.moduli[r.name] for r in rounded if r.name != r.of)
 
     def loose_numbers(self) -> set[str]:
         """The Python numbers, as times, whose values decide nothing: neither their residues nor their order, and nothing in

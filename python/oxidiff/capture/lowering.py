@@ -358,9 +358,16 @@ class Lowering:
         for symbol in self.graph.plan.symbols:
             if symbol.is_number and symbol.name not in in_shapes:
                 continue
-            samples = [int(point[symbol.name]) for point in self.graph.points]
-            self.texts[symbol.name] = self.builder.symbol(symbol.name, samples)
-            self.symbol_names.append(symbol.name)
+            self.declare_symbol(symbol.name)
+        for rounded in self.graph.plan.rounded:
+            if rounded.name != rounded.of and rounded.name in in_shapes:
+                self.declare_symbol(rounded.name)
+
+    def declare_symbol(self, name: str) -> None:
+        """Declares a run-time size, with its values at the points that were checked."""
+        samples = [int(point[name]) for point in self.graph.points]
+        self.texts[name] = self.builder.symbol(name, samples)
+        self.symbol_names.append(name)
 
     def declare_input(self, node: Node) -> None:
         """Declares a tensor argument, in the order in which its dimensions lie in memory: a channels-last tensor is a dense

@@ -19,7 +19,7 @@ from ..errors import CaptureError
 from .dim import Dim, Size, dim_of
 from .signature import Call, Number
 
-__all__ = ["SizePlan", "Symbol", "plan_sizes"]
+__all__ = ["Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
 
 @dataclass(slots=True)
@@ -53,6 +53,29 @@ class Symbol:
         return self.role not in ("int", "float")
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A length in units, rounded up: what programs pad it to. In units of one, a length that is compared with others.
+
+    Attributes:
+        name: As it appears in expressions; in units of one, the length's own.
+        of: The symbol that is the length.
+        unit: How much of the length is one.
+    """
+
+    name: str
+    of: str
+    unit: int
+
+    def at(self, point: Mapping[str, Any]) -> int:
+        """The value where the length is that of ``point``."""
+        return -(-int(point[self.of]) // self.unit)
+
+    def is_full(self, point: Mapping[str, Any]) -> bool:
+        """Whether the length needs no padding there."""
+        return int(point[self.of]) % self.unit == 0
+
+
 @dataclass(slots=True)
 class SizePlan:
     """How a call's flat sizes follow from the free ones.
@@ -62,11 +85,22 @@ class SizePlan:
         forms: One entry per flat size: what it is as an expression (or a constant that every call must have).
         compared: The Python ints of which the program may ask which is the larger one, by name, and what they were: a graph
             is then right for one order of them. Some may have become constants since.
+        rounded: Lengths that are padded to a multiple, or to the longest of them: the program may ask which of them need
+            padding, and how they compare.
     """
 
     symbols: list[Symbol]
     forms: list[Size | float] = field(default_factory=list)
     compared: Mapping[str, Number] = field(default_factory=dict)
+    rounded: tuple[Rounded, ...] = ()
+
+    def names(self) -> list[str]:
+        """All symbols that expressions may have: the free sizes, and what lengths are rounded to."""
+        return [*(s.name for s in self.symbols), *(r.name for r in self.rounded if r.name != r.of)]
+
+    def complete(self, point: Mapping[str, Number]) -> dict[str, Number]:
+        """A point with the values that lengths are rounded to there."""
+        return {**point, **{r.name: r.at(point) for r in self.rounded}}
 
     def ints(self) -> list[Symbol]:
         """The free sizes that are Python ints."""
@@ -80,7 +114,7 @@ class SizePlan:
             value = form.exact(exact) if isinstance(form, Dim) else form
             if value != size:
                 return None
-        return point
+        return self.complete(point)
 
     def sizes(self, point: Mapping[str, Number]) -> list[Number] | None:
         """All flat sizes at ``point``; ``None`` if one is not a positive whole number there."""
@@ -103,12 +137,14 @@ class SizePlan:
         forms = list(self.forms)
         for name, to in ties.items():
             forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in forms]
-        return SizePlan([s for s in self.symbols if s.name not in ties], forms, self.compared)
+        rounded = tuple(r for r in self.rounded if r.of not in ties)
+        return SizePlan([s for s in self.symbols if s.name not in ties], forms, self.compared, rounded)
 
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
         (symbol,) = (s for s in self.symbols if s.name == name)
         self.symbols = [s for s in self.symbols if s is not symbol]
+        self.rounded = tuple(r for r in self.rounded if r.of != name)
         exact = Fraction(symbol.value)
         for i, form in enumerate(self.forms):
             if isinstance(form, Dim) and name in form.symbols():
@@ -473,6 +509,12 @@ def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
     return out
 
 
+def ranks_of(values: Sequence[int]) -> list[int]:
+    """The place of each value among the distinct ones: equal for equal values."""
+    distinct = sorted(set(values))
+    return [distinct.index(value) for value in values]
+
+
 def ranks(symbols: Sequence[Symbol]) -> dict[str, int]:
     """The place of each symbol's value among all of theirs."""
     return {s.name: rank for rank, s in enumerate(sorted(symbols, key=lambda s: s.value))}
@@ -510,3 +552,47 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
         return value + (3 + 2 * index) * modulus if symbol.role == "int" else value + 3.5
     near = (value + step * modulus for step in (-1, 1, -3, 3, -5, 5, 7, 11))
     return next((v for v in near if v > 1 and v not in seen), value)
+
+
+# -- lengths that are padded -------------------------------------------------------------------------------------------
+
+UNITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""What lengths are padded to multiples of: nothing but each other first."""
+_STEPS = ((1, 1, 1), (2, 3, 5), (5, 4, 3), (8, 9, 7), (14, 11, 2))
+"""Of each point at which padded lengths are solved: how many units are added to all, how many more for each length that is
+larger, and the eighths of a unit that are padding. Odd and even, little and much of it: another unit, half or double, would
+show. Five, as forms must hold at more points than they have unknowns."""
+
+
+def rounded_plans(lengths: Sequence[Symbol], used: Iterable[str]) -> Iterator[tuple[Rounded, ...]]:
+    """These lengths in each of the units that programs pad to, the simplest first."""
+    names = [next(n for n in (f"{s.name}r", *(f"{s.name}r{i}" for i in range(99))) if n not in used) for s in lengths]
+    for unit in UNITS:
+        if unit > 1 or len(lengths) > 1:
+            yield tuple(
+                Rounded(s.name if unit == 1 else name, s.name, unit) for s, name in zip(lengths, names, strict=True)
+            )
+
+
+def padded_alike(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Values for each of these lengths at which to trace: padded where they are padded at ``here``, and so many units that
+    they compare as they do there; otherwise unlike each other."""
+    counts = [r.at(here) for r in rounded]
+    out: dict[str, tuple[int, ...]] = {}
+    for i, (r, count, rank) in enumerate(zip(rounded, counts, ranks_of(counts), strict=True)):
+        most = r.unit - 1
+        paddings = [0 if r.is_full(here) else 1 + (most * eighths // 8 + 3 * i) % most for _, _, eighths in _STEPS]
+        units = [count + step + rank * more for step, more, _ in _STEPS]
+        out[r.of] = tuple(n * r.unit - padding for n, padding in zip(units, paddings, strict=True))
+    return out
+
+
+def padded_aside(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[str, int]:
+    """Values of these lengths unlike those of :func:`padded_alike`: all a unit longer than ``here``, with one less or one
+    more of padding, where any other modulus shows."""
+    out = {}
+    for r in rounded:
+        value, count = int(here[r.of]) + r.unit, r.at(here) + 1
+        near = () if r.is_full(here) else (value - 1, value + 1)
+        out[r.of] = next((v for v in near if (count - 1) * r.unit < v < count * r.unit), value)
+    return out

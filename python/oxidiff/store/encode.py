@@ -28,7 +28,7 @@ from ..capture.dim import Dim, Real
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value, children_of
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
 from ..capture.signature import Place
-from ..capture.sizes import SizePlan, Symbol
+from ..capture.sizes import Rounded, SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.weights import WeightSlot
 from ..errors import ArtifactError
@@ -396,6 +396,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         "symbols": [[s.name, s.role, s.position, s.value, s.label] for s in graph.plan.symbols],
         "sizes": [encode_number(form) for form in graph.plan.forms],
         **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
+        **({"rounded": [[r.name, r.of, r.unit] for r in graph.plan.rounded]} if graph.plan.rounded else {}),
         "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
         "results": [
             [
@@ -500,7 +501,7 @@ def decode_graph(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, Low
 def decode_calls(data: Data, trace: Data) -> CapturedGraph:
     """A graph without nodes and weights, from what :func:`encode_calls` gave; for use within :func:`decoding`."""
     plan = _decode_plan(data)
-    names = {s.name for s in plan.symbols}
+    names = set(plan.names())
     values: list[Value] = []
 
     def value(item: Data) -> int:
@@ -583,7 +584,7 @@ def decode_program(text: str, data: Data, graph: CapturedGraph, first_number: in
         slots.append(decode_slot(item))
         check(slots[-1].name == declared_name, f"weight {slots[-1].name} is called {declared_name} by the program")
     symbols = [as_text(name) for name in data["program_symbols"]]
-    names = {s.name for s in graph.plan.symbols}
+    names = set(graph.plan.names())
     check(symbols == program_symbols and set(symbols) <= names, "symbols that are not those of the program")
     return LoweredGraph(builder, symbols, sources, slots, graph.outputs)
 
@@ -608,4 +609,10 @@ def _decode_plan(data: Data) -> SizePlan:
     check(len(names) == len(symbols), "two sizes of one name")
     check(all(f.symbols() <= names for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
     compared = {as_text(name): as_integer(value) for name, value in data.get("compared", ())}
-    return SizePlan(symbols, forms, compared)
+    rounded = tuple(Rounded(as_text(name), as_text(of), as_integer(unit)) for name, of, unit in data.get("rounded", ()))
+    lengths = {s.name for s in symbols if s.role == "sequence"}
+    for r in rounded:
+        check(r.of in lengths and r.unit > 0, "a rounded size that is no length")
+        check(r.name == r.of if r.unit == 1 else r.name not in names, "the name of a rounded size")
+    check(len({r.name for r in rounded}) == len(rounded), "two rounded sizes of one name")
+    return SizePlan(symbols, forms, compared, rounded)

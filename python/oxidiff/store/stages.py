@@ -135,7 +135,7 @@ def decode_stages(text: str, data: Data, trace: Data) -> tuple[CapturedGraph, li
 
 def _decode(programs: Sequence[str], data: Data, trace: Data) -> tuple[CapturedGraph, list[Stage]]:
     graph = decode_calls(data, trace)
-    names = {symbol.name for symbol in graph.plan.symbols}
+    names = set(graph.plan.names())
     # The first node stands for whatever has none of its own.
     graph.nodes = [Node("input", (), {}, (), "")]
     nodes = {as_integer(source[0]): i for i, source in enumerate(data["sources"], 1)}

@@ -39,7 +39,6 @@ _BY_PARTS: dict[Callable[..., Any], tuple[str, ...]] = {
                      "unsafe_split_with_sizes", "tensor_split.sections", "tensor_split.indices"),
     movement.cat: ("cat", "concat", "concatenate"),
     movement.stack: ("stack",),
-    movement.pad_sequence: ("pad_sequence",),
     movement.repeat: ("repeat", "tile"),
     movement.repeat_interleave: ("repeat_interleave.self_int",),
     movement.flip: ("flip", "fliplr", "flipud"),
@@ -81,6 +80,15 @@ def _by_parts(of_real: Callable[..., Any]) -> Callable[..., Any]:
 
 for _row, _overloads in _BY_PARTS.items():
     complex_row(*_overloads)(_by_parts(_row))
+
+
+@complex_row("pad_sequence")
+def pad_sequence(
+    cx: Lowering, sequences: Sequence[Complex], batch_first: bool = False, value: Any = 0.0, side: str = "right"
+) -> Complex:
+    real = movement.pad_sequence(cx, [x.real for x in sequences], batch_first, value, side)
+    # What is padded with is a real number.
+    return Complex(real, movement.pad_sequence(cx, [x.imag for x in sequences], batch_first, 0.0, side))
 
 
 def _parts(cx: Lowering, x: Any) -> tuple[T, T | None]:

@@ -148,10 +148,18 @@ def stack(cx: Lowering, tensors: Sequence[T], dim: int = 0) -> T:
 
 
 @row("pad_sequence.default")
-def pad_sequence(cx: Lowering, sequences: Sequence[T], batch_first: bool = False, value: Any = 0.0, *_: Any) -> T:
-    if any(x.shape != sequences[0].shape for x in sequences):
-        raise cx.unsupported("sequences of several lengths")
-    return stack(cx, sequences, 0 if batch_first else 1)
+def pad_sequence(
+    cx: Lowering, sequences: Sequence[T], batch_first: bool = False, value: Any = 0.0, side: str = "right"
+) -> T:
+    dim = 0 if batch_first else 1
+    _, shape = cx.result()
+    longest = dim_of(shape[1 - dim])
+    parts = []
+    for x in sequences:
+        missing = dim_or_int(longest - x.shape[0])
+        ends = [missing, 0] if side == "left" else [0, missing]
+        parts.append(x if missing == 0 else _pad(cx, x, [0] * (2 * x.rank - 2) + ends, "constant", value))
+    return stack(cx, parts, dim)
 
 
 @row("hstack.default")

@@ -1,0 +1,62 @@
+"""Where lengths that are padded are traced: alike in what a program may ask of them, unlike in everything else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from oxidiff.capture.sizes import UNITS, Rounded, Symbol, padded_alike, padded_aside, ranks_of, rounded_plans
+
+Here = dict[str, int]
+
+
+def _heres(unit: int, count: int) -> list[Here]:
+    """Lengths of calls: any, full ones, and some of as many units."""
+    source = random.Random(unit * 10 + count)
+    rows = [[source.randint(2, 5 * unit) for _ in range(count)] for _ in range(20)]
+    rows += [[unit * source.randint(1, 3) for _ in range(count)] for _ in range(10)]
+    rows += [[2 * unit - source.randint(0, unit - 1) for _ in range(count)] for _ in range(10)]
+    return [{f"s{i}": value for i, value in enumerate(row)} for row in rows]
+
+
+def _asked(rounded: tuple[Rounded, ...], here: Here) -> tuple[list[bool], list[int]]:
+    return [r.is_full(here) for r in rounded], ranks_of([r.at(here) for r in rounded])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("unit", UNITS)
+def test_padded_lengths_are_alike_in_what_is_asked(unit: int, count: int) -> None:
+    rounded = tuple(Rounded(f"r{i}", f"s{i}", unit) for i in range(count))
+    for here in _heres(unit, count):
+        values = padded_alike(rounded, here)
+        rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        for row in (*rows, padded_aside(rounded, here)):
+            assert _asked(rounded, row) == _asked(rounded, here), (here, row)
+            assert all(value > 1 for value in row.values()), (here, row)
+
+
+@pytest.mark.parametrize("unit", UNITS[2:])
+def test_other_units_show(unit: int) -> None:
+    """Where lengths are taken to be padded to half or twice the unit, no sum of multiples of what is known there gives what
+    they are padded to: a wrong unit does not fit by chance."""
+    mine = Rounded("r", "s0", unit)
+    for here in _heres(unit, 1):
+        for other in (Rounded("r", "s0", unit // 2), Rounded("r", "s0", unit * 2)):
+            if other.unit > unit and other.is_full(here):
+                continue
+            rows = [here, *({"s0": value} for value in padded_alike((other,), here)["s0"])]
+            known = torch.tensor([[1, row["s0"], other.at(row)] for row in rows], dtype=torch.float64)
+            padded = torch.tensor([[mine.at(row)] for row in rows], dtype=torch.float64)
+            ranks = [int(torch.linalg.matrix_rank(matrix)) for matrix in (known, torch.cat([known, padded], dim=1))]
+            assert ranks[0] < ranks[1], (here, other)
+
+
+def test_plans_are_named_unlike_other_sizes() -> None:
+    lengths = [Symbol(name, "sequence", i, 10 + i) for i, name in enumerate(("s", "s2"))]
+    first, second, *_ = rounded_plans(lengths, ["s", "s2", "sr", "b"])
+    assert [(r.name, r.of, r.unit) for r in first] == [("s", "s", 1), ("s2", "s2", 1)]
+    names = [r.name for r in second]
+    assert len({*names, "s", "s2", "sr", "b"}) == 6
+    assert all(r.unit == 2 for r in second)
