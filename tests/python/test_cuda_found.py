@@ -165,7 +165,8 @@ _WITHOUT_EXCHANGE = """
 import sys
 import pytest
 import torch
-del torch.Tensor.__dlpack_c_exchange_api__
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
 sys.exit(pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
