@@ -201,7 +201,9 @@ def test_threads_on_streams_of_their_own(gpu: StandIn) -> None:
     assert ours.report().programs == 1
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch lends captures no memory")
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch lends captures no memory"
+)
 @torch.no_grad()
 def test_what_is_captured_is_launches_over_memory_of_its_own(gpu: StandIn) -> None:
     net, x = Net(), image()
@@ -386,7 +388,9 @@ def test_inference_mode_and_tensors_made_in_it(gpu: StandIn) -> None:
         assert_close(ours(x), net(x))
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch lends captures no memory")
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch lends captures no memory"
+)
 def test_what_is_not_ready_is_not_made_in_a_capture(gpu: StandIn) -> None:
     with torch.inference_mode():
         net, x = Prepared().eval(), image(5, 16)
