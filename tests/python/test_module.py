@@ -562,6 +562,55 @@ def test_texts_of_several_lengths(lengths):
     assert report.programs <= len(ways)
 
 
+@pytest.mark.parametrize(
+    "shorter",
+    [lambda n: int(n**0.5), lambda n: n * n % 61 + 1, lambda n: n - n % 77 + 1, lambda n: (n & 21) + 1],
+    ids=["root", "square", "multiple", "bits"],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_lengths_that_no_expression_gives(count, shorter):
+    """A graph that is wrong wherever it is checked serves no size but its own, whatever residues others have."""
+
+    class Shorter(nn.Module):
+        def forward(self, image: torch.Tensor, texts: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [x[: shorter(len(x))] * image.mean() for x in texts]
+
+    module = Shorter()
+    compiled = oxidiff.compile(module)
+    for first in (100, 164, 228, 101, 36, 356, 292, 100):
+        texts = [torch.randn(first + 64 * i, 4) for i in range(count)]
+        image = torch.randn(1, 4, 8, 8)
+        for output, expected in zip(compiled(image, texts), module(image, texts), strict=True):
+            assert output.shape == expected.shape, first
+            assert_close(output, expected)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_a_graph_that_is_wrong_wherever_it_is_checked_serves_its_own_size():
+    """Sums of other sizes that happen to fit at the traced ones are not taken for what a length is."""
+
+    class Sixes(nn.Module):
+        def forward(self, image: torch.Tensor, texts: list[torch.Tensor]) -> list[torch.Tensor]:
+            padded = [nn.functional.pad(x, (0, 0, 0, -len(x) % 6)) for x in texts]
+            longest = max(len(x) for x in texts)
+            together = torch.stack([nn.functional.pad(x, (0, 0, 0, longest - len(x))) for x in texts])
+            return [
+                together * image.mean(),
+                *(x[: len(x) // 2] * 2 for x in padded),
+                torch.cat([x[:6] for x in padded]) + 1,
+            ]
+
+    module = Sixes()
+    compiled = oxidiff.compile(module)
+    for lengths in ((34, 79, 61), (36, 80, 61), (128, 11, 174), (128, 13, 172)):
+        texts = [torch.randn(n, 4) for n in lengths]
+        image = torch.randn(3, 4, 8, 8)
+        for output, expected in zip(compiled(image, texts), module(image, texts), strict=True):
+            assert output.shape == expected.shape, lengths
+            assert_close(output, expected)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 @pytest.mark.parametrize("multiple", [2, 4, 16])
 def test_images_that_are_padded_to_a_multiple(multiple):
     class PaddedImage(nn.Module):

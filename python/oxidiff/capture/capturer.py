@@ -231,6 +231,17 @@ class _Session:
         self.fix_counters(base)
         if self.lifted_symbols():
             self.copy()
+        while True:
+            graph, points = self.solved_graph(base)
+            if self.hold_out(graph, points):
+                break
+            self.fix_all()
+        graph.traces = self.traces
+        graph.fixed = tuple(self.fixed)
+        return graph
+
+    def solved_graph(self, base: Trace) -> tuple[CapturedGraph, list[Point]]:
+        """A graph that is right at a few points, and these."""
         records, points = self.agreeing_traces(base)
         forms = self.solve(base, records, points)
         while forms is None:
@@ -248,10 +259,7 @@ class _Session:
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
         for point in points:
             graph.accept(point, of_copy=True)
-        self.hold_out(graph, points)
-        graph.traces = self.traces
-        graph.fixed = tuple(self.fixed)
-        return graph
+        return graph, points
 
     # -- tracing -------------------------------------------------------------------------------------------------------
 
@@ -469,10 +477,12 @@ class _Session:
         for symbol in numbers or beside or suspects or list(self.plan.symbols):
             self.fix(symbol)
 
-    def hold_out(self, graph: CapturedGraph, points: Sequence[Point]) -> None:
-        """Checks the graph where it was not solved, and narrows its classes if it is wrong there."""
+    def hold_out(self, graph: CapturedGraph, points: Sequence[Point]) -> bool:
+        """Checks the graph where it was not solved, and narrows its classes if it is wrong there; says whether it can be
+        right in any."""
         if not self.plan.symbols:
-            return
+            return True
+        is_wrong = False
         rank_of = ranks(self.plan.ints()) if self.plan.compared else {}
         of_ints = math.lcm(*(graph.moduli[name] for name in rank_of))
         for batch_one, kept in HELD_OUT:
@@ -495,14 +505,20 @@ class _Session:
             except ChangedError:
                 raise
             except CaptureError:
+                is_wrong = False
                 continue
-            if graph.differs_from(record, point) is None:
+            is_wrong = graph.differs_from(record, point) is not None
+            if not is_wrong:
                 graph.accept(point, of_copy=True)
                 if kept:
                     self.split_residues(graph, [*points, point], kept)
-                return
+                return True
+        if is_wrong:
+            # Even at the same residues of everything.
+            return False
         # Right at the points it was solved at, and nothing more is known: classes as narrow as those points.
         self.split_residues(graph, points, RESIDUES.keys())
+        return True
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         for symbol in self.plan.symbols:

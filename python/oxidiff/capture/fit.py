@@ -21,6 +21,7 @@ Vector = tuple[int, ...]
 _MAX_DEGREE = 4
 _MAX_DENOMINATOR = 1 << 14
 _MAX_SUM_BASIS = 64
+_MAX_FACTOR = 64
 
 
 def fit_all(vectors: Iterable[Vector], points: Sequence[Mapping[str, int]]) -> dict[Vector, Size | None]:
@@ -168,7 +169,8 @@ def _plane(xs: Vector, ys: Vector, zs: Vector) -> tuple[Fraction, Fraction, Frac
             b = Fraction(dx[i] * dz[j] - dx[j] * dz[i], det)
             k = zs[0] - a * xs[0] - b * ys[0]
             holds = all(a * x + b * y + k == z for x, y, z in zip(xs, ys, zs, strict=True))
-            return (a, b, k) if holds and all(map(_is_halved, (a, b, k))) else None
+            is_plain = _is_halved(a) and _is_halved(b) and k.denominator <= max(a.denominator, b.denominator)
+            return (a, b, k) if holds and is_plain else None
     return None
 
 
@@ -178,9 +180,11 @@ def _is_plain(value: Fraction) -> bool:
 
 
 def _is_halved(value: Fraction) -> bool:
-    """Coefficients of sums of known forms, where other divisors are in the forms: with any at all, a sum of two forms out of
+    """Coefficients of sums of known forms, where other factors are in the forms: with any at all, a sum of two forms out of
     many fits whatever four points there are."""
-    return _is_plain(value) and value.denominator.bit_count() == 1
+    return (
+        value.denominator <= _MAX_FACTOR and abs(value.numerator) <= _MAX_FACTOR and value.denominator.bit_count() == 1
+    )
 
 
 def denominators(forms: Iterable[Dim], symbols: Iterable[str]) -> dict[str, int]:

@@ -197,10 +197,11 @@ class CapturedGraph:
         return (*residues, *sorted(range(len(ints)), key=ints.__getitem__), *self._padding_of(point))
 
     def _padding_of(self, point: Mapping[str, Any]) -> Iterator[int]:
-        """Which lengths need padding, how their numbers of units compare, and the residues of these."""
+        """Which lengths need padding, how they and their numbers of units compare, and the residues of these."""
         rounded = self.plan.rounded
         yield from (int(r.is_full(point)) for r in rounded)
         yield from ranks_of([r.at(point) for r in rounded])
+        yield from ranks_of([int(point[r.of]) for r in rounded])
         yield from (r.at(point) % self.moduli[r.name] for r in rounded if r.name != r.of)
 
     def loose_numbers(self) -> set[str]:

@@ -359,9 +359,9 @@ class Lowering:
             if symbol.is_number and symbol.name not in in_shapes:
                 continue
             self.declare_symbol(symbol.name)
-        for rounded in self.graph.plan.rounded:
-            if rounded.name != rounded.of and rounded.name in in_shapes:
-                self.declare_symbol(rounded.name)
+        for name in self.graph.plan.units():
+            if name in in_shapes:
+                self.declare_symbol(name)
 
     def declare_symbol(self, name: str) -> None:
         """Declares a run-time size, with its values at the points that were checked."""

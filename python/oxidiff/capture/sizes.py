@@ -58,7 +58,8 @@ class Rounded:
     """A length in units, rounded up: what programs pad it to. In units of one, a length that is compared with others.
 
     Attributes:
-        name: As it appears in expressions; in units of one, the length's own.
+        name: As it appears in expressions; the length's own where the length is a multiple, and so says it all. Lengths of
+            as many units share one.
         of: The symbol that is the length.
         unit: How much of the length is one.
     """
@@ -96,11 +97,15 @@ class SizePlan:
 
     def names(self) -> list[str]:
         """All symbols that expressions may have: the free sizes, and what lengths are rounded to."""
-        return [*(s.name for s in self.symbols), *(r.name for r in self.rounded if r.name != r.of)]
+        return [*(s.name for s in self.symbols), *self.units()]
+
+    def units(self) -> list[str]:
+        """The symbols that are numbers of units."""
+        return list(dict.fromkeys(r.name for r in self.rounded if r.name != r.of))
 
     def complete(self, point: Mapping[str, Number]) -> dict[str, Number]:
         """A point with the values that lengths are rounded to there."""
-        return {**point, **{r.name: r.at(point) for r in self.rounded}}
+        return {**point, **{r.name: r.at(point) for r in self.rounded if r.name != r.of}}
 
     def ints(self) -> list[Symbol]:
         """The free sizes that are Python ints."""
@@ -558,32 +563,49 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
 
 UNITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """What lengths are padded to multiples of: nothing but each other first."""
-_STEPS = ((1, 1, 1), (2, 3, 5), (5, 4, 3), (8, 9, 7), (14, 11, 2))
+_STEPS = ((1, 1, 1, 3), (2, 3, 5, 1), (5, 4, 3, 4), (8, 9, 7, 2), (14, 11, 2, 3))
 """Of each point at which padded lengths are solved: how many units are added to all, how many more for each length that is
-larger, and the eighths of a unit that are padding. Odd and even, little and much of it: another unit, half or double, would
-show. Five, as forms must hold at more points than they have unknowns."""
+larger; how many eighths of a unit are padding, and between lengths of as many units. Odd and even, little and much of it:
+another unit, half or double, would show. Five, as forms must hold at more points than they have unknowns."""
 
 
 def rounded_plans(lengths: Sequence[Symbol], used: Iterable[str]) -> Iterator[tuple[Rounded, ...]]:
     """These lengths in each of the units that programs pad to, the simplest first."""
     names = [next(n for n in (f"{s.name}r", *(f"{s.name}r{i}" for i in range(99))) if n not in used) for s in lengths]
     for unit in UNITS:
+        shared: dict[int, str] = {}
+        rounded = []
+        for s, name in zip(lengths, names, strict=True):
+            count = -(-int(s.value) // unit)
+            is_full = count * unit == s.value
+            rounded.append(Rounded(s.name if is_full else shared.setdefault(count, name), s.name, unit))
         if unit > 1 or len(lengths) > 1:
-            yield tuple(
-                Rounded(s.name if unit == 1 else name, s.name, unit) for s, name in zip(lengths, names, strict=True)
-            )
+            yield tuple(rounded)
 
 
 def padded_alike(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Values for each of these lengths at which to trace: padded where they are padded at ``here``, and so many units that
-    they compare as they do there; otherwise unlike each other."""
+    they compare as they do there, and the lengths too; otherwise unlike each other."""
     counts = [r.at(here) for r in rounded]
     out: dict[str, tuple[int, ...]] = {}
-    for i, (r, count, rank) in enumerate(zip(rounded, counts, ranks_of(counts), strict=True)):
+    for r, count, rank in zip(rounded, counts, ranks_of(counts), strict=True):
         most = r.unit - 1
-        paddings = [0 if r.is_full(here) else 1 + (most * eighths // 8 + 3 * i) % most for _, _, eighths in _STEPS]
-        units = [count + step + rank * more for step, more, _ in _STEPS]
-        out[r.of] = tuple(n * r.unit - padding for n, padding in zip(units, paddings, strict=True))
+        # Lengths of as many units: the longest of them has the least padding.
+        among = sorted(
+            {-int(here[o.of]) for o, n in zip(rounded, counts, strict=True) if n == count and o.unit == r.unit}
+        )
+        among = [length for length in among if length % r.unit]
+        values = []
+        for i, (step, more, _, apart) in enumerate(_STEPS):
+            padding = 0
+            # No two lengths are padded alike.
+            eighths = _STEPS[(i + rank) % len(_STEPS)][2]
+            if not r.is_full(here):
+                place = among.index(-int(here[r.of]))
+                gap = max(1, most * apart // (8 * len(among)))
+                padding = min(1 + most * eighths // (8 if len(among) == 1 else 16) + place * gap, most)
+            values.append((count + step + rank * more) * r.unit - padding)
+        out[r.of] = tuple(values)
     return out
 
 
@@ -595,4 +617,7 @@ def padded_aside(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
         value, count = int(here[r.of]) + r.unit, r.at(here) + 1
         near = () if r.is_full(here) else (value - 1, value + 1)
         out[r.of] = next((v for v in near if (count - 1) * r.unit < v < count * r.unit), value)
+    if ranks_of(list(out.values())) != ranks_of([int(here[r.of]) for r in rounded]):
+        # One more of padding made two of them equal.
+        out = {r.of: int(here[r.of]) + r.unit for r in rounded}
     return out

@@ -613,6 +613,6 @@ def _decode_plan(data: Data) -> SizePlan:
     lengths = {s.name for s in symbols if s.role == "sequence"}
     for r in rounded:
         check(r.of in lengths and r.unit > 0, "a rounded size that is no length")
-        check(r.name == r.of if r.unit == 1 else r.name not in names, "the name of a rounded size")
-    check(len({r.name for r in rounded}) == len(rounded), "two rounded sizes of one name")
+        check(r.name == r.of or (r.unit > 1 and r.name not in names), "the name of a rounded size")
+    check(len({r.of for r in rounded}) == len(rounded), "a size that is rounded twice")
     return SizePlan(symbols, forms, compared, rounded)
