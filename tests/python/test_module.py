@@ -611,6 +611,30 @@ def test_a_graph_that_is_wrong_wherever_it_is_checked_serves_its_own_size():
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+@pytest.mark.parametrize("multiple", [4, 8, 64])
+@pytest.mark.parametrize("of", ["length", "side", "padded length"])
+def test_what_is_done_at_multiples_alone(multiple, of):
+    """A program that was captured where a length is no multiple is not used where it is one."""
+
+    class AtMultiples(nn.Module):
+        def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            length = text.shape[1]
+            if of == "padded length":
+                text = nn.functional.pad(text, (0, 0, 0, -length % 128))
+            size = image.shape[-1] if of == "side" else length
+            return text * image.mean() if size % multiple else text.cos() - image.mean()
+
+    module = AtMultiples()
+    for sizes in (((45, 9), (46, 9), (48, 9), (64, 9), (192, 9), (45, 64), (45, 9)), ((77, 30), (128, 30), (77, 64))):
+        compiled = oxidiff.compile(module)
+        for length, side in sizes:
+            inputs = torch.randn(2, 4, side, side), torch.randn(2, length, 4)
+            output, expected = compiled(*inputs), module(*inputs)
+            assert output.shape == expected.shape, (length, side)
+            assert_close(output, expected)
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
 @pytest.mark.parametrize("multiple", [2, 4, 16])
 def test_images_that_are_padded_to_a_multiple(multiple):
     class PaddedImage(nn.Module):

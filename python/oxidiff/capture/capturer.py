@@ -27,6 +27,7 @@ from .sizes import (
     HELD_OUT,
     RESIDUES,
     Symbol,
+    at_multiples,
     at_residue,
     candidates,
     held_out,
@@ -39,7 +40,7 @@ from .sizes import (
     ties,
 )
 from .stages import Stage, cut
-from .trace import ChangedError, Trace, trace
+from .trace import ChangedError, LongerError, Trace, trace
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -508,7 +509,7 @@ class _Session:
                 is_wrong = False
                 continue
             is_wrong = graph.differs_from(record, point) is not None
-            if not is_wrong:
+            if not is_wrong and self.holds_at_multiples(graph, kept):
                 graph.accept(point, of_copy=True)
                 if kept:
                     self.split_residues(graph, [*points, point], kept)
@@ -518,6 +519,27 @@ class _Session:
             return False
         # Right at the points it was solved at, and nothing more is known: classes as narrow as those points.
         self.split_residues(graph, points, RESIDUES.keys())
+        return True
+
+    def holds_at_multiples(self, graph: CapturedGraph, kept: Set[str]) -> bool:
+        """Checks a graph where its sizes are multiples of much, if they are not in the call; but for those ``kept``."""
+        here = self.point()
+        values = at_multiples(self.plan, here, graph.moduli, kept)
+        if not values:
+            return True
+        point = self.plan.complete({**here, **values})
+        try:
+            record = self.trace_at(point)
+        except ChangedError:
+            raise
+        except LongerError:
+            return False
+        except CaptureError:
+            # Not a model of such sizes.
+            return True
+        if graph.differs_from(record, point) is not None:
+            return False
+        graph.accept(point, of_copy=True)
         return True
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:

@@ -6,7 +6,7 @@ trying (see :mod:`~oxidiff.capture.capturer`). Good guesses only save traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, islice, product
@@ -559,6 +559,32 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
     return next((v for v in near if v > 1 and v not in seen), value)
 
 
+def at_multiples(
+    plan: SizePlan, here: Mapping[str, Number], moduli: Mapping[str, int], kept: Set[str]
+) -> dict[str, Number]:
+    """Values of sizes that are multiples of as much as their classes allow, where they are not ``here``: a program that does
+    something else at multiples shows. The residues of kinds ``kept`` are part of the classes."""
+    out: dict[str, Number] = {}
+    counts = [(r.unit, r.at(here)) for r in plan.rounded]
+    padded = {r.of: r for r in plan.rounded}
+    for symbol in plan.symbols:
+        name, value = symbol.name, symbol.value
+        if symbol.role in kept:
+            continue
+        r = padded.get(name)
+        if r is not None:
+            # Half a unit of padding; all a unit longer, so that they compare as before.
+            is_alone = counts.count((r.unit, r.at(here))) == 1 and not r.is_full(here)
+            out[name] = r.at(here) * r.unit + r.unit // 2 if is_alone else int(value) + r.unit
+        elif symbol.role in ("spatial", "sequence") and _MULTIPLE % moduli[name] == 0:
+            out[name] = -(-int(value) // _MULTIPLE) * _MULTIPLE + int(value) % moduli[name]
+    return {name: value for name, value in out.items() if value != here[name]}
+
+
+_MULTIPLE = 64
+"""The largest power of two that programs commonly ask sizes to be a multiple of."""
+
+
 # -- lengths that are padded -------------------------------------------------------------------------------------------
 
 UNITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -604,7 +630,10 @@ def padded_alike(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
                 place = among.index(-int(here[r.of]))
                 gap = max(1, most * apart // (8 * len(among)))
                 padding = min(1 + most * eighths // (8 if len(among) == 1 else 16) + place * gap, most)
-            values.append((count + step + rank * more) * r.unit - padding)
+            # Far apart, whatever the unit: what larger units decide shows too.
+            wide = max(1, _MULTIPLE // r.unit)
+            units = count + (step + rank * more) * wide + (i % 3 if wide > 1 else 0)
+            values.append(units * r.unit - padding)
         out[r.of] = tuple(values)
     return out
 

@@ -51,6 +51,7 @@ __all__ = [
     "OPEN",
     "TRUE",
     "ChangedError",
+    "LongerError",
     "KeptError",
     "Keyword",
     "Trace",
@@ -71,6 +72,10 @@ class KeptError(CaptureError):
 
 class ChangedError(CaptureError):
     """Another thread changed the module meanwhile: what was seen of it is of no use."""
+
+
+class LongerError(CaptureError):
+    """``forward`` does more than at the size that it was traced at first."""
 
 
 class _Token:
@@ -206,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         record = self.trace
         if len(record.nodes) >= self.limit:
-            raise self.error("forward does more at another size", op)
+            raise LongerError(str(self.error("forward does more at another size", op)))
         record.starts.append(len(record.numbers))
         record.paths.append(self.path)
         record.numbers.extend(numbers)
