@@ -696,13 +696,14 @@ class _Binding:
     def _staged(self, staged: Staged) -> Ready:
         live, defaults = self.live, self.defaults
         build = builder(staged.graph.outputs, self.point, live, self.tensors)
+        executables = staged.executables()
 
         def execute(leaves: list[Leaf], steps: list[dict[str, Any]] | None = None) -> Any:
             leaves = leaves + defaults
             point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
             numbers = {i: cast(Number, leaves[at]) for i, at in enumerate(self.numbers)}
             given = [self._moved(at, cast(Tensor, leaves[at])) for at in self.tensors]
-            tensors = staged.run(given, numbers, point, steps)
+            tensors = staged.run(executables, given, numbers, point, steps)
             return build(tensors, leaves)
 
         def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._native import Executable
 from .capture import CapturedGraph, Dim, Node, WeightSlot
 from .capture.graph import number_at
 from .capture.signature import Number
@@ -90,8 +91,13 @@ class Staged:
             for op, error in first.items()
         ]
 
+    def executables(self) -> list[Executable | None]:
+        """The programs of its stages with their weights: who holds them can run them when the module has become another."""
+        return [None if variant is None else variant.executable for _, variant in self.stages]
+
     def run(
         self,
+        executables: Sequence[Executable | None],
         arguments: Sequence[Tensor],
         numbers: Mapping[int, Number],
         point: Mapping[str, Number],
@@ -100,6 +106,7 @@ class Staged:
         """The tensors that the graph returns.
 
         Args:
+            executables: What :meth:`executables` gave.
             arguments: The call's tensors.
             numbers: The call's Python numbers, by index.
             point: The call's free sizes and numbers.
@@ -108,16 +115,16 @@ class Staged:
         values = {item.value: tensor for item, tensor in zip(self.graph.inputs, arguments, strict=True)}
         values |= self._weights
         values |= {v: self._made(v, n, point) for v, n in self._sources.items() if n.op != "weight"}
-        for stage, variant in self.stages:
-            if variant is not None:
+        for (stage, variant), executable in zip(self.stages, executables, strict=True):
+            if variant is not None and executable is not None:
                 given: list[Any] = []
                 for source in variant.lowered.arguments:
                     value: Any = numbers[source.index] if source.is_number else values[stage.inputs[source.index]]
                     given.append(value if source.order is None else value.permute(source.order))
                 sizes = variant.lowered.sizes(point)
-                values.update(zip(stage.outputs, variant.executable.run(given, sizes), strict=True))
+                values.update(zip(stage.outputs, executable.run(given, sizes), strict=True))
                 if steps is not None:
-                    steps += variant.executable.profile(given, sizes)
+                    steps += executable.profile(given, sizes)
             for op in stage.eager:
                 started = time.perf_counter()
                 op.run(values, point, self._device)

@@ -158,6 +158,24 @@ def test_a_number_that_cannot_be_an_argument_is_a_constant() -> None:
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+class Filtering(Rounding):
+    """The same with an op between that runs in eager PyTorch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return torch.fft.ifft(torch.fft.fft(y)).real * min(self.gain, 0.75) ** 2
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_a_constant_beside_an_op_that_runs_eager() -> None:
+    model = Filtering()
+    compiled: Any = oxidiff.compile(model)
+    for value in (0.5, 0.625, 0.7, 0.8, 0.5):
+        model.gain = value
+        check(compiled, model)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 def test_a_module_that_cannot_be_copied() -> None:
     model = Scaled()
     model.lock = threading.Lock()
