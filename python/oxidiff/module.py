@@ -14,7 +14,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from os import PathLike
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
@@ -278,6 +278,24 @@ _global_hooks = tuple(
 _C = torch._C
 
 
+@functools.cache
+def _metaclass(base: Hashable) -> type[type]:
+    """The class of classes of compiled instances, of those whose own class is ``base``.
+
+    Such a class is equal to the class that it stands for: pipelines of diffusers look ``type(component)`` up among the
+    classes of their signature before they take a part over (``from_pipe``).
+    """
+
+    def __eq__(self: Any, other: object) -> Any:  # noqa: N807
+        return getattr(other, "_oxidiff_class", other) is self._oxidiff_class
+
+    def __hash__(self: Any) -> int:  # noqa: N807
+        return hash(self._oxidiff_class)
+
+    kind = cast(type[type], base)
+    return type(kind.__name__, (kind,), {"__eq__": __eq__, "__hash__": __hash__})
+
+
 def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     """The class of the compiled instances of ``cls``: the same name, another call."""
     made = _subclasses.get(cls)
@@ -302,6 +320,7 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(
             __slots__=("_oxidiff",),
+            _oxidiff_class=cls,
             __module__=cls.__module__,
             __qualname__=cls.__qualname__,
             __doc__=cls.__doc__,
@@ -312,7 +331,7 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         )
 
     bases = (CompiledModule,) if cls is nn.Module else (cls, CompiledModule)
-    made = types.new_class(cls.__name__, bases, exec_body=fill)
+    made = types.new_class(cls.__name__, bases, {"metaclass": _metaclass(cast(Hashable, type(cls)))}, fill)
     get = made.__dict__["_oxidiff"].__get__
     _subclasses[cls] = made
     return made

@@ -149,8 +149,8 @@ _IS_HEAP_TYPE = 1 << 9
 
 @functools.cache
 def _is_plain(kind: Hashable) -> bool:
-    """Whether the ``__dict__`` of instances is all the state they have."""
-    classes = [cls for cls in cast(type, kind).__mro__ if cls is not object]
+    """Whether the ``__dict__`` of instances is all the state they have. A compiled module's is that of its module."""
+    classes = [cls for cls in cast(type, kind).__mro__ if cls is not object and "_oxidiff" not in cls.__dict__]
     return all(cls.__flags__ & _IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
 
 

@@ -162,6 +162,37 @@ def test_to_and_half(module: Net) -> None:
     torch.testing.assert_close(compiled(image().double()), module(image().double()))
 
 
+def test_its_class_is_equal_to_that_of_the_module(module: Net, compiled: Any) -> None:
+    cls = type(compiled)
+    assert cls is not Net and cls == Net and Net == cls and hash(cls) == hash(Net)
+    assert cls in (nn.Conv2d, Net) and {Net: 1}[cls] == 1
+    other = type(oxidiff.compile(nn.Linear(1, 1)))
+    assert cls not in (nn.Module, other, "Net")
+    assert type(compiled._orig_mod) is Net
+
+
+@torch.no_grad()
+def test_an_expanded_argument_is_as_a_full_one() -> None:
+    """Pipelines expand a timestep to the batch: with one sample it is a row like any other."""
+
+    class Timed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, time: Tensor, times: Tensor) -> Tensor:
+            out: Tensor = self.linear(x) * time[:, None] + times.view(-1, 4)
+            return out
+
+    module = Timed().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    time, times = torch.tensor(0.75), torch.arange(4.0)[None]
+    for batch in (1, 3, 2):
+        arguments = (torch.rand(batch, 4), time.expand(batch), times.expand(batch, -1))
+        assert_close(compiled(*arguments), module(*arguments))
+    assert count(compiled)[0] == 1
+
+
 @torch.no_grad()
 def test_hooks_of_the_module_run(module: Net, compiled: Any) -> None:
     seen: list[Any] = []

@@ -175,13 +175,18 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
 
 
 def _layout(tensor: Tensor) -> int | tuple[int, ...]:
-    """The rank of a row-major tensor; else its dimensions from the outermost in memory to the innermost."""
+    """The rank of a row-major tensor, also of one with gaps, or expanded as timesteps are to a batch; of others the
+    dimensions from the outermost in memory to the innermost."""
     if tensor.layout is not torch.strided:
         raise CaptureError("a sparse argument")
     rank = tensor.dim()
     if tensor.is_contiguous():
         return rank
     strides = tensor.stride()
+    # What is expanded lies anywhere.
+    steps = [step for step, size in zip(strides, tensor.shape, strict=True) if step and size > 1]
+    if steps == sorted(steps, reverse=True):
+        return rank
     return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))
 
 

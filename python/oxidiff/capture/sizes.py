@@ -185,7 +185,7 @@ class _Planner:
         self.batch: Symbol | None = None
         self.spatial: dict[int, Symbol] = {}
         self.frames: Symbol | None = None
-        self.sequences: dict[int, Symbol] = {}
+        self.sequences: dict[tuple[str, int], Symbol] = {}
         self.used: set[str] = set()
 
     def run(self) -> SizePlan:
@@ -197,6 +197,7 @@ class _Planner:
         self.sequence_sizes = {t.shape[self.sequence_axis(t)] for t in tensors if t.dim() == 3}
         self.mask_sizes = {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
         self.sequence_sizes |= self.mask_sizes
+        self.position_counts = {count for t in tensors if t.dim() == 5 for count in self.counts(t)}
         for tensor, name in zip(tensors, self.names, strict=False):
             for axis, size in enumerate(tensor.shape):
                 if size == 0:
@@ -254,9 +255,10 @@ class _Planner:
         if axis == 0 and (rank >= 2 or size == self.batch_size):
             return self.batch_form(tensor, size)
         if rank == 1:
-            return self.sequence_form(size)
+            # In a list, mostly positions along each edge of an image: two are alike in a square, not in every call.
+            return self.sequence_form(size, self.label if "[" in self.label else "")
         if rank == 2:
-            is_sequence = not tensor.dtype.is_floating_point or size in self.sequence_sizes
+            is_sequence = not tensor.dtype.is_floating_point or size in self.sequence_sizes | self.position_counts
             return self.sequence_form(size) if is_sequence and tensor.shape[0] in (1, self.batch_size) else size
         if rank == 3 and not tensor.dtype.is_floating_point:
             # An image of tokens.
@@ -279,6 +281,11 @@ class _Planner:
             return self.frames_form(size)
         return size
 
+    def counts(self, video: torch.Tensor) -> tuple[int, ...]:
+        """Of a video, how many frames, positions and patches of 2 by 2 there are: each may have a timestep of its own."""
+        frames, positions = video.shape[self.frames_axis(video)], prod(video.shape[2:])
+        return frames, positions, positions // 4
+
     def is_length(self, size: int) -> bool:
         """Whether a sequence has this length, or two together do: in a mask over text and image."""
         return size in self.sequence_sizes or any(a + b == size for a, b in combinations(self.sequence_sizes, 2))
@@ -292,12 +299,14 @@ class _Planner:
             return Dim.symbol(self.batch.name) * Dim.symbol(self.frames.name)
         return self.sequence_form(size)
 
-    def sequence_form(self, size: int) -> Size:
+    def sequence_form(self, size: int, place: str = "") -> Size:
+        """A length; those that are equal are one, at the same place."""
         if size == 1:
             return 1
-        if size not in self.sequences:
-            self.sequences[size] = self.add("sequence", "s", size)
-        return Dim.symbol(self.sequences[size].name)
+        found = self.sequences.get((place, size))
+        if found is None:
+            found = self.sequences[place, size] = self.add("sequence", "s", size)
+        return Dim.symbol(found.name)
 
     def sequence_axis(self, tensor: torch.Tensor) -> int:
         """Of a 3-D tensor: 1, but for sounds with channels first, and for one row of coordinates per axis."""
