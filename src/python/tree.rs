@@ -355,6 +355,16 @@ impl<'py> Scan<'py> {
         if role == Role::Skipped || (role == Role::Adapter && is_model) {
             return Ok(false);
         }
+        if role == Role::Hook {
+            if is_quick {
+                return Err(PyTypeError::new_err("whether there are hooks has to be asked"));
+            }
+            // Pipelines of diffusers make a registry to reset what hooks keep, also where there are none.
+            let hooks = value.getattr(intern!(self.py, "hooks")).and_then(|hooks| hooks.is_truthy());
+            if hooks.is_ok_and(|are_any| !are_any) {
+                return Ok(true);
+            }
+        }
         let kind = self.kind_of(value);
         if role == Role::Unread && kind.is_scalar() {
             return Ok(false);

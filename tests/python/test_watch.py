@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.hooks import HookRegistry
 from torch import Tensor, nn
 
 import oxidiff
@@ -96,6 +97,8 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "where it came from": lambda m: flip(m.config, "_name_or_path", "there"),
     "a path as an attribute": lambda m: setattr(m, "name_or_path", "there"),
     "hooks for gradients": lambda m: m.register_full_backward_hook(lambda *_: None),
+    "a registry without hooks": HookRegistry.check_if_exists_or_initialize,
+    "of a child": lambda m: HookRegistry.check_if_exists_or_initialize(m.linear),
 }
 
 
