@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from oxidiff import testing
 from oxidiff.capture import CaptureError, Capturer, Dim, Ref, capture, is_tracing
 from oxidiff.capture.graph import number_at
 
@@ -769,6 +770,15 @@ def test_the_real_device_is_seen():
     lambda x: x.to(memory_format=torch.channels_last), lambda x: x.transpose(2, 3), lambda x: x[:, :, ::2]])  # fmt: skip
 def test_layouts_of_arguments(net, layout):
     check_serves(net, ((layout(image()),), {}), ((layout(image(3, h=16, w=16)),), {}))
+
+
+def test_a_text_encoder_in_inference_mode():
+    """It takes a view of its position ids, below autograd: that asks for a version counter, which nothing made in inference
+    mode has."""
+    module = testing.build("clip-l")
+    with torch.inference_mode():
+        graph = capture(module, (), testing.example_inputs("clip-l"))
+    assert graph.nodes
 
 
 def test_inference_mode(net):

@@ -95,6 +95,10 @@ class Lifted(Protocol):
     def twin(self) -> Twin: ...
 
 
+# What is made in inference mode has no version counter, which views below autograd ask for.
+_recording = torch.inference_mode(False)
+
+
 class Capturer:
     """Captures the calls of one module. Cheap to make; holds no tensors between captures.
 
@@ -123,10 +127,12 @@ class Capturer:
             call.kept = len(self.lifted.values)
         return call
 
+    @_recording
     def capture(self, call: Call) -> CapturedGraph:
         """Captures the program of ``call``; see :func:`capture`."""
         return _Session(self, call).run()
 
+    @_recording
     def lowered(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, LoweredGraph]:
         """Captures the program of ``call`` and lowers it. A size that the compiler must know becomes a constant.
 
@@ -140,6 +146,7 @@ class Capturer:
         """
         return self._fixing(call, lambda graph: lower(graph, make_builder()))
 
+    @_recording
     def staged(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, list[Stage]]:
         """As :meth:`lowered`, for a graph with ops that the compiler does not know: cut at these.
 
@@ -161,6 +168,7 @@ class Capturer:
                     raise
                 fixed |= error.symbols
 
+    @_recording
     def extend(self, graph: CapturedGraph, call: Call) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
 
