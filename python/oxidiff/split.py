@@ -63,14 +63,19 @@ class Split:
         """The result of a call, how many pieces ran compiled, and what ran eager and why.
 
         Raises:
-            CaptureError: Dynamo itself failed; nothing can be said about the call.
+            CaptureError: Dynamo itself failed, or runs what it compiled for another module; nothing can be said about the
+                call.
         """
         local = self._local
         local.compiled, local.problems = 0, []
+        outside = getattr(local, "runs", False)
+        local.runs = True
         try:
             return self._run(*args, **kwargs), local.compiled, local.problems
         except self._failure as error:
             raise CaptureError(f"Dynamo cannot split it: {str(error).splitlines()[0]}") from error
+        finally:
+            local.runs = outside
 
     def _compile(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         island = Island(graph, examples)
@@ -81,7 +86,11 @@ class Split:
 
         def run(*args: Any) -> Any:
             piece = held()
-            assert piece is not None, "a piece lives as long as its backend"
+            # Of code that it compiled too often Dynamo runs what it has, whoever's: of another module, which may be gone.
+            if piece is None or not getattr(local, "runs", False):
+                raise CaptureError(
+                    "Dynamo has compiled too many modules of this class: torch._dynamo.reset() forgets them"
+                )
             before = len(local.problems)
             result = piece(tuple(cast(Island, piece.module).take_weights(args)), {})
             local.compiled += not any(what == RUNS_EAGER for _, what in local.problems[before:])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close, image
+from oxidiff.split import Split
 
 
 class Branches(nn.Module):
@@ -135,3 +136,28 @@ def test_many_modules_of_one_class() -> None:
         del module, compiled
         gc.collect()
     assert min(pieces) >= 2
+
+
+@torch.no_grad()
+def test_pieces_of_other_modules_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of code that it compiled too often Dynamo runs whatever it has, also what it compiled for a module that is gone."""
+    found = []
+    compile_piece = Split._compile
+
+    def remember(self: Split, graph: torch.fx.GraphModule, examples: Any) -> Any:
+        found.append((compile_piece(self, graph, examples), [e.clone() if torch.is_tensor(e) else e for e in examples]))
+        return found[-1][0]
+
+    monkeypatch.setattr(Split, "_compile", remember)
+    module = Branches()
+    compiled = compiled_of(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        compiled(image(3, 4))
+    run, arguments = found[0]
+    with pytest.raises(oxidiff.CaptureError, match="too many modules of this class"):
+        run(*arguments)
+    del module, compiled
+    gc.collect()
+    with pytest.raises(oxidiff.CaptureError, match="too many modules of this class"):
+        run(*arguments)
