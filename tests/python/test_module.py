@@ -517,6 +517,24 @@ def test_order_of_two_numbers_is_a_program_each():
     assert report.programs <= 8
 
 
+def test_what_is_done_to_landscapes_alone():
+    """A graph made of sizes of which the same one was always the larger serves no others unseen."""
+
+    class Landscapes(nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image.transpose(2, 3) * 2 if image.shape[2] > image.shape[3] else image - 1
+
+    module = Landscapes()
+    for sizes in (((40, 47), (40, 33), (47, 40), (46, 47)), ((39, 31), (39, 95), (103, 95), (64, 64), (40, 41))):
+        compiled = oxidiff.compile(module, cache=False)
+        for size in sizes:
+            image = torch.randn(2, 4, *size)
+            output, expected = compiled(image), module(image)
+            assert output.shape == expected.shape, size
+            assert torch.equal(output, expected), size
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
 class Padded(nn.Module):
     """A sequence padded to a multiple, as Z-Image's; nothing of the multiple shows where it is one already."""
 

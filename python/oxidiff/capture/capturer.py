@@ -9,6 +9,7 @@ program if nothing helps: the graph then serves that value only.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -241,8 +242,10 @@ class _Session:
         if self.lifted_symbols():
             self.copy()
         while True:
+            self.plan.ordered = ()
             graph, points = self.solved_graph(base)
             if self.hold_out(graph, points):
+                self.keep_order(graph)
                 break
             self.fix_all()
         graph.traces = self.traces
@@ -549,6 +552,21 @@ class _Session:
             return False
         graph.accept(point, of_copy=True)
         return True
+
+    def keep_order(self, graph: CapturedGraph) -> None:
+        """Makes it part of the classes which of two sizes is larger, where the same one was in all traces."""
+        ordered = []
+        for role in ("spatial", "sequence"):
+            names = [s.name for s in self.plan.symbols if s.role == role]
+            for one, other in itertools.combinations(names, 2):
+                if len({p[one] > p[other] for p in graph.points if p[one] != p[other]}) < 2:
+                    ordered.append((one, other))
+        if ordered:
+            self.plan.ordered = tuple(ordered)
+            points = list(graph.points)
+            graph.classes.clear()
+            for point in points:
+                graph.accept(point, of_copy=True)
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         for symbol in self.plan.symbols:

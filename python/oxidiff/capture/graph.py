@@ -125,6 +125,10 @@ class OutputSpec:
         )
 
 
+def _sign(one: Any, other: Any) -> int:
+    return int(one > other) - int(one < other)
+
+
 def _literal(literal: Any, point: Mapping[str, Number]) -> Any:
     return number_at(literal, point) if isinstance(literal, Dim) else literal
 
@@ -197,12 +201,14 @@ class CapturedGraph:
         return (*residues, *sorted(range(len(ints)), key=ints.__getitem__), *self._padding_of(point))
 
     def _padding_of(self, point: Mapping[str, Any]) -> Iterator[int]:
-        """Which lengths need padding, how they and their numbers of units compare, and the residues of these."""
+        """Which lengths need padding, how they and their numbers of units compare, and the residues of these;
+        of other sizes, which is larger if that was never tried otherwise."""
         rounded = self.plan.rounded
         yield from (int(r.is_full(point)) for r in rounded)
         yield from ranks_of([r.at(point) for r in rounded])
         yield from ranks_of([int(point[r.of]) for r in rounded])
         yield from (r.at(point) % self.moduli[r.name] for r in rounded if r.name != r.of)
+        yield from (_sign(point[one], point[other]) for one, other in self.plan.ordered)
 
     def loose_numbers(self) -> set[str]:
         """The Python numbers, as times, whose values decide nothing: neither their residues nor their order, and nothing in

@@ -88,12 +88,14 @@ class SizePlan:
             is then right for one order of them. Some may have become constants since.
         rounded: Lengths that are padded to a multiple, or to the longest of them: the program may ask which of them need
             padding, and how they compare.
+        ordered: Pairs of sizes of one kind of which the same one was the larger in all traces: the program may ask which is.
     """
 
     symbols: list[Symbol]
     forms: list[Size | float] = field(default_factory=list)
     compared: Mapping[str, Number] = field(default_factory=dict)
     rounded: tuple[Rounded, ...] = ()
+    ordered: tuple[tuple[str, str], ...] = ()
 
     def names(self) -> list[str]:
         """All symbols that expressions may have: the free sizes, and what lengths are rounded to."""

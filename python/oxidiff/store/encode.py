@@ -397,6 +397,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         "sizes": [encode_number(form) for form in graph.plan.forms],
         **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
         **({"rounded": [[r.name, r.of, r.unit] for r in graph.plan.rounded]} if graph.plan.rounded else {}),
+        **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
         "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
         "results": [
             [
@@ -615,4 +616,6 @@ def _decode_plan(data: Data) -> SizePlan:
         check(r.of in lengths and r.unit > 0, "a rounded size that is no length")
         check(r.name == r.of or (r.unit > 1 and r.name not in names), "the name of a rounded size")
     check(len({r.of for r in rounded}) == len(rounded), "a size that is rounded twice")
-    return SizePlan(symbols, forms, compared, rounded)
+    ordered = tuple((as_text(one), as_text(other)) for one, other in data.get("ordered", ()))
+    check(all(name in names for pair in ordered for name in pair), "the order of unknown sizes")
+    return SizePlan(symbols, forms, compared, rounded, ordered)
