@@ -386,6 +386,15 @@ def write_through_views(x):
     return y, row, part, flat
 
 
+def write_into_diagonal(x):
+    rows, columns = x.shape[2:]
+    mask = torch.zeros(rows + 2, columns + 1)
+    mask[:rows] = -3.0
+    mask[:rows, :columns].fill_diagonal_(1.5)
+    return x + mask[:-2, :-1], mask
+
+
+case("write_into_diagonal", write_into_diagonal, image)
 case("write_into_slices", write_into_slices, image)
 case("write_through_views", write_through_views, image)
 case("zero_", lambda x: (x * 1).zero_() + x, image)

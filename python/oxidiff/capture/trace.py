@@ -466,6 +466,15 @@ def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return target
 
 
+def _fill_diagonal(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """No op gives what it writes."""
+    target, value, *wrap = args
+    if target.dim() != 2 or any(wrap) or kwargs.get("wrap"):
+        raise rec.error(f"{func} is supported for matrices, and without wrap", func)
+    place = rec.emit(aten.eye.m, tuple(target.shape), {"dtype": torch.bool, "device": target.device})
+    return _in_place(rec, aten.masked_fill_.Scalar, (target, place, value), {})
+
+
 def _unchanged(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0]
 
@@ -630,6 +639,7 @@ _HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default), _unchanged),
     **dict.fromkeys((aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
     aten._assert_tensor_metadata.default: _nothing,
+    aten.fill_diagonal_.default: _fill_diagonal,
     aten.scaled_dot_product_attention.default: _attention,
     aten.index.Tensor: _index,
     aten.one_hot.default: _one_hot,
