@@ -16,6 +16,7 @@ import torch
 
 import oxidiff
 from families_encoders import ENCODERS
+from families_images import IMAGES
 from families_vaes import AUTOENCODERS
 from nets import assert_close
 from oxidiff import testing
@@ -220,6 +221,15 @@ def test_parts_that_make_sounds_are_compiled() -> None:
     for part in (pipe.audio_vae.decoder, pipe.vocoder):
         report = oxidiff.report(part)
         assert (report.programs, report.eager_calls) == (1, 0)
+
+
+def test_what_sees_images_for_flux_is_compiled() -> None:
+    seen = next(family for family in ENCODERS if family.name == "siglip-vision").build(torch.float32)
+    embedder = next(family for family in IMAGES if family.name == "redux").build(torch.float32)
+    parts = {"image_encoder": seen, "feature_extractor": None, "image_embedder": embedder}
+    pipe = oxidiff.compile_pipe(diffusers.FluxPriorReduxPipeline(**parts))
+    for name in ("image_encoder", "image_embedder"):
+        assert isinstance(getattr(pipe, name), oxidiff.CompiledModule), name
 
 
 def test_latents_and_callbacks() -> None:
