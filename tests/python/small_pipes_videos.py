@@ -2,92 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import diffusers
-import PIL.Image
 import torch
 import transformers
 from diffusers.pipelines.ltx.modeling_latent_upsampler import LTXLatentUpsamplerModel
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
-from torch import nn
 
-from families import Family
-from families_encoders import ENCODERS
-from families_unets import UNETS
-from families_vaes import AUTOENCODERS, Autoencoder
-from families_videos import VIDEOS
-from small_pipes import Call, Pipe, network
+from small_pipes import TOKENS, Pipe, calls, drawing, mask, network, picture, prompts, random, tested_net, tested_vae
 
 __all__ = ["VIDEO_PIPES"]
-
-TOKENS = 11
-"""Of a prompt."""
-_NETS: Mapping[str, Family] = {family.name: family for family in (*VIDEOS, *UNETS, *ENCODERS)}
-_VAES: Mapping[str, Autoencoder] = {vae.name: vae for vae in AUTOENCODERS}
-
-
-def _net(name: str, **changes: Any) -> nn.Module:
-    """The model that is tested by this name, with some entries of its configuration changed."""
-    known = _NETS[name]
-    return dataclasses.replace(known, config={**known.config, **changes}).build(torch.float32)
-
-
-def _vae(name: str, **changes: Any) -> nn.Module:
-    """The autoencoder that is tested by this name, with some entries of its configuration changed."""
-    known = _VAES[name]
-    return dataclasses.replace(known, config={**known.config, **changes}).build(torch.float32)
-
-
-# --- calls ------------------------------------------------------------------------------------------------------------
-
-
-def _random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _picture(height: int, width: int) -> torch.Tensor:
-    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(7))
-
-
-def _drawing(height: int, width: int) -> PIL.Image.Image:
-    """The same for pipelines that take no tensors."""
-    return PIL.Image.fromarray((_picture(height, width)[0].permute(1, 2, 0) * 255).byte().numpy())
-
-
-def _prompts(width: int, tokens: int = TOKENS, **others: Callable[[int], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Embeddings of a prompt and of a negative one; of `others`, functions of a seed, too."""
-    found: dict[str, torch.Tensor] = {}
-    for seed, prefix in enumerate(("", "negative_")):
-        found[f"{prefix}prompt_embeds"] = _random(1, tokens, width, seed=seed)
-        for name, make in others.items():
-            found[f"{prefix}{name}"] = make(seed)
-    return found
-
-
-def _mask(seed: int, tokens: int = TOKENS) -> torch.Tensor:
-    """Of a prompt that is shorter than the longest one."""
-    return (torch.arange(tokens) < tokens - 2 - seed).long()[None]
-
-
-def _calls(arguments: Mapping[str, Any], *changes: Mapping[str, Any]) -> tuple[Call, ...]:
-    """Calls with the same arguments but for some; what is a function makes its argument of height and width. `prompts` is
-    how many there are, all alike: a pipeline repeats for several videos what it encodes itself, not what it is given."""
-
-    def call(_: Any, change: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = {"num_inference_steps": 2, "output_type": "np", **arguments, **change}
-        count = given.pop("prompts", 1)
-        found = {}
-        for name, value in given.items():
-            value = value(given["height"], given["width"]) if callable(value) else value
-            is_prompt = "prompt" in name and isinstance(value, torch.Tensor)
-            found[name] = value.repeat(count, *[1] * (value.dim() - 1)) if is_prompt else value
-        return found
-
-    return tuple(functools.partial(call, change=change) for change in changes)
 
 
 def _sizes(height: int, width: int, frames: int, other: int) -> tuple[Mapping[str, Any], ...]:
@@ -109,13 +36,13 @@ def _steps(**config: Any) -> Any:
 
 def _make(kind: str, transformer: str, vae: str, scheduler: Callable[[], Any] = _flow, /, **parts: Any) -> Any:
     """A pipeline of a transformer, an autoencoder and further parts, for embeddings instead of prompts."""
-    made = {"tokenizer": None, "text_encoder": None, "vae": _vae(vae), "scheduler": scheduler()}
-    return getattr(diffusers, kind)(**{**made, "transformer": _net(transformer), **parts})
+    made = {"tokenizer": None, "text_encoder": None, "vae": tested_vae(vae), "scheduler": scheduler()}
+    return getattr(diffusers, kind)(**{**made, "transformer": tested_net(transformer), **parts})
 
 
 def _wan(kind: str, transformer: str, **parts: Any) -> Any:
     """Wan's scheduler, and what is given as `config` changed in each transformer."""
-    made = {name: _net(transformer, **config) for name, config in parts.pop("config", {}).items()}
+    made = {name: tested_net(transformer, **config) for name, config in parts.pop("config", {}).items()}
     schedule = functools.partial(
         diffusers.UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
@@ -144,7 +71,7 @@ def _animate() -> Any:
     }
     motion = {"motion_layers_per_block": 1, "motion_norm_num_groups": 4, "motion_num_attention_heads": 2}
     return diffusers.AnimateDiffPipeline(
-        vae=_vae("kl"),
+        vae=tested_vae("kl"),
         text_encoder=None,
         tokenizer=None,
         unet=network(diffusers.UNet2DConditionModel, **unet),
@@ -155,8 +82,8 @@ def _animate() -> Any:
 
 def _stable_video() -> Any:
     return diffusers.StableVideoDiffusionPipeline(
-        vae=_vae("temporal-decoder"),
-        unet=_net("stable-video"),
+        vae=tested_vae("temporal-decoder"),
+        unet=tested_net("stable-video"),
         scheduler=diffusers.EulerDiscreteScheduler(
             prediction_type="v_prediction",
             timestep_type="continuous",
@@ -180,44 +107,44 @@ class _Harmless:
 
 def _stable_audio() -> Any:
     return diffusers.StableAudioPipeline(
-        vae=_vae("oobleck", decoder_input_channels=6),
+        vae=tested_vae("oobleck", decoder_input_channels=6),
         text_encoder=None,
         tokenizer=None,
         projection_model=network(
             StableAudioProjectionModel, text_encoder_dim=20, conditioning_dim=20, min_value=0, max_value=32
         ),
-        transformer=_net("stable-audio", global_states_input_dim=40),
+        transformer=tested_net("stable-audio", global_states_input_dim=40),
         scheduler=diffusers.EDMDPMSolverMultistepScheduler(prediction_type="v_prediction", sigma_data=1.0),
     )
 
 
 def _upsampler() -> Any:
     net = network(LTXLatentUpsamplerModel, in_channels=8, mid_channels=32, num_blocks_per_stage=1)
-    return diffusers.LTXLatentUpsamplePipeline(vae=_vae("ltx"), latent_upsampler=net)
+    return diffusers.LTXLatentUpsamplePipeline(vae=tested_vae("ltx"), latent_upsampler=net)
 
 
 def _upsample(_: Any, batch: int, frames: int, height: int, width: int) -> Mapping[str, Any]:
     size = {"height": 4 * height, "width": 4 * width}
-    return {"latents": _random(batch, 8, frames, height, width), **size, "output_type": "np"}
+    return {"latents": random(batch, 8, frames, height, width), **size, "output_type": "np"}
 
 
-_WAN = {"guidance_scale": 4.0, **_prompts(16)}
+_WAN = {"guidance_scale": 4.0, **prompts(16)}
 # The autoencoder of Wan is Python around a network for single frames: once is enough.
 _WAN_LATENTS = {**_WAN, "output_type": "latent"}
-_LTX = {"guidance_scale": 3.0, **_prompts(20, prompt_attention_mask=_mask)}
+_LTX = {"guidance_scale": 3.0, **prompts(20, prompt_attention_mask=mask)}
 
 VIDEO_PIPES: tuple[Pipe, ...] = (
     Pipe(
         "wan",
         lambda: _wan("WanPipeline", "wan"),
-        _calls(_WAN, *_sizes(32, 48, 5, 5)),
+        calls(_WAN, *_sizes(32, 48, 5, 5)),
         "frames",
         guidance=4.0,
     ),
     Pipe(
         "wan-22",
         lambda: _wan("WanPipeline", "wan", config={"transformer_2": {}}, boundary_ratio=0.9),
-        _calls({**_WAN_LATENTS, "guidance_scale_2": 3.0}, *_sizes(32, 48, 9, 13)),
+        calls({**_WAN_LATENTS, "guidance_scale_2": 3.0}, *_sizes(32, 48, 9, 13)),
         "frames",
         guidance=4.0,
     ),
@@ -225,21 +152,23 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
         # Each token has a timestep of its own.
         "wan-22-5b",
         lambda: _wan("WanPipeline", "wan", expand_timesteps=True),
-        _calls(_WAN_LATENTS, *_sizes(32, 48, 9, 13)),
+        calls(_WAN_LATENTS, *_sizes(32, 48, 9, 13)),
         "frames",
         guidance=4.0,
     ),
     Pipe(
         "skyreels-forcing",
         lambda: _wan("SkyReelsV2DiffusionForcingPipeline", "skyreels-v2-df"),
-        _calls({"prompt": None, **_WAN_LATENTS}, *_sizes(32, 48, 9, 13)[:2]),
+        calls({"prompt": None, **_WAN_LATENTS}, *_sizes(32, 48, 9, 13)[:2]),
         "frames",
         guidance=4.0,
     ),
     Pipe(
         "ltx-image",
-        lambda: _make("LTXImageToVideoPipeline", "ltx", "ltx", transformer=_net("ltx", in_channels=8, out_channels=8)),
-        _calls({**_LTX, "image": _picture}, *_sizes(32, 64, 9, 17)),
+        lambda: _make(
+            "LTXImageToVideoPipeline", "ltx", "ltx", transformer=tested_net("ltx", in_channels=8, out_channels=8)
+        ),
+        calls({**_LTX, "image": picture}, *_sizes(32, 64, 9, 17)),
         "frames",
         guidance=3.0,
     ),
@@ -256,13 +185,13 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
     Pipe(
         "hunyuan",
         lambda: _make("HunyuanVideoPipeline", "hunyuan-video", "hunyuan-video", text_encoder_2=None, tokenizer_2=None),
-        _calls(
+        calls(
             {
                 "guidance_scale": 6.0,
-                **_prompts(
+                **prompts(
                     16,
-                    prompt_attention_mask=_mask,
-                    pooled_prompt_embeds=lambda seed: _random(1, 8, seed=seed),
+                    prompt_attention_mask=mask,
+                    pooled_prompt_embeds=lambda seed: random(1, 8, seed=seed),
                 ),
             },
             *_sizes(32, 48, 5, 9),
@@ -273,34 +202,36 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
         # The autoencoder splits what is longer than two latent frames.
         "cogvideox",
         lambda: _make("CogVideoXPipeline", "cogvideox-5b", "cogvideox", diffusers.CogVideoXDPMScheduler),
-        _calls({"guidance_scale": 4.0, "output_type": "latent", **_prompts(24)}, *_sizes(32, 48, 9, 17)),
+        calls({"guidance_scale": 4.0, "output_type": "latent", **prompts(24)}, *_sizes(32, 48, 9, 17)),
         "frames",
         guidance=4.0,
     ),
     Pipe(
         "animate",
         _animate,
-        _calls({"guidance_scale": 4.0, **_prompts(24)}, *_sizes(32, 48, 3, 5)),
+        calls({"guidance_scale": 4.0, **prompts(24)}, *_sizes(32, 48, 3, 5)),
         "frames",
         guidance=4.0,
+        # What it holds has become part of the UNet.
+        left=("motion_adapter",),
     ),
     Pipe(
         "stable-video",
         _stable_video,
-        _calls({"image": _drawing, "decode_chunk_size": 2}, *_sizes(32, 48, 4, 6)[:2]),
+        calls({"image": drawing, "decode_chunk_size": 2}, *_sizes(32, 48, 4, 6)[:2]),
         "frames",
         guidance=3.0,
     ),
     Pipe(
         "latte",
         lambda: _make("LattePipeline", "latte", "kl", _steps),
-        _calls(
+        calls(
             {
                 "guidance_scale": 4.0,
                 "video_length": 3,
                 "clean_caption": False,
                 "negative_prompt": None,
-                **_prompts(20),
+                **prompts(20),
             },
             {"height": 32, "width": 64},
             {"height": 64, "width": 32, "prompts": 2},
@@ -315,10 +246,10 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
             "cosmos",
             "cosmos",
             functools.partial(diffusers.EDMEulerScheduler, final_sigmas_type="sigma_min"),
-            transformer=_net("cosmos", in_channels=4),
+            transformer=tested_net("cosmos", in_channels=4),
             safety_checker=_Harmless(),
         ),
-        _calls({"guidance_scale": 4.0, **_prompts(16)}, *_sizes(32, 64, 9, 17)[:2]),
+        calls({"guidance_scale": 4.0, **prompts(16)}, *_sizes(32, 64, 9, 17)[:2]),
         "frames",
         guidance=4.0,
     ),
@@ -328,7 +259,7 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
         lambda: _make(
             "Kandinsky5T2VPipeline", "kandinsky5-video", "hunyuan-video", text_encoder_2=None, tokenizer_2=None
         ),
-        _calls(
+        calls(
             {
                 "guidance_scale": 4.0,
                 "output_type": "latent",
@@ -336,8 +267,8 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
                     f"{prefix}{name}": value
                     for seed, prefix in enumerate(("", "negative_"))
                     for name, value in (
-                        ("prompt_embeds_qwen", _random(1, TOKENS, 20, seed=seed)),
-                        ("prompt_embeds_clip", _random(1, 14, seed=seed)),
+                        ("prompt_embeds_qwen", random(1, TOKENS, 20, seed=seed)),
+                        ("prompt_embeds_clip", random(1, 14, seed=seed)),
                         ("prompt_cu_seqlens", torch.tensor([0, TOKENS], dtype=torch.int32)),
                     )
                 },
@@ -351,8 +282,8 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
     Pipe(
         "stable-audio",
         _stable_audio,
-        _calls(
-            {"guidance_scale": 4.0, **_prompts(20), "output_type": "pt"},
+        calls(
+            {"guidance_scale": 4.0, **prompts(20), "output_type": "pt"},
             {"audio_end_in_s": 0.005},
             {"audio_end_in_s": 0.003, "prompts": 2},
         ),
