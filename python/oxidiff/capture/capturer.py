@@ -41,7 +41,7 @@ from .sizes import (
     ties,
 )
 from .stages import Stage, cut
-from .trace import ChangedError, LongerError, Trace, trace
+from .trace import ChangedError, LongerError, Trace, passed, trace
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Capturer:
             CaptureError: If the call cannot be traced at all, or shows that numbers in attributes cannot be arguments.
         """
         point = graph.plan.read(call.sizes) if graph.key == call.key else None
-        if point is None:
+        if point is None or not graph.meets(point):
             return False
         is_assumed = graph.accepts(point, of_copy=True)
         session = _Session(self, call)
@@ -188,7 +188,7 @@ class Capturer:
             if is_assumed:
                 raise CaptureError("numbers in attributes do more in the module than in a copy of it")
             return False
-        graph.accept(point)
+        graph.accept(point, record)
         return True
 
 
@@ -216,6 +216,8 @@ class _Session:
         self.limit: int | None = None
         """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
+        self.escaped: set[str] = set()
+        """Free sizes with which something was computed that could not be followed."""
         self.is_rounded = False
         """Whether lengths are tried at the residues that they have in the call."""
         self.is_padded = False
@@ -269,8 +271,10 @@ class _Session:
         dims = [f for f in set(forms) if isinstance(f, Dim) and not isinstance(f, Real)]
         moduli = denominators(dims, self.plan.names())
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
-        for point in points:
-            graph.accept(point, of_copy=True)
+        graph.solve_uses(records, points)
+        for point, record in zip(points, records, strict=True):
+            graph.accept(point, record, of_copy=True)
+        self.escaped = set().union(*map(graph.escapes, records))
         return graph, points
 
     # -- tracing -------------------------------------------------------------------------------------------------------
@@ -311,7 +315,7 @@ class _Session:
         def run() -> Any:
             # Lists and dictionaries of its own for each run: a program may write into them.
             leaves = iter(tensors)
-            rest = iter(numbers)
+            rest = itertools.starmap(passed, enumerate(numbers, at))
 
             def replace(old: Any) -> Any:
                 return next(leaves) if isinstance(old, Tensor) else next(rest)
@@ -521,7 +525,8 @@ class _Session:
                 continue
             is_wrong = graph.differs_from(record, point) is not None
             if not is_wrong and self.holds_at_multiples(graph, kept):
-                graph.accept(point, of_copy=True)
+                graph.accept(point, record, of_copy=True)
+                self.escaped |= graph.escapes(record)
                 if kept:
                     self.split_residues(graph, [*points, point], kept)
                 return True
@@ -550,14 +555,16 @@ class _Session:
             return True
         if graph.differs_from(record, point) is not None:
             return False
-        graph.accept(point, of_copy=True)
+        graph.accept(point, record, of_copy=True)
+        self.escaped |= graph.escapes(record)
         return True
 
     def keep_order(self, graph: CapturedGraph) -> None:
-        """Makes it part of the classes which of two sizes is larger, where the same one was in all traces."""
+        """Makes it part of the classes which of two sizes is larger, where the same one was in all traces and what is done
+        with them could not be followed."""
         ordered = []
         for role in ("spatial", "sequence"):
-            names = [s.name for s in self.plan.symbols if s.role == role]
+            names = [s.name for s in self.plan.symbols if s.role == role and s.name in self.escaped]
             for one, other in itertools.combinations(names, 2):
                 if len({p[one] > p[other] for p in graph.points if p[one] != p[other]}) < 2:
                     ordered.append((one, other))
@@ -566,7 +573,7 @@ class _Session:
             points = list(graph.points)
             graph.classes.clear()
             for point in points:
-                graph.accept(point, of_copy=True)
+                graph.accept(point, None, of_copy=True)
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         for symbol in self.plan.symbols:
@@ -575,7 +582,7 @@ class _Session:
         graph.classes.clear()
         graph.marks.clear()
         for point in points:
-            graph.accept(point, of_copy=True)
+            graph.accept(point, None, of_copy=True)
 
 
 def _in_one_list(symbols: Sequence[Symbol]) -> list[Symbol]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
+from .guards import Guard, value_at
 from .signature import Number, Place
 from .sizes import SizePlan, ranks_of
 from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
@@ -165,6 +166,9 @@ class CapturedGraph:
         marks: The special values, symbol by symbol, that were checked.
         box: Per bounded symbol, the smallest and the largest value that was checked.
         points: The values of the free sizes at which it was traced and found right.
+        ways: The ways through ``forward`` that were traced and found right: what was asked of sizes, and the outcomes.
+        solved: What numbers that ``forward`` computes are in the graph, where that is not what they are by computing.
+        conditions: What its program takes for granted about sizes and no trace asks: on which side of an end a slice ends.
         traces: How many traces were taken for it.
         fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
         template: The trace at the first call, for comparing.
@@ -186,6 +190,9 @@ class CapturedGraph:
     marks: set[tuple[str, Any]] = field(default_factory=set)
     box: dict[str, tuple[Number, Number]] = field(default_factory=dict)
     points: list[dict[str, Number]] = field(default_factory=list)
+    ways: set[frozenset[tuple[Guard, bool]]] = field(default_factory=set)
+    solved: dict[Any, Literal] = field(default_factory=dict)
+    conditions: set[tuple[Guard, bool]] = field(default_factory=set)
     traces: int = 0
     fixed: tuple[str, ...] = ()
 
@@ -214,10 +221,13 @@ class CapturedGraph:
         """The Python numbers, as times, whose values decide nothing: neither their residues nor their order, and nothing in
         a call follows from them."""
         tied = [f.symbols() for f in self.plan.forms if isinstance(f, Dim)]
+        guards = (guard for asked in (self.conditions, *self.ways) for guard, _ in asked)
+        asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
         return {
             s.name
             for s in self.plan.symbols
             if s.is_number
+            and s.name not in asked
             and not (s.role == "int" and (s.name in self.plan.compared or self.moduli[s.name] > 1))
             and sum(s.name in names for names in tied) == 1
         }
@@ -239,11 +249,30 @@ class CapturedGraph:
             if not low <= point[name] <= high:
                 return False
         missing = self.marks_of(point) - self.marks
-        return self.class_of(point) in self.classes and all(of_copy and mark == _MOVED for _, mark in missing)
+        if self.class_of(point) not in self.classes or not all(of_copy and mark == _MOVED for _, mark in missing):
+            return False
+        if not self.meets(point):
+            return False
+        known: dict[Guard, bool | None] = {}
 
-    def accept(self, point: Mapping[str, Any], *, of_copy: bool = False) -> None:
-        """Notes that the graph was checked at ``point``; with ``of_copy``, by a trace of a copy of the module. What reads a
-        number past the copy is then still to be seen."""
+        def holds(guard: Guard) -> bool | None:
+            if guard not in known:
+                known[guard] = guard.holds(point)
+            return known[guard]
+
+        return any(all(holds(guard) is outcome for guard, outcome in way) for way in self.ways)
+
+    def meets(self, point: Mapping[str, Any]) -> bool:
+        """Whether what the program takes for granted is so at ``point``."""
+        return all(guard.holds(point) is outcome for guard, outcome in self.conditions)
+
+    def accept(self, point: Mapping[str, Any], record: Trace | None, *, of_copy: bool = False) -> None:
+        """Notes that the graph was checked at ``point``, where the way of ``record`` was taken, ``None`` if that is known;
+        with ``of_copy``, by a trace of a copy of the module. What reads a number past the copy is then still to be seen."""
+        if record is not None:
+            readers = self._readers(record)
+            way = record.ledger.guards(*readers, self._positive())
+            self.ways.add(way | self._numbers_in(record.ledger.uses(*readers)))
         self.classes.add(self.class_of(point))
         self.marks |= {mark for mark in self.marks_of(point) if not (of_copy and mark[1] == _MOVED)}
         if point not in self.points:
@@ -253,6 +282,44 @@ class CapturedGraph:
                 value = point[symbol.name]
                 low, high = self.box.get(symbol.name, (value, value))
                 self.box[symbol.name] = (min(low, value), max(high, value))
+
+    def solve_uses(self, records: Sequence[Trace], points: Sequence[Mapping[str, Any]]) -> None:
+        """Finds what each number that ``forward`` computed for torch is in the graph. Where a form was solved that is the
+        number at these points only, the guard shows elsewhere that it is not."""
+        known = set(self.forms)
+        numbers: set[Any] = set().union(*(r.ledger.uses(*self._readers(r)) for r in records)) - known
+        if not numbers:
+            return
+        columns = zip(*(r.numbers for r in records), strict=True)
+        forms = dict(zip(columns, self.forms, strict=True))
+        for number in numbers:
+            form = forms.get(tuple(value_at(number, point) for point in points))
+            if form is not None and form != number:
+                self.solved[number] = form
+
+    def _numbers_in(self, numbers: Set[Any]) -> frozenset[tuple[Guard, bool]]:
+        if not self.solved:
+            # Those of another process are in the ways that were traced there.
+            ways = (guard for way in self.ways for guard, outcome in way if outcome and guard.relation == "eq")
+            self.solved.update((guard.left, guard.right) for guard in ways)
+        return frozenset((Guard("eq", n, self.solved[n]), True) for n in numbers if n in self.solved)
+
+    def escapes(self, record: Trace) -> set[str]:
+        """The free sizes of which a trace could not follow all that was computed with them."""
+        return record.ledger.escapes(*self._readers(record))
+
+    def _readers(self, record: Trace) -> tuple[Callable[[int, int], Any], Callable[[int], Any]]:
+        """What the sizes and the numbers of the call in a trace's ledger are in this graph."""
+
+        def argument_of(place: int) -> Any:
+            form = self.plan.forms[place]
+            is_whole = all(s.role != "float" for s in self.plan.symbols if s.position == place)
+            return form if is_whole or not isinstance(form, Dim) else ("float", form)
+
+        return lambda value, dim: self.forms[record.number_of(value, dim)], argument_of
+
+    def _positive(self) -> set[str]:
+        return {s.name for s in self.plan.symbols if not s.is_number} | set(self.plan.units())
 
     def numbers_at(self, point: Mapping[str, Any]) -> list[Number]:
         """Every number of the trace at ``point``, in its order.

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import UnsupportedError
 from .dim import Dim, Real, Size, dim_of, dim_or_int
 from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value
+from .guards import Guard
 from .signature import Number, memory_orders
 from .weights import WeightSlot
 
@@ -359,8 +360,11 @@ class Lowering:
             if symbol.is_number and symbol.name not in in_shapes:
                 continue
             self.declare_symbol(symbol.name)
-        for name in self.graph.plan.units():
-            if name in in_shapes:
+        units = self.graph.plan.units()
+        if units:
+            in_forms = {name for form in set(self.graph.forms) if isinstance(form, Dim) for name in form.symbols()}
+        for name in units:
+            if name in in_forms:
                 self.declare_symbol(name)
 
     def declare_symbol(self, name: str) -> None:
@@ -485,13 +489,30 @@ class Lowering:
         return int(size)
 
     def is_negative(self, size: Size) -> bool:
-        """Whether a number is below zero: the same at every point that was traced."""
+        """Whether a number is below zero: the same at every point that was traced, and a condition of the program."""
         if not isinstance(size, Dim):
             return size < 0
-        found = {size.exact({n: Fraction(point[n]) for n in size.symbols()}) < 0 for point in self.graph.points}
+        found = self._signs(size)
         if len(found) > 1:
             raise self.size_dependent(f"{size} changes its sign with the input's size", size.symbols())
+        self._take_for_granted(size, *found)
         return found.pop()
+
+    def keep_order(self, one: Size, other: Size) -> None:
+        """Makes it a condition of the program which of two numbers is the larger, where it is the same one at every point
+        that was traced."""
+        for more in (dim_or_int(dim_of(a) - b) for a, b in ((one, other), (other, one))):
+            if isinstance(more, Dim) and self._signs(more) == {False}:
+                self._take_for_granted(more, False)
+                return
+
+    def _signs(self, size: Dim) -> set[bool]:
+        return {size.exact({n: Fraction(point[n]) for n in size.symbols()}) < 0 for point in self.graph.points}
+
+    def _take_for_granted(self, size: Dim, is_negative: bool) -> None:
+        slopes = [c for m, c in size.terms if m]
+        if is_negative or min(slopes) < 0 or size.exact(dict.fromkeys(size.symbols(), 1)) < 0:
+            self.graph.conditions.add((Guard("lt", size, 0), is_negative))
 
     def dtype_name(self, dtype: torch.dtype) -> str:
         """The compiler's name of an element type."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError
+from .guards import plain
 
 __all__ = ["Binder", "Call", "Number", "Place", "Written", "container_at", "containers", "items_of", "write", "written"]
 
@@ -305,7 +306,7 @@ def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, 
     places: list[Place] = []
     values: list[Any] = []
     for path, container, old in before:
-        now = items_of(container)
+        now = {plain(key): item for key, item in items_of(container).items()}
         if len(now) == len(old) and all(k in now and now[k] is v for k, v in old.items()):
             continue
         label = f"{path[0]}{''.join(f'[{key!r}]' for key in path[1:])}".lstrip("*")

@@ -508,8 +508,10 @@ def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:
 
 
 def _steps_above(value: Any, step: int, index: int) -> tuple[Number, ...]:
-    """Three values, by so many steps larger; those of two indices do not follow from each other."""
-    return tuple(value + step * (k + index * more) for k, more in ((1, 1), (2, 3), (3, 5)))
+    """Three values, by so many steps larger; those of an index do not follow from those of two others."""
+    return tuple(
+        value + step * (k + index * more + index**2 * bend) for k, more, bend in ((1, 1, 0), (2, 3, 2), (3, 5, 1))
+    )
 
 
 def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
@@ -600,10 +602,11 @@ _MULTIPLE = 64
 
 UNITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """What lengths are padded to multiples of: nothing but each other first."""
-_STEPS = ((1, 1, 1, 3), (2, 3, 5, 1), (5, 4, 3, 4), (8, 9, 7, 2), (14, 11, 2, 3))
+_STEPS = ((1, 1, 0, 1, 3), (2, 3, 2, 5, 1), (5, 4, 1, 3, 4), (8, 9, 5, 7, 2), (14, 11, 3, 2, 3))
 """Of each point at which padded lengths are solved: how many units are added to all, how many more for each length that is
-larger; how many eighths of a unit are padding, and between lengths of as many units. Odd and even, little and much of it:
-another unit, half or double, would show. Five, as forms must hold at more points than they have unknowns."""
+larger, and for its square, so that no length follows from two others; how many eighths of a unit are padding, and between
+lengths of as many units. Odd and even, little and much of it: another unit, half or double, would show. Five, as forms must
+hold at more points than they have unknowns."""
 
 
 def rounded_plans(lengths: Sequence[Symbol], used: Iterable[str]) -> Iterator[tuple[Rounded, ...]]:
@@ -633,17 +636,17 @@ def padded_alike(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
         )
         among = [length for length in among if length % r.unit]
         values = []
-        for i, (step, more, _, apart) in enumerate(_STEPS):
+        for i, (step, more, bend, _, apart) in enumerate(_STEPS):
             padding = 0
             # No two lengths are padded alike.
-            eighths = _STEPS[(i + rank) % len(_STEPS)][2]
+            eighths = _STEPS[(i + rank) % len(_STEPS)][3]
             if not r.is_full(here):
                 place = among.index(-int(here[r.of]))
                 gap = max(1, most * apart // (8 * len(among)))
                 padding = min(1 + most * eighths // (8 if len(among) == 1 else 16) + place * gap, most)
             # Far apart, whatever the unit: what larger units decide shows too.
             wide = max(1, _MULTIPLE // r.unit)
-            units = count + (step + rank * more) * wide + (i % 3 if wide > 1 else 0)
+            units = count + (step + rank * more + rank**2 * bend) * wide + (i % 3 if wide > 1 else 0)
             values.append(units * r.unit - padding)
         out[r.of] = tuple(values)
     return out

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import itertools
 import math
 import sys
 import threading
@@ -37,8 +38,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..errors import CaptureError, Error
 from .aliasing import Aliases, functional_overload, is_view_op
+from .guards import Ledger, plain
 from .meta import META_DEVICE, RULES
-from .signature import Place, Written
+from .signature import Number, Place, Written
 from .weights import WeightIndex, WeightSlot
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "Keyword",
     "Trace",
     "is_tracing",
+    "passed",
     "trace",
 ]
 
@@ -126,6 +129,7 @@ class Trace:
         externs: The data of the ``"extern"`` nodes: real tensors that no module holds.
         output_spec: How results are put together, in torch's pytree form.
         output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
+        ledger: What the program asked about sizes on its way.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -136,12 +140,25 @@ class Trace:
     externs: list[Tensor] = field(default_factory=list)
     output_spec: TreeSpec | None = None
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    _shapes: list[int] = field(default_factory=list)
 
     def places(self) -> tuple[Place, ...]:
         """Where the program writes into lists and dictionaries that it is given."""
         tokens = self.nodes[-1][1]
         found: tuple[Place, ...] = ast.literal_eval(tokens[-1]) if _WRITES in tokens[-2:-1] else ()
         return found
+
+    def number_of(self, value: int, dim: int) -> int:
+        """Where in :attr:`numbers` a dimension of a value is."""
+        if not self._shapes:
+            for i, (_, _, results) in enumerate(self.nodes):
+                end = self.starts[i + 1] if i + 1 < len(self.starts) else len(self.numbers)
+                at = end - sum(rank for _, rank in results)
+                for _, rank in results:
+                    self._shapes.append(at)
+                    at += rank
+        return self._shapes[value] + dim
 
     def difference(self, other: Trace) -> str | None:
         """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
@@ -162,6 +179,11 @@ class Trace:
 
 _lock = threading.RLock()
 _current: Recorder | None = None
+
+
+def passed(place: int, number: Number) -> Number:
+    """What a program that is being traced is passed for the number at this place among the sizes of its call."""
+    return number if _current is None else _current.trace.ledger.argument(place, number)
 
 
 def is_tracing() -> bool:
@@ -310,6 +332,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(a, Tensor):
             tokens.append(self._value(a))
             return self.stand_in(a)
+        a = plain(a)
         kind = type(a)
         if kind is int:
             tokens.append(INT)
@@ -350,10 +373,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Lets go of the module: whatever holds the recorder no longer holds that."""
+        self.trace.ledger.is_open = False
         del self.aliases, self.weights
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
+        self.trace.ledger.is_open = False
         places: tuple[Place, ...] = ()
         if isinstance(result, Written):
             places = result.places
@@ -670,6 +695,26 @@ class _RealDevice(TorchFunctionMode):
             torch.Tensor.is_xpu.__get__: kind == "xpu",  # type: ignore[attr-defined]
             torch.Tensor.get_device: -1 if device.index is None else device.index,
         }
+        ledger, values = recorder.trace.ledger, recorder.values
+        self._ledger = ledger
+
+        def shape(x: Tensor) -> torch.Size:
+            value = values.get(id(x))
+            return x.shape if value is None else torch.Size(ledger.shape(value, x.shape))
+
+        def size(x: Tensor, dim: int | None = None) -> Any:
+            return shape(x) if dim is None else shape(x)[dim]
+
+        def numel(x: Tensor) -> int:
+            return math.prod(shape(x))
+
+        self._sizes: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.shape.__get__: shape,  # type: ignore[attr-defined]
+            torch.Tensor.size: size,
+            torch.Tensor.numel: numel,
+            torch.Tensor.nelement: numel,
+            torch.numel: numel,
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_autocast_enabled(self._autocast_type):
@@ -677,6 +722,11 @@ class _RealDevice(TorchFunctionMode):
             raise self._recorder.error("autocast is on; convert the module to the lower precision instead", func)
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
+        if func in self._sizes and args and args[0].is_meta:
+            return self._sizes[func](*args, **(kwargs or {}))
+        self._ledger.use(args)
+        if kwargs:
+            self._ledger.use(tuple(kwargs.values()))
         if func is _NEW_TENSOR and args[0].is_meta:
             # On the meta device it would not keep the data.
             wanted = dict(kwargs) if kwargs else {}
@@ -723,7 +773,7 @@ def _basic_index(x: Tensor, index: Any) -> Tensor | None:
     for item in items:
         if item is None or item is Ellipsis:
             continue
-        if not isinstance(item, slice) and type(item) is not int:
+        if not isinstance(item, slice) and type(plain(item)) is not int:
             return None
         if isinstance(item, slice) and any(isinstance(edge, Tensor) for edge in (item.start, item.stop, item.step)):
             return None
@@ -853,7 +903,7 @@ _HOOKS = (
 """Tables of a module that `register_forward_hook` and `register_forward_pre_hook` write into."""
 
 
-class _Guard:
+class _Before:
     """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places."""
 
     def __init__(self, weights: WeightIndex) -> None:
@@ -896,7 +946,10 @@ class _Guard:
                 continue
             prefix = f"{path}." if path else ""
             for name in dict.fromkeys((*table, *before)):
-                old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                old, left = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                new = plain(left)
+                if old is new and new is not left:
+                    table[name] = old
                 if old is not new and (module, name) not in foreign:
                     change = _Change(f"{prefix}{name}", table, name, old, new)
                     change.undo()
@@ -924,7 +977,11 @@ class _Guard:
                 return False
         known = self._weights.caches
         assert known is not None
-        for found in gc.get_objects():
+        # Objects that were there at `gc.freeze()` are not listed; most caches are found by their names.
+        named = (
+            value for module in list(sys.modules.values()) for value in list(getattr(module, "__dict__", {}).values())
+        )
+        for found in itertools.chain(gc.get_objects(), named):
             if type(found) is functools._lru_cache_wrapper and found not in known and _is_foreign(found):
                 known.append(found)
         self._clear_caches()
@@ -1078,16 +1135,16 @@ def _run(
     limit: int | None,
 ) -> tuple[Trace, list[_Change], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
-    guard = _Guard(weights)
+    before = _Before(weights)
     recorder = Recorder(weights, device, scalars, limit)
     try:
-        return _recorded(call, inputs, guard, recorder)
+        return _recorded(call, inputs, before, recorder)
     finally:
         recorder.close()
 
 
 def _recorded(
-    call: Callable[[], Any], inputs: list[tuple[Tensor, str]], guard: _Guard, recorder: Recorder
+    call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: _Before, recorder: Recorder
 ) -> tuple[Trace, list[_Change], bool]:
     try:
         with (
@@ -1104,7 +1161,7 @@ def _recorded(
         record = recorder.finish(result)
         del result
     except Exception as error:
-        guard.restore(recorder.foreign)
+        before.restore(recorder.foreign)
         # The frames of the tracebacks hold what forward made, also of what the error was raised from.
         chained: BaseException | None = error
         while chained is not None:
@@ -1113,19 +1170,19 @@ def _recorded(
                 # Nobody sees where it failed, and what closures hold, no frame can be cleared of.
                 chained.__traceback__ = None
             chained = chained.__cause__ or chained.__context__
-        guard.forget(recorder)
+        before.forget(recorder)
         if recorder.is_disturbed:
             raise ChangedError(CHANGED) from None
         if isinstance(error, Error):
             raise
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
     except BaseException:
-        guard.restore(recorder.foreign)
+        before.restore(recorder.foreign)
         raise
-    changes = guard.restore(recorder.foreign)
+    changes = before.restore(recorder.foreign)
     if recorder.is_disturbed:
-        guard.forget(recorder)
+        before.forget(recorder)
         raise ChangedError(CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
-    leaked = not changes and guard.forget(recorder)
+    leaked = not changes and before.forget(recorder)
     return record, changes, leaked

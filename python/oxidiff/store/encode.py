@@ -26,6 +26,7 @@ from torch.utils._pytree import TreeSpec
 from .. import _native
 from ..capture.dim import Dim, Real
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value, children_of
+from ..capture.guards import OPERATIONS, Expression, Guard
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
 from ..capture.signature import Place
 from ..capture.sizes import Rounded, SizePlan, Symbol
@@ -398,6 +399,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
         **({"rounded": [[r.name, r.of, r.unit] for r in graph.plan.rounded]} if graph.plan.rounded else {}),
         **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
+        **({"conditions": _encode_guards(graph.conditions)} if graph.conditions else {}),
         "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
         "results": [
             [
@@ -447,7 +449,46 @@ def _encode_classes(graph: CapturedGraph) -> dict[str, Data]:
         "marks": sorted(([name, mark] for name, mark in graph.marks), key=repr),
         "box": graph.box,
         "points": graph.points,
+        "ways": sorted((_encode_guards(way) for way in graph.ways), key=to_bytes),
     }
+
+
+def _encode_guards(guards: Set[tuple[Guard, bool]]) -> Data:
+    """What was asked of sizes, and the outcomes."""
+    return sorted(
+        ([g.relation, encode_expression(g.left), encode_expression(g.right), outcome] for g, outcome in guards),
+        key=to_bytes,
+    )
+
+
+def _decode_guards(data: Data, names: Set[str]) -> frozenset[tuple[Guard, bool]]:
+    guards = []
+    for relation, left, right, outcome in data:
+        check(relation in ("eq", "lt") and type(outcome) is bool, "a comparison of sizes")
+        guard = Guard(relation, as_expression(left), as_expression(right))
+        check(guard.symbols() <= names, "a comparison of unknown sizes")
+        guards.append((guard, outcome))
+    return frozenset(guards)
+
+
+def encode_expression(expression: Expression) -> Data:
+    """A number that follows from sizes, with the operations that lead to it."""
+    if isinstance(expression, tuple):
+        return [expression[0], *map(encode_expression, expression[1:])]
+    return encode_number(expression)
+
+
+def as_expression(data: Data, depth: int = 0) -> Expression:
+    """A number that follows from sizes, from plain data."""
+    if type(data) is not list or (data and data[0] in ("dim", "real")):
+        return as_number(data)
+    name, *operands = data
+    check(name in OPERATIONS and len(operands) in (1, 2) and depth < _MAX_DEPTH, f"an operation {name!r}")
+    return (name, *(as_expression(operand, depth + 1) for operand in operands))
+
+
+_MAX_DEPTH = 64
+"""Operations on top of each other."""
 
 
 def merge_classes(data: Data, other: Data) -> Data:
@@ -463,7 +504,14 @@ def merge_classes(data: Data, other: Data) -> Data:
         name: [min(low, other["box"][name][0]), max(high, other["box"][name][1])]
         for name, (low, high) in data["box"].items()
     }
-    return {**data, "classes": union("classes"), "marks": union("marks"), "points": union("points"), "box": box}
+    return {
+        **data,
+        "classes": union("classes"),
+        "marks": union("marks"),
+        "points": union("points"),
+        "ways": union("ways"),
+        "box": box,
+    }
 
 
 def encode_value(value: Value) -> Data:
@@ -542,6 +590,8 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
     for name, (low, high) in data["box"].items():
         of = as_real if name in bounded and bounded[name].is_number else as_integer
         graph.box[as_text(name)] = (of(low), of(high))
+    graph.ways = {_decode_guards(way, names) for way in data["ways"]}
+    graph.conditions = set(_decode_guards(data.get("conditions", ()), names))
     return graph
 
 

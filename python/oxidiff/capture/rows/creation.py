@@ -103,7 +103,10 @@ def _spaced(cx: Lowering, start: Any, end: Any, steps: Any) -> T:
     line = cx.binary("add", cx.binary("mul", index, step, wide), first, wide)
     # The last element is the end itself, whatever the step rounds to.
     is_last = cx.binary("eq", index, intervals, torch.bool)
-    return cx.where(is_last, last, line, wide)
+    line = cx.where(is_last, last, line, wide)
+    # And the first one is the start, also where there is but one.
+    is_first = cx.binary("eq", index, cx.scalar(0, wide), torch.bool)
+    return cx.where(is_first, first, line, wide)
 
 
 @row("eye.default", "eye.m")

@@ -83,7 +83,17 @@ def _from_end(cx: Lowering, index: Size, size: Size) -> Size:
 def slice_tensor(cx: Lowering, x: T, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> T:
     dim %= x.rank
     length = cx.result()[1][dim]
-    return cx.slice(x, dim, _slice_start(cx, x.shape[dim], start), length, step)
+    size = x.shape[dim]
+    first = _slice_start(cx, size, start)
+    if end is not None and not (isinstance(end, int) and end >= _UNBOUNDED):
+        last = _from_end(cx, end, size)
+        cx.keep_order(last, size)
+        cx.keep_order(last, first)
+    return cx.slice(x, dim, first, length, step)
+
+
+_UNBOUNDED = 1 << 31
+"""Ends of slices from here on are no ends."""
 
 
 def _slice_start(cx: Lowering, size: Size, start: Any) -> Size:

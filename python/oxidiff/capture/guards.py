@@ -1,0 +1,522 @@
+"""What ``forward`` asks about sizes on its way: the guards of a trace.
+
+While a module is traced, the sizes that it reads and the Python numbers that it is passed are :class:`TracedInt` and
+:class:`TracedFloat`: plain numbers that note what is computed with them. Where one is compared, the comparison and its
+outcome are a guard. ``forward`` does the same at all sizes at which the guards of one trace have the outcomes that they
+had there, so that a graph is known to be right wherever this is so, and nowhere else without another trace.
+
+Not seen is what torch itself asks below ``forward``, and what becomes of a number that leaves Python's arithmetic, through
+``int()`` or as a key of a dictionary; that it left is noted (:meth:`Ledger.escapes`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from .dim import Dim, Real, dim_of
+
+if TYPE_CHECKING:
+    from .signature import Number
+
+__all__ = ["OPERATIONS", "Expression", "Guard", "Ledger", "TracedFloat", "TracedInt", "plain", "value_at"]
+
+Expression = Any
+"""A number as it follows from the sizes of a call: an int, a float, a :class:`~oxidiff.capture.dim.Dim`, or a tuple of the
+name of an operation and what it is applied to; ``None`` if it is too long to write down."""
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "truediv": operator.truediv,
+    "pow": operator.pow,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "neg": operator.neg,
+    "abs": operator.abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "round": round,
+    "trunc": math.trunc,
+    "float": float,
+}
+"""What may be computed with traced numbers, by name."""
+
+_MAX_ROWS = 100_000
+"""Numbers of one trace that are followed: what a loop computes beyond them is not."""
+_MAX_POWER = 64
+"""Exponents in a guard, whoever wrote it, are not larger."""
+_MAX_SIZE = 64
+"""Operations, or terms, of an expression in a guard: longer ones are not written down."""
+
+
+class Ledger:
+    """What a running ``forward`` computes with sizes, and what it asks.
+
+    Attributes:
+        is_open: Whether it is still written into. Traced numbers that outlive their trace are plain ones.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._rows: list[tuple[Any, ...]] = []
+        self._index: dict[tuple[Any, ...], int] = {}
+        self._outcomes: dict[tuple[str, int, int], bool] = {}
+        self._escaped: set[int] = set()
+        self._used: set[int] = set()
+        self._shapes: dict[int, tuple[TracedInt, ...]] = {}
+
+    def shape(self, value: int, sizes: Iterable[int]) -> tuple[TracedInt, ...]:
+        """The sizes of a traced value."""
+        found = self._shapes.get(value)
+        if found is None:
+            found = tuple([TracedInt(n, self, self._row(("size", value, i))) for i, n in enumerate(sizes)])
+            self._shapes[value] = found
+        return found
+
+    def argument(self, place: int, number: Number) -> Number:
+        """A Python number that is passed to ``forward``, at this place among the sizes of the call."""
+        row = self._row(("argument", place))
+        return TracedInt(number, self, row) if isinstance(number, int) else TracedFloat(number, self, row)
+
+    def computed(self, result: Any, name: str, *operands: Number) -> Any:
+        """The result of an operation on traced numbers."""
+        if not self.is_open or len(self._rows) > _MAX_ROWS:
+            return result
+        kind = _TRACED.get(type(result))
+        if kind is None:
+            return result
+        rows = []
+        for operand in operands:
+            row = self._row_of(operand)
+            if row is None:
+                return result
+            rows.append(row)
+        return kind(result, self, self._row((name, *rows)))
+
+    def ask(self, relation: str, left: Number, right: Number, outcome: bool) -> None:
+        """Notes a comparison, ``"eq"`` or ``"lt"``."""
+        if self.is_open and len(self._outcomes) < _MAX_ROWS:
+            one, other = self._row_of(left), self._row_of(right)
+            if one is not None and other is not None:
+                self._outcomes[relation, one, other] = outcome
+
+    def escape(self, number: _Traced) -> None:
+        """Notes that a number goes where it cannot be followed."""
+        if self.is_open:
+            self._escaped.add(number.row)
+
+    def use(self, argument: Any) -> None:
+        """Notes the ints in an argument of a torch function: they become numbers of the graph."""
+        kind = type(argument)
+        if kind is TracedInt:
+            self._used.add(argument.row)
+        elif kind is slice:
+            for edge in (argument.start, argument.stop, argument.step):
+                self.use(edge)
+        elif isinstance(argument, (tuple, list)):
+            for item in argument:
+                self.use(item)
+
+    def _row(self, row: tuple[Any, ...]) -> int:
+        at = self._index.get(row)
+        if at is None:
+            at = self._index[row] = len(self._rows)
+            self._rows.append(row)
+        return at
+
+    def _row_of(self, number: Any) -> int | None:
+        if isinstance(number, _Traced):
+            # One of another trace, out of a cache, may be of any size.
+            return number.row if number.ledger is self else None
+        if isinstance(number, float) and not math.isfinite(number):
+            return None
+        # An int and the float that equals it are not the same.
+        return self._row(("literal", type(number), number))
+
+    def guards(
+        self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any], positive: Set[str]
+    ) -> frozenset[tuple[Guard, bool]]:
+        """All that was asked and depends on the call's sizes, with the outcomes.
+
+        Args:
+            size_of: What a dimension of a traced value is in the graph.
+            argument_of: What a number of the call is.
+            positive: The symbols that are never less than 1.
+        """
+        known: dict[int, Expression] = {}
+        found: dict[Guard, bool] = {}
+        for (relation, left, right), outcome in self._outcomes.items():
+            one, other = (self._expression(row, known, size_of, argument_of) for row in (left, right))
+            guard = _guard(relation, one, other, positive)
+            if isinstance(guard, Guard):
+                found[guard] = outcome
+        return frozenset(found.items())
+
+    def uses(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[Expression]:
+        """The numbers that went into torch functions and depend on the call's sizes."""
+        known: dict[int, Expression] = {}
+        found = {self._expression(row, known, size_of, argument_of) for row in self._used}
+        return {e for e in found if isinstance(e, (Dim, tuple))}
+
+    def escapes(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[str]:
+        """The symbols on which the numbers depend that could not be followed."""
+        known: dict[int, Expression] = {}
+        found: set[str] = set()
+        for row in self._escaped:
+            found |= symbols_of(self._expression(row, known, size_of, argument_of))
+        return found
+
+    def _expression(
+        self,
+        row: int,
+        known: dict[int, Expression],
+        size_of: Callable[[int, int], Any],
+        argument_of: Callable[[int], Any],
+    ) -> Expression:
+        # Not recursive: a sum over a loop is as deep as the loop is long.
+        waiting = [row]
+        while waiting:
+            at = waiting[-1]
+            if at in known:
+                waiting.pop()
+                continue
+            name, *operands = self._rows[at]
+            if name == "literal":
+                known[at] = operands[1]
+            elif name == "size":
+                known[at] = size_of(*operands)
+            elif name == "argument":
+                known[at] = argument_of(*operands)
+            elif missing := [o for o in operands if o not in known]:
+                waiting += missing
+                continue
+            else:
+                made = _simplified(name, [known[o] for o in operands])
+                known[at] = made if _size_of(made) <= _MAX_SIZE else None
+            waiting.pop()
+        return known[row]
+
+
+def plain(value: Any) -> Any:
+    """The value as code outside of a trace is to see it."""
+    if type(value) is TracedInt:
+        return int.__int__(value)
+    return float.__float__(value) if type(value) is TracedFloat else value
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    function = OPERATIONS[name]
+
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        return self.ledger.computed(function(plain(self), plain(other)), name, self, other)
+
+    return method
+
+
+def _reflected(name: str) -> Callable[[Any, Any], Any]:
+    function = OPERATIONS[name]
+
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        return self.ledger.computed(function(plain(other), plain(self)), name, other, self)
+
+    return method
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    function = OPERATIONS[name]
+
+    def method(self: Any) -> Any:
+        return self.ledger.computed(function(plain(self)), name, self)
+
+    return method
+
+
+def _comparison(function: Callable[[Any, Any], bool], relation: str, is_swapped: bool, is_negated: bool) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        outcome = function(plain(self), plain(other))
+        left, right = (other, self) if is_swapped else (self, other)
+        self.ledger.ask(relation, left, right, outcome is not is_negated)
+        return outcome
+
+    return method
+
+
+class _Traced:
+    """What ints and floats have in common while they are followed."""
+
+    ledger: Ledger
+    row: int
+
+    __add__ = _binary("add")
+    __radd__ = _reflected("add")
+    __sub__ = _binary("sub")
+    __rsub__ = _reflected("sub")
+    __mul__ = _binary("mul")
+    __rmul__ = _reflected("mul")
+    __floordiv__ = _binary("floordiv")
+    __rfloordiv__ = _reflected("floordiv")
+    __mod__ = _binary("mod")
+    __rmod__ = _reflected("mod")
+    __truediv__ = _binary("truediv")
+    __rtruediv__ = _reflected("truediv")
+    __pow__ = _binary("pow")
+    __rpow__ = _reflected("pow")
+    __neg__ = _unary("neg")
+    __abs__ = _unary("abs")
+
+    __eq__ = _comparison(operator.eq, "eq", is_swapped=False, is_negated=False)
+    __ne__ = _comparison(operator.ne, "eq", is_swapped=False, is_negated=True)
+    __lt__ = _comparison(operator.lt, "lt", is_swapped=False, is_negated=False)
+    __gt__ = _comparison(operator.gt, "lt", is_swapped=True, is_negated=False)
+    __le__ = _comparison(operator.le, "lt", is_swapped=True, is_negated=True)
+    __ge__ = _comparison(operator.ge, "lt", is_swapped=False, is_negated=True)
+
+    def __bool__(self) -> bool:
+        outcome = bool(plain(self))
+        self.ledger.ask("eq", self, 0, not outcome)  # type: ignore[arg-type]
+        return outcome
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other) if isinstance(other, (int, float)) else NotImplemented
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self) if isinstance(other, (int, float)) else NotImplemented
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __int__(self) -> int:
+        self.ledger.escape(self)
+        return int(plain(self))
+
+    def __float__(self) -> float:
+        self.ledger.escape(self)
+        return float(plain(self))
+
+    def __hash__(self) -> int:
+        self.ledger.escape(self)
+        return hash(plain(self))
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        number = plain(self)
+        return type(number), (number,)
+
+
+class TracedInt(_Traced, int):  # type: ignore[misc]
+    """A size, or an int that is passed to ``forward`` or computed there, while a module is traced."""
+
+    def __new__(cls, value: Any, ledger: Ledger, row: int) -> TracedInt:
+        """``value`` as this row of ``ledger``."""
+        self = int.__new__(cls, value)
+        self.ledger = ledger
+        self.row = row
+        return self
+
+    __and__ = _binary("and")
+    __rand__ = _reflected("and")
+    __or__ = _binary("or")
+    __ror__ = _reflected("or")
+    __xor__ = _binary("xor")
+    __rxor__ = _reflected("xor")
+    __lshift__ = _binary("lshift")
+    __rlshift__ = _reflected("lshift")
+    __rshift__ = _binary("rshift")
+    __rrshift__ = _reflected("rshift")
+
+    def __trunc__(self) -> Any:
+        return self
+
+    __ceil__ = __floor__ = __trunc__
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self if digits is None else round(int(self), digits)
+
+
+class TracedFloat(_Traced, float):  # type: ignore[misc]
+    """A float that is passed to ``forward`` or computed there, while a module is traced."""
+
+    def __new__(cls, value: Any, ledger: Ledger, row: int) -> TracedFloat:
+        """``value`` as this row of ``ledger``."""
+        self = float.__new__(cls, value)
+        self.ledger = ledger
+        self.row = row
+        return self
+
+    __ceil__ = _unary("ceil")
+    __floor__ = _unary("floor")
+    __trunc__ = _unary("trunc")
+
+    def __round__(self, digits: Any = None) -> Any:
+        number = plain(self)
+        return self.ledger.computed(round(number), "round", self) if digits is None else round(float(self), digits)
+
+    def is_integer(self) -> bool:
+        """As of any float."""
+        outcome = bool(plain(self).is_integer())
+        self.ledger.ask("eq", self % 1, 0, outcome)
+        return outcome
+
+
+_TRACED: dict[type, Any] = {int: TracedInt, float: TracedFloat}
+
+
+# -- guards of a graph ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A comparison that decides what ``forward`` does.
+
+    Attributes:
+        relation: ``"eq"`` or ``"lt"``.
+        left: One side.
+        right: The other.
+    """
+
+    relation: str
+    left: Expression
+    right: Expression
+
+    def holds(self, point: Mapping[str, Number]) -> bool | None:
+        """Its outcome where the free sizes are these; ``None`` where it has none."""
+        left, right = value_at(self.left, point), value_at(self.right, point)
+        if left is None or right is None:
+            return None
+        return bool(left == right if self.relation == "eq" else left < right)
+
+    def symbols(self) -> set[str]:
+        """The free sizes that it is about."""
+        return symbols_of(self.left) | symbols_of(self.right)
+
+    def is_mark(self) -> bool:
+        """Whether it only asks if a number that is passed is 0, 1 or negative."""
+        sides = [e[1] if isinstance(e, tuple) and e[0] == "float" else e for e in (self.left, self.right)]
+        if not all(isinstance(e, Dim) or e in (0, 1) for e in sides):
+            return False
+        difference = dim_of(sides[0]) - dim_of(sides[1])
+        return any(
+            d.as_symbol() is not None or (self.relation == "eq" and (d + 1).as_symbol() is not None)
+            for d in (difference, -difference)
+        )
+
+    def __str__(self) -> str:
+        return f"{_text(self.left)} {'==' if self.relation == 'eq' else '<'} {_text(self.right)}"
+
+
+def value_at(expression: Expression, point: Mapping[str, Number]) -> Any:
+    """The value of an expression; ``None`` where it has none."""
+    try:
+        return _value_at(expression, point)
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+def symbols_of(expression: Expression) -> set[str]:
+    """The free sizes in an expression."""
+    if isinstance(expression, Dim):
+        return expression.symbols()
+    if isinstance(expression, tuple):
+        return set().union(*map(symbols_of, expression[1:]))
+    return set()
+
+
+def _size_of(expression: Expression) -> int:
+    if isinstance(expression, tuple):
+        return 1 + sum(map(_size_of, expression[1:]))
+    return len(expression.terms) if isinstance(expression, Dim) else 1
+
+
+def _value_at(expression: Expression, point: Mapping[str, Number]) -> Any:
+    if isinstance(expression, Dim):
+        return expression.exact({name: Fraction(point[name]) for name in expression.symbols()})
+    if isinstance(expression, tuple):
+        values = [_value_at(e, point) for e in expression[1:]]
+        # Python's own arithmetic from here on: a `Fraction` would never be rounded.
+        values = [v.numerator if isinstance(v, Fraction) and v.denominator == 1 else v for v in values]
+        if any(isinstance(v, Fraction) for v in values):
+            if expression[0] != "float":
+                raise ValueError("a size that is not whole")
+            values = list(map(float, values))
+        if expression[0] in ("pow", "lshift") and isinstance(values[1], int) and abs(values[1]) > _MAX_POWER:
+            raise ValueError("a number without bounds")
+        return OPERATIONS[expression[0]](*values)
+    return expression
+
+
+def _simplified(name: str, operands: list[Expression]) -> Expression:
+    """An operation on expressions: a polynomial where it is one, a number where nothing in it is free."""
+    if any(o is None for o in operands):
+        return None
+    try:
+        if not any(isinstance(o, (Dim, tuple)) for o in operands):
+            return OPERATIONS[name](*operands)
+        if all(isinstance(o, (Dim, int)) for o in operands):
+            if name in ("add", "sub", "mul", "neg"):
+                return _folded(OPERATIONS[name](*operands))
+            if name == "pow" and isinstance(operands[1], int) and 0 <= operands[1] <= 4:
+                return _folded(math.prod([operands[0]] * operands[1], start=Dim.constant(1)))
+            if name in ("floordiv", "mod") and isinstance(operands[1], int) and operands[1] and _divides(*operands):
+                return _folded(operands[0] / operands[1]) if name == "floordiv" else 0
+    except (ArithmeticError, TypeError, ValueError):
+        # As in Python, it has no value there.
+        pass
+    return (name, *operands)
+
+
+def _divides(form: Dim, divisor: int) -> bool:
+    return all((c / divisor).denominator == 1 for _, c in form.terms)
+
+
+def _folded(form: Any) -> Expression:
+    constant = form.as_int() if isinstance(form, Dim) else None
+    return form if constant is None else constant
+
+
+def _guard(relation: str, left: Expression, right: Expression, positive: Set[str]) -> Guard | bool | None:
+    """The guard, its outcome if it is always the same, ``None`` if it is too much to write down."""
+    if left is None or right is None:
+        return None
+    if all(isinstance(e, (Dim, int)) and not isinstance(e, Real) for e in (left, right)):
+        left, right = _folded(left - right), 0
+    if not isinstance(left, (Dim, tuple)) and not isinstance(right, (Dim, tuple)):
+        return bool(left == right if relation == "eq" else left < right)
+    if isinstance(left, Dim) and right == 0 and left.symbols() <= positive:
+        # Sizes are at least 1, so that much of what is asked is no question.
+        slopes = [c for m, c in left.terms if m]
+        at_one = sum(c for _, c in left.terms)
+        if at_one > 0 and min(slopes) >= 0:
+            return False
+        if at_one < 0 and max(slopes) <= 0:
+            return relation == "lt"
+        if relation == "eq" and left.terms[0][1] < 0:
+            left = -left
+    return Guard(relation, left, right)
+
+
+def _text(expression: Expression) -> str:
+    if isinstance(expression, tuple):
+        return f"{expression[0]}({', '.join(map(_text, expression[1:]))})"
+    return str(expression)
