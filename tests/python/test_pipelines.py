@@ -146,11 +146,14 @@ def draw(pipe: Any, **changes: Any) -> np.ndarray:
 
 def assert_same_images(kind: str, scheduler: str | None = None, **changes: Any) -> None:
     eager, compiled = pipelines(kind)
+    before = eager.scheduler, compiled.scheduler
     for pipe in (eager, compiled):
         if scheduler is not None:
             # Only PNDM knows the option: Stable Diffusion's own setting, without which it needs more steps.
             pipe.scheduler = getattr(diffusers, scheduler).from_config(pipe.scheduler.config, skip_prk_steps=True)
     expected, actual = draw(eager, **changes), draw(compiled, **changes)
+    # The pipelines are those of other tests, too.
+    eager.scheduler, compiled.scheduler = before
     assert expected.shape == actual.shape
     assert expected.std() > 0.02, "a flat picture would hide every difference"
     # Each step adds one model's error, which guidance multiplies; the decoder adds its own.

@@ -27,12 +27,14 @@ from .signature import Binder, Call, Number, containers, items_of, labels, rebui
 from .sizes import (
     HELD_OUT,
     RESIDUES,
+    Rounded,
     Symbol,
     at_multiples,
     at_residue,
     candidates,
     held_out,
     in_order,
+    move_alone,
     padded_alike,
     padded_aside,
     plan_sizes,
@@ -270,12 +272,32 @@ class _Session:
         # A float need not come out whole, so it decides no residues.
         dims = [f for f in set(forms) if isinstance(f, Dim) and not isinstance(f, Real)]
         moduli = denominators(dims, self.plan.names())
+        forms, points = self.without_units(forms, points, moduli)
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
         graph.solve_uses(records, points)
         for point, record in zip(points, records, strict=True):
             graph.accept(point, record, of_copy=True)
         self.escaped = set().union(*map(graph.escapes, records))
         return graph, points
+
+    def without_units(
+        self, forms: list[Literal], points: list[Point], moduli: dict[str, int]
+    ) -> tuple[list[Literal], list[Point]]:
+        """The same without numbers of units that follow from the residues of a class: the compiler would not know that sizes
+        over them and sizes over the lengths themselves are equal."""
+        here = self.point()
+        names = [r.name for r in self.plan.rounded]
+        rounded = list(self.plan.rounded)
+        for i, r in enumerate(rounded):
+            if r.name == r.of or names.count(r.name) > 1 or moduli[r.of] % r.unit:
+                continue
+            count = (Dim.symbol(r.of) + (r.at(here) * r.unit - int(here[r.of]))) / r.unit
+            rounded[i] = Rounded(r.of, r.of, r.unit)
+            forms = [_replaced(f, r.name, count) if isinstance(f, Dim) else f for f in forms]
+            points = [{name: value for name, value in p.items() if name != r.name} for p in points]
+            del moduli[r.name]
+        self.plan.rounded = tuple(rounded)
+        return forms, points
 
     # -- tracing -------------------------------------------------------------------------------------------------------
 
@@ -417,6 +439,8 @@ class _Session:
         for rounded in rounded_plans(lengths, self.order.keys()):
             self.plan.rounded = rounded
             values = padded_alike(rounded, here)
+            if not move_alone(values):
+                continue
             points = [self.plan.complete(here)]
             records = [base]
             for row in zip(*values.values(), strict=True):
@@ -583,6 +607,12 @@ class _Session:
         graph.marks.clear()
         for point in points:
             graph.accept(point, None, of_copy=True)
+
+
+def _replaced(form: Dim, name: str, by: Dim) -> Dim:
+    if name not in form.symbols():
+        return form
+    return type(form)(form.replace(name, by).terms)
 
 
 def _in_one_list(symbols: Sequence[Symbol]) -> list[Symbol]:

@@ -22,6 +22,7 @@ _MAX_DEGREE = 4
 _MAX_DENOMINATOR = 1 << 14
 _MAX_SUM_BASIS = 64
 _MAX_FACTOR = 64
+_MAX_SUM_SYMBOLS = 12
 
 
 def fit_all(vectors: Iterable[Vector], points: Sequence[Mapping[str, int]]) -> dict[Vector, Size | None]:
@@ -103,7 +104,7 @@ class _Fitter:
         return None
 
     def sum(self, vector: Vector) -> Dim | None:
-        """``c1*f1 + c2*f2 + k`` for known forms."""
+        """``c1*f1 + c2*f2 + k`` for known forms, ``s1 + s2 + s3 + k`` for symbols, or four."""
         basis = sorted(self.known.items(), key=lambda item: (len(item[1].terms), str(item[1])))[:_MAX_SUM_BASIS]
         for (first, dim1), (second, dim2) in combinations(basis, 2):
             # Whole coefficients of small size first: lengths are concatenated far more often than they are scaled.
@@ -111,6 +112,12 @@ class _Fitter:
                 rest = {v - a * x - b * y for v, x, y in zip(vector, first, second, strict=True)}
                 if len(rest) == 1:
                     return dim1 * a + dim2 * b + rest.pop()
+        for count in (3, 4) if len(self.symbols) <= _MAX_SUM_SYMBOLS else (3,):
+            for chosen in combinations(self.symbols, count):
+                # Several sequences in one.
+                rest = {v - sum(parts) for v, *parts in zip(vector, *(values for _, values in chosen), strict=True)}
+                if len(rest) == 1:
+                    return sum((dim for dim, _ in chosen), start=dim_of(rest.pop()))
         for vector1, dim1 in basis:
             solved = _line(vector1, vector)
             if solved is not None:

@@ -6,7 +6,7 @@ outcome are a guard. ``forward`` does the same at all sizes at which the guards 
 had there, so that a graph is known to be right wherever this is so, and nowhere else without another trace.
 
 Not seen is what torch itself asks below ``forward``, and what becomes of a number that leaves Python's arithmetic, through
-``int()`` or as a key of a dictionary; that it left is noted (:meth:`Ledger.escapes`).
+``int()`` or as a key of a dictionary; that it left is noted (:meth:`Ledger.escapes`), of ``int()`` of a float what it gave.
 """
 
 from __future__ import annotations
@@ -372,6 +372,13 @@ class TracedFloat(_Traced, float):  # type: ignore[misc]
     def __round__(self, digits: Any = None) -> Any:
         number = plain(self)
         return self.ledger.computed(round(number), "round", self) if digits is None else round(float(self), digits)
+
+    def __int__(self) -> int:
+        # A plain int from here on. Roots of numbers of tokens, and the like: sizes with another are looked at again.
+        self.ledger.escape(self)
+        whole = int(plain(self))
+        self.ledger.ask("eq", self.ledger.computed(whole, "trunc", self), whole, True)
+        return whole
 
     def is_integer(self) -> bool:
         """As of any float."""

@@ -233,6 +233,9 @@ class Lowering:
                 result = Complex(self.convert(result.real, part), self.convert(result.imag, part))
             elif result.dtype is not declared.dtype:
                 result = self.convert(result, declared.dtype)
+            if isinstance(result, T) and result.shape != declared.shape:
+                # As large wherever the graph is right, by other sizes: operands of one op must have the same ones.
+                result = self.reshape(result, declared.shape)
             self.lowered[value] = result
 
     def row(self, node: Node) -> Callable[..., Any] | None:

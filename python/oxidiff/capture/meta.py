@@ -159,10 +159,11 @@ def _conv(
     shape = [x.shape[0], weight.shape[0]]
     for i in range(spatial):
         s, p, d = (v[i] if len(v) > 1 else v[0] for v in (stride, padding, dilation))
-        size = (x.shape[2 + i] + 2 * p - d * (weight.shape[2 + i] - 1) - 1) // s + 1
-        if size <= 0:
-            return None
-        shape.append(size)
+        rest = x.shape[2 + i] + 2 * p - d * (weight.shape[2 + i] - 1) - 1
+        if rest < 0:
+            # On meta tensors torch would give a dimension of size 0; no other device takes such sizes.
+            raise RuntimeError(f"a kernel of {list(weight.shape[2:])} does not fit an input of {list(x.shape[2:])}")
+        shape.append(rest // s + 1)
     return _empty(shape, x.dtype)
 
 

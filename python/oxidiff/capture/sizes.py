@@ -652,6 +652,13 @@ def padded_alike(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
     return out
 
 
+def move_alone(values: Mapping[str, Sequence[int]]) -> bool:
+    """Whether no two of these lengths always differ by as much: sums of lengths would be taken for others."""
+    return all(
+        len({a - b for a, b in zip(one, other, strict=True)}) > 1 for one, other in combinations(values.values(), 2)
+    )
+
+
 def padded_aside(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[str, int]:
     """Values of these lengths unlike those of :func:`padded_alike`: all a unit longer than ``here``, with one less or one
     more of padding, where any other modulus shows."""

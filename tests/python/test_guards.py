@@ -1,0 +1,288 @@
+"""What a program asks of its sizes decides which calls a graph serves."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import operator
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff.capture import Capturer
+from oxidiff.capture.dim import Dim
+from oxidiff.capture.guards import OPERATIONS, Guard, Ledger, TracedFloat, TracedInt, plain
+
+h, w = Dim.symbol("h"), Dim.symbol("w")
+
+
+def ledger_of(height: int, width: int) -> tuple[Ledger, TracedInt, TracedInt]:
+    ledger = Ledger()
+    one, other = ledger.shape(0, (height, width))
+    return ledger, one, other
+
+
+def guards_of(ledger: Ledger, positive: tuple[str, ...] = ("h", "w")) -> dict[str, bool]:
+    found = ledger.guards(lambda _, dim: (h, w)[dim], lambda place: ("float", Dim.symbol("t")), set(positive))
+    return {str(guard): outcome for guard, outcome in found}
+
+
+BINARY = ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "and", "or", "xor", "lshift", "rshift")
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_traced_numbers_compute_as_plain_ones(name: str) -> None:
+    function = OPERATIONS[name]
+    ledger, one, _ = ledger_of(7, 12)
+    for left, right in ((one, 3), (3, one), (one, one)):
+        made, expected = function(left, right), function(plain(left), plain(right))
+        assert made == expected
+        assert type(plain(made)) is type(expected)
+        assert isinstance(made, (TracedInt, TracedFloat)), (name, left, right)
+    if name not in ("and", "or", "xor", "lshift", "rshift"):
+        # A float on the left asks nobody.
+        made = function(one, 2.5)
+        assert made == function(7, 2.5)
+        assert type(made) is TracedFloat
+    assert ledger.is_open
+
+
+def test_roundings_and_the_rest_are_as_of_plain_numbers() -> None:
+    ledger, one, other = ledger_of(7, 12)
+    for number in (one / 2, -one / 2, one * 1.0):
+        for function in (math.ceil, math.floor, round, math.trunc):
+            assert type(function(number)) is TracedInt
+            assert function(number) == function(plain(number))
+        assert round(number, 1) == round(plain(number), 1)
+        assert number.is_integer() == plain(number).is_integer()
+        assert divmod(number, 2) == divmod(plain(number), 2)
+        assert int(number) == int(plain(number))
+        assert type(int(number)) is int
+    assert (abs(-one), +one, round(one), divmod(one, 4), divmod(40, one)) == (7, 7, 7, (1, 3), (5, 5))
+    assert (min(one, other), max(one, other), sorted((other, one))) == (7, 12, [7, 12])
+    assert [*range(one)] == [*range(7)]
+    assert ("a" * one, [0] * one, f"{one:>3}", str(one), hash(one)) == ("a" * 7, [0] * 7, "  7", "7", hash(7))
+    assert one != "7"
+    assert one is not None
+    assert type(pickle.loads(pickle.dumps(one))) is int
+    assert copy.deepcopy(one) is one
+    assert ledger.is_open
+
+
+def test_comparisons_are_guards() -> None:
+    ledger, height, width = ledger_of(64, 48)
+    assert height > width
+    assert height % 8 == 0
+    assert not height // 7 > width + 3
+    assert not (height * width) ** 0.5 <= 10
+    found = guards_of(ledger)
+    assert found == {
+        "-h + w < 0": True,
+        "mod(h, 8) == 0": True,
+        "w + 3 < floordiv(h, 7)": False,
+        "10 < pow(h*w, 0.5)": True,
+    }
+
+
+def test_what_has_one_answer_is_no_guard() -> None:
+    ledger, height, width = ledger_of(64, 48)
+    assert height
+    assert height + width > 1
+    assert height * 8 % 8 == 0
+    assert height - height == 0
+    assert not height * -1 > 0
+    assert guards_of(ledger) == {}
+    # Python numbers may be negative.
+    assert guards_of(ledger, ()) == {"h == 0": False, "1 - h - w < 0": True, "h < 0": False}
+
+
+def test_guards_hold_where_python_would_say_so() -> None:
+    """Every operation, with plain numbers and as a guard."""
+    for height, width in itertools.product((1, 6, 7, 64), repeat=2):
+        asked: list[Callable[[Any, Any], bool]] = [
+            lambda a, b: a % 6 == 0,
+            lambda a, b: -a // 5 < -b,
+            lambda a, b: (a / b) * 2 > 3,
+            lambda a, b: math.ceil(a / 4) == b // 4,
+            lambda a, b: round(a * 0.3) >= b - 2,
+            lambda a, b: (a & (a - 1)) == 0,
+            lambda a, b: a**2 + b > 4096,
+            lambda a, b: abs(a - b) < 3,
+            lambda a, b: a >> 2 == 16,
+            lambda a, b: (a * b / 3).is_integer(),
+        ]
+        for ask in asked:
+            fresh, one, other = ledger_of(64, 48)
+            here = ask(one, other)
+            (found,) = fresh.guards(lambda _, dim: (h, w)[dim], lambda _: None, {"h", "w"})
+            guard, outcome = found
+            same = ask(height, width) == here
+            assert (guard.holds({"h": height, "w": width}) is outcome) is same, (str(guard), height, width)
+
+
+def test_a_number_of_another_trace_is_none_of_this() -> None:
+    ledger, height, _ = ledger_of(64, 48)
+    _, stale, _ = ledger_of(64, 48)
+    assert not height < stale
+    assert type(height + stale) is int
+    assert guards_of(ledger) == {}
+    ledger.is_open = False
+    assert height > 3
+    assert type(height + 3) is int
+    assert guards_of(ledger) == {}
+
+
+def test_a_long_sum_is_left_out() -> None:
+    ledger, height, _ = ledger_of(64, 48)
+    total: Any = 0
+    for i in range(5000):
+        total = total + height // (i + 2)
+    assert total > 3
+    assert guards_of(ledger) == {}
+
+
+def test_a_guard_of_nobody_knows_whom_is_bounded() -> None:
+    for operation in ("pow", "lshift"):
+        assert Guard("lt", (operation, h, 1 << 40), 3).holds({"h": 3}) is None
+    assert Guard("lt", ("floordiv", h, 0), 3).holds({"h": 3}) is None
+
+
+# -- modules ---------------------------------------------------------------------------------------------------------------
+
+
+class Asks(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        return self.function(x, *rest)
+
+
+def most_rows(x: Tensor, count: int) -> Tensor:
+    return x[:, :, : min(count, x.shape[2])] * 2
+
+
+def rows_up_to(x: Tensor, count: int) -> Tensor:
+    # Nobody asks, but torch does not go beyond the end.
+    return x[:, :, :count] * 2
+
+
+def of_one_shape(x: Tensor, other: Tensor) -> Tensor:
+    return x + 1 if x.shape[2] == other.shape[3] else x - other.mean()
+
+
+def at_multiples_of_77(x: Tensor) -> Tensor:
+    return x.flip(3) if x.shape[3] % 77 == 0 else x + 1
+
+
+def wide_ones(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[3] / x.shape[2] > 2.5 else x
+
+
+def squares(x: Tensor) -> Tensor:
+    side = int((x.shape[2] * x.shape[3]) ** 0.5)
+    return x.reshape(*x.shape[:2], side, side) if side * side == x.shape[2] * x.shape[3] else x.flatten(2)
+
+
+def turned(x: Tensor) -> Tensor:
+    return x.transpose(2, 3) * 2 if int(x.shape[2]) > int(x.shape[3]) else x - 1
+
+
+def late(x: Tensor, time: float) -> Tensor:
+    return x * time if time > 0.65 else x - time
+
+
+def padded(x: Tensor, rows: int) -> Tensor:
+    return F.pad(x, (0, -(rows * x.shape[3]) % 6))
+
+
+def grid(x: Tensor) -> Tensor:
+    rows, columns = (torch.linspace(-1, 1, n) for n in x.shape[2:])
+    return x + rows[:, None] * columns
+
+
+CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
+    most_rows: [((20, 30), 7), ((20, 30), 40), ((8, 30), 7), ((8, 30), 9), ((7, 9), 7), ((30, 8), 13)],
+    rows_up_to: [((20, 30), 7), ((20, 30), 40), ((8, 30), 7), ((8, 30), 9), ((7, 9), 7), ((30, 8), 13)],
+    of_one_shape: [((20, 30), (9, 7)), ((20, 30), (9, 20)), ((7, 40), (8, 7)), ((40, 7), (8, 8)), ((8, 8), (8, 8))],
+    at_multiples_of_77: [((8, 40),), ((8, 77),), ((9, 154),), ((77, 76),), ((8, 385),)],
+    wide_ones: [((20, 20),), ((20, 51),), ((20, 50),), ((10, 24),), ((10, 26),), ((8, 64),)],
+    squares: [((4, 6),), ((4, 9),), ((8, 8),), ((2, 18),), ((5, 20),), ((7, 9),)],
+    turned: [((40, 47),), ((40, 33),), ((47, 40),), ((39, 31),), ((39, 95),), ((103, 95),)],
+    late: [((8, 8), 0.9), ((8, 8), 0.5), ((9, 8), 0.7), ((8, 8), 0.65), ((9, 8), 0.1), ((8, 8), 0.66)],
+    padded: [((8, 8), 2), ((8, 9), 3), ((9, 8), 3), ((8, 10), 5), ((7, 7), 7), ((7, 5), 4), ((8, 8), 5)],
+    grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
+}
+
+
+@pytest.mark.parametrize("function", CASES, ids=[f.__name__ for f in CASES])
+@torch.no_grad()
+def test_a_call_that_goes_another_way_is_not_served(function: Callable[..., Tensor]) -> None:
+    module = Asks(function)
+    sizes = CASES[function]
+    for order in (sizes, sizes[::-1], sizes[2:] + sizes[:2]):
+        compiled = oxidiff.compile(module, cache=False, tune="off")
+        for size, *rest in order:
+            inputs = [torch.randn(2, 4, *size), *(torch.randn(2, 4, *r) if isinstance(r, tuple) else r for r in rest)]
+            output, expected = compiled(*inputs), module(*inputs)
+            assert output.shape == expected.shape, (size, rest)
+            torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_numbers_that_decide_nothing_stay_free() -> None:
+    """A time that is compared with 1 alone needs no entry of its own for each of its values."""
+
+    def scaled(x: Tensor, scale: float) -> Tensor:
+        return x if scale == 1.0 else x * scale
+
+    capturer = Capturer(scaled)
+    graph = capturer.capture(capturer.call((torch.zeros(2, 4), 0.5), {}))
+    assert graph.loose_numbers() == {"n"}
+    capturer = Capturer(lambda x, time: x * time if time > 0.65 else x - time)
+    graph = capturer.capture(capturer.call((torch.zeros(2, 4), 0.5), {}))
+    assert graph.loose_numbers() == set()
+
+
+def test_order_of_sizes_is_no_part_of_a_class_where_nobody_asks() -> None:
+    for size in ((40, 47), (39, 31)):
+        capturer = Capturer(lambda x: x * 2)
+        graph = capturer.capture(capturer.call((torch.zeros(2, 4, *size),), {}))
+        assert graph.plan.ordered == ()
+        assert graph.accepts(graph.plan.read((2, 4, 90, 80)) or {})
+        assert graph.accepts(graph.plan.read((2, 4, 80, 90)) or {})
+
+
+def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways and conditions are saved with a graph: another process is not to serve what this one would not."""
+    path = tmp_path / "wide.oxg"
+    for function in (wide_ones, rows_up_to, padded):
+        module = Asks(function)
+        first, *others = CASES[function]
+
+        def inputs(case: tuple[Any, ...]) -> list[Any]:
+            return [torch.randn(2, 4, *case[0]), *case[1:]]
+
+        compiled = oxidiff.compile(module, cache=False, tune="off")
+        compiled(*inputs(first))
+        oxidiff.save_graph(compiled, path)
+        loaded = oxidiff.compile(module, cache=False, tune="off")
+        oxidiff.load_graph(loaded, path)
+        for case in (first, *others):
+            given = inputs(case)
+            output, expected = loaded(*given), module(*given)
+            assert output.shape == expected.shape, case
+            torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_operators_of_all_names_exist() -> None:
+    assert {"neg", "abs", "ceil", "floor", "round", "trunc", "float", *BINARY} == OPERATIONS.keys()
+    assert operator.index(ledger_of(3, 4)[1]) == 3

@@ -1,0 +1,70 @@
+"""Random modules that compute with sizes, at random sizes, against eager: a graph serves no call that it is not for."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import oxidiff
+from random_modules import arguments, random_chain, sizes
+
+CALLS = 10
+SEEDS = (*range(24), 78, 118, 147, 290, 299, 364, 381, 444, 746, 776, 806, 1198)
+"""The first ones, and those with which sizes were once served that a graph was not for."""
+
+
+def leaves(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, dict):
+        return [leaf for value in result.values() for leaf in leaves(value)]
+    if isinstance(result, (list, tuple)):
+        return [leaf for value in result for leaf in leaves(value)]
+    return [torch.tensor(float(result))]
+
+
+def wide(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: wide(item) for name, item in value.items()}
+    return [wide(item) for item in value] if isinstance(value, list) else value
+
+
+def error(output: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((output.double() - exact.double()).abs().max())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@torch.no_grad()
+def test_as_eager_at_all_sizes(seed: int) -> None:
+    draw = random.Random(seed)
+    module = random_chain(draw)
+    is_nested = draw.random() < 0.2
+    exact_module = copy.deepcopy(module).double()
+    compiled = oxidiff.compile(module, cache=False, tune="off")
+    served = 0
+    for at in sizes(draw, CALLS):
+        inputs = arguments(module, at, is_nested)
+        try:
+            expected = leaves(module(**inputs))
+        except (RuntimeError, ValueError, IndexError):
+            # Not a size of this module.
+            continue
+        exact = leaves(exact_module(**wide(inputs)))
+        with warnings.catch_warnings():
+            # Steps that look at values run in pieces, and say so.
+            warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+            outputs = leaves(compiled(**inputs))
+        assert [o.shape for o in outputs] == [e.shape for e in expected], (module.steps, at)
+        for output, eager, wanted in zip(outputs, expected, exact, strict=True):
+            largest = float(wanted.double().abs().max())
+            assert error(output, wanted) <= max(2e-5 * largest, 2 * error(eager, wanted)), (module.steps, at)
+        served += 1
+    assert served
+    assert not any("internal" in f["reason"] for f in oxidiff.report(compiled).fallbacks), module.steps
