@@ -7,9 +7,11 @@ import itertools
 import math
 import operator
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -146,6 +148,20 @@ def test_a_long_sum_is_left_out() -> None:
         total = total + height // (i + 2)
     assert total > 3
     assert guards_of(ledger) == {}
+
+
+def test_what_no_size_can_be_is_left_out() -> None:
+    ledger, height, width = ledger_of(64, 48)
+    assert height < sys.maxsize
+    assert math.prod([height] * 9) > width
+    assert height * True > 63
+    assert height > np.float64(1.5)
+    assert guards_of(ledger) == {"63 - h < 0": True, "1.5 < h": True}
+    assert all(type(e) in (int, float, Dim) for g in ledger_guards(ledger) for e in (g.left, g.right))
+
+
+def ledger_guards(ledger: Ledger) -> list[Guard]:
+    return [guard for guard, _ in ledger.guards(lambda _, dim: (h, w)[dim], lambda _: None, {"h", "w"})]
 
 
 def test_a_guard_of_nobody_knows_whom_is_bounded() -> None:

@@ -2,7 +2,7 @@
 
 ``capture(module, args, kwargs)`` gives a :class:`CapturedGraph`: ATen ops with sizes as expressions. The way of the data:
 :mod:`signature` takes the call apart, :mod:`sizes` guesses its free sizes, :mod:`trace` runs the module on meta tensors,
-:mod:`fit` solves the numbers, :mod:`graph` holds the result.
+:mod:`guards` notes what it asks about sizes, :mod:`fit` solves the numbers, :mod:`graph` holds the result.
 """
 
 from ..errors import CaptureError, UnsupportedError

@@ -21,6 +21,7 @@ from ..errors import CaptureError
 from .dim import Dim, Real
 from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
+from .guards import Ledger
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
@@ -252,6 +253,8 @@ class _Session:
                 self.keep_order(graph)
                 break
             self.fix_all()
+        # Read by now, and longer than the rest of the trace.
+        graph.template.ledger = Ledger()
         graph.traces = self.traces
         graph.fixed = tuple(self.fixed)
         return graph

@@ -221,7 +221,7 @@ class CapturedGraph:
         """The Python numbers, as times, whose values decide nothing: neither their residues nor their order, and nothing in
         a call follows from them."""
         tied = [f.symbols() for f in self.plan.forms if isinstance(f, Dim)]
-        guards = (guard for asked in (self.conditions, *self.ways) for guard, _ in asked)
+        guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
         return {
             s.name
@@ -260,11 +260,11 @@ class CapturedGraph:
                 known[guard] = guard.holds(point)
             return known[guard]
 
-        return any(all(holds(guard) is outcome for guard, outcome in way) for way in self.ways)
+        return any(all(holds(guard) is outcome for guard, outcome in way) for way in tuple(self.ways))
 
     def meets(self, point: Mapping[str, Any]) -> bool:
         """Whether what the program takes for granted is so at ``point``."""
-        return all(guard.holds(point) is outcome for guard, outcome in self.conditions)
+        return all(guard.holds(point) is outcome for guard, outcome in tuple(self.conditions))
 
     def accept(self, point: Mapping[str, Any], record: Trace | None, *, of_copy: bool = False) -> None:
         """Notes that the graph was checked at ``point``, where the way of ``record`` was taken, ``None`` if that is known;

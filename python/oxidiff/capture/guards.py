@@ -58,6 +58,9 @@ _MAX_POWER = 64
 """Exponents in a guard, whoever wrote it, are not larger."""
 _MAX_SIZE = 64
 """Operations, or terms, of an expression in a guard: longer ones are not written down."""
+_MAX_DEGREE = 8
+_MAX_COEFFICIENT = 1 << 62
+"""Of a polynomial in a guard: what compares sizes with the largest int there is asks nothing."""
 
 
 class Ledger:
@@ -120,7 +123,8 @@ class Ledger:
         """Notes the ints in an argument of a torch function: they become numbers of the graph."""
         kind = type(argument)
         if kind is TracedInt:
-            self._used.add(argument.row)
+            if argument.ledger is self:
+                self._used.add(argument.row)
         elif kind is slice:
             for edge in (argument.start, argument.stop, argument.step):
                 self.use(edge)
@@ -141,8 +145,9 @@ class Ledger:
             return number.row if number.ledger is self else None
         if isinstance(number, float) and not math.isfinite(number):
             return None
-        # An int and the float that equals it are not the same.
-        return self._row(("literal", type(number), number))
+        # An int and the float that equals it are not the same; flags and numpy's floats are as plain ones.
+        kind = int if isinstance(number, int) else float
+        return self._row(("literal", kind, kind(number)))
 
     def guards(
         self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any], positive: Set[str]
@@ -203,7 +208,7 @@ class Ledger:
                 continue
             else:
                 made = _simplified(name, [known[o] for o in operands])
-                known[at] = made if _size_of(made) <= _MAX_SIZE else None
+                known[at] = made if _is_short(made) else None
             waiting.pop()
         return known[row]
 
@@ -456,6 +461,16 @@ def _size_of(expression: Expression) -> int:
     return len(expression.terms) if isinstance(expression, Dim) else 1
 
 
+def _is_short(expression: Expression) -> bool:
+    """Whether an expression can be written down."""
+    if isinstance(expression, Dim) and any(
+        max(abs(c.numerator), c.denominator) >= _MAX_COEFFICIENT or any(power > _MAX_DEGREE for _, power in m)
+        for m, c in expression.terms
+    ):
+        return False
+    return _size_of(expression) <= _MAX_SIZE
+
+
 def _value_at(expression: Expression, point: Mapping[str, Number]) -> Any:
     if isinstance(expression, Dim):
         return expression.exact({name: Fraction(point[name]) for name in expression.symbols()})
@@ -520,6 +535,8 @@ def _guard(relation: str, left: Expression, right: Expression, positive: Set[str
             return relation == "lt"
         if relation == "eq" and left.terms[0][1] < 0:
             left = -left
+    if not _is_short(left):
+        return None
     return Guard(relation, left, right)
 
 
