@@ -286,19 +286,27 @@ class _Session:
     def without_units(
         self, forms: list[Literal], points: list[Point], moduli: dict[str, int]
     ) -> tuple[list[Literal], list[Point]]:
-        """The same without numbers of units that follow from the residues of a class: the compiler would not know that sizes
-        over them and sizes over the lengths themselves are equal."""
+        """The same without numbers of units that follow from a length: the compiler would not know that sizes over them and
+        sizes over the lengths themselves are equal."""
         here = self.point()
-        names = [r.name for r in self.plan.rounded]
         rounded = list(self.plan.rounded)
-        for i, r in enumerate(rounded):
-            if r.name == r.of or names.count(r.name) > 1 or moduli[r.of] % r.unit:
+        for name in self.plan.units():
+            alike = [r for r in rounded if r.name == name]
+            (first, *others) = alike
+            full = [r for r in rounded if r.is_full(here) and (r.unit, r.at(here)) == (first.unit, first.at(here))]
+            if full:
+                # As many units as a length that is a multiple.
+                of, more = full[0].of, 0
+                moduli[of] = math.lcm(moduli[of], first.unit * moduli[name])
+            elif not others and moduli[first.of] % first.unit == 0:
+                of, more = first.of, first.at(here) * first.unit - int(here[first.of])
+            else:
                 continue
-            count = (Dim.symbol(r.of) + (r.at(here) * r.unit - int(here[r.of]))) / r.unit
-            rounded[i] = Rounded(r.of, r.of, r.unit)
-            forms = [_replaced(f, r.name, count) if isinstance(f, Dim) else f for f in forms]
-            points = [{name: value for name, value in p.items() if name != r.name} for p in points]
-            del moduli[r.name]
+            count = (Dim.symbol(of) + more) / first.unit
+            rounded = [Rounded(r.of, r.of, r.unit) if r in alike else r for r in rounded]
+            forms = [_replaced(f, name, count) if isinstance(f, Dim) else f for f in forms]
+            points = [{key: value for key, value in p.items() if key != name} for p in points]
+            del moduli[name]
         self.plan.rounded = tuple(rounded)
         return forms, points
 

@@ -708,12 +708,17 @@ class _RealDevice(TorchFunctionMode):
         def numel(x: Tensor) -> int:
             return math.prod(shape(x))
 
+        def length(x: Tensor) -> int:
+            # Python makes a plain int of it.
+            return int(shape(x)[0])
+
         self._sizes: dict[Any, Callable[..., Any]] = {
             torch.Tensor.shape.__get__: shape,  # type: ignore[attr-defined]
             torch.Tensor.size: size,
             torch.Tensor.numel: numel,
             torch.Tensor.nelement: numel,
             torch.numel: numel,
+            torch.Tensor.__len__: length,
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
