@@ -254,6 +254,18 @@ def test_a_call_that_goes_another_way_is_not_served(function: Callable[..., Tens
         assert oxidiff.report(compiled).eager_calls == 0
 
 
+@torch.no_grad()
+def test_numbers_that_are_returned_are_whole() -> None:
+    """Half of a product is whole or not by both of its factors."""
+    module = Asks(lambda x: (x * 2, x.shape[2] * x.shape[3] // 2))
+    compiled = oxidiff.compile(module, cache=False, tune="off")
+    for size in ((16, 16), (32, 31), (31, 32), (63, 20), (19, 63), (17, 8), (31, 31)):
+        output, count = compiled(torch.ones(2, 4, *size))
+        assert (count, type(count)) == (size[0] * size[1] // 2, int), size
+        assert output.shape == (2, 4, *size)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 def test_numbers_that_decide_nothing_stay_free() -> None:
     """A time that is compared with 1 alone needs no entry of its own for each of its values."""
 

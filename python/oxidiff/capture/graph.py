@@ -169,6 +169,7 @@ class CapturedGraph:
         ways: The ways through ``forward`` that were traced and found right: what was asked of sizes, and the outcomes.
         solved: What numbers that ``forward`` computes are in the graph, where that is not what they are by computing.
         conditions: What its program takes for granted about sizes and no trace asks: on which side of an end a slice ends.
+        parts: Sizes of several symbols that are whole at some points of a class only, once they were looked for.
         traces: How many traces were taken for it.
         fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
         template: The trace at the first call, for comparing.
@@ -193,6 +194,7 @@ class CapturedGraph:
     ways: set[frozenset[tuple[Guard, bool]]] = field(default_factory=set)
     solved: dict[Any, Literal] = field(default_factory=dict)
     conditions: set[tuple[Guard, bool]] = field(default_factory=set)
+    parts: list[Dim] | None = None
     traces: int = 0
     fixed: tuple[str, ...] = ()
 
@@ -251,7 +253,7 @@ class CapturedGraph:
         missing = self.marks_of(point) - self.marks
         if self.class_of(point) not in self.classes or not all(of_copy and mark == _MOVED for _, mark in missing):
             return False
-        if not self.meets(point):
+        if not self.meets(point) or not self._is_whole(point):
             return False
         known: dict[Guard, bool | None] = {}
 
@@ -261,6 +263,16 @@ class CapturedGraph:
             return known[guard]
 
         return any(all(holds(guard) is outcome for guard, outcome in way) for way in tuple(self.ways))
+
+    def _is_whole(self, point: Mapping[str, Any]) -> bool:
+        """Whether all sizes come out whole: residues of the symbols one by one do not tell of products."""
+        if self.parts is None:
+            wholes = {s.name for s in self.plan.symbols if s.role not in ("float", "attribute")} | set(
+                self.plan.units()
+            )
+            forms = {f for f in self.forms if isinstance(f, Dim) and not isinstance(f, Real) and f.symbols() <= wholes}
+            self.parts = [f for f in forms if len(f.symbols()) > 1 and any(c.denominator > 1 for _, c in f.terms)]
+        return all(form.exact(point).denominator == 1 for form in self.parts)
 
     def meets(self, point: Mapping[str, Any]) -> bool:
         """Whether what the program takes for granted is so at ``point``."""

@@ -389,6 +389,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tokens: list[Any] = []
         numbers: list[int | float] = []
         self.path = ""
+        self.trace.ledger.use(leaves)
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 tokens.append(self._value(leaf))
