@@ -284,7 +284,8 @@ class CapturedGraph:
         if record is not None:
             readers = self._readers(record)
             way = record.ledger.guards(*readers, self._positive())
-            self.ways.add(way | self._numbers_in(record.ledger.uses(*readers)))
+            numbers = self._numbers_in(record.ledger.uses(*readers))
+            self.ways.add(way | {(guard, True) for guard in numbers if guard.holds(point)})
         self.classes.add(self.class_of(point))
         self.marks |= {mark for mark in self.marks_of(point) if not (of_copy and mark[1] == _MOVED)}
         if point not in self.points:
@@ -309,12 +310,12 @@ class CapturedGraph:
             if form is not None and form != number:
                 self.solved[number] = form
 
-    def _numbers_in(self, numbers: Set[Any]) -> frozenset[tuple[Guard, bool]]:
+    def _numbers_in(self, numbers: Set[Any]) -> list[Guard]:
         if not self.solved:
             # Those of another process are in the ways that were traced there.
             ways = (guard for way in self.ways for guard, outcome in way if outcome and guard.relation == "eq")
             self.solved.update((guard.left, guard.right) for guard in ways)
-        return frozenset((Guard("eq", n, self.solved[n]), True) for n in numbers if n in self.solved)
+        return [Guard("eq", number, self.solved[number]) for number in numbers if number in self.solved]
 
     def escapes(self, record: Trace) -> set[str]:
         """The free sizes of which a trace could not follow all that was computed with them."""
