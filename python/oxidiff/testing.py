@@ -39,6 +39,7 @@ __all__ = [
     "relative_error",
     "relative_errors",
     "typical_error",
+    "widen",
 ]
 
 Config = Mapping[str, Any]
@@ -611,13 +612,14 @@ def flatten_outputs(output: object) -> list[torch.Tensor]:
     return []
 
 
-def _widen(value: Any, dtype: torch.dtype) -> Any:
+def widen(value: Any, dtype: torch.dtype) -> Any:
+    """Arguments with every tensor of floats, in mappings and sequences too, in another `dtype`."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
-        return {key: _widen(item, dtype) for key, item in value.items()}
+        return {key: widen(item, dtype) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_widen(item, dtype) for item in value)
+        return type(value)(widen(item, dtype) for item in value)
     return value
 
 
@@ -625,7 +627,7 @@ def _widen(value: Any, dtype: torch.dtype) -> Any:
 def reference(module: nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """What `module` gives in f64, or another `dtype`: its own weights and `inputs`, widened. `module` itself stays as it
     is."""
-    return flatten_outputs(nn.Module.to(copy.deepcopy(module), dtype)(**_widen(inputs, dtype)))
+    return flatten_outputs(nn.Module.to(copy.deepcopy(module), dtype)(**widen(inputs, dtype)))
 
 
 def relative_errors(actual: object, expected: object) -> list[float]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import oxidiff
+from oxidiff import testing
 from random_modules import arguments, random_chain, sizes
 
 CALLS = 10
@@ -26,14 +27,6 @@ def leaves(result: Any) -> list[torch.Tensor]:
     if isinstance(result, (list, tuple)):
         return [leaf for value in result for leaf in leaves(value)]
     return [torch.tensor(float(result))]
-
-
-def wide(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {name: wide(item) for name, item in value.items()}
-    return [wide(item) for item in value] if isinstance(value, list) else value
 
 
 def error(output: torch.Tensor, exact: torch.Tensor) -> float:
@@ -56,7 +49,7 @@ def test_as_eager_at_all_sizes(seed: int) -> None:
         except (RuntimeError, ValueError, IndexError):
             # Not a size of this module.
             continue
-        exact = leaves(exact_module(**wide(inputs)))
+        exact = leaves(exact_module(**testing.widen(inputs, torch.float64)))
         with warnings.catch_warnings():
             # Steps that look at values run in pieces, and say so.
             warnings.simplefilter("ignore", oxidiff.FallbackWarning)

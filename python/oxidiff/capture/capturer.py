@@ -278,10 +278,15 @@ class _Session:
         forms, points = self.without_units(forms, points, moduli)
         graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
         graph.solve_uses(records, points)
+        self.escaped = set()
         for point, record in zip(points, records, strict=True):
-            graph.accept(point, record, of_copy=True)
-        self.escaped = set().union(*map(graph.escapes, records))
+            self.confirm(graph, point, record)
         return graph, points
+
+    def confirm(self, graph: CapturedGraph, point: Point, record: Trace) -> None:
+        """Notes that a trace found the graph right at a point."""
+        graph.accept(point, record, of_copy=True)
+        self.escaped |= graph.escapes(record)
 
     def without_units(
         self, forms: list[Literal], points: list[Point], moduli: dict[str, int]
@@ -304,7 +309,7 @@ class _Session:
                 continue
             count = (Dim.symbol(of) + more) / first.unit
             rounded = [Rounded(r.of, r.of, r.unit) if r in alike else r for r in rounded]
-            forms = [_replaced(f, name, count) if isinstance(f, Dim) else f for f in forms]
+            forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in forms]
             points = [{key: value for key, value in p.items() if key != name} for p in points]
             del moduli[name]
         self.plan.rounded = tuple(rounded)
@@ -560,8 +565,7 @@ class _Session:
                 continue
             is_wrong = graph.differs_from(record, point) is not None
             if not is_wrong and self.holds_at_multiples(graph, kept):
-                graph.accept(point, record, of_copy=True)
-                self.escaped |= graph.escapes(record)
+                self.confirm(graph, point, record)
                 if kept:
                     self.split_residues(graph, [*points, point], kept)
                 return True
@@ -590,8 +594,7 @@ class _Session:
             return True
         if graph.differs_from(record, point) is not None:
             return False
-        graph.accept(point, record, of_copy=True)
-        self.escaped |= graph.escapes(record)
+        self.confirm(graph, point, record)
         return True
 
     def keep_order(self, graph: CapturedGraph) -> None:
@@ -618,12 +621,6 @@ class _Session:
         graph.marks.clear()
         for point in points:
             graph.accept(point, None, of_copy=True)
-
-
-def _replaced(form: Dim, name: str, by: Dim) -> Dim:
-    if name not in form.symbols():
-        return form
-    return type(form)(form.replace(name, by).terms)
 
 
 def _in_one_list(symbols: Sequence[Symbol]) -> list[Symbol]:

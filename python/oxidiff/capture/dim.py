@@ -96,14 +96,16 @@ class Dim:
         return self.replace(name, Dim.constant(value))
 
     def replace(self, name: str, by: Dim) -> Dim:
-        """The expression with the expression ``by`` for the symbol ``name``."""
+        """The expression, of the same kind, with the expression ``by`` for the symbol ``name``."""
+        if name not in self.symbols():
+            return self
         out = Dim(())
         for monomial, coefficient in self.terms:
             factor = Dim([(tuple(f for f in monomial if f[0] != name), coefficient)])
             for _ in range(dict(monomial).get(name, 0)):
                 factor = factor * by
             out = out + factor
-        return out
+        return type(self)(out.terms)
 
     def __add__(self, other: Dim | int) -> Dim:
         return Dim([*self.terms, *_terms(other)])

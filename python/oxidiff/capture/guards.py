@@ -164,7 +164,7 @@ class Ledger:
         for (relation, left, right), outcome in self._outcomes.items():
             one, other = (self._expression(row, known, size_of, argument_of) for row in (left, right))
             guard = _guard(relation, one, other, positive)
-            if isinstance(guard, Guard):
+            if guard is not None:
                 found[guard] = outcome
         return frozenset(found.items())
 
@@ -517,22 +517,20 @@ def _folded(form: Any) -> Expression:
     return form if constant is None else constant
 
 
-def _guard(relation: str, left: Expression, right: Expression, positive: Set[str]) -> Guard | bool | None:
-    """The guard, its outcome if it is always the same, ``None`` if it is too much to write down."""
+def _guard(relation: str, left: Expression, right: Expression, positive: Set[str]) -> Guard | None:
+    """The guard, ``None`` if its outcome is always the same, or it is too much to write down."""
     if left is None or right is None:
         return None
     if all(isinstance(e, (Dim, int)) and not isinstance(e, Real) for e in (left, right)):
         left, right = _folded(left - right), 0
     if not isinstance(left, (Dim, tuple)) and not isinstance(right, (Dim, tuple)):
-        return bool(left == right if relation == "eq" else left < right)
+        return None
     if isinstance(left, Dim) and right == 0 and left.symbols() <= positive:
         # Sizes are at least 1, so that much of what is asked is no question.
         slopes = [c for m, c in left.terms if m]
         at_one = sum(c for _, c in left.terms)
-        if at_one > 0 and min(slopes) >= 0:
-            return False
-        if at_one < 0 and max(slopes) <= 0:
-            return relation == "lt"
+        if (at_one > 0 and min(slopes) >= 0) or (at_one < 0 and max(slopes) <= 0):
+            return None
         if relation == "eq" and left.terms[0][1] < 0:
             left = -left
     if not _is_short(left):

@@ -363,12 +363,15 @@ class Lowering:
             if symbol.is_number and symbol.name not in in_shapes:
                 continue
             self.declare_symbol(symbol.name)
-        units = self.graph.plan.units()
-        if units:
-            in_forms = {name for form in set(self.graph.forms) if isinstance(form, Dim) for name in form.symbols()}
-        for name in units:
-            if name in in_forms:
-                self.declare_symbol(name)
+        if units := self.graph.plan.units():
+            used = self.used_symbols()
+            for name in units:
+                if name in used:
+                    self.declare_symbol(name)
+
+    def used_symbols(self) -> set[str]:
+        """The symbols on which any number of the graph depends."""
+        return _symbols_in([*set(self.graph.forms)])
 
     def declare_symbol(self, name: str) -> None:
         """Declares a run-time size, with its values at the points that were checked."""
@@ -393,9 +396,7 @@ class Lowering:
 
     def declare_numbers(self) -> None:
         """Declares the Python numbers that are computed with as 0-d arguments."""
-        used: set[str] = set()
-        for form in {f for f in self.graph.forms if isinstance(f, Dim)}:
-            used |= form.symbols()
+        used = self.used_symbols()
         base = self.first_number
         if base is None:
             base = sum(len(self.graph.values[i.value].shape) for i in self.graph.inputs)

@@ -143,7 +143,7 @@ class SizePlan:
         """The plan in which these symbols follow from others."""
         forms = list(self.forms)
         for name, to in ties.items():
-            forms = [f.replace(name, to) if isinstance(f, Dim) and name in f.symbols() else f for f in forms]
+            forms = [f.replace(name, to) if isinstance(f, Dim) else f for f in forms]
         rounded = tuple(r for r in self.rounded if r.of not in ties)
         return SizePlan([s for s in self.symbols if s.name not in ties], forms, self.compared, rounded)
 

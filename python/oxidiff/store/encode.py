@@ -504,14 +504,7 @@ def merge_classes(data: Data, other: Data) -> Data:
         name: [min(low, other["box"][name][0]), max(high, other["box"][name][1])]
         for name, (low, high) in data["box"].items()
     }
-    return {
-        **data,
-        "classes": union("classes"),
-        "marks": union("marks"),
-        "points": union("points"),
-        "ways": union("ways"),
-        "box": box,
-    }
+    return {**data, **{name: union(name) for name in ("classes", "marks", "points", "ways")}, "box": box}
 
 
 def encode_value(value: Value) -> Data:
