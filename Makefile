@@ -65,8 +65,13 @@ train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about ten 
 # Before its tests PyTorch: those of CUDA use its libraries, and are left out where there are none.
 test: lint-rust $(VENV)/.test-stamp test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
 
-test-rust: ## Rust unit, golden, property and tidy tests (no Python needed)
-	$(CARGO) test --release --workspace --quiet $(ARGS)
+# Two files of tests at a time, too: those of CUDA, which are first and take the most, wait for one compiler each.
+RUST_TESTS := $(sort $(wildcard tests/cuda_*.rs)) $(filter-out tests/cuda_%,$(wildcard tests/*.rs kernels/tests/*.rs))
+TEST_RUST := $(CARGO) test --release --workspace --quiet
+
+test-rust: ## Rust unit, golden, property and tidy tests (no Python needed), e.g. ARGS="--test golden"
+	$(TEST_RUST) $(or $(ARGS),--no-run)
+	$(if $(ARGS),,echo $(addprefix --test=,$(notdir $(basename $(RUST_TESTS)))) --lib --doc | xargs -n 1 -P 2 $(TEST_RUST))
 
 # Two processes: much of a test is one thread's work. A test that is stolen from the slower one may run in either.
 test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oxidiff::backend::cuda::cubins::{Compiler, Cubins};
@@ -20,29 +20,62 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda")
 }
 
-/// A folder of this process's own.
-fn scratch() -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("oxidiff-emulator-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a temporary folder");
-    folder
+/// Where g++'s results are kept for the next process: a folder for each state of the sources, which `cargo clean` removes.
+fn kept() -> &'static Path {
+    static KEPT: OnceLock<PathBuf> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(sources()).expect("there").map(|f| f.expect("there").path()).collect();
+        files.retain(|file| file.is_file());
+        files.sort();
+        let mut hash = blake3::Hasher::new();
+        for file in files {
+            hash.update(&std::fs::read(file).expect("readable"));
+        }
+        let state = hash.finalize().to_hex()[..16].to_owned();
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator").join(state);
+        std::fs::create_dir_all(&folder).expect("writable");
+        folder
+    })
 }
 
-/// Runs g++ on `source` and gives the shared library it makes.
-fn build(name: &str, source: &Path, options: &[&str]) -> std::result::Result<PathBuf, String> {
-    let library = scratch().join(format!("{name}.so"));
+/// What g++ makes of `source`, unless an earlier process has made it. Several may make it at once: it comes by a rename.
+fn build(made: PathBuf, source: &Path, options: &[&str]) -> std::result::Result<PathBuf, String> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    if made.exists() {
+        return Ok(made);
+    }
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let libraries = options.contains(&"-shared").then_some("-ldl");
+    let making = made.with_extension(format!("{}-{count}", std::process::id()));
     let output = Command::new("g++")
-        .args(["-std=c++17", "-shared", "-fPIC", "-fwrapv", "-w"])
+        .args(["-std=c++17", "-fPIC", "-fwrapv", "-w"])
         .args(options)
         .arg("-o")
-        .arg(&library)
-        .arg(source)
-        .arg("-ldl")
+        .args([&making, source])
+        .args(libraries)
         .output()
         .map_err(|e| format!("no g++: {e}"))?;
-    match output.status.success() {
-        true => Ok(library),
-        false => Err(String::from_utf8_lossy(&output.stderr).chars().take(6000).collect()),
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).chars().take(6000).collect());
     }
+    std::fs::rename(&making, &made).expect("writable");
+    Ok(made)
+}
+
+/// How kernels are compiled.
+const KERNEL: [&str; 2] = ["-O1", "-fno-gnu-unique"];
+
+/// `shim.h` where g++ finds it compiled before: a third of the time of a kernel.
+fn shim() -> std::result::Result<&'static str, String> {
+    static SHIM: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
+    let made = SHIM.get_or_init(|| {
+        let shim = kept().join("shim.h");
+        let text = sources().join("shim.h");
+        std::fs::copy(&text, &shim).expect("writable");
+        build(kept().join("shim.h.gch"), &text, &[&KERNEL[..], &["-x", "c++-header"]].concat()).map(|_| shim)
+    });
+    made.as_ref().map(|shim| shim.to_str().expect("a path in UTF-8")).map_err(Clone::clone)
 }
 
 /// The kernel text as C++: the shim takes the place of the prelude's device part, and each entry point gets a door that
@@ -50,7 +83,7 @@ fn build(name: &str, source: &Path, options: &[&str]) -> std::result::Result<Pat
 fn host_source(source: &str) -> String {
     let device = PRELUDE.split_once("// OX_DEVICE\n").and_then(|(_, rest)| rest.split_once("// OX_END_DEVICE"));
     let device = device.expect("the prelude marks its device part").0;
-    let mut text = format!("#include \"{}\"\n{}", sources().join("shim.h").display(), source.replace(device, ""));
+    let mut text = source.replace(device, "");
     let has_barriers = |name: &str| {
         let from = source.find(&format!(" {name}")).unwrap_or(0);
         let base = name.strip_suffix("_v").unwrap_or(name);
@@ -93,10 +126,12 @@ impl Compiler for HostCompiler {
 
     fn compile(&self, source: &str, _arch: u32) -> Result<Vec<u8>> {
         let text = host_source(&(self.edit)(source.to_owned()));
-        let name = blake3::hash(text.as_bytes()).to_hex()[..16].to_owned();
-        let file = scratch().join(format!("{name}.cpp"));
+        let name = blake3::hash(text.as_bytes()).to_hex()[..32].to_owned();
+        let file = kept().join(format!("{name}.{}.cpp", std::process::id()));
         std::fs::write(&file, text).expect("writable");
-        let library = build(&name, &file, &["-O1", "-fno-gnu-unique"]).map_err(Error::invalid)?;
+        let options = [&KERNEL[..], &["-shared", "-include", shim().map_err(Error::invalid)?]].concat();
+        let library = build(kept().join(format!("{name}.so")), &file, &options).map_err(Error::invalid)?;
+        std::fs::remove_file(&file).expect("it was written");
         Ok(std::fs::read(library).expect("readable"))
     }
 }
@@ -358,8 +393,8 @@ pub fn alone() -> MutexGuard<'static, ()> {
 pub fn fake_driver() -> Option<&'static FakeDriver> {
     static FAKE: OnceLock<Option<FakeDriver>> = OnceLock::new();
     let made = FAKE.get_or_init(|| {
-        let options = ["-O1", "-Wl,-soname,libcuda.so.1"];
-        let path = match build("libcuda", &sources().join("fake_driver.cpp"), &options) {
+        let options = ["-shared", "-O1", "-Wl,-soname,libcuda.so.1"];
+        let path = match build(kept().join("libcuda.so"), &sources().join("fake_driver.cpp"), &options) {
             Ok(path) => path,
             Err(reason) => {
                 eprintln!("skipped: {reason}");
@@ -377,7 +412,7 @@ pub fn fake_driver() -> Option<&'static FakeDriver> {
 
 /// Where a stand-in for a library lies, as in PyTorch's wheels.
 fn packages() -> PathBuf {
-    scratch().join("nvidia")
+    kept().join("nvidia")
 }
 
 /// A stand-in for a library.
@@ -388,10 +423,9 @@ impl FakeLibrary {
     fn new(source: &str, folder: &str, soname: &str) -> Option<Self> {
         let folder = packages().join(folder);
         std::fs::create_dir_all(&folder).expect("a temporary folder");
-        let built = build(soname, &sources().join(source), &["-O2", &format!("-Wl,-soname,{soname}")]);
-        let built = built.inspect_err(|reason| eprintln!("skipped: {reason}")).ok()?;
-        let path = folder.join(soname);
-        std::fs::rename(built, &path).expect("writable");
+        let options = ["-shared", "-O2", &format!("-Wl,-soname,{soname}")];
+        let built = build(folder.join(soname), &sources().join(source), &options);
+        let path = built.inspect_err(|reason| eprintln!("skipped: {reason}")).ok()?;
         // SAFETY: the library was just built from the repository's own source.
         Some(Self(unsafe { libloading::Library::new(&path) }.expect("what was built can be opened")))
     }
