@@ -38,8 +38,12 @@ fn pointwise() {
     accepts(&["i64[s0]"], "f32[s0] = sin()");
     accepts(&["f32[s0]"], "bool[s0] = isnan()");
     accepts(&["bool[s0]", "f32[]", "f64[]"], "f32[s0] = where()");
-    refuses(&["f32[s0]", "f32[s1]"], "f32[s0] = add()", "do not broadcast");
-    refuses(&["f32[s0]", "f32[]"], "f32[s1] = add()", "declared as");
+    refuses(&["f32[s0]", "f32[s1]"], "f32[s0] = add()", "size s1 stretches to s0");
+    refuses(&["f32[s0]", "f32[]"], "f32[s1] = add()", "size s0 stretches to s1");
+    refuses(&["f32[1]", "f32[]"], "f32[s1] = add()", "declared as");
+    // Equal at all samples.
+    refuses(&["f32[s0]", "f32[s1/4+1]"], "f32[s0] = add()", "size 1+s1/4 stretches to s0");
+    refuses(&["bool[]", "f32[s0]", "f32[s1/4+1]"], "f32[s0] = where()", "stretches to s0");
     refuses(&["f32[s1/4]", "f32[2]"], "f32[2] = add()", "only the constant 1");
     refuses(&["f32[s1/4]"], "f32[2] = expand()", "only the constant 1");
     refuses(&["f32[s1/4,3,5]", "f32[2,5,4]"], "f32[2,3,4] = matmul()", "only the constant 1");
@@ -66,7 +70,9 @@ fn movement() {
     refuses(&["f32[s0,4]"], "f32[s1] = reshape()", "has not as many elements");
     refuses(&["f32[s0,4]"], "f32[4,s0] = permute() {dims=[1, 1]}", "named twice");
     refuses(&["f32[s0,4]"], "f32[4] = permute() {dims=[1]}", "1 dimensions named of 2");
-    refuses(&["f32[s0]"], "f32[s1] = expand()", "does not expand");
+    refuses(&["f32[s0]"], "f32[s1] = expand()", "size s0 stretches to s1");
+    refuses(&["f32[s0,1]"], "f32[s1] = expand()", "2 dimensions stretch to 1");
+    refuses(&["f32[s0]"], "f32[s1/4+1] = expand()", "only the constant 1");
     refuses(&["f32[s1]"], "f32[s1] = slice() {dim=0, start=1, step=1}", "slice of 4 from 1");
     refuses(&["f32[s1]"], "f32[1] = slice() {dim=0, start=s0-3, step=1}", "from -1");
     refuses(&["f32[s1]"], "f32[1] = slice() {dim=0, start=0, step=0}", "step");
@@ -118,7 +124,8 @@ fn contractions() {
     refuses(&["f32[s0,7]", "f32[6,8]"], "f32[s0,6] = linear()", "last dimension");
     refuses(&["f32[s0,8]", "f32[6,8]", "f32[1]"], "f32[s0,6] = linear()", "bias");
     refuses(&["f32[8]", "f32[8,2]"], "f32[2] = matmul()", "has 1 dimensions");
-    refuses(&["f32[s0,2,8]", "f32[s1,8,2]"], "f32[s0,2,2] = matmul()", "do not broadcast");
+    refuses(&["f32[s0,2,8]", "f32[s1,8,2]"], "f32[s0,2,2] = matmul()", "size s1 stretches to s0");
+    refuses(&["f32[s0,2,8]", "f32[s1/4+1,8,2]"], "f32[s0,2,2] = matmul()", "only the constant 1");
     let conv = "convolution() {stride=[1], padding=[0], dilation=[1], groups=2, channels_last=false}";
     refuses(&["f32[1,4,s1]", "f32[3,2,3]"], &format!("f32[1,3,s1-2] = {conv}"), "divide into 2 groups");
     refuses(&["f32[1,6,s1]", "f32[4,2,3]"], &format!("f32[1,4,s1-2] = {conv}"), "6 channels");
@@ -129,7 +136,9 @@ fn contractions() {
         &format!("f32[s0,2,s1,5] = {sdpa}"),
         "lengths of key and value",
     );
-    refuses(&["f32[s1,8]", "f32[7,8]", "f32[7,8]", "f32[6]"], &format!("f32[s1,8] = {sdpa}"), "mask");
+    refuses(&["f32[s1,8]", "f32[7,8]", "f32[7,8]", "f32[6]"], &format!("f32[s1,8] = {sdpa}"), "mask: size 6");
+    let alike = ["f32[4,8]", "f32[s0,8]", "f32[s0,8]", "f32[s1/4+1]"];
+    refuses(&alike, &format!("f32[4,8] = {sdpa}"), "only the constant 1");
     refuses(&["f32[s1,8]", "f32[7,8]", "f32[7,8]", "i64[7]"], &format!("f32[s1,8] = {sdpa}"), "mask has type");
 }
 

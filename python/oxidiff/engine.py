@@ -167,7 +167,7 @@ class Variant:
             "outputs": [_type_text(graph, leaf.value) for leaf in graph.outputs.leaves if leaf.value is not None],
             "symbols": {
                 **{symbol.name: f"{symbol.label} ({symbol.role})" for symbol in graph.plan.symbols},
-                **{r.name: f"{r.of} in units of {r.unit}, rounded up" for r in graph.plan.rounded if r.name != r.of},
+                **{p.name: f"{p.of} in units of {p.unit}, rounded up" for p in graph.plan.padded() if p.is_named()},
             },
             "fixed": list(graph.fixed),
             "classes": len(graph.classes),

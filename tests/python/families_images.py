@@ -974,9 +974,18 @@ IMAGES: tuple[Family, ...] = (
         "diffusers.ZImageTransformer2DModel",
         _Z_IMAGE,
         _z_image,
-        ((16, 16), (8, 24)),
-        captures_by_size=True,
-        programs_by_size=True,
+        ((16, 16), (24, 16), (32, 8), (16, 40)),
+        batches=(1,),
+        prepare=_make_tables,
+    ),
+    # Its tokens are padded to a multiple of 32.
+    Family(
+        "z-image-padded",
+        "diffusers.ZImageTransformer2DModel",
+        _Z_IMAGE,
+        _z_image,
+        ((10, 14), (18, 22), (6, 10), (26, 12)),
+        batches=(1,),
         prepare=_make_tables,
     ),
     Family(
@@ -993,9 +1002,8 @@ IMAGES: tuple[Family, ...] = (
         "families_images.z_image_controlnet",
         {},
         _z_image_controlnet,
-        ((16, 16), (8, 24)),
-        captures_by_size=True,
-        programs_by_size=True,
+        ((10, 14), (8, 24), (30, 18)),
+        batches=(1,),
         prepare=_make_tables,
     ),
 )

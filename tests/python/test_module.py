@@ -563,6 +563,36 @@ def test_sequences_that_are_padded_to_a_multiple(multiple):
         assert report.programs <= (2 if multiple != 7 else len(lengths))
 
 
+class PaddedImage(nn.Module):
+    """An image whose tokens are padded to a multiple, as Z-Image's."""
+
+    def __init__(self, multiple: int, patch: int) -> None:
+        super().__init__()
+        self.multiple, self.patch = multiple, patch
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        tokens = nn.functional.pixel_unshuffle(image, self.patch).flatten(2).transpose(1, 2)
+        more = -len(tokens[0]) % self.multiple
+        return torch.cat([tokens, tokens[:, -1:].repeat(1, more, 1)], dim=1) * 2 if more else tokens * 2
+
+
+@pytest.mark.parametrize(("multiple", "patch"), [(32, 2), (8, 1), (64, 4), (7, 2)])
+def test_images_whose_tokens_are_padded_to_a_multiple(multiple, patch):
+    module = PaddedImage(multiple, patch)
+    sides = [(16, 16), (9, 7), (8, 24), (24, 16), (11, 13), (40, 8), (17, 29), (5, 64), (13, 48), (33, 31), (12, 12)]
+    for first in (0, 1, 4, 7):
+        compiled = oxidiff.compile(module)
+        for a, b in (sides[first], *sides):
+            image = torch.randn(2, 3, a * patch, b * patch)
+            output, expected = compiled(image), module(image)
+            assert output.shape == expected.shape, (first, a, b)
+            assert torch.equal(output, expected), (first, a, b)
+        report = oxidiff.report(compiled)
+        assert report.eager_calls == 0
+        # One for images that are padded and one for those that are not, if the multiple is a power of two.
+        assert report.programs <= (2 if multiple != 7 else len(sides)), first
+
+
 class PaddedTogether(nn.Module):
     """Texts of several lengths, each padded to a multiple and all to the longest of them, and a mask if one is shorter."""
 

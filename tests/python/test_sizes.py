@@ -7,7 +7,19 @@ import random
 import pytest
 import torch
 
-from oxidiff.capture.sizes import UNITS, Rounded, Symbol, padded_alike, padded_aside, ranks_of, rounded_plans
+from oxidiff.capture.dim import Dim
+from oxidiff.capture.sizes import (
+    UNITS,
+    Area,
+    Rounded,
+    Symbol,
+    area_aside,
+    areas_alike,
+    padded_alike,
+    padded_aside,
+    ranks_of,
+    rounded_plans,
+)
 
 Here = dict[str, int]
 
@@ -57,6 +69,31 @@ def test_other_units_show(unit: int) -> None:
             padded = torch.tensor([[mine.at(row)] for row in rows], dtype=torch.float64)
             ranks = [int(torch.linalg.matrix_rank(matrix)) for matrix in (known, torch.cat([known, padded], dim=1))]
             assert ranks[0] < ranks[1], (here, other)
+
+
+@pytest.mark.parametrize("patch", [1, 2, 4])
+@pytest.mark.parametrize("unit", UNITS[1:])
+def test_padded_images_are_alike_in_what_is_asked(unit: int, patch: int) -> None:
+    """And no two sides or numbers of units are equal, so that none of them is taken for another."""
+    source = random.Random(unit * 10 + patch)
+    tokens = Dim.symbol("h") * Dim.symbol("w") / patch**2
+    for _ in range(20):
+        here = {"h": source.randint(8, 64) * patch, "w": source.randint(8, 64) * patch}
+        if source.randrange(2):
+            here["w"] = -(-here["w"] // unit) * unit
+        sides = (Symbol("h", "spatial", 0, here["h"]), Symbol("w", "spatial", 1, here["w"]))
+        area = Area("hwr", tokens, unit)
+        tried = 0
+        for values in areas_alike(area, sides, patch, here):
+            rows = [here, *(dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True))]
+            aside = area_aside(area, {"h": patch, "w": patch}, here, rows)
+            assert aside == {"h": here["h"], "w": here["w"]} or area.is_full(aside) == area.is_full(here)
+            assert [area.is_full(row) for row in rows] == [area.is_full(here)] * len(rows)
+            assert all(tokens.exact(row).denominator == 1 for row in rows)
+            for kind in ([row["h"] for row in rows], [row["w"] for row in rows], [area.at(row) for row in rows]):
+                assert len(set(kind)) == len(rows), rows
+            tried += 1
+        assert tried, here
 
 
 def test_plans_are_named_unlike_other_sizes() -> None:

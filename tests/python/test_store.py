@@ -58,19 +58,28 @@ class Texts(nn.Module):
         return nn.utils.rnn.pad_sequence(padded, batch_first=True) * image.mean()
 
 
-@pytest.mark.parametrize("name", [*MODELS, "texts"])
+class Tokens(nn.Module):
+    """An image whose number of pixels is rounded up."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        tokens = image.flatten(2).transpose(1, 2)
+        return nn.functional.pad(tokens, (0, 0, 0, -len(tokens[0]) % 8)) * 2
+
+
+OWN: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+    "texts": (Texts(), {"image": torch.ones(2, 4, 8, 8), "texts": [torch.ones(n, 4) for n in (45, 11)]}),
+    "tokens": (Tokens(), {"image": torch.ones(2, 4, 9, 7)}),
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *OWN])
 def test_a_graph_comes_back_as_it_was_captured(name: str) -> None:
-    is_zoo = name in MODELS
-    module = testing.build(name) if is_zoo else Texts()
-    inputs = (
-        testing.example_inputs(name)
-        if is_zoo
-        else {"image": torch.ones(2, 4, 8, 8), "texts": [torch.ones(n, 4) for n in (45, 11)]}
-    )
+    module, inputs = OWN[name] if name in OWN else (testing.build(name), testing.example_inputs(name))
     capturer = Capturer(module)
     call = capturer.call((), inputs)
     graph, lowered = capturer.lowered(call, _native.GraphBuilder)
-    assert bool(graph.plan.rounded) == (not is_zoo)
+    assert bool(graph.plan.rounded) == (name == "texts")
+    assert bool(graph.plan.areas) == (name == "tokens")
     stored = StoredGraph.of(graph, lowered)
     file = Artifact("x", describe(module, module.forward), [stored]).to_bytes()
     fresh, relowered = Artifact.from_bytes(file).graphs[0].decode()

@@ -3,8 +3,8 @@
 A capture takes five traces: at the call's own sizes, at three more where every free size differs, and at a held-out one
 (batch 1, other residues), which must be predicted. Where a guess about the free sizes fails, each is tried alone, with
 other values, then together with lengths that may follow from it, as those of position tables do from the edges of an
-image; lengths also as padded ones, whose numbers of units are symbols of their own. It becomes a constant of the
-program if nothing helps: the graph then serves that value only.
+image; lengths, and the tokens of an image, also as padded ones, whose numbers of units are symbols of their own. It
+becomes a constant of the program if nothing helps: the graph then serves that value only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ from .meta import META_DEVICE
 from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
 from .sizes import (
     HELD_OUT,
+    PATCHES,
     RESIDUES,
+    SHOWING,
+    Area,
     Rounded,
     Symbol,
+    area_aside,
+    area_units,
+    areas_alike,
     at_multiples,
     at_residue,
     candidates,
@@ -225,6 +231,12 @@ class _Session:
         """Whether lengths are tried at the residues that they have in the call."""
         self.is_padded = False
         """Whether lengths were tried as padded ones."""
+        self.is_covered = False
+        """Whether the tokens of an image were tried as padded ones."""
+        self.before_area: dict[str, tuple[Number, ...]] = {}
+        """The values that were chosen before they were."""
+        self.is_narrow = False
+        """Whether the graph was found wrong at other residues of an image's sides."""
         for symbol in [s for s in self.plan.symbols if s.name in fixed]:
             self.fix(symbol)
         # What has no effect is mostly left out by the code: of another program than any other value.
@@ -249,10 +261,18 @@ class _Session:
         while True:
             self.plan.ordered = ()
             graph, points = self.solved_graph(base)
-            if self.hold_out(graph, points):
+            is_right = self.hold_out(graph, points)
+            if is_right and not self.is_narrow:
                 self.keep_order(graph)
                 break
-            self.fix_all()
+            if self.plan.areas:
+                # Not that, or not that alone.
+                self.drop_area()
+            elif is_right and not self.pad_area(base):
+                self.keep_order(graph)
+                break
+            elif not is_right:
+                self.fix_all()
         # Read by now, and longer than the rest of the trace.
         graph.template.ledger = Ledger()
         graph.traces = self.traces
@@ -261,6 +281,7 @@ class _Session:
 
     def solved_graph(self, base: Trace) -> tuple[CapturedGraph, list[Point]]:
         """A graph that is right at a few points, and these."""
+        self.is_narrow = False
         records, points = self.agreeing_traces(base)
         forms = self.solve(base, records, points)
         while forms is None:
@@ -295,7 +316,7 @@ class _Session:
         sizes over the lengths themselves are equal."""
         here = self.point()
         rounded = list(self.plan.rounded)
-        for name in self.plan.units():
+        for name in dict.fromkeys(r.name for r in rounded if r.is_named()):
             alike = [r for r in rounded if r.name == name]
             (first, *others) = alike
             full = [r for r in rounded if r.is_full(here) and (r.unit, r.at(here)) == (first.unit, first.at(here))]
@@ -400,7 +421,9 @@ class _Session:
                 points.append(point)
             else:
                 return records, points
-            if attempt == 0:
+            if self.plan.areas:
+                self.drop_area()
+            elif attempt == 0:
                 self.try_each_symbol(base)
             else:
                 self.fix_all()
@@ -457,21 +480,60 @@ class _Session:
             values = padded_alike(rounded, here)
             if not move_alone(values):
                 continue
-            points = [self.plan.complete(here)]
-            records = [base]
-            for row in zip(*values.values(), strict=True):
-                point = self.plan.complete({**here, **dict(zip(values, row, strict=True))})
-                record = self.try_trace(base, point)
-                if record is None:
-                    break
-                points.append(point)
-                records.append(record)
-            else:
-                if self.solve(base, records, points) is not None:
-                    self.chosen.update(values)
-                    return True
+            if self.is_solved(base, values):
+                self.chosen.update(values)
+                return True
         self.plan.rounded = ()
         return False
+
+    def pad_area(self, base: Trace) -> bool:
+        """Lets the tokens of an image be padded to multiples of something, if a trace shows what that is, and the program is
+        the same and can be solved wherever they are padded as in the call; chooses values for its sides."""
+        sides = [s for s in self.plan.symbols if s.role == "spatial"]
+        if len(sides) != 2 or self.is_covered:
+            return False
+        self.is_covered = True
+        here = self.point()
+        self.before_area = dict(self.chosen)
+        for patch in PATCHES:
+            showing = {s.name: count * patch for s, count in zip(sides, SHOWING, strict=True)}
+            limit, self.limit = self.limit, None
+            try:
+                record = self.trace_at(self.plan.complete({**here, **showing}))
+            except ChangedError:
+                raise
+            except CaptureError:
+                continue
+            finally:
+                self.limit = limit
+            tokens = Dim.symbol(sides[0].name) * Dim.symbol(sides[1].name) / patch**2
+            for unit in area_units(set(record.numbers), set(base.numbers)):
+                area = Area(f"{sides[0].name}{sides[1].name}r", tokens, unit)
+                self.plan.areas = (Area("", tokens, unit) if area.is_full(here) else area,)
+                for values in areas_alike(area, (sides[0], sides[1]), patch, here):
+                    if self.is_solved(base, values):
+                        self.chosen.update(values)
+                        return True
+        self.drop_area()
+        return False
+
+    def drop_area(self) -> None:
+        """Tells images apart by the residues of their sides again."""
+        self.plan.areas = ()
+        self.chosen.update(self.before_area)
+
+    def is_solved(self, base: Trace, values: Mapping[str, Sequence[Number]]) -> bool:
+        """Whether the program is the same, and can be solved, where these symbols have these values together."""
+        here = self.point()
+        points, records = [here], [base]
+        for row in zip(*values.values(), strict=True):
+            point = self.plan.complete({**here, **dict(zip(values, row, strict=True))})
+            record = self.try_trace(base, point)
+            if record is None:
+                return False
+            points.append(point)
+            records.append(record)
+        return self.solve(base, records, points) is not None
 
     def fix(self, symbol: Symbol) -> None:
         self.plan.fix(symbol.name)
@@ -512,6 +574,9 @@ class _Session:
         beside the first one, else all. Before, Python ints are tried in one order, and lengths at one residue."""
         suspects = []
         here = self.point()
+        if self.plan.areas:
+            self.drop_area()
+            return
         for symbol in self.plan.symbols:
             record = self.try_trace(base, {**here, symbol.name: self.chosen[symbol.name][0]})
             if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):
@@ -522,7 +587,7 @@ class _Session:
             self.chosen.update(in_order(self.plan.ints()))
             return
         sequences = [s for s in suspects if s.role == "sequence"]
-        if not numbers and self.pad_lengths(base, sequences):
+        if not numbers and (self.pad_lengths(base, sequences) or self.pad_area(base)):
             return
         lengths = [s for s in suspects if s.role in ("sequence", "frames")]
         if not numbers and lengths and not self.is_rounded:
@@ -555,6 +620,9 @@ class _Session:
                     point[symbol.name] = 4
             if "sequence" not in kept:
                 point |= padded_aside(self.plan.rounded, self.point())
+            if "spatial" not in kept:
+                for area in self.plan.areas:
+                    point |= area_aside(area, graph.moduli, self.point(), points)
             point = self.plan.complete(point)
             try:
                 record = self.trace_at(point)
@@ -567,12 +635,14 @@ class _Session:
             if not is_wrong and self.holds_at_multiples(graph, kept):
                 self.confirm(graph, point, record)
                 if kept:
+                    self.is_narrow = "spatial" in kept
                     self.split_residues(graph, [*points, point], kept)
                 return True
         if is_wrong:
             # Even at the same residues of everything.
             return False
         # Right at the points it was solved at, and nothing more is known: classes as narrow as those points.
+        self.is_narrow = True
         self.split_residues(graph, points, RESIDUES.keys())
         return True
 

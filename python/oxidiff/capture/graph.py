@@ -210,13 +210,13 @@ class CapturedGraph:
         return (*residues, *sorted(range(len(ints)), key=ints.__getitem__), *self._padding_of(point))
 
     def _padding_of(self, point: Mapping[str, Any]) -> Iterator[int]:
-        """Which lengths need padding, how they and their numbers of units compare, and the residues of these;
+        """Which lengths and images need padding, how they and their numbers of units compare, and the residues of these;
         of other sizes, which is larger if that was never tried otherwise."""
-        rounded = self.plan.rounded
-        yield from (int(r.is_full(point)) for r in rounded)
-        yield from ranks_of([r.at(point) for r in rounded])
-        yield from ranks_of([int(point[r.of]) for r in rounded])
-        yield from (r.at(point) % self.moduli[r.name] for r in rounded if r.name != r.of)
+        padded = self.plan.padded()
+        yield from (int(p.is_full(point)) for p in padded)
+        yield from ranks_of([p.at(point) for p in padded])
+        yield from ranks_of([int(point[r.of]) for r in self.plan.rounded])
+        yield from (p.at(point) % self.moduli[p.name] for p in padded if p.is_named())
         yield from (_sign(point[one], point[other]) for one, other in self.plan.ordered)
 
     def loose_numbers(self) -> set[str]:

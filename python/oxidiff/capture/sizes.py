@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, islice, product
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..errors import CaptureError
 from .dim import Dim, Size, dim_of
 from .signature import Call, Number
 
-__all__ = ["Rounded", "SizePlan", "Symbol", "plan_sizes"]
+__all__ = ["Area", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
 
 @dataclass(slots=True)
@@ -68,6 +68,10 @@ class Rounded:
     of: str
     unit: int
 
+    def is_named(self) -> bool:
+        """Whether the number of units is a symbol of its own."""
+        return self.name != self.of
+
     def at(self, point: Mapping[str, Any]) -> int:
         """The value where the length is that of ``point``."""
         return -(-int(point[self.of]) // self.unit)
@@ -75,6 +79,33 @@ class Rounded:
     def is_full(self, point: Mapping[str, Any]) -> bool:
         """Whether the length needs no padding there."""
         return int(point[self.of]) % self.unit == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """How many tokens an image has, in units, rounded up: what programs pad them to.
+
+    Attributes:
+        name: As it appears in expressions; empty where there are as many tokens as units have, and so say it all.
+        of: How many tokens there are, over the sides of the image.
+        unit: How many of them are one.
+    """
+
+    name: str
+    of: Dim
+    unit: int
+
+    def is_named(self) -> bool:
+        """Whether the number of units is a symbol of its own."""
+        return bool(self.name)
+
+    def at(self, point: Mapping[str, Any]) -> int:
+        """The value where the sides are those of ``point``."""
+        return ceil(self.of.exact(point) / self.unit)
+
+    def is_full(self, point: Mapping[str, Any]) -> bool:
+        """Whether the tokens need no padding there."""
+        return not self.of.exact(point) % self.unit
 
 
 @dataclass(slots=True)
@@ -89,6 +120,7 @@ class SizePlan:
         rounded: Lengths that are padded to a multiple, or to the longest of them: the program may ask which of them need
             padding, and how they compare.
         ordered: Pairs of sizes of one kind of which the same one was the larger in all traces: the program may ask which is.
+        areas: Images whose tokens are padded to a multiple: the program may ask which of them need padding.
     """
 
     symbols: list[Symbol]
@@ -96,6 +128,7 @@ class SizePlan:
     compared: Mapping[str, Number] = field(default_factory=dict)
     rounded: tuple[Rounded, ...] = ()
     ordered: tuple[tuple[str, str], ...] = ()
+    areas: tuple[Area, ...] = ()
 
     def names(self) -> list[str]:
         """All symbols that expressions may have: the free sizes, and what lengths are rounded to."""
@@ -103,11 +136,15 @@ class SizePlan:
 
     def units(self) -> list[str]:
         """The symbols that are numbers of units."""
-        return list(dict.fromkeys(r.name for r in self.rounded if r.name != r.of))
+        return list(dict.fromkeys(p.name for p in self.padded() if p.is_named()))
+
+    def padded(self) -> tuple[Rounded | Area, ...]:
+        """What is padded to a multiple."""
+        return (*self.rounded, *self.areas)
 
     def complete(self, point: Mapping[str, Number]) -> dict[str, Number]:
-        """A point with the values that lengths are rounded to there."""
-        return {**point, **{r.name: r.at(point) for r in self.rounded if r.name != r.of}}
+        """A point with the values that lengths and images are rounded to there."""
+        return {**point, **{p.name: p.at(point) for p in self.padded() if p.is_named()}}
 
     def ints(self) -> list[Symbol]:
         """The free sizes that are Python ints."""
@@ -145,13 +182,16 @@ class SizePlan:
         for name, to in ties.items():
             forms = [f.replace(name, to) if isinstance(f, Dim) else f for f in forms]
         rounded = tuple(r for r in self.rounded if r.of not in ties)
-        return SizePlan([s for s in self.symbols if s.name not in ties], forms, self.compared, rounded)
+        areas = tuple(a for a in self.areas if not a.of.symbols() & ties.keys())
+        symbols = [s for s in self.symbols if s.name not in ties]
+        return SizePlan(symbols, forms, self.compared, rounded, areas=areas)
 
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
         (symbol,) = (s for s in self.symbols if s.name == name)
         self.symbols = [s for s in self.symbols if s is not symbol]
         self.rounded = tuple(r for r in self.rounded if r.of != name)
+        self.areas = tuple(a for a in self.areas if name not in a.of.symbols())
         exact = Fraction(symbol.value)
         for i, form in enumerate(self.forms):
             if isinstance(form, Dim) and name in form.symbols():
@@ -580,9 +620,10 @@ def at_multiples(
     out: dict[str, Number] = {}
     counts = [(r.unit, r.at(here)) for r in plan.rounded]
     padded = {r.of: r for r in plan.rounded}
+    sides = {name for a in plan.areas for name in a.of.symbols()}
     for symbol in plan.symbols:
         name, value = symbol.name, symbol.value
-        if symbol.role in kept:
+        if symbol.role in kept or name in sides:
             continue
         r = padded.get(name)
         if r is not None:
@@ -671,3 +712,62 @@ def padded_aside(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
         # One more of padding made two of them equal.
         out = {r.of: int(here[r.of]) + r.unit for r in rounded}
     return out
+
+
+# -- images whose tokens are padded ------------------------------------------------------------------------------------
+
+PATCHES = (2, 1, 4)
+"""Pixels along an edge that are one token, of models that pad them; the likeliest first."""
+SHOWING = (27, 19)
+"""Sides of an image in tokens, one more than a multiple of all units: what it is padded to shows the unit."""
+_AREA_POINTS = 5
+"""At how many points areas are solved: forms must hold at more points than they have unknowns."""
+_AREA_SPREAD = 96
+"""Among how many values of a side these are looked for."""
+
+
+def area_units(numbers: Set[Any], here: Set[Any]) -> Iterator[int]:
+    """What the tokens of an image may be padded to multiples of, by the numbers of a trace where its sides are
+    :data:`SHOWING` and those of the call."""
+    tokens = prod(SHOWING)
+    if tokens in numbers:
+        yield from (unit for unit in UNITS if unit > 1 and tokens - 1 + unit in numbers - here)
+
+
+def areas_alike(
+    area: Area, sides: tuple[Symbol, Symbol], patch: int, here: Mapping[str, Any]
+) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Sets of values for the sides of an image at which to trace, the best guess first: padded where it is padded at
+    ``here``, otherwise unlike each other."""
+    values = [int(s.value) // patch for s in sides]
+    for low, high in ((0.5, 4), (0, 1)):
+        chosen: list[tuple[int, int]] = []
+        counts = {area.at(here)}
+        starts = [max(2, int(value * low)) for value in values]
+        ends = [min(int(value * high) + 1, start + _AREA_SPREAD) for value, start in zip(values, starts, strict=True)]
+        spread = product(*map(range, starts, ends))
+        # In an order without order: neighbours have sides in common.
+        for a, b in sorted(spread, key=lambda pair: ((pair[0] * 37 + pair[1] * 101) % 211, pair)):
+            point = {sides[0].name: a * patch, sides[1].name: b * patch}
+            is_alike = area.is_full(point) == area.is_full(here) and area.at(point) not in counts
+            if is_alike and a != b and all(a != x and b != y for x, y in (values, *chosen)):
+                chosen.append((a, b))
+                counts.add(area.at(point))
+            if len(chosen) == _AREA_POINTS:
+                rows = zip(*chosen, strict=True)
+                yield {s.name: tuple(v * patch for v in row) for s, row in zip(sides, rows, strict=True)}
+                break
+
+
+def area_aside(
+    area: Area, moduli: Mapping[str, int], here: Mapping[str, Any], seen: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """Values of an image's sides unlike those traced so far, near those of ``here``, padded as it is there."""
+    (one, other) = sorted(area.of.symbols())
+    steps = sorted(product(range(-12, 13), repeat=2), key=lambda pair: (abs(pair[0]) + abs(pair[1]), pair))
+    for a, b in steps:
+        point = {one: here[one] + a * moduli[one], other: here[other] + b * moduli[other]}
+        is_new = all(p[one] != point[one] and p[other] != point[other] for p in (here, *seen))
+        if is_new and min(point.values()) > 1 and area.is_full(point) == area.is_full(here):
+            return point
+    return {one: here[one], other: here[other]}

@@ -24,12 +24,12 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import TreeSpec
 
 from .. import _native
-from ..capture.dim import Dim, Real
+from ..capture.dim import Dim, Real, dim_of
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value, children_of
 from ..capture.guards import OPERATIONS, Expression, Guard
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
 from ..capture.signature import Place
-from ..capture.sizes import Rounded, SizePlan, Symbol
+from ..capture.sizes import Area, Rounded, SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.weights import WeightSlot
 from ..errors import ArtifactError
@@ -398,6 +398,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         "sizes": [encode_number(form) for form in graph.plan.forms],
         **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
         **({"rounded": [[r.name, r.of, r.unit] for r in graph.plan.rounded]} if graph.plan.rounded else {}),
+        **({"areas": [[a.name, encode_number(a.of), a.unit] for a in graph.plan.areas]} if graph.plan.areas else {}),
         **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
         **({"conditions": _encode_guards(graph.conditions)} if graph.conditions else {}),
         "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
@@ -659,6 +660,12 @@ def _decode_plan(data: Data) -> SizePlan:
         check(r.of in lengths and r.unit > 0, "a rounded size that is no length")
         check(r.name == r.of or (r.unit > 1 and r.name not in names), "the name of a rounded size")
     check(len({r.of for r in rounded}) == len(rounded), "a size that is rounded twice")
+    areas = []
+    for name, of, unit in data.get("areas", ()):
+        tokens = as_number(of)
+        check(isinstance(tokens, Dim) and tokens.symbols() <= names and as_integer(unit) > 0, "an area that is none")
+        check(name not in names | {r.name for r in rounded}, "the name of an area")
+        areas.append(Area(as_text(name), dim_of(tokens), unit))
     ordered = tuple((as_text(one), as_text(other)) for one, other in data.get("ordered", ()))
     check(all(name in names for pair in ordered for name in pair), "the order of unknown sizes")
-    return SizePlan(symbols, forms, compared, rounded, ordered)
+    return SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas))

@@ -83,16 +83,9 @@ pub fn check_node(graph: &Graph, value: ValueId) -> Result<()> {
         let concrete = |v: ValueId| graph.ty(v).concrete(&bindings).map_err(|e| place(e.to_string()));
         let operands: Vec<Vec<i64>> = node.inputs.iter().map(|&i| concrete(i)).collect::<Result<_>>()?;
         let operands: Vec<&[i64]> = operands.iter().map(Vec::as_slice).collect();
-        let (types, result) = (operand_types(graph, value), concrete(value)?);
-        check_sizes(&node.op, &operands, &result, &bindings)
-            .and_then(|()| ranges::check_stretching(&node.op, &types, &operands, &result))
-            .map_err(place)?;
+        check_sizes(&node.op, &operands, &concrete(value)?, &bindings).map_err(place)?;
     }
     Ok(())
-}
-
-pub(crate) fn operand_types(graph: &Graph, value: ValueId) -> Vec<&ValueType> {
-    graph.node(value).inputs.iter().map(|&i| graph.ty(i)).collect()
 }
 
 /// The part of [`check_node`] that does not depend on sizes.
@@ -101,10 +94,12 @@ pub(crate) fn operand_types(graph: &Graph, value: ValueId) -> Vec<&ValueType> {
 /// As [`check_node`].
 pub fn check_static(graph: &Graph, value: ValueId) -> Result<()> {
     let node = graph.node(value);
-    let dtypes: Vec<DType> = node.inputs.iter().map(|&i| graph.ty(i).dtype).collect();
-    let ranks: Vec<usize> = node.inputs.iter().map(|&i| graph.ty(i).rank()).collect();
+    let types: Vec<&ValueType> = node.inputs.iter().map(|&i| graph.ty(i)).collect();
+    let dtypes: Vec<DType> = types.iter().map(|ty| ty.dtype).collect();
+    let ranks: Vec<usize> = types.iter().map(|ty| ty.rank()).collect();
     ranges::check_attributes(&node.op, &ranks)
         .and_then(|()| dtypes::check_dtypes(&node.op, &dtypes, node.ty.dtype))
+        .and_then(|()| ranges::check_stretching(&node.op, &types, &node.ty.shape))
         .map_err(|why| shape_error(graph.place(value), why))
 }
 

@@ -249,25 +249,28 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
     }
 }
 
-/// Only the constant 1 stretches: a size that is 1 at one binding and not at another would make the program depend on it.
-pub(crate) fn check_stretching(op: &Op, types: &[&ValueType], operands: &[&[i64]], result: &[i64]) -> Check {
-    let aligned = |x: usize, from_end: usize, to: &[i64]| {
-        let dims = &types[x].shape[..types[x].rank() - from_end];
-        let sizes = &operands[x][..dims.len()];
-        let pairs = dims.iter().zip(sizes).rev().zip(to.iter().rev());
-        match pairs.map(|((dim, &size), &to)| (dim, size, to)).find(|(dim, size, to)| size != to && !dim.is(1)) {
-            Some((dim, size, to)) => Err(format!("size {dim} = {size} stretches to {to}; only the constant 1 does")),
+/// Operands of a result of these sizes have its sizes, as expressions, or the constant 1, which stretches. A size that is 1, or
+/// the result's, at some bindings and not at others would make the program depend on them: what walks an operand takes a stride
+/// of 0 where its size is another expression.
+pub(crate) fn check_stretching(op: &Op, types: &[&ValueType], result: &[Dim]) -> Check {
+    let aligned = |x: usize, from_end: usize, to: &[Dim]| {
+        let shape = &types[x].shape;
+        let dims = &shape[..shape.len().saturating_sub(from_end)];
+        expect(dims.len() <= to.len(), || format!("{} dimensions stretch to {}", dims.len(), to.len()))?;
+        match dims.iter().rev().zip(to.iter().rev()).find(|(dim, to)| dim != to && !dim.is(1)) {
+            Some((dim, to)) => Err(format!("size {dim} stretches to {to}; only the constant 1 does")),
             None => Ok(()),
         }
     };
+    let last = |n: usize| result.len().saturating_sub(n);
     match op {
-        Op::Binary(_) | Op::Where | Op::Expand => (0..operands.len()).try_for_each(|x| aligned(x, 0, result)),
-        Op::Matmul => (0..2).try_for_each(|x| aligned(x, 2, &result[..result.len() - 2])),
+        Op::Binary(_) | Op::Where | Op::Expand => (0..types.len()).try_for_each(|x| aligned(x, 0, result)),
+        Op::Matmul => (0..2).try_for_each(|x| aligned(x, 2, &result[..last(2)])),
         Op::ScaledDotProductAttention { .. } => {
-            (0..3).try_for_each(|x| aligned(x, 2, &result[..result.len() - 2]))?;
-            let keys = operands[1][operands[1].len() - 2];
-            let scores = [&result[..result.len() - 1], &[keys]].concat();
-            if operands.len() == 4 { aligned(3, 0, &scores) } else { Ok(()) }
+            (0..3).try_for_each(|x| aligned(x, 2, &result[..last(2)]))?;
+            let Some(keys) = types[1].shape.iter().rev().nth(1).filter(|_| types.len() == 4) else { return Ok(()) };
+            let scores = [&result[..last(1)], std::slice::from_ref(keys)].concat();
+            aligned(3, 0, &scores).map_err(|why| format!("mask: {why}"))
         }
         _ => Ok(()),
     }
