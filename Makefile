@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
+.PHONY: help setup build demo test test-tools test-rust-built test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
 	bench bench-contenders bench-kernels dump doc docs-models wheel wheel-manylinux train clean all
 
 help: ## list the targets
@@ -63,7 +63,14 @@ train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about ten 
 
 # Rust first: the extension with and without the feature `python` is one file, and is compiled again when the other was.
 # Before its tests PyTorch: those of CUDA use its libraries, and are left out where there are none.
-test: lint-rust $(VENV)/.test-stamp test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
+test: test-tools test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
+
+# The one mostly waits for the network, the other for the processor.
+test-tools:
+	@$(MAKE) --jobs 2 $(VENV)/.test-stamp test-rust-built
+
+test-rust-built: lint-rust
+	$(TEST_RUST) --no-run
 
 # Two files of tests at a time, too: those of CUDA, which are first and take the most, wait for one compiler each.
 RUST_TESTS := $(sort $(wildcard tests/cuda_*.rs)) $(filter-out tests/cuda_%,$(wildcard tests/*.rs kernels/tests/*.rs))
