@@ -39,15 +39,19 @@ fn kept() -> &'static Path {
     })
 }
 
+/// A file that no other thread or process writes.
+fn fresh(extension: &str) -> PathBuf {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    kept().join(format!("{}-{count}.{extension}", std::process::id()))
+}
+
 /// What g++ makes of `source`, unless an earlier process has made it. Several may make it at once: it comes by a rename.
 fn build(made: PathBuf, source: &Path, options: &[&str]) -> std::result::Result<PathBuf, String> {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
     if made.exists() {
         return Ok(made);
     }
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let libraries = options.contains(&"-shared").then_some("-ldl");
-    let making = made.with_extension(format!("{}-{count}", std::process::id()));
+    let (making, libraries) = (fresh("part"), options.contains(&"-shared").then_some("-ldl"));
     let output = Command::new("g++")
         .args(["-std=c++17", "-fPIC", "-fwrapv", "-w"])
         .args(options)
@@ -127,7 +131,7 @@ impl Compiler for HostCompiler {
     fn compile(&self, source: &str, _arch: u32) -> Result<Vec<u8>> {
         let text = host_source(&(self.edit)(source.to_owned()));
         let name = blake3::hash(text.as_bytes()).to_hex()[..32].to_owned();
-        let file = kept().join(format!("{name}.{}.cpp", std::process::id()));
+        let file = fresh("cpp");
         std::fs::write(&file, text).expect("writable");
         let options = [&KERNEL[..], &["-shared", "-include", shim().map_err(Error::invalid)?]].concat();
         let library = build(kept().join(format!("{name}.so")), &file, &options).map_err(Error::invalid)?;
