@@ -77,7 +77,7 @@ def test_padded_images_are_alike_in_what_is_asked(unit: int, patch: int) -> None
     """And no two sides or numbers of units are equal, so that none of them is taken for another."""
     source = random.Random(unit * 10 + patch)
     tokens = Dim.symbol("h") * Dim.symbol("w") / patch**2
-    for _ in range(20):
+    for _ in range(6):
         here = {"h": source.randint(8, 64) * patch, "w": source.randint(8, 64) * patch}
         if source.randrange(2):
             here["w"] = -(-here["w"] // unit) * unit
