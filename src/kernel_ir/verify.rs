@@ -9,6 +9,7 @@
 
 use super::{Body, Group, GroupKind, Instr, Reg};
 use crate::error::{Error, Result};
+use crate::ir::infer::ranges::check_broadcast;
 use crate::ir::{Dim, Graph, Op, ValueId};
 
 /// Checks the list above.
@@ -122,7 +123,9 @@ impl Check<'_> {
         let fits = match instr {
             Instr::Root => self.group.root.is_some(),
             Instr::Const(_) => true,
-            Instr::Load(v) => self.owner[v.index()] != self.index && broadcasts(&self.graph.ty(*v).shape, space),
+            Instr::Load(v) => {
+                self.owner[v.index()] != self.index && check_broadcast(&self.graph.ty(*v).shape, space).is_ok()
+            }
             Instr::Unary(_, a) | Instr::Round(_, a) => defined(&[*a]),
             Instr::Binary(_, a, b) => defined(&[*a, *b]),
             Instr::Where(c, a, b) => defined(&[*c, *a, *b]),
@@ -144,9 +147,4 @@ impl Check<'_> {
             None => Ok(()),
         }
     }
-}
-
-/// Whether `shape` stretches to `space`, trailing dimensions aligned.
-pub(crate) fn broadcasts(shape: &[Dim], space: &[Dim]) -> bool {
-    shape.len() <= space.len() && shape.iter().rev().zip(space.iter().rev()).all(|(d, s)| d == s || d.is(1))
 }

@@ -985,7 +985,7 @@ IMAGES: tuple[Family, ...] = (
         _Z_IMAGE,
         _z_image,
         ((10, 14), (18, 22), (6, 10), (26, 12)),
-        batches=(1,),
+        batches=(2,),
         prepare=_make_tables,
     ),
     Family(

@@ -262,17 +262,14 @@ class _Session:
             self.plan.ordered = ()
             graph, points = self.solved_graph(base)
             is_right = self.hold_out(graph, points)
-            if is_right and not self.is_narrow:
-                self.keep_order(graph)
-                break
-            if self.plan.areas:
+            if self.plan.areas and (self.is_narrow or not is_right):
                 # Not that, or not that alone.
                 self.drop_area()
-            elif is_right and not self.pad_area(base):
-                self.keep_order(graph)
-                break
             elif not is_right:
                 self.fix_all()
+            elif not self.is_narrow or not self.pad_area(base):
+                self.keep_order(graph)
+                break
         # Read by now, and longer than the rest of the trace.
         graph.template.ledger = Ledger()
         graph.traces = self.traces
@@ -508,8 +505,10 @@ class _Session:
                 self.limit = limit
             tokens = Dim.symbol(sides[0].name) * Dim.symbol(sides[1].name) / patch**2
             for unit in area_units(set(record.numbers), set(base.numbers)):
-                area = Area(f"{sides[0].name}{sides[1].name}r", tokens, unit)
-                self.plan.areas = (Area("", tokens, unit) if area.is_full(here) else area,)
+                area = Area("", tokens, unit)
+                if not area.is_full(here):
+                    area = Area(f"{sides[0].name}{sides[1].name}r", tokens, unit)
+                self.plan.areas = (area,)
                 for values in areas_alike(area, (sides[0], sides[1]), patch, here):
                     if self.is_solved(base, values):
                         self.chosen.update(values)
@@ -572,11 +571,11 @@ class _Session:
     def fix_unsolved(self, base: Trace) -> None:
         """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else lengths of tensors
         beside the first one, else all. Before, Python ints are tried in one order, and lengths at one residue."""
-        suspects = []
-        here = self.point()
         if self.plan.areas:
             self.drop_area()
             return
+        suspects = []
+        here = self.point()
         for symbol in self.plan.symbols:
             record = self.try_trace(base, {**here, symbol.name: self.chosen[symbol.name][0]})
             if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):

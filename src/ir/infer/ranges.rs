@@ -255,12 +255,7 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
 pub(crate) fn check_stretching(op: &Op, types: &[&ValueType], result: &[Dim]) -> Check {
     let aligned = |x: usize, from_end: usize, to: &[Dim]| {
         let shape = &types[x].shape;
-        let dims = &shape[..shape.len().saturating_sub(from_end)];
-        expect(dims.len() <= to.len(), || format!("{} dimensions stretch to {}", dims.len(), to.len()))?;
-        match dims.iter().rev().zip(to.iter().rev()).find(|(dim, to)| dim != to && !dim.is(1)) {
-            Some((dim, to)) => Err(format!("size {dim} stretches to {to}; only the constant 1 does")),
-            None => Ok(()),
-        }
+        check_broadcast(&shape[..shape.len().saturating_sub(from_end)], to)
     };
     let last = |n: usize| result.len().saturating_sub(n);
     match op {
@@ -273,6 +268,15 @@ pub(crate) fn check_stretching(op: &Op, types: &[&ValueType], result: &[Dim]) ->
             aligned(3, 0, &scores).map_err(|why| format!("mask: {why}"))
         }
         _ => Ok(()),
+    }
+}
+
+/// `shape` stretches to `to`, trailing dimensions aligned, whatever the sizes are.
+pub(crate) fn check_broadcast(shape: &[Dim], to: &[Dim]) -> Check {
+    expect(shape.len() <= to.len(), || format!("{} dimensions stretch to {}", shape.len(), to.len()))?;
+    match shape.iter().rev().zip(to.iter().rev()).find(|(dim, to)| dim != to && !dim.is(1)) {
+        Some((dim, to)) => Err(format!("size {dim} stretches to {to}; only the constant 1 does")),
+        None => Ok(()),
     }
 }
 
