@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import copy
 import itertools
 import math
@@ -21,6 +23,7 @@ import oxidiff
 from oxidiff.capture import Capturer
 from oxidiff.capture.dim import Dim
 from oxidiff.capture.guards import OPERATIONS, Guard, Ledger, TracedFloat, TracedInt, plain
+from oxidiff.errors import CaptureError
 
 h, w = Dim.symbol("h"), Dim.symbol("w")
 
@@ -220,6 +223,15 @@ def padded(x: Tensor, rows: int) -> Tensor:
     return F.pad(x, (0, -(rows * x.shape[3]) % 6))
 
 
+def lengths(x: Tensor) -> Tensor:
+    return x.flip(2) if len(x[0, 0]) % 13 == 4 else x + 1
+
+
+def plain_lengths(x: Tensor) -> Tensor:
+    # What ``__len__`` returns, Python itself makes a plain int.
+    return x.flip(2) if operator.length_hint(x[0, 0]) % 13 == 4 else x + 1
+
+
 def grid(x: Tensor) -> Tensor:
     rows, columns = (torch.linspace(-1, 1, n) for n in x.shape[2:])
     return x + rows[:, None] * columns
@@ -235,6 +247,8 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     turned: [((40, 47),), ((40, 33),), ((47, 40),), ((39, 31),), ((39, 95),), ((103, 95),)],
     late: [((8, 8), 0.9), ((8, 8), 0.5), ((9, 8), 0.7), ((8, 8), 0.65), ((9, 8), 0.1), ((8, 8), 0.66)],
     padded: [((8, 8), 2), ((8, 9), 3), ((9, 8), 3), ((8, 10), 5), ((7, 7), 7), ((7, 5), 4), ((8, 8), 5)],
+    lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
+    plain_lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
     grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
 }
 
@@ -314,3 +328,24 @@ def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytes
 def test_operators_of_all_names_exist() -> None:
     assert {"neg", "abs", "ceil", "floor", "round", "trunc", "float", *BINARY} == OPERATIONS.keys()
     assert operator.index(ledger_of(3, 4)[1]) == 3
+
+
+def test_len_is_another_one_while_a_module_is_traced_only() -> None:
+    seen: list[Any] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append((len, len([1, 2]), len(x.shape)))
+        with pytest.raises(TypeError, match="0-d"):
+            len(x.sum())
+        if x.shape[1] == 5:
+            raise RuntimeError("five")
+        return x * 2
+
+    for columns, expected in ((4, contextlib.nullcontext()), (5, pytest.raises(CaptureError, match="five"))):
+        capturer = Capturer(Asks(function))
+        with expected:
+            capturer.capture(capturer.call((torch.zeros(2, columns),), {}))
+    assert all(row[0] is not builtins.len and row[1:] == (2, 2) for row in seen)
+    assert seen
+    assert len is builtins.len
+    assert "len" not in globals()

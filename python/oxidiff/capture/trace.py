@@ -23,7 +23,7 @@ import threading
 import traceback
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
@@ -710,8 +710,12 @@ class _RealDevice(TorchFunctionMode):
             return math.prod(shape(x))
 
         def length(x: Tensor) -> int:
-            # Python makes a plain int of it.
-            return int(shape(x)[0])
+            if not x.dim():
+                raise TypeError("len() of a 0-d tensor")
+            # Python makes a plain int of it, and what is asked of that is not seen: another length is looked at again.
+            traced = shape(x)[0]
+            ledger.ask("eq", traced, plain(traced), True)
+            return int(traced)
 
         self._sizes: dict[Any, Callable[..., Any]] = {
             torch.Tensor.shape.__get__: shape,  # type: ignore[attr-defined]
@@ -1059,6 +1063,28 @@ def _telling_transformers(thread: int) -> Iterator[None]:
         library.is_jit_tracing = original  # type: ignore[attr-defined]
 
 
+def _length(value: Any, /) -> int:
+    """``len()``, of a tensor the size itself."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)
+
+
+@contextmanager
+def _following_lengths(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
+    ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it."""
+    names = {kind.__module__ for module in modules for kind in type(module).__mro__}
+    spaces = [vars(sys.modules[name]) for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
+    spaces = [space for space in spaces if "len" not in space]
+    for space in spaces:
+        space["len"] = _length
+    try:
+        yield
+    finally:
+        for space in spaces:
+            if space.get("len") is _length:
+                del space["len"]
+
+
 def trace(
     call: Callable[[], Any],
     inputs: list[tuple[Tensor, str]],
@@ -1158,6 +1184,7 @@ def _recorded(
             torch._C._AutoDispatchBelowAutograd(),
             _following_modules(recorder),
             _telling_transformers(recorder.thread),
+            _following_lengths(module for _, module in recorder.weights.modules),
             recorder,
             _RealDevice(recorder),
         ):
