@@ -10,6 +10,7 @@ import math
 import operator
 import pickle
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -223,6 +224,34 @@ def padded(x: Tensor, rows: int) -> Tensor:
     return F.pad(x, (0, -(rows * x.shape[3]) % 6))
 
 
+def wholes(x: Tensor) -> Tensor:
+    return x.flip(3) if int(x.shape[3]) % 13 == 4 else x + 1
+
+
+def members(x: Tensor) -> Tensor:
+    return x.flip(3) if x.shape[3] in {17, 30, 43} else x + 1
+
+
+def texts(x: Tensor) -> Tensor:
+    return x.flip(3) if f"{x.shape[3]}".endswith("7") or repr(x.shape[3])[0] == "4" or str(x.shape[3])[-1] == "1" else x
+
+
+def attributes(x: Tensor) -> Tensor:
+    return x.flip(3) if x.shape[3].real % 13 == 4 or round(x.shape[3], -1) == 60 else x + 1
+
+
+def of_numpy(x: Tensor) -> Tensor:
+    return x.flip(3) if np.array(x.shape)[3] % 13 == 4 else x + 1
+
+
+def strides(x: Tensor) -> Tensor:
+    return x.flip(3) if x.stride(2) % 13 == 4 or x.transpose(2, 3).stride()[2] % 17 == 9 else x + 1
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    return x.flip(3) if x.nbytes % 13 == 10 else x + 1
+
+
 def lengths(x: Tensor) -> Tensor:
     return x.flip(2) if len(x[0, 0]) % 13 == 4 else x + 1
 
@@ -237,6 +266,16 @@ def grid(x: Tensor) -> Tensor:
     return x + rows[:, None] * columns
 
 
+UNSEEN = (wholes, members, texts, attributes, of_numpy, strides, bytes_of)
+
+
+def of_library(function: Any) -> Callable[..., Tensor]:
+    """The same function in a library of models."""
+    return types.FunctionType(
+        function.__code__, {**globals(), "__name__": "diffusers.models"}, f"library_{function.__name__}"
+    )
+
+
 CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     most_rows: [((20, 30), 7), ((20, 30), 40), ((8, 30), 7), ((8, 30), 9), ((7, 9), 7), ((30, 8), 13)],
     rows_up_to: [((20, 30), 7), ((20, 30), 40), ((8, 30), 7), ((8, 30), 9), ((7, 9), 7), ((30, 8), 13)],
@@ -245,8 +284,10 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     wide_ones: [((20, 20),), ((20, 51),), ((20, 50),), ((10, 24),), ((10, 26),), ((8, 64),)],
     squares: [((4, 6),), ((4, 9),), ((8, 8),), ((2, 18),), ((5, 20),), ((7, 9),)],
     turned: [((40, 47),), ((40, 33),), ((47, 40),), ((39, 31),), ((39, 95),), ((103, 95),)],
+    of_library(turned): [((40, 47),), ((40, 33),), ((47, 40),), ((39, 31),), ((39, 95),), ((103, 95),)],
     late: [((8, 8), 0.9), ((8, 8), 0.5), ((9, 8), 0.7), ((8, 8), 0.65), ((9, 8), 0.1), ((8, 8), 0.66)],
     padded: [((8, 8), 2), ((8, 9), 3), ((9, 8), 3), ((8, 10), 5), ((7, 7), 7), ((7, 5), 4), ((8, 8), 5)],
+    **{f: [((8, w),) for w in (16, 17, 26, 30, 43, 61, 44, 81, 121, 122)] for f in UNSEEN},
     lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
     plain_lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
     grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
@@ -301,6 +342,18 @@ def test_order_of_sizes_is_no_part_of_a_class_where_nobody_asks() -> None:
         assert graph.plan.ordered == ()
         assert graph.accepts(graph.plan.read((2, 4, 90, 80)) or {})
         assert graph.accepts(graph.plan.read((2, 4, 80, 90)) or {})
+
+
+@pytest.mark.parametrize("is_library", [False, True])
+def test_what_libraries_of_models_do_with_whole_numbers_is_no_guard(is_library: bool) -> None:
+    """What is tested at many sizes needs no trace at each of them."""
+
+    def shifted(x: Tensor) -> Tensor:
+        return x[:, :, : int(x.shape[2]) // 2] * 2
+
+    capturer = Capturer(of_library(shifted) if is_library else shifted)
+    graph = capturer.capture(capturer.call((torch.zeros(2, 4, 40, 48),), {}))
+    assert graph.accepts(graph.plan.read((2, 4, 66, 56)) or {}) is is_library
 
 
 def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

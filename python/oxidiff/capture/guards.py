@@ -5,14 +5,17 @@ While a module is traced, the sizes that it reads and the Python numbers that it
 outcome are a guard. ``forward`` does the same at all sizes at which the guards of one trace have the outcomes that they
 had there, so that a graph is known to be right wherever this is so, and nowhere else without another trace.
 
-Not seen is what torch itself asks below ``forward``, and what becomes of a number that leaves Python's arithmetic, through
-``int()`` or as a key of a dictionary; that it left is noted (:meth:`Ledger.escapes`), of ``int()`` of a float what it gave.
+A number can leave this: through ``int()``, as a key of a dictionary, as text. What becomes of it then is not seen, so that
+the number itself is a guard, and another one needs another trace; but for what libraries do whose models are tested at many
+sizes, where only is noted that it left (:meth:`Ledger.escapes`). Not seen at all is what torch asks below ``forward``, and
+where C reads the number without asking: ``0.5 * n``, ``range(n)``, ``math.isqrt(n)``.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from fractions import Fraction
@@ -52,6 +55,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 """What may be computed with traced numbers, by name."""
 
+_TESTED = frozenset({"accelerate", "diffusers", "einops", "oxidiff", "peft", "torch", "transformers"})
+"""Libraries in whose code a number may leave without being a guard: they make nothing of it but other sizes."""
 _MAX_ROWS = 100_000
 """Numbers of one trace that are followed: what a loop computes beyond them is not."""
 _MAX_POWER = 64
@@ -114,10 +119,19 @@ class Ledger:
             if one is not None and other is not None:
                 self._outcomes[relation, one, other] = outcome
 
-    def escape(self, number: _Traced) -> None:
-        """Notes that a number goes where it cannot be followed."""
-        if self.is_open:
+    def escape(self, number: _Traced, *, is_text: bool = False) -> None:
+        """Notes that the caller's caller takes a number where it cannot be followed."""
+        if not self.is_open:
+            return
+        library, _, _ = sys._getframe(2).f_globals.get("__name__", "").partition(".")
+        if library not in _TESTED:
+            self.pin(number)
+        elif not is_text:
             self._escaped.add(number.row)
+
+    def pin(self, number: Any) -> None:
+        """Makes it a guard that a number is what it is."""
+        self.ask("eq", number, plain(number), True)
 
     def use(self, argument: Any) -> None:
         """Notes the ints in an argument of a torch function: they become numbers of the graph."""
@@ -319,6 +333,18 @@ class _Traced:
         self.ledger.escape(self)
         return hash(plain(self))
 
+    def __repr__(self) -> str:
+        self.ledger.escape(self, is_text=True)
+        return repr(plain(self))
+
+    def __str__(self) -> str:
+        self.ledger.escape(self, is_text=True)
+        return str(plain(self))
+
+    def __format__(self, spec: str) -> str:
+        self.ledger.escape(self, is_text=True)
+        return format(plain(self), spec)
+
     def __copy__(self) -> Any:
         return self
 
@@ -357,7 +383,10 @@ class TracedInt(_Traced, int):  # type: ignore[misc]
     __ceil__ = __floor__ = __trunc__
 
     def __round__(self, digits: Any = None) -> Any:
-        return self if digits is None else round(int(self), digits)
+        if digits is None:
+            return self
+        self.ledger.escape(self)
+        return round(plain(self), digits)
 
 
 class TracedFloat(_Traced, float):  # type: ignore[misc]
@@ -376,7 +405,10 @@ class TracedFloat(_Traced, float):  # type: ignore[misc]
 
     def __round__(self, digits: Any = None) -> Any:
         number = plain(self)
-        return self.ledger.computed(round(number), "round", self) if digits is None else round(float(self), digits)
+        if digits is None:
+            return self.ledger.computed(round(number), "round", self)
+        self.ledger.escape(self)
+        return round(number, digits)
 
     def __int__(self) -> int:
         # A plain int from here on. Roots of numbers of tokens, and the like: sizes with another are looked at again.
@@ -393,6 +425,21 @@ class TracedFloat(_Traced, float):  # type: ignore[misc]
 
 
 _TRACED: dict[type, Any] = {int: TracedInt, float: TracedFloat}
+
+
+def _untraced(name: str) -> property:
+    def of(self: Any) -> Any:
+        self.ledger.escape(self)
+        return getattr(plain(self), name)
+
+    return property(of)
+
+
+# What numbers have besides: `bit_length`, `real`, `hex`.
+for _plain, _followed in _TRACED.items():
+    for _name in vars(_plain).keys() - vars(_followed).keys() - vars(_Traced).keys():
+        if not _name.startswith("_"):
+            setattr(_followed, _name, _untraced(_name))
 
 
 # -- guards of a graph ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import functools
 import gc
 import itertools
 import math
+import operator
 import sys
 import threading
 import traceback
@@ -26,7 +27,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 import torch
@@ -712,10 +712,21 @@ class _RealDevice(TorchFunctionMode):
         def length(x: Tensor) -> int:
             if not x.dim():
                 raise TypeError("len() of a 0-d tensor")
-            # Python makes a plain int of it, and what is asked of that is not seen: another length is looked at again.
-            traced = shape(x)[0]
-            ledger.ask("eq", traced, plain(traced), True)
-            return int(traced)
+            # Python makes a plain int of it.
+            ledger.pin(shape(x)[0])
+            return x.shape[0]
+
+        def stride(x: Tensor, dim: int | None = None) -> Any:
+            strides = list(itertools.accumulate(shape(x)[:0:-1], operator.mul, initial=1))[::-1]
+            found = x.stride() if x.dim() else ()
+            if found != tuple(strides):
+                for n in shape(x):
+                    ledger.pin(n)
+                strides = list(found)
+            return tuple(strides) if dim is None else strides[dim]
+
+        def nbytes(x: Tensor) -> int:
+            return numel(x) * x.itemsize
 
         self._sizes: dict[Any, Callable[..., Any]] = {
             torch.Tensor.shape.__get__: shape,  # type: ignore[attr-defined]
@@ -724,6 +735,8 @@ class _RealDevice(TorchFunctionMode):
             torch.Tensor.nelement: numel,
             torch.numel: numel,
             torch.Tensor.__len__: length,
+            torch.Tensor.stride: stride,
+            torch.Tensor.nbytes.__get__: nbytes,  # type: ignore[attr-defined]
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -952,7 +965,7 @@ class _Before:
         self._clear_caches()
         changes = []
         for path, module, table, before in self._tables:
-            if len(table) == len(before) and all(map(is_, table.values(), before.values())):
+            if len(table) == len(before) and all(map(operator.is_, table.values(), before.values())):
                 continue
             prefix = f"{path}." if path else ""
             for name in dict.fromkeys((*table, *before)):
