@@ -220,6 +220,11 @@ def late(x: Tensor, time: float) -> Tensor:
     return x * time if time > 0.65 else x - time
 
 
+def plain_late(x: Tensor, time: float) -> Tensor:
+    time = float(time)
+    return x * time if time > 120 else x - time
+
+
 def padded(x: Tensor, rows: int) -> Tensor:
     return F.pad(x, (0, -(rows * x.shape[3]) % 6))
 
@@ -286,6 +291,7 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     turned: [((40, 47),), ((40, 33),), ((47, 40),), ((39, 31),), ((39, 95),), ((103, 95),)],
     of_library(turned): [((40, 47),), ((40, 33),), ((47, 40),), ((39, 31),), ((39, 95),), ((103, 95),)],
     late: [((8, 8), 0.9), ((8, 8), 0.5), ((9, 8), 0.7), ((8, 8), 0.65), ((9, 8), 0.1), ((8, 8), 0.66)],
+    plain_late: [((8, 8), 999.0), ((8, 8), 800.0), ((8, 8), 90.0), ((9, 8), 121.0), ((9, 8), 0.5), ((8, 8), 3000.0)],
     padded: [((8, 8), 2), ((8, 9), 3), ((9, 8), 3), ((8, 10), 5), ((7, 7), 7), ((7, 5), 4), ((8, 8), 5)],
     **{f: [((8, w),) for w in (16, 17, 26, 30, 43, 61, 44, 81, 121, 122)] for f in UNSEEN},
     lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
@@ -335,6 +341,26 @@ def test_numbers_that_decide_nothing_stay_free() -> None:
     assert graph.loose_numbers() == set()
 
 
+@torch.no_grad()
+def test_floats_that_leave_are_checked_further_and_further_out() -> None:
+    def scaled(x: Tensor, time: float) -> Tensor:
+        if time < 0:
+            raise ValueError("a time is not negative")
+        return x * float(time)
+
+    module = Asks(scaled)
+    compiled = oxidiff.compile(module, cache=False, tune="off")
+    x = torch.randn(2, 4)
+    taken = []
+    for time in (*range(999, 0, -13), 0, *range(1000, 30_000, 501)):
+        assert torch.equal(compiled(x, float(time)), module(x, float(time)))
+        (variant,) = compiled._oxidiff.engines()[-1].variants
+        taken.append(variant.graph.traces)
+    assert taken[-1] - taken[0] <= 2 * (math.log(999, 4) + math.log2(30) + 3)
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (1, 0)
+
+
 def test_order_of_sizes_is_no_part_of_a_class_where_nobody_asks() -> None:
     for size in ((40, 47), (39, 31)):
         capturer = Capturer(lambda x: x * 2)
@@ -359,7 +385,7 @@ def test_what_libraries_of_models_do_with_whole_numbers_is_no_guard(is_library: 
 def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ways and conditions are saved with a graph: another process is not to serve what this one would not."""
     path = tmp_path / "wide.oxg"
-    for function in (wide_ones, rows_up_to, padded):
+    for function in (wide_ones, rows_up_to, padded, plain_late):
         module = Asks(function)
         first, *others = CASES[function]
 

@@ -197,7 +197,20 @@ class Capturer:
             if is_assumed:
                 raise CaptureError("numbers in attributes do more in the module than in a copy of it")
             return False
+        beyond = graph.beyond(point)
         graph.accept(point, record)
+        if beyond:
+            # Times that fall or rise from call to call: not each of them is to be traced.
+            point = {**point, **beyond}
+            try:
+                record = session.trace_at(point)
+            except ChangedError:
+                raise
+            except CaptureError:
+                return True
+            graph.traces += 1
+            if graph.differs_from(record, point) is None:
+                graph.accept(point, record)
         return True
 
 
@@ -303,8 +316,7 @@ class _Session:
 
     def confirm(self, graph: CapturedGraph, point: Point, record: Trace) -> None:
         """Notes that a trace found the graph right at a point."""
-        graph.accept(point, record, of_copy=True)
-        self.escaped |= graph.escapes(record)
+        self.escaped |= graph.accept(point, record, of_copy=True)
 
     def without_units(
         self, forms: list[Literal], points: list[Point], moduli: dict[str, int]

@@ -164,7 +164,8 @@ class CapturedGraph:
         moduli: Per symbol, the modulus whose residue decides the class.
         classes: The validity classes that were checked.
         marks: The special values, symbol by symbol, that were checked.
-        box: Per bounded symbol, the smallest and the largest value that was checked.
+        box: Per bounded symbol, the smallest and the largest value that was checked; also per float that ``forward`` took
+            where it could not be followed.
         points: The values of the free sizes at which it was traced and found right.
         ways: The ways through ``forward`` that were traced and found right: what was asked of sizes, and the outcomes.
         solved: What numbers that ``forward`` computes are in the graph, where that is not what they are by computing.
@@ -230,6 +231,7 @@ class CapturedGraph:
             for s in self.plan.symbols
             if s.is_number
             and s.name not in asked
+            and s.name not in self.box
             and not (s.role == "int" and (s.name in self.plan.compared or self.moduli[s.name] > 1))
             and sum(s.name in names for names in tied) == 1
         }
@@ -278,12 +280,19 @@ class CapturedGraph:
         """Whether what the program takes for granted is so at ``point``."""
         return all(guard.holds(point) is outcome for guard, outcome in tuple(self.conditions))
 
-    def accept(self, point: Mapping[str, Any], record: Trace | None, *, of_copy: bool = False) -> None:
+    def accept(self, point: Mapping[str, Any], record: Trace | None, *, of_copy: bool = False) -> set[str]:
         """Notes that the graph was checked at ``point``, where the way of ``record`` was taken, ``None`` if that is known;
-        with ``of_copy``, by a trace of a copy of the module. What reads a number past the copy is then still to be seen."""
+        with ``of_copy``, by a trace of a copy of the module. What reads a number past the copy is then still to be seen.
+
+        Returns:
+            The free sizes of which the trace could not follow all that was computed with them.
+        """
+        escaped: set[str] = set()
         if record is not None:
             readers = self._readers(record)
-            way = record.ledger.guards(*readers, self._positive())
+            escaped = record.ledger.escapes(*readers)
+            floats = {s.name for s in self.plan.symbols if s.role in ("float", "attribute")}
+            way = record.ledger.guards(*readers, self._positive(), floats)
             numbers = self._numbers_in(record.ledger.uses(*readers))
             self.ways.add(way | {(guard, True) for guard in numbers if guard.holds(point)})
         self.classes.add(self.class_of(point))
@@ -291,10 +300,11 @@ class CapturedGraph:
         if point not in self.points:
             self.points.append(dict(point))
         for symbol in self.plan.symbols:
-            if symbol.is_bounded:
-                value = point[symbol.name]
-                low, high = self.box.get(symbol.name, (value, value))
-                self.box[symbol.name] = (min(low, value), max(high, value))
+            name = symbol.name
+            if symbol.is_bounded or name in self.box or (symbol.role == "float" and name in escaped):
+                seen = self.box.get(name) or [p[name] for p in self.points]
+                self.box[name] = (min(*seen, point[name]), max(*seen, point[name]))
+        return escaped
 
     def solve_uses(self, records: Sequence[Trace], points: Sequence[Mapping[str, Any]]) -> None:
         """Finds what each number that ``forward`` computed for torch is in the graph. Where a form was solved that is the
@@ -317,9 +327,17 @@ class CapturedGraph:
             self.solved.update((guard.left, guard.right) for guard in ways)
         return [Guard("eq", number, self.solved[number]) for number in numbers if number in self.solved]
 
-    def escapes(self, record: Trace) -> set[str]:
-        """The free sizes of which a trace could not follow all that was computed with them."""
-        return record.ledger.escapes(*self._readers(record))
+    def beyond(self, point: Mapping[str, Any]) -> dict[str, Number]:
+        """For the floats that are bounded, and not so far at ``point``, values further out."""
+        out: dict[str, Number] = {}
+        for symbol in self.plan.symbols:
+            if symbol.role == "float" and symbol.name in self.box:
+                value, (low, high) = point[symbol.name], self.box[symbol.name]
+                if value < low:
+                    out[symbol.name] = value / 4 if value > 0 else 2 * value - high
+                elif value > high:
+                    out[symbol.name] = 2 * value - low
+        return out
 
     def _readers(self, record: Trace) -> tuple[Callable[[int, int], Any], Callable[[int], Any]]:
         """What the sizes and the numbers of the call in a trace's ledger are in this graph."""

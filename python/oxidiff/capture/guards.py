@@ -81,6 +81,7 @@ class Ledger:
         self._index: dict[tuple[Any, ...], int] = {}
         self._outcomes: dict[tuple[str, int, int], bool] = {}
         self._escaped: set[int] = set()
+        self._pinned: dict[int, Number] = {}
         self._used: set[int] = set()
         self._shapes: dict[int, tuple[TracedInt, ...]] = {}
 
@@ -130,8 +131,12 @@ class Ledger:
             self._escaped.add(number.row)
 
     def pin(self, number: Any) -> None:
-        """Makes it a guard that a number is what it is."""
-        self.ask("eq", number, plain(number), True)
+        """Makes it a guard that a number is what it is, if a size or an int is in it. Of floats alone, as times, each would
+        be another one: it is noted that they leave."""
+        row = self._row_of(number) if self.is_open else None
+        if row is not None:
+            self._escaped.add(row)
+            self._pinned[row] = plain(number)
 
     def use(self, argument: Any) -> None:
         """Notes the ints in an argument of a torch function: they become numbers of the graph."""
@@ -164,7 +169,11 @@ class Ledger:
         return self._row(("literal", kind, kind(number)))
 
     def guards(
-        self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any], positive: Set[str]
+        self,
+        size_of: Callable[[int, int], Any],
+        argument_of: Callable[[int], Any],
+        positive: Set[str],
+        floats: Set[str] = frozenset(),
     ) -> frozenset[tuple[Guard, bool]]:
         """All that was asked and depends on the call's sizes, with the outcomes.
 
@@ -172,6 +181,7 @@ class Ledger:
             size_of: What a dimension of a traced value is in the graph.
             argument_of: What a number of the call is.
             positive: The symbols that are never less than 1.
+            floats: The symbols that are floats.
         """
         known: dict[int, Expression] = {}
         found: dict[Guard, bool] = {}
@@ -180,6 +190,11 @@ class Ledger:
             guard = _guard(relation, one, other, positive)
             if guard is not None:
                 found[guard] = outcome
+        for row, number in self._pinned.items():
+            expression = self._expression(row, known, size_of, argument_of)
+            guard = None if symbols_of(expression) <= floats else _guard("eq", expression, number, positive)
+            if guard is not None:
+                found[guard] = True
         return frozenset(found.items())
 
     def uses(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[Expression]:
@@ -412,9 +427,8 @@ class TracedFloat(_Traced, float):  # type: ignore[misc]
 
     def __int__(self) -> int:
         # A plain int from here on. Roots of numbers of tokens, and the like: sizes with another are looked at again.
-        self.ledger.escape(self)
         whole = int(plain(self))
-        self.ledger.ask("eq", self.ledger.computed(whole, "trunc", self), whole, True)
+        self.ledger.pin(self.ledger.computed(whole, "trunc", self))
         return whole
 
     def is_integer(self) -> bool:

@@ -579,10 +579,11 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         graph.points.append(point)
     graph.classes = {tuple(map(as_integer, residues)) for residues in data["classes"]}
     graph.marks = {(as_text(name), tuple(mark) if isinstance(mark, list) else mark) for name, mark in data["marks"]}
-    bounded = {s.name: s for s in plan.symbols if s.is_bounded}
-    check(data["box"].keys() == bounded.keys() or not graph.points, "the ranges of the sizes")
+    symbols = {s.name: s for s in plan.symbols}
+    bounded = {name for name, symbol in symbols.items() if symbol.is_bounded}
+    check(bounded <= data["box"].keys() <= symbols.keys() or not graph.points, "the ranges of the sizes")
     for name, (low, high) in data["box"].items():
-        of = as_real if name in bounded and bounded[name].is_number else as_integer
+        of = as_real if name in symbols and symbols[name].is_number else as_integer
         graph.box[as_text(name)] = (of(low), of(high))
     graph.ways = {_decode_guards(way, names) for way in data["ways"]}
     graph.conditions = set(_decode_guards(data.get("conditions", ()), names))
