@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    parser = argparse.ArgumentParser(prog="oxidiff", description=oxidiff.__doc__)
+    parser = argparse.ArgumentParser(prog="oxidiff", description="A compile backend for PyTorch diffusion models.")
+    parser.add_argument("--version", action="version", version=f"oxidiff {oxidiff.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     check = commands.add_parser("doctor", help="what was found on this machine, what is missing")
     check.add_argument("--model", choices=testing.names(), help="what bounds this model, and what would help")
@@ -49,16 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     bench.add_argument("--tiny", action="store_true", help="the small model of the same structure")
     bench.add_argument("--dtype", choices=_DTYPES, default="f32")
-    bench.add_argument("--batch", type=int, default=1)
-    bench.add_argument("--runs", type=int, help="timed runs of each (5 of a model, 2 of a script)")
+    bench.add_argument("--batch", type=_count, default=1)
+    bench.add_argument("--runs", type=_count, help="timed runs of each (5 of a model, 2 of a script)")
     bench.set_defaults(run=_bench)
     tune = commands.add_parser("tune", help="fill the tuning database for a model on this machine")
     tune.add_argument("model", metavar="MODEL", choices=testing.names(), help=", ".join(testing.names()))
     tune.add_argument("--tiny", action="store_true", help="the small model of the same structure")
     tune.add_argument("--dtype", choices=_DTYPES, default="f32")
-    tune.add_argument("--batch", type=int, default=1)
-    tune.add_argument("--size", type=int, nargs="+", help="height and width, or tokens, of the model's own input")
-    tune.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="at most (%(default)s)")
+    tune.add_argument("--batch", type=_count, default=1)
+    tune.add_argument("--size", type=_count, nargs="+", help="height and width, or tokens, of the model's own input")
+    tune.add_argument("--budget", type=_seconds, default=600.0, metavar="SECONDS", help="at most (%(default)s)")
     tune.set_defaults(run=_tune)
     inspect = commands.add_parser("inspect", help="what is in a saved program")
     inspect.add_argument("file", metavar="FILE", help="what save_graph wrote, or a file of the cache")
@@ -84,10 +86,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen.arguments = given[at + 1 :]
     try:
         status: int = chosen.run(chosen)
-    except oxidiff.Error as error:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has seen enough. The interpreter is not to write the rest when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (oxidiff.Error, OSError, ValueError) as error:
         print(f"oxidiff: {error}", file=sys.stderr)
         return 1
     return status
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return count
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return seconds
 
 
 def _tune(chosen: argparse.Namespace) -> int:
@@ -141,11 +162,7 @@ def _cache_merge(chosen: argparse.Namespace) -> int:
 
 def _doctor(chosen: argparse.Namespace) -> int:
     if chosen.model is not None or chosen.device is not None:
-        try:
-            print(doctor.advice_text(chosen.model or "sd15-unet", _DTYPES[chosen.dtype], chosen.device))
-        except ValueError as error:
-            print(f"oxidiff: {error}", file=sys.stderr)
-            return 1
+        print(doctor.advice_text(chosen.model or "sd15-unet", _DTYPES[chosen.dtype], chosen.device))
         return 0
     lines, is_fine = doctor.text()
     print(lines)

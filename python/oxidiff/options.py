@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -65,6 +66,9 @@ ONEDIFF_FIELDS: Final = frozenset((*_ONEDIFF, "graph_file"))
 """Names of OneDiff's options."""
 
 
+_MAX: Final = 2**63 - 1
+
+
 def parse_bytes(text: object) -> int:
     """A number of bytes, from an int or a string such as ``"2GiB"``, ``"500 MB"`` or ``"1.5g"``.
 
@@ -81,8 +85,8 @@ def parse_bytes(text: object) -> int:
         if match is None or unit is None:
             raise ValueError(f"not a size in bytes: {text!r}; write an int or a string such as '2GiB' or '500MB'")
         count = int(float(match[1]) * unit)
-    if count <= 0:
-        raise ValueError(f"a size in bytes must be positive, not {text!r}")
+    if not 0 < count <= _MAX:
+        raise ValueError(f"a size in bytes must be positive and less than 8 EiB, not {text!r}")
     return count
 
 
@@ -137,16 +141,25 @@ class CompileOptions:
         object.__setattr__(self, "tune_budget_s", _number("tune_budget_s", self.tune_budget_s))
         if isinstance(self.max_specializations, bool) or not isinstance(self.max_specializations, int):
             raise TypeError(f"max_specializations must be an int, not {self.max_specializations!r}")
-        if self.max_specializations < 1:
-            raise ValueError(f"max_specializations must be at least 1, not {self.max_specializations}")
+        if not 1 <= self.max_specializations <= _MAX:
+            raise ValueError(f"max_specializations must be at least 1 and less than 2**63, not {self.max_specializations}")
         if self.memory_budget is not None:
-            object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
+            try:
+                object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"memory_budget: {error}") from None
         if self.check is False:
             object.__setattr__(self, "check", None)
         elif self.check is not None and self.check is not True:
             object.__setattr__(self, "check", _number("check", self.check))
+        if self.background and self.check is not None:
+            raise ValueError("background=True runs eager alone until the program is ready: check needs both results at once")
         if self.graph_file is not None:
-            object.__setattr__(self, "graph_file", str(self.graph_file))
+            if not isinstance(self.graph_file, str | os.PathLike) or not isinstance(os.fspath(self.graph_file), str):
+                raise TypeError(f"graph_file must be a path, not {self.graph_file!r}")
+            if not os.fspath(self.graph_file):
+                raise ValueError("graph_file must be a path, not empty")
+            object.__setattr__(self, "graph_file", os.path.expanduser(self.graph_file))
         for field, default in _NOT_YET.items():
             if getattr(self, field) != default:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not available in this version of oxidiff")

@@ -16,6 +16,7 @@ from torch import Tensor
 from ._native import Executable
 from .capture import CapturedGraph, Dim, Node, WeightSlot
 from .capture.graph import number_at
+from .capture.lowering import DTYPES
 from .capture.signature import Number
 from .capture.stages import Stage, operands
 from .errors import UnsupportedError
@@ -130,8 +131,9 @@ class Staged:
                 op.run(values, point, self._device)
                 if steps is not None:
                     seconds = time.perf_counter() - started
+                    made = self.graph.values[op.node.outputs[0]].dtype if op.node.outputs else None
                     row = {"step": str(op.node.op), "kernel": "eager", "module": op.node.path, "seconds": seconds}
-                    steps.append({**row, "flops": 0, "bytes": 0})
+                    steps.append({**row, "dtype": "" if made is None else DTYPES.get(made, str(made)), "flops": 0, "bytes": 0})
             for value_id in stage.dead:
                 values.pop(value_id, None)
         return [values[leaf.value] for leaf in self.graph.outputs.leaves if leaf.value is not None]

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,12 +21,31 @@ fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::Cache { what: format!("cannot {what} {}: {error}", path.display()) }
 }
 
+/// As many links are followed, as by Linux.
+const MAX_LINKS: usize = 40;
+
+/// The file that a path leads to, which need not exist.
+///
+/// # Errors
+/// [`Error::Cache`] if it is a folder, a pipe or a device: to be replaced is nothing for them, and a pipe may never end.
+fn target(path: &Path) -> Result<PathBuf> {
+    let mut target = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        let Ok(link) = fs::read_link(&target) else { break };
+        target = target.parent().unwrap_or_else(|| Path::new(".")).join(link);
+    }
+    match fs::metadata(&target) {
+        Ok(found) if !found.is_file() => Err(Error::Cache { what: format!("{} is no file", path.display()) }),
+        _ => Ok(target),
+    }
+}
+
 /// The content of a file of at most `max_bytes`; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Cache`] if it is longer or cannot be read.
+/// [`Error::Cache`] if it is longer, cannot be read or is no file.
 pub fn read(path: &Path, max_bytes: usize) -> Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
+    let file = match File::open(target(path)?) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(cannot("read", path, &error)),
@@ -39,12 +58,15 @@ pub fn read(path: &Path, max_bytes: usize) -> Result<Option<Vec<u8>>> {
     Ok(Some(data))
 }
 
-/// Writes a file so that every reader, at any time, finds what was there before or all of `data`.
+/// Writes a file so that every reader, at any time, finds what was there before or all of `data`. Of a link, the file that it
+/// leads to.
 ///
 /// # Errors
-/// [`Error::Cache`] if the folder cannot be made or written, or the disk is full; the file is then as it was.
+/// [`Error::Cache`] if the folder cannot be made or written, the disk is full or there is something that is no file; all is
+/// then as it was.
 pub fn write(path: &Path, data: &[u8]) -> Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
+    let path = &target(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     fs::create_dir_all(folder).map_err(|e| cannot("make", folder, &e))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -13,6 +13,8 @@ from ..dispatch import find_dispatcher
 from ..errors import ArtifactError
 from ..module import compile, dispatcher_of
 from ..options import CompileOptions
+from ..report import report_of
+from ..store.cache import complain
 from ..tune import Budget
 from .parts import PARTS
 
@@ -43,9 +45,13 @@ def compile_pipe(
 
     Raises:
         AttributeError: ``parts`` names something that the pipeline does not have.
+        TypeError: ``pipe`` has none of :data:`oxidiff.pipelines.PARTS`.
         TypeError, ValueError: See :func:`oxidiff.compile`.
     """
     chosen = CompileOptions.of(options, **fields)
+    parts = (parts,) if isinstance(parts, str) else parts
+    if parts is None and not any(_find(pipe, part) for part in PARTS):
+        raise TypeError(f"{type(pipe).__name__} is no pipeline with a part that can be compiled; oxidiff.compile takes modules")
     budget = Budget(chosen.tune_budget_s)
     for part in _without(PARTS if parts is None else tuple(parts), ignores):
         found = _find(pipe, part)
@@ -84,8 +90,10 @@ def save_pipe(
             dispatcher_of(module).save_graph(path)
             saved += 1
         except ArtifactError as error:
-            # A part that the pipeline did not call has nothing to save.
             reasons.append(f"{name}: {error}")
+            if report_of(dispatcher_of(module)).calls:
+                # What was called and is left out is compiled again wherever the folder is loaded.
+                complain(f"{name} is not saved: {error}")
     if not saved:
         raise ArtifactError(
             f"no part of {type(pipe).__name__} can be saved ({'; '.join(reasons) or 'none is compiled'})"

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..watch import RECORDERS, SKIPPED
+from ..watch import RECORDERS, SKIPPED, is_idle
 
 __all__ = ["Description", "Input", "describe"]
 
@@ -173,7 +173,7 @@ class _Tree:
         skipped = SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else SKIPPED
         inputs = self.inputs.get(id(child.__dict__), ())
         for key, value in child.__dict__.items():
-            if key not in skipped:
+            if key not in skipped and not (key == "_diffusers_hook" and is_idle(value)):
                 parts.append(key)
                 is_plain = type(value) in _SCALARS and key not in inputs
                 parts.append(value if is_plain else _Raw(self._item(child.__dict__, key, value, _DEPTH)))
