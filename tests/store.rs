@@ -183,6 +183,32 @@ fn a_file_is_replaced_whole() {
     assert_eq!(std::fs::read_dir(folder.join("deep")).expect("a folder").count(), 1, "nothing is left behind");
 }
 
+#[cfg(unix)]
+#[test]
+fn links_are_followed_and_what_is_no_file_is_left_alone() {
+    let folder = folder("links");
+    let (file, link, other) = (folder.join("file"), folder.join("link"), folder.join("other"));
+    std::os::unix::fs::symlink("file", &link).expect("it links");
+    std::os::unix::fs::symlink(&link, &other).expect("it links");
+    for (path, data) in [(&link, b"one"), (&other, b"two"), (&file, b"six")] {
+        files::write(path, data).expect("it writes");
+        assert!(std::fs::symlink_metadata(&link).expect("it is there").is_symlink());
+        assert_eq!(std::fs::read(&file).expect("it reads"), data);
+        assert_eq!(files::read(path, 3).expect("it reads"), Some(data.to_vec()));
+    }
+    let circle = folder.join("circle");
+    std::os::unix::fs::symlink("circle", &circle).expect("it links");
+    let socket = folder.join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("it binds");
+    for path in [&*folder, &socket] {
+        for error in [files::write(path, b"data").unwrap_err(), files::read(path, 9).unwrap_err()] {
+            assert!(error.to_string().contains("is no file"), "{error}");
+        }
+        assert!(!std::fs::metadata(path).expect("it is there").is_file());
+    }
+    assert!(files::read(&circle, 9).is_err());
+}
+
 #[test]
 fn a_lock_keeps_others_out_until_it_is_dropped() {
     let folder = folder("lock");

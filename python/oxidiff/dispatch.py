@@ -652,9 +652,13 @@ class Dispatcher:
                         epoch.renumber()
                     epoch.engine.structure = structure
                     suspects |= self.effective.merged_anew(structure.layers)
-                # Watched first, bound then: what changes in between shows.
-                epoch.watch = Watch(epoch.structure, epoch.engine.watched())
-                epoch.engine.refresh(suspects)
+                is_covered = False
+                while not is_covered:
+                    # Watched first, bound then: what changes in between shows.
+                    epoch.watch = Watch(epoch.structure, epoch.engine.watched())
+                    epoch.engine.refresh(suspects)
+                    # A tensor in an attribute may have been replaced by another.
+                    is_covered = epoch.watch.covers(epoch.engine.watched())
             return epoch
 
     def _look(self) -> Structure:

@@ -142,7 +142,9 @@ class CompileOptions:
         if isinstance(self.max_specializations, bool) or not isinstance(self.max_specializations, int):
             raise TypeError(f"max_specializations must be an int, not {self.max_specializations!r}")
         if not 1 <= self.max_specializations <= _MAX:
-            raise ValueError(f"max_specializations must be at least 1 and less than 2**63, not {self.max_specializations}")
+            raise ValueError(
+                f"max_specializations must be at least 1 and less than 2**63, not {self.max_specializations}"
+            )
         if self.memory_budget is not None:
             try:
                 object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
@@ -153,7 +155,9 @@ class CompileOptions:
         elif self.check is not None and self.check is not True:
             object.__setattr__(self, "check", _number("check", self.check))
         if self.background and self.check is not None:
-            raise ValueError("background=True runs eager alone until the program is ready: check needs both results at once")
+            raise ValueError(
+                "background=True runs eager alone until the program is ready: check needs both results at once"
+            )
         if self.graph_file is not None:
             if not isinstance(self.graph_file, str | os.PathLike) or not isinstance(os.fspath(self.graph_file), str):
                 raise TypeError(f"graph_file must be a path, not {self.graph_file!r}")

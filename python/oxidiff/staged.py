@@ -131,9 +131,10 @@ class Staged:
                 op.run(values, point, self._device)
                 if steps is not None:
                     seconds = time.perf_counter() - started
-                    made = self.graph.values[op.node.outputs[0]].dtype if op.node.outputs else None
                     row = {"step": str(op.node.op), "kernel": "eager", "module": op.node.path, "seconds": seconds}
-                    steps.append({**row, "dtype": "" if made is None else DTYPES.get(made, str(made)), "flops": 0, "bytes": 0})
+                    made = [self.graph.values[v].dtype for v in op.node.outputs]
+                    dtype = DTYPES.get(made[0], str(made[0])) if made else ""
+                    steps.append({**row, "dtype": dtype, "flops": 0, "bytes": 0})
             for value_id in stage.dead:
                 values.pop(value_id, None)
         return [values[leaf.value] for leaf in self.graph.outputs.leaves if leaf.value is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,18 +169,24 @@ def test_check() -> None:
         ("strict", None, TypeError),
         ("max_specializations", 0, ValueError),
         ("max_specializations", 2.5, TypeError),
+        ("max_specializations", 2**80, ValueError),
         ("tune_budget_s", -1, ValueError),
         ("tune_budget_s", float("nan"), ValueError),
         ("memory_budget", "2 parsecs", ValueError),
         ("memory_budget", -5, ValueError),
         ("memory_budget", 1.5, TypeError),
+        ("memory_budget", "9999999999TB", ValueError),
+        ("memory_budget", 2**63, ValueError),
+        ("graph_file", 3, TypeError),
+        ("graph_file", b"file.oxi", TypeError),
+        ("graph_file", "", ValueError),
         ("check", "yes", TypeError),
         ("check", -1.0, ValueError),
         ("nan_guard", True, ValueError),
     ],
 )
 def test_wrong_options_name_the_field(field: str, value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"{field}|size in bytes|a size is"):
+    with pytest.raises(error, match=field):
         CompileOptions(**{field: value})
     with pytest.raises(error):
         oxidiff.compile(Net(), **{field: value})
@@ -245,6 +252,13 @@ def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (report.captures, report.eager_calls) == (0, 1)
 
 
+def test_options_that_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"background.*check"):
+        CompileOptions(background=True, check=True)
+    assert CompileOptions(background=True, check=False).check is None
+    assert CompileOptions(graph_file="~/net.oxi").graph_file == str(Path.home() / "net.oxi")
+
+
 def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     from oxidiff.__main__ import main
 
@@ -257,6 +271,40 @@ def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compiled" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["bench", "no-such-model"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "bench clip-l --tiny --runs -1",
+        "bench clip-l --tiny --runs 0",
+        "bench clip-l --tiny --batch 0",
+        "tune clip-l --tiny --size 5 -5",
+        "tune clip-l --tiny --budget nan",
+        "tune clip-l --tiny --size 5 5",
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from oxidiff.__main__ import main
+
+    try:
+        status = main(arguments.split())
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    assert status in (1, 2)
+    said = capsys.readouterr().err
+    assert any(word in said for word in ("--runs", "--batch", "--size", "--budget", "takes sizes like (77,)"))
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    command = f"{sys.executable} -m oxidiff doctor"
+    ended = subprocess.run(
+        ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    full = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True)
+    assert full.returncode == 1
+    assert full.stderr.startswith("oxidiff: ") and "Traceback" not in full.stderr
 
 
 def test_bench_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

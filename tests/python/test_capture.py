@@ -689,6 +689,27 @@ def test_caches_do_not_keep_meta_tensors(module):
     assert not module(x).is_meta
 
 
+def test_other_threads_find_nothing_of_a_trace_in_a_cache():
+    """Nor does a trace empty a cache."""
+    kept = []
+
+    class Asking(CachedMethod):
+        def forward(self, x):
+            asked = threading.Thread(target=lambda: kept.append((self.table(8), cached_table(8))))
+            asked.start()
+            asked.join()
+            return super().forward(x) + cached_table(x.shape[-1])
+
+    module = Asking()
+    before = module.table(8), cached_table(8)
+    capture(module, (torch.randn(2, 3, 8),))
+    assert len(kept) > 3
+    assert all(tables[0] is before[0] and tables[1] is before[1] for tables in kept)
+    assert module.table(8) is before[0]
+    assert isinstance(vars(CachedMethod)["table"], functools._lru_cache_wrapper)
+    assert isinstance(cached_table, functools._lru_cache_wrapper)
+
+
 def test_a_part_of_an_attribute_taken_elsewhere():
     module = WrappedCache()
     part = module.numbers[:8]

@@ -774,3 +774,135 @@ def test_data_as_long_as_the_batch_is_a_program_per_batch():
         x = torch.randn(batch, 5)
         assert_close(compiled(x), module(x))
     assert oxidiff.report(compiled).eager_calls == 0
+
+
+class Does(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_copy_of_an_argument_is_another_tensor() -> None:
+    x = torch.randn(2, 4, 3, 5)
+    for function in (
+        lambda x: x.clone(),
+        lambda x: x.to(torch.float32, copy=True),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1).contiguous(),
+    ):
+        result = oxidiff.compile(Does(function), strict=True)(x)
+        assert torch.equal(result, x)
+        assert result.data_ptr() != x.data_ptr()
+    itself = oxidiff.compile(Does(lambda x: (x, x.contiguous(), x.float(), x * 2)), strict=True)(x)
+    assert [result is x for result in itself] == [True, True, True, False]
+
+
+@torch.no_grad()
+def test_a_copy_that_is_written_into_after_a_break_is_no_argument() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.clone()
+        largest = x.max().item()
+        y += largest
+        return y - x
+
+    x = torch.ones(2, 3)
+    with pytest.warns(oxidiff.FallbackWarning, match="pieces"):
+        result = oxidiff.compile(Does(function))(x)
+    assert torch.equal(result, torch.ones(2, 3))
+    assert torch.equal(x, torch.ones(2, 3))
+
+
+@torch.no_grad()
+def test_names_that_the_signature_does_not_list_keep_their_order() -> None:
+    module = Does(lambda **tensors: torch.cat(list(tensors.values())))
+    compiled = oxidiff.compile(module, strict=True)
+    a, b = torch.ones(2), torch.zeros(2)
+    inner = Does(lambda tensors: torch.cat(list(tensors.values())))
+    of_dict = oxidiff.compile(inner, strict=True)
+    for given in ({"b": a, "a": b}, {"a": a, "b": b}, {"b": b, "a": a}):
+        assert torch.equal(compiled(**given), module(**given))
+        assert torch.equal(of_dict(given), inner(given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@torch.no_grad()
+def test_softmax_in_another_type(dtype: torch.dtype) -> None:
+    for wide in (torch.float32, torch.float64):
+        for function in (
+            lambda x, wide=wide: torch.softmax(x * 8 - 30, -1, dtype=wide),
+            lambda x, wide=wide: nn.functional.softmax(x @ x.mT, dim=-1, dtype=wide) @ x.to(wide),
+        ):
+            x = torch.randn(1, 2, 6, 8, dtype=dtype)
+            compiled = oxidiff.compile(Does(function), strict=True, precision="eager")
+            result, expected = compiled(x), function(x)
+            assert result.dtype is expected.dtype is wide
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_spread_of_too_few_is_not_a_number() -> None:
+    for function in (lambda x: x[:, 3:].std(1), lambda x: x[:, 3:].var(1)):
+        compiled = oxidiff.compile(Does(function))
+        for count in (6, 4, 3, 2, 5):
+            x = torch.randn(2, count, 5)
+            torch.testing.assert_close(compiled(x), function(x), equal_nan=True)
+
+
+@torch.no_grad()
+def test_powers_in_place() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x + 1
+        y.pow_(2)
+        y **= x
+        return y
+
+    x = torch.rand(3, 4)
+    assert_close(oxidiff.compile(Does(function), strict=True)(x), function(x))
+
+
+class Record:
+    def __init__(self, sin: Tensor) -> None:
+        self.sin = sin
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda sin: sin,
+        lambda sin: (sin, 1),
+        lambda sin: [sin],
+        lambda sin: {"sin": sin},
+        lambda sin: {"sin": [(sin,)]},
+        Record,
+    ],
+    ids=["tensor", "tuple", "list", "dict", "nested", "record"],
+)
+@torch.no_grad()
+def test_tables_that_a_module_keeps_by_size_are_real(kept: Any) -> None:
+    class Rope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables: dict[str, dict[int, Any]] = {"tables": {}}
+
+        def forward(self, x: Tensor) -> Tensor:
+            length = x.shape[1]
+            tables = self.tables["tables"]
+            if length not in tables:
+                tables[length] = kept(torch.arange(length).float()[:, None].sin())
+            found = tables[length]
+            while not isinstance(found, Tensor):
+                found = (
+                    found.sin if isinstance(found, Record) else found["sin"] if isinstance(found, dict) else found[0]
+                )
+            return x * found
+
+    module = Rope().eval()
+    compiled = oxidiff.compile(module)
+    for length in (5, 6, 5, 1, 9):
+        x = torch.randn(2, length, 8)
+        expected = x * torch.arange(length).float()[:, None].sin()
+        assert_close(compiled(x), expected)
+        assert_close(module(x), expected)

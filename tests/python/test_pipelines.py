@@ -13,6 +13,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import oxidiff
 from families_encoders import ENCODERS
@@ -203,6 +204,18 @@ def test_every_part_is_compiled_and_keeps_its_class() -> None:
         part = getattr(compiled, name)
         assert isinstance(part, oxidiff.CompiledModule), name
         assert isinstance(part, type(getattr(eager, name))), name
+
+
+@pytest.mark.parametrize("pipe", [None, "sd15", nn.Linear(3, 3)])
+def test_what_is_no_pipeline_is_refused(pipe: Any) -> None:
+    with pytest.raises(TypeError, match=r"no pipeline.*oxidiff.compile takes modules"):
+        oxidiff.compile_pipe(pipe)
+
+
+def test_one_part_by_its_name() -> None:
+    pipe = oxidiff.compile_pipe(build_pipeline("StableDiffusionPipeline"), parts="unet")
+    assert isinstance(pipe.unet, oxidiff.CompiledModule)
+    assert not isinstance(pipe.vae.decoder, oxidiff.CompiledModule)
 
 
 def test_ignored_part_stays_eager() -> None:

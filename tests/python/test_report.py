@@ -111,6 +111,20 @@ def test_explain(compiled: Any) -> None:
     assert "variant 0" in str(explanation)
 
 
+def test_profile_of_an_op_that_the_compiler_does_not_know() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), Sorted(), nn.Linear(8, 8)).eval()
+    profile = oxidiff.profile(oxidiff.compile(module, cache=False, tune="off"), torch.randn(4, 8))
+    assert "eager" in dict(profile.by("kernel"))
+    assert "f32" in dict(profile.by("dtype"))
+    assert "GFLOP/s" in str(profile)
+    assert profile._repr_html_().startswith("<table>")
+
+
+class Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).real + x
+
+
 def test_profile(compiled: Any) -> None:
     profile = compiled.profile(image())
     assert profile.seconds > 0

@@ -332,6 +332,53 @@ def test_pipelines(tmp_path: Path) -> None:
         oxidiff.load_pipe(second, tmp_path)
 
 
+@torch.no_grad()
+def test_a_context_of_diffusers_caches_is_no_part_of_an_artifact(tmp_path: Path) -> None:
+    """Pipelines enter it around each step; it leaves a registry of hooks that refers to the compiled module."""
+    path = tmp_path / "flux.oxi"
+    inputs = testing.example_inputs("flux", tiny=True)
+
+    def compiled() -> Any:
+        torch.manual_seed(0)
+        return oxidiff.compile(testing.build("flux", tiny=True), tune="off", cache=False)
+
+    def call(module: Any) -> Any:
+        with module.cache_context("cond"):
+            return module(**inputs)[0]
+
+    first, second, third = compiled(), compiled(), compiled()
+    expected = call(first)
+    oxidiff.save_graph(first, path)
+    oxidiff.load_graph(second, path)
+    assert torch.equal(call(second), expected)
+    call(third)
+    oxidiff.load_graph(third, path)
+    assert oxidiff.report(second).captures == 0
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(net: nn.Module) -> None:
+    with torch.no_grad():
+        oxidiff.compile(net, tune="off")(image())
+    (path,) = stored_files()
+    (path.parent / "a.oxi").mkdir()
+    (path.parent / "z.oxi").mkdir()
+    with pytest.raises(oxidiff.CacheError, match=r"cannot remove .*a\.oxi"):
+        bundle.clear()
+    assert sorted(p.name for p in stored_files()) == ["a.oxi", "z.oxi"]
+
+
+@torch.no_grad()
+def test_a_part_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    pipe = types.SimpleNamespace(unet=testing.build("sd15-unet"), text_encoder=Net().eval())
+    pipe.text_encoder.other = {"module": [nn.Linear(2, 2)]}
+    oxidiff.compile_pipe(pipe, cache=False)
+    pipe.unet(**testing.example_inputs("sd15-unet"))
+    pipe.text_encoder(image())
+    with pytest.warns(oxidiff.CacheWarning, match="text_encoder is not saved: the module cannot be described"):
+        oxidiff.save_pipe(pipe, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["unet.oxi"]
+
+
 def test_the_index_of_a_device_is_no_part_of_an_artifact() -> None:
     first, second, other = (encode_call_key((torch.device(name), 1)) for name in ("cuda:0", "cuda:1", "cpu"))
     assert first == second != other

@@ -79,6 +79,27 @@ def test_one_element_of_any_weight_changed(past_the_counter: bool) -> None:
         assert_close(compiled(image()), module(image()))
 
 
+def test_a_tensor_in_an_attribute_that_took_the_place_of_another_is_watched() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.eye(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    module = Scaled()
+    compiled = oxidiff.compile(module, strict=True)
+    x = torch.randn(40, 64)
+    compiled(x)
+    for _ in range(2):
+        module.weight = module.weight * 2
+        assert_close(compiled(x), module(x))
+        for _ in range(2):
+            module.weight.mul_(3)
+            assert_close(compiled(x), module(x))
+
+
 def test_inference_tensors_are_never_stale() -> None:
     """Nobody counts writes to tensors made in inference mode."""
     with torch.inference_mode():

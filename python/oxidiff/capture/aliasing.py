@@ -138,6 +138,8 @@ def functional_overload(func: Any) -> Any | None:
 _FUNCTIONAL: dict[Any, Any] = {
     aten.copy_.default: aten.copy.default,
     aten.zero_.default: aten.zero.default,
+    aten.pow_.Scalar: aten.pow.Tensor_Scalar,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
     aten.masked_fill_.Tensor: aten.masked_fill.Tensor,
 }

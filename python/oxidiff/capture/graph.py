@@ -495,12 +495,13 @@ def _decode(tokens: Sequence[Any], numbers: Iterator[Literal]) -> tuple[tuple[An
 
 
 def _output_leaves(args: tuple[Any, ...], record: Trace, inputs: Sequence[GraphInput]) -> list[OutputLeaf]:
-    orders = iter(record.output_orders)
+    orders, copied = iter(record.output_orders), iter(record.is_copied)
     by_value = {graph_input.value: i for i, graph_input in enumerate(inputs)}
     out = []
     for item in args:
         if isinstance(item, Ref):
-            out.append(OutputLeaf(item.value, None, next(orders), by_value.get(item.value)))
+            at = by_value.get(item.value)
+            out.append(OutputLeaf(item.value, None, next(orders), None if next(copied) else at))
         else:
             out.append(OutputLeaf(literal=item))
     return out

@@ -69,8 +69,10 @@ def _dense_strides(x: Tensor) -> list[int] | None:
     aten.cos.default, aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default, aten.neg.default,
     aten.relu.default, aten.abs.default, aten.softmax.int, aten.log.default,
 )  # fmt: skip
-def _unary(x: Tensor, *_: Any, **kwargs: Any) -> Tensor | None:
-    if kwargs.get("dtype") is not None or not x.dtype.is_floating_point:
+def _unary(x: Tensor, *rest: Any, **kwargs: Any) -> Tensor | None:
+    # That of softmax, which may have no name.
+    has_dtype = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in rest)
+    if has_dtype or not x.dtype.is_floating_point:
         return None
     return _like(x)
 

@@ -107,7 +107,7 @@ class Binder:
         if extra:
             if self._extra is None:
                 raise TypeError(f"got an unexpected keyword argument {extra[0][0]!r}")
-            bound[f"**{self._extra}"] = dict(sorted(extra))
+            bound[f"**{self._extra}"] = dict(extra)
         return bound
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -162,7 +162,8 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
             _take_apart(item, key, tensors, numbers)
     elif isinstance(value, dict):
         names = _names(value)
-        key.append((type(value), *names))
+        # A program may go through it, so that its order is part of what the program is.
+        key.append((type(value), *value))
         for name in names:
             _take_apart(value[name], key, tensors, numbers)
     elif is_dataclass(value) and not isinstance(value, type):

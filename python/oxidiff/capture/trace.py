@@ -129,6 +129,7 @@ class Trace:
         externs: The data of the ``"extern"`` nodes: real tensors that no module holds.
         output_spec: How results are put together, in torch's pytree form.
         output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
+        is_copied: For each tensor returned, whether it is another one than all arguments, though it may equal one.
         ledger: What the program asked about sizes on its way.
     """
 
@@ -140,6 +141,7 @@ class Trace:
     externs: list[Tensor] = field(default_factory=list)
     output_spec: TreeSpec | None = None
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
+    is_copied: list[bool] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     _shapes: list[int] = field(default_factory=list)
 
@@ -209,6 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.values: dict[int, int] = {}
         self.aliases = Aliases(self)
         self.kept: list[Any] = []
+        self.inputs: list[Tensor] = []
         self.foreign: set[tuple[int, str]] = set()
         """Ids of modules and names of attributes that other threads set meanwhile."""
         self.is_disturbed = False
@@ -226,6 +229,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add_input(self, tensor: Tensor, label: str) -> None:
         """Makes ``tensor`` the next argument of the graph."""
         self._append("input", (), (), (tensor,))
+        self.inputs.append(tensor)
         self.aliases.protected[id(tensor)] = f"its input {label}"
 
     def _append(
@@ -390,10 +394,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numbers: list[int | float] = []
         self.path = ""
         self.trace.ledger.use(leaves)
+        storages = {tensor.untyped_storage()._cdata for tensor in self.inputs}
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 tokens.append(self._value(leaf))
                 self.trace.output_orders.append(_memory_order(leaf))
+                self.trace.is_copied.append(leaf.untyped_storage()._cdata not in storages)
             elif leaf is None or isinstance(leaf, (bool, int, float)):
                 self._argument(leaf, tokens, numbers)
             elif isinstance(leaf, (str, torch.dtype)):
@@ -927,10 +933,15 @@ _HOOKS = (
 
 
 class _Before:
-    """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places."""
+    """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places.
+
+    Attributes:
+        is_kept: Whether it put something that the trace made into a list or a dictionary.
+    """
 
     def __init__(self, weights: WeightIndex) -> None:
         self._weights = weights
+        self.is_kept = False
         self._tables = [
             (path, id(module), table, dict(table))
             for path, module in weights.modules
@@ -943,6 +954,8 @@ class _Before:
             for name, value in module.__dict__.items()
             if _is_plain_object(type(value))
         ]
+        own = [v for *_, before in self._tables for name, v in before.items() if name not in _OF_MODULES]
+        self._kept = [(holder, _copy_of(holder)) for holder in _containers(own)]
         # Set anew by each call: nobody is to find what it was in the last.
         self._computed = {
             (id(module), hook.name)
@@ -950,19 +963,19 @@ class _Before:
             for hook in module._forward_pre_hooks.values()
             if type(hook) is WeightNorm
         }
-        if weights.caches is None:
-            types = {cls for _, module in weights.modules for cls in type(module).__mro__}
-            weights.caches = [cache for cls in types for value in vars(cls).values() for cache in _caches_of(value)]
         # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
         self._clear_caches()
 
     def _clear_caches(self) -> None:
-        for cache in self._weights.caches or ():
+        for cache in self._weights.caches:
             cache.cache_clear()
 
     def restore(self, foreign: Set[tuple[int, str]]) -> list[_Change]:
         """Undoes changes of attributes but those of other threads, and lists them."""
         self._clear_caches()
+        for holder, copied in self._kept:
+            if _restore(holder, copied):
+                self.is_kept = True
         changes = []
         for path, module, table, before in self._tables:
             if len(table) == len(before) and all(map(operator.is_, table.values(), before.values())):
@@ -999,7 +1012,6 @@ class _Before:
             if not any(ref() is not None for ref in made):
                 return False
         known = self._weights.caches
-        assert known is not None
         # Objects that were there at `gc.freeze()` are not listed; most caches are found by their names.
         named = (
             value for module in list(sys.modules.values()) for value in list(getattr(module, "__dict__", {}).values())
@@ -1015,18 +1027,111 @@ class _Before:
         return True
 
 
-def _caches_of(method: Any) -> Iterator[Any]:
-    """The cache that a method is, or those that a function around one asks."""
-    if isinstance(method, functools._lru_cache_wrapper):
-        yield method
-    for cell in getattr(method, "__closure__", None) or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:
-            # Nothing is in it yet.
-            continue
-        if isinstance(held, functools._lru_cache_wrapper):
-            yield held
+def _own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+    """The global names of the code of the modules' classes, but for torch's."""
+    names = {kind.__module__ for module in modules for kind in type(module).__mro__}
+    return [vars(sys.modules[name]) for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
+
+
+def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any], None], Any]]:
+    """The cached functions of the code of modules, each with what puts another one in its place: methods, those that a
+    method asks, and those with a global name where they are written."""
+    found: list[tuple[Callable[[Any], None], Any]] = []
+    types = {cls for module in modules for cls in type(module).__mro__}
+    methods = [(functools.partial(setattr, cls, name), value) for cls in types for name, value in vars(cls).items()]
+    for space in _own_spaces(modules):
+        own = ((n, v) for n, v in space.items() if getattr(v, "__module__", None) == space.get("__name__"))
+        methods += [(functools.partial(space.__setitem__, name), value) for name, value in own]
+    for put, value in methods:
+        if isinstance(value, functools._lru_cache_wrapper):
+            found.append((put, value))
+        for cell in getattr(value, "__closure__", None) or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                # Nothing is in it yet.
+                continue
+            if isinstance(held, functools._lru_cache_wrapper):
+                found.append((functools.partial(setattr, cell, "cell_contents"), held))
+    return found
+
+
+@contextmanager
+def _past_caches(weights: WeightIndex, thread: int) -> Iterator[None]:
+    """Lets the tracing thread compute what the module's cached functions have in their caches, or would put there: it would
+    be of another size, and calls of other threads would find meta tensors."""
+    if weights.cached is None:
+        weights.cached = _caches_of([module for _, module in weights.modules])
+    for put, cached in weights.cached:
+        put(_past(cached, thread))
+    try:
+        yield
+    finally:
+        for put, cached in weights.cached:
+            put(cached)
+
+
+def _past(cached: Any, thread: int) -> Any:
+    @functools.wraps(cached)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        is_traced = threading.get_ident() == thread
+        return cached.__wrapped__(*args, **kwargs) if is_traced else cached(*args, **kwargs)
+
+    function.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    function.cache_info = cached.cache_info  # type: ignore[attr-defined]
+    function.cache_parameters = cached.cache_parameters  # type: ignore[attr-defined]
+    return function
+
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""What every module has in its `__dict__`."""
+_MAX_NESTED = 10_000
+"""Lists and dictionaries in attributes that are looked at."""
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    """The lists and dictionaries among these values, and those in them."""
+    found: dict[int, Any] = {}
+    waiting = list(values)
+    while waiting and len(found) < _MAX_NESTED:
+        holder = waiting.pop()
+        if isinstance(holder, (dict, list)) and id(holder) not in found:
+            found[id(holder)] = holder
+            waiting += holder.values() if isinstance(holder, dict) else holder
+    return list(found.values())
+
+
+def _copy_of(holder: Any) -> Any:
+    return dict(holder) if isinstance(holder, dict) else list(holder)
+
+
+def _restore(holder: Any, before: Any) -> bool:
+    """Undoes what put something of a trace into a list or dictionary; says whether there was any. What other threads put
+    there meanwhile stays."""
+    if isinstance(holder, dict):
+        made = [key for key, value in list(holder.items()) if value is not before.get(key, _ABSENT) and _is_made(value)]
+        for key in made:
+            if key in before:
+                holder[key] = before[key]
+            else:
+                del holder[key]
+        return bool(made)
+    known = set(map(id, before))
+    if all(id(value) in known or not _is_made(value) for value in list(holder)):
+        return False
+    holder[:] = before
+    return True
+
+
+def _is_made(value: Any) -> bool:
+    """Whether there is something of a trace in a value."""
+    if isinstance(value, Tensor):
+        return value.is_meta
+    if isinstance(value, (tuple, list, set)):
+        return any(map(_is_made, value))
+    if isinstance(value, dict):
+        return any(map(_is_made, value.values()))
+    return _is_plain_object(type(value)) and any(map(_is_made, vars(value).values()))
 
 
 _NOT_OWN = frozenset(("torch", "builtins", *sys.stdlib_module_names))
@@ -1046,15 +1151,18 @@ def _is_foreign(cache: Any) -> bool:
     return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
 
 
-def _remove_from_containers(tensor: Tensor) -> None:
-    for holder in gc.get_referrers(tensor):
+def _remove_from_containers(value: Any, depth: int = 3) -> None:
+    """Takes what a trace made out of the lists and dictionaries that hold it, or a tuple or a record of it."""
+    for holder in gc.get_referrers(value):
         if type(holder) is list:
-            holder[:] = [item for item in holder if item is not tensor]
+            holder[:] = [item for item in holder if item is not value]
         elif isinstance(holder, dict) and "__builtins__" not in holder:
             # Not by its class, which may not allow it: model outputs of diffusers do not.
             kind: type[dict[Any, Any]] = OrderedDict if isinstance(holder, OrderedDict) else dict
-            for name in [k for k, v in kind.items(holder) if v is tensor]:
+            for name in [k for k, v in kind.items(holder) if v is value]:
                 kind.__delitem__(holder, name)
+        elif isinstance(holder, tuple) and depth:
+            _remove_from_containers(holder, depth - 1)
 
 
 @contextmanager
@@ -1085,9 +1193,7 @@ def _length(value: Any, /) -> int:
 def _following_lengths(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
     ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it."""
-    names = {kind.__module__ for module in modules for kind in type(module).__mro__}
-    spaces = [vars(sys.modules[name]) for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
-    spaces = [space for space in spaces if "len" not in space]
+    spaces = [space for space in _own_spaces(modules) if "len" not in space]
     for space in spaces:
         space["len"] = _length
     try:
@@ -1197,6 +1303,7 @@ def _recorded(
             torch._C._AutoDispatchBelowAutograd(),
             _following_modules(recorder),
             _telling_transformers(recorder.thread),
+            _past_caches(recorder.weights, recorder.thread),
             _following_lengths(module for _, module in recorder.weights.modules),
             recorder,
             _RealDevice(recorder),
@@ -1230,5 +1337,5 @@ def _recorded(
         before.forget(recorder)
         raise ChangedError(CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
-    leaked = not changes and before.forget(recorder)
+    leaked = before.is_kept or (not changes and before.forget(recorder))
     return record, changes, leaked

@@ -7,7 +7,7 @@ nowhere, such as one in a closure or an ``lru_cache``, is held by reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,10 @@ class WeightIndex:
         self.slots: dict[int, WeightSlot] = {}
         self.twins: dict[int, Tensor] = {}
         self.paths: dict[int, str] = {}
-        self.caches: list[Any] | None = None
+        self.caches: list[Any] = []
+        """Cached functions elsewhere that were seen to keep what a trace made."""
+        self.cached: list[tuple[Callable[[Any], None], Any]] | None = None
+        """Those of the modules' own code, each with what puts another one in its place; once they were looked for."""
         self.modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules()) if root is not None else []
         self.bases: dict[int, torch.nn.Module] = {}
         """The layer inside of each LoRA layer, by the LoRA layer's id: a graph is that of the module without adapters."""

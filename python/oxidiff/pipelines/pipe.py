@@ -51,7 +51,8 @@ def compile_pipe(
     chosen = CompileOptions.of(options, **fields)
     parts = (parts,) if isinstance(parts, str) else parts
     if parts is None and not any(_find(pipe, part) for part in PARTS):
-        raise TypeError(f"{type(pipe).__name__} is no pipeline with a part that can be compiled; oxidiff.compile takes modules")
+        name = type(pipe).__name__
+        raise TypeError(f"{name} is no pipeline with a part that can be compiled; oxidiff.compile takes modules")
     budget = Budget(chosen.tune_budget_s)
     for part in _without(PARTS if parts is None else tuple(parts), ignores):
         found = _find(pipe, part)

@@ -131,9 +131,10 @@ def clear() -> int:
     """Empties the cache; gives how many files were removed. Programs in use are not affected.
 
     Raises:
-        CacheError: A file cannot be removed.
+        CacheError: A file cannot be removed; all others are.
     """
     removed = 0
+    left: list[tuple[Path, OSError]] = []
     for path in (*_graphs(), *_cubins(), *_plans(), database_path(), database_path().with_suffix(".damaged")):
         try:
             path.unlink()
@@ -141,7 +142,10 @@ def clear() -> int:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise CacheError(f"cannot remove {path}: {error}") from error
+            left.append((path, error))
+    if left:
+        first, reason = left[0]
+        raise CacheError(f"cannot remove {first}: {reason}") from reason
     return removed
 
 

@@ -104,7 +104,8 @@ def softmax(cx: Lowering, x: T, dim: int, dtype: Any = None) -> T:
     result = cx.result()[0]
     if x.rank == 0:
         return cx.full(1, result)
-    x = x if x.dtype.is_floating_point else cx.convert(x, result)
+    # As torch, which converts first.
+    x = cx.convert(x, result)
     return cx.emit("softmax", (x,), result, x.shape, dim=dim % x.rank)
 
 
@@ -140,9 +141,8 @@ def _moments(cx: Lowering, x: T, dim: Any, correction: Any, keepdim: bool, dtype
     mean = cx.reduce("mean", x, dims, True, wide)
     centred = cx.binary("sub", x, mean, wide)
     total = cx.reduce("sum", cx.binary("mul", centred, centred, wide), dims, keepdim, wide)
-    freedom = cx.scalar(
-        dim_or_int(dim_of(_count(x, dims)) - (1 if correction is None else int(correction))), torch.int64
-    )
+    count = dim_or_int(dim_of(_count(x, dims)) - (1 if correction is None else int(correction)))
+    freedom = cx.binary("maximum", cx.scalar(count, torch.int64), cx.full(0, torch.int64), torch.int64)
     variance = cx.binary("div", total, freedom, wide)
     if not keepdim:
         mean = cx.reshape(mean, variance.shape)
