@@ -906,3 +906,14 @@ def test_tables_that_a_module_keeps_by_size_are_real(kept: Any) -> None:
         expected = x * torch.arange(length).float()[:, None].sin()
         assert_close(compiled(x), expected)
         assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@torch.no_grad()
+def test_transposed_convolutions_of_all_ranks(rank: int) -> None:
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
+    module = kind(8, 6, 5, stride=3, padding=1).eval()
+    compiled = oxidiff.compile(module, strict=True)
+    for batch, size in ((2, 20), (2, 9), (1, 13), (3, 21)):
+        x = torch.randn(batch, 8, *range(size - rank + 1, size + 1))
+        assert_close(compiled(x), module(x))

@@ -169,6 +169,13 @@ def _conv(
     return _empty(shape, x.dtype)
 
 
+@_rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def _conv_transpose(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> None:
+    if x.dim() == weight.dim() and x.shape[1] != weight.shape[0]:
+        # On meta tensors torch would not mind; channels would pass for a size.
+        raise RuntimeError(f"a convolution of {weight.shape[0]} channels does not fit {x.shape[1]}")
+
+
 @_rule(aten.layer_norm.default)
 def _layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, *_: Any) -> Tensor | None:
     n = len(normalized_shape)
