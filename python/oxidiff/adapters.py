@@ -28,13 +28,13 @@ _DORA = frozenset({"DoraLinearVariant", "DoraConv2dVariant"})
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SCALED = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")
 
-TensorState = tuple[int, int, int]
-"""Identity, address and version of a tensor."""
+TensorState = tuple[int, int, int, tuple[int, ...]]
+"""Identity, address, version and strides of a tensor."""
 
 
 def tensor_state(tensor: Tensor) -> TensorState:
     """What changes when a tensor, its memory or (as far as torch counts) its content does."""
-    return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version, tensor.stride()
 
 
 def base_of(module: nn.Module) -> nn.Module | None:

@@ -173,7 +173,7 @@ def is_idle(registry: Any) -> bool:
 
 
 def weight_state(tensors: Sequence[Tensor]) -> list[TensorState]:
-    """``(id, data_ptr, version)`` per tensor: equal states mean equal tensors with equal memory and contents."""
+    """``(id, data_ptr, version, strides)`` per tensor: equal states mean equal tensors with equal memory and contents."""
     return list(map(tensor_state, tensors))
 
 

@@ -260,10 +260,11 @@ pub struct Executable {
 }
 
 /// What changes when a tensor, its memory or (as far as torch counts) its content does.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct State {
     object: usize,
     data: usize,
+    strides: Vec<i64>,
     /// -1 where nobody counts.
     version: i64,
 }
@@ -292,7 +293,8 @@ fn weights_of(tensors: &[Bound<'_, PyAny>], place: &Place) -> PyResult<(Vec<Weig
             Identity::Told => object.getattr(version)?.extract()?,
             Identity::Unknown => -1,
         };
-        let state = State { object: object.as_ptr().addr(), data: tensor.data.addr(), version };
+        let (data, strides) = (tensor.data.addr(), tensor.strides.clone());
+        let state = State { object: object.as_ptr().addr(), data, strides, version };
         // A DLPack handle need not hold the tensor itself, and with it the counter whose address is its name.
         let alias = matches!(identity, Identity::Counted { .. }).then(|| alias.unbind());
         Ok((Weight { tensor: tensor.describe(), identity, owner: Box::new((tensor, alias)) }, state))

@@ -29,6 +29,8 @@ pub struct TensorLayout {
     pub storage: usize,
     /// `StorageImpl` -> first byte of memory.
     pub data: usize,
+    /// `TensorImpl` -> [`Geometry`].
+    pub geometry: usize,
     /// `TensorImpl` -> version counter; the pointer is null for inference tensors.
     pub counter: usize,
     /// Version counter -> the `u32` that is counted.
@@ -36,6 +38,13 @@ pub struct TensorLayout {
 }
 
 const WORD: usize = size_of::<usize>();
+
+/// Dimensions whose sizes and strides lie in the `TensorImpl` itself.
+const INLINE: usize = 5;
+
+/// How a tensor lies in its storage: its rank, [`INLINE`] sizes and as many strides (of more dimensions: where these are,
+/// and nothing to rely on), its offset.
+pub type Geometry = [usize; 2 * INLINE + 2];
 
 impl DictLayout {
     /// The layout, found once; `None` where it could not be proved.
@@ -176,6 +185,20 @@ struct Sample<'py> {
     storage: usize,
     data: usize,
     version: u32,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+}
+
+impl Sample<'_> {
+    /// Whether a geometry is this tensor's; `word` gives the word at a place in it.
+    fn lies_as(&self, word: impl Fn(usize) -> Option<usize>) -> bool {
+        let has = |first: usize, values: &[usize]| values.iter().enumerate().all(|(i, &v)| word(first + i) == Some(v));
+        has(0, &[self.shape.len()])
+            && has(1, &self.shape)
+            && has(1 + INLINE, &self.strides)
+            && has(1 + 2 * INLINE, &[self.offset])
+    }
 }
 
 impl TensorLayout {
@@ -219,7 +242,9 @@ impl TensorLayout {
             }
         }
         let [(counter, version)] = ways[..] else { return Ok(None) };
-        let found = Self { tensor_impl, storage, data, counter, version };
+        let geometry = only(24 * WORD, WORD, &|s, o| s.lies_as(|i| word(s.tensor_impl + o + i * WORD)));
+        let Some(geometry) = geometry else { return Ok(None) };
+        let found = Self { tensor_impl, storage, data, geometry, counter, version };
         Ok(found.is_right(py)?.then_some(found))
     }
 
@@ -236,6 +261,7 @@ with torch.no_grad():
     for _ in range(41):
         parameter.add_(1)
 other = torch.full((7,), 2.0)
+turned = torch.zeros(8, 4)[1:6, 2:].as_strided((3, 5), (1, 4), 6)
 before = parameter.untyped_storage()._cdata, parameter.data_ptr(), parameter._version
 ",
             Some(&names),
@@ -253,6 +279,13 @@ before = parameter.untyped_storage()._cdata, parameter.data_ptr(), parameter._ve
         let data: usize = parameter.call_method0("data_ptr")?.extract()?;
         // SAFETY: as above.
         let swapped = unsafe { self.read(parameter.as_ptr().cast()) };
+        parameter.setattr("data", names.get_item("turned")?)?;
+        // SAFETY: as above.
+        let turned = unsafe { self.read(parameter.as_ptr().cast()) };
+        let is_turned = turned.geometry[..3] == [2, 3, 5] && turned.geometry[1 + INLINE..][..2] == [1, 4];
+        if !is_turned || turned.geometry[1 + 2 * INLINE] != 6 {
+            return Ok(false);
+        }
         Ok(swapped.data == data && swapped.storage != storage && swapped.version == Some(version))
     }
 
@@ -266,10 +299,13 @@ before = parameter.untyped_storage()._cdata, parameter.data_ptr(), parameter._ve
     }
 
     /// The words that [`TensorLayout::read`] reads of a tensor with these parts; nothing is read here.
-    pub fn places(self, tensor: usize, tensor_impl: usize, storage: usize, counter: usize) -> [usize; 5] {
+    pub fn places(self, tensor: usize, tensor_impl: usize, storage: usize, counter: usize) -> [usize; 7] {
+        let geometry = tensor_impl.wrapping_add(self.geometry);
         [
             tensor.wrapping_add(self.tensor_impl),
             tensor_impl.wrapping_add(self.storage),
+            geometry,
+            geometry.wrapping_add(size_of::<Geometry>() - WORD),
             tensor_impl.wrapping_add(self.counter),
             storage.wrapping_add(self.data),
             counter.wrapping_add(self.version),
@@ -288,13 +324,14 @@ before = parameter.untyped_storage()._cdata, parameter.data_ptr(), parameter._ve
             let counter = tensor_impl.add(self.counter).cast::<*const u8>().read();
             let data = if storage.is_null() { 0 } else { storage.add(self.data).cast::<usize>().read() };
             let version = (!counter.is_null()).then(|| counter.add(self.version).cast::<u32>().read_volatile());
-            TensorState { storage: storage as usize, data, counter: counter as usize, version }
+            let geometry = tensor_impl.add(self.geometry).cast::<Geometry>().read();
+            TensorState { storage: storage as usize, data, counter: counter as usize, version, geometry }
         }
     }
 }
 
 /// What [`TensorLayout::read`] saw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct TensorState {
     /// Address of the `StorageImpl`.
     pub storage: usize,
@@ -304,6 +341,18 @@ pub struct TensorState {
     pub counter: usize,
     /// Writes counted; `None` for inference tensors.
     pub version: Option<u32>,
+    /// How the tensor lies in the storage.
+    pub geometry: Geometry,
+}
+
+impl PartialEq for TensorState {
+    fn eq(&self, other: &Self) -> bool {
+        // All words without a branch: they are equal almost always.
+        let pairs = self.geometry.iter().zip(&other.geometry);
+        let moved = pairs.fold(0, |sum, (a, b)| sum | (a ^ b));
+        let others = (self.storage ^ other.storage) | (self.data ^ other.data) | (self.counter ^ other.counter);
+        (moved | others) == 0 && self.version == other.version
+    }
 }
 
 fn samples(py: Python<'_>) -> PyResult<Vec<Sample<'_>>> {
@@ -313,10 +362,14 @@ fn samples(py: Python<'_>) -> PyResult<Vec<Sample<'_>>> {
 import torch
 found = []
 for i, count in enumerate((3, 1000, 77, 12345, 600)):
-    t = torch.zeros(40 + 64 * i, dtype=(torch.float32, torch.bfloat16, torch.int64)[i % 3])
+    whole = torch.zeros(640 + 64 * i, dtype=(torch.float32, torch.bfloat16, torch.int64)[i % 3])
+    offset = (0, 3, 0, 7, 0)[i]
+    shape = ((40,), (3, 5), (2, 3, 7), (6, 2, 3, 4), (2, 2, 3, 2, 5))[i]
+    t = whole.as_strided(shape, torch.empty(shape[::-1]).permute(*range(i, -1, -1)).stride(), offset)
     for _ in range(count % 611):
         t.zero_()
-    found.append((t, t._cdata, t.untyped_storage()._cdata, t.data_ptr(), t._version))
+    storage = t.untyped_storage()
+    found.append((t, (t._cdata, storage._cdata, storage.data_ptr(), t._version), tuple(t.shape), t.stride(), offset))
 ",
         Some(&names),
         Some(&names),
@@ -324,8 +377,8 @@ for i, count in enumerate((3, 1000, 77, 12345, 600)):
     let rows = names.as_any().get_item("found")?;
     rows.try_iter()?
         .map(|row| {
-            let (tensor, tensor_impl, storage, data, version) = row?.extract()?;
-            Ok(Sample { tensor, tensor_impl, storage, data, version })
+            let (tensor, (tensor_impl, storage, data, version), shape, strides, offset) = row?.extract()?;
+            Ok(Sample { tensor, tensor_impl, storage, data, version, shape, strides, offset })
         })
         .collect()
 }

@@ -214,6 +214,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs: list[Tensor] = []
         self.foreign: set[tuple[int, str]] = set()
         """Ids of modules and names of attributes that other threads set meanwhile."""
+        self.own: set[tuple[int, str]] = set()
+        """The same, of parameters and submodules that `forward` sets."""
         self.is_disturbed = False
         """Whether the program may be another since."""
         self._count = 0
@@ -753,6 +755,8 @@ class _RealDevice(TorchFunctionMode):
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
+        if func in _SETTING_DATA:
+            raise self._recorder.error("forward sets the data of a tensor", func)
         self._ledger.use(args)
         if kwargs:
             self._ledger.use(tuple(kwargs.values()))
@@ -778,6 +782,7 @@ class _RealDevice(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
+_SETTING_DATA = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 _GETITEM = torch.Tensor.__getitem__
 _SETITEM = torch.Tensor.__setitem__
 
@@ -861,6 +866,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
     """Keeps ``recorder.path`` at the submodule that is running."""
     global _current
     original, set_original = torch.nn.Module.__call__, torch.nn.Module.__setattr__
+    writers = {name: getattr(torch.nn.Module, name) for name in ("register_parameter", "add_module", "__delattr__")}
     paths, bases = recorder.weights.paths, recorder.weights.bases
     thread = recorder.thread
 
@@ -883,14 +889,29 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
             recorder.foreign.add((id(self), name))
             # Tensors change no program.
             recorder.is_disturbed |= not isinstance(value, Tensor)
+        else:
+            recorder.own.add((id(self), name))
         set_original(self, name, value)
+
+    def noting(write: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(write)
+        def method(self: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+            if threading.get_ident() == thread:
+                recorder.own.add((id(self), name))
+            write(self, name, *args, **kwargs)
+
+        return method
 
     outer, _current = _current, recorder
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+    for name, write in writers.items():
+        setattr(torch.nn.Module, name, noting(write))
     try:
         yield
     finally:
+        for name, write in writers.items():
+            setattr(torch.nn.Module, name, write)
         torch.nn.Module.__setattr__ = set_original  # type: ignore[method-assign]
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]
         _current = outer
@@ -901,11 +922,11 @@ _ABSENT = object()
 
 @dataclass(slots=True)
 class _Change:
-    """An attribute that ``forward`` changed."""
+    """An attribute that ``forward`` changed, or an item of a dictionary there."""
 
     label: str
-    table: dict[str, Any]
-    name: str
+    table: dict[Any, Any]
+    name: Any
     before: Any
     after: Any
 
@@ -920,6 +941,26 @@ class _Change:
             self.table.pop(self.name, None)
         else:
             self.table[self.name] = value
+
+
+@dataclass(slots=True)
+class _Content:
+    """A list or set in an attribute that ``forward`` changed."""
+
+    label: str
+    holder: Any
+    before: Any
+    after: Any
+
+    def undo(self) -> None:
+        self._put(self.before)
+
+    def redo(self) -> None:
+        self._put(self.after)
+
+    def _put(self, content: Any) -> None:
+        self.holder.clear()
+        (self.holder.extend if isinstance(self.holder, list) else self.holder.update)(content)
 
 
 _HOOKS = (
@@ -954,8 +995,19 @@ class _Before:
             for name, value in module.__dict__.items()
             if _is_plain_object(type(value))
         ]
-        own = [v for *_, before in self._tables for name, v in before.items() if name not in _OF_MODULES]
-        self._kept = [(holder, _copy_of(holder)) for holder in _containers(own)]
+        # What other threads do here need not go through methods: what is not seen to be forward's stays.
+        self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+            (path, id(module), table, dict(table))
+            for path, module in weights.modules
+            for table in (module.__dict__["_parameters"], module.__dict__["_modules"])
+        ]
+        own = {
+            id(v): (f"{path}.{name}" if path else name, v)
+            for path, module, _, before in self._tables
+            for name, v in before.items()
+            if name not in _OF_MODULES and isinstance(v, _CONTAINERS) and module not in weights.shared
+        }
+        self._kept = [(label, holder, _copy_of(holder)) for label, holder in _containers(own.values())]
         # Set anew by each call: nobody is to find what it was in the last.
         self._computed = {
             (id(module), hook.name)
@@ -970,13 +1022,25 @@ class _Before:
         for cache in self._weights.caches:
             cache.cache_clear()
 
-    def restore(self, foreign: Set[tuple[int, str]]) -> list[_Change]:
+    def restore(self, foreign: Set[tuple[int, str]], own: Set[tuple[int, str]]) -> list[_Change | _Content]:
         """Undoes changes of attributes but those of other threads, and lists them."""
         self._clear_caches()
-        for holder, copied in self._kept:
+        changes: list[_Change | _Content] = []
+        for label, holder, copied in self._kept:
             if _restore(holder, copied):
                 self.is_kept = True
-        changes = []
+            changes += _content_changes(label, holder, copied)
+        for path, module, table, before in self._members:
+            for name in [name for name in dict.fromkeys((*table, *before)) if (module, name) in own]:
+                old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                if old is not new:
+                    changes.append(_Change(f"{path}.{name}" if path else name, table, name, old, new))
+                    if list(table) != list(before) and table.keys() ^ before.keys() <= {n for _, n in own}:
+                        # In the old order, too.
+                        table.clear()
+                        table.update(before)
+        for change in changes:
+            change.undo()
         for path, module, table, before in self._tables:
             if len(table) == len(before) and all(map(operator.is_, table.values(), before.values())):
                 continue
@@ -1089,15 +1153,19 @@ _MAX_NESTED = 10_000
 """Lists and dictionaries in attributes that are looked at."""
 
 
-def _containers(values: Iterable[Any]) -> list[Any]:
-    """The lists and dictionaries among these values, and those in them."""
-    found: dict[int, Any] = {}
+_CONTAINERS = (dict, list, set)
+
+
+def _containers(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The lists, dictionaries and sets among these values, and those in them, with the names of the values."""
+    found: dict[int, tuple[str, Any]] = {}
     waiting = list(values)
     while waiting and len(found) < _MAX_NESTED:
-        holder = waiting.pop()
-        if isinstance(holder, (dict, list)) and id(holder) not in found:
-            found[id(holder)] = holder
-            waiting += holder.values() if isinstance(holder, dict) else holder
+        label, holder = waiting.pop()
+        if isinstance(holder, _CONTAINERS) and id(holder) not in found:
+            found[id(holder)] = label, holder
+            if not isinstance(holder, set):
+                waiting += [(label, v) for v in (holder.values() if isinstance(holder, dict) else holder)]
     return list(found.values())
 
 
@@ -1105,9 +1173,22 @@ def _copy_of(holder: Any) -> Any:
     return dict(holder) if isinstance(holder, dict) else list(holder)
 
 
+def _content_changes(label: str, holder: Any, before: Any) -> list[_Change | _Content]:
+    """What is otherwise in a list, dictionary or set than before."""
+    if isinstance(holder, dict):
+        names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, _ABSENT) is not holder.get(n, _ABSENT)]
+        items = ((n, before.get(n, _ABSENT), plain(holder.get(n, _ABSENT))) for n in names)
+        return [_Change(f"{label}[{n!r}]", holder, n, old, new) for n, old, new in items]
+    now = list(holder)
+    if isinstance(holder, set) and holder == set(before):
+        return []
+    if len(now) == len(before) and all(map(operator.is_, now, before)):
+        return []
+    return [_Content(label, holder, before, list(map(plain, now)))]
+
+
 def _restore(holder: Any, before: Any) -> bool:
-    """Undoes what put something of a trace into a list or dictionary; says whether there was any. What other threads put
-    there meanwhile stays."""
+    """Undoes what put something of a trace into a list, dictionary or set; says whether there was any."""
     if isinstance(holder, dict):
         made = [key for key, value in list(holder.items()) if value is not before.get(key, _ABSENT) and _is_made(value)]
         for key in made:
@@ -1119,22 +1200,27 @@ def _restore(holder: Any, before: Any) -> bool:
     known = set(map(id, before))
     if all(id(value) in known or not _is_made(value) for value in list(holder)):
         return False
-    holder[:] = before
+    _Content("", holder, before, ()).undo()
     return True
 
 
-def _is_made(value: Any) -> bool:
+def _is_made(value: Any, depth: int = 6) -> bool:
     """Whether there is something of a trace in a value."""
     if isinstance(value, Tensor):
         return value.is_meta
-    if isinstance(value, (tuple, list, set)):
-        return any(map(_is_made, value))
     if isinstance(value, dict):
-        return any(map(_is_made, value.values()))
-    return _is_plain_object(type(value)) and any(map(_is_made, vars(value).values()))
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, (tuple, list, set)):
+        inner = value
+    elif _is_plain_object(type(value)):
+        inner = vars(value).values()
+    else:
+        return False
+    # Records may hold each other.
+    return depth > 0 and any(_is_made(item, depth - 1) for item in list(inner))
 
 
-_NOT_OWN = frozenset(("torch", "builtins", *sys.stdlib_module_names))
+_NOT_OWN = frozenset(("torch", "builtins", __name__.partition(".")[0], *sys.stdlib_module_names))
 """Packages whose objects keep nothing that a forward would make."""
 
 
@@ -1246,7 +1332,7 @@ def _run_again(
     device: torch.device,
     scalars: Sequence[float],
     limit: int | None,
-    changes: list[_Change],
+    changes: list[_Change | _Content],
 ) -> Trace:
     """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
     for change in changes:
@@ -1284,7 +1370,7 @@ def _run(
     device: torch.device,
     scalars: Sequence[float],
     limit: int | None,
-) -> tuple[Trace, list[_Change], bool]:
+) -> tuple[Trace, list[_Change | _Content], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     before = _Before(weights)
     recorder = Recorder(weights, device, scalars, limit)
@@ -1296,7 +1382,7 @@ def _run(
 
 def _recorded(
     call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: _Before, recorder: Recorder
-) -> tuple[Trace, list[_Change], bool]:
+) -> tuple[Trace, list[_Change | _Content], bool]:
     try:
         with (
             torch.no_grad(),
@@ -1314,7 +1400,7 @@ def _recorded(
         record = recorder.finish(result)
         del result
     except Exception as error:
-        before.restore(recorder.foreign)
+        before.restore(recorder.foreign, recorder.own)
         # The frames of the tracebacks hold what forward made, also of what the error was raised from.
         chained: BaseException | None = error
         while chained is not None:
@@ -1330,9 +1416,9 @@ def _recorded(
             raise
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
     except BaseException:
-        before.restore(recorder.foreign)
+        before.restore(recorder.foreign, recorder.own)
         raise
-    changes = before.restore(recorder.foreign)
+    changes = before.restore(recorder.foreign, recorder.own)
     if recorder.is_disturbed:
         before.forget(recorder)
         raise ChangedError(CHANGED)

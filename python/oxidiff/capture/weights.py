@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..adapters import walk
+from ..adapters import adapter_class, walk
 from .meta import META_DEVICE
 
 __all__ = ["WeightIndex", "WeightSlot", "as_pairs"]
@@ -81,6 +81,9 @@ class WeightIndex:
         self.cached: list[tuple[Callable[[Any], None], Any]] | None = None
         """Those of the modules' own code, each with what puts another one in its place; once they were looked for."""
         self.modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules()) if root is not None else []
+        adapter = adapter_class()
+        self.shared = {id(module) for _, module in self.modules if adapter is not None and isinstance(module, adapter)}
+        """Ids of layers of adapters, whose lists and dictionaries other threads write: ``set_adapters``."""
         self.bases: dict[int, torch.nn.Module] = {}
         """The layer inside of each LoRA layer, by the LoRA layer's id: a graph is that of the module without adapters."""
         self._storages: dict[int, str] | None = None
