@@ -20,7 +20,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["EffectiveWeights", "TensorState", "adapter_class", "base_of", "split_scale", "tensor_state", "walk"]
+__all__ = [
+    "EffectiveWeights",
+    "TensorState",
+    "adapter_class",
+    "base_of",
+    "disabled_while_merged",
+    "split_scale",
+    "tensor_state",
+    "walk",
+]
 
 _LAYERS = "peft.tuners.lora.layer"
 _TUNERS = "peft.tuners.tuners_utils"
@@ -74,6 +83,13 @@ def adapter_class() -> type[nn.Module] | None:
     """The class of the layers that PEFT puts around others, of whichever kind; ``None`` if it is not imported."""
     library = sys.modules.get(_TUNERS)
     return None if library is None else cast(type[nn.Module], library.BaseTunerLayer)
+
+
+def disabled_while_merged(root: nn.Module) -> list[Any]:
+    """The layers of adapters whose weights PEFT restores, in place, when they are called next."""
+    kind = adapter_class()
+    layers: list[Any] = [] if kind is None else [layer for layer in root.modules() if isinstance(layer, kind)]
+    return [layer for layer in layers if layer.merged and layer.disable_adapters]
 
 
 def _has_hooks(module: nn.Module) -> bool:

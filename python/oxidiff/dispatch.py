@@ -19,7 +19,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .adapters import EffectiveWeights, split_scale
+from .adapters import EffectiveWeights, disabled_while_merged, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
@@ -239,6 +239,8 @@ class Dispatcher:
         """Running calls from which a factor for adapters was taken, as they were; eager needs it."""
         self._sets: dict[str, WeightSet] = {}
         self._used: WeightSet | None = None
+        self._missed: set[int] = set()
+        """Ids of tensors that may have been written since their weights were bound."""
         self._epoch: _Epoch | None = None
         self._epochs: OrderedDict[Any, _Epoch] = OrderedDict()
         self._remembered: tuple[_Epoch, ...] = ()
@@ -345,7 +347,7 @@ class Dispatcher:
     def _rescale(self, scale: float) -> None:
         with self._lock:
             self.effective.scale = scale
-            self._current_epoch().engine.refresh()
+            self._refresh(self._current_epoch())
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
         """Captures and compiles for this call without running it.
@@ -559,6 +561,12 @@ class Dispatcher:
         for leaf in leaves:
             if isinstance(leaf, Tensor) and (unfit := tensor_obstacle(leaf)) is not None:
                 raise UnsupportedError(unfit)
+        if epoch.structure.has_other_adapters and (layers := disabled_while_merged(self.module)):
+            if self.options.background:
+                raise UnsupportedError("adapters that are merged were disabled: PEFT takes them out in this call")
+            for layer in layers:
+                layer.unmerge()
+            raise ChangedError(CHANGED)
         before = epoch.engine.captures
         try:
             ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self._confirm, epoch))
@@ -636,17 +644,18 @@ class Dispatcher:
             if epoch is None:
                 with collection_paused():
                     epoch = self._enter(self._first_look())
-                epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
+                self._refresh(epoch, self.effective.merged_anew(epoch.structure.layers))
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
-                if bits & STRUCTURE or epoch.structure.is_retyped():
+                is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
+                if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
                     structure = self._look()
                     if structure.fingerprint != epoch.structure.fingerprint:
                         if self.lifting.learn(epoch.structure, structure):
                             structure = self._look()
                         epoch = self._enter(structure)
                         suspects |= self.effective.merged_anew(structure.layers)
-                        epoch.engine.refresh(suspects)
+                        self._refresh(epoch, suspects)
                         continue
                     if structure.numbers != epoch.structure.numbers:
                         epoch.renumber()
@@ -656,10 +665,21 @@ class Dispatcher:
                 while not is_covered:
                     # Watched first, bound then: what changes in between shows.
                     epoch.watch = Watch(epoch.structure, epoch.engine.watched())
-                    epoch.engine.refresh(suspects)
+                    self._refresh(epoch, suspects)
                     # A tensor in an attribute may have been replaced by another.
                     is_covered = epoch.watch.covers(epoch.engine.watched())
             return epoch
+
+    def _refresh(self, epoch: _Epoch, suspects: Set[int] = frozenset()) -> None:
+        """Binds the weights as they are now. If that fails, whatever with, the next call starts over: the changes were
+        seen, and would not be seen again."""
+        self._missed |= suspects
+        try:
+            epoch.engine.refresh(self._missed)
+        except BaseException:
+            self._epoch = None
+            raise
+        self._missed.clear()
 
     def _look(self) -> Structure:
         return Structure(self.module, self.lifting.inputs)
@@ -699,7 +719,7 @@ class Dispatcher:
     def _reentered(self) -> _Epoch:
         """The epoch of the module after other numbers of it were found to be arguments."""
         epoch = self._enter(self._look())
-        epoch.engine.refresh(self.effective.merged_anew(epoch.structure.layers))
+        self._refresh(epoch, self.effective.merged_anew(epoch.structure.layers))
         return epoch
 
     def _watch(self, epoch: _Epoch) -> None:
@@ -711,7 +731,7 @@ class Dispatcher:
             suspects = epoch.watch.changed_tensors()
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched())
-            epoch.engine.refresh(suspects)
+            self._refresh(epoch, suspects)
 
     def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:
         is_needed = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)

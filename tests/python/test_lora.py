@@ -319,3 +319,49 @@ def test_effective_weights_are_counted() -> None:
     report = subject.compiled.report()
     assert report.derived_bytes == 0, "without adapters the layers' own weights are used"
     assert report.peak_bytes == plain + bytes_of_layers, "the highest so far"
+
+
+@pytest.mark.parametrize("kind", ["LoraConfig", "LoHaConfig", "IA3Config"])
+@pytest.mark.parametrize("background", [False, True])
+def test_merged_and_then_disabled(kind: str, background: bool) -> None:
+    modules: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        module = torch.nn.Sequential(torch.nn.Linear(32, 32))
+        extra: dict[str, Any] = {"feedforward_modules": []} if kind == "IA3Config" else {"r": 4}
+        peft.inject_adapter_in_model(getattr(peft, kind)(target_modules=["0"], **extra), module)
+        for name, parameter in module.named_parameters():
+            if "base_layer" not in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+        modules.append(module.eval())
+    module, eager = modules
+    compiled: Any = oxidiff.compile(module, background=background)
+    x = torch.randn(4, 32)
+    before = eager[0].base_layer.weight.clone()
+    compiled(x)
+    for one in modules:
+        one[0].merge()
+        one[0].enable_adapters(False)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-4)
+    assert not module[0].merged
+    torch.testing.assert_close(module[0].base_layer.weight, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_no_weight_is_stale_after_one_could_not_be_computed(monkeypatch: Any, error: type[BaseException]) -> None:
+    subject = Subject()
+    subject.add("ink")
+    subject.set("ink")
+    subject.compiled(**subject.inputs)
+    subject.set("ink", 0.5)
+
+    def fail(*_: Any) -> Any:
+        raise error("while weights are computed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("oxidiff.adapters._effective", fail)
+        for _ in range(2):
+            with pytest.raises(error, match="while weights"):
+                subject.compiled(**subject.inputs)
+    subject.check()

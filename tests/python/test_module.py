@@ -908,6 +908,67 @@ def test_tables_that_a_module_keeps_by_size_are_real(kept: Any) -> None:
         assert_close(module(x), expected)
 
 
+class Writer(nn.Module):
+    """What its forward leaves behind is the argument's doing."""
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.state: dict[str, Any] = {"calls": 0}
+        self.history: list[Any] = []
+        self.met: set[int] = set()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * (1 + self.state["calls"])
+        self.write(self, x)
+        return y
+
+
+def write_once(module: Any, x: Tensor) -> None:
+    if "done" not in module.state:
+        module.state["done"] = True
+        module.linear.weight.data.mul_(0.5)
+
+
+def register(module: Any, x: Tensor) -> None:
+    if not hasattr(module, "extra"):
+        module.register_parameter("extra", nn.Parameter(torch.ones(8)))
+
+
+def count_calls(module: Any, x: Tensor) -> None:
+    module.state["calls"] += 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        count_calls,
+        write_once,
+        register,
+        lambda module, x: module.history.append(x.shape[0]),
+        lambda module, x: module.met.add(x.shape[0]),
+        lambda module, x: setattr(module.linear.weight, "data", module.linear.weight.data.clamp(-0.2, 0.2)),
+        lambda module, x: setattr(module.linear, "weight", nn.Parameter(module.linear.weight * 0.5)),
+        lambda module, x: setattr(module, "linear", nn.Identity()),
+        lambda module, x: module.linear.register_buffer("more", x.mean()),
+    ],
+    ids=["count", "once", "register", "list", "set", "data", "parameter", "submodule", "buffer"],
+)
+@torch.no_grad()
+def test_what_forward_leaves_in_its_module_is_as_in_eager(write: Any) -> None:
+    module = Writer(write).eval()
+    eager = copy.deepcopy(module)
+    compiled = oxidiff.compile(module)
+    for rows in (3, 3, 5, 4):
+        x = torch.randn(rows, 8)
+        assert_close(compiled(x), eager(x))
+        assert (module.state, module.history, module.met) == (eager.state, eager.history, eager.met)
+        assert [type(item) for item in (*module.history, *module.met)] == [int] * len((*eager.history, *eager.met))
+        assert {n: type(m) for n, m in module.named_modules()} == {n: type(m) for n, m in eager.named_modules()}
+        assert_close(dict(module.state_dict()), dict(eager.state_dict()))
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @torch.no_grad()
 def test_transposed_convolutions_of_all_ranks(rank: int) -> None:

@@ -79,6 +79,46 @@ def test_one_element_of_any_weight_changed(past_the_counter: bool) -> None:
         assert_close(compiled(image()), module(image()))
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda bank, i: bank[i],
+        lambda bank, i: bank[0].t() if i % 2 else bank[0],
+        lambda bank, i: bank[:, i],
+        lambda bank, i: bank[0, :, [2, 0, 1][i] :][:, :14].expand(16, 14) if i else bank[0, :, :14],
+    ],
+    ids=["offset", "transposed", "strides", "narrow"],
+)
+def test_weights_that_become_another_part_of_the_same_storage(move: Any) -> None:
+    bank = torch.randn(16, 16, 16)
+    module = nn.Linear(move(bank, 0).shape[1], 16)
+    module.weight.data = move(bank, 0)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = torch.randn(4, module.weight.shape[1])
+    for i in (0, 1, 2, 1, 0):
+        module.weight.data = move(bank, i)
+        for _ in range(2):
+            assert_close(compiled(x), module(x))
+
+
+def test_a_tensor_in_an_attribute_that_gets_another_shape() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.full((8,), 3.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    module = Scaled()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = torch.randn(4, 8)
+    for data in (torch.ones(8), torch.ones(1) * 2, torch.ones(4, 1) * 5):
+        module.scale.data = data
+        for _ in range(2):
+            assert_close(compiled(x), module(x))
+
+
 def test_a_tensor_in_an_attribute_that_took_the_place_of_another_is_watched() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -756,7 +756,7 @@ class _RealDevice(TorchFunctionMode):
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
         if func in _SETTING_DATA:
-            raise self._recorder.error("forward sets the data of a tensor", func)
+            raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
         self._ledger.use(args)
         if kwargs:
             self._ledger.use(tuple(kwargs.values()))
@@ -929,6 +929,7 @@ class _Change:
     name: Any
     before: Any
     after: Any
+    is_item: bool = False
 
     def undo(self) -> None:
         self._put(self.before)
@@ -949,18 +950,19 @@ class _Content:
 
     label: str
     holder: Any
-    before: Any
-    after: Any
+    before: list[Any]
+    after: list[Any]
 
     def undo(self) -> None:
-        self._put(self.before)
+        _fill(self.holder, self.before)
 
     def redo(self) -> None:
-        self._put(self.after)
+        _fill(self.holder, self.after)
 
-    def _put(self, content: Any) -> None:
-        self.holder.clear()
-        (self.holder.extend if isinstance(self.holder, list) else self.holder.update)(content)
+
+def _fill(holder: list[Any] | set[Any], content: list[Any]) -> None:
+    holder.clear()
+    (holder.extend if isinstance(holder, list) else holder.update)(content)
 
 
 _HOOKS = (
@@ -1178,7 +1180,7 @@ def _content_changes(label: str, holder: Any, before: Any) -> list[_Change | _Co
     if isinstance(holder, dict):
         names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, _ABSENT) is not holder.get(n, _ABSENT)]
         items = ((n, before.get(n, _ABSENT), plain(holder.get(n, _ABSENT))) for n in names)
-        return [_Change(f"{label}[{n!r}]", holder, n, old, new) for n, old, new in items]
+        return [_Change(f"{label}[{n!r}]", holder, n, old, new, is_item=True) for n, old, new in items]
     now = list(holder)
     if isinstance(holder, set) and holder == set(before):
         return []
@@ -1200,7 +1202,7 @@ def _restore(holder: Any, before: Any) -> bool:
     known = set(map(id, before))
     if all(id(value) in known or not _is_made(value) for value in list(holder)):
         return False
-    _Content("", holder, before, ()).undo()
+    _fill(holder, before)
     return True
 
 
@@ -1338,6 +1340,9 @@ def _run_again(
     for change in changes:
         if _holds_tensor(change.after):
             raise KeptError(f"forward keeps a tensor in the attribute {change.label}")
+        if isinstance(change, _Content) or change.is_item:
+            # What it holds may be another thing at each size.
+            raise KeptError(f"forward changes {change.label}, which later calls see")
     for change in changes:
         change.redo()
     settled = False
