@@ -1176,15 +1176,19 @@ def _copy_of(holder: Any) -> Any:
 
 
 def _content_changes(label: str, holder: Any, before: Any) -> list[_Change | _Content]:
-    """What is otherwise in a list, dictionary or set than before."""
+    """What is otherwise in a list, dictionary or set than before, but for numbers in the place of others: nothing shows who
+    writes there, and a factor is more likely set by another thread than by ``forward``. Where that does it, the module
+    never stays as it was and runs eager, but the factor is changed by the attempts to capture it, too."""
     if isinstance(holder, dict):
         names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, _ABSENT) is not holder.get(n, _ABSENT)]
         items = ((n, before.get(n, _ABSENT), plain(holder.get(n, _ABSENT))) for n in names)
-        return [_Change(f"{label}[{n!r}]", holder, n, old, new, is_item=True) for n, old, new in items]
+        changed = ((n, old, new) for n, old, new in items if not type(old) is type(new) is float)
+        return [_Change(f"{label}[{n!r}]", holder, n, old, new, is_item=True) for n, old, new in changed]
     now = list(holder)
     if isinstance(holder, set) and holder == set(before):
         return []
-    if len(now) == len(before) and all(map(operator.is_, now, before)):
+    pairs = zip(now, before, strict=False)
+    if len(now) == len(before) and all(a is b or type(a) is type(b) is float for a, b in pairs):
         return []
     return [_Content(label, holder, before, list(map(plain, now)))]
 
