@@ -239,6 +239,8 @@ class Dispatcher:
         """Running calls from which a factor for adapters was taken, as they were; eager needs it."""
         self._sets: dict[str, WeightSet] = {}
         self._used: WeightSet | None = None
+        self._is_rescaled = False
+        """Whether a call had a factor for its adapters."""
         self._missed: set[int] = set()
         """Ids of tensors that may have been written since their weights were bound."""
         self._epoch: _Epoch | None = None
@@ -269,11 +271,7 @@ class Dispatcher:
             plain, scale = split_scale(self.module, kwargs)
             if plain is not kwargs:
                 return self._call_scaled(args, kwargs, plain, scale)
-        if self.effective.scale != 1.0:
-            if self._is_captured():
-                return self._fall_back(UnsupportedError(_COLD), args, kwargs)
-            self._rescale(1.0)
-        return self._call(args, kwargs)
+        return self._call_unscaled(args, kwargs) if self._is_rescaled else self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode = self.obstacle or ambient_mode()
@@ -326,10 +324,9 @@ class Dispatcher:
             reason = "a scale is passed for adapters that are not plain LoRA"
             return self._fall_back(UnsupportedError(reason), args, kwargs)
         if not structure.layers or scale == 1.0:
-            if self.effective.scale != 1.0:
-                self._rescale(1.0)
-            return self._call(args, plain)
+            return self._call_unscaled(args, plain)
         with self._lock:
+            self._is_rescaled = True
             if scale != self.effective.scale:
                 self._rescale(scale)
             self._scaled[id(plain)] = kwargs
@@ -337,6 +334,19 @@ class Dispatcher:
                 return self._call(args, plain)
             finally:
                 del self._scaled[id(plain)]
+
+    def _call_unscaled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call without such a factor, where others may have had one: nobody puts theirs in the weights meanwhile."""
+        if self.effective.scale != 1.0 and self._is_captured():
+            return self._fall_back(UnsupportedError(_COLD), args, kwargs)
+        if not self._lock.acquire(blocking=not self.options.background):
+            return self._run_meanwhile(args, kwargs)
+        try:
+            if self.effective.scale != 1.0:
+                self._rescale(1.0)
+            return self._call(args, kwargs)
+        finally:
+            self._lock.release()
 
     def _is_captured(self) -> bool:
         """Whether work on the module's device is only recorded now."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -365,3 +367,32 @@ def test_no_weight_is_stale_after_one_could_not_be_computed(monkeypatch: Any, er
             with pytest.raises(error, match="while weights"):
                 subject.compiled(**subject.inputs)
     subject.check()
+
+
+def test_threads_with_and_without_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxidiff import dispatch
+
+    subject = Subject()
+    subject.add("ink")
+    subject.set("ink")
+    scaled = {"cross_attention_kwargs": {"scale": 0.25}}
+    expected = {name: subject.result(subject.module, **more) for name, more in (("plain", {}), ("scaled", scaled))}
+    for more in ({}, scaled):
+        subject.check(**more)
+    key_of = dispatch.key_of
+
+    def slowly(*args: Any) -> Any:
+        # Other threads come between the choice of weights and the run.
+        time.sleep(0.002)
+        return key_of(*args)
+
+    monkeypatch.setattr(dispatch, "key_of", slowly)
+
+    def errors(name: str) -> list[float]:
+        with torch.no_grad():
+            more = scaled if name == "scaled" else {}
+            return [testing.relative_error(subject.result(**more), expected[name]) for _ in range(20)]
+
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(errors, ["plain", "scaled", "plain"]):
+            assert max(found) < 2e-5
