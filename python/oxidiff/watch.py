@@ -77,13 +77,26 @@ class Structure:
         """The indices of those that are arguments of programs, as far as their values can be."""
         self.numbers = tuple([self.floats[i] for i in self.inputs])
         """The values of these."""
-        self.fingerprint = Fingerprint(tree.fingerprint(list(self.inputs)), tree.kept)
         self.layers: dict[str, torch.nn.Module] = tree.layers()
         """Its LoRA layers."""
         self.has_other_adapters: bool = tree.has_other_adapters
         """Whether there are adapters that are captured as they are."""
         self.obstacle: tuple[str, str] | None = tree.obstacle
-        """``(module path, reason)`` if a hook on a submodule would not be run by a program."""
+        """``(module path, reason)`` if a hook on a submodule would not be run by a program, or an adapter not be found."""
+        digest = tree.fingerprint(list(self.inputs))
+        if self.layers and (tied := self._tied()) is not None:
+            # An adapter changes the weight of one of them, and a graph has one weight for all.
+            self.obstacle = tied, "an adapter is added to a weight that another layer shares"
+            digest += b"tied"
+        self.fingerprint = Fingerprint(digest, tree.kept)
+
+    def _tied(self) -> str | None:
+        """The path of a LoRA layer whose weight another module has, too."""
+        owned = {id(self.modules[path]._parameters.get("weight")): path for path in self.layers}
+        others = (
+            p for path, m in self.modules.items() for name, p in m._parameters.items() if owned.get(id(p)) != path
+        )
+        return next((owned[id(p)] for p in others if id(p) in owned), None)
 
     @functools.cached_property
     def modules(self) -> dict[str, torch.nn.Module]:

@@ -396,3 +396,30 @@ def test_threads_with_and_without_a_factor(monkeypatch: pytest.MonkeyPatch) -> N
     with ThreadPoolExecutor(3) as pool:
         for found in pool.map(errors, ["plain", "scaled", "plain"]):
             assert max(found) < 2e-5
+
+
+class Tied(torch.nn.Module):
+    """Its output layer has the weight of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(8, 8)
+        self.out = torch.nn.Linear(8, 8, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.embedding(x))
+        return y
+
+
+def test_an_adapter_on_a_weight_that_two_layers_share() -> None:
+    module = Tied().eval()
+    compiled: Any = oxidiff.compile(module)
+    x = torch.arange(8)[None]
+    torch.testing.assert_close(compiled(x), module(x))
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["out"], init_lora_weights=False), module)
+    module.eval()
+    with pytest.warns(oxidiff.FallbackWarning, match="another layer shares"):
+        torch.testing.assert_close(compiled(x), module(x))
+    module.out.scaling["default"] = 9.0
+    torch.testing.assert_close(compiled(x), module(x))
