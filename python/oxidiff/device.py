@@ -84,7 +84,10 @@ class Device:
 
 _devices: dict[torch.device, Device | str] = {}
 """The devices that were asked for, or why they cannot be used. Guarded by the lock; read without."""
-_lock = threading.Lock()
+_lock = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def device_of(device: torch.device) -> Device | None:

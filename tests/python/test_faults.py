@@ -748,6 +748,47 @@ torch.testing.assert_close(compiled(image()), expected, rtol=1e-5, atol=1e-5)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_fork_while_another_thread_captures() -> None:
+    program = """
+import os, threading, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+import oxidiff
+
+class Slow(nn.Module):
+    def forward(self, x):
+        captures.set()
+        time.sleep(0.3)
+        return x + 1
+
+def compile_slow():
+    with torch.no_grad():
+        oxidiff.compile(Slow(), strict=True, cache=False)(torch.ones(4, 4))
+
+torch.set_grad_enabled(False)
+captures = threading.Event()
+thread = threading.Thread(target=compile_slow)
+thread.start()
+captures.wait()
+child = os.fork()
+if child == 0:
+    linear = nn.Linear(8, 8)
+    x = torch.ones(3, 8)
+    compiled = oxidiff.compile(linear, strict=True, cache=False)
+    torch.testing.assert_close(compiled(x), linear(x), rtol=1e-5, atol=1e-5)
+    # Nothing of the capture is left.
+    assert nn.Module.__call__.__qualname__ == "Module._wrapped_call_impl"
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+thread.join()
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_lock_held_while_forking(compiled: Any) -> None:
     """A child gets fresh locks: the thread that held one does not exist there."""
     dispatcher = oxidiff.module.dispatcher_of(compiled)

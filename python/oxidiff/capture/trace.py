@@ -19,6 +19,7 @@ import gc
 import itertools
 import math
 import operator
+import os
 import sys
 import threading
 import traceback
@@ -181,6 +182,10 @@ class Trace:
 
 _lock = threading.RLock()
 _current: Recorder | None = None
+
+if hasattr(os, "register_at_fork"):
+    # A process forks between traces: what they replace meanwhile, and the garbage collector, are as always in the child.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def passed(place: int, number: Number) -> Number:
