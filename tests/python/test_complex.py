@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import oxidiff
 from files import python
+from nets import assert_close
 
 WIDTH = 8
 
@@ -216,3 +218,20 @@ def test_arguments_of_complex_numbers() -> None:
     compiled = oxidiff.compile(module)
     with pytest.warns(oxidiff.FallbackWarning, match="complex"):
         torch.testing.assert_close(compiled(_tokens(), _angles()), module(_tokens(), _angles()))
+
+
+@pytest.mark.parametrize("lazily", [lambda t: t.conj().imag, lambda t: t.conj()], ids=["negated", "conjugated"])
+@torch.no_grad()
+def test_tensors_whose_memory_holds_something_else(lazily: Any) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("factor", lazily(torch.randn(8, dtype=torch.complex64)))
+
+        def forward(self, x: Tensor) -> Any:
+            return (x * self.factor).real if self.factor.is_complex() else x * self.factor
+
+    module = Scaled()
+    compiled = oxidiff.compile(module)
+    x = torch.randn(3, 8)
+    assert_close(compiled(x), module(x))

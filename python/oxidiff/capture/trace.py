@@ -265,6 +265,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise self.error(f"forward uses a tensor subclass, {type(tensor).__name__}")
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise self.error("forward uses a sparse or quantized tensor")
+        if tensor.is_neg() or tensor.is_conj():
+            # Their memory holds something else than they say: `x.conj().imag`.
+            raise self.error("forward uses a tensor that is negated or conjugated when it is read")
         slot = self.weights.find(tensor)
         if slot is not None and slot.module != self.path and self.weights.is_effective(slot):
             raise self.error(f"forward uses {slot.name}, to which adapters are added, outside of its layer")
@@ -1037,17 +1040,20 @@ class _Before:
             if _restore(holder, copied):
                 self.is_kept = True
             changes += _content_changes(label, holder, copied)
+        for change in changes:
+            change.undo()
         for path, module, table, before in self._members:
+            mine = []
             for name in [name for name in dict.fromkeys((*table, *before)) if (module, name) in own]:
                 old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
                 if old is not new:
-                    changes.append(_Change(f"{path}.{name}" if path else name, table, name, old, new))
-                    if list(table) != list(before) and table.keys() ^ before.keys() <= {n for _, n in own}:
-                        # In the old order, too.
-                        table.clear()
-                        table.update(before)
-        for change in changes:
-            change.undo()
+                    mine.append(_Change(f"{path}.{name}" if path else name, table, name, old, new))
+                    mine[-1].undo()
+            if mine and _is_same_table(table, before) and list(table) != list(before):
+                # In the old order, too.
+                table.clear()
+                table.update(before)
+            changes += mine
         for path, module, table, before in self._tables:
             if len(table) == len(before) and all(map(operator.is_, table.values(), before.values())):
                 continue
@@ -1096,6 +1102,11 @@ class _Before:
             if tensor is not None:
                 _remove_from_containers(tensor)
         return True
+
+
+def _is_same_table(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two dictionaries have the same objects under the same names, in whatever order."""
+    return one.keys() == other.keys() and all(one[name] is value for name, value in other.items())
 
 
 def _own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
