@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, run, work_bytes};
+use oxidiff_kernels::cpu::conv_choice::ALGORITHMS;
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
@@ -125,7 +126,7 @@ fn every_form_gives_the_same_convolution() {
         let weight = Weight::contiguous(w.ptr(), DType::F32, &shape);
         let references = reference_conv(&shape, &x, &w);
         let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
-        for algorithm in [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4] {
+        for algorithm in ALGORITHMS {
             let isa = Isa::detect();
             let bytes = shape.packed_bytes(DType::F32, isa).max(work_bytes(&shape, algorithm, isa, Room::Ample));
             let mut memory = Buffer::zeroed(DType::U8, bytes);
@@ -149,6 +150,37 @@ fn every_form_gives_the_same_convolution() {
             }
         }
     }
+}
+
+/// Bands are a matter of time and memory alone.
+#[test]
+fn a_wide_band_gives_the_same_results() {
+    let isa = Isa::detect();
+    let shape = |size: usize, channels| Conv::new_2d(1, [size, size], channels, 17, [3, 3]).padding([0, 1, 1]);
+    let results = |algorithm: Algorithm, shape: &Conv| {
+        let x = Buffer::random(DType::F32, shape.input.iter().product::<usize>() * shape.in_channels, 1);
+        let w = Buffer::random(DType::F32, 17 * shape.terms(), 2);
+        let mut memory = Buffer::zeroed(DType::U8, work_bytes(shape, algorithm, isa, Room::Ample));
+        let mut y = Buffer::zeroed(DType::F32, shape.rows() * 17);
+        let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 17);
+        let weight = Weight::contiguous(w.ptr(), DType::F32, shape);
+        let weight = algorithm.unpacked(weight, Work { ptr: memory.ptr_mut(), room: Room::Ample });
+        // SAFETY: dense buffers of the sizes that `shape` says.
+        unsafe { run(Pool::global(), isa, shape, x.ptr(), DType::F32, &weight, &store).unwrap() };
+        let values: Vec<f64> = (0..shape.rows() * 17).map(|index| y.get(index)).collect();
+        (values, memory.len_bytes())
+    };
+    for (shape, is_wider) in [(shape(33, 512), true), (shape(33, 64), false)] {
+        let (narrow, narrow_bytes) = results(Algorithm::Winograd4, &shape);
+        let (wide, wide_bytes) = results(Algorithm::Winograd4Wide, &shape);
+        assert_eq!(narrow, wide, "{shape:?}");
+        assert_eq!(wide_bytes > narrow_bytes, is_wider, "{shape:?}: {wide_bytes} and {narrow_bytes} bytes");
+        assert_eq!(Algorithm::Winograd4Wide.differs(&shape), is_wider, "{shape:?}");
+        // Where memory is short both take the same.
+        let slim = |algorithm| work_bytes(&shape, algorithm, isa, Room::Slim);
+        assert_eq!(slim(Algorithm::Winograd4), slim(Algorithm::Winograd4Wide));
+    }
+    assert!(Algorithm::Winograd4.differs(&shape(8, 64)) && !Algorithm::Winograd4.differs(&shape(8, 64).groups(17)));
 }
 
 #[test]

@@ -37,6 +37,9 @@ use crate::pool::Pool;
 /// Bytes of V that a band may take: it is written once and read once for every panel of output channels, from L3, of
 /// which a core has but a share (measured with 32 MB for all: 4 MB runs at twice the rate of 12 MB).
 const BAND_BYTES: usize = 4 << 20;
+/// The same where that share was measured to be larger: fewer bands transform the weight less often, which gains up to a fifth
+/// where there are many channels (Zen 5 with 32 MB: 1280 to 640 channels at 32x32).
+const WIDE_BAND_BYTES: usize = 16 << 20;
 /// The same where memory is short.
 const SLIM_BAND_BYTES: usize = 1 << 20;
 /// Tiles of a band at least: fewer do not pay for the transform of the weight, which is done anew for each band.
@@ -70,14 +73,14 @@ pub fn is_winograd(conv: &Conv) -> bool {
 }
 
 /// Multiply-adds' worth of time that `o x o` tiles take for each pair of an input and an output channel: the products,
-/// the transform of the weight, and the shares of the transforms of tiles.
-pub(super) fn cost_per_pair(conv: &Conv, o: usize) -> f64 {
+/// the transform of the weight for every band, and the shares of the transforms of tiles.
+pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     let tiles = count(conv, o)[3] as f64;
     let (points, tile) = if o == 4 { (36.0, TILE_COST) } else { (16.0, 0.4 * TILE_COST) };
     let channels = [conv.in_channels, conv.out_channels].map(|c| c.max(1).next_multiple_of(LANES) as f64);
     // Below seven rows a micro-kernel waits for its panel.
     let rows = tiles.max(7.0);
-    points * rows / PRODUCT_RATE + WEIGHT_COST + tile * tiles * (1.0 / channels[0] + 1.0 / channels[1])
+    points * rows / PRODUCT_RATE + WEIGHT_COST * bands(conv, o, room) as f64 + tile * tiles * (1.0 / channels[0] + 1.0 / channels[1])
 }
 
 /// Share of the multiply-add rate that the products of the points reach.
@@ -109,7 +112,9 @@ fn count(conv: &Conv, o: usize) -> [usize; 4] {
 /// How much memory a convolution may take for V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// What is fastest.
+    /// Four times of what is mostly fastest; see [`is_cut_wider`].
+    Wide,
+    /// What is mostly fastest.
     Ample,
     /// A quarter of it.
     Slim,
@@ -139,6 +144,7 @@ impl Cut {
         let points = (o + 2) * (o + 2);
         let tiles = count(conv, o)[3];
         let (bytes, least) = match room {
+            Room::Wide => (WIDE_BAND_BYTES, MIN_BAND),
             Room::Ample => (BAND_BYTES, MIN_BAND),
             Room::Slim => (SLIM_BAND_BYTES, MIN_BAND / 2),
         };
@@ -151,6 +157,17 @@ impl Cut {
         let chunks = conv.in_channels.div_ceil(chunk);
         Cut { tiles, band, chunk, chunks, v_stride: odd_lines(band * chunk) }
     }
+}
+
+/// Whether [`Room::Wide`] makes a difference to a convolution: its V takes more than [`Room::Ample`] gives.
+pub(super) fn is_cut_wider(conv: &Conv, o: usize) -> bool {
+    is_winograd(conv) && bands(conv, o, Room::Wide) < bands(conv, o, Room::Ample)
+}
+
+/// How many bands a convolution has, and hence how often its weight is transformed at least.
+fn bands(conv: &Conv, o: usize, room: Room) -> usize {
+    let cut = Cut::new(conv, o, select(Isa::detect(), DType::F32, DType::F32).nr, room);
+    cut.tiles.div_ceil(cut.band)
 }
 
 /// Bytes of memory that [`conv_winograd`] works in.
