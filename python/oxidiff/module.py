@@ -276,6 +276,9 @@ _global_hooks = tuple(
     )
 )  # fmt: skip
 _C = torch._C
+_ON_THE_MODULE = {"load_lora_adapter": "diffusers.", "load_adapter": "transformers."}
+"""Methods, and whose they are, that never call the module and take what has an ``_orig_mod`` for ``torch.compile``'s wrapper,
+whose ``state_dict`` has other keys (PEFT's hotswap): they are called on the module itself."""
 
 
 @functools.cache
@@ -329,12 +332,26 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             __deepcopy__=_deepcopy,
             __reduce_ex__=_reduce_ex,
         )
+        for name, library in _ON_THE_MODULE.items():
+            method = getattr(cls, name, None)
+            if getattr(method, "__module__", "").startswith(library):
+                namespace[name] = _on_the_module(cast(Callable[..., Any], method))
 
     bases = (CompiledModule,) if cls is nn.Module else (cls, CompiledModule)
     made = types.new_class(cls.__name__, bases, {"metaclass": _metaclass(cast(Hashable, type(cls)))}, fill)
     get = made.__dict__["_oxidiff"].__get__
     _subclasses[cls] = made
     return made
+
+
+def _on_the_module(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a compiled instance that the module itself runs."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self._orig_mod, *args, **kwargs)
+
+    return call
 
 
 def _copy(self: Any) -> Any:

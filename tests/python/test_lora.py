@@ -423,3 +423,35 @@ def test_an_adapter_on_a_weight_that_two_layers_share() -> None:
         torch.testing.assert_close(compiled(x), module(x))
     module.out.scaling["default"] = 9.0
     torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("target_rank", [None, 8])
+def test_hotswap(target_rank: int | None) -> None:
+    # PEFT takes what has an `_orig_mod` for torch.compile's wrapper and looked for keys that begin with it.
+    targets = ["to_q", "to_v"]
+    eager = testing.build("sd15-unet")
+    compiled = oxidiff.compile(testing.build("sd15-unet"), strict=True)
+    compiled.load_state_dict(eager.state_dict())
+    inputs = testing.example_inputs("sd15-unet")
+
+    def adapter(seed: int, rank: int) -> dict[str, Tensor]:
+        model = testing.build("sd15-unet")
+        model.add_adapter(peft.LoraConfig(r=rank, target_modules=targets, init_lora_weights=False))
+        state = peft.get_peft_model_state_dict(model, adapter_name="default")
+        numbers = torch.Generator().manual_seed(seed)
+        return {f"unet.{name}": 0.1 * torch.randn(value.shape, generator=numbers) for name, value in state.items()}
+
+    results = []
+    second_rank = 4 if target_rank is None else 8
+    for model in (eager, compiled):
+        if target_rank is not None:
+            model.enable_lora_hotswap(target_rank=target_rank)
+        model.load_lora_adapter(adapter(1, 4), prefix="unet", adapter_name="only")
+        first = model(**inputs).sample
+        model.load_lora_adapter(adapter(2, second_rank), prefix="unet", adapter_name="only", hotswap=True)
+        results.append((first, model(**inputs).sample))
+    for want, got in zip(*results, strict=True):
+        assert testing.relative_error(got, want) < 1e-5
+    assert testing.relative_error(*results[1]) > 1e-3, "the second adapter is another one"
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (1, 0)
