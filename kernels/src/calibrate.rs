@@ -9,6 +9,7 @@ use std::hint::black_box;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::fork;
 use crate::isa::{Isa, features};
 use crate::pool::Pool;
 
@@ -58,9 +59,9 @@ const CACHE_BYTES: usize = 16 << 20;
 
 /// The ceilings for an instruction set and the pool's present number of threads.
 pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
-    static KNOWN: Mutex<Vec<Ceilings>> = Mutex::new(Vec::new());
+    static KNOWN: fork::Mutex<Vec<Ceilings>> = fork::Mutex::new(Vec::new());
     let (isa, threads) = (isa.clamp(), pool.threads());
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = KNOWN.lock();
     if let Some(found) = known.iter().find(|c| (c.isa, c.threads) == (isa, threads)) {
         return *found;
     }
@@ -86,7 +87,7 @@ pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
 /// processors and at half or a quarter of it on others.
 pub fn bf16_dot_wins() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
+    let measure = || {
         Form::Bf16Dot.is_available(Isa::Avx512) && {
             let rates = [Form::F32, Form::Bf16Dot].map(|form| {
                 let seconds = best(Duration::ZERO, || {
@@ -96,7 +97,8 @@ pub fn bf16_dot_wins() -> bool {
             });
             rates[1] > 1.2 * rates[0]
         }
-    })
+    };
+    fork::shielded(|| *ANSWER.get_or_init(measure))
 }
 
 /// Seconds of the shortest run of those that fit into a span of time, three at least. A run should be much shorter than

@@ -16,6 +16,7 @@ pub mod calibrate;
 pub mod cpu;
 pub mod dtype;
 pub mod epilogue;
+pub mod fork;
 pub mod isa;
 pub mod pool;
 pub mod registry;

@@ -13,7 +13,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{self, Arc, OnceLock, PoisonError, Weak};
+
+use oxidiff_kernels::fork::Mutex;
 
 use super::tensor::Block;
 use crate::Result;
@@ -55,7 +57,7 @@ pub fn shrink_to(bytes: usize) -> usize {
     if self::bytes() <= bytes {
         return 0;
     }
-    let stores: Vec<Arc<Store>> = lock(stores()).values().filter_map(Weak::upgrade).collect();
+    let stores: Vec<Arc<Store>> = stores().lock().values().filter_map(Weak::upgrade).collect();
     evict(stores.iter().map(|s| &**s), self::bytes() - bytes)
 }
 
@@ -63,7 +65,7 @@ pub fn shrink_to(bytes: usize) -> usize {
 pub(super) fn evict<'a>(stores: impl Iterator<Item = &'a Store>, bytes: usize) -> usize {
     let mut forms: Vec<(u64, &Store, usize)> = Vec::new();
     for store in stores {
-        for entry in lock(&store.entries).iter() {
+        for entry in store.entries.lock().iter() {
             if let State::Ready(form) = &entry.state {
                 forms.push((form.used.load(Ordering::Relaxed), store, form.block.bytes()));
             }
@@ -75,7 +77,7 @@ pub(super) fn evict<'a>(stores: impl Iterator<Item = &'a Store>, bytes: usize) -
         if evicted >= bytes {
             break;
         }
-        let mut entries = lock(&store.entries);
+        let mut entries = store.entries.lock();
         let place = entries
             .iter()
             .position(|e| matches!(&e.state, State::Ready(form) if form.used.load(Ordering::Relaxed) == used));
@@ -92,11 +94,6 @@ pub(super) fn evict<'a>(stores: impl Iterator<Item = &'a Store>, bytes: usize) -
 fn stores() -> &'static Mutex<HashMap<u64, Weak<Store>>> {
     static STORES: OnceLock<Mutex<HashMap<u64, Weak<Store>>>> = OnceLock::new();
     STORES.get_or_init(Mutex::default)
-}
-
-/// What these locks guard is whole between any two statements, so a panic of a holder leaves nothing to repair.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Which form of its origin: what is packed, how, for which kernels.
@@ -142,7 +139,7 @@ impl Drop for Form {
 enum State {
     Ready(Arc<Form>),
     /// Somebody in this process makes it, and holds the lock meanwhile.
-    Making(u32, Arc<Mutex<()>>),
+    Making(u32, Arc<sync::Mutex<()>>),
 }
 
 struct Entry {
@@ -160,24 +157,24 @@ impl Store {
     /// An empty store.
     pub fn new() -> Arc<Self> {
         let store = Arc::new(Self { id: stamp(), entries: Mutex::default() });
-        lock(stores()).insert(store.id, Arc::downgrade(&store));
+        stores().lock().insert(store.id, Arc::downgrade(&store));
         store
     }
 
     /// Bytes of its forms.
     pub fn bytes(&self) -> usize {
-        lock(&self.entries).iter().map(|e| if let State::Ready(form) = &e.state { form.bytes() } else { 0 }).sum()
+        self.entries.lock().iter().map(|e| if let State::Ready(form) = &e.state { form.bytes() } else { 0 }).sum()
     }
 
     /// Lets go of every form.
     pub fn clear(&self) {
-        let gone = std::mem::take(&mut *lock(&self.entries));
+        let gone = std::mem::take(&mut *self.entries.lock());
         drop(gone);
     }
 
     /// Whether there is a form called `key`; if so, it counts as used now.
     pub fn touch(&self, key: &FormKey) -> bool {
-        let entries = lock(&self.entries);
+        let entries = self.entries.lock();
         let form = entries.iter().find_map(|e| match &e.state {
             State::Ready(form) if e.key == *key => Some(form),
             _ => None,
@@ -195,7 +192,7 @@ impl Store {
     pub fn get_or_make(&self, key: &FormKey, make: &mut dyn FnMut() -> Result<Block>) -> Result<Arc<Form>> {
         loop {
             let gate = {
-                let mut entries = lock(&self.entries);
+                let mut entries = self.entries.lock();
                 match entries.iter().position(|e| e.key == *key) {
                     Some(at) => match &entries[at].state {
                         State::Ready(form) => {
@@ -209,8 +206,8 @@ impl Store {
                         }
                     },
                     None => {
-                        let gate = Arc::new(Mutex::new(()));
-                        let making = lock(&gate);
+                        let gate = Arc::new(sync::Mutex::new(()));
+                        let making = gate.lock().unwrap_or_else(PoisonError::into_inner);
                         let state = State::Making(std::process::id(), gate.clone());
                         entries.push(Entry { key: key.clone(), state });
                         drop(entries);
@@ -220,7 +217,7 @@ impl Store {
                     }
                 }
             };
-            drop(lock(&gate));
+            drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
         }
     }
 
@@ -242,7 +239,7 @@ struct Marker<'a> {
 
 impl Drop for Marker<'_> {
     fn drop(&mut self) {
-        let mut entries = lock(&self.store.entries);
+        let mut entries = self.store.entries.lock();
         let Some(at) = entries.iter().position(|e| e.key == *self.key) else { return };
         match self.form.take() {
             Some(form) => entries[at].state = State::Ready(form),
@@ -253,7 +250,7 @@ impl Drop for Marker<'_> {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        lock(stores()).remove(&self.id);
+        stores().lock().remove(&self.id);
     }
 }
 
@@ -315,7 +312,7 @@ mod tests {
         }
         store.get_or_make(&key(&[0]), &mut || block(10)).unwrap();
         assert_eq!(evict(std::iter::once(&*store), 15), 20);
-        let mut names: Vec<i64> = lock(&store.entries).iter().map(|e| e.key[0]).collect();
+        let mut names: Vec<i64> = store.entries.lock().iter().map(|e| e.key[0]).collect();
         names.sort_unstable();
         assert_eq!(names, [0, 3]);
     }

@@ -14,8 +14,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use oxidiff_kernels::fork::Mutex;
 use oxidiff_kernels::pool::Pool;
 
 use super::derived::{self, Form, FormKey, Store, stamp};
@@ -87,11 +88,6 @@ struct Source {
 
 type Sources = HashMap<Arc<Content>, (u64, Weak<Source>)>;
 
-/// What these locks guard is whole between any two statements, so a panic of a holder leaves nothing to repair.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn sources() -> &'static Mutex<Sources> {
     static SOURCES: OnceLock<Mutex<Sources>> = OnceLock::new();
     SOURCES.get_or_init(Mutex::default)
@@ -117,7 +113,7 @@ impl Source {
         }
         let samples = if is_readable { samples(&weight.tensor) } else { Default::default() };
         let content = Arc::new(Content { identity: weight.identity, tensor: weight.tensor.clone(), samples });
-        let mut sources = lock(sources());
+        let mut sources = sources().lock();
         let (known, replaced) = match sources.entry(content.clone()) {
             Entry::Occupied(mut entry) => match entry.get().1.upgrade() {
                 Some(known) if known.born >= since => (known, None),
@@ -143,7 +139,7 @@ impl Source {
 impl Drop for Source {
     fn drop(&mut self) {
         let Some(content) = &self.content else { return };
-        let mut sources = lock(sources());
+        let mut sources = sources().lock();
         if sources.get(content).is_some_and(|(born, _)| *born == self.born) {
             sources.remove(content);
         }
@@ -195,7 +191,7 @@ type Shared = HashMap<(usize, Vec<u64>), Weak<Store>>;
 /// store holds the graph.
 fn shared_store(graph: &Arc<Graph>, sources: Vec<u64>) -> Arc<Store> {
     static SHARED: OnceLock<Mutex<Shared>> = OnceLock::new();
-    let mut shared = lock(SHARED.get_or_init(Mutex::default));
+    let mut shared = SHARED.get_or_init(Mutex::default).lock();
     shared.retain(|_, store| store.strong_count() > 0);
     let name = (Arc::as_ptr(graph).addr(), sources);
     if let Some(store) = shared.get(&name).and_then(Weak::upgrade) {
@@ -365,7 +361,7 @@ impl WeightSet {
     /// Bytes of everything derived so far, what is shared with other sets included.
     pub fn derived_bytes(&self) -> usize {
         let now = derived::events();
-        let mut counted = lock(&self.counted);
+        let mut counted = self.counted.lock();
         if counted.0 != now {
             *counted = (now, self.stores().map(Store::bytes).sum());
         }
@@ -398,7 +394,7 @@ impl WeightSet {
         let sum = sums
             .iter()
             .fold(0u64, |h, s| h.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ s.load(Ordering::Relaxed));
-        let before = lock(&self.unknown_sum).replace(sum);
+        let before = self.unknown_sum.lock().replace(sum);
         if before.is_some_and(|before| before != sum) {
             self.unknown.iter().for_each(|&slot| self.sources[slot].forms.clear());
             self.shared.clear();

@@ -4,7 +4,7 @@
 //! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process,
 //! [`tune`] and [`sites`] time what a program leaves open, [`tree`] reads what a module computes, [`watch`] notices changes
 //! of it by the [`versions`] of its dictionaries and the [`layout`] of its tensors, [`kernels`] measures single kernels,
-//! [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while compiling and while kernels
+//! [`fork`] keeps locks out of forked children, [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while compiling and while kernels
 //! run. `python/oxidiff/_native.pyi` documents every name for Python.
 //!
 //! Invariant: no panic crosses: entry points go through [`errors::guarded`] or [`errors::shielded`], but those that hand out or
@@ -17,6 +17,7 @@ mod cuda;
 mod device;
 mod errors;
 mod executable;
+mod fork;
 mod kernels;
 mod layout;
 mod lists;
@@ -59,6 +60,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cuda_open, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_emulate, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;
+    fork::register(m)?;
     store::register(m)?;
     tune::register(m)?;
     sites::register(m)?;

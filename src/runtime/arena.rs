@@ -8,7 +8,9 @@
 //! are kept for the next concurrent run until [`ArenaPool::trim`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use oxidiff_kernels::fork::{Mutex, MutexGuard};
 
 use crate::backend::{Block, Memory, SystemMemory, derived};
 use crate::error::bytes_text;
@@ -47,7 +49,7 @@ pub(super) fn arena_pool_over(memory: Option<Arc<dyn Memory>>) -> Arc<ArenaPool>
     type Pools = Vec<(Arc<dyn Memory>, Weak<ArenaPool>)>;
     static POOLS: Mutex<Pools> = Mutex::new(Vec::new());
     let Some(memory) = memory else { return arena_pool().clone() };
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pools = POOLS.lock();
     pools.retain(|(_, pool)| pool.strong_count() > 0);
     let known = pools.iter().find(|(m, _)| std::ptr::addr_eq(Arc::as_ptr(m), Arc::as_ptr(&memory)));
     if let Some(pool) = known.and_then(|(_, pool)| pool.upgrade()) {
@@ -144,9 +146,8 @@ impl ArenaPool {
         Arc::new(Self { memory, state: Mutex::default() })
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        // A thread that panicked while holding the lock left a list of whole blocks: nothing to repair.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 
     /// Notes that a specialization with a workspace of `bytes` lives.

@@ -1,8 +1,10 @@
 //! A program with a weight set: what a compiled module calls.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
+
+use oxidiff_kernels::fork::{Mutex, RwLock};
 
 use super::Program;
 use super::arena::arena_pool;
@@ -61,11 +63,11 @@ impl Executable {
 
     /// The weight set in force.
     pub fn weights(&self) -> Arc<WeightSet> {
-        self.weights.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.weights.read().clone()
     }
 
     fn swap(&self, weights: WeightSet) {
-        *self.weights.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(weights);
+        *self.weights.write() = Arc::new(weights);
     }
 
     /// Swaps the weights; running calls finish with those they began with, and derived forms of tensors that did not change
@@ -165,7 +167,7 @@ impl Executable {
     fn make_room(&self, weights: &WeightSet, specialized: &Arc<dyn Specialized>) {
         // A weak reference, not an address: what is dropped may leave its address to another.
         let known = {
-            let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut latest = self.latest.lock();
             let before = latest.replace(Arc::downgrade(specialized));
             before.is_some_and(|before| std::ptr::addr_eq(before.as_ptr(), Arc::as_ptr(specialized)))
         };
@@ -240,7 +242,7 @@ impl Executable {
     /// Drops specializations, derived weights and idle workspace.
     pub fn unload(&self) {
         self.weights().shrink_to(0);
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.latest.lock() = None;
         self.program.forget_sizes();
         self.program.arena().trim();
     }

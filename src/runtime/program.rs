@@ -1,8 +1,10 @@
 //! A compiled graph: immutable, without weights, shared by every module that captures to the same hash.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use oxidiff_kernels::fork::{Mutex, MutexGuard};
 
 use super::arena::{ArenaPool, Wanted, arena_pool_over};
 use crate::Result;
@@ -94,9 +96,8 @@ impl Program {
         }
     }
 
-    fn cache(&self) -> std::sync::MutexGuard<'_, Vec<Cached>> {
-        // Entries are pushed and removed whole, so a panicked holder left nothing half done.
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, Vec<Cached>> {
+        self.cache.lock()
     }
 
     /// Where the workspace of its runs comes from.

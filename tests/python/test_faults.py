@@ -789,6 +789,53 @@ thread.join()
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_fork_while_other_threads_run() -> None:
+    """The core's locks are held for microseconds: of a hundred forks of a busy process some would meet one."""
+    program = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+import oxidiff
+
+torch.set_grad_enabled(False)
+module = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()
+compiled = oxidiff.compile(module, strict=True, cache=False, tune="off")
+x = torch.linspace(-1, 1, 128 * 64).reshape(128, 64)
+expected = module(x)
+compiled(x)
+is_over = threading.Event()
+
+def loop():
+    torch.set_grad_enabled(False)
+    rows = 0
+    while not is_over.is_set():
+        rows = rows % 64 + 1
+        compiled(x[:rows])
+
+threads = [threading.Thread(target=loop) for _ in range(3)]
+for thread in threads:
+    thread.start()
+codes = []
+for n in range(100):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        for rows in (128, 65 + n % 60):
+            torch.testing.assert_close(compiled(x[:rows]), expected[:rows], rtol=1e-5, atol=1e-5)
+        os._exit(7)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+is_over.set()
+for thread in threads:
+    thread.join()
+assert codes == [7] * 100, codes
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_lock_held_while_forking(compiled: Any) -> None:
     """A child gets fresh locks: the thread that held one does not exist there."""
     dispatcher = oxidiff.module.dispatcher_of(compiled)

@@ -10,8 +10,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -23,6 +23,7 @@ use super::conv_winograd::{Room, Work};
 use super::gemm_store::StoreEpilogue;
 use super::pack::SendMut;
 use crate::dtype::DType;
+use crate::fork::RwLock;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
@@ -118,17 +119,17 @@ fn table() -> &'static RwLock<HashMap<Site, Choice>> {
 
 /// Makes `choice` that of `site` from now on.
 pub fn install(site: Site, choice: Choice) {
-    table().write().unwrap_or_else(PoisonError::into_inner).insert(site, choice);
+    table().write().insert(site, choice);
 }
 
 /// Forgets every choice.
 pub fn forget() {
-    table().write().unwrap_or_else(PoisonError::into_inner).clear();
+    table().write().clear();
 }
 
 /// What was installed for `site`.
 pub fn installed(site: &Site) -> Option<Choice> {
-    table().read().unwrap_or_else(PoisonError::into_inner).get(site).copied()
+    table().read().get(site).copied()
 }
 
 /// A convolution that a form was chosen for.

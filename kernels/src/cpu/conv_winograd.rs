@@ -80,7 +80,9 @@ pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     let channels = [conv.in_channels, conv.out_channels].map(|c| c.max(1).next_multiple_of(LANES) as f64);
     // Below seven rows a micro-kernel waits for its panel.
     let rows = tiles.max(7.0);
-    points * rows / PRODUCT_RATE + WEIGHT_COST * bands(conv, o, room) as f64 + tile * tiles * (1.0 / channels[0] + 1.0 / channels[1])
+    points * rows / PRODUCT_RATE
+        + WEIGHT_COST * bands(conv, o, room) as f64
+        + tile * tiles * (1.0 / channels[0] + 1.0 / channels[1])
 }
 
 /// Share of the multiply-add rate that the products of the points reach.
