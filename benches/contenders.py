@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidiff
-from measure import DTYPES, ROOT, describe_machine, interleave, ratio_with_spread, run_in_process, table
+from measure import DTYPES, ROOT, cpu_name, describe_machine, interleave, ratio_with_spread, run_in_process, table
 from oxidiff import testing
 
 RESULTS = ROOT / "benches" / "RESULTS-contenders.md"
@@ -189,7 +189,19 @@ def write_results(figures: dict[str, dict[str, Any]]) -> None:
         answers = {against: figures[f"{name}/{against}"] for against in case.against if f"{name}/{against}" in figures}
         for against, answer in answers.items():
             if "error" in answer:
-                rows.append([f"`{name}`", against, f"failed: {answer['error']}", "", "", "", "", answer["at"]])
+                rows.append(
+                    [
+                        f"`{name}`",
+                        against,
+                        f"failed: {answer['error']}",
+                        "",
+                        "",
+                        "",
+                        "",
+                        answer["at"],
+                        answer["machine"],
+                    ]
+                )
                 continue
             rows.append(
                 [
@@ -201,14 +213,20 @@ def write_results(figures: dict[str, dict[str, Any]]) -> None:
                     f"{answer['prepare_s']:.0f} s / {answer['own_prepare_s']:.1f} s",
                     f"{answer['apart']:.0e}",
                     answer["at"],
+                    answer["machine"],
                 ]
             )
         measured = {against: answer for against, answer in answers.items() if "error" not in answer}
         if measured:
+            # Contenders are compared on one machine: that of the latest figure.
+            machine = max(measured.values(), key=lambda answer: str(answer["at"]))["machine"]
+            measured = {against: answer for against, answer in measured.items() if answer["machine"] == machine}
             best = max(measured, key=lambda against: measured[against]["ratio"])
             ratio, spread = measured[best]["ratio"], measured[best]["spread"]
             verdict = "yes" if ratio <= case.bar else "no"
-            best_rows.append([f"`{name}`", case.figure, best, f"{ratio:.2f} ± {spread:.2f}", str(case.bar), verdict])
+            best_rows.append(
+                [f"`{name}`", case.figure, best, f"{ratio:.2f} ± {spread:.2f}", str(case.bar), verdict, machine]
+            )
     versions = []
     for package in ("openvino", "onnxruntime", "onnx"):
         try:
@@ -221,17 +239,18 @@ def write_results(figures: dict[str, dict[str, Any]]) -> None:
         "`make bench-contenders` writes this file: whole models with random weights, oxidiff and one contender at a time "
         "in one process, in turns. A ratio is oxidiff's time over the contender's. Contenders: eager PyTorch; "
         "`torch.compile` with freezing and max-autotune; OpenVINO in f32 for latency, sizes constant; onnxruntime with all "
-        "optimisations, sizes constant.",
+        "optimisations, sizes constant. The best contender is that of those measured on the machine of the row's latest "
+        "figure.",
         "",
         *describe_machine(),
         f"- {', '.join(versions)}",
         "",
-        *table(["row", "figure", "best contender", "oxidiff over it", "bar", "met"], best_rows),
+        *table(["row", "figure", "best contender", "oxidiff over it", "bar", "met", "on"], best_rows),
         "",
         "*Ready* is the time from the model to the first result: theirs / ours. *Apart* is how far the two results are "
         "from each other, relative.",
         "",
-        *table(["row", "contender", "its step", "oxidiff's", "ratio", "ready", "apart", "taken"], rows),
+        *table(["row", "contender", "its step", "oxidiff's", "ratio", "ready", "apart", "taken", "on"], rows),
         "",
     ]
     RESULTS.write_text("\n".join(lines))
@@ -261,7 +280,8 @@ def main() -> None:
             if against not in arguments.against:
                 continue
             answer = run_in_process("contenders.py", "--pair", name, against, "--rounds", str(arguments.rounds))
-            figures[f"{name}/{against}"] = {**answer, "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
+            at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+            figures[f"{name}/{against}"] = {**answer, "at": at, "machine": cpu_name()}
             print(f"{name} / {against}: {answer.get('error') or round(answer['ratio'], 3)}", flush=True)
             write_results(figures)
     print(f"wrote {RESULTS.relative_to(ROOT)}")

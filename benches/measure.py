@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from oxidiff import tune
+
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -102,11 +104,8 @@ def run_in_process(script: str, *arguments: str, environment: Mapping[str, str] 
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+    """The processor, with its generation: a virtual machine may call all of them alike."""
+    return tune.processor_of(Path("/proc/cpuinfo").read_text()) or platform.processor()
 
 
 def cpu_isa() -> str:

@@ -277,8 +277,8 @@ _global_hooks = tuple(
 )  # fmt: skip
 _C = torch._C
 _ON_THE_MODULE = {"load_lora_adapter": "diffusers.", "load_adapter": "transformers."}
-"""Methods, and whose they are, that never call the module and take what has an ``_orig_mod`` for ``torch.compile``'s wrapper,
-whose ``state_dict`` has other keys (PEFT's hotswap): they are called on the module itself."""
+"""Methods, and whose they are, that never call the module and take what has an ``_orig_mod`` for ``torch.compile``'s
+wrapper, whose ``state_dict`` has other keys (PEFT's hotswap): they are called on the module itself."""
 
 
 @functools.cache

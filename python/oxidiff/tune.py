@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from os import fspath
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -36,7 +37,7 @@ from .errors import CacheError
 from .options import CompileOptions
 from .store import Tuned, bundle, complain
 
-__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Budget", "Tuner", "device_name"]
+__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Budget", "Tuner", "device_name", "processor_of"]
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,25 @@ def device_name() -> str:
 
 @functools.cache
 def _processor() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError):
+        if name := processor_of(Path("/proc/cpuinfo").read_text(encoding="utf-8")):
+            return name
     return platform.processor() or platform.machine()
+
+
+def processor_of(cpuinfo: str) -> str:
+    """The processor that ``/proc/cpuinfo`` tells of, empty if it does not: its name, family and model, as a virtual
+    machine may call processors of different generations alike.
+
+    Args:
+        cpuinfo: The file's text.
+    """
+    found: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        field, _, value = line.partition(":")
+        found.setdefault(field.strip(), value.strip())
+    name, family, model = (found.get(field, "") for field in ("model name", "cpu family", "model"))
+    return f"{name} (family {family} model {model})" if name and family else name
 
 
 _held: dict[tuple[str, str], bundle.Row] = {}

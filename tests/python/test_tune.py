@@ -99,6 +99,17 @@ def test_known_choices_of_other_machines_are_not_taken() -> None:
     )
 
 
+def test_generations_that_a_virtual_machine_calls_alike_are_two_devices() -> None:
+    lines = (
+        "processor\t: 0\ncpu family\t: {}\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\ncpu family\t: 6\n"
+    )
+    older, newer = (tune.processor_of(lines.format(family)) for family in (25, 26))
+    assert (older, newer) == ("AMD EPYC (family 25 model 17)", "AMD EPYC (family 26 model 17)")
+    assert tune.device_name().startswith(tune._processor())
+    assert tune.processor_of("processor\t: 0\nBogoMIPS\t: 50.00\n") == "", "other architectures say other things"
+    assert tune.processor_of("model name\t: Some CPU\n") == "Some CPU"
+
+
 def test_a_choice_decides_and_stays_right() -> None:
     module = net()
     results = {}
