@@ -87,6 +87,10 @@ pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
 /// processors and at half or a quarter of it on others.
 pub fn bf16_dot_wins() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
+    // Asked for by tasks of the pool too, which must not wait at the gate: whoever started them has asked before.
+    if let Some(&answer) = ANSWER.get() {
+        return answer;
+    }
     let measure = || {
         Form::Bf16Dot.is_available(Isa::Avx512) && {
             let rates = [Form::F32, Form::Bf16Dot].map(|form| {
