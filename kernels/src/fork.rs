@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{self, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How long a fork waits for those inside: longer than anything takes that is not stuck.
+/// How long a fork waits for those inside, and others for the fork: longer than anything takes that is not stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks at the gate.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -40,15 +40,16 @@ impl Pass {
         let held = PASSES.get();
         // Who is inside already must not wait for a fork that waits for it.
         if held == 0 {
+            let mut since = None;
             loop {
                 INSIDE.fetch_add(1, SeqCst);
-                if FORKS.load(SeqCst) == 0 {
+                // A fork that takes longer waits for something that this thread holds: another handler's lock, say.
+                if FORKS.load(SeqCst) == 0 || since.is_some_and(|start: Instant| start.elapsed() > PATIENCE) {
                     break;
                 }
                 INSIDE.fetch_sub(1, SeqCst);
-                while FORKS.load(SeqCst) > 0 {
-                    std::thread::sleep(PAUSE);
-                }
+                since.get_or_insert_with(Instant::now);
+                std::thread::sleep(PAUSE);
             }
         }
         PASSES.set(held + 1);

@@ -71,4 +71,8 @@ fn no_child_finds_a_lock_held() {
     fork::after_in_parent();
     drop(held);
     assert!(fork::shielded(|| OUTER.try_lock().is_some()));
+    // A fork that waits for another handler's lock, whose holder waits at the gate, does not wait for ever.
+    fork::before();
+    std::thread::scope(|scope| scope.spawn(work).join()).expect("the thread gets in");
+    fork::after_in_parent();
 }

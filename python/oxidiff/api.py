@@ -132,6 +132,7 @@ def bind(compiled: Any, /, weights: torch.nn.Module | Mapping[str, torch.Tensor]
 
     Raises:
         ShapeError: A tensor is missing, is one too many, or has another dtype, shape or device; lists the first.
+        TypeError, ValueError: ``weights`` are neither of the two; the name is none.
         UnsupportedError: The module cannot be copied; bind a module then.
     """
     return dispatcher_of(compiled).bind(weights, name)

@@ -759,6 +759,10 @@ class Dispatcher:
 
     def bind(self, source: torch.nn.Module | Mapping[str, Tensor], name: str | None = None) -> str:
         """Adds a weight set; see :func:`oxidiff.bind`."""
+        if not isinstance(source, torch.nn.Module | Mapping):
+            raise TypeError(f"bind: {self.name} takes a state_dict or a module, not {type(source).__name__}")
+        if name is not None and not (isinstance(name, str) and name):
+            raise ValueError(f"bind: {name!r} is no name for a weight set of {self.name}")
 
         def make(module: torch.nn.Module) -> Dispatcher:
             return find_dispatcher(module) or Dispatcher(module, self.options, lifting=self.lifting, budget=self.budget)

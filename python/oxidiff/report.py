@@ -93,7 +93,10 @@ class Report:
             raise ValueError(f"{self.name}: no size is kept yet; call it, or use warmup()")
         if row is None:
             row = max(range(len(self.sizes)), key=lambda i: self.sizes[i]["arena_bytes"])
-        name, program = self._places[row]
+        try:
+            name, program = self._places[row]
+        except IndexError:
+            raise IndexError(f"{self.name}: no row {row} among the {len(self.sizes)} of `sizes`") from None
         return timeline_of(name, program, self.sizes[row]["dims"])
 
     def advice(self) -> list[str]:
@@ -306,6 +309,8 @@ def report_of(dispatcher: Dispatcher) -> Report:
 
 def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation:
     """What was compiled for one module; see :func:`oxidiff.explain`."""
+    if not isinstance(device, str | None):
+        raise TypeError(f"explain: a device is asked about by its name, such as 'L4', not by {device!r}")
     target = None if device is None else device_of(device)
     advice: list[str] = []
     variants = []

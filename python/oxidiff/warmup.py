@@ -23,6 +23,8 @@ def warm_up(
     dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Iterable[Any] | None = None
 ) -> None:
     """Compiles for these example arguments and for further sizes; see :func:`oxidiff.warmup`."""
+    if not isinstance(shapes, Iterable | None):
+        raise TypeError(f"warmup: shapes are a list of shapes, or of mappings from argument to shape, not {shapes!r}")
     calls = [(args, kwargs)]
     calls += [_resized(args, kwargs, shape) for shape in shapes or ()]
     with _progress(dispatcher.name, len(calls)) as done:
@@ -67,6 +69,8 @@ def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple
     else:
         if not tensors:
             raise ValueError("warmup: shapes need an example call with a tensor")
+        if not isinstance(shape, Iterable):
+            raise TypeError(f"warmup: {shape!r} is no shape of {tensors[0][0]!r}")
         by_name[tensors[0][0]] = tuple(shape)
     batch = None
     for place, tensor in tensors:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
+from typing import Any
 
 import pytest
+import torch
 
 import oxidiff
 from oxidiff import _native
@@ -62,3 +65,24 @@ def test_errors_can_be_pickled() -> None:
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again)) == (type(error), str(error))
         assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda c, x: oxidiff.report(c).memory(5), IndexError, "Linear: no row 5 among the 1"),
+        (lambda c, x: oxidiff.bind(c, 3), TypeError, "takes a state_dict or a module, not int"),
+        (lambda c, x: oxidiff.bind(c, c.state_dict(), name=""), ValueError, "'' is no name"),
+        (lambda c, x: oxidiff.bind(c, c.state_dict(), name=3), ValueError, "3 is no name"),
+        (lambda c, x: oxidiff.warmup(c, x, shapes=3), TypeError, "not 3"),
+        (lambda c, x: oxidiff.warmup(c, x, shapes=[3]), TypeError, "3 is no shape of 0"),
+        (lambda c, x: oxidiff.explain(c, device=3), TypeError, "by its name, such as 'L4', not by 3"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Any, error: type[Exception], words: str) -> None:
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        compiled = oxidiff.compile(torch.nn.Linear(4, 4), cache=False, tune="off")
+        compiled(x)
+        with pytest.raises(error, match=re.escape(words)):
+            call(compiled, x)
