@@ -37,7 +37,7 @@ from .errors import CacheError
 from .options import CompileOptions
 from .store import Tuned, bundle, complain
 
-__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Budget", "Tuner", "device_name", "processor_of"]
+__all__ = ["CLEARLY", "FREE_S", "REPAID_CALLS", "Budget", "Tuner", "device_name", "is_watched", "processor_of"]
 
 log = logging.getLogger(__name__)
 
@@ -451,15 +451,18 @@ class _Bar:
         self.skip()
 
 
+def is_watched() -> bool:
+    """Whether progress is seen: stderr is a terminal's or a notebook's. There may be none, or a closed one."""
+    with contextlib.suppress(AttributeError, ValueError):
+        return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return False
+
+
 @contextlib.contextmanager
 def _progress(name: str, total: int) -> Iterator[_Bar]:
     """A bar on a terminal or in a notebook, if tqdm is installed."""
-    # There may be no stderr, or a closed one.
-    is_seen = "ipykernel" in sys.modules
-    with contextlib.suppress(AttributeError, ValueError):
-        is_seen |= sys.stderr.isatty()
     tqdm: Any = None
-    if total and is_seen:
+    if total and is_watched():
         with contextlib.suppress(ImportError):
             tqdm = importlib.import_module("tqdm.auto").tqdm
     if tqdm is None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import _native
 from .dispatch import Dispatcher
 from .errors import from_native
+from .tune import is_watched
 
 __all__ = ["warm_up"]
 
@@ -40,7 +41,7 @@ def warm_up(
 @contextmanager
 def _progress(name: str, count: int) -> Iterator[Callable[[], None]]:
     """A progress bar over ``count`` sizes on a terminal or in a notebook; nothing elsewhere or for one size."""
-    is_shown = count > 1 and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    is_shown = count > 1 and is_watched()
     if is_shown and importlib.util.find_spec("tqdm") is not None:
         with importlib.import_module("tqdm.auto").tqdm(total=count, desc=f"{name}: sizes ready", unit="size") as bar:
             yield lambda: bar.update()

@@ -136,12 +136,17 @@ def test_a_slow_winner_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune._fastest(times, 7, 0.0) == 7, "without the default's time nothing is compared"
 
 
+@pytest.mark.parametrize("is_notebook", [False, True])
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_without_a_stderr(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_stderr(is_closed: bool, is_notebook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_notebook:
+        monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream if is_closed else None)
-    compiled_of(net())(X)
+    compiled = compiled_of(net())
+    compiled(X)
+    oxidiff.warmup(compiled, X, shapes=[tuple(X.shape)])
     assert bundle.entries()
 
 
