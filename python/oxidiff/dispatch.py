@@ -32,10 +32,11 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
 from .capture import CHANGED, ChangedError, KeptError
+from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
 from .check import compare
 from .device import device_of, is_captured
-from .engine import Engine, Ready, Variant
+from .engine import Engine, Reads, Ready, Variant
 from .errors import (
     ArtifactError,
     CaptureError,
@@ -91,6 +92,79 @@ class _Eager:
         return self.type(self.reason)
 
 
+class _Question:
+    """What is read out of the tensors of a call, and what then stands for it."""
+
+    __slots__ = ("entries", "is_free", "prelude")
+
+    def __init__(self, prelude: Prelude, is_free: bool) -> None:
+        self.prelude = prelude
+        self.is_free = is_free
+        """Whether a number that is the answer is an argument of the programs."""
+        self.entries: dict[Any, _Question | Ready | _Eager] = {}
+
+    def key(self, answer: Any) -> Any:
+        if isinstance(answer, Tensor):
+            return tuple(answer.shape)
+        return (answer == 0, answer == 1, answer < 0) if self.is_free else answer
+
+
+class _Reading:
+    """A key of which the values of tensors decide the program: answers are read one after another, on a way that each of
+    them may part.
+
+    Threads: entries are only added, under the dispatcher's lock or by one operation of a dictionary.
+    """
+
+    def __init__(self, reads: Reads) -> None:
+        self._begin = reads.begin
+        self.first = _Question(reads.preludes[0], 0 in reads.free)
+
+    def find(self, leaves: list[Leaf]) -> Ready | _Eager | None:
+        """What stands for a call; its answers are leaves then, too, if that is a program."""
+        count = len(leaves)
+        found, _, _ = self._follow(leaves)
+        if not isinstance(found, Ready):
+            del leaves[count:]
+        return found
+
+    def _follow(self, leaves: list[Leaf]) -> tuple[Ready | _Eager | None, _Question, Any]:
+        """The way of a call: what is at its end, the last question, and the key of its answer."""
+        at: _Question | Ready | _Eager | None = self.first
+        values = self._begin(leaves)
+        while isinstance(at, _Question):
+            question, answer = at, at.prelude.run(values)
+            leaves.append(answer)
+            key = question.key(answer)
+            at = question.entries.get(key)
+        return at, question, key
+
+    def add(self, leaves: Sequence[Leaf], entry: Ready | _Eager) -> None:
+        """Remembers what stands for a call, forgetting all above a bound."""
+        if isinstance(entry, _Eager):
+            found, question, key = self._follow(list(leaves))
+            if found is None:
+                question.entries[key] = entry
+            return
+        assert entry.reads is not None, "a program of this key reads something"
+        reads = entry.reads
+        at: _Question = self.first
+        for i, answer in enumerate(reads.answers):
+            if at.is_free and i not in reads.free:
+                at.is_free = False
+                at.entries.clear()
+            key = at.key(answer)
+            if i + 1 == len(reads.answers):
+                break
+            behind = at.entries.get(key)
+            if not isinstance(behind, _Question):
+                behind = at.entries[key] = _Question(reads.preludes[i + 1], i + 1 in reads.free)
+            at = behind
+        if len(at.entries) >= _MAX_KEYS:
+            at.entries.clear()
+        at.entries[key] = entry
+
+
 class _Numbers:
     """A key of which some numbers decide the program: by value, or where they are its arguments, by the values that
     programs treat specially (0, 1 and negative ones)."""
@@ -100,7 +174,7 @@ class _Numbers:
     def __init__(self, by_value: tuple[int, ...], free: tuple[int, ...]) -> None:
         self.by_value = by_value
         self.free = free
-        self.entries: dict[tuple[Any, ...], Ready | _Eager] = {}
+        self.entries: dict[tuple[Any, ...], Ready | _Eager | _Reading] = {}
 
     def key(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         if not self.free:
@@ -126,9 +200,11 @@ class _Epoch:
         """What the module looked like when it was last looked at."""
         return self.engine.structure
 
-    def find(self, key: _Key, leaves: Sequence[Leaf]) -> Ready | _Eager | None:
+    def find(self, key: _Key, leaves: list[Leaf]) -> Ready | _Eager | None:
+        """What stands for a call. Where that reads values of tensors, these are leaves then, too."""
         numbers = self.entries.get(key)
-        return None if numbers is None else numbers.entries.get(numbers.key(leaves))
+        found = None if numbers is None else numbers.entries.get(numbers.key(leaves))
+        return found.find(leaves) if isinstance(found, _Reading) else found
 
     def add(self, key: _Key, leaves: Sequence[Leaf], entry: Ready | _Eager) -> None:
         """Remembers ``entry`` for this key, forgetting the oldest ones above a bound."""
@@ -144,7 +220,16 @@ class _Epoch:
             numbers = self.entries[key] = _Numbers(by_value, free)
         while len(numbers.entries) >= _MAX_KEYS:
             numbers.entries.pop(next(iter(numbers.entries)), None)
-        numbers.entries[numbers.key(leaves)] = entry
+        at = numbers.key(leaves)
+        known = numbers.entries.get(at)
+        if isinstance(entry, Ready) and entry.reads is not None:
+            if not isinstance(known, _Reading):
+                known = numbers.entries[at] = _Reading(entry.reads)
+            known.add(leaves, entry)
+        elif isinstance(known, _Reading):
+            known.add(leaves, entry)
+        else:
+            numbers.entries[at] = entry
 
     def renumber(self) -> None:
         """Lets go of what is ready to run with the numbers that attributes had; the programs are the same."""
@@ -392,7 +477,7 @@ class Dispatcher:
             ready = self.prepare(args, kwargs)
         leaves: list[Leaf] = []
         key_of(args, kwargs, leaves)
-        return ready.parts(leaves)
+        return ready.parts(ready.complete(leaves))
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
@@ -401,7 +486,7 @@ class Dispatcher:
             kwargs, _ = split_scale(self.module, kwargs)
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
-            return ready.profile(leaves)
+            return ready.profile(ready.complete(leaves))
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.forward()(*args, **self._scaled.get(id(kwargs), kwargs))
@@ -549,7 +634,8 @@ class Dispatcher:
             self._lock.release()
 
     def _ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
-        """The entry of a key, captured and compiled if it is new. The lock is held."""
+        """The entry of a key, captured and compiled if it is new; ``leaves`` get what it reads out of tensors. The lock is
+        held."""
         for _ in range(_MAX_CHANGES):
             try:
                 return self._made_ready(key, args, kwargs, leaves)
@@ -604,6 +690,8 @@ class Dispatcher:
         if epoch.engine.pinned:
             self.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self._reentered()
+        if ready.reads is not None:
+            leaves += ready.reads.answers
         return ready
 
     def _confirm(self, epoch: _Epoch) -> None:

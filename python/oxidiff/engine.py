@@ -22,7 +22,8 @@ from .ambient import collection_paused
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.lowering import LoweredGraph
-from .capture.signature import Place
+from .capture.reads import Prelude, answered
+from .capture.signature import Answer, Place
 from .capture.stages import Stage
 from .capture.weights import as_pairs
 from .device import Device, device_of
@@ -56,9 +57,10 @@ class Ready:
         writes: Where it writes into lists and dictionaries that it is given; :attr:`run` then gives a pair of what the
             module would return and what to write there.
         bind: Takes the call's arguments and gives them by parameter name.
+        reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
     """
 
-    __slots__ = ("bind", "free_numbers", "parts", "problems", "profile", "run", "writes")
+    __slots__ = ("bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
 
     def __init__(
         self,
@@ -75,6 +77,47 @@ class Ready:
         self.free_numbers = free_numbers
         self.writes: tuple[Place, ...] = ()
         self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
+        self.reads: Reads | None = None
+
+    def complete(self, leaves: list[Leaf]) -> list[Leaf]:
+        """The leaves of a call and the answers to what ``forward`` reads."""
+        return leaves if self.reads is None else [*leaves, *self.reads.answers_in(leaves)]
+
+
+class Reads:
+    """What a program reads out of the tensors of a call before it runs.
+
+    Attributes:
+        preludes: The ways to the answers, one after another.
+        answers: Those of the call that this was made for.
+        free: The numbers of those that are numbers and arguments of the program, not part of it.
+    """
+
+    def __init__(
+        self,
+        preludes: Sequence[Prelude],
+        answers: Sequence[Answer],
+        places: Mapping[int, int],
+        defaults: Sequence[Leaf],
+        first: int,
+        free: Set[int],
+    ) -> None:
+        self.preludes = preludes
+        self.answers = answers
+        self.free = {place - first for place in free if place >= first}
+        # Tensors that the signature has as defaults are found behind the leaves and the answers.
+        behind = first + len(answers)
+        self._places = [(value, at) for value, at in places.items() if at < first]
+        self._defaults = {value: cast(Tensor, defaults[at - behind]) for value, at in places.items() if at >= behind}
+
+    def begin(self, leaves: Sequence[Leaf]) -> dict[int, Tensor]:
+        """The tensors of a call by value number, for :meth:`Prelude.run`."""
+        return {**self._defaults, **{value: cast(Tensor, leaves[at]) for value, at in self._places}}
+
+    def answers_in(self, leaves: Sequence[Leaf]) -> list[Answer]:
+        """The answers of a call for which the program is right."""
+        values = self.begin(leaves)
+        return [prelude.run(values) for prelude in self.preludes]
 
 
 def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +230,10 @@ def _type_text(graph: CapturedGraph, value: int) -> str:
     return f"{str(found.dtype).removeprefix('torch.')}[{', '.join(map(str, found.shape))}]"
 
 
+_Found = tuple[Variant | Staged, Call, list[Prelude]]
+"""What stands for a call; the call as that takes it; and the ways to what ``forward`` reads out of tensors."""
+
+
 class Engine:
     """The variants of one structure of a module.
 
@@ -270,7 +317,7 @@ class Engine:
         numbers = [places.get(id(n)) for n in call.numbers]
         call = self._capturer.call(args, kwargs)
         self._place(call.tensors)
-        variant = self._variant(call, confirm)
+        variant, call, preludes = self._variant(call, confirm)
         self._note_pinned(variant.graph)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
@@ -285,7 +332,13 @@ class Engine:
             # A file of the user's also has what the cache knew of it before.
             if has_news or (self.options.graph_file is not None and len(variant.rows) > known):
                 self.store.remember(self.whole())
-        ready = _Binding(variant, point, call, tensors, numbers, len(leaves), self._at).ready()
+        count = len(leaves)
+        binding = _Binding(variant, point, call, tensors, numbers, count, self._at)
+        ready = binding.ready()
+        if preludes:
+            inputs = zip(variant.graph.inputs, binding.tensors, strict=True)
+            places = {item.value: at for item, at in inputs}
+            ready.reads = Reads(preludes, call.answers, places, binding.defaults, count, ready.free_numbers)
         ready.writes, ready.bind = variant.graph.outputs.writes, self._capturer.binder.bind
         return ready
 
@@ -304,11 +357,12 @@ class Engine:
             if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
                 raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
 
-    def _variant(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
+    def _variant(self, call: Call, confirm: Callable[[], None]) -> _Found:
+        """The variant that is valid for a call, captured and compiled if there is none."""
         with self._family.lock, collection_paused():
-            variant = self._known(call)
-            if variant is not None:
-                return variant
+            found = self._known(call)
+            if found is not None:
+                return found
             for graph, body in self.store.take(call):
                 start = time.perf_counter()
                 try:
@@ -320,11 +374,11 @@ class Engine:
                 except (Error, _native.NativeError) as error:
                     complain(f"a stored graph is not used: {from_native(error)}")
                 self.store.load_s += time.perf_counter() - start
-            variant = self._known(call)
-            if variant is None:
-                variant = self._extended(call) or self._capture(call, confirm)
+            found = self._known(call)
+            if found is None:
+                found = self._extended(call) or self._answered(self._capture(call, confirm), call)
                 self.store.remember(self.whole())
-            return variant
+            return found
 
     def _loaded(self, graph: CapturedGraph, lowered: LoweredGraph) -> Captured:
         captured = Captured(graph, lowered, self.options, self.device)
@@ -379,7 +433,7 @@ class Engine:
 
     def _rivals(self, call: Call) -> list[Captured]:
         every = dict.fromkeys((*(variant.captured for variant in self.variants), *self._family.captured))
-        rivals = [captured for captured in every if captured.graph.key == call.key]
+        rivals = [captured for captured in every if captured.graph.call_key == call.key]
         return sorted(rivals, key=lambda captured: not captured.is_current)
 
     def _current(self, captured: Captured) -> Captured:
@@ -388,17 +442,30 @@ class Engine:
             return captured
         return Captured(captured.graph, captured.lowered, self.options, self.device)
 
-    def _known(self, call: Call) -> Variant | Staged | None:
+    def _answered(self, variant: Variant | Staged, call: Call) -> _Found:
+        """What a call is to a graph that was captured from it."""
+        found = answered(variant.graph, call, self._at)
+        if found is None:
+            raise CaptureError("what forward reads out of tensors is another thing each time")
+        return variant, *found
+
+    def _known(self, call: Call) -> _Found | None:
         """The variant of a graph of the family that is known to be right for a call."""
         for staged in self._rival_stages(call):
-            point = staged.graph.plan.read(call.sizes)
-            if point is not None and staged.graph.accepts(point):
-                return staged
+            found = self._accepted(staged.graph, call)
+            if found is not None:
+                return staged, *found
         for captured in self._rivals(call):
-            point = captured.graph.plan.read(call.sizes)
-            if point is not None and captured.graph.accepts(point):
-                return self._variant_of(self._current(captured))
+            found = self._accepted(captured.graph, call)
+            if found is not None:
+                return self._variant_of(self._current(captured)), *found
         return None
+
+    def _accepted(self, graph: CapturedGraph, call: Call) -> tuple[Call, list[Prelude]] | None:
+        """What a call is to a graph, if that is known to be right for it."""
+        found = answered(graph, call, self._at)
+        point = None if found is None else graph.plan.read(found[0].sizes)
+        return found if point is not None and graph.accepts(point) else None
 
     def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a graph is known to be right for a call; false where another thread would have to be waited for."""
@@ -409,7 +476,7 @@ class Engine:
             call = self._capturer.call(args, kwargs)
             graphs = [staged.graph for staged in self._rival_stages(call)]
             graphs += [captured.graph for captured in self._rivals(call)]
-            return any((at := graph.plan.read(call.sizes)) is not None and graph.accepts(at) for graph in graphs)
+            return any(self._accepted(graph, call) is not None for graph in graphs)
         except (Error, TypeError):
             return False
         finally:
@@ -419,17 +486,19 @@ class Engine:
         return [
             staged
             for staged in self._staged
-            if staged.graph.key == call.key and all(part.captured.is_current for part in staged.variants)
+            if staged.graph.call_key == call.key and all(part.captured.is_current for part in staged.variants)
         ]
 
-    def _extended(self, call: Call) -> Variant | Staged | None:
+    def _extended(self, call: Call) -> _Found | None:
         """The variant of a graph of the family that a trace shows to be right for a call too."""
         for staged in self._rival_stages(call):
-            if self._capturer.extend(staged.graph, call):
-                return staged
+            found = answered(staged.graph, call, self._at)
+            if found is not None and self._capturer.extend(staged.graph, found[0]):
+                return staged, *found
         for captured in self._rivals(call):
-            if self._capturer.extend(captured.graph, call):
-                return self._variant_of(self._current(captured))
+            found = answered(captured.graph, call, self._at)
+            if found is not None and self._capturer.extend(captured.graph, found[0]):
+                return self._variant_of(self._current(captured)), *found
         return None
 
     def _variant_of(self, captured: Captured) -> Variant:
@@ -648,9 +717,9 @@ class _Binding:
         variant: The variant that serves the key.
         point: Its free sizes and numbers at the call it is made for.
         call: That call.
-        tensors: For each tensor of the call, the index of its leaf, or the tensor where it is a default.
-        numbers: For each number of the call, the index of its leaf, ``None`` where it is a default.
-        count: The number of leaves.
+        tensors: For each tensor of the call as it was made, the index of its leaf, or the tensor where it is a default.
+        numbers: For each number of that, the index of its leaf, ``None`` where it is a default.
+        count: The number of leaves; behind them come the answers to what ``forward`` reads out of tensors.
         device: Where the program runs.
     """
 
@@ -668,6 +737,12 @@ class _Binding:
         self.device = device
         self.point = point
         self.defaults: list[Leaf] = []
+        answers = list(enumerate(call.answers, count))
+        passed = len(numbers) - call.kept
+        tensors = [*tensors, *(at for at, answer in answers if isinstance(answer, Tensor))]
+        read = [at for at, answer in answers if not isinstance(answer, bool | Tensor)]
+        numbers = [*numbers[:passed], *read, *numbers[passed:]]
+        count += len(answers)
         self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
         self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ._native import Executable
 from .capture import CapturedGraph, Dim, Node, WeightSlot
-from .capture.graph import number_at
+from .capture.graph import number_at, operands
 from .capture.lowering import DTYPES
 from .capture.signature import Number
-from .capture.stages import Stage, operands
+from .capture.stages import Stage
 from .errors import UnsupportedError
 from .store import Row, Tuned
 

@@ -23,6 +23,8 @@ Step = Callable[[Tensor, dict[str, Any], int, nn.Module], Tensor]
 IMAGE: dict[str, tuple[Step, tuple[int, ...], str]] = {}
 """Steps from images to images: what they do, the constants they take, the arguments of the call they need."""
 TOKENS: dict[str, tuple[Step, tuple[int, ...], str]] = {}
+READS: dict[str, tuple[Step, tuple[int, ...], str]] = {}
+"""Steps from tokens to tokens that read values of tensors."""
 
 
 def image(*constants: int, needs: str = "") -> Callable[[Step], Step]:
@@ -865,7 +867,98 @@ def up_to_longest(x, given, k, layer):
     return x[:, : int(given["lengths"].max().item())]
 
 
+# -- tokens, of which the values of a tensor say how many ---------------------------------------------------------------
+
+
+def reads(step: Step) -> Step:
+    """A step that reads how long each sample is, or what that says about every token."""
+    READS[step.__name__.strip("_")] = step, (0,), "lengths"
+    return step
+
+
+def counted(x: Tensor, given: dict[str, Any]) -> Tensor:
+    """Which tokens of each sample count."""
+    return torch.arange(x.shape[1])[None] < given["lengths"][: x.shape[0], None]
+
+
+def spread(x: Tensor, given: dict[str, Any]) -> Tensor:
+    """The same, not side by side."""
+    return torch.arange(x.shape[1])[None] % (given["lengths"][: x.shape[0], None] % 5 + 1) == 0
+
+
+@reads
+def counted_first(x, given, k, layer):
+    rows = [torch.cat([row[which], row[~which] * 0.5]) for row, which in zip(x, counted(x, given), strict=False)]
+    return torch.stack(rows)
+
+
+@reads
+def scattered_first(x, given, k, layer):
+    rows = [torch.cat([row[~which], row[which]]) for row, which in zip(x, spread(x, given), strict=False)]
+    return torch.stack(rows) @ layer.matrix
+
+
+@reads
+def packed(x, given, k, layer):
+    """All samples in one row."""
+    return x[counted(x, given)][None] + layer.bias
+
+
+@reads
+def to_the_longest(x, given, k, layer):
+    mask = counted(x, given)
+    longest = mask.sum(dim=1).max().item()
+    rows = [x[i, torch.nonzero(mask[i]).flatten()] for i in range(x.shape[0])]
+    return torch.stack([F.pad(row, (0, 0, 0, longest - row.shape[0])) for row in rows])
+
+
+@reads
+def attended(x, given, k, layer):
+    out = []
+    for i in range(x.shape[0]):
+        places = torch.nonzero(spread(x, given)[i][None].flatten(), as_tuple=False).flatten()
+        key = x[i : i + 1, places]
+        out.append(F.scaled_dot_product_attention(x[i : i + 1] @ layer.matrix, key, key))
+    return torch.cat(out) + x
+
+
+@reads
+def unless_all(x, given, k, layer):
+    mask = counted(x, given)
+    return x * 2 if mask.all() else x.masked_fill(~mask[..., None], 0.25)
+
+
+@reads
+def if_equal(x, given, k, layer):
+    return x @ layer.matrix if torch.equal(given["lengths"], given["lengths"].flip(0)) else x + layer.bias
+
+
+@reads
+def by_share(x, given, k, layer):
+    share = counted(x, given).float().mean().item()
+    return x * share if share > 0.4 else x - share
+
+
+@reads
+def positions(x, given, k, layer):
+    lengths = counted(x, given).sum(dim=1).tolist()
+    table = torch.zeros(x.shape[0], max(lengths) + 1, C)
+    for i, length in enumerate(lengths):
+        table[i, :length] = torch.arange(length)[:, None] / 16
+        table[i, length:] = length / 16
+    return x[:, : max(lengths)] + table[:, : x.shape[1]][:, : max(lengths)]
+
+
+@reads
+def a_part(x, given, k, layer):
+    length = int(given["lengths"][0])
+    return x[:, : max(1, length // 2)] if length % 2 else x[:, -max(1, length // 3) :]
+
+
 # -- modules ---------------------------------------------------------------------------------------------------------------
+
+
+TABLES = {"image": IMAGE, "tokens": TOKENS, "reads": READS}
 
 
 class Layer(nn.Module):
@@ -881,7 +974,7 @@ class Layer(nn.Module):
         self.table = nn.Parameter(torch.randn(160, 160, generator=made))
 
     def forward(self, x: Tensor, given: dict[str, Any]) -> Tensor:
-        step, _, _ = (IMAGE if self.kind == "image" else TOKENS)[self.name]
+        step, _, _ = TABLES[self.kind][self.name]
         return step(x, given, self.k, self)
 
 
@@ -898,7 +991,7 @@ class Chain(nn.Module):
         if "inner" in given:
             given = {**given, **given["inner"]}
         for layer in self.layers:
-            if x.dim() == 4 and layer.kind == "tokens":
+            if x.dim() == 4 and layer.kind != "image":
                 x = x.flatten(2).transpose(1, 2)
             x = layer(x, given)
         if self.wraps == "dict":
@@ -919,8 +1012,19 @@ def random_chain(draw: random.Random) -> Chain:
     return Chain(steps, draw.choice(("", "", "", "", "dict", "list")))
 
 
+def reading_chain(draw: random.Random) -> Chain:
+    """Tokens, and steps among theirs that read values of tensors."""
+    steps: list[tuple[str, str, int]] = []
+    for _ in range(draw.choice((0, 0, 1, 2))):
+        name = draw.choice(sorted(TOKENS))
+        steps.append(("tokens", name, draw.choice(TOKENS[name][1])))
+    for _ in range(draw.choice((1, 1, 2))):
+        steps.insert(draw.randrange(len(steps) + 1), ("reads", draw.choice(sorted(READS)), 0))
+    return Chain(steps, draw.choice(("", "", "", "dict")))
+
+
 def needs_of(chain: Chain) -> set[str]:
-    found = {(IMAGE if kind == "image" else TOKENS)[name][2] for kind, name, _ in chain.steps}
+    found = {TABLES[kind][name][2] for kind, name, _ in chain.steps}
     return found - {""}
 
 

@@ -84,7 +84,7 @@ def test_warmup_waits() -> None:
 
 @torch.no_grad()
 def test_errors_surface_in_the_report() -> None:
-    module = Returns(lambda x, w: x * w if float(x.sum()) > 0 else x - w)
+    module = Returns(lambda x, w: x * w if float((x * w).sum()) > 0 else x - w)
     compiled: Any = oxidiff.compile(module, background=True, cache=False)
     x = torch.ones(2, 4)
     assert_close(compiled(x), module(x))

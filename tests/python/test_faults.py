@@ -518,9 +518,14 @@ def test_nan_and_infinity(module: Net) -> None:
 
 
 class Branches(nn.Module):
-    """Decides by values of its input."""
+    """Decides by values that follow from its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
         if x.sum() > 0:
             return x * 2
         return x - x.max().item()

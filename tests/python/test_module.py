@@ -804,8 +804,8 @@ def test_a_copy_of_an_argument_is_another_tensor() -> None:
 def test_a_copy_that_is_written_into_after_a_break_is_no_argument() -> None:
     def function(x: Tensor) -> Tensor:
         y = x.clone()
-        largest = x.max().item()
-        y += largest
+        # Nobody knows it before.
+        y += 1 if torch.allclose(x, x) else 2
         return y - x
 
     x = torch.ones(2, 3)

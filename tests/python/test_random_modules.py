@@ -12,7 +12,7 @@ import torch
 
 import oxidiff
 from oxidiff import testing
-from random_modules import arguments, random_chain, sizes
+from random_modules import Chain, arguments, random_chain, reading_chain, sizes
 
 CALLS = 10
 SEEDS = (*range(24), 78, 118, 147, 290, 299, 364, 381, 444, 746, 806, 1198)
@@ -37,7 +37,17 @@ def error(output: torch.Tensor, exact: torch.Tensor) -> float:
 @torch.no_grad()
 def test_as_eager_at_all_sizes(seed: int) -> None:
     draw = random.Random(seed)
-    module = random_chain(draw)
+    check_calls(random_chain(draw), draw)
+
+
+@pytest.mark.parametrize("seed", range(24))
+@torch.no_grad()
+def test_as_eager_whatever_is_read(seed: int) -> None:
+    draw = random.Random(seed)
+    check_calls(reading_chain(draw), draw)
+
+
+def check_calls(module: Chain, draw: random.Random) -> None:
     is_nested = draw.random() < 0.2
     exact_module = copy.deepcopy(module).double()
     compiled = oxidiff.compile(module, cache=False, tune="off")

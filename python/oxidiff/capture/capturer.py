@@ -24,7 +24,8 @@ from .graph import CapturedGraph, Literal, build_graph
 from .guards import Ledger
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
-from .signature import Binder, Call, Number, containers, items_of, labels, rebuild, written
+from .reads import Asking, Given
+from .signature import ANSWERS, Binder, Call, Number, containers, items_of, labels, rebuild, with_answers, written
 from .sizes import (
     HELD_OUT,
     PATCHES,
@@ -238,6 +239,10 @@ class _Session:
         self.limit: int | None = None
         """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
+        self.wanted = fixed
+        """Names of sizes that are to be constants."""
+        self.asking: Asking | None = None
+        """Who answers what is read out of tensors, in the first trace."""
         self.escaped: set[str] = set()
         """Free sizes with which something was computed that could not be followed."""
         self.is_rounded = False
@@ -266,7 +271,13 @@ class _Session:
                 self.fix(symbol)
             else:
                 self.chosen[symbol.name] = values
+        if not self.call.questions:
+            self.asking = Asking(self.call.tensors, self.device)
         base = self.trace_at(self.point())
+        if self.asking is not None and self.asking.questions:
+            call = with_answers(self.call, self.asking.questions, self.asking.answers)
+            return _Session(self.owner, call, self.wanted).run()
+        self.asking = None
         self.limit = len(base.nodes)
         self.fix_counters(base)
         if self.lifted_symbols():
@@ -307,7 +318,7 @@ class _Session:
         dims = [f for f in set(forms) if isinstance(f, Dim) and not isinstance(f, Real)]
         moduli = denominators(dims, self.plan.names())
         forms, points = self.without_units(forms, points, moduli)
-        graph = build_graph(self.call.key, self.plan, self.labels, base, forms, moduli)
+        graph = build_graph(self.call, self.plan, self.labels, base, forms, moduli)
         graph.solve_uses(records, points)
         self.escaped = set()
         for point, record in zip(points, records, strict=True):
@@ -380,7 +391,11 @@ class _Session:
             twin.set([float(n) for n in kept])
             target = twin.forward
 
+        answers: list[Any] = []
+        reader = self.asking or (Given(self.call, answers) if self.call.questions else None)
+
         def run() -> Any:
+            answers.clear()
             # Lists and dictionaries of its own for each run: a program may write into them.
             leaves = iter(tensors)
             rest = itertools.starmap(passed, enumerate(numbers, at))
@@ -389,6 +404,7 @@ class _Session:
                 return next(leaves) if isinstance(old, Tensor) else next(rest)
 
             bound = {name: rebuild(value, replace) for name, value in self.call.bound.items()}
+            answers.extend(bound.pop(ANSWERS, ()))
             before = [(path, container, items_of(container)) for path, container in containers(bound)]
             args, kwargs = self.owner.binder.arguments(bound)
             return written(target(*args, **kwargs), before)
@@ -397,11 +413,12 @@ class _Session:
         self.owner.traces += 1
         return trace(
             run,
-            list(zip(tensors, self.labels, strict=False)),
+            list(zip(tensors[: len(tensors) - self.call.answer_tensors], self.labels, strict=False)),
             weights,
             self.device,
             [n for n in numbers if isinstance(n, float)],
             self.limit,
+            reader,
         )
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:

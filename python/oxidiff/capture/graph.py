@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,12 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
 from .guards import Guard, value_at
-from .signature import Number, Place
+from .signature import Call, Number, Place, Question
 from .sizes import SizePlan, ranks_of
 from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from .weights import WeightSlot
 
-__all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "OutputSpec", "Ref", "Value"]
+__all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "OutputSpec", "Read", "Ref", "Value"]
 
 Literal = Dim | int | float
 """A number in a graph; a :class:`Dim` where it depends on the call's free sizes or numbers."""
@@ -90,6 +91,24 @@ class GraphInput:
 
     label: str
     value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What ``forward`` reads out of tensors before the graph runs; see :mod:`~oxidiff.capture.reads`.
+
+    Attributes:
+        question: What it wants to know, and of how large a tensor in the captured call.
+        operands: The values it is read from.
+        prelude: The ops that lead to these and to no earlier ones, in an order in which they can run. A ``"constant"`` has
+            its dtype and its shape before its elements.
+        value: The value that the answer is in the graph, if it is a tensor.
+    """
+
+    question: Question
+    operands: tuple[int, ...]
+    prelude: tuple[Node, ...]
+    value: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +194,8 @@ class CapturedGraph:
         fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
         template: The trace at the first call, for comparing.
         forms: What each of the trace's numbers is.
+        plain_key: The structure of the calls as they are made, where the graph takes answers as further arguments.
+        reads: How these are found.
     """
 
     key: tuple[Any, ...]
@@ -198,6 +219,13 @@ class CapturedGraph:
     parts: list[Dim] | None = None
     traces: int = 0
     fixed: tuple[str, ...] = ()
+    plain_key: tuple[Any, ...] = ()
+    reads: tuple[Read, ...] = ()
+
+    @property
+    def call_key(self) -> tuple[Any, ...]:
+        """The structure of the calls it serves, as they are made."""
+        return self.plain_key or self.key
 
     def class_of(self, point: Mapping[str, Any]) -> tuple[int, ...]:
         """The validity class of a point: the residues of its sizes, and of Python ints that are divided, and the order of
@@ -407,7 +435,7 @@ def _text(argument: Any) -> str:
 
 
 def build_graph(
-    key: tuple[Any, ...],
+    call: Call,
     plan: SizePlan,
     labels: Sequence[str],
     record: Trace,
@@ -420,19 +448,10 @@ def build_graph(
     inputs: list[GraphInput] = []
     leaves: list[OutputLeaf] = []
     writes: tuple[Place, ...] = ()
-    for index, (op, tokens, results) in enumerate(record.nodes):
+    reads: list[tuple[Node, int]] = []
+    for index, (op, _, results) in enumerate(record.nodes):
         numbers = iter(forms[record.starts[index] :])
-        if op == "constant":
-            value = Value(results[0][0], (), len(nodes))
-            elements: list[Any] = [] if not tokens else [float(t) for t in tokens]
-            count = record.starts[index + 1] - record.starts[index] - results[0][1] if not tokens else 0
-            elements += [next(numbers) for _ in range(count)]
-            args: tuple[Any, ...] = tuple(elements)
-            kwargs: dict[str, Any] = {}
-        elif op in ("weight", "extern"):
-            args, kwargs = tokens, {}
-        else:
-            args, kwargs = _decode(tokens, numbers)
+        args, kwargs = arguments_of(record, index, numbers)
         if op == "output":
             leaves = _output_leaves(args, record, inputs)
             writes = ast.literal_eval(kwargs.get("writes", "()"))
@@ -442,14 +461,96 @@ def build_graph(
             value = Value(dtype, tuple(_whole(next(numbers)) for _ in range(rank)), len(nodes))
             outputs.append(len(values))
             values.append(value)
-        if op == "input":
+        node = Node(op, args, kwargs, tuple(outputs), record.paths[index])
+        if op == "read":
+            reads.append((node, len(nodes)))
+            # What is read is passed to the graph.
+            node = Node("input", (), {}, node.outputs, node.path)
+        if node.op == "input" and outputs:
             inputs.append(GraphInput(labels[len(inputs)], outputs[0]))
-        nodes.append(Node(op, args, kwargs, tuple(outputs), record.paths[index]))
+        nodes.append(node)
     assert record.output_spec is not None, "a finished trace has an output"
     outputs_spec = OutputSpec(tuple(leaves), record.output_spec, writes)
-    return CapturedGraph(
-        key, plan, inputs, nodes, values, record.weights, record.externs, outputs_spec, moduli, record, forms
+    graph = CapturedGraph(
+        call.key, plan, inputs, nodes, values, record.weights, record.externs, outputs_spec, moduli, record, forms
     )
+    if reads:
+        _take_out_reads(graph, call, reads)
+    return graph
+
+
+def arguments_of(record: Trace, index: int, numbers: Iterator[Literal]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a traced node, its numbers from ``numbers``, which is at the first after them afterwards."""
+    op, tokens, results = record.nodes[index]
+    if op in ("weight", "extern"):
+        return tokens, {}
+    if op != "constant":
+        return _decode(tokens, numbers)
+    if tokens:
+        return tuple(map(float, tokens)), {}
+    end = record.starts[index + 1] if index + 1 < len(record.starts) else len(record.numbers)
+    return tuple([next(numbers) for _ in range(end - record.starts[index] - results[0][1])]), {}
+
+
+def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> list[Node]:
+    """The ops that lead to values, in an order in which they can run.
+
+    Args:
+        needed: The values.
+        node_of: The op that makes a value; ``None`` of one that is there.
+    """
+    found: dict[tuple[int, ...], Node] = {}
+    waiting = list(needed)
+    while waiting:
+        node = node_of(waiting.pop())
+        if node is not None and node.outputs not in found:
+            found[node.outputs] = node
+            waiting += operands(node)
+    # Values are numbered in the order in which they are made.
+    return [found[outputs] for outputs in sorted(found)]
+
+
+def operands(node: Node) -> Iterator[int]:
+    """The values that a node reads."""
+
+    def walk(argument: Any) -> Iterator[int]:
+        if isinstance(argument, Ref):
+            yield argument.value
+        elif isinstance(argument, tuple):
+            for item in argument:
+                yield from walk(item)
+
+    for argument in (*node.args, *node.kwargs.values()):
+        yield from walk(argument)
+
+
+def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[tuple[Node, int]]) -> None:
+    """Parts a graph from the ops that only lead to what is read."""
+    nodes, values = graph.nodes, graph.values
+    there = {item.value for item in graph.inputs}
+
+    def node_of(value: int) -> Node | None:
+        node = nodes[values[value].node]
+        if value in there:
+            return None
+        if node.op == "constant":
+            meta = values[value]
+            return Node(node.op, (meta.dtype, meta.shape, *node.args), {}, node.outputs, node.path)
+        return node
+
+    found = []
+    for question, (node, _) in zip(call.questions, reads, strict=True):
+        asked = tuple(operands(node))
+        prelude = prelude_of(asked, node_of)
+        there.update(value for one in prelude for value in one.outputs)
+        found.append(Read(question, asked, tuple(prelude), node.outputs[0] if node.outputs else None))
+    graph.reads, graph.plain_key = tuple(found), call.plain_key
+    needed = [leaf.value for leaf in graph.outputs.leaves if leaf.value is not None]
+    live = {node.outputs for node in prelude_of(needed, lambda value: nodes[values[value].node])}
+    live |= {nodes[values[item.value].node].outputs for item in graph.inputs}
+    graph.nodes = [node for node in nodes if node.outputs and node.outputs in live]
+    at = {value: i for i, node in enumerate(graph.nodes) for value in node.outputs}
+    graph.values = [dataclasses.replace(value, node=at.get(i, -1)) for i, value in enumerate(values)]
 
 
 def _whole(form: Literal) -> Size:

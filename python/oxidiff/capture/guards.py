@@ -124,10 +124,15 @@ class Ledger:
         """Notes that the caller's caller takes a number where it cannot be followed."""
         if not self.is_open:
             return
-        library, _, _ = sys._getframe(2).f_globals.get("__name__", "").partition(".")
-        if library not in _TESTED:
+        if is_text and _is_tested(sys._getframe(2).f_globals.get("__name__", "")):
+            return
+        self.escape_to(number, sys._getframe(2).f_globals.get("__name__", ""))
+
+    def escape_to(self, number: Any, module: str) -> None:
+        """Notes that code of a Python module takes a number where it cannot be followed."""
+        if not _is_tested(module):
             self.pin(number)
-        elif not is_text:
+        elif self.is_open and isinstance(number, _Traced):
             self._escaped.add(number.row)
 
     def pin(self, number: Any) -> None:
@@ -240,6 +245,10 @@ class Ledger:
                 known[at] = made if _is_short(made) else None
             waiting.pop()
         return known[row]
+
+
+def _is_tested(module: str) -> bool:
+    return module.partition(".")[0] in _TESTED
 
 
 def plain(value: Any) -> Any:

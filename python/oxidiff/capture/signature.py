@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -20,13 +21,50 @@ from torch import Tensor
 from ..errors import CaptureError
 from .guards import plain
 
-__all__ = ["Binder", "Call", "Number", "Place", "Written", "container_at", "containers", "items_of", "write", "written"]
+__all__ = [
+    "ANSWERS",
+    "Answer",
+    "Binder",
+    "Call",
+    "Number",
+    "Place",
+    "Question",
+    "Written",
+    "container_at",
+    "containers",
+    "items_of",
+    "share_of",
+    "with_answers",
+    "write",
+    "written",
+]
 
 Number = int | float
+
+Answer = Tensor | bool | int | float
+"""What ``forward`` reads out of tensors: where something is that is not zero, a number, or whether something is so."""
+
+ANSWERS = "what forward reads"
+"""The name under which :attr:`Call.bound` has the answers; no parameter can have it."""
 
 Place = tuple[tuple[Any, ...], Any, bool]
 """Where a program writes into a list or dictionary that it is given: the way to that (a parameter's name, then indices and
 keys), the index or key, and whether something is there afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What ``forward`` wants to know of the values of a tensor.
+
+    Attributes:
+        name: What is read, by the name of the op.
+        shape: The sizes of the tensor.
+        opposite: The number of an earlier question of which this is the opposite: the answer is all other places.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    opposite: int | None = None
 
 
 @dataclass(slots=True)
@@ -40,6 +78,8 @@ class Call:
         numbers: The Python ints and floats among the arguments (bools belong to the key).
         bound: The arguments by parameter name, in the order of the signature.
         kept: How many of ``numbers``, the last ones, are no arguments but attributes of the module.
+        plain_key: The key of the call as it was made, where it has answers as further arguments.
+        questions: What these answer; see :mod:`~oxidiff.capture.reads`.
     """
 
     key: tuple[Any, ...]
@@ -48,6 +88,52 @@ class Call:
     numbers: list[Number]
     bound: dict[str, Any]
     kept: int = 0
+    plain_key: tuple[Any, ...] = ()
+    questions: tuple[Question, ...] = ()
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What ``forward`` read, in the order of :attr:`questions`."""
+        found: list[Answer] = self.bound.get(ANSWERS, [])
+        return found
+
+    @property
+    def answer_tensors(self) -> int:
+        """How many of ``tensors``, the last ones, are answers."""
+        return sum(isinstance(answer, Tensor) for answer in self.answers)
+
+
+def with_answers(call: Call, questions: Sequence[Question], answers: Sequence[Answer]) -> Call:
+    """The call of a graph to which what ``forward`` reads is passed, too: behind the arguments of ``call``.
+
+    Flags select the graph, and so does whether a tensor has all places, some or none: a prompt without padding is another
+    program.
+    """
+    key: list[Any] = [*call.key, ANSWERS]
+    tensors: list[Tensor] = []
+    numbers: list[Number] = []
+    for question, answer in zip(questions, answers, strict=True):
+        key.append(question.name)
+        if isinstance(answer, Tensor):
+            key += [(answer.dtype, _layout(answer)), share_of(answer, question)]
+            tensors.append(answer)
+        elif isinstance(answer, bool):
+            key.append(("flag", answer))
+        else:
+            key.append(type(answer).__name__)
+            numbers.append(answer)
+    passed = len(call.numbers) - call.kept
+    every = [*call.numbers[:passed], *numbers, *call.numbers[passed:]]
+    tensors = [*call.tensors, *tensors]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    bound = {**call.bound, ANSWERS: list(answers)}
+    return Call(tuple(key), (*sizes, *every), tensors, every, bound, call.kept, call.key, tuple(questions))
+
+
+def share_of(answer: Tensor, question: Question) -> str:
+    """How many of the places of a tensor an answer has."""
+    rows = answer.shape[0]
+    return "none" if rows == 0 else "all" if rows == math.prod(question.shape) else "some"
 
 
 class Binder:

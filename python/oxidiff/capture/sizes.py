@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..errors import CaptureError
-from .dim import Dim, Size, dim_of
-from .signature import Call, Number
+from .dim import Dim, Size, dim_of, dim_or_int
+from .signature import ANSWERS, Call, Number, share_of
 
 __all__ = ["Area", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
@@ -33,6 +33,7 @@ class Symbol:
         position: Where to read it in a call's flat sizes.
         value: What it was in the captured call.
         label: The argument it was read from, for messages.
+        limit: If it is a number of places that were read out of a tensor, or may be one: how many there were at most.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Symbol:
     position: int
     value: Number
     label: str = ""
+    limit: int = 0
 
     @property
     def is_number(self) -> bool:
@@ -231,7 +233,8 @@ class _Planner:
         self.used: set[str] = set()
 
     def run(self) -> SizePlan:
-        tensors = self.call.tensors
+        every = self.call.tensors
+        tensors = every[: len(every) - self.call.answer_tensors]
         ranked = [t for t in tensors if t.dim() >= 2] or [t for t in tensors if t.dim()]
         self.batch_size = ranked[0].shape[0] if ranked else 0
         # Sequence lengths are first read from tensors that are sure to have one, so that ambiguous ones can be matched.
@@ -246,7 +249,8 @@ class _Planner:
                     raise CaptureError(f"{name} has a dimension of size 0")
                 self.label = name
                 self.plan.forms.append(self.form(tensor, axis, size))
-        numbers = self.names[len(tensors) :]
+        self.add_answers(tensors)
+        numbers = self.names[len(every) :]
         alike = _alike(dict(zip(numbers, self.call.numbers, strict=True)))
         made: dict[str, Symbol] = {}
         for i, (label, number) in enumerate(zip(numbers, self.call.numbers, strict=True)):
@@ -256,9 +260,40 @@ class _Planner:
                 role = "attribute"
             first = alike.get(label)
             made[label] = self.add(role, "n", number) if first is None else made[first]
+            if role == "int" and label.startswith(ANSWERS):
+                # Mostly a length, at most the longest there is.
+                made[label].limit = max((size for tensor in tensors for size in tensor.shape), default=0)
             self.plan.forms.append(Dim.symbol(made[label].name))
         self.tie_sequences_to_counts()
         return self.plan
+
+    def add_answers(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The sizes of what is read out of tensors: how many places there are. All of them are as many as the tensor has,
+        all others the rest; what else they are follows from nothing."""
+        sizes = [size for tensor in tensors for size in tensor.shape]
+        forms: dict[int, Size] = {}
+        for size, form in zip(sizes, self.plan.forms, strict=True):
+            if isinstance(form, Dim):
+                forms.setdefault(size, form)
+        labels = iter(self.names[len(tensors) :])
+        rows: dict[int, Size] = {}
+        for i, (question, answer) in enumerate(zip(self.call.questions, self.call.answers, strict=True)):
+            if not isinstance(answer, torch.Tensor):
+                continue
+            self.label = next(labels)
+            share = share_of(answer, question)
+            whole = prod((dim_of(forms.get(size, size)) for size in question.shape), start=dim_of(1))
+            if share == "none":
+                rows[i] = 0
+            elif share == "all":
+                rows[i] = dim_or_int(whole)
+            elif question.opposite is not None:
+                rows[i] = dim_or_int(whole - rows[question.opposite])
+            else:
+                symbol = self.add("sequence", "r", answer.shape[0])
+                symbol.limit = prod(question.shape)
+                rows[i] = Dim.symbol(symbol.name)
+            self.plan.forms += [rows[i], *answer.shape[1:]]
 
     def tie_sequences_to_counts(self) -> None:
         """A length that is the product of neighbouring Python ints (frames, height, width), or the sum of such products of
@@ -491,7 +526,8 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
         symbol: The symbol; its own value is not among the candidates.
         index: The number of the symbol, so that no two take the same values.
     """
-    for values in _CANDIDATES[symbol.role](symbol.value, index):
+    find = _CANDIDATES[symbol.role]
+    for values in _count_values(symbol.limit, index) if symbol.limit else find(symbol.value, index):
         distinct = [v for v in dict.fromkeys(values) if v != symbol.value]
         if len(distinct) >= 3:
             # Height and width take the same values, but never together.
@@ -520,6 +556,16 @@ def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [v for v in below if v > 1]
     yield [value + 64 * k for k in (1, 3, 7)]
     yield [value - 64 * k for k in (1, 2, 3) if value > 64 * k + 1]
+
+
+def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:
+    """Values for a number of places in a tensor: whatever its size, then such as it has in the call."""
+    for most in (37, limit - 1):
+        span = most - 1
+        if span > 2:
+            # As if drawn: no two columns of them differ by as much everywhere.
+            yield [2 + (index * step + first) % span for step, first in ((7, 5), (11, 17), (5, 29), (13, 2), (3, 8))]
+            yield [2 + (index + k) % span for k in range(6)]
 
 
 def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
@@ -559,8 +605,14 @@ def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
     often as it."""
     out: dict[str, tuple[Number, ...]] = {}
     rank_of = ranks(symbols)
+    are_read = all(symbol.limit for symbol in symbols)
     for symbol in symbols:
         rank = rank_of[symbol.name]
+        if are_read:
+            # No more than lengths at which to trace.
+            square = rank * rank
+            out[symbol.name] = (5 + 4 * rank + square % 3, 2 + 7 * rank + square % 5, 11 + 3 * rank + square % 4)
+            continue
         # No symbol's values follow from those of two others.
         steps = (1 + rank + 2 * rank**2, 3 + 6 * rank, 7 + 4 * rank + 5 * rank**2)
         out[symbol.name] = tuple(symbol.value + _INT_STEP * step for step in steps)
@@ -586,7 +638,10 @@ def _float_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     # Sums with multiples of 1/8 stay exact in every dtype a program may convert them to, if the value itself is. One lies
     # on the other side of the value, where a program that asks how large it is would show.
     nearer = value * (0.25 + index / 1024) if value else (1 + index) / 8
-    yield [nearer, value + (9 + index) / 8, value + (21 + 3 * index) / 8]
+    above = [value + (first + step * index) / 8 for first, step in ((9, 1), (21, 3), (37, 5))]
+    yield [nearer, *above[:2]]
+    yield above
+    yield [value * (share + index / 1024) for share in (0.75, 0.5, 0.25)]
 
 
 _CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
@@ -604,10 +659,17 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
     """A value unlike those traced so far: batch 1; of sizes, the nearest that is the same modulo ``modulus``, where padding
     to a multiple of any other number shows."""
     value = symbol.value
+    if symbol.limit > 4:
+        drawn = (2 + (index * 13 + 7 + 5 * k) % (symbol.limit - 3) for k in range(symbol.limit))
+        return next((v for v in drawn if v != value and v not in seen), value)
     if symbol.role == "batch":
         return 1 if value != 1 else 4
     if symbol.is_number:
-        return value + (3 + 2 * index) * modulus if symbol.role == "int" else value + 3.5
+        if symbol.role == "int":
+            return value + (3 + 2 * index) * modulus
+        # Far away, unless the program was found to ask how large it is.
+        reach = max(seen) - min(seen)
+        return value + 3.5 if max(seen) > value + 1 else min(seen) + reach * 0.40625
     near = (value + step * modulus for step in (-1, 1, -3, 3, -5, 5, 7, 11))
     return next((v for v in near if v > 1 and v not in seen), value)
 

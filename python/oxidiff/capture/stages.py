@@ -9,7 +9,7 @@ from the graph to the eager ops.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from .dim import Dim
-from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, number_at
+from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, number_at, operands
 from .lowering import LoweredGraph, Lowering
 from .signature import Number, memory_orders
 
 if TYPE_CHECKING:
     from .._native import GraphBuilder
 
-__all__ = ["EagerOp", "Stage", "cut", "operands"]
+__all__ = ["EagerOp", "Stage", "cut", "run_op"]
 
 _SOURCES = ("input", "weight", "constant", "extern")
 
@@ -50,14 +50,20 @@ class EagerOp:
             point: The sizes of the call.
             device: Where an op that reads no tensor makes its result, if not on the CPU.
         """
-        node = self.node
-        kwargs = {name: _concrete(value, values, point) for name, value in node.kwargs.items()}
-        if device is not None and next(operands(node), None) is None:
-            if any(argument.name == "device" for argument in node.op._schema.arguments):
-                kwargs["device"] = device
-        result = node.op(*(_concrete(argument, values, point) for argument in node.args), **kwargs)
-        results = (result,) if isinstance(result, Tensor) else result
-        values.update(zip(node.outputs, results, strict=True))
+        run_op(self.node, values, point, device)
+
+
+def run_op(
+    node: Node, values: dict[int, Tensor], point: Mapping[str, Number], device: torch.device | None = None
+) -> None:
+    """Runs an op in eager PyTorch; see :meth:`EagerOp.run`."""
+    kwargs = {name: _concrete(value, values, point) for name, value in node.kwargs.items()}
+    if device is not None and next(operands(node), None) is None:
+        if any(argument.name == "device" for argument in node.op._schema.arguments):
+            kwargs["device"] = device
+    result = node.op(*(_concrete(argument, values, point) for argument in node.args), **kwargs)
+    results = (result,) if isinstance(result, Tensor) else result
+    values.update(zip(node.outputs, results, strict=True))
 
 
 @dataclass(frozen=True)
@@ -115,20 +121,6 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
     if all(stage.part is None for stage in stages):
         raise next(iter(errors.values()))
     return stages
-
-
-def operands(node: Node) -> Iterator[int]:
-    """The values that a node reads."""
-
-    def walk(argument: Any) -> Iterator[int]:
-        if isinstance(argument, Ref):
-            yield argument.value
-        elif isinstance(argument, tuple):
-            for item in argument:
-                yield from walk(item)
-
-    for argument in (*node.args, *node.kwargs.values()):
-        yield from walk(argument)
 
 
 def _unknown(graph: CapturedGraph, builder: GraphBuilder) -> dict[int, UnsupportedError]:

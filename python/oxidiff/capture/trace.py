@@ -28,7 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from ..errors import CaptureError, Error
 from .aliasing import Aliases, functional_overload, is_view_op
 from .guards import Ledger, plain
 from .meta import META_DEVICE, RULES
-from .signature import Number, Place, Written
+from .signature import Answer, Number, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
 __all__ = [
@@ -112,8 +112,8 @@ _WRITES = Keyword("writes")
 Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
 """``(op, argument tokens, (dtype, rank) of each result)``.
 
-The op is an ATen overload, or one of ``"input"``, ``"weight"``, ``"constant"``, ``"extern"``, ``"output"``. An int token is
-the number of a value; values are numbered in the order in which nodes produce them.
+The op is an ATen overload, or one of ``"input"``, ``"weight"``, ``"constant"``, ``"extern"``, ``"read"``, ``"output"``. An
+int token is the number of a value; values are numbered in the order in which nodes produce them.
 """
 
 
@@ -198,14 +198,34 @@ def is_tracing() -> bool:
     return _current is not None and _current.thread == threading.get_ident()
 
 
+class Reader(Protocol):
+    """Who answers what ``forward`` reads out of tensors; see :mod:`~oxidiff.capture.reads`."""
+
+    def begin(self) -> None: ...
+    def answer(
+        self, record: Trace, makers: Sequence[int], question: Question, operands: Sequence[int], /
+    ) -> Answer: ...
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every ATen call and answers with meta tensors."""
 
     def __init__(
-        self, weights: WeightIndex, device: torch.device, scalars: Sequence[float] = (), limit: int | None = None
+        self,
+        weights: WeightIndex,
+        device: torch.device,
+        scalars: Sequence[float] = (),
+        limit: int | None = None,
+        reader: Reader | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
+        self.makers: list[int] = []
+        """For each value, the number of its node."""
+        self._reader = reader
+        self._forms: dict[int, int] = {}
+        self._known_forms: dict[tuple[Any, ...], int] = {}
+        self._answers: dict[tuple[str | int, ...], tuple[int, Any]] = {}
         self.scalars = scalars
         self.is_trial = limit is not None
         self.limit = sys.maxsize if limit is None else limit
@@ -255,6 +275,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             record.numbers.extend(shape)
             self.values[id(result)] = self._count
             self._count += 1
+            self.makers.append(len(record.nodes))
         self.kept.extend(results)
         record.nodes.append((op, tokens, tuple(metas)))
 
@@ -302,6 +323,98 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The exception that says where tracing failed."""
         where = f"in {self.path}: " if self.path else ""
         return CaptureError(f"{where}{reason}", module=self.path, op=str(op))
+
+    # -- what is read out of tensors -----------------------------------------------------------------------------------
+
+    def read(self, func: Any, name: str, *operands: Tensor) -> Any:
+        """What ``forward`` reads out of traced tensors: a tensor, a number or a flag.
+
+        Raises:
+            CaptureError: Nobody can tell: it follows from weights, or there is no data.
+        """
+        values = [self._value(operand) for operand in operands]
+        if self._reader is None or not self._is_short(values):
+            _data_dependent(self, func, operands, {})
+        key: tuple[str | int, ...] = (name, *map(self._form_of, values))
+        at, answer = self._answers.get(key, (-1, None))
+        if answer is None:
+            at = len(self._answers)
+            opposite = None
+            if name == "nonzero":
+                opposite = next((i for form in self._opposites(values[0]) for i in self._asked(name, form)), None)
+            question = Question(name, tuple(operands[0].shape), opposite)
+            answer = self._reader.answer(self.trace, self.makers, question, values)
+            if isinstance(answer, Tensor):
+                answer = torch.empty(answer.shape, dtype=answer.dtype, device=META_DEVICE)
+                self._append("read", (name, *values), (), (answer,))
+            else:
+                self._append("read", (name, *values), (), ())
+            self._answers[key] = at, answer
+        if not isinstance(answer, Tensor):
+            return answer
+        # Of its own each time: a program may write into one.
+        twin = torch.empty_like(answer)
+        self.values[id(twin)] = self.values[id(answer)]
+        self.kept.append(twin)
+        return twin
+
+    def leave(self, number: Any) -> Any:
+        """A number that was read as C is to have it, which does not say what becomes of it."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("oxidiff.", "torch.")):
+            frame = frame.f_back
+        self.trace.ledger.escape_to(number, frame.f_globals.get("__name__", ""))
+        return plain(number)
+
+    def _asked(self, name: str, form: int) -> list[int]:
+        found = self._answers.get((name, form))
+        return [] if found is None else [found[0]]
+
+    def _is_short(self, values: Sequence[int]) -> bool:
+        """Whether values follow from the arguments alone, by few ops."""
+        nodes, makers = self.trace.nodes, self.makers
+        found: set[int] = set()
+        waiting = [makers[value] for value in values]
+        while waiting:
+            index = waiting.pop()
+            if index in found:
+                continue
+            if nodes[index][0] == "weight" or len(found) >= _MAX_PRELUDE:
+                return False
+            found.add(index)
+            waiting += [makers[value] for value in self._operands(index)]
+        return True
+
+    def _operands(self, index: int) -> list[int]:
+        """The values that a node reads for its result."""
+        op, tokens, _ = self.trace.nodes[index]
+        return [] if op in _SOURCES else [token for token in tokens if type(token) is int]
+
+    def _form_of(self, value: int) -> int:
+        """A number for how a value is made, the same for all that are made alike."""
+        if value not in self._forms:
+            record, index = self.trace, self.makers[value]
+            op, tokens, _ = record.nodes[index]
+            if op in _SOURCES and op != "constant":
+                made: tuple[Any, ...] = (op, value)
+            else:
+                end = record.starts[index + 1] if index + 1 < len(record.starts) else len(record.numbers)
+                alike = tuple(self._form_of(t) if type(t) is int else t for t in tokens)
+                first = value
+                while first and self.makers[first - 1] == index:
+                    first -= 1
+                made = (op, value - first, alike, tuple(record.numbers[record.starts[index] : end]))
+            self._forms[value] = self._known_forms.setdefault(made, len(self._known_forms))
+        return self._forms[value]
+
+    def _opposites(self, value: int) -> list[int]:
+        """The forms of what is true where a value is not: what it is the negation of, and its negation."""
+        index = self.makers[value]
+        own = self._form_of(value)
+        negated = [self._form_of(v) for v in self._operands(index)] if self.trace.nodes[index][0] in _NEGATIONS else []
+        return negated + [
+            form for made, form in self._known_forms.items() if made[0] in _NEGATIONS and made[2] == (own,)
+        ]
 
     # -- ops -----------------------------------------------------------------------------------------------------------
 
@@ -382,6 +495,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept.clear()
         self.values.clear()
         self._constants.clear()
+        self._answers.clear()
         self.aliases = Aliases(self)
         return made
 
@@ -444,6 +558,10 @@ def _is_same(one: Any, other: Any) -> bool:
     )
 
 
+_SOURCES = frozenset(("input", "weight", "constant", "extern", "read"))
+_NEGATIONS = frozenset((aten.bitwise_not.default, aten.logical_not.default))
+_MAX_PRELUDE = 256
+"""Ops that may lead to what is read."""
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 _KEYWORDS: dict[str, Keyword] = {}
@@ -598,10 +716,19 @@ def _item(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     constant = rec._constants.get(id(args[0])) if args else None
     if constant is not None and constant.numel() == 1:
         return constant.item()
-    return _data_dependent(rec, func, args, kwargs)
+    name = "is_nonzero" if func is aten.is_nonzero.default else "item"
+    return rec.leave(rec.read(func, name, args[0]))
 
 
-def _data_dependent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nonzero(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.read(func, "nonzero", args[0])
+
+
+def _equal(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.read(func, "equal", *args)
+
+
+def _data_dependent(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> NoReturn:
     raise rec.error(f"{func}: what forward does depends on the values of a tensor", func)
 
 
@@ -624,8 +751,30 @@ def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _index(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
-        return _data_dependent(rec, func, args, kwargs)
+    places: list[Tensor | None] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+        elif not index.dim():
+            return _data_dependent(rec, func, args, kwargs)
+        else:
+            if index.shape != args[0].shape[len(places) : len(places) + index.dim()]:
+                # Nobody would look, once there are places for it.
+                raise IndexError(
+                    f"a mask of {list(index.shape)} for {list(args[0].shape)}, from dimension {len(places)} on"
+                )
+            # Where it is true, along each of its dimensions.
+            found = rec.read(func, "nonzero", index)
+            places += [rec.emit(aten.select.int, (found, 1, dim), {}) for dim in range(index.dim())]
+    return rec.emit(func, (args[0], places), kwargs)
+
+
+def _cat(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without parts in which nothing is, which the compiler does not have."""
+    tensors, *rest = args
+    filled = [t for t in tensors if t.numel()]
+    if 0 < len(filled) < len(tensors) and len({t.dtype for t in tensors}) == 1:
+        return rec.emit(func, (filled, *rest), kwargs)
     return rec.emit(func, args, kwargs)
 
 
@@ -677,13 +826,16 @@ _HANDLERS: dict[Any, Handler] = {
         _convert,
     ),
     **dict.fromkeys((aten.item.default, aten._local_scalar_dense.default, aten.is_nonzero.default), _item),
-    **dict.fromkeys((aten.equal.default, aten.allclose.default), _data_dependent),
+    aten.nonzero.default: _nonzero,
+    aten.equal.default: _equal,
+    aten.allclose.default: _data_dependent,
     **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default), _unchanged),
     **dict.fromkeys((aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
     aten._assert_tensor_metadata.default: _nothing,
     aten.fill_diagonal_.default: _fill_diagonal,
     aten.scaled_dot_product_attention.default: _attention,
     aten.index.Tensor: _index,
+    aten.cat.default: _cat,
     aten.one_hot.default: _one_hot,
 }  # fmt: skip
 
@@ -776,9 +928,11 @@ class _RealDevice(TorchFunctionMode):
             return torch.tensor(data, **wanted)
         if func is torch.Tensor.tolist and args[0].is_meta:
             constant = self._recorder._constants.get(id(args[0]))
-            return constant.tolist() if constant is not None else _data_dependent(self._recorder, "tolist", args, {})
+            return constant.tolist() if constant is not None else _listed(self._recorder, args[0])
+        if func is torch.Tensor.item and args[0].is_meta and id(args[0]) not in self._recorder._constants:
+            return self._recorder.read("item", "item", args[0])
         if func is _GETITEM or func is _SETITEM:
-            index = _without_lists(args[1])
+            index = self._with_numbers(_without_lists(args[1]))
             view = _basic_index(args[0], index)
             if view is not None:
                 return view if func is _GETITEM else _assign(view, args[2])
@@ -788,6 +942,25 @@ class _RealDevice(TorchFunctionMode):
                 return None
             return func(args[0], index, *args[2:])
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _with_numbers(self, index: Any) -> Any:
+        """``index`` with numbers for the tensors that are edges of slices."""
+        if isinstance(index, tuple):
+            return tuple(map(self._with_numbers, index))
+        if not isinstance(index, slice):
+            return index
+        edges = (index.start, index.stop, index.step)
+        read = self._recorder.read
+        return slice(*(read("item", "item", e) if isinstance(e, Tensor) and e.is_meta else e for e in edges))
+
+
+def _listed(rec: Recorder, x: Tensor) -> Any:
+    """``tolist()`` of a traced tensor, each number an answer of its own."""
+    if not x.dim():
+        return rec.read("tolist", "item", x)
+    if x.numel() > _MAX_CONSTANT:
+        _data_dependent(rec, "tolist", (x,), {})
+    return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
 
 
 _SETTING_DATA = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
@@ -1319,6 +1492,7 @@ def trace(
     device: torch.device,
     scalars: Sequence[float] = (),
     limit: int | None = None,
+    reader: Reader | None = None,
 ) -> Trace:
     """Runs ``call`` once and records it.
 
@@ -1330,6 +1504,7 @@ def trace(
         scalars: The Python floats among the arguments.
         limit: Of a trial, which may fail: most nodes of a trace that can be of use. A program that makes more, of each
             token one say, is stopped.
+        reader: Who answers what the program reads out of tensors, if anyone can.
 
     Raises:
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
@@ -1338,9 +1513,10 @@ def trace(
         collecting = gc.isenabled()
         gc.disable()
         try:
-            record, changes, leaked = _run(call, inputs, weights, device, scalars, limit)
+            run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader)
+            record, changes, leaked = run()
             if changes or leaked:
-                record = _run_again(call, inputs, weights, device, scalars, limit, changes)
+                record = _run_again(run, changes)
             return record
         finally:
             if collecting:
@@ -1348,13 +1524,7 @@ def trace(
 
 
 def _run_again(
-    call: Callable[[], Any],
-    inputs: list[tuple[Tensor, str]],
-    weights: WeightIndex,
-    device: torch.device,
-    scalars: Sequence[float],
-    limit: int | None,
-    changes: list[_Change | _Content],
+    run: Callable[[], tuple[Trace, list[_Change | _Content], bool]], changes: list[_Change | _Content]
 ) -> Trace:
     """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
     for change in changes:
@@ -1367,7 +1537,7 @@ def _run_again(
         change.redo()
     settled = False
     try:
-        record, again, leaked = _run(call, inputs, weights, device, scalars, limit)
+        record, again, leaked = run()
         if again:
             raise CaptureError(f"forward changes the attribute {again[0].label}")
         if leaked:
@@ -1395,10 +1565,13 @@ def _run(
     device: torch.device,
     scalars: Sequence[float],
     limit: int | None,
+    reader: Reader | None,
 ) -> tuple[Trace, list[_Change | _Content], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     before = _Before(weights)
-    recorder = Recorder(weights, device, scalars, limit)
+    recorder = Recorder(weights, device, scalars, limit, reader)
+    if reader is not None:
+        reader.begin()
     try:
         return _recorded(call, inputs, before, recorder)
     finally:

@@ -28,6 +28,7 @@ from .encode import (
     to_bytes,
     to_data,
 )
+from .reads import decode_reads, encode_reads
 from .stages import decode_stages, encode_stages, programs_text
 
 __all__ = ["Artifact", "Body", "Row", "StoredGraph", "Tuned", "as_row", "merge_rows", "read_artifact"]
@@ -73,7 +74,7 @@ class StoredGraph:
             UnstorableError: It has something that has no meaning in another process.
         """
         program = body.builder.text() if isinstance(body, LoweredGraph) else programs_text(body)
-        return cls(encode_call_key(graph.key), program, _encoded(graph, body), to_bytes(encode_trace(graph)))
+        return cls(encode_call_key(graph.call_key), program, _encoded(graph, body), to_bytes(encode_trace(graph)))
 
     def extended(self, graph: CapturedGraph, body: Body) -> StoredGraph:
         """The stored form of the same graph, which was found right for more sizes since."""
@@ -85,23 +86,31 @@ class StoredGraph:
         return "stages" in self.call
 
     def decode(self) -> tuple[CapturedGraph, Body]:
-        """The graph as this process would have captured it; its key is still to be set.
+        """The graph as this process would have captured it; its key is still to be set, by
+        :func:`~oxidiff.store.reads.restore_key`.
 
         Raises:
             ArtifactError: It is malformed.
         """
+        found: tuple[CapturedGraph, Body]
         if self.is_staged:
-            return decode_stages(self.program, self.call, to_data(self.trace))
-        return decode_graph(self.program, self.call, to_data(self.trace))
+            found = decode_stages(self.program, self.call, to_data(self.trace))
+        else:
+            found = decode_graph(self.program, self.call, to_data(self.trace))
+        if "reads" in self.call:
+            decode_reads(found[0], self.call)
+        return found
 
     @property
-    def identity(self) -> tuple[str, str]:
+    def identity(self) -> tuple[str, str, bytes]:
         """Equal for two captures of one graph."""
-        return self.key, self.program
+        return self.key, self.program, to_bytes([self.call.get(name) for name in ("sizes", "reads", "tail")])
 
 
 def _encoded(graph: CapturedGraph, body: Body) -> Any:
     data = encode_graph(graph, body) if isinstance(body, LoweredGraph) else encode_stages(graph, body)
+    if graph.reads:
+        data = {**data, **encode_reads(graph)}
     return to_data(to_bytes(data))
 
 

@@ -25,6 +25,7 @@ from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
 from .describe import Description, Input, describe
 from .encode import UnstorableError, encode_call_key
+from .reads import restore_key, takes
 
 __all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "update"]
 
@@ -134,8 +135,8 @@ class GraphStore:
             except ArtifactError as error:
                 complain(f"a stored graph is not used: {error}")
                 continue
-            if len(graph.plan.forms) == len(call.sizes) and len(graph.inputs) == len(call.tensors):
-                graph.key = call.key
+            if takes(graph, call):
+                restore_key(graph, call.key)
                 self._encoded[id(graph)] = (graph, stored)
                 taken.append((graph, body))
         self.load_s += time.perf_counter() - start
@@ -204,7 +205,7 @@ class GraphStore:
         except ArtifactError as error:
             self._reason = str(error)
             return
-        seen: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str, bytes]] = set()
         for path in paths:
             if not os.path.exists(path):
                 continue

@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec
 
 from .. import _native
 from ..capture.dim import Dim, Real, dim_of
-from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Value, children_of
+from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Ref, Value, children_of
 from ..capture.guards import OPERATIONS, Expression, Guard
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
 from ..capture.signature import Place
@@ -40,6 +40,7 @@ __all__ = [
     "as_number",
     "as_text",
     "check",
+    "decode_argument",
     "decode_calls",
     "decode_graph",
     "decode_literal",
@@ -47,6 +48,7 @@ __all__ = [
     "decode_slot",
     "decode_value",
     "decoding",
+    "encode_argument",
     "encode_call_key",
     "encode_calls",
     "encode_graph",
@@ -57,6 +59,7 @@ __all__ = [
     "encode_value",
     "find_op",
     "merge_classes",
+    "op_of_trace",
     "to_bytes",
     "to_data",
 ]
@@ -260,6 +263,41 @@ def decode_literal(data: Data) -> Any:
     return data
 
 
+def encode_argument(value: Any, number: Mapping[int, int]) -> Data:
+    """An argument of an op that runs eager; values by their numbers.
+
+    Raises:
+        UnstorableError: It cannot be written down.
+    """
+    if isinstance(value, Ref):
+        return {"value": number[value.value]}
+    if isinstance(value, tuple):
+        return [encode_argument(item, number) for item in value]
+    if value is None or type(value) in (bool, int, float, str) or isinstance(value, Dim | torch.dtype):
+        return encode_literal(value)
+    raise UnstorableError(f"an op's argument of type {type(value).__name__}")
+
+
+def decode_argument(data: Data, names: Set[str], number: Mapping[int, int], depth: int = 0) -> Any:
+    """An argument of an op that runs eager; for use within :func:`decoding`.
+
+    Args:
+        data: What :func:`encode_argument` gave.
+        names: The sizes that numbers may be over.
+        number: The values that there are, by their numbers.
+        depth: How deeply it is nested.
+    """
+    check(depth < _MAX_DEPTH, "arguments nest too deeply")
+    if isinstance(data, list):
+        return tuple(decode_argument(item, names, number, depth + 1) for item in data)
+    if isinstance(data, dict) and "value" in data:
+        check(as_integer(data["value"]) in number, "an op that reads what is not there")
+        return Ref(number[data["value"]])
+    found = decode_literal(data)
+    check(not isinstance(found, Dim) or found.symbols() <= names, "a number over unknown symbols")
+    return found
+
+
 # --- traces ---------------------------------------------------------------------------------------------------------
 
 _MARKS = {"i": INT, "f": FLOAT, "t": TRUE, "n": FALSE, "-": NONE, "[": OPEN, "]": CLOSE}
@@ -345,8 +383,8 @@ def find_op(name: str) -> OpOverload:
 
 
 @functools.cache
-def _op_of_trace(name: str) -> Any:
-    """The op of that name, for comparing only: ops that make tensors of nothing are among those of a trace."""
+def op_of_trace(name: str) -> Any:
+    """As :func:`find_op`; ops that make tensors of nothing, as programs have them, are among those of a trace, too."""
     from ..capture.aten import ROWS
 
     return next((op for op in ROWS if str(op) == name), None) or find_op(name)
@@ -364,7 +402,7 @@ class _StoredTrace(Trace):
             with decoding("the trace"):
                 known = []
                 for op, tokens, results in self.data["nodes"]:
-                    found = _op_of_trace(op[:-2]) if as_text(op).endswith("()") else op
+                    found = op_of_trace(op[:-2]) if as_text(op).endswith("()") else op
                     metas = tuple((_dtype(dtype), as_integer(rank)) for dtype, rank in results)
                     known.append((found, tuple(map(_decode_token, tokens)), metas))
                 self.nodes = [known[i] for i in self.data["order"]]

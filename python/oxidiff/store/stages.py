@@ -11,25 +11,26 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
 from ..capture import CapturedGraph, WeightSlot
 from ..capture.dim import Dim
-from ..capture.graph import GraphInput, Node, OutputLeaf, OutputSpec, Ref
-from ..capture.stages import EagerOp, Stage, operands
+from ..capture.graph import GraphInput, Node, OutputLeaf, OutputSpec, operands
+from ..capture.stages import EagerOp, Stage
 from ..errors import UnsupportedError
 from .encode import (
     UnstorableError,
     as_integer,
     as_text,
     check,
+    decode_argument,
     decode_calls,
     decode_literal,
     decode_program,
     decode_slot,
     decode_value,
     decoding,
+    encode_argument,
     encode_calls,
     encode_literal,
     encode_program,
@@ -53,6 +54,14 @@ def programs_text(stages: Sequence[Stage]) -> str:
     return SEPARATOR.join("" if stage.part is None else stage.part[1].builder.text() for stage in stages)
 
 
+class _Numbers(dict[int, int]):
+    """Values by number, in the order in which they are first asked for."""
+
+    def __missing__(self, value: int) -> int:
+        self[value] = len(self)
+        return self[value]
+
+
 def encode_stages(graph: CapturedGraph, stages: Sequence[Stage]) -> dict[str, Data]:
     """How a graph runs in stages; not their programs.
 
@@ -63,10 +72,10 @@ def encode_stages(graph: CapturedGraph, stages: Sequence[Stage]) -> dict[str, Da
     sources = [(v, graph.nodes[graph.values[v].node]) for v in sorted(read)]
     sources = [(v, node) for v, node in sources if node.op in _SOURCES]
     results = [leaf.value for leaf in graph.outputs.leaves if leaf.value is not None]
-    number: dict[int, int] = {}
+    number = _Numbers()
 
     def numbers(values: Iterable[int]) -> list[int]:
-        return [number.setdefault(value, len(number)) for value in values]
+        return [number[value] for value in values]
 
     data = {
         **encode_calls(graph),
@@ -77,7 +86,7 @@ def encode_stages(graph: CapturedGraph, stages: Sequence[Stage]) -> dict[str, Da
                 "program": None if stage.part is None else encode_program(stage.part[1]),
                 "inputs": numbers(stage.inputs),
                 "outputs": numbers(stage.outputs),
-                "eager": [_encode_eager(op, numbers) for op in stage.eager],
+                "eager": [_encode_eager(op, number) for op in stage.eager],
                 # Of what no stage made there is nothing to let go.
                 "dead": [number[value] for value in stage.dead if value in number],
             }
@@ -94,25 +103,16 @@ def _encode_source(graph: CapturedGraph, node: Node) -> list[Data]:
     return ["constant", [encode_literal(element) for element in node.args]]
 
 
-def _encode_eager(op: EagerOp, numbers: Any) -> Data:
+def _encode_eager(op: EagerOp, number: _Numbers) -> Data:
     node, error = op.node, op.error
     if not isinstance(node.op, OpOverload):
         raise UnstorableError(f"the op {node.op}")
 
-    def argument(value: Any) -> Data:
-        if isinstance(value, Ref):
-            return {"value": numbers([value.value])[0]}
-        if isinstance(value, tuple):
-            return [argument(item) for item in value]
-        if value is None or type(value) in (bool, int, float, str) or isinstance(value, Dim | torch.dtype):
-            return encode_literal(value)
-        raise UnstorableError(f"an argument of {node.op}, of type {type(value).__name__}")
-
     return {
         "op": str(node.op),
-        "args": [argument(value) for value in node.args],
-        "kwargs": {name: argument(value) for name, value in node.kwargs.items()},
-        "outputs": numbers(node.outputs),
+        "args": [encode_argument(value, number) for value in node.args],
+        "kwargs": {name: encode_argument(value, number) for name, value in node.kwargs.items()},
+        "outputs": [number[value] for value in node.outputs],
         "module": node.path,
         "error": [str(error), error.module, error.op],
     }
@@ -190,22 +190,26 @@ def _first_number(graph: CapturedGraph) -> int:
     return sum(len(graph.values[item.value].shape) for item in graph.inputs)
 
 
+class _Any(dict[int, int]):
+    """Values that keep their numbers; whether they are there is seen before."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+    def __missing__(self, value: int) -> int:
+        return value
+
+
+_ANY = _Any()
+
+
 def _decode_eager(data: Data, names: Set[str]) -> EagerOp:
     op = find_op(as_text(data["op"]))
-    args = tuple(_argument(item, names) for item in data["args"])
-    kwargs = {as_text(name): _argument(item, names) for name, item in data["kwargs"].items()}
+    args = tuple(decode_argument(item, names, _ANY) for item in data["args"])
+    kwargs = {as_text(name): decode_argument(item, names, _ANY) for name, item in data["kwargs"].items()}
     node = Node(op, args, kwargs, tuple(data["outputs"]), as_text(data["module"]))
     message, module, name = map(as_text, data["error"])
     return EagerOp(node, UnsupportedError(message, module=module, op=name))
-
-
-def _argument(data: Data, names: Set[str], depth: int = 0) -> Any:
-    check(depth < _MAX_DEPTH, "arguments nest too deeply")
-    if isinstance(data, list):
-        return tuple(_argument(item, names, depth + 1) for item in data)
-    if isinstance(data, dict) and "value" in data:
-        return Ref(as_integer(data["value"]))
-    return _element(data, names)
 
 
 def _element(data: Data, names: Set[str]) -> Any:

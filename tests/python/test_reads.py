@@ -1,0 +1,287 @@
+"""What ``forward`` reads out of tensors: masks decide sizes and branches, and the module stays one program."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close
+from oxidiff.capture import Capturer, capture
+
+WORDS = 12
+
+
+def mask_of(*counts: int, words: int = WORDS) -> Tensor:
+    """Which words of each prompt count: the first ones."""
+    return (torch.arange(words)[None] < torch.tensor(counts)[:, None]).long()
+
+
+def data(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+class Reorder(nn.Module):
+    """Words that count go before padding, by each prompt's mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, image: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        rows = [
+            torch.cat([words[which], torch.zeros_like(words[~which])])
+            for words, which in zip(text, mask.bool(), strict=True)
+        ]
+        return self.layer(torch.cat([image, torch.stack(rows)], dim=1))
+
+
+class Attend(nn.Module):
+    """Each prompt's own words are attended to, in every layer anew."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+
+    def forward(self, x: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            rows = []
+            for i in range(x.shape[0]):
+                places = torch.nonzero(mask[i][None].flatten(), as_tuple=False).flatten()
+                key = torch.cat([x[i : i + 1], text[i : i + 1, places]], dim=1)[:, None]
+                out = F.scaled_dot_product_attention(key, key, key)[:, 0]
+                rows.append(F.pad(out, (0, 0, 0, text.shape[1] - len(places))))
+            x = x + torch.cat(rows)[:, : x.shape[1]]
+        return x
+
+
+def lengths(x: Tensor, mask: Tensor) -> Tensor:
+    """As Lumina does it: positions of words, then of the image, row by row."""
+    counts = mask.sum(dim=1).tolist()
+    positions = torch.zeros(x.shape[0], max(counts) + 3)
+    for i, count in enumerate(counts):
+        positions[i, :count] = torch.arange(count).float()
+        positions[i, count : count + 3] = count
+    return positions[:, :, None] * x[:, :1]
+
+
+def up_to(x: Tensor, mask: Tensor) -> Tensor:
+    return x[:, : mask.sum(dim=1, dtype=torch.int)[0]] * 2
+
+
+def branch(x: Tensor, mask: Tensor) -> Tensor:
+    return x * 3 if (mask == 1).all() else x * mask[..., None]
+
+
+def factor(x: Tensor, mask: Tensor) -> Tensor:
+    share = mask.float().mean().item()
+    return x * share if share > 0.5 else x - share
+
+
+def same(x: Tensor, mask: Tensor) -> Tensor:
+    return x + 1 if torch.equal(mask[0], mask[-1]) else x * 2
+
+
+def places(x: Tensor, mask: Tensor) -> Tensor:
+    """A mask over two dimensions at once."""
+    return x[mask.bool()] * 2
+
+
+CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    f.__name__: f for f in (lengths, up_to, branch, factor, same, places)
+}
+
+
+class Calls(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.function(x, mask)
+
+
+def run(compiled: Any, module: Any, *arguments: Tensor) -> None:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", oxidiff.FallbackWarning)
+        assert_close(compiled(*arguments), module(*arguments))
+
+
+def reorder_call(*counts: int, words: int = WORDS, tokens: int = 20) -> tuple[Tensor, ...]:
+    return data(len(counts), tokens, 8), data(len(counts), words, 8), mask_of(*counts, words=words)
+
+
+@pytest.mark.parametrize("make", [Reorder, Attend])
+def test_masks_that_decide_sizes_are_one_program(make: Callable[[], nn.Module]) -> None:
+    """Prompts of other lengths, texts of another length, images of other sizes: the program of the first call."""
+    module = make().eval()
+    compiled = oxidiff.compile(module)
+    for arguments in (
+        reorder_call(5, 9),
+        reorder_call(9, 5),
+        reorder_call(4, 4),
+        reorder_call(3, 30, words=40, tokens=33),
+        reorder_call(39, 2, words=40, tokens=7),
+    ):
+        run(compiled, module, *arguments)
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.eager_calls, report.fallbacks) == (1, 1, 0, [])
+    # All words, or none: parts that are empty or whole are not there, so that it is another program, and a right one.
+    for counts in ((12, 12), (0, 7), (12, 3), (1, 1), (0, 0)):
+        run(compiled, module, *reorder_call(*counts))
+    assert oxidiff.report(compiled).eager_calls == 0 and oxidiff.report(compiled).fallbacks == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reads(name: str) -> None:
+    module = Calls(CASES[name]).eval()
+    compiled = oxidiff.compile(module)
+    for words in (WORDS, 40):
+        for counts in ((5, 9), (9, 5), (7, 7), (words, words), (1, 2), (2, 1), (words, 3)):
+            run(compiled, module, data(2, words, 8), mask_of(*counts, words=words))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_the_same_is_read_once() -> None:
+    """However many layers read it; and what is opposite follows."""
+    module = Attend(layers=4).eval()
+    graph = capture(module, reorder_call(5, 9))
+    assert [read.question.name for read in graph.reads] == ["nonzero", "nonzero"]
+    graph = capture(Reorder().eval(), reorder_call(5, 9))
+    assert [read.question.opposite for read in graph.reads] == [None, 0, None, 2]
+    # Nothing that only leads there is left to be compiled.
+    assert not any("bitwise_not" in str(node.op) for node in graph.nodes)
+    assert len([s for s in graph.plan.symbols if s.limit]) == 2
+
+
+def test_a_number_that_is_read_is_an_argument() -> None:
+    """A value seen for the first time is no new entry, and makes no trace."""
+    module = Calls(lambda x, y: x * y.sum().item()).eval()
+    compiled = oxidiff.compile(module)
+    for i in range(20):
+        run(compiled, module, data(3, 4), torch.full((2,), 2.5 + i))
+    assert oxidiff.report(compiled).captures == 1
+    graph = capture(module, (data(3, 4), torch.full((2,), 2.5)))
+    assert graph.loose_numbers() == {s.name for s in graph.plan.symbols if s.is_number}
+
+
+class Routed(nn.Module):
+    """What is read follows from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 1)
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nonzero(self.gate(x)[:, 0] > 0).flatten()
+        return self.layer(x[rows]).sum(dim=0)
+
+
+def test_what_follows_from_weights_is_not_read_beforehand() -> None:
+    module = Routed().eval()
+    compiled = oxidiff.compile(module)
+    with torch.no_grad(), pytest.warns(oxidiff.FallbackWarning, match="depends on the values of a tensor"):
+        for seed in range(3):
+            x = torch.randn(9, 8, generator=torch.Generator().manual_seed(seed))
+            assert_close(compiled(x), module(x))
+
+
+def test_weights_stay_live_and_other_modules_share_the_program() -> None:
+    module, other = Reorder().eval(), Reorder().eval()
+    compiled, second = oxidiff.compile(module), oxidiff.compile(other)
+    run(compiled, module, *reorder_call(5, 9))
+    run(second, other, *reorder_call(2, 11))
+    assert oxidiff.report(second).captures == 0
+    with torch.no_grad():
+        module.layer.weight.mul_(-1)
+    run(compiled, module, *reorder_call(5, 9))
+
+
+def test_stored_graphs_read_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "graph.oxidiff"
+    module = Reorder().eval()
+    calls = [reorder_call(5, 9), reorder_call(12, 12), reorder_call(0, 3), reorder_call(6, 30, words=40)]
+    first = oxidiff.compile(module, graph_file=file, cache=False)
+    for arguments in calls:
+        run(first, module, *arguments)
+    assert oxidiff.report(first).captures == 3
+    loaded = oxidiff.compile(module, graph_file=file, cache=False)
+    # What they are told apart by is stored, too: no order of calls is better.
+    for arguments in reversed(calls):
+        run(loaded, module, *arguments)
+    assert oxidiff.report(loaded).captures == 0
+    run(loaded, module, *reorder_call(3, 4, words=17, tokens=5))
+    assert oxidiff.report(loaded).captures == 0
+
+
+def test_stored_graphs_of_numbers_that_decide(tmp_path: Path) -> None:
+    """Programs that are equal but for the numbers they are right for are not taken for one."""
+    file = tmp_path / "graph.oxidiff"
+    module = Calls(lambda x, mask: x[:, : max(mask.sum(dim=1).tolist())] * 2).eval()
+    calls = [(data(2, words, 8), mask_of(*c, words=words)) for words, c in ((12, (5, 9)), (12, (9, 5)), (40, (7, 7)))]
+    for expected in (None, 0):
+        compiled = oxidiff.compile(module, graph_file=file, cache=False)
+        for arguments in calls:
+            run(compiled, module, *arguments)
+        assert expected is None or oxidiff.report(compiled).captures == expected
+
+
+def test_threads_read_their_own_masks() -> None:
+    module = Reorder().eval()
+    compiled = oxidiff.compile(module)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(12):
+                run(compiled, module, *reorder_call(1 + (seed + i) % 11, 1 + (seed * 3 + i) % 11))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def test_a_wrong_call_fails_as_in_eager() -> None:
+    module = Reorder().eval()
+    compiled = oxidiff.compile(module)
+    run(compiled, module, *reorder_call(5, 9))
+    image, text, _ = reorder_call(5, 9)
+    with torch.no_grad(), pytest.raises(IndexError, match="mask"):
+        compiled(image, text, mask_of(5, 9, words=15))
+    run(compiled, module, *reorder_call(5, 9))
+
+
+def test_answers_are_arguments_that_are_named() -> None:
+    graph = capture(Reorder().eval(), reorder_call(5, 9))
+    assert [item.label for item in graph.inputs][:4] == ["image", "text", "mask", "what forward reads[0]"]
+    capturer = Capturer(Reorder().eval())
+    call = capturer.call(reorder_call(5, 9), {})
+    assert graph.call_key == call.key != graph.key
+
+
+def test_profile_and_explain() -> None:
+    module = Attend().eval()
+    compiled = oxidiff.compile(module)
+    run(compiled, module, *reorder_call(5, 9))
+    image, text, mask = reorder_call(3, 8)
+    with torch.no_grad():
+        profile = oxidiff.profile(compiled, image, text, mask)
+    assert sum(step["flops"] for step in profile.to_dict()["steps"]) > 0
+    assert "what forward reads[0]" in str(oxidiff.explain(compiled))
