@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import _native
@@ -92,7 +93,17 @@ def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple
         wanted = by_name.get(place) if place is not None else None
         if wanted is None and batch is not None and value.dim() and value.shape[0] == batch[0]:
             wanted = (batch[1], *value.shape[1:])
-        return value if wanted is None else value.new_zeros(tuple(wanted))
+        return value if wanted is None else _stretched(value, wanted)
 
     new_args = tuple(resize(i, value) for i, value in enumerate(args))
     return new_args, {name: resize(name, value) for name, value in kwargs.items()}
+
+
+def _stretched(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape with the same values, over and over: a mask among them says what is compiled."""
+    if not value.numel():
+        return value.new_zeros(tuple(shape))
+    for dim, size in enumerate(shape):
+        if size != value.shape[dim]:
+            value = value.index_select(dim, torch.arange(size, device=value.device) % value.shape[dim])
+    return value

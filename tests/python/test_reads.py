@@ -276,6 +276,17 @@ def test_answers_are_arguments_that_are_named() -> None:
     assert graph.call_key == call.key != graph.key
 
 
+@torch.no_grad()
+def test_warmup_of_other_batches_has_masks_as_the_example() -> None:
+    module = Attend().eval()
+    compiled = oxidiff.compile(module)
+    oxidiff.warmup(compiled, *reorder_call(5), shapes=[(3, 20, 8)])
+    captures = oxidiff.report(compiled).captures
+    for counts in ((6,), (4, 7, 9)):
+        run(compiled, module, *reorder_call(*counts))
+    assert oxidiff.report(compiled).captures == captures == 2
+
+
 def test_profile_and_explain() -> None:
     module = Attend().eval()
     compiled = oxidiff.compile(module)

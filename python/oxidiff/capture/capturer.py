@@ -40,7 +40,9 @@ from .sizes import (
     at_multiples,
     at_residue,
     candidates,
+    counts_in_order,
     held_out,
+    held_out_count,
     in_order,
     move_alone,
     padded_alike,
@@ -192,7 +194,15 @@ class Capturer:
         is_assumed = graph.accepts(point, of_copy=True)
         session = _Session(self, call)
         session.plan = graph.plan
-        record = session.trace_at(point)
+        try:
+            record = session.trace_at(point)
+        except ChangedError:
+            raise
+        except CaptureError:
+            if not graph.reads:
+                raise
+            # Another program, which reads something else.
+            return False
         graph.traces += 1
         if graph.differs_from(record, point) is not None:
             if is_assumed:
@@ -446,7 +456,9 @@ class _Session:
                 records.append(record)
                 points.append(point)
             else:
-                return records, points
+                crossed = self.crossed_traces(base, points)
+                if crossed is not None:
+                    return [*records, *crossed[0]], [*points, *crossed[1]]
             if self.plan.areas:
                 self.drop_area()
             elif attempt == 0:
@@ -454,6 +466,20 @@ class _Session:
             else:
                 self.fix_all()
         return [base], [self.point()]
+
+    def crossed_traces(self, base: Trace, points: Sequence[Point]) -> tuple[list[Trace], list[Point]] | None:
+        """Traces in which one number of places differs from what it is in another: there are too few values in a short text
+        for none of them to follow from others. ``None`` if one is of another program."""
+        counts = [s.name for s in self.plan.symbols if s.limit and s.name not in self.plan.compared]
+        records, crossed = [], []
+        for name in counts if len(counts) > 1 else ():
+            point = self.plan.complete({**points[1], name: points[2][name]})
+            record = self.try_trace(base, point)
+            if record is None:
+                return None
+            records.append(record)
+            crossed.append(point)
+        return records, crossed
 
     def try_each_symbol(self, base: Trace) -> None:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
@@ -636,7 +662,14 @@ class _Session:
         of_ints = math.lcm(*(graph.moduli[name] for name in rank_of))
         for batch_one, kept in HELD_OUT:
             point: Point = {}
+            counts = [s for s in self.plan.symbols if s.limit]
+            for i, symbol in enumerate(counts):
+                rank = rank_of.get(symbol.name)
+                in_turn = held_out_count(symbol, i, point, points) if rank is None else counts_in_order(rank)[3]
+                point[symbol.name] = in_turn
             for i, symbol in enumerate(self.plan.symbols):
+                if symbol.limit:
+                    continue
                 seen = [p[symbol.name] for p in points]
                 modulus = graph.moduli[symbol.name]
                 if symbol.name in rank_of:

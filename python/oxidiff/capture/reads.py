@@ -251,9 +251,13 @@ def _point_of(graph: CapturedGraph, call: Call, answers: Sequence[Answer]) -> di
     known: dict[int, Number] = dict(enumerate([*call.sizes[:count], *read]))
     known |= dict(enumerate([*passed, *found], first_number))
     known |= dict(enumerate(kept, len(graph.plan.forms) - len(kept)))
+    forms = [(graph.plan.forms[place], number) for place, number in known.items()]
     point = {s.name: known[s.position] for s in graph.plan.symbols if s.position in known}
-    for place, number in known.items():
-        form = graph.plan.forms[place]
+    for form, number in forms:
+        # A size of the call that follows from an answer says what that will be.
+        if isinstance(form, Dim) and (name := form.as_symbol()) is not None:
+            point.setdefault(name, number)
+    for form, number in forms:
         if not isinstance(form, Dim):
             if form != number:
                 return None

@@ -298,7 +298,7 @@ class _Planner:
     def tie_sequences_to_counts(self) -> None:
         """A length that is the product of neighbouring Python ints (frames, height, width), or the sum of such products of
         several tuples of them, follows from them."""
-        counts = self.plan.ints()
+        counts = [count for count in self.plan.ints() if not count.limit]
         products = [
             [counts[i] for i in range(first, last)]
             for first, last in combinations(range(len(counts) + 1), 2)
@@ -467,8 +467,10 @@ def ties(bound: Sequence[Symbol]) -> Iterator[dict[str, Dim]]:
     """What may follow from what among sizes that are not free alone, the likeliest first: lengths from all other sizes, as
     those of position tables do from the edges of an image; lengths from one size; in models that draw squares only, the
     width of an image from its height."""
-    edges = [s for s in bound if s.role not in ("sequence", "batch")]
-    for drivers in [edges, *([s] for s in bound if edges != [s])]:
+    # Nothing that is passed follows from what is read.
+    sizes = [s for s in bound if not s.limit]
+    edges = [s for s in sizes if s.role not in ("sequence", "batch")]
+    for drivers in [edges, *([s] for s in sizes if edges != [s])]:
         followers = [s for s in bound if s.role == "sequence" and s not in drivers]
         forms = [[*_following(s, drivers, followers), None] for s in followers]
         for chosen in islice(product(*forms), _MAX_TIES):
@@ -561,11 +563,16 @@ def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:
     """Values for a number of places in a tensor: whatever its size, then such as it has in the call."""
     for most in (37, limit - 1):
-        span = most - 1
-        if span > 2:
-            # As if drawn: no two columns of them differ by as much everywhere.
-            yield [2 + (index * step + first) % span for step, first in ((7, 5), (11, 17), (5, 29), (13, 2), (3, 8))]
-            yield [2 + (index + k) % span for k in range(6)]
+        if most > 4:
+            yield [2 + _drawn(index, k) % (most - 1) for k in range(6)]
+            yield [2 + _drawn(index, k) % (most - 1) for k in range(6, 24)]
+
+
+def _drawn(index: int, k: int) -> int:
+    """A number as if drawn at random, so that no column of them follows from others."""
+    state = (index * 64 + k) * 0x9E3779B97F4A7C15 % 2**64
+    state = (state ^ (state >> 31)) * 0xBF58476D1CE4E5B9 % 2**64
+    return state ^ (state >> 29)
 
 
 def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
@@ -609,14 +616,23 @@ def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
     for symbol in symbols:
         rank = rank_of[symbol.name]
         if are_read:
-            # No more than lengths at which to trace.
-            square = rank * rank
-            out[symbol.name] = (5 + 4 * rank + square % 3, 2 + 7 * rank + square % 5, 11 + 3 * rank + square % 4)
+            out[symbol.name] = counts_in_order(rank)[:3]
             continue
         # No symbol's values follow from those of two others.
         steps = (1 + rank + 2 * rank**2, 3 + 6 * rank, 7 + 4 * rank + 5 * rank**2)
         out[symbol.name] = tuple(symbol.value + _INT_STEP * step for step in steps)
     return out
+
+
+def counts_in_order(rank: int) -> tuple[int, ...]:
+    """Four values for a number of places of which as many others are smaller: no more than lengths at which to trace."""
+    square = rank * rank
+    return (
+        5 + 4 * rank + square % 3,
+        2 + 7 * rank + square % 5,
+        11 + 3 * rank + square % 4,
+        8 + 5 * rank + square % 7 // 2,
+    )
 
 
 def ranks_of(values: Sequence[int]) -> list[int]:
@@ -659,9 +675,6 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
     """A value unlike those traced so far: batch 1; of sizes, the nearest that is the same modulo ``modulus``, where padding
     to a multiple of any other number shows."""
     value = symbol.value
-    if symbol.limit > 4:
-        drawn = (2 + (index * 13 + 7 + 5 * k) % (symbol.limit - 3) for k in range(symbol.limit))
-        return next((v for v in drawn if v != value and v not in seen), value)
     if symbol.role == "batch":
         return 1 if value != 1 else 4
     if symbol.is_number:
@@ -672,6 +685,18 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
         return value + 3.5 if max(seen) > value + 1 else min(seen) + reach * 0.40625
     near = (value + step * modulus for step in (-1, 1, -3, 3, -5, 5, 7, 11))
     return next((v for v in near if v > 1 and v not in seen), value)
+
+
+def held_out_count(
+    symbol: Symbol, index: int, others: Mapping[str, Number], seen: Sequence[Mapping[str, Number]]
+) -> Number:
+    """As :func:`held_out`, for a number of places: one that differs from other such numbers by what it never did."""
+    for k in range(24, 64):
+        value = 2 + _drawn(index, k) % max(1, symbol.limit - 3)
+        apart = (({p[symbol.name] - p[name] for p in seen}, value - other) for name, other in others.items())
+        if value not in [p[symbol.name] for p in seen] and all(now not in before for before, now in apart):
+            return value
+    return symbol.value
 
 
 def at_multiples(
