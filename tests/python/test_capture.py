@@ -484,7 +484,17 @@ def write_by_index(x):
     return y, y[...], y[1], y[None, :, 1:100], y[:, None, ..., 1:-1, -2], y[:, [1, 0]]
 
 
-@pytest.mark.parametrize("function", [write_slices, write_views, write_copies, write_by_index])
+def change_shapes(x):
+    y = x * 2
+    y.unsqueeze_(1)
+    z = y + 1
+    z.transpose_(0, 1)
+    w = z[0].clone()
+    w.squeeze_(0)
+    return y, z, w, y.shape[2] * x
+
+
+@pytest.mark.parametrize("function", [write_slices, write_views, write_copies, write_by_index, change_shapes])
 def test_in_place(function):
     check_serves(function, ((image(),), {}), ((image(3, h=16, w=6),), {}))
 
@@ -554,6 +564,8 @@ class Failing(nn.Module):
         (lambda x: torch.from_numpy(x.numpy()), "numpy"),
         (lambda x: x.add_(1), "writes into its input x"),
         (lambda x: x[0].zero_(), "writes into its input x"),
+        (lambda x: x.unsqueeze_(0), "a tensor that others see"),
+        (lambda x: [y := x * 2, y[0], y.unsqueeze_(0)][1:], "a tensor that others see"),
         (nn.BatchNorm2d(4), "writes into num_batches_tracked"),
         (WritesWeight(), "writes into weight"),
         (Cache(), "keeps a tensor in the attribute kept"),

@@ -37,6 +37,7 @@ class Emitter(Protocol):
 
 @dataclass(slots=True)
 class _View:
+    out: Tensor
     parent: Tensor
     func: Any
     args: tuple[Any, ...]
@@ -64,7 +65,7 @@ class Aliases:
         self, out: Tensor, parent: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None
     ) -> None:
         """Notes that ``out`` is result ``index`` (``None``: the only one) of a view op on ``parent`` (``args[0]``)."""
-        self._views[id(out)] = _View(parent, func, args, kwargs, index)
+        self._views[id(out)] = _View(out, parent, func, args, kwargs, index)
         if self._writes:
             self._seen[id(out)] = self._writes.get(id(self.root(out)), 0)
 
@@ -80,6 +81,12 @@ class Aliases:
         if view is not None and _storage(self._emitter.stand_in(t)) != _storage(self._emitter.stand_in(view.parent)):
             return None
         return view
+
+    def is_alone(self, t: Tensor) -> bool:
+        """Whether ``t`` is no view, and nothing is a view of it."""
+        storage = _storage(t)
+        seen_by = (view.out for view in self._views.values() if view.parent is t)
+        return self._view(t) is None and not any(_storage(out) == storage for out in seen_by)
 
     def refresh(self, t: Tensor) -> None:
         """Derives ``t`` again if what it is a view of was written since."""
@@ -138,6 +145,7 @@ def functional_overload(func: Any) -> Any | None:
 _FUNCTIONAL: dict[Any, Any] = {
     aten.copy_.default: aten.copy.default,
     aten.zero_.default: aten.zero.default,
+    aten.transpose_.default: aten.transpose.int,
     aten.pow_.Scalar: aten.pow.Tensor_Scalar,
     aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     aten.masked_fill_.Scalar: aten.masked_fill.Scalar,

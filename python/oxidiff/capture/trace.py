@@ -626,6 +626,17 @@ def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return target
 
 
+def _shape_changing(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x.unsqueeze_()`` and its like: the same memory, and another shape from here on."""
+    target = args[0]
+    if id(target) not in rec.values or id(target) in rec.aliases.protected or not rec.aliases.is_alone(target):
+        raise rec.error(f"{func} changes the shape of a tensor that others see, too", func)
+    result = rec.emit(functional_overload(func), args, kwargs)
+    func(*args, **kwargs)
+    rec.values[id(target)] = rec.values[id(result)]
+    return target
+
+
 def _fill_diagonal(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """No op gives what it writes."""
     target, value, *wrap = args
@@ -833,6 +844,13 @@ _HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
     aten._assert_tensor_metadata.default: _nothing,
     aten.fill_diagonal_.default: _fill_diagonal,
+    **dict.fromkeys(
+        (
+            aten.unsqueeze_.default, aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
+            aten.transpose_.default, aten.t_.default,
+        ),
+        _shape_changing,
+    ),
     aten.scaled_dot_product_attention.default: _attention,
     aten.index.Tensor: _index,
     aten.cat.default: _cat,
