@@ -21,6 +21,7 @@ from .adapters import EffectiveWeights
 from .ambient import collection_paused
 from .call import Leaf, replace_leaves
 from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
+from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
 from .capture.signature import Answer, Place
@@ -211,6 +212,7 @@ class Variant:
             "symbols": {
                 **{symbol.name: f"{symbol.label} ({symbol.role})" for symbol in graph.plan.symbols},
                 **{p.name: f"{p.of} in units of {p.unit}, rounded up" for p in graph.plan.padded() if p.is_named()},
+                **{c.name: expression_text(c.expression) for c in graph.plan.computed},
             },
             "fixed": list(graph.fixed),
             "classes": len(graph.classes),
@@ -745,6 +747,7 @@ class _Binding:
         count += len(answers)
         self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
         self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
+        self.numbers += [self._default(c.at(point), count) for c in variant.graph.plan.computed]
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
         """Places of tensors that are on the CPU and are to be on the device."""
         first = len(call.sizes) - len(call.numbers)

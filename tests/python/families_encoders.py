@@ -159,12 +159,7 @@ ENCODERS: tuple[Family, ...] = (
             "original_rope": True,
         },
         _left_states,
-        ((19,),),
-        batches=(1,),
-        # Whether the mask hides anything decides what is computed.
-        fallbacks=("depends on the values of a tensor", "unsqueeze_"),
-        captures_by_size=True,
-        programs_by_size=True,
+        ((19,), (23,), (7,)),
     ),
     Family(
         "clip-vision-projection",

@@ -24,6 +24,12 @@ def _mask(batch: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.arange(length) < length - length // 3).to(dtype).repeat(batch, 1)
 
 
+def _uneven_mask(batch: int, length: int, size: tuple[int, ...]) -> torch.Tensor:
+    """Whether a word is there, in prompts of unequal lengths, which are others in a call at another size."""
+    lengths = length - 1 - size[1] // 4 % 3 - 3 * torch.arange(batch)
+    return (torch.arange(length) < lengths[:, None]).to(torch.int64)
+
+
 def _auraflow(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         "hidden_states": random.normal(batch, 4, *size),
@@ -349,6 +355,74 @@ def _hunyuan_image(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     }
 
 
+def _hunyuan_image_byt5(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """With the text to draw, and its own encoder."""
+    return {
+        **_hunyuan_image(random, batch, size),
+        "encoder_attention_mask": _uneven_mask(batch, TEXT, size),
+        "encoder_hidden_states_2": random.normal(batch, 8, 12),
+        "encoder_attention_mask_2": _uneven_mask(batch, 8, size),
+    }
+
+
+def _lumina2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    return {
+        "hidden_states": random.normal(batch, 4, *size),
+        "timestep": random.normal(batch).sigmoid(),
+        "encoder_hidden_states": random.normal(batch, 40, 16),
+        "encoder_attention_mask": _uneven_mask(batch, 40, size),
+        "attention_kwargs": None,
+        "return_dict": False,
+    }
+
+
+def _hidream(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    return {
+        "hidden_states": random.normal(batch, 4, *size),
+        "timesteps": random.tokens(1000, batch).to(random.dtype),
+        "encoder_hidden_states_t5": random.normal(batch, TEXT, 16),
+        "encoder_hidden_states_llama3": random.normal(2, batch, TEXT, 24),
+        "pooled_embeds": random.normal(batch, 20),
+        "attention_kwargs": None,
+        "return_dict": False,
+    }
+
+
+def _joy_image(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """An image to edit, and the one to make of it."""
+    return {
+        "hidden_states": random.normal(batch, 2, 4, 1, *size),
+        "timestep": random.tokens(1000, batch).to(random.dtype),
+        "encoder_hidden_states": random.normal(batch, TEXT, 16),
+        "return_dict": False,
+    }
+
+
+def _nucleus_moe(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    height, width = size
+    return {
+        "hidden_states": random.normal(batch, height * width, 16),
+        "img_shapes": [(1, height, width)] * batch,
+        "encoder_hidden_states": random.normal(batch, TEXT, 16),
+        "encoder_hidden_states_mask": _uneven_mask(batch, TEXT, size),
+        "timestep": random.normal(batch).sigmoid(),
+        "attention_kwargs": None,
+        "return_dict": False,
+    }
+
+
+def _bria_fibo2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """How many tokens a prompt's gist has depends on its length."""
+    return {
+        "hidden_states": random.normal(batch, 4, *size),
+        "timestep": random.normal(batch).sigmoid(),
+        "encoder_hidden_states": random.normal(batch, 2, TEXT, 20),
+        "encoder_attention_mask": _uneven_mask(batch, TEXT, size).bool(),
+        "context_latents": [random.normal(batch, 4, 6, 10)],
+        "return_dict": False,
+    }
+
+
 def _z_image(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         "x": list(random.normal(batch, 4, 1, *size).unbind()),
@@ -492,6 +566,54 @@ def z_image_controlnet() -> nn.Module:
     return ZImageControlNetModel.from_transformer(controlnet, ZImageTransformer2DModel(**_Z_IMAGE))
 
 
+_BRIA_FIBO2: dict[str, Any] = {
+    "in_channels": 4,
+    "dim": 48,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 3,
+    "cap_feat_dim": 20,
+    "injection_layer_ids": (1,),
+    "perceiver_num_layers": 1,
+    "min_num_gist_tokens": 2,
+    "max_num_gist_tokens": 62,
+    "gist_step": 1,
+    "gist_min_text_len": 2,
+    "gist_max_text_len": 62,
+    "axes_dims": (4, 6, 6),
+    "axes_lens": (80, 32, 32),
+}
+_HIDREAM: dict[str, Any] = {
+    "patch_size": 2,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "caption_channels": [16, 24],
+    "text_emb_dim": 20,
+    "num_routed_experts": 4,
+    "num_activated_experts": 2,
+    "axes_dims_rope": (4, 6, 6),
+    "max_resolution": (16, 16),
+    "llama_layers": [0, 1],
+}
+_LUMINA2: dict[str, Any] = {
+    "sample_size": 16,
+    "in_channels": 4,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_refiner_layers": 1,
+    "num_attention_heads": 4,
+    "num_kv_heads": 2,
+    "multiple_of": 2,
+    "axes_dim_rope": (4, 2, 2),
+    "axes_lens": (64, 32, 32),
+    "cap_feat_dim": 16,
+}
+
+
 IMAGES: tuple[Family, ...] = (
     Family(
         "auraflow",
@@ -525,6 +647,27 @@ IMAGES: tuple[Family, ...] = (
         {**_WITHOUT_POOL, "text_encoder_dim": 16},
         _bria_fibo,
         ((4, 4), (6, 8)),
+    ),
+    Family(
+        "bria-fibo2",
+        "diffusers.BriaFibo2Transformer2DModel",
+        _BRIA_FIBO2,
+        _bria_fibo2,
+        ((16, 16), (8, 24)),
+        batches=(2,),
+        prepare=_make_tables,
+    ),
+    Family(
+        "bria-fibo2-steps",
+        "diffusers.BriaFibo2Transformer2DModel",
+        {**_BRIA_FIBO2, "gist_step": 4},
+        _bria_fibo2,
+        ((16, 16), (8, 24)),
+        batches=(2,),
+        # Lengths are rounded up in Python, after a detour over floats.
+        captures_by_size=True,
+        programs_by_size=True,
+        prepare=_make_tables,
     ),
     Family(
         "chroma",
@@ -706,6 +849,28 @@ IMAGES: tuple[Family, ...] = (
         ((4, 4), (6, 8)),
     ),
     Family(
+        "hidream-dense",
+        "diffusers.HiDreamImageTransformer2DModel",
+        {**_HIDREAM, "num_routed_experts": 0},
+        _hidream,
+        ((16, 16), (8, 24)),
+        # An image that is not square is padded to the longest sequence there is; sizes go through a tensor.
+        captures_by_size=True,
+        programs_by_size=True,
+    ),
+    Family(
+        "hidream",
+        "diffusers.HiDreamImageTransformer2DModel",
+        {**_HIDREAM, "num_single_layers": 0, "llama_layers": [0]},
+        _hidream,
+        ((16, 16),),
+        batches=(2,),
+        # How many tokens an expert takes follows from weights, and is looked at.
+        fallbacks=("aten.topk", "aten.argsort", "depends on the values of a tensor"),
+        captures_by_size=True,
+        programs_by_size=True,
+    ),
+    Family(
         "hunyuan-dit",
         "diffusers.HunyuanDiT2DModel",
         {
@@ -790,6 +955,27 @@ IMAGES: tuple[Family, ...] = (
         ((4, 4), (6, 8)),
     ),
     Family(
+        "hunyuan-image-byt5",
+        "diffusers.HunyuanImageTransformer2DModel",
+        {
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "num_refiner_layers": 1,
+            "mlp_ratio": 2.0,
+            "patch_size": (1, 1),
+            "text_embed_dim": 16,
+            "text_embed_2_dim": 12,
+            "rope_axes_dim": (8, 8),
+        },
+        _hunyuan_image_byt5,
+        ((4, 4), (6, 8)),
+        batches=(2,),
+    ),
+    Family(
         "ideogram4",
         "diffusers.Ideogram4Transformer2DModel",
         {
@@ -804,6 +990,22 @@ IMAGES: tuple[Family, ...] = (
         },
         _ideogram4,
         ((4, 4), (6, 8)),
+    ),
+    Family(
+        "joy-image",
+        "diffusers.JoyImageEditTransformer3DModel",
+        {
+            "in_channels": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "text_dim": 16,
+            "mlp_width_ratio": 2.0,
+            "num_layers": 1,
+            "rope_dim_list": [4, 6, 6],
+            "rope_type": "mrope",
+        },
+        _joy_image,
+        ((16, 16), (8, 24)),
     ),
     Family(
         "krea2",
@@ -834,6 +1036,47 @@ IMAGES: tuple[Family, ...] = (
         {**_FLUX_SIZES, "pooled_projection_dim": 24},
         _longcat,
         ((4, 4), (6, 8)),
+    ),
+    Family(
+        "lumina2",
+        "diffusers.Lumina2Transformer2DModel",
+        _LUMINA2,
+        _lumina2,
+        ((16, 16), (8, 24)),
+        batches=(2,),
+    ),
+    Family(
+        "lumina2-one-prompt",
+        "diffusers.Lumina2Transformer2DModel",
+        _LUMINA2,
+        _lumina2,
+        ((16, 16), (8, 24)),
+        batches=(1,),
+    ),
+    Family(
+        "nucleus-moe",
+        "diffusers.NucleusMoEImageTransformer2DModel",
+        {
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 4,
+            "num_layers": 2,
+            "attention_head_dim": 16,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "joint_attention_dim": 16,
+            "axes_dims_rope": (8, 4, 4),
+            "dense_moe_strategy": "leave_first_block_dense",
+            "num_experts": 4,
+            "moe_intermediate_dim": 24,
+            "capacity_factors": 2.0,
+        },
+        _nucleus_moe,
+        ((4, 4), (6, 8)),
+        # A call has a list as long as the batch.
+        batches=(2,),
+        graphs=4,
+        fallbacks=("aten.topk", "aten.scatter_add"),
     ),
     Family(
         "ovis-image",

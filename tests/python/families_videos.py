@@ -28,6 +28,12 @@ def _mask(random: Random, batch: int, tokens: int, dtype: torch.dtype | None = N
     return (torch.arange(tokens) < lengths[:, None]).to(dtype or random.dtype)
 
 
+def _uneven_mask(batch: int, tokens: int, size: Size) -> torch.Tensor:
+    """Of prompts of unequal lengths, which are others in a call with another number of frames."""
+    lengths = tokens - size[0] - 2 * torch.arange(batch)
+    return (torch.arange(tokens) < lengths[:, None]).long()
+
+
 # --- Wan and what was made from it ------------------------------------------------------------------------------------
 
 _WAN: dict[str, Any] = {
@@ -279,6 +285,13 @@ _HUNYUAN: dict[str, Any] = {
     "pooled_projection_dim": 8,
     "rope_axes_dim": (2, 4, 4),
 }
+_FRAMEPACK: dict[str, Any] = {
+    **_HUNYUAN,
+    "mlp_ratio": 2.0,
+    "has_image_proj": True,
+    "image_proj_dim": 14,
+    "has_clean_x_embedder": True,
+}
 
 
 def _hunyuan(random: Random, batch: int, size: Size, *, channels: int = 4) -> Inputs:
@@ -306,6 +319,23 @@ def _hunyuan15(random: Random, batch: int, size: Size) -> Inputs:
         "timestep_r": None,
         "attention_kwargs": None,
         "return_dict": False,
+    }
+
+
+def _framepack(random: Random, batch: int, size: Size) -> Inputs:
+    frames, height, width = size
+    first, far, middle, last, own = torch.arange(1 + 16 + 2 + 1 + frames).split([1, 16, 2, 1, frames])
+    return {
+        **_hunyuan(random, batch, size),
+        "encoder_attention_mask": _uneven_mask(batch, 11, size),
+        "image_embeds": random.normal(batch, 7, 14),
+        "indices_latents": own,
+        "latents_clean": random.normal(batch, 4, 2, height, width),
+        "indices_latents_clean": torch.cat([first, last]),
+        "latents_history_2x": random.normal(batch, 4, 2, height, width),
+        "indices_latents_history_2x": middle,
+        "latents_history_4x": random.normal(batch, 4, 16, height, width),
+        "indices_latents_history_4x": far,
     }
 
 
@@ -372,6 +402,72 @@ def _cosmos(random: Random, batch: int, size: Size) -> Inputs:
         "fps": 30,
         "condition_mask": random.normal(batch, 1, *size).sign().relu(),
         "return_dict": False,
+    }
+
+
+_COSMOS3: dict[str, Any] = {
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "latent_channel": 4,
+    "patch_latent_dim": 16,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rope_axes_dim": (4, 2, 2),
+    "sound_gen": True,
+    "sound_dim": 6,
+    "vocab_size": 40,
+}
+
+
+def _cosmos3(random: Random, batch: int, size: Size) -> Inputs:
+    """A prompt, a video that goes on from its first frame, and its sound, in one sequence."""
+    frames, height, width = size
+    patches = height // 2 * (width // 2)
+    text, video, sound = 7, frames * patches, 2 * frames + 1
+    grid = torch.cartesian_prod(*map(torch.arange, (frames, height // 2, width // 2))).T
+    heard = torch.stack([torch.arange(sound), torch.zeros(sound), torch.zeros(sound)])
+    places = torch.arange(text + video + sound)
+    return {
+        "input_ids": random.tokens(40, text),
+        "text_indexes": places[:text],
+        "position_ids": torch.cat([torch.arange(text).expand(3, -1), 107.0 + grid, 107.0 + heard], dim=1),
+        "und_len": text,
+        "sequence_length": text + video + sound,
+        "vision_tokens": [random.normal(1, 4, *size)],
+        "vision_token_shapes": [(frames, height // 2, width // 2)],
+        "vision_sequence_indexes": places[text : text + video],
+        "vision_mse_loss_indexes": places[text + patches : text + video],
+        "vision_timesteps": torch.full((video - patches,), 700.0),
+        "vision_noisy_frame_indexes": [torch.arange(1, frames)],
+        "sound_tokens": [random.normal(6, sound)],
+        "sound_token_shapes": [(sound, 1, 1)],
+        "sound_sequence_indexes": places[text + video :],
+        "sound_mse_loss_indexes": places[text + video :].clone(),
+        "sound_timesteps": torch.full((sound,), 700.0),
+        "sound_noisy_frame_indexes": [torch.arange(sound)],
+        "return_dict": False,
+    }
+
+
+def _cosmos3_action(random: Random, batch: int, size: Size) -> Inputs:
+    """And what a robot does: which robot decides the weights, and is looked at."""
+    inputs = _cosmos3(random, batch, size)
+    first, actions = inputs["sequence_length"], 2 * size[0]
+    positions = torch.stack([torch.arange(actions), torch.zeros(actions), torch.zeros(actions)])
+    places = torch.arange(first, first + actions)
+    return {
+        **inputs,
+        "position_ids": torch.cat([inputs["position_ids"], 107.0 + positions], dim=1),
+        "sequence_length": first + actions,
+        "action_tokens": [random.normal(actions, 5)],
+        "action_token_shapes": [(actions, 1, 1)],
+        "action_sequence_indexes": places,
+        "action_mse_loss_indexes": places[1:],
+        "action_timesteps": torch.full((actions - 1,), 700.0),
+        "action_noisy_frame_indexes": [torch.arange(1, actions)],
+        "action_domain_ids": [torch.tensor(2)],
     }
 
 
@@ -663,12 +759,18 @@ VIDEOS: tuple[Family, ...] = (
             "target_size": 16,
         },
         _hunyuan15,
-        ((3, 6, 10),),
-        # Valid tokens go before padding, by each prompt's mask.
-        batches=(1,),
-        fallbacks=("depends on the values of a tensor",),
-        captures_by_size=True,
-        programs_by_size=True,
+        ((3, 6, 10), (5, 8, 6)),
+        # Valid tokens go before padding, by each prompt's mask: another batch is another program.
+        batches=(2,),
+    ),
+    Family(
+        "framepack",
+        "diffusers.HunyuanVideoFramepackTransformer3DModel",
+        _FRAMEPACK,
+        _framepack,
+        ((3, 16, 16), (5, 8, 24)),
+        # Of a single prompt, the words that count are taken; of several, the others are masked.
+        batches=(2,),
     ),
     Family(
         "mochi",
@@ -684,12 +786,9 @@ VIDEOS: tuple[Family, ...] = (
             "max_sequence_length": 11,
         },
         _mochi,
-        ((3, 12, 20),),
-        # Each prompt's own tokens are picked out of the batch.
+        ((3, 12, 20), (2, 16, 12)),
+        # Each prompt's own tokens are picked out of the batch: another one is another program.
         batches=(2,),
-        fallbacks=("depends on the values of a tensor",),
-        captures_by_size=True,
-        programs_by_size=True,
     ),
     Family(
         "allegro",
@@ -809,6 +908,27 @@ VIDEOS: tuple[Family, ...] = (
         },
         _cosmos_frames,
         _VIDEOS,
+    ),
+    Family(
+        "cosmos3",
+        "diffusers.Cosmos3OmniTransformer",
+        _COSMOS3,
+        _cosmos3,
+        ((3, 4, 6), (5, 6, 4)),
+        batches=(1,),
+        fallbacks=("writing by index", "aten.scatter_add") * 2,
+        captures_by_size=True,
+        programs_by_size=True,
+    ),
+    Family(
+        "cosmos3-action",
+        "diffusers.Cosmos3OmniTransformer",
+        {**_COSMOS3, "action_gen": True, "action_dim": 5, "num_embodiment_domains": 3},
+        _cosmos3_action,
+        ((3, 4, 6),),
+        batches=(1,),
+        graphs=3,
+        fallbacks=("writing by index", "aten.scatter_add"),
     ),
     Family(
         "sana-video",

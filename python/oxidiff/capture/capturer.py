@@ -21,7 +21,7 @@ from ..errors import CaptureError
 from .dim import Dim, Real
 from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
-from .guards import Ledger
+from .guards import Ledger, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .reads import Asking, Given
@@ -32,6 +32,7 @@ from .sizes import (
     RESIDUES,
     SHOWING,
     Area,
+    Computed,
     Rounded,
     Symbol,
     area_aside,
@@ -618,10 +619,45 @@ class _Session:
         solved.update(fit_all(distinct - real, sizes))  # type: ignore[arg-type]
         solved.update(fit_floats(real, points))
         self.unsolved = [c for c, form in solved.items() if form is None]
+        if self.unsolved and self.compute(base, columns, solved, points):
+            self.unsolved = []
         if self.unsolved:
             self.unsolved_positions = [i for i, c in enumerate(columns) if solved[c] is None]
             return None
         return [solved[c] for c in columns]
+
+    def compute(
+        self,
+        base: Trace,
+        columns: Sequence[Any],
+        solved: dict[Any, Any],
+        points: Sequence[Point],
+    ) -> bool:
+        """Makes floats that were not solved numbers that are computed from sizes, as the trace saw it; whether that solves
+        all. They are symbols of the points, too, then."""
+        if not all(any(isinstance(v, float) for v in column) for column in self.unsolved):
+            return False
+
+        def size_of(value: int, dim: int) -> Any:
+            return solved[columns[base.number_of(value, dim)]]
+
+        ledger = base.ledger
+        found: dict[tuple[float, ...], Computed] = {}
+        for expression in ledger.floats(size_of, self.plan.number_at_place):
+            name = f"c{len(found) + 1}" if found else "c"
+            made = Computed(name, expression)
+            if name not in points[0] and expression is not None and symbols_of(expression) <= points[0].keys():
+                found.setdefault(tuple(made.at(point) for point in points), made)
+        for column in self.unsolved:
+            made_for = found.get(tuple(map(float, column)))
+            if made_for is None:
+                return False
+            solved[column] = Real(Dim.symbol(made_for.name).terms)
+        used = {solved[column].as_symbol() for column in self.unsolved}
+        self.plan.computed = tuple(c for c in found.values() if c.name in used)
+        for point in points:
+            point.update({c.name: c.at(point) for c in self.plan.computed})
+        return True
 
     def fix_unsolved(self, base: Trace) -> None:
         """Fixes the symbols on which the unsolved numbers depend: Python numbers if any does, else lengths of tensors

@@ -51,7 +51,8 @@ class _Fitter:
     def run(self, vectors: Iterable[Vector]) -> dict[Vector, Size | None]:
         found: dict[Vector, Size | None] = {}
         rest: list[Vector] = []
-        for vector in sorted(set(vectors), key=lambda v: (max(map(abs, v)), v)):
+        # A length before the end of a slice that counts from behind: that is then known by it.
+        for vector in sorted(set(vectors), key=lambda v: (max(map(abs, v)), v[0] < 0, v)):
             if all(value == vector[0] for value in vector):
                 found[vector] = vector[0]
             elif (form := self.known.get(vector) or self.affine(vector)) is not None:

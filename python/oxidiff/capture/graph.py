@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
-from .guards import Guard, value_at
+from .guards import Guard, symbols_of, value_at
 from .signature import Call, Number, Place, Question
 from .sizes import SizePlan, ranks_of
 from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
@@ -252,6 +253,7 @@ class CapturedGraph:
         """The Python numbers, as times, whose values decide nothing: neither their residues nor their order, and nothing in
         a call follows from them."""
         tied = [f.symbols() for f in self.plan.forms if isinstance(f, Dim)]
+        tied += [symbols_of(c.expression) for c in self.plan.computed]
         guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
         return {
@@ -295,14 +297,17 @@ class CapturedGraph:
         return any(all(holds(guard) is outcome for guard, outcome in way) for way in tuple(self.ways))
 
     def _is_whole(self, point: Mapping[str, Any]) -> bool:
-        """Whether all sizes come out whole: residues of the symbols one by one do not tell of products."""
+        """Whether all sizes come out whole, and all floats are some: residues of the symbols one by one do not tell of
+        products."""
         if self.parts is None:
             wholes = {s.name for s in self.plan.symbols if s.role not in ("float", "attribute")} | set(
                 self.plan.units()
             )
             forms = {f for f in self.forms if isinstance(f, Dim) and not isinstance(f, Real) and f.symbols() <= wholes}
             self.parts = [f for f in forms if len(f.symbols()) > 1 and any(c.denominator > 1 for _, c in f.terms)]
-        return all(form.exact(point).denominator == 1 for form in self.parts)
+        # Nor of the root of what is negative, say.
+        has_values = all(math.isfinite(point[c.name]) for c in self.plan.computed)
+        return has_values and all(form.exact(point).denominator == 1 for form in self.parts)
 
     def meets(self, point: Mapping[str, Any]) -> bool:
         """Whether what the program takes for granted is so at ``point``."""
@@ -369,13 +374,7 @@ class CapturedGraph:
 
     def _readers(self, record: Trace) -> tuple[Callable[[int, int], Any], Callable[[int], Any]]:
         """What the sizes and the numbers of the call in a trace's ledger are in this graph."""
-
-        def argument_of(place: int) -> Any:
-            form = self.plan.forms[place]
-            is_whole = all(s.role != "float" for s in self.plan.symbols if s.position == place)
-            return form if is_whole or not isinstance(form, Dim) else ("float", form)
-
-        return lambda value, dim: self.forms[record.number_of(value, dim)], argument_of
+        return lambda value, dim: self.forms[record.number_of(value, dim)], self.plan.number_at_place
 
     def _positive(self) -> set[str]:
         return {s.name for s in self.plan.symbols if not s.is_number} | set(self.plan.units())

@@ -26,7 +26,18 @@ from .dim import Dim, Real, dim_of
 if TYPE_CHECKING:
     from .signature import Number
 
-__all__ = ["OPERATIONS", "Expression", "Guard", "Ledger", "TracedFloat", "TracedInt", "plain", "value_at"]
+__all__ = [
+    "OPERATIONS",
+    "Expression",
+    "Guard",
+    "Ledger",
+    "TracedFloat",
+    "TracedInt",
+    "expression_text",
+    "plain",
+    "symbols_of",
+    "value_at",
+]
 
 Expression = Any
 """A number as it follows from the sizes of a call: an int, a float, a :class:`~oxidiff.capture.dim.Dim`, or a tuple of the
@@ -83,6 +94,7 @@ class Ledger:
         self._escaped: set[int] = set()
         self._pinned: dict[int, Number] = {}
         self._used: set[int] = set()
+        self._used_floats: dict[int, None] = {}
         self._shapes: dict[int, tuple[TracedInt, ...]] = {}
 
     def shape(self, value: int, sizes: Iterable[int]) -> tuple[TracedInt, ...]:
@@ -144,11 +156,14 @@ class Ledger:
             self._pinned[row] = plain(number)
 
     def use(self, argument: Any) -> None:
-        """Notes the ints in an argument of a torch function: they become numbers of the graph."""
+        """Notes the numbers in an argument of a torch function: they become numbers of the graph."""
         kind = type(argument)
         if kind is TracedInt:
             if argument.ledger is self:
                 self._used.add(argument.row)
+        elif kind is TracedFloat:
+            if argument.ledger is self:
+                self._used_floats[argument.row] = None
         elif kind is slice:
             for edge in (argument.start, argument.stop, argument.step):
                 self.use(edge)
@@ -207,6 +222,12 @@ class Ledger:
         known: dict[int, Expression] = {}
         found = {self._expression(row, known, size_of, argument_of) for row in self._used}
         return {e for e in found if isinstance(e, (Dim, tuple))}
+
+    def floats(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> list[Expression]:
+        """The floats that went into torch functions and depend on the call's sizes, in the order in which they did."""
+        known: dict[int, Expression] = {}
+        found = [self._expression(row, known, size_of, argument_of) for row in self._used_floats]
+        return [e for e in dict.fromkeys(found) if isinstance(e, tuple)]
 
     def escapes(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[str]:
         """The symbols on which the numbers depend that could not be followed."""
@@ -505,7 +526,7 @@ class Guard:
         )
 
     def __str__(self) -> str:
-        return f"{_text(self.left)} {'==' if self.relation == 'eq' else '<'} {_text(self.right)}"
+        return f"{expression_text(self.left)} {'==' if self.relation == 'eq' else '<'} {expression_text(self.right)}"
 
 
 def value_at(expression: Expression, point: Mapping[str, Number]) -> Any:
@@ -608,7 +629,8 @@ def _guard(relation: str, left: Expression, right: Expression, positive: Set[str
     return Guard(relation, left, right)
 
 
-def _text(expression: Expression) -> str:
+def expression_text(expression: Expression) -> str:
+    """An expression to be read."""
     if isinstance(expression, tuple):
-        return f"{expression[0]}({', '.join(map(_text, expression[1:]))})"
+        return f"{expression[0]}({', '.join(map(expression_text, expression[1:]))})"
     return str(expression)

@@ -105,7 +105,7 @@ class Complex:
 @dataclass(frozen=True, slots=True)
 class ArgumentSource:
     """What to pass as one argument of the program: ``call.tensors[index]``, its dimensions permuted by ``order`` unless that
-    is ``None``, or ``call.numbers[index]``."""
+    is ``None``, or ``call.numbers[index]``; behind these are the floats that the plan computes."""
 
     is_number: bool
     index: int
@@ -405,6 +405,12 @@ class Lowering:
                 dtype = torch.int64 if symbol.role == "int" else torch.float64
                 self.numbers[symbol.name] = T(self.builder.input(symbol.label, DTYPES[dtype], []), dtype, ())
                 self.arguments.append(ArgumentSource(True, symbol.position - base, symbol.label))
+        passed = len(self.graph.plan.forms) - base
+        for i, computed in enumerate(self.graph.plan.computed):
+            if computed.name in used:
+                label = f"computed {computed.name}"
+                self.numbers[computed.name] = T(self.builder.input(label, DTYPES[torch.float64], []), torch.float64, ())
+                self.arguments.append(ArgumentSource(True, passed + i, label))
 
     def lower_source(self, node: Node) -> None:
         """Lowers a node without operands."""

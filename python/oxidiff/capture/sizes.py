@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, islice, product
-from math import ceil, prod
+from math import ceil, nan, prod
 from typing import Any
 
 import torch
 
 from ..errors import CaptureError
 from .dim import Dim, Size, dim_of, dim_or_int
+from .guards import Expression, value_at
 from .signature import ANSWERS, Call, Number, share_of
 
-__all__ = ["Area", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
+__all__ = ["Area", "Computed", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
 
 @dataclass(slots=True)
@@ -110,6 +111,24 @@ class Area:
         return not self.of.exact(point) % self.unit
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A float that ``forward`` computes from sizes and that is no polynomial of them: the root of an area, say.
+
+    Attributes:
+        name: As it appears in expressions.
+        expression: How it is computed; see :data:`~oxidiff.capture.guards.Expression`.
+    """
+
+    name: str
+    expression: Expression
+
+    def at(self, point: Mapping[str, Any]) -> float:
+        """The value where the free sizes are those of ``point``; not a number where there is none."""
+        value = value_at(self.expression, point)
+        return nan if value is None else float(value)
+
+
 @dataclass(slots=True)
 class SizePlan:
     """How a call's flat sizes follow from the free ones.
@@ -123,6 +142,7 @@ class SizePlan:
             padding, and how they compare.
         ordered: Pairs of sizes of one kind of which the same one was the larger in all traces: the program may ask which is.
         areas: Images whose tokens are padded to a multiple: the program may ask which of them need padding.
+        computed: Floats that are computed from sizes before the program runs.
     """
 
     symbols: list[Symbol]
@@ -131,10 +151,11 @@ class SizePlan:
     rounded: tuple[Rounded, ...] = ()
     ordered: tuple[tuple[str, str], ...] = ()
     areas: tuple[Area, ...] = ()
+    computed: tuple[Computed, ...] = ()
 
     def names(self) -> list[str]:
-        """All symbols that expressions may have: the free sizes, and what lengths are rounded to."""
-        return [*(s.name for s in self.symbols), *self.units()]
+        """All symbols that expressions may have: the free sizes, what lengths are rounded to, and what is computed."""
+        return [*(s.name for s in self.symbols), *self.units(), *(c.name for c in self.computed)]
 
     def units(self) -> list[str]:
         """The symbols that are numbers of units."""
@@ -145,8 +166,15 @@ class SizePlan:
         return (*self.rounded, *self.areas)
 
     def complete(self, point: Mapping[str, Number]) -> dict[str, Number]:
-        """A point with the values that lengths and images are rounded to there."""
-        return {**point, **{p.name: p.at(point) for p in self.padded() if p.is_named()}}
+        """A point with the values that lengths and images are rounded to there, and of what is computed."""
+        whole = {**point, **{p.name: p.at(point) for p in self.padded() if p.is_named()}}
+        return {**whole, **{c.name: c.at(whole) for c in self.computed}}
+
+    def number_at_place(self, place: int) -> Expression:
+        """What a Python number of a call is, by its place among the sizes: floats are not computed with exactly."""
+        form = self.forms[place]
+        is_whole = all(s.role != "float" for s in self.symbols if s.position == place)
+        return form if is_whole or not isinstance(form, Dim) else ("float", form)
 
     def ints(self) -> list[Symbol]:
         """The free sizes that are Python ints."""
@@ -194,6 +222,7 @@ class SizePlan:
         self.symbols = [s for s in self.symbols if s is not symbol]
         self.rounded = tuple(r for r in self.rounded if r.of != name)
         self.areas = tuple(a for a in self.areas if name not in a.of.symbols())
+        self.computed = ()
         exact = Fraction(symbol.value)
         for i, form in enumerate(self.forms):
             if isinstance(form, Dim) and name in form.symbols():
@@ -271,10 +300,13 @@ class _Planner:
         """The sizes of what is read out of tensors: how many places there are. All of them are as many as the tensor has,
         all others the rest; what else they are follows from nothing."""
         sizes = [size for tensor in tensors for size in tensor.shape]
+        lengths = {symbol.name for symbol in self.plan.symbols if symbol.role == "sequence"}
         forms: dict[int, Size] = {}
-        for size, form in zip(sizes, self.plan.forms, strict=True):
-            if isinstance(form, Dim):
-                forms.setdefault(size, form)
+        for of_length in (True, False):
+            # Masks are over words, mostly, where the side of an image happens to be as long.
+            for size, form in zip(sizes, self.plan.forms, strict=True):
+                if isinstance(form, Dim) and (form.symbols() <= lengths) is of_length:
+                    forms.setdefault(size, form)
         labels = iter(self.names[len(tensors) :])
         rows: dict[int, Size] = {}
         for i, (question, answer) in enumerate(zip(self.call.questions, self.call.answers, strict=True)):

@@ -26,10 +26,10 @@ from torch.utils._pytree import TreeSpec
 from .. import _native
 from ..capture.dim import Dim, Real, dim_of
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Ref, Value, children_of
-from ..capture.guards import OPERATIONS, Expression, Guard
+from ..capture.guards import OPERATIONS, Expression, Guard, symbols_of
 from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
 from ..capture.signature import Place
-from ..capture.sizes import Area, Rounded, SizePlan, Symbol
+from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.weights import WeightSlot
 from ..errors import ArtifactError
@@ -430,13 +430,14 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
     """
     if graph.externs:
         raise UnstorableError("forward uses a tensor that no module holds")
-    values = graph.values
+    values, computed = graph.values, graph.plan.computed
     return {
         "symbols": [[s.name, s.role, s.position, s.value, s.label] for s in graph.plan.symbols],
         "sizes": [encode_number(form) for form in graph.plan.forms],
         **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
         **({"rounded": [[r.name, r.of, r.unit] for r in graph.plan.rounded]} if graph.plan.rounded else {}),
         **({"areas": [[a.name, encode_number(a.of), a.unit] for a in graph.plan.areas]} if graph.plan.areas else {}),
+        **({"computed": [[c.name, encode_expression(c.expression)] for c in computed]} if computed else {}),
         **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
         **({"conditions": _encode_guards(graph.conditions)} if graph.conditions else {}),
         "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
@@ -652,7 +653,7 @@ def decode_program(text: str, data: Data, graph: CapturedGraph, first_number: in
     check(sum(leaf.value is not None for leaf in leaves) == results, "results that the program does not give")
     if first_number is None:
         first_number = sum(len(graph.values[item.value].shape) for item in graph.inputs)
-    numbers = len(graph.plan.forms) - first_number
+    numbers = len(graph.plan.forms) - first_number + len(graph.plan.computed)
     sources = []
     for (is_number, index, label, order), (_, declared) in zip(data["arguments"], arguments, strict=True):
         check(type(is_number) is bool, "the kind of an argument")
@@ -707,4 +708,10 @@ def _decode_plan(data: Data) -> SizePlan:
         areas.append(Area(as_text(name), dim_of(tokens), unit))
     ordered = tuple((as_text(one), as_text(other)) for one, other in data.get("ordered", ()))
     check(all(name in names for pair in ordered for name in pair), "the order of unknown sizes")
-    return SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas))
+    plan = SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas))
+    known = set(plan.names())
+    for name, expression in data.get("computed", ()):
+        made = Computed(as_text(name), as_expression(expression))
+        check(symbols_of(made.expression) <= known and name not in plan.names(), "a number over unknown symbols")
+        plan.computed += (made,)
+    return plan
