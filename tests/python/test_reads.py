@@ -96,8 +96,37 @@ def places(x: Tensor, mask: Tensor) -> Tensor:
     return x[mask.bool()] * 2
 
 
+def as_tuple(x: Tensor, mask: Tensor) -> Tensor:
+    rows, columns = mask.nonzero(as_tuple=True)
+    return x[rows, columns] + x[torch.where(mask == 1)].mean(dim=0)
+
+
+def selected(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.masked_select(x, mask.bool()[..., None]) * 2
+
+
+def repeated(x: Tensor, mask: Tensor) -> Tensor:
+    """Every word that counts twice."""
+    return x.repeat_interleave(mask[0] + 1, dim=1)
+
+
+def put(x: Tensor, mask: Tensor) -> Tensor:
+    """Rows for the words that count: as images are put into a prompt."""
+    y = x * 1
+    y[mask.bool()] = x[mask.bool()] @ x[0].T[:, :8] if x.shape[1] >= 8 else x[mask.bool()]
+    y[:, mask[0] == 1] = y[:, mask[0] == 1].flip(-1)
+    y[:, mask[1] == 0] = 0.5
+    return y
+
+
+def of_sizes(x: Tensor, mask: Tensor) -> Tensor:
+    """What follows from sizes alone is no question."""
+    words, parts = torch.tensor([x.shape[1], x.shape[1] // 2]).tolist()
+    return x[:, :parts] * torch.full((3,), words).tolist()[1]
+
+
 CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    f.__name__: f for f in (lengths, up_to, branch, factor, same, places)
+    f.__name__: f for f in (lengths, up_to, branch, factor, same, places, as_tuple, selected, repeated, put, of_sizes)
 }
 
 
@@ -150,7 +179,25 @@ def test_reads(name: str) -> None:
     for words in (WORDS, 40):
         for counts in ((5, 9), (9, 5), (7, 7), (words, words), (1, 2), (2, 1), (words, 3)):
             run(compiled, module, data(2, words, 8), mask_of(*counts, words=words))
-    assert oxidiff.report(compiled).eager_calls == 0
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    assert report.captures == 1 or name != "of_sizes"
+
+
+@torch.no_grad()
+def test_rows_that_do_not_fit_a_mask_are_an_error() -> None:
+    def function(x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.zeros(2, WORDS, 8)
+        y[mask.bool()] = x
+        return y
+
+    module = Calls(function).eval()
+    compiled = oxidiff.compile(module)
+    run(compiled, module, data(14, 8), mask_of(5, 9))
+    run(compiled, module, data(9, 8), mask_of(2, 7))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        compiled(data(14, 8), mask_of(5, 8))
+    run(compiled, module, data(13, 8), mask_of(5, 8))
 
 
 def test_the_same_is_read_once() -> None:

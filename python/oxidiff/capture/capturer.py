@@ -41,6 +41,7 @@ from .sizes import (
     at_multiples,
     at_residue,
     candidates,
+    counts_apart,
     counts_in_order,
     held_out,
     held_out_count,
@@ -282,6 +283,7 @@ class _Session:
                 self.fix(symbol)
             else:
                 self.chosen[symbol.name] = values
+        self.chosen.update(counts_apart(self.counts(), self.chosen))
         if not self.call.questions:
             self.asking = Asking(self.call.tensors, self.device)
         base = self.trace_at(self.point())
@@ -471,7 +473,7 @@ class _Session:
     def crossed_traces(self, base: Trace, points: Sequence[Point]) -> tuple[list[Trace], list[Point]] | None:
         """Traces in which one number of places differs from what it is in another: there are too few values in a short text
         for none of them to follow from others. ``None`` if one is of another program."""
-        counts = [s.name for s in self.plan.symbols if s.limit and s.name not in self.plan.compared]
+        counts = [s.name for s in self.counts() if s.name not in self.plan.compared]
         records, crossed = [], []
         for name in counts if len(counts) > 1 else ():
             point = self.plan.complete({**points[1], name: points[2][name]})
@@ -492,6 +494,11 @@ class _Session:
             bound = self.bound_symbols(base, [s for s in bound if s.name not in settled])
         for symbol in bound:
             self.fix(symbol)
+        self.chosen.update(counts_apart(self.counts(), self.chosen))
+
+    def counts(self) -> list[Symbol]:
+        """The symbols that are numbers of places read out of tensors."""
+        return [s for s in self.plan.symbols if s.limit]
 
     def bound_symbols(self, base: Trace, symbols: Sequence[Symbol]) -> list[Symbol]:
         """Those of these symbols that are not free alone; values for the others are chosen."""
@@ -698,8 +705,7 @@ class _Session:
         of_ints = math.lcm(*(graph.moduli[name] for name in rank_of))
         for batch_one, kept in HELD_OUT:
             point: Point = {}
-            counts = [s for s in self.plan.symbols if s.limit]
-            for i, symbol in enumerate(counts):
+            for i, symbol in enumerate(self.counts()):
                 rank = rank_of.get(symbol.name)
                 in_turn = held_out_count(symbol, i, point, points) if rank is None else counts_in_order(rank)[3]
                 point[symbol.name] = in_turn

@@ -27,18 +27,22 @@ from .signature import Answer, Call, Number, Question, share_of, with_answers
 from .stages import run_op
 from .trace import Trace
 
-__all__ = ["QUESTIONS", "Asking", "Given", "Prelude", "answered", "values_of"]
+__all__ = ["QUESTIONS", "TENSORS", "Asking", "Given", "Prelude", "answered", "values_of"]
 
 _OPS: Mapping[str, Callable[..., Any]] = {
     "nonzero": torch.ops.aten.nonzero.default,
     "item": torch.ops.aten.item.default,
     "is_nonzero": torch.ops.aten.is_nonzero.default,
     "equal": torch.ops.aten.equal.default,
+    "repeat_interleave": torch.ops.aten.repeat_interleave.Tensor,
 }
 """What is read, by the names of questions."""
 
 QUESTIONS: Mapping[str, int] = {name: 2 if name == "equal" else 1 for name in _OPS}
 """The names of questions, and how many tensors each is about."""
+
+TENSORS = frozenset(("nonzero", "repeat_interleave"))
+"""The questions of which the answer is a tensor."""
 
 
 def _ask(name: str, operands: Iterable[Tensor]) -> Answer:
@@ -80,30 +84,52 @@ class Asking:
             operands: The values it is about.
         """
 
-        def node_of(value: int) -> Node | None:
-            if value in self._values:
-                return None
-            index = makers[value]
-            op, _, results = record.nodes[index]
-            args, kwargs = arguments_of(record, index, iter(record.numbers[record.starts[index] :]))
-            first = value
-            while first and makers[first - 1] == index:
-                first -= 1
-            outputs = tuple(range(first, first + len(results)))
-            if op == "constant":
-                end = record.starts[index] + len(args) + results[0][1]
-                args = (results[0][0], tuple(record.numbers[end - results[0][1] : end]), *args)
-            return Node(op, args, kwargs, outputs, record.paths[index])
-
-        with _disable_current_modes(), torch.no_grad():
-            for node in prelude_of(operands, node_of):
-                _run(node, self._values, record.externs, self._device)
-            answer = _ask(question.name, [self._values[value] for value in operands])
+        answer = answer_in(record, makers, question.name, operands, self._values, self._device)
         if isinstance(answer, Tensor):
             self._values[len(makers)] = answer
         self.questions.append(question)
         self.answers.append(answer)
         return answer
+
+
+def answer_in(
+    record: Trace,
+    makers: Sequence[int],
+    name: str,
+    operands: Sequence[int],
+    values: dict[int, Tensor],
+    device: torch.device,
+) -> Answer:
+    """The answer to a question in a trace, by running the ops that lead there.
+
+    Args:
+        record: The trace.
+        makers: For each value, the number of its node.
+        name: The question.
+        operands: The values it is about.
+        values: The tensors that are known, by value; gets more.
+        device: Where to run.
+    """
+
+    def node_of(value: int) -> Node | None:
+        if value in values:
+            return None
+        index = makers[value]
+        op, _, results = record.nodes[index]
+        args, kwargs = arguments_of(record, index, iter(record.numbers[record.starts[index] :]))
+        first = value
+        while first and makers[first - 1] == index:
+            first -= 1
+        outputs = tuple(range(first, first + len(results)))
+        if op == "constant":
+            end = record.starts[index] + len(args) + results[0][1]
+            args = (results[0][0], tuple(record.numbers[end - results[0][1] : end]), *args)
+        return Node(op, args, kwargs, outputs, record.paths[index])
+
+    with _disable_current_modes(), torch.no_grad():
+        for node in prelude_of(operands, node_of):
+            _run(node, values, record.externs, device)
+        return _ask(name, [values[value] for value in operands])
 
 
 class Given:
@@ -133,7 +159,7 @@ class Given:
             raise CaptureError("forward reads other values out of tensors than in the call")
         answer = self._answers[at]
         self._rows.append(answer.shape[0] if isinstance(answer, Tensor) else 0)
-        if isinstance(answer, Tensor) and isinstance(example, Tensor):
+        if isinstance(answer, Tensor) and isinstance(example, Tensor) and question.name == "nonzero":
             places, rows = math.prod(question.shape), self._rows[at]
             is_all = share_of(example, expected) == "all"
             if question.opposite is not None and rows + self._rows[question.opposite] != places:

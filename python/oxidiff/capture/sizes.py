@@ -323,7 +323,7 @@ class _Planner:
                 rows[i] = dim_or_int(whole - rows[question.opposite])
             else:
                 symbol = self.add("sequence", "r", answer.shape[0])
-                symbol.limit = prod(question.shape)
+                symbol.limit = prod(question.shape) if question.name == "nonzero" else 0
                 rows[i] = Dim.symbol(symbol.name)
             self.plan.forms += [rows[i], *answer.shape[1:]]
 
@@ -579,7 +579,8 @@ def _frames_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield _steps_above(value, FRAMES_STEP, index // 3)
     yield [value + 2, value + 3, value + 7]
     yield [value + 4, value + 8, value + 20]
-    yield [v for v in (value - 1, value - 2, value - 3, value - 5) if v > 1]
+    # As those above do, but not by as much.
+    yield [v for v in (value - 1, value - 2, value - 5, value - 3) if v > 1]
 
 
 def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
@@ -594,10 +595,27 @@ def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:
     """Values for a number of places in a tensor: whatever its size, then such as it has in the call."""
-    for most in (37, limit - 1):
+    for most in (_MANY, limit - 1):
         if most > 4:
             yield [2 + _drawn(index, k) % (most - 1) for k in range(6)]
             yield [2 + _drawn(index, k) % (most - 1) for k in range(6, 24)]
+
+
+_MANY = 37
+"""More places are not tried than any size is at which to trace."""
+
+
+def counts_apart(symbols: Sequence[Symbol], chosen: Mapping[str, Sequence[Number]]) -> dict[str, tuple[Number, ...]]:
+    """Values for numbers of places at which to trace, no two of which are equal at once, where there are enough: a program
+    may ask whether all prompts are as long. In the range of those that are chosen."""
+    out: dict[str, tuple[Number, ...]] = {}
+    is_within = all(max(chosen[s.name]) < s.limit for s in symbols)
+    most = min(_MANY, *(s.limit - 1 for s in symbols)) if symbols and is_within else _MANY
+    if len(symbols) < most:
+        drawn = [sorted(range(2, most + 1), key=lambda v, k=k: _drawn(v, k)) for k in range(3)]  # type: ignore[misc]
+        for i, symbol in enumerate(symbols):
+            out[symbol.name] = tuple(column[i % len(column)] for column in drawn)
+    return out
 
 
 def _drawn(index: int, k: int) -> int:

@@ -333,7 +333,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             CaptureError: Nobody can tell: it follows from weights, or there is no data.
         """
         values = [self._value(operand) for operand in operands]
-        if self._reader is None or not self._is_short(values):
+        sources = self._sources_of(values)
+        if sources is not None and not sources and name in ("item", "is_nonzero", "equal"):
+            # It follows from sizes alone.
+            from .reads import answer_in
+
+            return answer_in(self.trace, self.makers, name, values, {}, torch.device("cpu"))
+        if self._reader is None or sources is None:
             _data_dependent(self, func, operands, {})
         key: tuple[str | int, ...] = (name, *map(self._form_of, values))
         at, answer = self._answers.get(key, (-1, None))
@@ -358,6 +364,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept.append(twin)
         return twin
 
+    def can_read(self, x: Tensor) -> bool:
+        """Whether what ``forward`` reads out of a tensor is known."""
+        return self._reader is not None and self._sources_of([self._value(x)]) is not None
+
     def leave(self, number: Any) -> Any:
         """A number that was read as C is to have it, which does not say what becomes of it."""
         frame = sys._getframe(1)
@@ -370,8 +380,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = self._answers.get((name, form))
         return [] if found is None else [found[0]]
 
-    def _is_short(self, values: Sequence[int]) -> bool:
-        """Whether values follow from the arguments alone, by few ops."""
+    def _sources_of(self, values: Sequence[int]) -> set[str] | None:
+        """What values follow from, but for sizes: arguments, and what was read. ``None`` if from weights, or by many ops."""
         nodes, makers = self.trace.nodes, self.makers
         found: set[int] = set()
         waiting = [makers[value] for value in values]
@@ -380,10 +390,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if index in found:
                 continue
             if nodes[index][0] == "weight" or len(found) >= _MAX_PRELUDE:
-                return False
+                return None
             found.add(index)
             waiting += [makers[value] for value in self._operands(index)]
-        return True
+        return {nodes[index][0] for index in found} & {"input", "extern", "read"}
 
     def _operands(self, index: int) -> list[int]:
         """The values that a node reads for its result."""
@@ -611,19 +621,63 @@ def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     functional = functional_overload(func)
     if functional is None or not isinstance(target, Tensor):
         raise rec.error(f"{func} works in place in a way that is not supported", func)
+    _check_target(rec, func, target)
+    return _written(rec, func, target, rec.emit(functional, args, kwargs))
+
+
+def _check_target(rec: Recorder, func: Any, target: Tensor) -> None:
+    """Raises an exception where a tensor may not be written into."""
     root = rec.aliases.root(target)
     if id(root) not in rec.values or id(root) in rec.weights.twins:
         rec._value(root)
         slot = rec.weights.find(root)
         raise rec.error(f"{func} writes into {slot.name if slot else 'a tensor from outside'}", func)
     rec._value(target)
-    result = rec.emit(functional, args, kwargs)
+
+
+def _written(rec: Recorder, func: Any, target: Tensor, result: Tensor) -> Tensor:
+    """``target`` after ``result`` was written into it."""
     if result.dtype is not target.dtype:
         result = rec.emit(aten.to.dtype, (result, target.dtype), {})
     if result.shape != target.shape:
         raise rec.error(f"{func} broadcasts what it writes into", func)
     rec.aliases.write(target, result)
     return target
+
+
+def _put(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x[mask] = rows``: each place where the mask holds takes the next row."""
+    x, indices, values, *rest = args
+    given = [(at, index) for at, index in enumerate(indices) if index is not None]
+    is_in_place = func is aten.index_put_.default
+    if len(given) == 1 and not (rest and rest[0]) and not kwargs.get("accumulate"):
+        at, mask = given[0]
+        behind = x.dim() - at - mask.dim()
+        is_mask = mask.dtype is torch.bool and mask.dim() > 0 and values.dtype is x.dtype
+        is_rows = any(size != 1 for size in values.shape[: max(0, values.dim() - behind)])
+        if is_mask and is_rows and rec.can_read(mask):
+            if mask.shape != x.shape[at : at + mask.dim()]:
+                raise IndexError(f"a mask of {list(mask.shape)} for {list(x.shape)}, from dimension {at} on")
+            if is_in_place:
+                _check_target(rec, func, x)
+            result = _put_rows(rec, func, x, at, mask, values)
+            return _written(rec, func, x, result) if is_in_place else result
+    return _in_place(rec, func, args, kwargs) if is_in_place else rec.emit(func, args, kwargs)
+
+
+def _put_rows(rec: Recorder, func: Any, x: Tensor, at: int, mask: Tensor, values: Tensor) -> Tensor:
+    shape, behind = list(x.shape), list(x.shape[at + mask.dim() :])
+    rows = rec.read(func, "nonzero", mask).shape[0]
+    if not rows:
+        return x
+    places = rec.emit(aten.to.dtype, (rec.emit(aten.reshape.default, (mask, [-1]), {}), torch.int64), {})
+    places = rec.emit(aten.sub.Tensor, (rec.emit(aten.cumsum.default, (places, 0), {}), 1), {})
+    places = rec.emit(aten.clamp.default, (places, 0), {})
+    every = rec.emit(aten.expand.default, (values, [*shape[:at], rows, *behind]), {})
+    spread = rec.emit(aten.reshape.default, (rec.emit(aten.index_select.default, (every, at, places), {}), shape), {})
+    holds = rec.emit(aten.reshape.default, (mask, [*mask.shape, *(1 for _ in behind)]), {})
+    result: Tensor = rec.emit(aten.where.self, (holds, spread, x), {})
+    return result
 
 
 def _shape_changing(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -735,6 +789,34 @@ def _nonzero(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return rec.read(func, "nonzero", args[0])
 
 
+def _nonzero_parts(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As indices, one per dimension: ``nonzero(as_tuple=True)``, ``where`` of a condition alone."""
+    if not args[0].dim():
+        return _data_dependent(rec, func, args, kwargs)
+    found = rec.read(func, "nonzero", args[0])
+    return [rec.emit(aten.select.int, (found, 1, dim), {}) for dim in range(args[0].dim())]
+
+
+def _masked_select(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+    x, mask = (t if t.shape == shape else _view(rec, aten.expand.default, (t, list(shape)), {}) for t in args)
+    return _index(rec, aten.index.Tensor, (x, [mask]), {})
+
+
+def _repeats(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.read(func, "repeat_interleave", args[0])
+
+
+def _repeated(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, repeats, *rest = args
+    dim = rest[0] if rest else kwargs.get("dim")
+    if dim is None:
+        x, dim = _view(rec, aten.flatten.using_ints, (x,), {}), 0
+    if repeats.dim() != 1 or repeats.shape[0] != x.shape[dim]:
+        return _data_dependent(rec, func, args, kwargs)
+    return rec.emit(aten.index_select.default, (x, dim, rec.read(func, "repeat_interleave", repeats)), {})
+
+
 def _equal(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return rec.read(func, "equal", *args)
 
@@ -837,7 +919,11 @@ _HANDLERS: dict[Any, Handler] = {
         _convert,
     ),
     **dict.fromkeys((aten.item.default, aten._local_scalar_dense.default, aten.is_nonzero.default), _item),
-    aten.nonzero.default: _nonzero,
+    **dict.fromkeys((aten.nonzero.default, aten.argwhere.default), _nonzero),
+    **dict.fromkeys((aten.nonzero_numpy.default, aten.where.default), _nonzero_parts),
+    aten.masked_select.default: _masked_select,
+    aten.repeat_interleave.Tensor: _repeats,
+    aten.repeat_interleave.self_Tensor: _repeated,
     aten.equal.default: _equal,
     aten.allclose.default: _data_dependent,
     **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default), _unchanged),
@@ -853,6 +939,7 @@ _HANDLERS: dict[Any, Handler] = {
     ),
     aten.scaled_dot_product_attention.default: _attention,
     aten.index.Tensor: _index,
+    **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),
     aten.cat.default: _cat,
     aten.one_hot.default: _one_hot,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from ..capture import Call, CapturedGraph, Dim
 from ..capture.graph import Node, Read
-from ..capture.reads import QUESTIONS
+from ..capture.reads import QUESTIONS, TENSORS
 from ..capture.signature import Question
 from .encode import (
     UnstorableError,
@@ -101,7 +101,7 @@ def decode_reads(graph: CapturedGraph, data: Data) -> None:
             check(opposite is None or 0 <= as_integer(opposite) < len(reads), "the opposite of nothing")
             nodes = [_decode_node(item, number, there, names) for item in prelude]
             check(len(operands) == QUESTIONS[name] and set(operands) <= there, "a question about nothing")
-            check((value is not None) == (name == "nonzero"), "an answer of another kind")
+            check((value is not None) == (name in TENSORS), "an answer of another kind")
             question = Question(name, tuple(map(as_integer, shape)), opposite)
             asked = tuple(number[as_integer(v)] for v in operands)
             reads.append(Read(question, asked, tuple(nodes), None if value is None else number[value]))

@@ -82,8 +82,8 @@ def index_put(cx: Lowering, x: T, indices: Sequence[T | None], values: T, accumu
         index = cx.known_operand(1, dim)
         if index is not None and index.dtype is not torch.bool and isinstance(x.shape[dim], int):
             return _put_at(cx, x, dim, index, values)
-    is_mask = len(masks) == 1 and indices[0] is not None and masks[0].dtype is torch.bool
-    rest = x.rank - masks[0].rank
+    is_mask = len(masks) == 1 and masks[0].dtype is torch.bool
+    rest = x.rank - indices.index(masks[0]) - masks[0].rank
     # What is written may be one for all places, but not one for each: how many those are depends on data.
     if not is_mask or accumulate or any(size != 1 for size in values.shape[: max(values.rank - rest, 0)]):
         raise cx.unsupported(
