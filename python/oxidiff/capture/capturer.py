@@ -145,7 +145,7 @@ class Capturer:
     @_recording
     def capture(self, call: Call) -> CapturedGraph:
         """Captures the program of ``call``; see :func:`capture`."""
-        return _Session(self, call).run()
+        return self._captured(call)
 
     @_recording
     def lowered(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, LoweredGraph]:
@@ -175,13 +175,24 @@ class Capturer:
         """A graph and what ``use`` makes of it, with the sizes constant that it needs to know."""
         fixed: set[str] = set()
         while True:
-            graph = _Session(self, call, fixed).run()
+            graph = self._captured(call, fixed)
             try:
                 return graph, use(graph)
             except SizeDependentError as error:
                 if error.symbols <= fixed:
                     raise
                 fixed |= error.symbols
+
+    def _captured(self, call: Call, fixed: Set[str] = frozenset()) -> CapturedGraph:
+        """A graph of a call. Values of tensors that follow from sizes alone are numbers like others, first; where sizes are
+        constants for it (the larger side of an image is no polynomial), they are answers."""
+        session = _Session(self, call, fixed)
+        graph = session.run()
+        if session.is_sized and graph.fixed:
+            other = _Session(self, call, fixed, asks_sizes=True).run()
+            if len(other.fixed) < len(graph.fixed):
+                return other
+        return graph
 
     @_recording
     def extend(self, graph: CapturedGraph, call: Call) -> bool:
@@ -194,7 +205,8 @@ class Capturer:
         if point is None or not graph.meets(point):
             return False
         is_assumed = graph.accepts(point, of_copy=True)
-        session = _Session(self, call)
+        # A trace says by its questions what it takes for one.
+        session = _Session(self, call, asks_sizes=graph.asks_sizes)
         session.plan = graph.plan
         try:
             record = session.trace_at(point)
@@ -234,7 +246,10 @@ class _Disagreement(Exception):
 class _Session:
     """One capture."""
 
-    def __init__(self, owner: Capturer, call: Call, fixed: Set[str] = frozenset()) -> None:
+    def __init__(self, owner: Capturer, call: Call, fixed: Set[str] = frozenset(), asks_sizes: bool = False) -> None:
+        self.asks_sizes = asks_sizes
+        self.is_sized = False
+        """Whether values of tensors were read that follow from sizes alone."""
         self.owner = owner
         self.call = call
         lifted = owner.lifted
@@ -285,11 +300,12 @@ class _Session:
                 self.chosen[symbol.name] = values
         self.chosen.update(counts_apart(self.counts(), self.chosen))
         if not self.call.questions:
-            self.asking = Asking(self.call.tensors, self.device)
+            self.asking = Asking(self.call.tensors, self.device, self.asks_sizes)
         base = self.trace_at(self.point())
+        self.is_sized = base.is_sized
         if self.asking is not None and self.asking.questions:
             call = with_answers(self.call, self.asking.questions, self.asking.answers)
-            return _Session(self.owner, call, self.wanted).run()
+            return _Session(self.owner, call, self.wanted, self.asks_sizes).run()
         self.asking = None
         self.limit = len(base.nodes)
         self.fix_counters(base)
@@ -311,6 +327,7 @@ class _Session:
         graph.template.ledger = Ledger()
         graph.traces = self.traces
         graph.fixed = tuple(self.fixed)
+        graph.asks_sizes = self.asks_sizes
         return graph
 
     def solved_graph(self, base: Trace) -> tuple[CapturedGraph, list[Point]]:
@@ -405,7 +422,7 @@ class _Session:
             target = twin.forward
 
         answers: list[Any] = []
-        reader = self.asking or (Given(self.call, answers) if self.call.questions else None)
+        reader = self.asking or (Given(self.call, answers, self.asks_sizes) if self.call.questions else None)
 
         def run() -> Any:
             answers.clear()

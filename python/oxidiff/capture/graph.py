@@ -197,6 +197,7 @@ class CapturedGraph:
         forms: What each of the trace's numbers is.
         plain_key: The structure of the calls as they are made, where the graph takes answers as further arguments.
         reads: How these are found.
+        asks_sizes: Whether what follows from sizes alone is among them.
     """
 
     key: tuple[Any, ...]
@@ -222,6 +223,7 @@ class CapturedGraph:
     fixed: tuple[str, ...] = ()
     plain_key: tuple[Any, ...] = ()
     reads: tuple[Read, ...] = ()
+    asks_sizes: bool = False
 
     @property
     def call_key(self) -> tuple[Any, ...]:

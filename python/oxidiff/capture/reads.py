@@ -56,13 +56,15 @@ class Asking:
     Args:
         tensors: The call's tensors.
         device: Where it runs.
+        asks_sizes: Whether what follows from sizes alone is an answer, too.
 
     Attributes:
         questions: What the last trace asked.
         answers: The answers to that.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device, asks_sizes: bool = False) -> None:
+        self.asks_sizes = asks_sizes
         self._tensors = tensors
         self._device = device
         self.begin()
@@ -138,9 +140,11 @@ class Given:
     Args:
         call: The call with its answers.
         answers: The answers to give: tensors without data, and numbers.
+        asks_sizes: See :class:`Asking`.
     """
 
-    def __init__(self, call: Call, answers: Sequence[Answer]) -> None:
+    def __init__(self, call: Call, answers: Sequence[Answer], asks_sizes: bool = False) -> None:
+        self.asks_sizes = asks_sizes
         self._expected = list(zip(call.questions, call.answers, strict=True))
         self._answers = answers
         self.begin()

@@ -132,6 +132,7 @@ class Trace:
         output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
         is_copied: For each tensor returned, whether it is another one than all arguments, though it may equal one.
         ledger: What the program asked about sizes on its way.
+        is_sized: Whether it read values of tensors that follow from sizes alone: numbers like those that it computes.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -144,6 +145,7 @@ class Trace:
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
     is_copied: list[bool] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    is_sized: bool = False
     _shapes: list[int] = field(default_factory=list)
 
     def places(self) -> tuple[Place, ...]:
@@ -200,6 +202,9 @@ def is_tracing() -> bool:
 
 class Reader(Protocol):
     """Who answers what ``forward`` reads out of tensors; see :mod:`~oxidiff.capture.reads`."""
+
+    asks_sizes: bool
+    """Whether what follows from sizes alone is an answer, too."""
 
     def begin(self) -> None: ...
     def answer(
@@ -334,10 +339,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         values = [self._value(operand) for operand in operands]
         sources = self._sources_of(values)
-        if sources is not None and not sources and name in ("item", "is_nonzero", "equal"):
-            # It follows from sizes alone.
+        asks = self._reader is not None and self._reader.asks_sizes
+        if sources is not None and not sources and not asks and name in ("item", "is_nonzero", "equal"):
             from .reads import answer_in
 
+            self.trace.is_sized = True
             return answer_in(self.trace, self.makers, name, values, {}, torch.device("cpu"))
         if self._reader is None or sources is None:
             _data_dependent(self, func, operands, {})

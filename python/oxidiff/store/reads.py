@@ -66,7 +66,11 @@ def encode_reads(graph: CapturedGraph) -> Data:
         asked = [question.name, question.shape, question.opposite]
         value = None if read.value is None else number[read.value]
         reads.append([asked, prelude, [number[v] for v in read.operands], value])
-    return {"reads": reads, "tail": [_encode_part(part) for part in graph.key[len(graph.plain_key) :]]}
+    return {
+        "reads": reads,
+        "asks_sizes": graph.asks_sizes,
+        "tail": [_encode_part(part) for part in graph.key[len(graph.plain_key) :]],
+    }
 
 
 def _encode_part(part: Any) -> Data:
@@ -107,7 +111,8 @@ def decode_reads(graph: CapturedGraph, data: Data) -> None:
             reads.append(Read(question, asked, tuple(nodes), None if value is None else number[value]))
             if value is not None:
                 there.add(value)
-        graph.reads = tuple(reads)
+        check(type(data["asks_sizes"]) is bool, "whether sizes are asked for")
+        graph.reads, graph.asks_sizes = tuple(reads), data["asks_sizes"]
         graph.key = tuple(_decode_part(part) for part in data["tail"])
 
 
