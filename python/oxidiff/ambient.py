@@ -57,6 +57,7 @@ _SUPPORTED = frozenset(
     {
         torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+        torch.complex64, torch.complex128, torch.complex32,
     }
 )  # fmt: skip
 

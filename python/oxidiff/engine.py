@@ -33,7 +33,7 @@ from .family import Captured, family_of
 from .lifted import Lifted
 from .options import CompileOptions
 from .outputs import builder
-from .staged import Staged
+from .staged import Staged, passed_as
 from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
 from .tune import Budget
 from .watch import Structure
@@ -750,6 +750,7 @@ class _Binding:
         self.numbers += [self._default(c.at(point), count) for c in variant.graph.plan.computed]
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
         """Places of tensors that are on the CPU and are to be on the device."""
+        self.complex = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.is_complex()}
         first = len(call.sizes) - len(call.numbers)
         # What changes from call to call.
         loose = variant.graph.loose_numbers()
@@ -805,13 +806,12 @@ class _Binding:
         executable = variant.executable
         execute = executable.run
         orders = [s.order for s in lowered.arguments]
-        is_plain = not any(orders) and self.foreign.isdisjoint(places)
+        is_plain = not any(orders) and self.foreign.isdisjoint(places) and self.complex.isdisjoint(places)
 
         def arguments_of(leaves: list[Leaf]) -> list[Any]:
             if is_plain:
                 return [leaves[i] for i in places]
-            picked = [(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
-            return [leaf if order is None else cast(Tensor, leaf).permute(order) for leaf, order in picked]
+            return [passed_as(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
 
         def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
             sizes = fixed.copy()

@@ -25,7 +25,14 @@ from .store import Row, Tuned
 if TYPE_CHECKING:
     from .engine import Variant
 
-__all__ = ["Staged"]
+__all__ = ["Staged", "passed_as"]
+
+
+def passed_as(value: Any, order: Sequence[int] | None) -> Any:
+    """An argument of a program: a number, or a tensor as it lies in memory, complex numbers as pairs of real ones."""
+    if order is not None:
+        value = value.permute(order)
+    return torch.view_as_real(value) if isinstance(value, Tensor) and value.is_complex() else value
 
 
 class Staged:
@@ -121,7 +128,7 @@ class Staged:
                 given: list[Any] = []
                 for source in variant.lowered.arguments:
                     value: Any = numbers[source.index] if source.is_number else values[stage.inputs[source.index]]
-                    given.append(value if source.order is None else value.permute(source.order))
+                    given.append(passed_as(value, source.order))
                 sizes = variant.lowered.sizes(point)
                 values.update(zip(stage.outputs, executable.run(given, sizes), strict=True))
                 if steps is not None:

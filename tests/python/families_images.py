@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from diffusers.models.embeddings import get_2d_rotary_pos_embed_lumina
 from torch import nn
 
 from families import Family, Inputs, Random
@@ -419,6 +420,18 @@ def _bria_fibo2(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
         "encoder_hidden_states": random.normal(batch, 2, TEXT, 20),
         "encoder_attention_mask": _uneven_mask(batch, TEXT, size).bool(),
         "context_latents": [random.normal(batch, 4, 6, 10)],
+        "return_dict": False,
+    }
+
+
+def _lumina(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    return {
+        "hidden_states": random.normal(batch, 4, *size),
+        "timestep": random.normal(batch).sigmoid(),
+        "encoder_hidden_states": random.normal(batch, TEXT, 16),
+        "encoder_mask": _uneven_mask(batch, TEXT, size),
+        "image_rotary_emb": get_2d_rotary_pos_embed_lumina(8, 24, 24),
+        "cross_attention_kwargs": {"base_sequence_length": 64},
         "return_dict": False,
     }
 
@@ -974,6 +987,24 @@ IMAGES: tuple[Family, ...] = (
         _hunyuan_image_byt5,
         ((4, 4), (6, 8)),
         batches=(2,),
+    ),
+    Family(
+        "lumina",
+        "diffusers.LuminaNextDiT2DModel",
+        {
+            "sample_size": 16,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_attention_heads": 4,
+            "num_kv_heads": 2,
+            "multiple_of": 16,
+            "cross_attention_dim": 16,
+        },
+        _lumina,
+        ((16, 16), (8, 24)),
+        # The logarithm of how many tokens there are scales the attention.
+        captures_by_size=True,
+        programs_by_size=True,
     ),
     Family(
         "ideogram4",

@@ -773,6 +773,14 @@ VIDEOS: tuple[Family, ...] = (
         batches=(2,),
     ),
     Family(
+        "framepack-one-prompt",
+        "diffusers.HunyuanVideoFramepackTransformer3DModel",
+        _FRAMEPACK,
+        _framepack,
+        ((3, 16, 16), (5, 8, 24)),
+        batches=(1,),
+    ),
+    Family(
         "mochi",
         "diffusers.MochiTransformer3DModel",
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,11 @@ def test_results_of_complex_numbers() -> None:
         oxidiff.compile(module, options=oxidiff.CompileOptions(strict=True))(x)
 
 
+def _table(count: int) -> Tensor:
+    """Angles for each of some tokens."""
+    return torch.stack([_angles(seed) for seed in range(count)])
+
+
 class Turn(nn.Module):
     """Takes complex numbers."""
 
@@ -213,11 +219,36 @@ class Turn(nn.Module):
 
 
 @torch.no_grad()
-def test_arguments_of_complex_numbers() -> None:
+def test_arguments_of_complex_numbers(tmp_path: Path) -> None:
+    """As rotary embeddings that a pipeline makes: pairs of real numbers, however they lie in memory."""
     module = Turn().eval()
-    compiled = oxidiff.compile(module)
-    with pytest.warns(oxidiff.FallbackWarning, match="complex"):
-        torch.testing.assert_close(compiled(_tokens(), _angles()), module(_tokens(), _angles()))
+    file = tmp_path / "turn.oxidiff"
+    for captures in (1, 0):
+        compiled = oxidiff.compile(module, strict=True, cache=False, graph_file=file)
+        for count in (6, 11, 3):
+            x, turn = _tokens(count), _table(count)
+            torch.testing.assert_close(compiled(x, turn), module(x, turn))
+            torch.testing.assert_close(compiled(x, turn[:1].expand(count, -1)), module(x, turn[:1].expand(count, -1)))
+        assert oxidiff.report(compiled).captures == captures
+    # Transposed, with gaps, in double precision.
+    compiled = oxidiff.compile(module, strict=True, cache=False)
+    x, turn = _tokens(6), _table(6)
+    for other in (turn.t().contiguous().t(), turn.repeat_interleave(2, dim=1)[:, ::2], turn.to(torch.complex128)):
+        torch.testing.assert_close(compiled(x, other), module(x, other))
+
+
+@torch.no_grad()
+def test_what_is_returned_as_it_was_given() -> None:
+    class Both(Turn):
+        def forward(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x, turn), turn
+
+    module = Both().eval()
+    x, turn = _tokens(6), _table(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        result = oxidiff.compile(module)(x, turn)
+    torch.testing.assert_close(result, module(x, turn))
 
 
 @pytest.mark.parametrize("lazily", [lambda t: t.conj().imag, lambda t: t.conj()], ids=["negated", "conjugated"])

@@ -105,7 +105,7 @@ class Complex:
 @dataclass(frozen=True, slots=True)
 class ArgumentSource:
     """What to pass as one argument of the program: ``call.tensors[index]``, its dimensions permuted by ``order`` unless that
-    is ``None``, or ``call.numbers[index]``; behind these are the floats that the plan computes."""
+    is ``None``, complex numbers as pairs of real ones, or ``call.numbers[index]``; behind these are the floats that the plan computes."""
 
     is_number: bool
     index: int
@@ -388,10 +388,18 @@ class Lowering:
         self.node = node
         order = self.orders[index]
         shape = value.shape if order is None else tuple(value.shape[d] for d in order)
-        dense = T(self.builder.input(label, self.dtype_name(value.dtype), self.shape_text(shape)), value.dtype, shape)
-        self.lowered[node.outputs[0]] = (
-            dense if order is None else self.permute(dense, [order.index(d) for d in range(len(order))])
-        )
+        part = COMPLEX_PARTS.get(value.dtype)
+        dtype, dense_shape = (value.dtype, shape) if part is None else (part, (*shape, 2))
+        dense = T(self.builder.input(label, self.dtype_name(dtype), self.shape_text(dense_shape)), dtype, dense_shape)
+        back = None if order is None else [order.index(d) for d in range(len(order))]
+        if part is None:
+            self.lowered[node.outputs[0]] = dense if back is None else self.permute(dense, back)
+        else:
+            # Pairs of real numbers.
+            both = self.pairs(dense)
+            self.lowered[node.outputs[0]] = (
+                both if back is None else Complex(self.permute(both.real, back), self.permute(both.imag, back))
+            )
         self.arguments.append(ArgumentSource(False, index, label, order))
 
     def declare_numbers(self) -> None:

@@ -192,7 +192,8 @@ class SizePlan:
 
     def sizes(self, point: Mapping[str, Number]) -> list[Number] | None:
         """All flat sizes at ``point``; ``None`` if one is not a positive whole number there."""
-        exact = {name: Fraction(value) for name, value in point.items()}
+        computed = {c.name for c in self.computed}
+        exact = {name: Fraction(value) for name, value in point.items() if name not in computed}
         out: list[Number] = []
         for form in self.forms:
             if not isinstance(form, Dim):

@@ -119,7 +119,8 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
         elif eager:
             stages.append(Stage(None, (), (), tuple(eager), dead))
     if all(stage.part is None for stage in stages):
-        raise next(iter(errors.values()))
+        nothing = UnsupportedError("it gives complex numbers, or nothing but what it is given: no program does that")
+        raise next(iter(errors.values()), nothing)
     return stages
 
 

@@ -1350,7 +1350,7 @@ class _Before:
                 if old is not new and (module, name) not in foreign:
                     change = _Change(f"{prefix}{name}", table, name, old, new)
                     change.undo()
-                    if (module, name) not in self._computed:
+                    if (module, name) not in self._computed and not _has_same_items(old, new):
                         changes.append(change)
             if not foreign and list(table) != list(before):
                 # In the old order, too.
@@ -1391,6 +1391,13 @@ class _Before:
 def _is_same_table(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two dictionaries have the same objects under the same names, in whatever order."""
     return one.keys() == other.keys() and all(one[name] is value for name, value in other.items())
+
+
+def _has_same_items(one: Any, other: Any) -> bool:
+    """Whether a list was replaced by another one of the very same objects: tables that are moved to where they are."""
+    if type(one) is not type(other) or not isinstance(one, (list, tuple)) or len(one) != len(other):
+        return False
+    return all(map(operator.is_, one, other))
 
 
 def _own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:

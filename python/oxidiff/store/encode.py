@@ -27,7 +27,7 @@ from .. import _native
 from ..capture.dim import Dim, Real, dim_of
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Ref, Value, children_of
 from ..capture.guards import OPERATIONS, Expression, Guard, symbols_of
-from ..capture.lowering import DTYPES, ArgumentSource, LoweredGraph
+from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
 from ..capture.signature import Place
 from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
@@ -661,7 +661,8 @@ def decode_program(text: str, data: Data, graph: CapturedGraph, first_number: in
         check(0 <= as_integer(index) < count, "an argument that the call does not have")
         if not is_number:
             given = graph.values[graph.inputs[index].value]
-            check(declared.startswith(f"{DTYPES[given.dtype]}["), f"argument {label} is {given.dtype}, not {declared}")
+            real = COMPLEX_PARTS.get(given.dtype, given.dtype)
+            check(declared.startswith(f"{DTYPES[real]}["), f"argument {label} is {given.dtype}, not {declared}")
             check(order is None or sorted(order) == list(range(len(given.shape))), f"the order of argument {label}")
         sources.append(ArgumentSource(is_number, index, as_text(label), None if order is None else tuple(order)))
     slots = []
