@@ -105,7 +105,8 @@ class Complex:
 @dataclass(frozen=True, slots=True)
 class ArgumentSource:
     """What to pass as one argument of the program: ``call.tensors[index]``, its dimensions permuted by ``order`` unless that
-    is ``None``, complex numbers as pairs of real ones, or ``call.numbers[index]``; behind these are the floats that the plan computes."""
+    is ``None``, complex numbers as pairs of real ones; or ``call.numbers[index]``, behind which are the floats that the plan
+    computes."""
 
     is_number: bool
     index: int
