@@ -462,6 +462,9 @@ def build_graph(
             value = Value(dtype, tuple(_whole(next(numbers)) for _ in range(rank)), len(nodes))
             outputs.append(len(values))
             values.append(value)
+        if op == "sized":
+            # Only its size is of interest.
+            continue
         node = Node(op, args, kwargs, tuple(outputs), record.paths[index])
         if op == "read":
             reads.append((node, len(nodes)))

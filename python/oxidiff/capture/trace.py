@@ -112,8 +112,8 @@ _WRITES = Keyword("writes")
 Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
 """``(op, argument tokens, (dtype, rank) of each result)``.
 
-The op is an ATen overload, or one of ``"input"``, ``"weight"``, ``"constant"``, ``"extern"``, ``"read"``, ``"output"``. An
-int token is the number of a value; values are numbered in the order in which nodes produce them.
+The op is an ATen overload, or one of ``"input"``, ``"weight"``, ``"constant"``, ``"extern"``, ``"read"``, ``"sized"``,
+``"output"``. An int token is the number of a value; values are numbered in the order in which nodes produce them.
 """
 
 
@@ -339,12 +339,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         values = [self._value(operand) for operand in operands]
         sources = self._sources_of(values)
-        asks = self._reader is not None and self._reader.asks_sizes
-        if sources is not None and not sources and not asks and name in ("item", "is_nonzero", "equal"):
-            from .reads import answer_in
-
-            self.trace.is_sized = True
-            return answer_in(self.trace, self.makers, name, values, {}, torch.device("cpu"))
+        if name == "item" and sources is not None and not sources:
+            number = self._sized(values[0], operands[0])
+            if number is not None:
+                return number
         if self._reader is None or sources is None:
             _data_dependent(self, func, operands, {})
         key: tuple[str | int, ...] = (name, *map(self._form_of, values))
@@ -369,6 +367,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.values[id(twin)] = self.values[id(answer)]
         self.kept.append(twin)
         return twin
+
+    def _sized(self, value: int, x: Tensor) -> int | None:
+        """An integer that is read out of a tensor and follows from sizes alone: a size like others, of a value that nobody
+        has. ``None`` if it is none, or is to be an answer."""
+        if x.dtype not in (torch.int32, torch.int64) or (self._reader is not None and self._reader.asks_sizes):
+            return None
+        from .reads import answer_in
+
+        number = answer_in(self.trace, self.makers, "item", [value], {}, torch.device("cpu"))
+        if isinstance(number, Tensor) or number < 0:
+            return None
+        self.trace.is_sized = True
+        self._append("sized", (), (), (torch.empty(int(number), device=META_DEVICE),))
+        return self.trace.ledger.shape(self._count - 1, (int(number),))[0]
 
     def can_read(self, x: Tensor) -> bool:
         """Whether what ``forward`` reads out of a tensor is known."""
