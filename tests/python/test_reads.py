@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import warnings
 from collections.abc import Callable
@@ -14,8 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
+from files import shuffled
 from nets import assert_close
+from oxidiff import _native
 from oxidiff.capture import Capturer, capture
+from oxidiff.capture.reads import answered
+from oxidiff.store.artifact import StoredGraph
+from oxidiff.store.reads import restore_key, takes
 
 WORDS = 12
 
@@ -292,6 +298,31 @@ def test_stored_graphs_of_numbers_that_decide(tmp_path: Path) -> None:
         for arguments in calls:
             run(compiled, module, *arguments)
         assert expected is None or oxidiff.report(compiled).captures == expected
+
+
+@torch.no_grad()
+def test_mutated_files_are_refused_or_read_the_same_way() -> None:
+    """As if somebody had written the file by hand: an error, or a graph that finds answers, or is for other calls."""
+    module = Reorder().eval()
+    capturer = Capturer(module)
+    call = capturer.call(reorder_call(5, 9), {})
+    graph, lowered = capturer.lowered(call, _native.GraphBuilder)
+    stored = StoredGraph.of(graph, lowered)
+    source = random.Random(4)
+    decoded = refused = 0
+    for _ in range(3000):
+        name = source.choice(["reads", "reads", "reads", "tail", *stored.call])
+        call_data = {**stored.call, name: shuffled(stored.call[name], source)}
+        mutated = StoredGraph(stored.key, stored.program, call_data, stored.trace)
+        try:
+            fresh, _ = mutated.decode()
+        except oxidiff.ArtifactError:
+            refused += 1
+            continue
+        if takes(fresh, call):
+            restore_key(fresh, call.key)
+            decoded += answered(fresh, call, torch.device("cpu")) is not None
+    assert refused > 300 and decoded > 30
 
 
 def test_threads_read_their_own_masks() -> None:
