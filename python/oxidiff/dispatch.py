@@ -31,7 +31,7 @@ from .adapters import EffectiveWeights, disabled_while_merged, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of
-from .capture import CHANGED, ChangedError, KeptError
+from .capture import CHANGED, ChangedError, KeptError, NotFiniteError
 from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
 from .check import compare
@@ -64,6 +64,11 @@ _COLD = (
 _MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
+_MAX_READ = 64
+"""Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
+_PASSING = (ChangedError, NotFiniteError)
+"""Errors of a call that say nothing of the next."""
+_OTHERS = "what forward reads out of tensors makes another program nearly each time"
 
 Fallback = tuple[str, str, str]
 """``(module path, op, reason)``."""
@@ -117,6 +122,8 @@ class _Reading:
     """
 
     def __init__(self, reads: Reads) -> None:
+        self.captures = 0
+        """How many programs were captured for it."""
         self._begin = reads.begin
         self.first = _Question(reads.preludes[0], 0 in reads.free)
 
@@ -126,7 +133,8 @@ class _Reading:
         found, _, _ = self._follow(leaves)
         if not isinstance(found, Ready):
             del leaves[count:]
-        return found
+        # What is read is a key of its own nearly each time: the pieces that Dynamo finds serve all.
+        return _Eager(CaptureError(_OTHERS)) if found is None and self.captures >= _MAX_READ else found
 
     def _follow(self, leaves: list[Leaf]) -> tuple[Ready | _Eager | None, _Question, Any]:
         """The way of a call: what is at its end, the last question, and the key of its answer."""
@@ -154,14 +162,14 @@ class _Reading:
                 at.is_free = False
                 at.entries.clear()
             key = at.key(answer)
+            if len(at.entries) >= _MAX_KEYS:
+                at.entries.clear()
             if i + 1 == len(reads.answers):
                 break
             behind = at.entries.get(key)
             if not isinstance(behind, _Question):
                 behind = at.entries[key] = _Question(reads.preludes[i + 1], i + 1 in reads.free)
             at = behind
-        if len(at.entries) >= _MAX_KEYS:
-            at.entries.clear()
         at.entries[key] = entry
 
 
@@ -206,8 +214,8 @@ class _Epoch:
         found = None if numbers is None else numbers.entries.get(numbers.key(leaves))
         return found.find(leaves) if isinstance(found, _Reading) else found
 
-    def add(self, key: _Key, leaves: Sequence[Leaf], entry: Ready | _Eager) -> None:
-        """Remembers ``entry`` for this key, forgetting the oldest ones above a bound."""
+    def add(self, key: _Key, leaves: Sequence[Leaf], entry: Ready | _Eager, is_new: bool = False) -> None:
+        """Remembers ``entry`` for this key, captured just now if ``is_new``, forgetting the oldest ones above a bound."""
         places = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)]
         free = tuple(i for i in places if isinstance(entry, Ready) and i in entry.free_numbers)
         by_value = tuple(i for i in places if i not in free)
@@ -225,6 +233,7 @@ class _Epoch:
         if isinstance(entry, Ready) and entry.reads is not None:
             if not isinstance(known, _Reading):
                 known = numbers.entries[at] = _Reading(entry.reads)
+            known.captures += is_new
             known.add(leaves, entry)
         elif isinstance(known, _Reading):
             known.add(leaves, entry)
@@ -513,8 +522,8 @@ class Dispatcher:
             else:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
             epoch = self._epoch
-            # What another thread did is nothing to remember.
-            if epoch is not None and not isinstance(error, ChangedError) and not is_set_up:
+            # What another thread did is nothing to remember, nor is a number that is not finite this time.
+            if epoch is not None and not isinstance(error, _PASSING) and not is_set_up:
                 epoch.add(key, leaves, entry)
             if self.options.strict:
                 raise
@@ -614,7 +623,7 @@ class Dispatcher:
             entry.is_split = entry.is_split and self._report is None
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
-            if epoch is not None and not isinstance(error, ChangedError) and not self._may_be_set_up(error):
+            if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error)):
                 epoch.add(key, leaves, entry)
         finally:
             self._pending.discard(key)
@@ -686,7 +695,7 @@ class Dispatcher:
         finally:
             self.captures += epoch.engine.captures - before
         self._watch(epoch)
-        epoch.add(key, leaves, ready)
+        epoch.add(key, leaves, ready, is_new=epoch.engine.captures > before)
         if epoch.engine.pinned:
             self.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self._reentered()

@@ -355,6 +355,152 @@ def test_a_wrong_call_fails_as_in_eager() -> None:
     run(compiled, module, *reorder_call(5, 9))
 
 
+class Anything(nn.Module):
+    """Calls a function of whatever it is given."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: Any) -> Any:
+        return self.function(*given)
+
+
+def same_as_eager(function: Callable[..., Any], *calls: tuple[Any, ...]) -> Any:
+    """The report after calls, each of which gives what eager does."""
+    module = Anything(function).eval()
+    compiled = oxidiff.compile(module, cache=False)
+    with torch.no_grad():
+        for arguments in calls:
+            actual, expected = compiled(*arguments), module(*arguments)
+            torch.testing.assert_close(actual, expected, equal_nan=True)
+            assert type(actual) is type(expected)
+    return oxidiff.report(compiled)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, m, n: x[:, (m[0].cumsum(0) > n).nonzero().flatten()],
+        lambda x, m, n: x * (m.float() * n).sum().item(),
+        lambda x, m, n: x * (m.cumsum(1) // n).sum().item(),
+        lambda x, m, n: x * (m > m.sum().item() / (50 * n)).sum().item() + n,
+    ],
+    ids=["compared", "scaled", "divided", "by_answer"],
+)
+@pytest.mark.parametrize("numbers", [(3, 5, 2, 1), (3.5, 5.5, 1.0, 2.25)], ids=["ints", "floats"])
+def test_numbers_on_the_way_to_an_answer(function: Callable[..., Tensor], numbers: tuple[float, ...]) -> None:
+    x = data(2, WORDS, 8)
+    calls = [(x, mask_of(7 + i, 9 - i), n) for n in numbers for i in (0, 2)]
+    assert same_as_eager(function, *calls).eager_calls == 0
+
+
+def test_an_answer_on_the_way_to_another() -> None:
+    def function(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = mask.sum(1).tolist()
+        ids = torch.arange(x.shape[1])
+        return x[:, (ids >= one).nonzero().flatten()], x[:, (ids >= other).nonzero().flatten()] * 3
+
+    x = data(2, WORDS, 8)
+    counts = ((3, 5), (3, 3), (5, 3), (6, 6), (3, 5))
+    assert same_as_eager(function, *((x, mask_of(*c)) for c in counts)).eager_calls == 0
+
+
+def test_questions_that_differ_in_a_dtype_are_two() -> None:
+    def function(x: Tensor, m: Tensor) -> Any:
+        small = (m[0, :3].to(torch.int8) + torch.tensor([1, 2, 3], dtype=torch.int8) * 100).sum().item()
+        large = (m[0, :3].to(torch.int8) + torch.tensor([1, 2, 3], dtype=torch.int64) * 100).sum().item()
+        whole, real = (m[0, :1] * torch.tensor(2)).sum().item(), (m[0, :1] * torch.tensor(2.0)).sum().item()
+        return x * small, x * large, small, large, whole, real
+
+    same_as_eager(function, (data(3), torch.ones(2, 4, dtype=torch.long)))
+
+
+def test_rows_where_no_place_holds() -> None:
+    def copy(x: Tensor, m: Tensor) -> Any:
+        z = x * 1
+        y = torch.index_put(z, (m,), x[m] * 2)
+        y += 1
+        return y, z
+
+    x, none = data(2, WORDS, 8), mask_of(0, 0).bool()
+    assert same_as_eager(copy, (x, none), (x, mask_of(3, 4).bool()), (x, none)).eager_calls == 0
+
+    def put(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        y = x * 1
+        y[m] = v
+        return y
+
+    compiled = oxidiff.compile(Anything(put).eval(), cache=False)
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="shape mismatch"):
+                compiled(x, none, data(5, 8))
+            compiled(x, mask_of(3, 2).bool(), data(5, 8))
+
+
+@torch.no_grad()
+def test_empty_parts_of_another_shape_are_an_error() -> None:
+    for other in ((2, 0, 5), (0, 5, 8)):
+        compiled = oxidiff.compile(Anything(lambda x, other=other: torch.cat([x, x.new_zeros(other)], 1)).eval())
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            compiled(data(2, WORDS, 8))
+
+
+def test_the_bits_of_integers_are_no_opposite() -> None:
+    whole = torch.tensor([[0, 1, -1, 2, -1, 0, 0, 1]])
+    report = same_as_eager(lambda x, m: (m.nonzero(), (~m).nonzero(), x * 2), (data(2), whole), (data(2), whole - 1))
+    assert report.fallbacks == []
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_numbers_that_are_not_finite() -> None:
+    """Such a call runs eager; others do not."""
+
+    def function(x: Tensor, m: Tensor) -> Tensor:
+        share = (m.float().sum() / m[:, 0].float().sum()).item()
+        return x * share if share > 3 else x - share
+
+    x, none, some = data(2, WORDS, 8), mask_of(0, 0), mask_of(9, 5)
+    report = same_as_eager(function, (x, none), (x, some), (x, none), (x, some), (x, mask_of(1, 1)))
+    assert not any("internal" in f["reason"] for f in report.fallbacks)
+    assert report.captures >= 1 and report.programs >= 1
+    passed = same_as_eager(lambda x, n: x * n, (x, float("nan")), (x, float("inf")), (x, 2.0))
+    assert not any("internal" in f["reason"] for f in passed.fallbacks)
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_numbers_that_are_complex_are_none() -> None:
+    report = same_as_eager(
+        lambda x, m: x * torch.complex(m.float(), m.float()).sum().item().real, (data(3), mask_of(3, 4))
+    )
+    assert not any("internal" in f["reason"] for f in report.fallbacks)
+
+
+def test_computed_numbers_on_the_way_to_an_answer() -> None:
+    def function(x: Tensor, m: Tensor) -> Tensor:
+        return x[:, (m[0].cumsum(0).float() > (x.shape[1] * 2) ** 0.5).nonzero().flatten()]
+
+    calls = [(data(2, words, 8), mask_of(words, 3, words=words)) for words in (12, 20, 33)]
+    report = same_as_eager(function, *calls)
+    assert (report.captures, report.fallbacks) == (1, [])
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_what_is_another_program_each_time_runs_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oxidiff.dispatch._MAX_READ", 4)
+    monkeypatch.setattr("oxidiff.dispatch._MAX_KEYS", 8)
+    module = Anything(lambda x, m: x * (int(m.float().mean().item() * 1000) % 3) * m.sum().item()).eval()
+    compiled = oxidiff.compile(module, cache=False)
+    for i in range(30):
+        mask = mask_of(i % 11, i % 7, words=WORDS + 1)
+        torch.testing.assert_close(compiled(data(3), mask), module(data(3), mask))
+    report = oxidiff.report(compiled)
+    assert any("another program nearly each time" in f["reason"] for f in report.fallbacks)
+    assert report.eager_calls == 0
+
+
 def test_answers_are_arguments_that_are_named() -> None:
     graph = capture(Reorder().eval(), reorder_call(5, 9))
     assert [item.label for item in graph.inputs][:4] == ["image", "text", "mask", "what forward reads[0]"]

@@ -11,7 +11,7 @@ from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .signature import Binder, Call
 from .sizes import SizePlan, Symbol
-from .trace import CHANGED, ChangedError, KeptError, is_tracing
+from .trace import CHANGED, ChangedError, KeptError, NotFiniteError, is_tracing
 from .weights import WeightSlot
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Capturer",
     "ChangedError",
     "KeptError",
+    "NotFiniteError",
     "Dim",
     "GraphInput",
     "Node",

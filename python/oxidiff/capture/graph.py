@@ -258,6 +258,8 @@ class CapturedGraph:
         tied += [symbols_of(c.expression) for c in self.plan.computed]
         guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
+        # What is read with them is another thing for each.
+        asked |= {name for read in self.reads for node in read.prelude for name in symbols_in(node)}
         return {
             s.name
             for s in self.plan.symbols
@@ -512,6 +514,19 @@ def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> 
             waiting += operands(node)
     # Values are numbered in the order in which they are made.
     return [found[outputs] for outputs in sorted(found)]
+
+
+def symbols_in(node: Node) -> set[str]:
+    """The symbols on which the numbers of a node depend."""
+
+    def walk(argument: Any) -> Iterator[str]:
+        if isinstance(argument, Dim):
+            yield from argument.symbols()
+        elif isinstance(argument, tuple):
+            for item in argument:
+                yield from walk(item)
+
+    return {name for argument in (*node.args, *node.kwargs.values()) for name in walk(argument)}
 
 
 def operands(node: Node) -> Iterator[int]:

@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import CaptureError
 from .dim import Dim
 from .graph import CapturedGraph, Node, Read, arguments_of, number_at, prelude_of
+from .guards import symbols_of
 from .signature import Answer, Call, Number, Question, share_of, with_answers
 from .stages import run_op
-from .trace import Trace
+from .trace import NotFiniteError, Trace
 
 __all__ = ["QUESTIONS", "TENSORS", "Asking", "Given", "Prelude", "answered", "values_of"]
 
@@ -89,6 +90,8 @@ class Asking:
         answer = answer_in(record, makers, question.name, operands, self._values, self._device)
         if isinstance(answer, Tensor):
             self._values[len(makers)] = answer
+        elif not math.isfinite(answer):
+            raise NotFiniteError(f"forward reads {answer} out of a tensor")
         self.questions.append(question)
         self.answers.append(answer)
         return answer
@@ -256,7 +259,10 @@ def answered(graph: CapturedGraph, call: Call, device: torch.device) -> tuple[Ca
         try:
             preludes.append(Prelude(graph, read, point, device))
             with torch.no_grad():
-                answers.append(preludes[-1].run(values))
+                answer = preludes[-1].run(values)
+            if not isinstance(answer, Tensor) and not math.isfinite(answer):
+                return None
+            answers.append(answer)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             # Of another program: eager does something else at these sizes.
             return None
@@ -298,4 +304,5 @@ def _point_of(graph: CapturedGraph, call: Call, answers: Sequence[Answer]) -> di
             point[padded.name] = padded.at(point)
         except KeyError:
             continue
+    point.update({c.name: c.at(point) for c in graph.plan.computed if symbols_of(c.expression) <= point.keys()})
     return point

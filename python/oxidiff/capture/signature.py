@@ -242,6 +242,8 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         # `True == 1`, but a flag is not a number.
         key.append(value if not isinstance(value, bool) else ("flag", value))
     elif isinstance(value, (int, float)) and not isinstance(value, enum.Enum):
+        if not math.isfinite(value):
+            raise CaptureError(f"the number {value} is passed")
         key.append(int if isinstance(value, int) else float)
         numbers.append(value)
     elif isinstance(value, (list, tuple)):

@@ -55,6 +55,7 @@ __all__ = [
     "TRUE",
     "ChangedError",
     "LongerError",
+    "NotFiniteError",
     "KeptError",
     "Keyword",
     "Trace",
@@ -76,6 +77,10 @@ class KeptError(CaptureError):
 
 class ChangedError(CaptureError):
     """Another thread changed the module meanwhile: what was seen of it is of no use."""
+
+
+class NotFiniteError(CaptureError):
+    """A number that ``forward`` reads out of a tensor is not finite, in this call."""
 
 
 class LongerError(CaptureError):
@@ -343,7 +348,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._sized(values[0], operands[0])
             if number is not None:
                 return number
-        if self._reader is None or sources is None:
+        if self._reader is None or sources is None or (name == "item" and operands[0].is_complex()):
             _data_dependent(self, func, operands, {})
         key: tuple[str | int, ...] = (name, *map(self._form_of, values))
         at, answer = self._answers.get(key, (-1, None))
@@ -422,7 +427,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A number for how a value is made, the same for all that are made alike."""
         if value not in self._forms:
             record, index = self.trace, self.makers[value]
-            op, tokens, _ = record.nodes[index]
+            op, tokens, results = record.nodes[index]
             if op in _SOURCES and op != "constant":
                 made: tuple[Any, ...] = (op, value)
             else:
@@ -431,17 +436,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 first = value
                 while first and self.makers[first - 1] == index:
                     first -= 1
-                made = (op, value - first, alike, tuple(record.numbers[record.starts[index] : end]))
+                made = (op, value - first, alike, tuple(record.numbers[record.starts[index] : end]), results)
             self._forms[value] = self._known_forms.setdefault(made, len(self._known_forms))
         return self._forms[value]
 
     def _opposites(self, value: int) -> list[int]:
         """The forms of what is true where a value is not: what it is the negation of, and its negation."""
-        index = self.makers[value]
-        own = self._form_of(value)
-        negated = [self._form_of(v) for v in self._operands(index)] if self.trace.nodes[index][0] in _NEGATIONS else []
+        own, index = self._form_of(value), self.makers[value]
+
+        def is_negation(op: Any, results: tuple[tuple[torch.dtype, int], ...]) -> bool:
+            # The bits of an integer are another thing.
+            return op in _NEGATIONS and results[0][0] is torch.bool
+
+        op, _, results = self.trace.nodes[index]
+        negated = [self._form_of(v) for v in self._operands(index)] if is_negation(op, results) else []
+        known = self._known_forms.items()
         return negated + [
-            form for made, form in self._known_forms.items() if made[0] in _NEGATIONS and made[2] == (own,)
+            f for made, f in known if len(made) == 5 and made[2] == (own,) and is_negation(made[0], made[4])
         ]
 
     # -- ops -----------------------------------------------------------------------------------------------------------
@@ -687,7 +698,9 @@ def _put_rows(rec: Recorder, func: Any, x: Tensor, at: int, mask: Tensor, values
     shape, behind = list(x.shape), list(x.shape[at + mask.dim() :])
     rows = rec.read(func, "nonzero", mask).shape[0]
     if not rows:
-        return x
+        rec.stand_in(values).expand([*shape[:at], 0, *behind])
+        same: Tensor = _same_value(rec, aten.clone.default, (x,), {})
+        return same
     places = rec.emit(aten.to.dtype, (rec.emit(aten.reshape.default, (mask, [-1]), {}), torch.int64), {})
     places = rec.emit(aten.sub.Tensor, (rec.emit(aten.cumsum.default, (places, 0), {}), 1), {})
     places = rec.emit(aten.clamp.default, (places, 0), {})
@@ -885,6 +898,8 @@ def _cat(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     tensors, *rest = args
     filled = [t for t in tensors if t.numel()]
     if 0 < len(filled) < len(tensors) and len({t.dtype for t in tensors}) == 1:
+        # Their shapes are to fit all the same.
+        func([rec.stand_in(t) for t in tensors], *rest, **kwargs)
         return rec.emit(func, (filled, *rest), kwargs)
     return rec.emit(func, args, kwargs)
 
