@@ -1,6 +1,7 @@
 """Every row of the op table: captured at one size, interpreted there and at another, compared with eager."""
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 native = pytest.importorskip("oxidiff._native")
 
+import oxidiff  # noqa: E402
 from oxidiff.capture import Capturer  # noqa: E402
 from oxidiff.capture.aten import ROWS  # noqa: E402
 from oxidiff.capture.weights import as_pairs  # noqa: E402
@@ -529,3 +531,24 @@ def test_row_16_bit(name, dtype):
 def test_every_row_is_a_known_overload():
     assert len(ROWS) > 300
     assert all(isinstance(op, torch._ops.OpOverload) for op in ROWS)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"])
+@torch.no_grad()
+def test_scale_factors_that_are_rounded(mode):
+    """A factor that makes a size of a whole one, or twice that, is asked for by some of PyTorch's kernels only."""
+    ranks = {"linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}.get(mode, (1, 2, 3))
+    factors = ((1.02, 1.02, 1.02), (2.02, 2.02, 2.02), (2.0, 1.02, 1.5))
+    for rank, scales in itertools.product(ranks, factors):
+        if mode == "nearest-exact" and rank != 2:
+            continue
+
+        class Resized(nn.Module):
+            def forward(self, x, scales=scales[:rank]):
+                return F.interpolate(x, scale_factor=scales, mode=mode)
+
+        module = Resized()
+        compiled = oxidiff.compile(module, cache=False)
+        for size in ((10, 7, 5), (60, 5, 4)):
+            x = torch.randn(1, 2, *size[:rank], generator=torch.Generator().manual_seed(1))
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)

@@ -15,6 +15,8 @@ from .registry import row
 
 def _nearest(cx: Lowering, x: T, scales: Sequence[float], exact: bool) -> T:
     dtype, shape = cx.result()
+    if not exact and x.rank == 4:
+        scales = _rounded(cx, x, shape, scales)
     return cx.emit("upsample_nearest", (x,), dtype, shape, first_dim=2, scales=[float(s) for s in scales], exact=exact)
 
 
@@ -35,6 +37,30 @@ def nearest(cx: Lowering, x: T, output_size: Any, *scales: Any) -> T:
     return _nearest(cx, x, _scales(cx, x, given), "exact" in str(cx.node.op))
 
 
+_SMALL = 128
+"""Height and width together of the images that PyTorch's vectorized kernel for nearest neighbours makes."""
+
+
+def _rounded(cx: Lowering, x: T, shape: Sequence[Size], scales: Sequence[float]) -> Sequence[float]:
+    """Scale factors of nearest neighbours in an image, where PyTorch has two kernels that differ in what they ask the sizes."""
+    of_sizes = _of_sizes(x, shape, scales, (1, 2))
+    rows = zip(x.shape[2:], shape[2:], scales, of_sizes, strict=True)
+    # Where the factor is exactly as much, both do the same.
+    if not any(s and not f and dim_of(before) * Fraction(s) != dim_of(after) for before, after, s, f in rows):
+        return scales
+    total = dim_of(shape[2]) + shape[3]
+    if (size := total.as_int()) is None:
+        raise cx.size_dependent("what a scale factor is rounded to depends on the size", total.symbols())
+    return of_sizes if size <= _SMALL else scales
+
+
+def _of_sizes(x: T, shape: Sequence[Size], scales: Sequence[float], factors: Sequence[int] = (1,)) -> list[float]:
+    """Scale factors, but for dimensions that become exactly one of ``factors`` times as large: there PyTorch's kernels ask
+    the sizes, whatever scale factor led to them."""
+    sizes = zip(x.shape[2:], shape[2:], scales, strict=True)
+    return [0.0 if any(after == before * f for f in factors) else scale for before, after, scale in sizes]
+
+
 def _scales(cx: Lowering, x: T, scales: Sequence[Any] | None) -> list[float]:
     """Scale factors; 0 where the ratio is that of the sizes."""
     if scales is None:
@@ -49,13 +75,15 @@ def _scales(cx: Lowering, x: T, scales: Sequence[Any] | None) -> list[float]:
 
 @row("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
 def linear_vec(cx: Lowering, x: T, output_size: Any, align_corners: bool, scale_factors: Any) -> T:
-    return _separable(cx, x, align_corners, _scales(cx, x, scale_factors), cubic=False)
+    scales = _of_sizes(x, cx.result()[1], _scales(cx, x, scale_factors))
+    return _separable(cx, x, align_corners, scales, cubic=False)
 
 
 @row("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
 def linear(cx: Lowering, x: T, output_size: Any, align_corners: bool, *scales: Any) -> T:
     given = None if any(s is None for s in scales) else scales
-    return _separable(cx, x, align_corners, _scales(cx, x, given), cubic=False)
+    factors = _of_sizes(x, cx.result()[1], _scales(cx, x, given))
+    return _separable(cx, x, align_corners, factors, cubic=False)
 
 
 @row("upsample_bicubic2d.vec")
