@@ -42,7 +42,7 @@ _SMALL = 128
 
 
 def _rounded(cx: Lowering, x: T, shape: Sequence[Size], scales: Sequence[float]) -> Sequence[float]:
-    """Scale factors of nearest neighbours in an image, where PyTorch has two kernels that differ in what they ask the sizes."""
+    """Scale factors of nearest neighbours in an image: PyTorch has two kernels, which ask the sizes different things."""
     of_sizes = _of_sizes(x, shape, scales, (1, 2))
     rows = zip(x.shape[2:], shape[2:], scales, of_sizes, strict=True)
     # Where the factor is exactly as much, both do the same.
