@@ -579,6 +579,19 @@ def z_image_controlnet() -> nn.Module:
     return ZImageControlNetModel.from_transformer(controlnet, ZImageTransformer2DModel(**_Z_IMAGE))
 
 
+_HUNYUAN_IMAGE: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "num_refiner_layers": 1,
+    "mlp_ratio": 2.0,
+    "patch_size": (1, 1),
+    "text_embed_dim": 16,
+    "rope_axes_dim": (8, 8),
+}
 _BRIA_FIBO2: dict[str, Any] = {
     "in_channels": 4,
     "dim": 48,
@@ -951,39 +964,14 @@ IMAGES: tuple[Family, ...] = (
     Family(
         "hunyuan-image",
         "diffusers.HunyuanImageTransformer2DModel",
-        {
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_attention_heads": 2,
-            "attention_head_dim": 16,
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "num_refiner_layers": 1,
-            "mlp_ratio": 2.0,
-            "patch_size": (1, 1),
-            "text_embed_dim": 16,
-            "rope_axes_dim": (8, 8),
-        },
+        _HUNYUAN_IMAGE,
         _hunyuan_image,
         ((4, 4), (6, 8)),
     ),
     Family(
         "hunyuan-image-byt5",
         "diffusers.HunyuanImageTransformer2DModel",
-        {
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_attention_heads": 2,
-            "attention_head_dim": 16,
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "num_refiner_layers": 1,
-            "mlp_ratio": 2.0,
-            "patch_size": (1, 1),
-            "text_embed_dim": 16,
-            "text_embed_2_dim": 12,
-            "rope_axes_dim": (8, 8),
-        },
+        {**_HUNYUAN_IMAGE, "text_embed_2_dim": 12},
         _hunyuan_image_byt5,
         ((4, 4), (6, 8)),
         batches=(2,),

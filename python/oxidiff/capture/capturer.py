@@ -670,7 +670,7 @@ class _Session:
         for expression in ledger.floats(size_of, self.plan.number_at_place):
             name = f"c{len(found) + 1}" if found else "c"
             made = Computed(name, expression)
-            if name not in points[0] and expression is not None and symbols_of(expression) <= points[0].keys():
+            if name not in points[0] and symbols_of(expression) <= points[0].keys():
                 found.setdefault(tuple(made.at(point) for point in points), made)
         for column in self.unsolved:
             made_for = found.get(tuple(map(float, column)))

@@ -259,7 +259,12 @@ class CapturedGraph:
         guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
         # What is read with them is another thing for each.
-        asked |= {name for read in self.reads for node in read.prelude for name in symbols_in(node)}
+        asked |= {
+            name
+            for read in self.reads
+            for node in read.prelude
+            for name in symbols_in([*node.args, *node.kwargs.values()])
+        }
         return {
             s.name
             for s in self.plan.symbols
@@ -451,7 +456,7 @@ def build_graph(
     inputs: list[GraphInput] = []
     leaves: list[OutputLeaf] = []
     writes: tuple[Place, ...] = ()
-    reads: list[tuple[Node, int]] = []
+    reads: list[Node] = []
     for index, (op, _, results) in enumerate(record.nodes):
         numbers = iter(forms[record.starts[index] :])
         args, kwargs = arguments_of(record, index, numbers)
@@ -469,7 +474,7 @@ def build_graph(
             continue
         node = Node(op, args, kwargs, tuple(outputs), record.paths[index])
         if op == "read":
-            reads.append((node, len(nodes)))
+            reads.append(node)
             # What is read is passed to the graph.
             node = Node("input", (), {}, node.outputs, node.path)
         if node.op == "input" and outputs:
@@ -494,8 +499,7 @@ def arguments_of(record: Trace, index: int, numbers: Iterator[Literal]) -> tuple
         return _decode(tokens, numbers)
     if tokens:
         return tuple(map(float, tokens)), {}
-    end = record.starts[index + 1] if index + 1 < len(record.starts) else len(record.numbers)
-    return tuple([next(numbers) for _ in range(end - record.starts[index] - results[0][1])]), {}
+    return tuple([next(numbers) for _ in range(record.end_of(index) - record.starts[index] - results[0][1])]), {}
 
 
 def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> list[Node]:
@@ -516,34 +520,26 @@ def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> 
     return [found[outputs] for outputs in sorted(found)]
 
 
-def symbols_in(node: Node) -> set[str]:
-    """The symbols on which the numbers of a node depend."""
+def leaves_of(arguments: Any) -> Iterator[Any]:
+    """What is in lists and tuples, however deep."""
+    if isinstance(arguments, (list, tuple)):
+        for argument in arguments:
+            yield from leaves_of(argument)
+    else:
+        yield arguments
 
-    def walk(argument: Any) -> Iterator[str]:
-        if isinstance(argument, Dim):
-            yield from argument.symbols()
-        elif isinstance(argument, tuple):
-            for item in argument:
-                yield from walk(item)
 
-    return {name for argument in (*node.args, *node.kwargs.values()) for name in walk(argument)}
+def symbols_in(arguments: Any) -> set[str]:
+    """The symbols on which numbers among arguments depend."""
+    return set().union(*(leaf.symbols() for leaf in leaves_of(arguments) if isinstance(leaf, Dim)))
 
 
 def operands(node: Node) -> Iterator[int]:
     """The values that a node reads."""
-
-    def walk(argument: Any) -> Iterator[int]:
-        if isinstance(argument, Ref):
-            yield argument.value
-        elif isinstance(argument, tuple):
-            for item in argument:
-                yield from walk(item)
-
-    for argument in (*node.args, *node.kwargs.values()):
-        yield from walk(argument)
+    return (leaf.value for leaf in leaves_of([*node.args, *node.kwargs.values()]) if isinstance(leaf, Ref))
 
 
-def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[tuple[Node, int]]) -> None:
+def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[Node]) -> None:
     """Parts a graph from the ops that only lead to what is read."""
     nodes, values = graph.nodes, graph.values
     there = {item.value for item in graph.inputs}
@@ -558,7 +554,7 @@ def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[tuple[Node
         return node
 
     found = []
-    for question, (node, _) in zip(call.questions, reads, strict=True):
+    for question, node in zip(call.questions, reads, strict=True):
         asked = tuple(operands(node))
         prelude = prelude_of(asked, node_of)
         there.update(value for one in prelude for value in one.outputs)

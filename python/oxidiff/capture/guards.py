@@ -136,9 +136,9 @@ class Ledger:
         """Notes that the caller's caller takes a number where it cannot be followed."""
         if not self.is_open:
             return
-        if is_text and _is_tested(sys._getframe(2).f_globals.get("__name__", "")):
-            return
-        self.escape_to(number, sys._getframe(2).f_globals.get("__name__", ""))
+        module = sys._getframe(2).f_globals.get("__name__", "")
+        if not (is_text and _is_tested(module)):
+            self.escape_to(number, module)
 
     def escape_to(self, number: Any, module: str) -> None:
         """Notes that code of a Python module takes a number where it cannot be followed."""

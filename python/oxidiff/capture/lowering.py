@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
 from .dim import Dim, Real, Size, dim_of, dim_or_int
-from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value
+from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value, leaves_of, symbols_in
 from .guards import Guard
 from .signature import Number, memory_orders
 from .weights import WeightSlot
@@ -224,7 +224,7 @@ class Lowering:
             results = row(self, *arguments)
         except (TypeError, KeyError) as error:
             # A row that computes with a number it takes to be known.
-            raise self.size_dependent(str(error), _symbols_in(arguments)) from error
+            raise self.size_dependent(str(error), symbols_in(arguments)) from error
         if isinstance(results, (T, Complex)):
             results = (results,)
         for value, result in zip(node.outputs, results, strict=True):
@@ -245,7 +245,7 @@ class Lowering:
 
         values = (
             *node.outputs,
-            *(leaf.value for leaf in _leaves([*node.args, *node.kwargs.values()]) if isinstance(leaf, Ref)),
+            *(leaf.value for leaf in leaves_of([*node.args, *node.kwargs.values()]) if isinstance(leaf, Ref)),
         )
         is_complex = any(self.graph.values[value].dtype.is_complex for value in values)
         return (COMPLEX_ROWS if is_complex else ROWS).get(node.op)
@@ -265,7 +265,7 @@ class Lowering:
             return False
         args = [self._argument(argument) for argument in node.args]
         kwargs = {name: self._argument(value) for name, value in node.kwargs.items()}
-        has_operands = any(isinstance(leaf, Tensor) for leaf in _leaves([args, *kwargs.values()]))
+        has_operands = any(isinstance(leaf, Tensor) for leaf in leaves_of([args, *kwargs.values()]))
         if not has_operands and any(argument.name == "device" for argument in node.op._schema.arguments):
             kwargs["device"] = torch.device("cpu")
         try:
@@ -286,7 +286,7 @@ class Lowering:
         """Whether an op reads nothing but constants and gives the same each time; what ``empty`` makes may differ."""
         if torch.Tag.nondeterministic_seeded in node.op.tags or "empty" in str(node.op):
             return False
-        leaves = list(_leaves([*node.args, *node.kwargs.values()]))
+        leaves = list(leaves_of([*node.args, *node.kwargs.values()]))
         if any(isinstance(leaf, Ref) and leaf.value not in self.known for leaf in leaves):
             return False
         return not any(isinstance(leaf, Dim) for leaf in leaves)
@@ -359,7 +359,7 @@ class Lowering:
         """Declares the run-time sizes: a Python number only where a size depends on it."""
         in_shapes: set[str] = set()
         for value in self.graph.values:
-            in_shapes |= _symbols_in(value.shape)
+            in_shapes |= symbols_in(value.shape)
         for symbol in self.graph.plan.symbols:
             if symbol.is_number and symbol.name not in in_shapes:
                 continue
@@ -372,7 +372,7 @@ class Lowering:
 
     def used_symbols(self) -> set[str]:
         """The symbols on which any number of the graph depends."""
-        return _symbols_in([*set(self.graph.forms)])
+        return symbols_in([*set(self.graph.forms)])
 
     def declare_symbol(self, name: str) -> None:
         """Declares a run-time size, with its values at the points that were checked."""
@@ -704,21 +704,9 @@ class Lowering:
         return self.emit(op, (x,), dtype, shape, dims=dims, keepdim=keepdim)
 
 
-def _symbols_in(arguments: Any) -> set[str]:
-    return set().union(*(leaf.symbols() for leaf in _leaves(arguments) if isinstance(leaf, Dim)))
-
-
 def _bytes(meta: Value) -> int:
     """Bytes of a value, too many of one whose size depends on the call."""
     return math.prod(size if isinstance(size, int) else KNOWN_BYTES + 1 for size in meta.shape) * meta.dtype.itemsize
-
-
-def _leaves(arguments: Any) -> Iterator[Any]:
-    if isinstance(arguments, (list, tuple)):
-        for argument in arguments:
-            yield from _leaves(argument)
-    else:
-        yield arguments
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:

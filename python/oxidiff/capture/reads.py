@@ -26,9 +26,9 @@ from .graph import CapturedGraph, Node, Read, arguments_of, number_at, prelude_o
 from .guards import symbols_of
 from .signature import Answer, Call, Number, Question, share_of, with_answers
 from .stages import run_op
-from .trace import NotFiniteError, Trace
+from .trace import NotFiniteError, Trace, first_of
 
-__all__ = ["QUESTIONS", "TENSORS", "Asking", "Given", "Prelude", "answered", "values_of"]
+__all__ = ["QUESTIONS", "TENSORS", "Asking", "Given", "Prelude", "answered"]
 
 _OPS: Mapping[str, Callable[..., Any]] = {
     "nonzero": torch.ops.aten.nonzero.default,
@@ -86,7 +86,6 @@ class Asking:
             question: The question.
             operands: The values it is about.
         """
-
         answer = answer_in(record, makers, question.name, operands, self._values, self._device)
         if isinstance(answer, Tensor):
             self._values[len(makers)] = answer
@@ -122,13 +121,12 @@ def answer_in(
         index = makers[value]
         op, _, results = record.nodes[index]
         args, kwargs = arguments_of(record, index, iter(record.numbers[record.starts[index] :]))
-        first = value
-        while first and makers[first - 1] == index:
-            first -= 1
+        first = first_of(value, makers)
         outputs = tuple(range(first, first + len(results)))
         if op == "constant":
-            end = record.starts[index] + len(args) + results[0][1]
-            args = (results[0][0], tuple(record.numbers[end - results[0][1] : end]), *args)
+            dtype, rank = results[0]
+            end = record.end_of(index)
+            args = (dtype, tuple(record.numbers[end - rank : end]), *args)
         return Node(op, args, kwargs, outputs, record.paths[index])
 
     with _disable_current_modes(), torch.no_grad():
@@ -248,7 +246,7 @@ def answered(graph: CapturedGraph, call: Call, device: torch.device) -> tuple[Ca
         return None
     if not graph.reads:
         return call, []
-    values = values_of(graph, call.tensors)
+    values = {item.value: tensor for item, tensor in zip(graph.inputs, call.tensors, strict=False)}
     answers: list[Answer] = []
     questions: list[Question] = []
     preludes: list[Prelude] = []
@@ -269,11 +267,6 @@ def answered(graph: CapturedGraph, call: Call, device: torch.device) -> tuple[Ca
         questions.append(preludes[-1].question(values))
     complete = with_answers(call, questions, answers)
     return (complete, preludes) if complete.key == graph.key else None
-
-
-def values_of(graph: CapturedGraph, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The tensors of a call as it was made, by value number."""
-    return {item.value: tensor for item, tensor in zip(graph.inputs, tensors, strict=False)}
 
 
 def _point_of(graph: CapturedGraph, call: Call, answers: Sequence[Answer]) -> dict[str, Number] | None:

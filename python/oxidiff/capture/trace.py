@@ -59,6 +59,7 @@ __all__ = [
     "KeptError",
     "Keyword",
     "Trace",
+    "first_of",
     "is_tracing",
     "passed",
     "trace",
@@ -163,12 +164,15 @@ class Trace:
         """Where in :attr:`numbers` a dimension of a value is."""
         if not self._shapes:
             for i, (_, _, results) in enumerate(self.nodes):
-                end = self.starts[i + 1] if i + 1 < len(self.starts) else len(self.numbers)
-                at = end - sum(rank for _, rank in results)
+                at = self.end_of(i) - sum(rank for _, rank in results)
                 for _, rank in results:
                     self._shapes.append(at)
                     at += rank
         return self._shapes[value] + dim
+
+    def end_of(self, node: int) -> int:
+        """Where the numbers of a node end in :attr:`numbers`."""
+        return self.starts[node + 1] if node + 1 < len(self.starts) else len(self.numbers)
 
     def difference(self, other: Trace) -> str | None:
         """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
@@ -203,6 +207,14 @@ def passed(place: int, number: Number) -> Number:
 def is_tracing() -> bool:
     """True inside a ``forward`` that is being traced, in the tracing thread."""
     return _current is not None and _current.thread == threading.get_ident()
+
+
+def first_of(value: int, makers: Sequence[int]) -> int:
+    """The first result of the node that makes a value; ``makers`` has the number of the node of each."""
+    first = value
+    while first and makers[first - 1] == makers[value]:
+        first -= 1
+    return first
 
 
 class Reader(Protocol):
@@ -356,7 +368,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             at = len(self._answers)
             opposite = None
             if name == "nonzero":
-                opposite = next((i for form in self._opposites(values[0]) for i in self._asked(name, form)), None)
+                asked = ((name, form) for form in self._opposites(values[0]))
+                opposite = next((self._answers[one][0] for one in asked if one in self._answers), None)
             question = Question(name, tuple(operands[0].shape), opposite)
             answer = self._reader.answer(self.trace, self.makers, question, values)
             if isinstance(answer, Tensor):
@@ -399,10 +412,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.ledger.escape_to(number, frame.f_globals.get("__name__", ""))
         return plain(number)
 
-    def _asked(self, name: str, form: int) -> list[int]:
-        found = self._answers.get((name, form))
-        return [] if found is None else [found[0]]
-
     def _sources_of(self, values: Sequence[int]) -> set[str] | None:
         """What values follow from, but for sizes: arguments, and what was read. ``None`` if from weights, or by many ops."""
         nodes, makers = self.trace.nodes, self.makers
@@ -431,12 +440,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if op in _SOURCES and op != "constant":
                 made: tuple[Any, ...] = (op, value)
             else:
-                end = record.starts[index + 1] if index + 1 < len(record.starts) else len(record.numbers)
                 alike = tuple(self._form_of(t) if type(t) is int else t for t in tokens)
-                first = value
-                while first and self.makers[first - 1] == index:
-                    first -= 1
-                made = (op, value - first, alike, tuple(record.numbers[record.starts[index] : end]), results)
+                numbers = tuple(record.numbers[record.starts[index] : record.end_of(index)])
+                made = (op, value - first_of(value, self.makers), alike, numbers, results)
             self._forms[value] = self._known_forms.setdefault(made, len(self._known_forms))
         return self._forms[value]
 
@@ -685,13 +691,18 @@ def _put(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         is_mask = mask.dtype is torch.bool and mask.dim() > 0 and values.dtype is x.dtype
         is_rows = any(size != 1 for size in values.shape[: max(0, values.dim() - behind)])
         if is_mask and is_rows and rec.can_read(mask):
-            if mask.shape != x.shape[at : at + mask.dim()]:
-                raise IndexError(f"a mask of {list(mask.shape)} for {list(x.shape)}, from dimension {at} on")
+            _check_mask(x, at, mask)
             if is_in_place:
                 _check_target(rec, func, x)
             result = _put_rows(rec, func, x, at, mask, values)
             return _written(rec, func, x, result) if is_in_place else result
     return _in_place(rec, func, args, kwargs) if is_in_place else rec.emit(func, args, kwargs)
+
+
+def _check_mask(x: Tensor, at: int, mask: Tensor) -> None:
+    """As torch does for a mask as an index: nobody would look, once there are places for it."""
+    if mask.shape != x.shape[at : at + mask.dim()]:
+        raise IndexError(f"a mask of {list(mask.shape)} for {list(x.shape)}, from dimension {at} on")
 
 
 def _put_rows(rec: Recorder, func: Any, x: Tensor, at: int, mask: Tensor, values: Tensor) -> Tensor:
@@ -882,11 +893,7 @@ def _index(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         elif not index.dim():
             return _data_dependent(rec, func, args, kwargs)
         else:
-            if index.shape != args[0].shape[len(places) : len(places) + index.dim()]:
-                # Nobody would look, once there are places for it.
-                raise IndexError(
-                    f"a mask of {list(index.shape)} for {list(args[0].shape)}, from dimension {len(places)} on"
-                )
+            _check_mask(args[0], len(places), index)
             # Where it is true, along each of its dimensions.
             found = rec.read(func, "nonzero", index)
             places += [rec.emit(aten.select.int, (found, 1, dim), {}) for dim in range(index.dim())]
