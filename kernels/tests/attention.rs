@@ -132,8 +132,11 @@ impl Case {
 fn head_sizes_and_lengths() {
     for dim in [1, 8, 20, 40, 64, 72, 80, 96, 128, 160, 200, 512] {
         Case::new(1, 2, 50, 77, dim).check();
+        Case::new(1, 2, 2, 77, dim).check();
     }
-    for (seq_q, seq_k) in [(1, 1), (1, 300), (23, 16), (24, 17), (25, 32), (100, 33), (7, 513), (300, 256), (64, 700)] {
+    for (seq_q, seq_k) in
+        [(1, 1), (1, 300), (23, 16), (24, 17), (25, 32), (100, 33), (7, 513), (300, 256), (64, 700), (2, 600)]
+    {
         Case::new(2, 3, seq_q, seq_k, 40).check();
     }
     Case::new(1, 1, 30, 600, 512).check();
@@ -147,6 +150,7 @@ fn types_and_layouts() {
         for interleaved in [true, false] {
             Case { dtype, interleaved, ..Case::new(2, 2, 40, 100, 40) }.check();
             Case { dtype, interleaved, ..Case::new(1, 1, 26, 40, 33) }.check();
+            Case { dtype, interleaved, ..Case::new(2, 2, 2, 300, 67) }.check();
         }
     }
 }
@@ -166,11 +170,12 @@ fn pairs_of_any_width() {
 fn grouped_queries() {
     Case { kv_heads: 2, ..Case::new(2, 6, 30, 70, 32) }.check();
     Case { kv_heads: 1, causal: true, ..Case::new(1, 4, 90, 90, 32) }.check();
+    Case { kv_heads: 2, ..Case::new(2, 6, 2, 70, 32) }.check();
 }
 
 #[test]
 fn causal_in_the_top_left_sense() {
-    for (seq_q, seq_k) in [(77, 77), (5, 300), (600, 100), (300, 300), (1, 9)] {
+    for (seq_q, seq_k) in [(77, 77), (5, 300), (600, 100), (300, 300), (1, 9), (2, 9)] {
         Case { causal: true, ..Case::new(1, 2, seq_q, seq_k, 16) }.check();
     }
 }
@@ -182,6 +187,7 @@ fn masks_of_every_type_and_shape() {
             [[true; 4], [true, false, false, true], [false, false, true, true], [false, true, true, false], [false; 4]]
         {
             Case { mask: Some((dtype, kept)), ..Case::new(2, 2, 30, 290, 16) }.check();
+            Case { mask: Some((dtype, kept)), ..Case::new(2, 2, 2, 290, 16) }.check();
         }
     }
     Case { causal: true, mask: Some((DType::F32, [true; 4])), ..Case::new(1, 2, 50, 50, 16) }.check();
@@ -214,38 +220,62 @@ fn tiny(q: &mut [f32], k: &mut [f32], out: &mut [f32], mask: Option<Mask>) -> At
 
 #[test]
 fn nothing_to_attend_to_gives_zeros() {
-    let (mut q, mut k) = ([0.5f32; 12], [0.25f32; 20]);
-    for isa in isas() {
-        let mut out = [9f32; 12];
+    // Two queries are worked on one at a time, three as a group.
+    for (isa, queries) in isas().flat_map(|isa| [(isa, 2), (isa, 3)]) {
+        let (mut q, mut k) = (vec![0.5f32; 4 * queries], [0.25f32; 20]);
+        let mut out = vec![9f32; 4 * queries];
         let infinite = [f32::NEG_INFINITY; 5];
         let mask = Mask { ptr: infinite.as_ptr().cast(), dtype: DType::F32, strides: [0, 0, 0, 1] };
         // SAFETY: the buffers hold the sizes.
         unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
-        assert_eq!(out, [0.0; 12]);
-        let mut out = [9f32; 12];
+        assert_eq!(out, vec![0.0; 4 * queries]);
+        out.fill(9.0);
         let row = [1u8, 0, 0];
         let mask = Mask { ptr: row.as_ptr(), dtype: DType::Bool, strides: [0, 0, 1, 0] };
         // SAFETY: as above.
         unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
-        assert_eq!((out[0], out[4], out[11]), (0.25, 0.0, 0.0));
-        let mut out = [9f32; 12];
+        assert_eq!((out[0], out[4], out[4 * queries - 1]), (0.25, 0.0, 0.0));
+        out.fill(9.0);
         // SAFETY: as above.
         unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut [], &mut out, None)) }.unwrap();
-        assert_eq!(out, [0.0; 12]);
+        assert_eq!(out, vec![0.0; 4 * queries]);
     }
 }
 
 #[test]
 fn nan_and_infinity_stay_in_their_rows() {
-    for isa in isas() {
-        let (mut q, mut k) = ([0.5f32; 12], [0.25f32; 20]);
-        q[5] = f32::NAN;
-        q[8] = f32::INFINITY;
-        let mut out = [9f32; 12];
+    for (isa, queries) in isas().flat_map(|isa| [(isa, 2), (isa, 3)]) {
+        let (mut q, mut k) = (vec![0.5f32; 4 * queries], [0.25f32; 20]);
+        for (query, bad) in (1..queries).zip([f32::NAN, f32::INFINITY]) {
+            q[4 * query] = bad;
+        }
+        let mut out = vec![9f32; 4 * queries];
         // SAFETY: the buffers hold the sizes.
         unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, None)) }.unwrap();
         assert_eq!(out[..4], [0.25; 4]);
         assert!(out[4..].iter().all(|x| x.is_nan()), "{out:?}");
+    }
+}
+
+/// A key that is not a number spoils what sees it, and a value that is infinite what weighs it.
+#[test]
+fn nan_and_infinity_among_keys() {
+    for (isa, queries) in isas().flat_map(|isa| [(isa, 2), (isa, 3), (isa, 40)]) {
+        let mut q = vec![0.5f32; 4 * queries];
+        for bad in [f32::NAN, f32::NEG_INFINITY] {
+            let mut k = vec![0.25f32; 4 * 300];
+            k[4 * 299] = bad;
+            let mut out = vec![9f32; 4 * queries];
+            let a = tiny(&mut q, &mut k, &mut out, None);
+            // SAFETY: the buffers hold the sizes.
+            unsafe { attention(&Pool::new(1), isa, &a) }.unwrap();
+            assert!(out.iter().step_by(4).all(|x| x.is_nan()), "{} {bad}: {out:?}", isa.name());
+            let mut out = vec![9f32; 4 * queries];
+            let a = Attention { causal: true, ..tiny(&mut q, &mut k, &mut out, None) };
+            // SAFETY: as above.
+            unsafe { attention(&Pool::new(1), isa, &a) }.unwrap();
+            assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6), "{} {bad}: {out:?}", isa.name());
+        }
     }
 }
 

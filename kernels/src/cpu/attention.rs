@@ -1,17 +1,19 @@
 //! Scaled dot-product attention: `softmax(scale * Q K^T + mask) V`, with no score matrix in memory.
 //!
-//! Keys and values of a few heads at a time are packed once, as f32, into shared scratch memory: K as panels of
-//! two vectors of keys (`[panel][dim][key]`), V as groups of columns (`[group][key][column]`). Then every task takes a
-//! block of queries and walks the keys in blocks: tiles of 24 queries times the K block give scores in L1, the
-//! online softmax turns them into weights and keeps a running maximum and sum per query, and the weights times the V
-//! block are added to f32 results in L2.
+//! Queries lie along vectors: a group of them (a panel of the matrix products' micro-kernels) against every key is
+//! exactly such a product, keys as rows that are read where they lie, and so is the sum of values, columns of V as rows. So
+//! no head size leaves lanes empty, a query's maximum and sum are a lane of a vector, and nothing is added across lanes.
+//! Values of a few heads at a time are transposed into shared scratch memory, with keys that have to be converted. Then every
+//! task takes a block of queries, group by group, and walks the keys in blocks; the online softmax turns scores into weights
+//! and keeps a running maximum and sum per query.
 //!
 //! ```text
-//!            K block (L2)             V block (L2)
-//!          +-----------+            +-------+
-//! 24 rows  | scores L1 |  exp2 ->   |       |  += 24 rows of results (L2)
-//!          +-----------+            +-------+
+//!   K block           Q group                         V block             weights
+//!   [key][dim]   x   [dim][query]  = scores  ->   [column][key]   x   [key][query]   += results [column][query]
+//!   L2, in place      L1              L1 (24 KB)     L2                   L1               L2
 //! ```
+//!
+//! One or two queries are not worth a group: [`attention_few`](super::attention_few) reads keys and values once for each.
 //!
 //! Where bf16 pairs multiply fast (`VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16: products are
 //! exact, sums f32, weights relative to the running maximum are rounded to bf16 as in PyTorch's kernel, and the scale
@@ -25,6 +27,7 @@
 //! (0.50, 0.91), 4096x4096 d512 170 (0.50, 0.97), 4096x77 d40 70 (0.48, 0.80); bf16 and f16 take as long as f32.
 
 use super::KernelError;
+use super::attention_few::{FEW_QUERIES, few_queries};
 use super::attention_kernel::{self as kernel, Packing};
 use super::copy::Shared;
 use super::gemm_kernel::Form;
@@ -32,12 +35,8 @@ use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::{OutOfMemory, Pool};
 
-/// Vectors of keys in a panel of K.
-pub(super) const PANEL: usize = 2;
-/// Queries worked on together: a multiple of every micro-kernel's rows (12, 8, 6).
-pub(super) const TILE_ROWS: usize = 24;
-/// Most keys of a block; their scores for a tile take 24 KB of L1.
-pub(super) const BLOCK_KEYS: usize = 256;
+/// Most keys of a block; their scores for a group of queries take 32 KB at most.
+pub(super) const BLOCK_KEYS: usize = 192;
 
 /// A four-dimensional operand `[batch, head, position, dim]`; strides in elements, any of them 0 or negative.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +141,7 @@ pub fn scratch_bytes(pool: &Pool, isa: Isa, a: &Attention) -> usize {
 
 /// [`scratch_bytes`] for a given form of products.
 pub(crate) fn scratch_bytes_of(form: Form, pool: &Pool, isa: Isa, a: &Attention) -> usize {
-    if a.is_empty() {
+    if a.is_empty() || a.seq_q <= FEW_QUERIES {
         return 0;
     }
     let packing = Packing::new(isa, a, form);
@@ -192,6 +191,10 @@ pub(crate) unsafe fn attention_with(
         return Ok(());
     }
     let isa = isa.clamp();
+    if a.seq_q <= FEW_QUERIES {
+        // SAFETY: forwarded.
+        return Ok(unsafe { few_queries(pool, isa, a) }?);
+    }
     let packing = Packing::new(isa, a, form);
     let together = heads_together(pool, a, &packing);
     let packed = Shared(scratch.wrapping_add(scratch.align_offset(64)));
@@ -200,8 +203,8 @@ pub(crate) unsafe fn attention_with(
     let blocks = a.seq_q.div_ceil(rows);
     for first in (0..units).step_by(together) {
         let here = together.min(units - first);
-        // Pieces of keys are packed in parallel.
-        let piece = packing.panel_keys() * 8;
+        // Blocks of keys are packed in parallel.
+        let piece = packing.block();
         let pieces = a.seq_k.div_ceil(piece);
         pool.run(here * pieces, |task, _| {
             let (unit, from) = (task / pieces, task % pieces * piece);
@@ -231,9 +234,9 @@ pub(crate) unsafe fn attention_with(
 
 /// Queries of a task: as many as keep Q and the results in L2, fewer if the threads would run out of tasks.
 fn block_rows(pool: &Pool, a: &Attention, packing: &Packing, heads: usize) -> usize {
-    let most = (400 << 10) / (packing.query_stride() + packing.value_columns()) / 4;
+    let most = (400 << 10) / (packing.terms() + a.dim_v).max(1) / 4;
     let fair = (a.seq_q * heads).div_ceil(pool.threads() * 4);
-    most.min(192).min(fair).next_multiple_of(TILE_ROWS)
+    most.min(192).min(fair).next_multiple_of(packing.group())
 }
 
 /// The meaning of [`attention`]: f64 loops over one query at a time.

@@ -1,9 +1,12 @@
-//! The parts of [`attention`](super::attention) that run on vectors: packing, micro-kernels, online softmax.
+//! The parts of [`attention`](super::attention) that run on vectors: packing, products, online softmax.
+//!
+//! Queries lie along vectors: a *group* is a panel of the products' micro-kernels ([`Kernel::nr`] queries), and scores,
+//! weights and results of a group have a row for each key or column of V.
 
-use super::attention::{Attention, BLOCK_KEYS, Heads, PANEL, TILE_ROWS};
-#[cfg(target_arch = "x86_64")]
-use super::gemm_avx512::add_pairs_40;
-use super::gemm_kernel::{Form, of_form, select};
+use super::attention::{Attention, BLOCK_KEYS, Heads};
+use super::gemm::is_readable;
+use super::gemm_driver::run_tiles;
+use super::gemm_kernel::{Form, Kernel, of_form, select};
 use super::math;
 use super::pack::{Matrix, pack_panel, units, width_at};
 use super::simd::{Element, Simd};
@@ -11,66 +14,72 @@ use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::{simd_dispatch, with_element};
 
-/// Elements between rows of scores: an odd number of cache lines, so that rows fall into different sets of L1.
-const SCORE_STRIDE: usize = BLOCK_KEYS + 16;
+/// Columns that are brought into another order at a time, in buffers that L1 holds.
+const STRIP: usize = 64;
+/// Most queries of a group.
+const MAX_GROUP: usize = 32;
 
-/// Layout of the packed keys and values of one head.
-#[derive(Clone, Copy, Debug)]
+/// Layout of the packed keys and values of one head, in units of four bytes: K as `[key][dim]`, unless products read it
+/// where it lies, then V as `[block of keys][column][key]`.
+#[derive(Clone, Copy)]
 pub(super) struct Packing {
-    /// Whether products are those of bf16 pairs; operands lie in packed memory as such, otherwise as f32.
-    form: Form,
-    isa: Isa,
-    lanes: usize,
+    /// The products' micro-kernels. Operands of pairs lie in packed memory as bf16, otherwise as f32.
+    kernel: &'static Kernel,
     dim: usize,
     dim_v: usize,
     seq_k: usize,
+    /// Keys of a block, the last one excepted.
+    block: usize,
+    /// Products read keys where they lie.
+    in_place: bool,
 }
 
 impl Packing {
-    /// The layout for one of the [`forms`].
+    /// The layout for a form that [`best_form`] may return.
     pub(super) fn new(isa: Isa, a: &Attention, form: Form) -> Packing {
-        let lanes = if isa.clamp() == Isa::Avx512 { 16 } else { 8 };
-        Packing { form, isa: isa.clamp(), lanes, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k }
+        let kernel = of_form(isa, form);
+        // Both operands of a block within a quarter of L2.
+        let fit = (256 << 10) / ((a.dim + a.dim_v) * 4).max(1);
+        let most = (fit / 32 * 32).clamp(64, BLOCK_KEYS);
+        let blocks = a.seq_k.div_ceil(most).max(1);
+        let block = a.seq_k.div_ceil(blocks).next_multiple_of(form.elements_per_unit()).max(1);
+        let keys = head_matrix(&a.k, 0, 0);
+        Packing { kernel, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k, block, in_place: is_readable(&keys, form, a.dim) }
     }
 
-    /// Keys of a panel.
-    pub(super) fn panel_keys(&self) -> usize {
-        PANEL * self.lanes
+    fn pairs(&self) -> bool {
+        self.kernel.form == Form::Bf16Pairs
     }
 
-    /// Columns of V with padding.
-    pub(super) fn value_columns(&self) -> usize {
-        self.dim_v.next_multiple_of(self.lanes)
+    /// Most queries of a group.
+    pub(super) fn group(&self) -> usize {
+        self.kernel.nr
     }
 
-    /// f32 of packed K.
-    fn key_len(&self) -> usize {
-        self.seq_k.next_multiple_of(self.panel_keys()) * units(self.dim, self.form.dtype())
+    /// Keys packed together: a block of them.
+    pub(super) fn block(&self) -> usize {
+        self.block
     }
 
-    /// f32 of packed V before a column.
-    fn value_len(&self, columns: usize) -> usize {
-        units(self.seq_k, self.form.dtype()) * columns
+    /// Units of a key or query.
+    pub(super) fn terms(&self) -> usize {
+        units(self.dim, self.kernel.form.dtype())
+    }
+
+    /// Units of a column of V in a block.
+    fn block_terms(&self) -> usize {
+        units(self.block, self.kernel.form.dtype())
+    }
+
+    /// Units before the block of V that starts at a key.
+    fn values_at(&self, key: usize) -> usize {
+        let keys = if self.in_place { 0 } else { self.seq_k * self.terms() };
+        keys.next_multiple_of(16) + key / self.block * self.dim_v * self.block_terms()
     }
 
     /// Bytes of a head, a multiple of a cache line.
     pub(super) fn bytes(&self) -> usize {
-        ((self.key_len() + self.value_len(self.value_columns())) * 4).next_multiple_of(64)
-    }
-
-    /// Elements between queries: an odd number of cache lines, from a short list the kernels are compiled for.
-    pub(super) fn query_stride(&self) -> usize {
-        match self.dim {
-            0..=80 => 80,
-            81..=176 => 176,
-            _ => 528,
-        }
-    }
-
-    /// Keys of a block: both operands within a quarter of L2.
-    fn block_keys(&self) -> usize {
-        let fit = (256 << 10) / ((self.dim + self.value_columns()) * 4).max(1);
-        (fit / 32 * 32).clamp(64, BLOCK_KEYS)
+        (self.values_at(self.seq_k.next_multiple_of(self.block)) * 4).next_multiple_of(64)
     }
 }
 
@@ -81,10 +90,32 @@ pub(super) fn best_form(isa: Isa, a: &Attention) -> Form {
     if same && a.scale > 0.0 { select(isa, DType::BF16, DType::BF16).form } else { Form::F32 }
 }
 
+/// Elements of a task's own scratch memory, part by part.
+struct Scratch {
+    scores: usize,
+    queries: usize,
+    results: usize,
+    rows: usize,
+    strip: usize,
+}
+
+impl Scratch {
+    fn of(packing: &Packing, rows: usize) -> Scratch {
+        let rows = rows.next_multiple_of(packing.group());
+        Scratch {
+            scores: packing.block * packing.group(),
+            queries: rows * packing.terms(),
+            results: rows * packing.dim_v,
+            rows,
+            strip: STRIP * packing.group(),
+        }
+    }
+}
+
 /// Bytes of a task's own scratch memory.
 pub(super) fn task_bytes(packing: &Packing, rows: usize) -> usize {
-    let per_row = packing.query_stride() + packing.value_columns() + 2;
-    (rows * per_row + TILE_ROWS * SCORE_STRIDE + BLOCK_KEYS) * 4 + 64
+    let Scratch { scores, queries, results, rows, strip } = Scratch::of(packing, rows);
+    (scores + queries + results + 2 * rows + 2 * strip) * 4 + 64
 }
 
 /// A block of queries of one head.
@@ -99,18 +130,19 @@ pub(super) struct Task {
     pub scratch: *mut f32,
 }
 
-/// Vectors of columns worked on together when weights multiply V, widest first: as many as registers allow.
-#[inline(always)]
-fn group_width(lanes: usize, left: usize) -> usize {
-    match (lanes, left) {
-        (16, 5) => 3,
-        (16, _) => left.min(4),
-        _ => left.min(2),
+/// The positions of one head as a matrix.
+pub(super) fn head_matrix(heads: &Heads, batch: usize, head: usize) -> Matrix {
+    let start = batch as isize * heads.strides[0] + head as isize * heads.strides[1];
+    Matrix {
+        ptr: heads.ptr.wrapping_offset(start * heads.dtype.size_bytes() as isize),
+        dtype: heads.dtype,
+        row_stride: heads.strides[2],
+        col_stride: heads.strides[3],
     }
 }
 
 simd_dispatch! {
-    /// Packs keys `from..to` (`from` at a panel's start) of key-value head `unit` into `packed`.
+    /// Packs keys `from..to`, a block, of key-value head `unit` into `packed`.
     pub(super) unsafe fn pack(
         a: &Attention, packing: &Packing, unit: usize, from: usize, to: usize, packed: *mut f32,
     ) = pack_body
@@ -126,149 +158,195 @@ unsafe fn pack_body<S: Simd>(
     to: usize,
     packed: *mut f32,
 ) {
-    let (batch, head) = ((unit / a.kv_heads) as isize, (unit % a.kv_heads) as isize);
-    let start =
-        |h: &Heads| h.ptr.wrapping_offset((batch * h.strides[0] + head * h.strides[1]) * h.dtype.size_bytes() as isize);
-    let values = packed.wrapping_add(packing.key_len());
-    if packing.form == Form::Bf16Pairs {
-        let matrix = |heads: &Heads, row, col| Matrix {
-            ptr: start(heads),
-            dtype: DType::BF16,
-            row_stride: heads.strides[row],
-            col_stride: heads.strides[col],
-        };
-        // SAFETY: the caller's promise; pieces start at whole panels.
-        unsafe {
-            for key in (from..to).step_by(packing.panel_keys()) {
-                let panel = packed.add(key * units(packing.dim, DType::BF16)).cast();
-                let (keys, width) = (matrix(&a.k, 2, 3), packing.panel_keys());
-                pack_panel(Isa::Avx512, &keys, key, packing.seq_k, width, 0, packing.dim, panel);
-            }
-            pack_value_pairs(&matrix(&a.v, 2, 3), packing, from, to, values.cast());
-        }
-        return;
-    }
-    // SAFETY: the caller's promise.
+    let (batch, head) = (unit / a.kv_heads, unit % a.kv_heads);
+    let (k, v) = (head_matrix(&a.k, batch, head), head_matrix(&a.v, batch, head));
+    // SAFETY: the caller's promise; the block's place in the packed memory.
     unsafe {
-        with_element!(a.k.dtype, e => pack_keys(s, e, start(&a.k), a.k.strides, packing, from, to, packed), else ());
-        with_element!(a.v.dtype, e => pack_values(s, e, start(&a.v), a.v.strides, packing, from, to, values), else ());
+        let values = packed.add(packing.values_at(from));
+        if packing.pairs() {
+            if !packing.in_place {
+                copy_key_pairs(&k, packing, from, to, packed.cast());
+            }
+            transpose_value_pairs(&v, packing, from, to, values.cast());
+        } else {
+            if !packing.in_place {
+                with_element!(k.dtype, e => copy_keys(s, e, &k, packing, from, to, packed), else ());
+            }
+            with_element!(v.dtype, e => transpose_values(s, e, &v, packing, from, to, values), else ());
+        }
     }
 }
 
-/// `[panel][dim][key]`, missing keys 0.
+/// Rows of keys as f32.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn pack_keys<S: Simd, E: Element>(
+unsafe fn copy_keys<S: Simd, E: Element>(
     s: S,
     e: E,
-    k: *const u8,
-    strides: [isize; 4],
+    k: &Matrix,
     packing: &Packing,
     from: usize,
     to: usize,
     out: *mut f32,
 ) {
-    let (width, dim, l) = (PANEL * S::LANES, packing.dim, S::LANES);
-    let mut row = [0f32; 16];
-    let mut key = from;
-    // SAFETY: keys below `to` of the head; panels that hold them.
+    // SAFETY: keys of the head; rows of `dim` f32.
     unsafe {
-        while key < to {
-            let panel = out.add(key * dim);
-            // A panel more than half full, as products pack theirs: by transposes of whole vectors.
-            if E::SIZE == 4 && key + width / 2 < packing.seq_k {
-                let (row_stride, col_stride) = (strides[2], strides[3]);
-                let keys = Matrix { ptr: k, dtype: DType::F32, row_stride, col_stride };
-                pack_panel(packing.isa, &keys, key, packing.seq_k, width, 0, dim, panel.cast());
-                key += width;
-                continue;
+        for key in from..to {
+            copy_row(s, e, k, key, 0, packing.dim, out.add(key * packing.dim));
+        }
+    }
+}
+
+/// Elements `first..first + count` of a row as f32.
+#[inline(always)]
+unsafe fn copy_row<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    matrix: &Matrix,
+    row: usize,
+    first: usize,
+    count: usize,
+    out: *mut f32,
+) {
+    let source = matrix.at(row, first);
+    // SAFETY: the caller vouches for the elements.
+    unsafe {
+        if matrix.col_stride == 1 {
+            let whole = count / S::LANES * S::LANES;
+            for c in (0..whole).step_by(S::LANES) {
+                s.store(out.add(c), e.load(s, source, c));
             }
-            for j in 0..width {
-                let source = k.offset((key + j) as isize * strides[2] * E::SIZE as isize);
-                if key + j >= to {
-                    for d in 0..dim {
-                        *panel.add(d * width + j) = 0.0;
-                    }
-                } else if strides[3] == 1 {
-                    let mut d = 0;
-                    while d < dim {
-                        let n = l.min(dim - d);
-                        s.store(row.as_mut_ptr(), e.load_n(s, source, d, n));
-                        for (i, x) in row[..n].iter().enumerate() {
-                            *panel.add((d + i) * width + j) = *x;
-                        }
-                        d += n;
-                    }
-                } else {
-                    for d in 0..dim {
-                        *panel.add(d * width + j) = e.get(source, d as isize * strides[3]);
+            if whole < count {
+                s.store_n(out.add(whole), e.load_n(s, source, whole, count - whole), count - whole);
+            }
+        } else {
+            for c in 0..count {
+                *out.add(c) = e.get(source, c as isize * matrix.col_stride);
+            }
+        }
+    }
+}
+
+/// Rows of keys as bf16; an odd element's partner is 0.
+unsafe fn copy_key_pairs(k: &Matrix, packing: &Packing, from: usize, to: usize, out: *mut u32) {
+    let (dim, terms) = (packing.dim, packing.terms());
+    // SAFETY: keys of the head; rows of `terms` units.
+    unsafe {
+        for key in from..to {
+            let (source, row) = (k.at(key, 0).cast::<u16>(), out.add(key * terms).cast::<u16>());
+            if dim % 2 == 1 {
+                row.add(dim).write(0);
+            }
+            if k.col_stride == 1 {
+                row.copy_from_nonoverlapping(source, dim);
+            } else {
+                (0..dim).for_each(|d| row.add(d).write(*source.offset(d as isize * k.col_stride)));
+            }
+        }
+    }
+}
+
+/// Columns `columns` of rows `first..`, `valid` of them, as rows of a panel: `out[column][row]`. Missing rows are 0.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn transpose_rows<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    kernel: &Kernel,
+    matrix: &Matrix,
+    (first, valid): (usize, usize),
+    columns: std::ops::Range<usize>,
+    out: *mut f32,
+) {
+    // SAFETY: the caller vouches for rows and columns and for a panel of results.
+    unsafe {
+        if E::SIZE == 4 {
+            let rows = Matrix { ptr: matrix.at(first, 0), ..*matrix };
+            return pack_panel(kernel.isa, &rows, 0, valid, kernel.nr, columns.start, columns.len(), out.cast());
+        }
+        let width = width_at(valid, 0, kernel.nr);
+        let mut strip = std::mem::MaybeUninit::<[f32; MAX_GROUP * STRIP]>::uninit();
+        let strip: *mut f32 = strip.as_mut_ptr().cast();
+        for column in columns.clone().step_by(STRIP) {
+            let count = STRIP.min(columns.end - column);
+            for row in 0..valid {
+                copy_row(s, e, matrix, first + row, column, count, strip.add(row * STRIP));
+            }
+            let rows = Matrix::row_major(strip.cast_const().cast(), DType::F32, STRIP);
+            let to = out.add((column - columns.start) * width);
+            pack_panel(kernel.isa, &rows, 0, valid, kernel.nr, 0, count, to.cast());
+        }
+    }
+}
+
+/// Columns of V, keys along rows, as f32.
+#[inline(always)]
+unsafe fn transpose_values<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    v: &Matrix,
+    packing: &Packing,
+    from: usize,
+    to: usize,
+    out: *mut f32,
+) {
+    let (kernel, stride) = (packing.kernel, packing.block_terms());
+    let mut strip = std::mem::MaybeUninit::<[f32; MAX_GROUP * STRIP]>::uninit();
+    let strip: *mut f32 = strip.as_mut_ptr().cast();
+    // SAFETY: keys of the head; `dim_v` rows of `stride` f32.
+    unsafe {
+        for column in (0..packing.dim_v).step_by(STRIP) {
+            let end = packing.dim_v.min(column + STRIP);
+            for key in (from..to).step_by(kernel.nr) {
+                let valid = kernel.nr.min(to - key);
+                let width = width_at(valid, 0, kernel.nr);
+                transpose_rows(s, e, kernel, v, (key, valid), column..end, strip);
+                for c in column..end {
+                    let row = out.add(c * stride + key - from);
+                    row.copy_from_nonoverlapping(strip.add((c - column) * width), valid);
+                }
+            }
+        }
+    }
+}
+
+/// Columns of V, keys along rows, as bf16; a missing key is 0.
+unsafe fn transpose_value_pairs(v: &Matrix, packing: &Packing, from: usize, to: usize, out: *mut u32) {
+    let (kernel, stride, dim) = (packing.kernel, 2 * packing.block_terms(), packing.dim_v);
+    let out = out.cast::<u16>();
+    let mut strip = std::mem::MaybeUninit::<[u32; MAX_GROUP * STRIP]>::uninit();
+    let strip: *mut u32 = strip.as_mut_ptr().cast();
+    // Two columns side by side are a unit of four bytes: those are transposed, and then taken apart.
+    let whole = if v.col_stride == 1 && v.row_stride % 2 == 0 { dim / 2 * 2 } else { 0 };
+    // SAFETY: keys of the head; `dim` rows of `stride` bf16.
+    unsafe {
+        for column in (0..whole).step_by(2 * STRIP) {
+            let end = whole.min(column + 2 * STRIP);
+            for key in (from..to).step_by(kernel.nr) {
+                let valid = kernel.nr.min(to - key);
+                let width = width_at(valid, 0, kernel.nr);
+                let (ptr, row_stride) = (v.at(key, column), v.row_stride / 2);
+                let rows = Matrix { ptr, dtype: DType::F32, row_stride, col_stride: 1 };
+                pack_panel(kernel.isa, &rows, 0, valid, kernel.nr, 0, (end - column) / 2, strip.cast());
+                for c in (column..end).step_by(2) {
+                    let pairs = strip.add((c - column) / 2 * width);
+                    let (low, high) = (out.add(c * stride + key - from), out.add((c + 1) * stride + key - from));
+                    // The key after the last one exists in the panel, where it is 0.
+                    for lane in 0..valid.next_multiple_of(2) {
+                        let pair = *pairs.add(lane);
+                        low.add(lane).write(pair as u16);
+                        high.add(lane).write((pair >> 16) as u16);
                     }
                 }
             }
-            key += width;
         }
-    }
-}
-
-/// `[group of columns][key][column]`, missing columns 0.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn pack_values<S: Simd, E: Element>(
-    s: S,
-    e: E,
-    v: *const u8,
-    strides: [isize; 4],
-    packing: &Packing,
-    from: usize,
-    to: usize,
-    out: *mut f32,
-) {
-    let (l, vectors) = (S::LANES, packing.value_columns() / S::LANES);
-    let mut first = 0;
-    // SAFETY: keys below `to` of the head; groups that hold them.
-    unsafe {
-        while first < vectors {
-            let width = group_width(l, vectors - first);
-            let group = out.add(packing.seq_k * first * l);
+        for c in whole..dim {
+            let row = out.add(c * stride);
             for key in from..to {
-                let source = v.offset(key as isize * strides[2] * E::SIZE as isize);
-                for i in 0..width {
-                    let (c, to) = ((first + i) * l, group.add((key * width + i) * l));
-                    let n = l.min(packing.dim_v - c.min(packing.dim_v));
-                    if strides[3] == 1 {
-                        s.store(to, e.load_n(s, source.add(c * E::SIZE), 0, n));
-                    } else {
-                        s.store(to, s.splat(0.0));
-                        for j in 0..n {
-                            *to.add(j) = e.get(source, (c + j) as isize * strides[3]);
-                        }
-                    }
-                }
+                row.add(key - from).write(*v.at(key, c).cast::<u16>());
             }
-            first += width;
-        }
-    }
-}
-
-/// Panels of V as `pack` lays them out, columns of V being the columns: pairs of keys `from..to`, a missing key 0.
-unsafe fn pack_value_pairs(v: &Matrix, packing: &Packing, from: usize, to: usize, out: *mut u32) {
-    let mut column = 0;
-    // SAFETY: keys below `to` and columns below `dim_v` of the head; panels that hold them.
-    unsafe {
-        while column < packing.dim_v {
-            let width = width_at(packing.dim_v, column, packing.panel_keys());
-            let valid = width.min(packing.dim_v - column);
-            for key in (from..to).step_by(2) {
-                let row = out.add(packing.value_len(column) + key / 2 * width);
-                let (low, high) = (v.at(key, column).cast::<u16>(), v.at(key + 1, column).cast::<u16>());
-                for lane in 0..valid {
-                    let at = lane as isize * v.col_stride;
-                    let upper = if key + 1 < to { u32::from(*high.wrapping_offset(at)) } else { 0 };
-                    row.add(lane).write(u32::from(*low.offset(at)) | upper << 16);
-                }
-                row.add(valid).write_bytes(0, width - valid);
+            if (to - from) % 2 == 1 {
+                row.add(to - from).write(0);
             }
-            column += width;
         }
     }
 }
@@ -278,442 +356,204 @@ simd_dispatch! {
     pub(super) unsafe fn run(a: &Attention, packing: &Packing, task: &Task) = run_body
 }
 
-#[inline(always)]
-unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match packing.query_stride() {
-            80 => run_block::<S, 80>(s, a, packing, task),
-            176 => run_block::<S, 176>(s, a, packing, task),
-            _ => run_block::<S, 528>(s, a, packing, task),
-        }
-    }
+/// A group of queries.
+#[derive(Clone, Copy)]
+struct Group {
+    /// The first one of the head, and how many there are.
+    first: usize,
+    valid: usize,
+    /// Columns of its panels: `valid` and padding.
+    width: usize,
+    /// `[dim][query]`.
+    queries: *mut f32,
+    /// `[column][query]`.
+    results: *mut f32,
+    /// The running maximum and sum of each query.
+    top: *mut f32,
+    sum: *mut f32,
 }
 
 #[inline(always)]
-unsafe fn run_block<S: Simd, const LDQ: usize>(s: S, a: &Attention, packing: &Packing, task: &Task) {
-    let (l, columns) = (S::LANES, packing.value_columns());
-    let rows = task.rows.next_multiple_of(TILE_ROWS);
+unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task) {
+    let (kernel, parts) = (packing.kernel, Scratch::of(packing, task.rows));
     // SAFETY: `task_bytes` of scratch memory; the caller's promise for the operands.
     unsafe {
         let scores = task.scratch.add(task.scratch.align_offset(64));
-        let queries = scores.add(TILE_ROWS * SCORE_STRIDE);
-        let results = queries.add(rows * LDQ);
-        let bias = results.add(rows * columns);
-        let (top, sum) = (bias.add(BLOCK_KEYS), bias.add(BLOCK_KEYS + rows));
-        let pairs = packing.form == Form::Bf16Pairs;
-        if pairs {
-            copy_queries::<LDQ>(a, task, rows, queries);
-        } else {
-            with_element!(a.q.dtype, e => load_queries::<S, _, LDQ>(s, e, a, task, rows, queries), else ());
+        let queries = scores.add(parts.scores);
+        let results = queries.add(parts.queries);
+        let (top, sum) = (results.add(parts.results), results.add(parts.results + parts.rows));
+        let strips = sum.add(parts.rows);
+        let group = |row: usize| Group {
+            first: task.q0 + row,
+            valid: kernel.nr.min(task.rows - row),
+            width: width_at(task.rows, row, kernel.nr),
+            queries: queries.wrapping_add(row * packing.terms()),
+            results: results.wrapping_add(row * packing.dim_v),
+            top: top.wrapping_add(row),
+            sum: sum.wrapping_add(row),
+        };
+        let q = head_matrix(&a.q, task.batch, task.head);
+        let k = head_matrix(&a.k, task.batch, task.head / (a.heads / a.kv_heads));
+        for row in (0..task.rows).step_by(kernel.nr) {
+            let group = group(row);
+            with_element!(a.q.dtype, e => load_queries(s, e, a, packing, &q, &group), else ());
+            for r in 0..group.width {
+                (*group.top.add(r), *group.sum.add(r)) = (f32::NEG_INFINITY, 0.0);
+            }
+            if packing.seq_k == 0 {
+                group.results.write_bytes(0, group.width * packing.dim_v);
+            }
         }
         // What scores still have to be multiplied by, before and after the mask is added.
-        let scale = if pairs { a.scale * std::f32::consts::LOG2_E } else { 1.0 };
+        let scale = if packing.pairs() { a.scale * std::f32::consts::LOG2_E } else { 1.0 };
         let (before, after) = if a.mask.is_some() { (scale, 1.0) } else { (1.0, scale) };
-        for r in 0..rows {
-            (*top.add(r), *sum.add(r)) = (f32::NEG_INFINITY, 0.0);
-        }
-        std::ptr::write_bytes(results, 0, rows * columns);
-        let last_query = task.q0 + task.rows - 1;
-        let seen = if a.causal { packing.seq_k.min(last_query + 1) } else { packing.seq_k };
-        let step = packing.block_keys();
-        let mut key = 0;
-        while key < seen {
-            let keys = step.min(packing.seq_k - key);
-            for t in (0..task.rows).step_by(TILE_ROWS) {
-                let valid = TILE_ROWS.min(task.rows - t);
-                if a.causal && key > task.q0 + t + valid - 1 {
+        for key in (0..packing.seq_k).step_by(packing.block) {
+            for row in (0..task.rows).step_by(kernel.nr) {
+                let group = group(row);
+                let mut keys = packing.block.min(packing.seq_k - key);
+                if a.causal {
+                    keys = keys.min((group.first + group.valid).saturating_sub(key));
+                }
+                if keys == 0 {
                     continue;
                 }
-                if pairs {
-                    multiply_key_pairs::<LDQ>(packing, task.packed, queries.add(t * LDQ), valid, key, keys, scores);
+                let (terms, width) = (packing.terms(), group.width);
+                let panel = group.queries.cast_const().cast();
+                let (rows, lda) = if packing.in_place {
+                    (k.at(key, 0), k.row_stride as usize * k.dtype.size_bytes())
                 } else {
-                    multiply_keys::<S, LDQ>(s, packing, task.packed, queries.add(t * LDQ), valid, key, keys, scores);
-                }
-                let width = keys.next_multiple_of(l);
-                mask_scores(s, a, task, t, valid, key, keys, width, scores, bias, before);
-                for r in 0..valid {
-                    let row = scores.add(r * SCORE_STRIDE);
-                    let out = results.add((t + r) * columns);
-                    let (top, sum) = (top.add(t + r), sum.add(t + r));
-                    if pairs {
-                        soften::<S, true>(s, row, width, after, top, sum, out, columns);
-                    } else {
-                        soften::<S, false>(s, row, width, after, top, sum, out, columns);
-                    }
-                }
-                let values = task.packed.add(packing.key_len());
-                if pairs {
-                    multiply_value_pairs(packing, values, scores, valid, key, keys, results.add(t * columns));
-                } else {
-                    multiply_values(s, packing, values, scores, valid, key, keys, results.add(t * columns));
-                }
-            }
-            key += keys;
-        }
-        with_element!(a.out.dtype, e => store_results(s, e, a, task, results, columns, sum), else ());
-    }
-}
-
-/// Queries as bf16, `LDQ` f32 apart; rows past the valid ones and an odd element's partner are 0.
-#[inline(always)]
-unsafe fn copy_queries<const LDQ: usize>(a: &Attention, task: &Task, rows: usize, out: *mut f32) {
-    let st = a.q.strides;
-    let start = task.batch as isize * st[0] + task.head as isize * st[1] + task.q0 as isize * st[2];
-    // SAFETY: queries of the block; `rows` rows of LDQ f32, more than `dim + 1` bf16.
-    unsafe {
-        for r in 0..rows {
-            let to = out.add(r * LDQ).cast::<u16>();
-            if r >= task.rows {
-                to.write_bytes(0, a.dim + 1);
-                continue;
-            }
-            let from = a.q.ptr.cast::<u16>().offset(start + r as isize * st[2]);
-            if st[3] == 1 {
-                to.copy_from_nonoverlapping(from, a.dim);
-            } else {
-                (0..a.dim).for_each(|d| to.add(d).write(*from.offset(d as isize * st[3])));
-            }
-            to.add(a.dim).write(0);
-        }
-    }
-}
-
-/// Queries as f32, scaled into units of log2; rows past the valid ones are 0.
-#[inline(always)]
-unsafe fn load_queries<S: Simd, E: Element, const LDQ: usize>(
-    s: S,
-    e: E,
-    a: &Attention,
-    task: &Task,
-    rows: usize,
-    out: *mut f32,
-) {
-    let (l, scale, st) = (S::LANES, a.scale * std::f32::consts::LOG2_E, a.q.strides);
-    let start = task.batch as isize * st[0] + task.head as isize * st[1] + task.q0 as isize * st[2];
-    // SAFETY: queries of the block; `rows` rows of LDQ >= dim elements.
-    unsafe {
-        for r in 0..rows {
-            let to = out.add(r * LDQ);
-            if r >= task.rows {
-                std::ptr::write_bytes(to, 0, a.dim);
-                continue;
-            }
-            let from = a.q.ptr.offset((start + r as isize * st[2]) * E::SIZE as isize);
-            let mut d = 0;
-            while d < a.dim {
-                let n = l.min(a.dim - d);
-                if st[3] == 1 {
-                    s.store_n(to.add(d), s.mul(e.load_n(s, from, d, n), s.splat(scale)), n);
-                } else {
-                    for i in d..d + n {
-                        *to.add(i) = e.get(from, i as isize * st[3]) * scale;
-                    }
-                }
-                d += n;
-            }
-        }
-    }
-}
-
-/// `c[MR][NV * LANES + NE * 8] (+)= a[MR][k] * b[k][..]`: every accumulator in a register. The `NE` vectors of eight lanes
-/// come last: they take half the time of wide ones where the processor splits those.
-// Indices, not iterators: the accumulators must become registers.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
-unsafe fn product<S: Simd, const MR: usize, const NV: usize, const NE: usize, const LDA: usize, const ADD: bool>(
-    s: S,
-    k: usize,
-    a: *const f32,
-    b: *const f32,
-    ldb: usize,
-    c: *mut f32,
-    ldc: usize,
-) {
-    let (l, e) = (S::LANES, s.eight());
-    let mut acc = [[s.splat(0.0); NV]; MR];
-    let mut narrow = [[e.splat(0.0); NE]; MR];
-    // SAFETY: the caller vouches for the three blocks.
-    unsafe {
-        if ADD {
-            for i in 0..MR {
-                for j in 0..NV {
-                    acc[i][j] = s.load(c.add(i * ldc + j * l));
-                }
-                for j in 0..NE {
-                    narrow[i][j] = e.load(c.add(i * ldc + NV * l + j * 8));
-                }
-            }
-        }
-        let mut b = b;
-        for p in 0..k {
-            let mut row = [s.splat(0.0); NV];
-            for j in 0..NV {
-                row[j] = s.load(b.add(j * l));
-            }
-            let mut end = [e.splat(0.0); NE];
-            for j in 0..NE {
-                end[j] = e.load(b.add(NV * l + j * 8));
-            }
-            for i in 0..MR {
-                let x = *a.add(i * LDA + p);
-                for j in 0..NV {
-                    acc[i][j] = s.mla(s.splat(x), row[j], acc[i][j]);
-                }
-                for j in 0..NE {
-                    narrow[i][j] = e.mla(e.splat(x), end[j], narrow[i][j]);
-                }
-            }
-            b = b.add(ldb);
-        }
-        for i in 0..MR {
-            for j in 0..NV {
-                s.store(c.add(i * ldc + j * l), acc[i][j]);
-            }
-            for j in 0..NE {
-                e.store(c.add(i * ldc + NV * l + j * 8), narrow[i][j]);
-            }
-        }
-    }
-}
-
-/// Scores of a tile of queries and a block of keys.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn multiply_keys<S: Simd, const LDQ: usize>(
-    s: S,
-    packing: &Packing,
-    packed: *const f32,
-    queries: *const f32,
-    valid: usize,
-    key: usize,
-    keys: usize,
-    scores: *mut f32,
-) {
-    let (l, width, dim) = (S::LANES, PANEL * S::LANES, packing.dim);
-    let mut at = 0;
-    // SAFETY: panels of the head; TILE_ROWS queries and rows of scores.
-    unsafe {
-        while at < keys {
-            let panel = packed.add((key + at) * dim);
-            let narrow = keys - at <= l;
-            macro_rules! rows {
-                ($mr:literal, $nv:literal) => {
-                    for g in (0..valid).step_by($mr) {
-                        let (q, c) = (queries.add(g * LDQ), scores.add(g * SCORE_STRIDE + at));
-                        product::<S, $mr, $nv, 0, LDQ, false>(s, dim, q, panel, width, c, SCORE_STRIDE);
-                    }
+                    (task.packed.add(key * terms).cast(), terms * 4)
                 };
-            }
-            match (l == 16, narrow) {
-                (true, false) => rows!(12, 2),
-                (true, true) => rows!(12, 1),
-                (false, false) => rows!(6, 2),
-                (false, true) => rows!(6, 1),
-            }
-            at += width;
-        }
-    }
-}
-
-/// Adds weights times values to the results of a tile.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn multiply_values<S: Simd>(
-    s: S,
-    packing: &Packing,
-    values: *const f32,
-    weights: *const f32,
-    valid: usize,
-    key: usize,
-    keys: usize,
-    results: *mut f32,
-) {
-    let (l, columns) = (S::LANES, packing.value_columns());
-    let vectors = columns / l;
-    let mut first = 0;
-    // SAFETY: groups of the head; TILE_ROWS rows of weights and results.
-    unsafe {
-        while first < vectors {
-            let width = group_width(l, vectors - first);
-            let b = values.add((packing.seq_k * first + key * width) * l);
-            macro_rules! rows {
-                ($mr:literal, $nv:literal, $ne:literal) => {
-                    for g in (0..valid).step_by($mr) {
-                        let (w, c) = (weights.add(g * SCORE_STRIDE), results.add(g * columns + first * l));
-                        product::<S, $mr, $nv, $ne, SCORE_STRIDE, true>(s, keys, w, b, width * l, c, columns);
-                    }
-                };
-            }
-            // Eight columns or fewer in the last vector.
-            let half = packing.dim_v <= (first + width) * l - 8;
-            match (l == 16, width, half) {
-                (true, 4, false) => rows!(6, 4, 0),
-                (true, 4, true) => rows!(6, 3, 1),
-                (true, 3, false) => rows!(8, 3, 0),
-                (true, 3, true) => rows!(8, 2, 1),
-                (true, 2, false) => rows!(12, 2, 0),
-                (true, 2, true) => rows!(12, 1, 1),
-                (true, _, _) => rows!(12, 1, 0),
-                (false, 2, _) => rows!(6, 2, 0),
-                (false, _, _) => rows!(6, 1, 0),
-            }
-            first += width;
-        }
-    }
-}
-
-/// Rows of the micro-kernel's tile: two tiles make TILE_ROWS.
-const PAIR_ROWS: usize = 12;
-/// Rows of a tile that is 40 columns wide: three make TILE_ROWS.
-#[cfg(target_arch = "x86_64")]
-const EIGHT_ROWS: usize = 8;
-
-/// As [`multiply_keys`], for pairs.
-unsafe fn multiply_key_pairs<const LDQ: usize>(
-    packing: &Packing,
-    packed: *const f32,
-    queries: *const f32,
-    valid: usize,
-    key: usize,
-    keys: usize,
-    scores: *mut f32,
-) {
-    let (kernel, terms) = (of_form(Isa::Avx512, packing.form), units(packing.dim, DType::BF16));
-    let mut at = 0;
-    while at < keys {
-        let width = width_at(packing.seq_k, key + at, packing.panel_keys());
-        let run = kernel.tiles[usize::from(width == kernel.nr)][PAIR_ROWS - 1];
-        // SAFETY: panels of the head; TILE_ROWS queries and rows of scores.
-        unsafe {
-            let panel = packed.add((key + at) * terms).cast::<u8>();
-            for g in (0..valid).step_by(PAIR_ROWS) {
-                let (q, c) = (queries.add(g * LDQ).cast(), scores.add(g * SCORE_STRIDE + at));
-                run(terms, q, LDQ * 4, panel, c, SCORE_STRIDE, false, panel.wrapping_add(terms * width * 4));
-            }
-        }
-        at += width;
-    }
-}
-
-/// As [`multiply_values`], for pairs: weights are bf16 at the start of their rows of scores.
-unsafe fn multiply_value_pairs(
-    packing: &Packing,
-    values: *const f32,
-    weights: *const f32,
-    valid: usize,
-    key: usize,
-    keys: usize,
-    results: *mut f32,
-) {
-    let (kernel, terms, columns) =
-        (of_form(Isa::Avx512, packing.form), units(keys, DType::BF16), packing.value_columns());
-    let panel =
-        |column: usize, width: usize| values.wrapping_add(packing.value_len(column) + key / 2 * width).cast::<u8>();
-    let mut column = 0;
-    while column < packing.dim_v {
-        let width = width_at(packing.dim_v, column, packing.panel_keys());
-        #[cfg(target_arch = "x86_64")]
-        if (kernel.nr + 1..=kernel.nr + 8).contains(&(packing.dim_v - column)) {
-            let panels = [panel(column, kernel.nr), panel(column + kernel.nr, kernel.nr / 2)];
-            for g in (0..valid).step_by(EIGHT_ROWS) {
-                // SAFETY: both panels of the head; TILE_ROWS rows of weights and results, which end in a whole vector. Rows
-                // past the valid ones may hold anything: nobody reads their results.
-                unsafe {
-                    let (w, c) = (weights.add(g * SCORE_STRIDE).cast(), results.add(g * columns + column));
-                    add_pairs_40::<EIGHT_ROWS>(terms, w, SCORE_STRIDE * 4, panels, c, columns);
+                run_tiles(kernel, keys, width, terms, rows, lda, panel, scores, width, false, panel);
+                if let Some(mask) = &a.mask {
+                    add_mask(s, kernel, mask, task, &group, key, keys, scores, strips, before);
                 }
+                if a.causal {
+                    hide_later_keys(&group, key, keys, scores);
+                }
+                match (width > S::LANES, packing.pairs()) {
+                    (true, false) => soften::<S, 2, false>(s, scores, keys, after, &group, packing.dim_v, key > 0),
+                    (true, true) => soften::<S, 2, true>(s, scores, keys, after, &group, packing.dim_v, key > 0),
+                    (false, false) => soften::<S, 1, false>(s, scores, keys, after, &group, packing.dim_v, key > 0),
+                    (false, true) => soften::<S, 1, true>(s, scores, keys, after, &group, packing.dim_v, key > 0),
+                }
+                let values = task.packed.add(packing.values_at(key)).cast();
+                let (lda, panel) = (packing.block_terms() * 4, scores.cast_const().cast());
+                let terms = units(keys, kernel.form.dtype());
+                run_tiles(
+                    kernel,
+                    packing.dim_v,
+                    width,
+                    terms,
+                    values,
+                    lda,
+                    panel,
+                    group.results,
+                    width,
+                    key > 0,
+                    panel,
+                );
             }
-            return;
         }
-        let run = kernel.tiles[usize::from(width == kernel.nr)][PAIR_ROWS - 1];
-        // SAFETY: panels of the head; TILE_ROWS rows of weights and results.
-        unsafe {
-            let panel = panel(column, width);
-            for g in (0..valid).step_by(PAIR_ROWS) {
-                let (w, c) = (weights.add(g * SCORE_STRIDE).cast(), results.add(g * columns + column));
-                run(terms, w, SCORE_STRIDE * 4, panel, c, columns, true, panel);
-            }
+        for row in (0..task.rows).step_by(kernel.nr) {
+            with_element!(a.out.dtype, e => store_results(s, e, a, packing, task, &group(row), strips), else ());
         }
-        column += width;
     }
 }
 
-/// Multiplies scores by `scale`, adds the mask, applies causality, and sets scores past the last key to -infinity.
+/// The queries of a group: as bf16, or as f32, scaled into units of log2. Rows past the valid ones are 0.
+#[inline(always)]
+unsafe fn load_queries<S: Simd, E: Element>(s: S, e: E, a: &Attention, packing: &Packing, q: &Matrix, group: &Group) {
+    let kernel = packing.kernel;
+    // SAFETY: queries of the group; a panel of `terms` rows.
+    unsafe {
+        if packing.pairs() {
+            let rows = Matrix { ptr: q.at(group.first, 0), ..*q };
+            return pack_panel(kernel.isa, &rows, 0, group.valid, kernel.nr, 0, packing.dim, group.queries.cast());
+        }
+        transpose_rows(s, e, kernel, q, (group.first, group.valid), 0..packing.dim, group.queries);
+        let scale = s.splat(a.scale * std::f32::consts::LOG2_E);
+        for at in (0..packing.dim * group.width).step_by(S::LANES) {
+            let x = group.queries.add(at);
+            s.store(x, s.mul(s.load(x), scale));
+        }
+    }
+}
+
+/// Multiplies scores by `scale` and adds the mask.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn mask_scores<S: Simd>(
+unsafe fn add_mask<S: Simd>(
     s: S,
-    a: &Attention,
+    kernel: &Kernel,
+    mask: &super::attention::Mask,
     task: &Task,
-    t: usize,
-    valid: usize,
+    group: &Group,
     key: usize,
     keys: usize,
-    width: usize,
     scores: *mut f32,
-    bias: *mut f32,
+    strips: *mut f32,
     scale: f32,
 ) {
-    // SAFETY: rows of the tile; mask elements of its queries and keys.
+    let (st, width) = (mask.strides, group.width);
+    let scale = s.splat(scale);
+    // Rows of the mask as they lie, and as the scores do.
+    let (rows, columns) = (strips, strips.wrapping_add(STRIP * kernel.nr));
+    // SAFETY: mask elements of the group's queries and the block's keys; two strips.
     unsafe {
-        if let Some(mask) = &a.mask {
-            let st = mask.strides;
-            let start = task.batch as isize * st[0] + task.head as isize * st[1] + key as isize * st[3];
-            for r in 0..valid {
-                if r == 0 || st[2] != 0 {
-                    let at = start + (task.q0 + t + r) as isize * st[2];
-                    let p = mask.ptr.offset(at * mask.dtype.size_bytes() as isize);
-                    load_bias(s, mask.dtype, p, st[3], keys, width, bias);
-                }
-                let row = scores.add(r * SCORE_STRIDE);
+        let start = task.batch as isize * st[0] + task.head as isize * st[1] + group.first as isize * st[2];
+        for first in (0..keys).step_by(STRIP) {
+            let count = STRIP.min(keys - first);
+            let start = start + (key + first) as isize * st[3];
+            let same = st[2] == 0;
+            for query in 0..if same { 1 } else { group.valid } {
+                let at = (start + query as isize * st[2]) * mask.dtype.size_bytes() as isize;
+                load_bias(s, mask.dtype, mask.ptr.offset(at), st[3], count, rows.add(query * STRIP));
+            }
+            if !same {
+                let rows = Matrix::row_major(rows.cast_const().cast(), DType::F32, STRIP);
+                pack_panel(kernel.isa, &rows, 0, group.valid, kernel.nr, 0, count, columns.cast());
+            }
+            for row in 0..count {
+                let line = scores.add((first + row) * width);
                 for c in (0..width).step_by(S::LANES) {
-                    s.store(row.add(c), s.mla(s.load(row.add(c)), s.splat(scale), s.load(bias.add(c))));
+                    let bias = if same { s.splat(*rows.add(row)) } else { s.load(columns.add(row * width + c)) };
+                    s.store(line.add(c), s.mla(s.load(line.add(c)), scale, bias));
                 }
             }
         }
-        for r in 0..valid {
-            let seen = if a.causal { (task.q0 + t + r + 1).saturating_sub(key).min(keys) } else { keys };
-            for c in seen..width {
-                *scores.add(r * SCORE_STRIDE + c) = f32::NEG_INFINITY;
-            }
+    }
+}
+
+/// Sets the scores of keys that come after a query to -infinity.
+unsafe fn hide_later_keys(group: &Group, key: usize, keys: usize, scores: *mut f32) {
+    for row in 0..keys {
+        for query in 0..(key + row).saturating_sub(group.first).min(group.width) {
+            // SAFETY: scores of the group.
+            unsafe { *scores.add(row * group.width + query) = f32::NEG_INFINITY };
         }
     }
 }
 
 /// A row of the mask as something to add to scores in units of log2.
 #[inline(always)]
-unsafe fn load_bias<S: Simd>(
-    s: S,
-    dtype: DType,
-    p: *const u8,
-    stride: isize,
-    keys: usize,
-    width: usize,
-    bias: *mut f32,
-) {
-    // SAFETY: `keys` elements of the mask; `width` of the bias.
+pub(super) unsafe fn load_bias<S: Simd>(s: S, dtype: DType, p: *const u8, stride: isize, keys: usize, bias: *mut f32) {
+    // SAFETY: `keys` elements of the mask and of the bias.
     unsafe {
         with_element!(dtype, e => {
-            for c in (0..width).step_by(S::LANES) {
-                let n = S::LANES.min(keys - c.min(keys));
-                if stride == 1 {
-                    let x = s.mul(e.load_n(s, p, c, n), s.splat(std::f32::consts::LOG2_E));
-                    s.store(bias.add(c), x);
-                } else {
-                    for j in c..c + n {
-                        *bias.add(j) = e.get(p, j as isize * stride) * std::f32::consts::LOG2_E;
-                    }
-                }
+            let unit = s.splat(std::f32::consts::LOG2_E);
+            let whole = if stride == 1 { keys / S::LANES * S::LANES } else { 0 };
+            for c in (0..whole).step_by(S::LANES) {
+                s.store(bias.add(c), s.mul(e.load(s, p, c), unit));
+            }
+            for j in whole..keys {
+                *bias.add(j) = e.get(p, j as isize * stride) * std::f32::consts::LOG2_E;
             }
         }, else {
             for j in 0..keys {
                 *bias.add(j) = if *p.offset(j as isize * stride) != 0 { 0.0 } else { f32::NEG_INFINITY };
             }
         });
-        for j in keys..width {
-            *bias.add(j) = 0.0;
-        }
     }
 }
 
@@ -723,83 +563,103 @@ fn weight<S: Simd, const PAIRS: bool>(s: S, x: S::F) -> S::F {
     if PAIRS { math::exp2_nonpositive_rough(s, x) } else { math::exp2_nonpositive(s, x) }
 }
 
-/// One step of the online softmax: scores times `scale` become weights relative to the running maximum; sum and results
-/// follow it. With `PAIRS` weights are stored as bf16, from the start of the row; a NaN survives in the sum.
+/// One step of the online softmax for `NV` vectors of queries: scores times `scale` become weights relative to the running
+/// maxima; sums, and results if there are any (`follow`), go with them. With `PAIRS` weights are stored as pairs of bf16; a
+/// NaN survives in the sum.
+// Indices, not iterators: the vectors must become registers.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn soften<S: Simd, const PAIRS: bool>(
+#[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
+unsafe fn soften<S: Simd, const NV: usize, const PAIRS: bool>(
     s: S,
-    row: *mut f32,
-    width: usize,
+    scores: *mut f32,
+    keys: usize,
     scale: f32,
-    top: *mut f32,
-    sum: *mut f32,
-    out: *mut f32,
+    group: &Group,
     columns: usize,
+    follow: bool,
 ) {
     let l = S::LANES;
-    // SAFETY: `width` scores, `columns` results, both multiples of LANES.
+    let width = NV * l;
+    // SAFETY: scores of `keys` rows, and results of `columns`, of the group's width.
     unsafe {
-        let old = *top;
-        let mut m = s.load(row);
-        let mut m1 = m;
-        let mut c = l;
-        while c + l < width {
-            m = s.max_raw(m, s.load(row.add(c)));
-            m1 = s.max_raw(m1, s.load(row.add(c + l)));
-            c += 2 * l;
-        }
-        if c < width {
-            m = s.max_raw(m, s.load(row.add(c)));
-        }
-        let block = s.reduce_max(s.max_raw(m, m1)) * scale;
-        let new = if block > old { block } else { old };
-        // With nothing to attend to yet every weight is 2^(-inf - 0) = 0.
-        let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
-        let (mv, k) = (s.splat(-base), s.splat(scale));
-        // The scale of f32 products lies in the queries.
-        let below = |x: S::F| if PAIRS { s.mla(x, k, mv) } else { s.add(x, mv) };
-        let halves = row.cast::<u16>();
-        let (mut a, mut b) = (s.splat(0.0), s.splat(0.0));
-        c = 0;
-        while c + 2 * l <= width {
-            let x = weight::<S, PAIRS>(s, below(s.load(row.add(c))));
-            let y = weight::<S, PAIRS>(s, below(s.load(row.add(c + l))));
-            if PAIRS {
-                // Behind what is read. Where products are those of pairs, so is this conversion.
-                s.store_bf16_pair(halves.add(c), x, y);
-            } else {
-                s.store(row.add(c), x);
-                s.store(row.add(c + l), y);
+        let lowest = s.splat(f32::NEG_INFINITY);
+        let (mut even, mut odd) = ([lowest; NV], [lowest; NV]);
+        for row in (0..keys / 2 * 2).step_by(2) {
+            let line = scores.add(row * width);
+            for v in 0..NV {
+                even[v] = s.max_raw(even[v], s.load(line.add(v * l)));
+                odd[v] = s.max_raw(odd[v], s.load(line.add(width + v * l)));
             }
-            a = s.add(a, x);
-            b = s.add(b, y);
-            c += 2 * l;
         }
-        if c < width {
-            let x = weight::<S, PAIRS>(s, below(s.load(row.add(c))));
-            if PAIRS {
-                s.store_bf16_of_number(halves.add(c), x);
-            } else {
-                s.store(row.add(c), x);
+        if keys % 2 == 1 {
+            for v in 0..NV {
+                even[v] = s.max_raw(even[v], s.load(scores.add((keys - 1) * width + v * l)));
             }
-            a = s.add(a, x);
         }
-        let total = s.reduce_add(s.add(a, b));
-        if new > old {
-            let factor = (old - base).exp2();
-            *sum = *sum * factor + total;
-            *top = new;
-            let f = s.splat(factor);
-            let mut d = 0;
-            while d < columns {
-                s.store(out.add(d), s.mul(s.load(out.add(d)), f));
-                d += l;
+        let k = s.splat(scale);
+        let (mut below, mut total, mut factor) = ([lowest; NV], [s.splat(0.0); NV], [lowest; NV]);
+        let mut rises = false;
+        for v in 0..NV {
+            let old = s.load(group.top.add(v * l));
+            let block = s.mul(s.max_raw(even[v], odd[v]), k);
+            let new = s.select(s.lt(old, block), block, old);
+            // With nothing to attend to yet every weight is 2^(-inf - 0) = 0.
+            let base = s.select(s.eq(new, lowest), s.splat(0.0), new);
+            rises |= s.any(s.lt(old, new));
+            factor[v] = math::exp2_nonpositive(s, s.sub(old, base));
+            below[v] = s.neg(base);
+            s.store(group.top.add(v * l), new);
+        }
+        let mut row = 0;
+        while row + 2 <= keys {
+            let line = scores.add(row * width);
+            for v in 0..NV {
+                let (x, y) = (s.load(line.add(v * l)), s.load(line.add(width + v * l)));
+                let x = weight::<S, PAIRS>(s, lower::<S, PAIRS>(s, x, k, below[v]));
+                let y = weight::<S, PAIRS>(s, lower::<S, PAIRS>(s, y, k, below[v]));
+                if PAIRS {
+                    // A row of pairs lies over or before the two it is made of. Where products are those of pairs, so is
+                    // this conversion.
+                    s.store_bf16_zip(scores.add(row / 2 * width + v * l).cast(), x, y);
+                } else {
+                    s.store(line.add(v * l), x);
+                    s.store(line.add(width + v * l), y);
+                }
+                total[v] = s.add(total[v], s.add(x, y));
             }
-        } else {
-            *sum += total;
+            row += 2;
+        }
+        if row < keys {
+            for v in 0..NV {
+                let line = scores.add(row * width + v * l);
+                let x = weight::<S, PAIRS>(s, lower::<S, PAIRS>(s, s.load(line), k, below[v]));
+                if PAIRS {
+                    s.store_bf16_zip(scores.add(row / 2 * width + v * l).cast(), x, s.splat(0.0));
+                } else {
+                    s.store(line, x);
+                }
+                total[v] = s.add(total[v], x);
+            }
+        }
+        for v in 0..NV {
+            let sum = group.sum.add(v * l);
+            s.store(sum, s.mla(s.load(sum), factor[v], total[v]));
+        }
+        if rises && follow {
+            for column in 0..columns {
+                for v in 0..NV {
+                    let result = group.results.add(column * width + v * l);
+                    s.store(result, s.mul(s.load(result), factor[v]));
+                }
+            }
         }
     }
+}
+
+/// A score relative to the maximum, in units of log2. The scale of f32 products lies in the queries.
+#[inline(always)]
+fn lower<S: Simd, const PAIRS: bool>(s: S, x: S::F, scale: S::F, below: S::F) -> S::F {
+    if PAIRS { s.mla(x, scale, below) } else { s.add(x, below) }
 }
 
 /// Divides by the sums and stores.
@@ -808,35 +668,37 @@ unsafe fn store_results<S: Simd, E: Element>(
     s: S,
     e: E,
     a: &Attention,
+    packing: &Packing,
     task: &Task,
-    results: *const f32,
-    columns: usize,
-    sum: *const f32,
+    group: &Group,
+    strip: *mut f32,
 ) {
-    let (l, st) = (S::LANES, a.out.strides);
-    let start = task.batch as isize * st[0] + task.head as isize * st[1] + task.q0 as isize * st[2];
-    // SAFETY: results of the block.
+    let (l, kernel) = (S::LANES, packing.kernel);
+    let out = head_matrix(&a.out, task.batch, task.head);
+    // SAFETY: results of the group; a strip holds a panel of as many rows as a group has.
     unsafe {
-        for r in 0..task.rows {
-            let total = *sum.add(r);
-            let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
-            let from = results.add(r * columns);
-            let to = a.out.ptr.offset((start + r as isize * st[2]) * E::SIZE as isize);
-            if st[3] == 1 {
-                let mut d = 0;
-                while d < a.dim_v {
-                    let n = l.min(a.dim_v - d);
-                    let x = s.mul(s.load(from.add(d)), s.splat(factor));
-                    if n == l {
-                        e.store(s, to, d, x)
-                    } else {
-                        e.store_n(s, to, d, x, n)
+        let columns = Matrix::row_major(group.results.cast_const().cast(), DType::F32, group.width);
+        for column in (0..packing.dim_v).step_by(kernel.nr) {
+            let width = width_at(packing.dim_v, column, kernel.nr);
+            let count = width.min(packing.dim_v - column);
+            pack_panel(kernel.isa, &columns, column, packing.dim_v, kernel.nr, 0, group.valid, strip.cast());
+            for query in 0..group.valid {
+                let total = *group.sum.add(query);
+                let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
+                let (from, to) = (strip.add(query * width), out.at(group.first + query, column).cast_mut());
+                if out.col_stride == 1 {
+                    for c in (0..count).step_by(l) {
+                        let x = s.mul(s.load(from.add(c)), s.splat(factor));
+                        if count - c >= l {
+                            e.store(s, to, c, x);
+                        } else {
+                            e.store_n(s, to, c, x, count - c);
+                        }
                     }
-                    d += l;
-                }
-            } else {
-                for d in 0..a.dim_v {
-                    e.put(to, d as isize * st[3], *from.add(d) * factor);
+                } else {
+                    for c in 0..count {
+                        e.put(to, c as isize * out.col_stride, *from.add(c) * factor);
+                    }
                 }
             }
         }

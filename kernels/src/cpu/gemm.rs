@@ -240,13 +240,17 @@ impl ASource for Rows<'_> {
 }
 
 impl Rows<'_> {
-    /// The micro-kernel can read the matrix where it lies: same element form, whole units, forward rows. Rows a multiple
-    /// of 4 KiB apart share an L1 set, where fourteen lines do not fit: these are copied.
     fn is_readable_in_place(&self) -> bool {
-        self.a.dtype == self.form.dtype()
-            && self.a.col_stride == 1
-            && self.a.row_stride >= 0
-            && !(self.a.row_stride as usize * self.a.dtype.size_bytes()).is_multiple_of(4096)
-            && self.k.is_multiple_of(self.form.elements_per_unit())
+        is_readable(&self.a, self.form, self.k)
     }
+}
+
+/// Whether the micro-kernel can read a matrix of rows of `k` elements where it lies: same element form, whole units, forward
+/// rows. Rows a multiple of 4 KiB apart share an L1 set, where fourteen lines do not fit: these are copied.
+pub(crate) fn is_readable(a: &Matrix, form: Form, k: usize) -> bool {
+    a.dtype == form.dtype()
+        && a.col_stride == 1
+        && a.row_stride >= 0
+        && !(a.row_stride as usize * a.dtype.size_bytes()).is_multiple_of(4096)
+        && k.is_multiple_of(form.elements_per_unit())
 }

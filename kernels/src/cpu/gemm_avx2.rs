@@ -184,14 +184,20 @@ fn transpose_8x8(rows: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
+/// Transposes 8 x 8 blocks of four-byte units, the last one over a part of the one before it where rows end within a block;
+/// returns how many units of each row it has done.
+///
 /// # Safety
 /// As [`super::gemm_kernel::transpose_units`]; AVX2 must be available.
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, width: usize, dst: *mut u32) -> usize {
-    let whole = units / 8 * 8;
+    if units < 8 {
+        return 0;
+    }
     let row_bytes = b.row_stride * b.dtype.size_bytes() as isize;
     for lane0 in (0..width).step_by(8) {
-        for unit in (0..whole).step_by(8) {
+        for unit in (0..units).step_by(8) {
+            let unit = unit.min(units - 8);
             let mut rows = [_mm256_setzero_si256(); 8];
             for (lane, row) in rows.iter_mut().enumerate().take(valid.saturating_sub(lane0)) {
                 // SAFETY: row `lane0 + lane < valid` has at least `unit + 8` units.
@@ -206,7 +212,7 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
             }
         }
     }
-    whole
+    units
 }
 
 /// Spreads `valid <= 8` contiguous rows of `channels x taps` f32 over the columns of a panel: element (channel, tap) of row

@@ -466,50 +466,6 @@ unsafe fn narrow_bf16<const MR: usize>(
     }
 }
 
-/// `c += a * b` of bf16 pairs for 33 to 40 columns: a panel of 32 and the first half of one of 16, whose vectors of eight
-/// lanes take half the time of whole ones where the processor splits those.
-///
-/// # Safety
-/// `a` must hold `MR` rows of `pairs` pairs, `lda` bytes apart, the panels `pairs` rows of 32 and of 16 pairs, `c` `MR` rows of
-/// 40 f32, `ldc` elements apart; `VDPBF16PS` must be available.
-#[target_feature(enable = "avx512f,avx512bf16,avx512vl")]
-pub(crate) unsafe fn add_pairs_40<const MR: usize>(
-    pairs: usize,
-    a: *const u8,
-    lda: usize,
-    [wide, narrow]: [*const u8; 2],
-    c: *mut f32,
-    ldc: usize,
-) {
-    let (mut sums, mut ends) = ([[_mm512_setzero_ps(); 2]; MR], [_mm256_setzero_ps(); MR]);
-    // SAFETY: see above.
-    unsafe {
-        for row in 0..MR {
-            let c = c.add(row * ldc);
-            sums[row] = [_mm512_loadu_ps(c), _mm512_loadu_ps(c.add(16))];
-            ends[row] = _mm256_loadu_ps(c.add(32));
-        }
-        for pair in 0..pairs {
-            let columns = [0, 16].map(|at| _mm512_loadu_si512(wide.cast::<u32>().add(pair * 32 + at).cast()));
-            let end = _mm256_loadu_si256(narrow.cast::<u32>().add(pair * 16).cast());
-            for row in 0..MR {
-                let x = _mm512_set1_epi32(a.add(row * lda).cast::<i32>().add(pair).read_unaligned());
-                for (sum, column) in sums[row].iter_mut().zip(columns) {
-                    *sum = _mm512_dpbf16_ps(*sum, as_bf16(x), as_bf16(column));
-                }
-                let x = std::mem::transmute::<__m256i, __m256bh>(_mm512_castsi512_si256(x));
-                ends[row] = _mm256_dpbf16_ps(ends[row], x, std::mem::transmute::<__m256i, __m256bh>(end));
-            }
-        }
-        for row in 0..MR {
-            let c = c.add(row * ldc);
-            _mm512_storeu_ps(c, sums[row][0]);
-            _mm512_storeu_ps(c.add(16), sums[row][1]);
-            _mm256_storeu_ps(c.add(32), ends[row]);
-        }
-    }
-}
-
 /// The half-width panel of bytes.
 ///
 /// # Safety
@@ -634,16 +590,20 @@ pub(crate) unsafe fn expand_f16(src: *const u32, units: usize, width: usize, dst
     }
 }
 
-/// Transposes 16 x 16 blocks of four-byte units; returns how many units of each row it has done.
+/// Transposes 16 x 16 blocks of four-byte units, the last one over a part of the one before it where rows end within a
+/// block; returns how many units of each row it has done.
 ///
 /// # Safety
 /// As [`super::gemm_kernel::transpose_units`]; AVX-512 must be available.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, width: usize, dst: *mut u32) -> usize {
-    let whole = units / 16 * 16;
+    if units < 16 {
+        return 0;
+    }
     let row_bytes = b.row_stride * b.dtype.size_bytes() as isize;
     for lane0 in (0..width).step_by(16) {
-        for unit in (0..whole).step_by(16) {
+        for unit in (0..units).step_by(16) {
+            let unit = unit.min(units - 16);
             // SAFETY: rows `lane0..lane0 + lanes` have at least `unit + 16` units.
             let rows = unsafe {
                 let from = b.ptr.byte_offset(lane0 as isize * row_bytes).add(unit * 4);
@@ -658,7 +618,7 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
             }
         }
     }
-    whole
+    units
 }
 
 /// The first sixteen units of `lanes` rows, zeros for the others.

@@ -323,7 +323,7 @@ fn next_panel<A: ASource>(
 ///
 /// # Safety
 /// As [`run_block`].
-unsafe fn run_tiles(
+pub(crate) unsafe fn run_tiles(
     kernel: &Kernel,
     rows: usize,
     width: usize,

@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::pool::OutOfMemory;
 
 pub mod attention;
+mod attention_few;
 mod attention_kernel;
 pub mod bench;
 pub mod conv;

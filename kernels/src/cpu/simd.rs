@@ -26,11 +26,6 @@ pub trait Simd: Copy {
     type I: Copy;
     /// Lane mask.
     type M: Copy;
-    /// Vectors of eight lanes.
-    type Eight: Simd;
-
-    /// The token of vectors of eight lanes.
-    fn eight(self) -> Self::Eight;
 
     fn splat(self, x: f32) -> Self::F;
     unsafe fn load(self, p: *const f32) -> Self::F;
@@ -104,22 +99,20 @@ pub trait Simd: Copy {
     unsafe fn load_bf16_n(self, p: *const u16, n: usize) -> Self::F;
     unsafe fn store_bf16(self, p: *mut u16, v: Self::F);
     unsafe fn store_bf16_n(self, p: *mut u16, v: Self::F, n: usize);
-    /// Rounds to nearest, ties away from zero; what becomes of a NaN is not said.
-    #[inline(always)]
-    unsafe fn store_bf16_of_number(self, p: *mut u16, v: Self::F) {
-        // SAFETY: the caller vouches for LANES elements.
-        unsafe { self.store_bf16(p, v) }
-    }
-    /// Two vectors behind each other, rounded to nearest even; denormals may become 0.
+    /// Lane by lane an element of each, `a` first, rounded to nearest even; denormals may become 0.
     ///
     /// # Safety
     /// The processor must have the bf16 instructions of the token's level, if there are any (`VCVTNE2PS2BF16`).
     #[inline(always)]
-    unsafe fn store_bf16_pair(self, p: *mut u16, a: Self::F, b: Self::F) {
-        // SAFETY: the caller vouches for twice LANES elements.
+    unsafe fn store_bf16_zip(self, p: *mut u32, a: Self::F, b: Self::F) {
+        let mut both = [0u16; 32];
+        // SAFETY: the caller vouches for LANES pairs; a vector has sixteen lanes at most.
         unsafe {
-            self.store_bf16(p, a);
-            self.store_bf16(p.add(Self::LANES), b);
+            self.store_bf16(both.as_mut_ptr(), a);
+            self.store_bf16(both.as_mut_ptr().add(16), b);
+            for lane in 0..Self::LANES {
+                p.add(lane).write(u32::from(both[lane]) | u32::from(both[16 + lane]) << 16);
+            }
         }
     }
     unsafe fn load_f16(self, p: *const u16) -> Self::F;
@@ -218,12 +211,7 @@ impl Simd for Portable {
     type F = [f32; 8];
     type I = [i32; 8];
     type M = [bool; 8];
-    type Eight = Portable;
 
-    #[inline(always)]
-    fn eight(self) -> Portable {
-        self
-    }
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; 8] {
         [x; 8]
@@ -567,13 +555,7 @@ mod x86 {
         type F = __m512;
         type I = __m512i;
         type M = __mmask16;
-        type Eight = Avx2;
 
-        #[inline(always)]
-        fn eight(self) -> Avx2 {
-            // Every processor with AVX-512 has AVX2, FMA and F16C.
-            Avx2(())
-        }
         #[inline(always)]
         fn splat(self, x: f32) -> __m512 {
             has!(_mm512_set1_ps(x))
@@ -764,15 +746,15 @@ mod x86 {
             mem!(_mm256_storeu_si256(p.cast(), narrow_bf16_512(self, v)))
         }
         #[inline(always)]
-        unsafe fn store_bf16_of_number(self, p: *mut u16, v: __m512) {
-            mem!({
-                let bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
-                _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits)))
-            })
-        }
-        #[inline(always)]
-        unsafe fn store_bf16_pair(self, p: *mut u16, a: __m512, b: __m512) {
-            mem!(_mm512_storeu_si512(p.cast(), bf16_of_two_512(a, b)))
+        unsafe fn store_bf16_zip(self, p: *mut u32, a: __m512, b: __m512) {
+            // SAFETY: the caller vouches for sixteen pairs and for the instruction of the conversion; the token for the others.
+            unsafe {
+                let order = _mm512_set_epi32(
+                    0x1f_000f, 0x1e_000e, 0x1d_000d, 0x1c_000c, 0x1b_000b, 0x1a_000a, 0x19_0009, 0x18_0008, 0x17_0007,
+                    0x16_0006, 0x15_0005, 0x14_0004, 0x13_0003, 0x12_0002, 0x11_0001, 0x10_0000,
+                );
+                _mm512_storeu_si512(p.cast(), _mm512_permutexvar_epi16(order, bf16_of_two_512(a, b)));
+            }
         }
         #[inline(always)]
         unsafe fn store_bf16_n(self, p: *mut u16, v: __m512, n: usize) {
@@ -859,12 +841,7 @@ mod x86 {
         type F = __m256;
         type I = __m256i;
         type M = __m256;
-        type Eight = Avx2;
 
-        #[inline(always)]
-        fn eight(self) -> Avx2 {
-            self
-        }
         #[inline(always)]
         fn splat(self, x: f32) -> __m256 {
             has!(_mm256_set1_ps(x))
