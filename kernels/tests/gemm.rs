@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::gemm::{BatchDim, Operand, batched_gemm, gemm};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
+use oxidiff_kernels::cpu::gemm_swapped::{gemm_swapped, is_swapped_faster, swapped_bytes};
 use oxidiff_kernels::cpu::pack::{Matrix, pack_b, packed_bytes};
 use oxidiff_kernels::cpu::verify::{Buffer, compare, reference_gemm};
 use oxidiff_kernels::dtype::DType;
@@ -126,6 +127,52 @@ fn a_few_rows_times_an_unpacked_weight() {
             }
         }
     }
+}
+
+/// Rows of a weight in place of columns: whole and half panels, several blocks of both, rows that have to be copied.
+#[test]
+fn operands_that_change_places() {
+    let dtypes = [DType::F32, DType::BF16, DType::F16];
+    for (m, n, k) in
+        [(1, 1, 1), (5, 40, 17), (16, 300, 64), (33, 35, 40), (77, 530, 100), (400, 19, 30), (64, 64, 1024)]
+    {
+        for (left, right) in dtypes.into_iter().flat_map(|left| dtypes.map(|right| (left, right))) {
+            let (a, b) = (Buffer::random(left, m * k, 1), Buffer::random(right, n * k, 2));
+            let (bias, residual) = (Buffer::random(DType::F32, n, 3), Buffer::random(DType::F32, m * n, 4));
+            let [x, weight] =
+                [(&a, left), (&b, right)].map(|(buffer, dtype)| Matrix::row_major(buffer.ptr(), dtype, k));
+            let mut want = reference_gemm(&a, &b, &[], (m, n, k));
+            for (i, result) in want.iter_mut().enumerate() {
+                let added = bias.get(i % n) + residual.get(i);
+                result.sum += added;
+                result.magnitude += added.abs();
+            }
+            for (isa, threads) in available().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                let mut c = Buffer::zeroed(DType::F32, m * n);
+                let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize)
+                    .with_bias(bias.ptr(), DType::F32)
+                    .with_residual(residual.ptr(), DType::F32, n as isize);
+                let mut work = vec![0u8; swapped_bytes(m, k, left, isa)];
+                // SAFETY: dense buffers of the sizes named.
+                unsafe {
+                    gemm_swapped(&Pool::new(threads), isa, (m, n, k), &x, &weight, work.as_mut_ptr(), &store).unwrap();
+                }
+                compare(&format!("{isa:?} {left:?} {right:?} {m}x{n}x{k}"), &c, &want, k).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn operands_change_places_where_packing_a_weight_weighs_most() {
+    let weight = |dtype, k| Matrix::row_major(std::ptr::null(), dtype, k);
+    let is_faster = |m, n, k, dtype| is_swapped_faster(Isa::detect(), (m, n, k), dtype, &weight(dtype, k));
+    assert!(is_faster(64, 1280, 1280, DType::F32), "few rows");
+    assert!(!is_faster(4096, 320, 1280, DType::F32), "many rows");
+    assert!(!is_faster(1, 1280, 1280, DType::F32), "a row");
+    assert!(!is_faster(64, 1280, 1280, DType::F16), "a weight that is widened");
+    let by_columns = weight(DType::F32, 1280).transposed();
+    assert!(!is_swapped_faster(Isa::detect(), (64, 1280, 1280), DType::F32, &by_columns), "rows that do not lie so");
 }
 
 #[test]

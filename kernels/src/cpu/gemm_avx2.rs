@@ -190,7 +190,14 @@ fn transpose_8x8(rows: [__m256i; 8]) -> [__m256i; 8] {
 /// # Safety
 /// As [`super::gemm_kernel::transpose_units`]; AVX2 must be available.
 #[target_feature(enable = "avx2")]
-pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, width: usize, dst: *mut u32) -> usize {
+pub(crate) unsafe fn transpose_units(
+    b: &Matrix,
+    valid: usize,
+    units: usize,
+    width: usize,
+    dst: *mut u32,
+    stride: usize,
+) -> usize {
     if units < 8 {
         return 0;
     }
@@ -208,7 +215,7 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
             }
             for (k, row) in transpose_8x8(rows).into_iter().enumerate() {
                 // SAFETY: inside the panel.
-                unsafe { _mm256_storeu_si256(dst.add((unit + k) * width + lane0).cast(), row) };
+                unsafe { _mm256_storeu_si256(dst.add((unit + k) * stride + lane0).cast(), row) };
             }
         }
     }

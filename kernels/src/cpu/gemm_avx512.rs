@@ -596,7 +596,14 @@ pub(crate) unsafe fn expand_f16(src: *const u32, units: usize, width: usize, dst
 /// # Safety
 /// As [`super::gemm_kernel::transpose_units`]; AVX-512 must be available.
 #[target_feature(enable = "avx512f")]
-pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, width: usize, dst: *mut u32) -> usize {
+pub(crate) unsafe fn transpose_units(
+    b: &Matrix,
+    valid: usize,
+    units: usize,
+    width: usize,
+    dst: *mut u32,
+    stride: usize,
+) -> usize {
     if units < 16 {
         return 0;
     }
@@ -614,7 +621,7 @@ pub(crate) unsafe fn transpose_units(b: &Matrix, valid: usize, units: usize, wid
             let rows = transpose_16x16(rows);
             for (k, row) in rows.into_iter().enumerate() {
                 // SAFETY: inside the panel.
-                unsafe { _mm512_storeu_si512(dst.add((unit + k) * width + lane0).cast(), row) };
+                unsafe { _mm512_storeu_si512(dst.add((unit + k) * stride + lane0).cast(), row) };
             }
         }
     }

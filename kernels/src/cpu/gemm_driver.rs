@@ -53,7 +53,12 @@ const TASK_ROWS: usize = 8;
 /// are packed once for every block of rows, in L1, instead of once by way of memory. Measured on Zen 4 with AVX-512, packing
 /// included: up to two blocks 0.85 to 1.0 of the time, four 0.99 to 1.03. AVX2 packs at half the speed.
 pub(crate) fn packs_while_used(isa: Isa, m: usize) -> bool {
-    m.div_ceil(MAX_ROWS / share(isa)) <= if isa == Isa::Avx512 { 2 } else { 1 }
+    row_blocks(isa, m) <= if isa == Isa::Avx512 { 2 } else { 1 }
+}
+
+/// Blocks that `m` rows are cut into at least.
+pub(crate) fn row_blocks(isa: Isa, m: usize) -> usize {
+    m.div_ceil(MAX_ROWS / share(isa))
 }
 
 /// Where rows of A come from.

@@ -198,10 +198,11 @@ pub(crate) unsafe fn expand_panel(isa: Isa, dtype: DType, src: *const u32, units
     }
 }
 
-/// Packs as many of the first `units` units of a K-contiguous panel as a vector transpose can; returns how many.
+/// Writes the first `units` units of `valid` rows as columns, `stride` units from one unit to the next, as far as a vector
+/// transpose can; returns how many units it did. Lanes up to `width` are 0 where there is no row.
 ///
 /// # Safety
-/// `b` must be readable for `valid` rows of `units` units, `dst` writable for `units * width`.
+/// `b` must be readable for `valid` rows of `units` units, `dst` writable for `units` times `width`.
 pub(crate) unsafe fn transpose_units(
     isa: Isa,
     b: &Matrix,
@@ -209,14 +210,15 @@ pub(crate) unsafe fn transpose_units(
     units: usize,
     width: usize,
     dst: *mut u32,
+    stride: usize,
 ) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: forwarded.
-        Isa::Avx512 => unsafe { gemm_avx512::transpose_units(b, valid, units, width, dst) },
+        Isa::Avx512 => unsafe { gemm_avx512::transpose_units(b, valid, units, width, dst, stride) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: forwarded.
-        Isa::Avx2 => unsafe { gemm_avx2::transpose_units(b, valid, units, width, dst) },
+        Isa::Avx2 => unsafe { gemm_avx2::transpose_units(b, valid, units, width, dst, stride) },
         _ => 0,
     }
 }

@@ -37,6 +37,7 @@ pub mod gemm_int8;
 pub(crate) mod gemm_kernel;
 pub(crate) mod gemm_portable;
 pub mod gemm_store;
+pub mod gemm_swapped;
 pub(crate) mod gemv;
 pub mod math;
 pub mod norm;

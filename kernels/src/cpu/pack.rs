@@ -139,7 +139,8 @@ pub(crate) unsafe fn pack_panel(
     let whole = kc / per_unit;
     // SAFETY: reads stay within `valid x kc` elements, writes within `units(kc) x width` units.
     unsafe {
-        let fast = if b.col_stride == 1 { transpose_units(isa, &source, valid, whole, width, dst.cast()) } else { 0 };
+        let fast =
+            if b.col_stride == 1 { transpose_units(isa, &source, valid, whole, width, dst.cast(), width) } else { 0 };
         let done = fast * per_unit;
         match b.dtype.size_bytes() {
             4 => pack_singles(&source, valid, width, done..kc, dst.cast()),
