@@ -62,11 +62,16 @@ pub struct Features {
     pub avx512_fp16: bool,
     /// `VPDPBUSD` exists.
     pub avx512_vnni: bool,
+    /// First-level data cache of a core; [`SMALL_L1`] where the processor does not say.
+    pub l1_bytes: usize,
     /// Second-level cache of a core; [`SMALL_L2`] where the processor does not say.
     pub l2_bytes: usize,
     /// Last-level cache that this core has a part of; [`USUAL_L3`] where the processor does not say.
     pub l3_bytes: usize,
 }
+
+/// The smallest first-level cache that kernels are laid out for.
+pub const SMALL_L1: usize = 32 << 10;
 
 /// The smallest second-level cache that kernels are laid out for.
 pub const SMALL_L2: usize = 512 << 10;
@@ -98,8 +103,9 @@ fn probe() -> Features {
         avx512_bf16: avx512 && is_x86_feature_detected!("avx512bf16"),
         avx512_fp16: avx512 && is_x86_feature_detected!("avx512fp16"),
         avx512_vnni: avx512 && is_x86_feature_detected!("avx512vnni"),
+        l1_bytes: cache_bytes(1).unwrap_or(SMALL_L1),
         l2_bytes: l2_bytes().max(SMALL_L2),
-        l3_bytes: l3_bytes().unwrap_or(USUAL_L3),
+        l3_bytes: cache_bytes(3).unwrap_or(USUAL_L3),
     }
 }
 
@@ -118,9 +124,9 @@ fn l2_bytes() -> usize {
     (leaf(LEAF).ecx >> 16) as usize * 1024
 }
 
-/// What the processor says of the third level.
+/// What the processor says of a level's cache for data.
 #[cfg(target_arch = "x86_64")]
-fn l3_bytes() -> Option<usize> {
+fn cache_bytes(level: u32) -> Option<usize> {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     // Both leaves list one cache each, in the same format: Intel's, and AMD's in its own range.
     const LEAVES: [(u32, u32); 2] = [(0, 4), (0x8000_0000, 0x8000_001d)];
@@ -131,20 +137,27 @@ fn l3_bytes() -> Option<usize> {
         if first(range).eax < leaf {
             return None;
         }
-        // EAX: the kind in bits 0 to 4 (0: no more caches), the level in 5 to 7; EBX: line, partitions and ways, each less
+        // EAX: the kind in bits 0 to 4 (0: no more caches, 2: for instructions), the level in 5 to 7; EBX: line, partitions and ways, each less
         // one; ECX: sets less one.
         let caches = (0..8).map(|n| nth(leaf, n)).take_while(|c| c.eax & 31 != 0);
-        let third = caches.filter(|c| c.eax >> 5 & 7 == 3).last()?;
-        let ways = ((third.ebx >> 22) + 1) as usize * ((third.ebx >> 12 & 1023) + 1) as usize;
-        Some(ways * ((third.ebx & 4095) + 1) as usize * (third.ecx as usize + 1))
+        let cache = caches.filter(|c| c.eax >> 5 & 7 == level && c.eax & 31 != 2).last()?;
+        let ways = ((cache.ebx >> 22) + 1) as usize * ((cache.ebx >> 12 & 1023) + 1) as usize;
+        Some(ways * ((cache.ebx & 4095) + 1) as usize * (cache.ecx as usize + 1))
     };
     LEAVES.into_iter().find_map(of_leaf)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn probe() -> Features {
-    let (l2_bytes, l3_bytes) = (SMALL_L2, USUAL_L3);
-    Features { isa: Isa::Portable, avx512_bf16: false, avx512_fp16: false, avx512_vnni: false, l2_bytes, l3_bytes }
+    Features {
+        isa: Isa::Portable,
+        avx512_bf16: false,
+        avx512_fp16: false,
+        avx512_vnni: false,
+        l1_bytes: SMALL_L1,
+        l2_bytes: SMALL_L2,
+        l3_bytes: USUAL_L3,
+    }
 }
 
 #[cfg(test)]
@@ -165,6 +178,12 @@ mod tests {
             assert!(isa.clamp() <= isa && isa.clamp().is_available());
         }
         assert!(Isa::Portable.is_available());
+    }
+
+    #[test]
+    fn first_level_cache_is_plausible() {
+        let bytes = features().l1_bytes;
+        assert!((16 << 10..=256 << 10).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
     }
 
     #[test]

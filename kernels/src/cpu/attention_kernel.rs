@@ -44,7 +44,14 @@ impl Packing {
         let blocks = a.seq_k.div_ceil(most).max(1);
         let block = a.seq_k.div_ceil(blocks).next_multiple_of(form.elements_per_unit()).max(1);
         let keys = head_matrix(&a.k, 0, 0);
-        Packing { kernel, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k, block, in_place: is_readable(&keys, form, a.dim) }
+        Packing {
+            kernel,
+            dim: a.dim,
+            dim_v: a.dim_v,
+            seq_k: a.seq_k,
+            block,
+            in_place: is_readable(&keys, kernel, a.dim),
+        }
     }
 
     fn pairs(&self) -> bool {

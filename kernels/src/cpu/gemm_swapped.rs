@@ -43,7 +43,7 @@ pub fn is_swapped_faster(isa: Isa, (m, n, k): (usize, usize, usize), a: DType, w
         rest if rest <= width / 2 => HALF_PANEL * width as f64 - rest as f64,
         rest => (width - rest) as f64,
     };
-    let copied = if is_readable(weight, kernel.form, k) { 0.0 } else { share(COPIED) };
+    let copied = if is_readable(weight, kernel, k) { 0.0 } else { share(COPIED) };
     // Results are turned as f32, however fast the products are.
     let turning = (FIXED + PER_COLUMN / n as f64) * kernel.form.elements_per_unit() as f64;
     share(last) + turning + PER_TERM / k as f64 + copied < packed
