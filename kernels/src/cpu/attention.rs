@@ -22,9 +22,9 @@
 //! Numerics otherwise: everything in f32; the scale and log2(e) are folded into Q, exponentials are powers of two accurate to
 //! 2e-7. A query with nothing to attend to gives zeros, as PyTorch 2.5 and later do. NaN in a query or key makes NaN.
 //!
-//! Measured, one Zen 5 core, f32, useful GFLOP/s of AVX-512 (and processor time over PyTorch 2.11's, AVX2 in brackets):
-//! 4096x4096 d40 8 heads 144 (0.45, 0.79), d64 167 (0.44, 0.82), 1024x1024 d80 151 (0.50, 0.91), 1100x1100 d128 151
-//! (0.50, 0.91), 4096x4096 d512 170 (0.50, 0.97), 4096x77 d40 70 (0.48, 0.80); bf16 and f16 take as long as f32.
+//! Measured, one Zen 5 core, useful GFLOP/s of AVX-512 in f32 and bf16, of AVX2 in f32 (multiply-adds reach 264, 528 and 132):
+//! 8 heads 4096x4096 d40 219, 395, 104; 4096x77 d40 141, 291, 82; 1024x1024 d80 222, 425, 110; 1100x1100 d128 232, 444, 112;
+//! 4096x4096 d512 233, 462, 113.
 
 use super::KernelError;
 use super::attention_few::{FEW_QUERIES, few_queries};
@@ -35,7 +35,7 @@ use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::{OutOfMemory, Pool};
 
-/// Most keys of a block; their scores for a group of queries take 32 KB at most.
+/// Most keys of a block; their scores for a group of queries take 24 KB at most.
 pub(super) const BLOCK_KEYS: usize = 192;
 
 /// A four-dimensional operand `[batch, head, position, dim]`; strides in elements, any of them 0 or negative.
