@@ -181,6 +181,8 @@ def main() -> None:
     _native.set_num_threads(arguments.threads)
     ceilings = _native.ceilings()
     known = json.loads(FIGURES.read_text())["rows"] if FIGURES.exists() else {}
+    names = {row["name"] for row in _native.kernels()}
+    known = {layer: figure for layer, figure in known.items() if layer.split()[0] in names}
     figures: dict[str, Any] = {"about": about(ceilings), "rows": known}
     print("\n".join(figures["about"]))
     for row in _native.kernels():

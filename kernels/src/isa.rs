@@ -137,8 +137,8 @@ fn cache_bytes(level: u32) -> Option<usize> {
         if first(range).eax < leaf {
             return None;
         }
-        // EAX: the kind in bits 0 to 4 (0: no more caches, 2: for instructions), the level in 5 to 7; EBX: line, partitions and ways, each less
-        // one; ECX: sets less one.
+        // EAX: the kind in bits 0 to 4 (0: no more caches, 2: for instructions), the level in 5 to 7; EBX: line, partitions
+        // and ways, each less one; ECX: sets less one.
         let caches = (0..8).map(|n| nth(leaf, n)).take_while(|c| c.eax & 31 != 0);
         let cache = caches.filter(|c| c.eax >> 5 & 7 == level && c.eax & 31 != 2).last()?;
         let ways = ((cache.ebx >> 22) + 1) as usize * ((cache.ebx >> 12 & 1023) + 1) as usize;

@@ -142,6 +142,7 @@ fn head_sizes_and_lengths() {
     Case::new(1, 1, 30, 600, 512).check();
     Case { dim_v: 24, ..Case::new(1, 2, 30, 90, 64) }.check();
     Case { dim_v: 130, ..Case::new(1, 2, 30, 90, 16) }.check();
+    Case { dim_v: 2, dtype: DType::BF16, ..Case::new(1, 1, 30, 91, 16) }.check();
 }
 
 #[test]

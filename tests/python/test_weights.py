@@ -101,6 +101,23 @@ def test_weights_that_become_another_part_of_the_same_storage(move: Any) -> None
             assert_close(compiled(x), module(x))
 
 
+@pytest.mark.parametrize("memory", ["low", "balanced", "fast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_layers_of_any_number_of_rows(memory: str, dtype: torch.dtype) -> None:
+    """Rows decide whether a weight is packed, and when; a weight may lie transposed all the same."""
+    module = nn.Sequential(nn.Linear(1024, 640), nn.GELU(), nn.Linear(640, 1024)).to(dtype)
+    exact = copy.deepcopy(module).double()
+    compiled: Any = oxidiff.compile(module, strict=True, memory=memory)
+    weight = module[0].weight.data
+    for lies in (weight, weight.t().contiguous().t()):
+        module[0].weight.data = lies
+        for rows in (1, 2, 5, 13, 40, 64, 77, 300, 600):
+            x = torch.randn(2, rows, 1024, dtype=dtype)
+            want = exact(x.double())
+            error, own = ((y - want).norm() / want.norm() for y in (compiled(x), module(x)))
+            assert error <= (1e-5 if dtype == torch.float32 else 1.25 * own), (rows, lies.stride(), error, own)
+
+
 def test_a_tensor_in_an_attribute_that_gets_another_shape() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -3,7 +3,8 @@
 //! Queries lie along vectors: a group of them (a panel of the matrix products' micro-kernels) against every key is
 //! exactly such a product, keys as rows that are read where they lie, and so is the sum of values, columns of V as rows. So
 //! no head size leaves lanes empty, a query's maximum and sum are a lane of a vector, and nothing is added across lanes.
-//! Values of a few heads at a time are transposed into shared scratch memory, with keys that have to be converted. Then every
+//! Values of a few heads at a time are transposed into shared scratch memory, beside keys that cannot be read in place (of
+//! another type, with gaps, or with rows that share sets of the caches). Then every
 //! task takes a block of queries, group by group, and walks the keys in blocks; the online softmax turns scores into weights
 //! and keeps a running maximum and sum per query.
 //!
@@ -13,7 +14,8 @@
 //!   L2, in place      L1              L1 (24 KB)     L2                   L1               L2
 //! ```
 //!
-//! One or two queries are not worth a group: [`attention_few`](super::attention_few) reads keys and values once for each.
+//! One or two queries are not worth a group: [`attention_few`](super::attention_few) reads keys and values once for each, in
+//! f32.
 //!
 //! Where bf16 pairs multiply fast (`VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16: products are
 //! exact, sums f32, weights relative to the running maximum are rounded to bf16 as in PyTorch's kernel, and the scale

@@ -14,7 +14,7 @@ use super::simd::{Element, Simd};
 use crate::pool::{OutOfMemory, Pool};
 use crate::{isa::Isa, simd_dispatch, with_element};
 
-/// Most queries that are worked on so: packing keys for groups of queries pays from here on.
+/// Most queries that are worked on so: for more, packing values for groups of queries pays.
 pub(super) const FEW_QUERIES: usize = 2;
 /// Vectors of results worked on together.
 const GROUP: usize = 4;
@@ -57,16 +57,17 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, batch: usize, head: usize, quer
         let row = bias.add(a.seq_k + PAD);
         with_element!(q.dtype, e => load_query(s, e, a, &q, query, row), else ());
         with_element!(k.dtype, e => multiply_keys(s, e, &k, row, a.dim, seen, scores), else ());
+        s.store(scores.add(seen), lowest);
         if let Some(mask) = &a.mask {
             let st = mask.strides;
             let at = batch as isize * st[0] + head as isize * st[1] + query as isize * st[2];
             let from = mask.ptr.offset(at * mask.dtype.size_bytes() as isize);
             load_bias(s, mask.dtype, from, st[3], seen, bias);
+            s.store(bias.add(seen), s.splat(0.0));
             for c in (0..seen).step_by(l) {
                 s.store(scores.add(c), s.add(s.load(scores.add(c)), s.load(bias.add(c))));
             }
         }
-        s.store(scores.add(seen), lowest);
         let mut top = lowest;
         for c in (0..seen).step_by(l) {
             top = s.max_raw(top, s.load(scores.add(c)));

@@ -43,15 +43,11 @@ impl Packing {
         let most = (fit / 32 * 32).clamp(64, BLOCK_KEYS);
         let blocks = a.seq_k.div_ceil(most).max(1);
         let block = a.seq_k.div_ceil(blocks).next_multiple_of(form.elements_per_unit()).max(1);
+        // A block of keys is read again for every group: rows 4 KiB apart would share few sets of L2, too.
         let keys = head_matrix(&a.k, 0, 0);
-        Packing {
-            kernel,
-            dim: a.dim,
-            dim_v: a.dim_v,
-            seq_k: a.seq_k,
-            block,
-            in_place: is_readable(&keys, kernel, a.dim),
-        }
+        let shared = keys.row_stride * keys.dtype.size_bytes() as isize % 4096 == 0;
+        let in_place = !shared && is_readable(&keys, kernel, a.dim);
+        Packing { kernel, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k, block, in_place }
     }
 
     fn pairs(&self) -> bool {

@@ -45,7 +45,7 @@ unsafe fn tile<const MR: usize, const NV: usize, const CHAINS: usize>(
                 *column = _mm256_loadu_ps(b.add(v * 8));
             }
             for (row, sums) in sums.iter_mut().enumerate() {
-                let x = _mm256_broadcast_ss(&*a.add(row * lda));
+                let x = _mm256_set1_ps(a.add(row * lda).read_unaligned());
                 for (sum, column) in sums.iter_mut().zip(columns) {
                     *sum = _mm256_fmadd_ps(x, column, *sum);
                 }

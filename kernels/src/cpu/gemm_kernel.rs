@@ -202,7 +202,7 @@ pub(crate) unsafe fn expand_panel(isa: Isa, dtype: DType, src: *const u32, units
 /// transpose can; returns how many units it did. Lanes up to `width` are 0 where there is no row.
 ///
 /// # Safety
-/// `b` must be readable for `valid` rows of `units` units, `dst` writable for `units` times `width`.
+/// `b` must be readable for `valid` rows of `units` units, `dst` writable for `width` units at each of `units` strides.
 pub(crate) unsafe fn transpose_units(
     isa: Isa,
     b: &Matrix,

@@ -160,7 +160,8 @@ unsafe fn pack_singles(b: &Matrix, valid: usize, width: usize, range: std::ops::
             let row = dst.add(k * width);
             let from = ptr.offset(k as isize * b.col_stride);
             if b.row_stride == 1 {
-                std::ptr::copy_nonoverlapping(from, row, valid);
+                // Bytes: pairs of a 16-bit type, which this packs too, may lie at any even address.
+                std::ptr::copy_nonoverlapping(from.cast::<u8>(), row.cast::<u8>(), 4 * valid);
             } else {
                 for lane in 0..valid {
                     row.add(lane).write(from.offset(lane as isize * b.row_stride).read_unaligned());

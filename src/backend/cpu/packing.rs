@@ -1,6 +1,6 @@
 //! Which weights stay packed between runs, and how the others are packed anew by every run.
 //!
-//! Kernels read weights in panels; only Winograd's convolutions read them as they lie. Panels that are *kept* cost memory
+//! Kernels read weights in panels; only Winograd's convolutions and products of some hundred rows read them as they lie. Panels that are *kept* cost memory
 //! for as long as their weights live; those made *on the fly* cost time in every run and a little of the arena, since they
 //! are made in chunks of output columns that are used while they are in cache. A linear layer of some hundred rows needs
 //! neither: its rows are packed instead of its weight (`gemm_swapped`), or its kernel packs a panel in L1 and uses it
@@ -35,8 +35,8 @@ pub(super) const FEW_ROWS: usize = 4;
 /// Bytes that are packed at a time where memory is short; see [`most_bytes`].
 const SLIM_CHUNK_BYTES: usize = 256 << 10;
 
-/// Bytes that the rows of a linear layer may take which are packed instead of its weight: twice what chunks of a weight's
-/// panels take.
+/// Bytes that the rows of a linear layer may take which are packed instead of its weight: where memory is not short, twice
+/// what chunks of a weight's panels take.
 pub(super) fn most_work_bytes(maker: &Maker<'_>) -> usize {
     if maker.slim { SLIM_CHUNK_BYTES } else { 2 * most_bytes() }
 }

@@ -51,7 +51,8 @@ impl Places {
     }
 }
 
-/// Buffers that are read where they lie. A packed weight made of a whole parameter is packed from any strides.
+/// Buffers that are read where they lie. The weight of a step that packs, if it is a whole parameter, may have
+/// any strides.
 fn read_buffers(plan: &Plan) -> Vec<bool> {
     let mut read = vec![false; plan.buffers.len()];
     for step in plan.prepare.iter().chain(&plan.steps) {

@@ -96,18 +96,21 @@ pub(super) fn candidates(maker: &Maker<'_>) -> Result<Vec<Candidate>> {
     let ([x, weight], Some(pack)) = (operands.as_slice(), maker.step.pack) else { return Ok(Vec::new()) };
     let Linear { outer, sizes: (m, n, k), .. } = Linear::of(maker, &x.access, &weight.access)?;
     let dtype = float_type(maker, weight)?;
-    if is_swapped(maker, (m, n, k), float_type(maker, x)?, dtype, &weight.access.strides) && m <= SWAPPED_ROWS {
-        return Ok(Vec::new());
-    }
-    Ok(vec![linear_candidates(pack, outer * m, n, k, dtype, maker.isa())])
+    let is_swapped = is_swapped(maker, (m, n, k), float_type(maker, x)?, dtype, &weight.access.strides);
+    let candidate = linear_candidates(pack, outer * m, n, k, dtype, maker.isa());
+    Ok(match is_swapped {
+        false => vec![candidate],
+        true if m <= SWAPPED_ROWS => Vec::new(),
+        // Only the packing of the rows is saved.
+        true => vec![Candidate { gain: candidate.gain * (m as f64 / n as f64).min(1.0), ..candidate }],
+    })
 }
 
 /// Rows up to which a product whose operands change places takes no longer than one whose weight is kept packed. Measured on
 /// Zen 5: with 64 rows 0.94 of the time, with 128 up to 1.1.
 const SWAPPED_ROWS: usize = 64;
 
-/// Whether a product's operands change places: the weight is not packed, but x, in no more memory than a weight's panels
-/// take.
+/// Whether a product's operands change places: the weight is not packed, but x, in [`most_work_bytes`] at most.
 fn is_swapped(
     maker: &Maker<'_>,
     (m, n, k): (usize, usize, usize),
@@ -215,7 +218,11 @@ impl Call for LinearCall {
             unsafe {
                 match self.kept {
                     Kept::No => self.multiply(ctx, &GemmOperand::Strided(source), (0, n), epilogue),
-                    Kept::Swapped(work) => self.multiply_swapped(ctx, &source, work, epilogue),
+                    Kept::Swapped(work) if source.col_stride == 1 => {
+                        self.multiply_swapped(ctx, &source, work, epilogue)
+                    }
+                    // The parameter's tensor lies otherwise than a plan expects.
+                    Kept::Swapped(_) => self.multiply(ctx, &GemmOperand::Strided(source), (0, n), epilogue),
                     Kept::Scratch(scratch, chunks) => chunks.iter().try_for_each(|(first, count)| {
                         let from = first as isize * source.row_stride * source.dtype.size_bytes() as isize;
                         let chunk = Matrix { ptr: source.ptr.wrapping_offset(from), ..source };
