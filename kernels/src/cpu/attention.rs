@@ -24,9 +24,9 @@
 //! Numerics otherwise: everything in f32; the scale and log2(e) are folded into Q, exponentials are powers of two accurate to
 //! 2e-7. A query with nothing to attend to gives zeros, as PyTorch 2.5 and later do. NaN in a query or key makes NaN.
 //!
-//! Measured, one Zen 5 core, useful GFLOP/s of AVX-512 in f32 and bf16, of AVX2 in f32 (multiply-adds reach 264, 528 and 132):
-//! 8 heads 4096x4096 d40 219, 395, 104; 4096x77 d40 141, 291, 82; 1024x1024 d80 222, 425, 110; 1100x1100 d128 232, 444, 112;
-//! 4096x4096 d512 233, 462, 113.
+//! Measured, one Zen 5 core in turns with PyTorch 2.11, useful GFLOP/s of AVX-512 in f32, in bf16 (multiply-adds reach 264 and
+//! 528), and processor time over PyTorch's: 8 heads 4096x4096 d40 217, 391 (0.36, 0.19); 4096x77 d40 125, 217 (0.38, 0.21);
+//! 1024x1024 d80 219, 400 (0.42, 0.22); 4096x4096 d512 221, 420 (0.46, 0.25). f16 takes as long as f32.
 
 use super::KernelError;
 use super::attention_few::{FEW_QUERIES, few_queries};
