@@ -60,7 +60,7 @@ impl TuningSite {
     fn is_open(&self) -> bool {
         let conv = &self.observed.conv;
         let wide = conv.in_channels.min(conv.out_channels) >= LEAST_CHANNELS;
-        wide && ALGORITHMS.iter().filter(|a| a.differs(conv)).count() > 1
+        wide && ALGORITHMS.iter().filter(|a| a.applies(conv)).count() > 1
     }
 }
 
@@ -130,7 +130,7 @@ impl TuningSite {
     fn candidates(&self) -> PyResult<Vec<usize>> {
         shielded("listing candidates", || {
             let fits = |&i: &usize| {
-                ALGORITHMS[i].differs(&self.observed.conv)
+                ALGORITHMS[i].applies(&self.observed.conv)
                     && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
             };
             Ok((0..ALGORITHMS.len()).filter(fits).collect())

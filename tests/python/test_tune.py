@@ -55,7 +55,7 @@ def test_choices_are_measured_remembered_and_right() -> None:
     for op, bucket, device, library, choice, seconds, default_seconds, workspace, measured_at in rows:
         assert "channels" in op and "side 16" in bucket and library == _native.kernel_version
         assert f"{torch.get_num_threads()} threads" in device
-        assert choice.split()[0] in ("direct", "winograd2", "winograd4", "winograd4_wide")
+        assert choice.split()[0] in ("direct", "winograd2", "winograd4")
         assert 0 < seconds <= default_seconds < 1 and workspace > 0
         assert abs(measured_at - time.time()) < 3600
     # Another process of the same machine reads them: here, the same process without what it knows.

@@ -8,7 +8,7 @@
 
 use super::KernelError;
 use super::conv::{Conv, PackedWeight, Weight, conv};
-use super::conv_winograd::{self, Room, Work, conv_winograd, is_cut_wider, is_winograd};
+use super::conv_winograd::{self, Room, Work, conv_winograd, is_winograd};
 use crate::calibrate::bf16_dot_wins;
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -24,9 +24,6 @@ pub enum Algorithm {
     Winograd2,
     /// Winograd's F(4x4, 3x3): 1/4 of the products, in f32; error about 3e-6.
     Winograd4,
-    /// The same with four times as much of the image transformed at a time: for measurements to choose, since it is as much as a
-    /// fifth faster where the last-level cache is ours, and slower beside others.
-    Winograd4Wide,
 }
 
 /// A weight in the way one of the forms reads it; borrows its memory, and that to work in, from the caller.
@@ -69,7 +66,7 @@ pub(super) fn expected(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> 
 /// The time of a form, as that of so many f32 multiply-adds for each pair of an input and an output channel.
 pub fn cost_per_pair(conv: &Conv, dtype: DType, weight: DType, algorithm: Algorithm, keep: Keep) -> f64 {
     if algorithm != Algorithm::Direct {
-        return conv_winograd::cost_per_pair(conv, algorithm.tile(), algorithm.room(Room::Ample));
+        return conv_winograd::cost_per_pair(conv, algorithm.tile(), Room::Ample);
     }
     let rate = if (dtype, weight) == (DType::BF16, DType::BF16) && bf16_dot_wins() { 2.0 } else { 1.0 };
     let taps = conv.kernel.iter().product::<usize>() as f64;
@@ -86,12 +83,7 @@ const PACKING_COST: f64 = 15.0;
 
 impl Algorithm {
     pub(super) fn tile(self) -> usize {
-        if matches!(self, Algorithm::Winograd4 | Algorithm::Winograd4Wide) { 4 } else { 2 }
-    }
-
-    /// How much memory the form takes where a caller has `room`.
-    fn room(self, room: Room) -> Room {
-        if (self, room) == (Algorithm::Winograd4Wide, Room::Ample) { Room::Wide } else { room }
+        if self == Algorithm::Winograd4 { 4 } else { 2 }
     }
 
     /// Whether it computes this convolution at all.
@@ -99,14 +91,9 @@ impl Algorithm {
         self == Algorithm::Direct || is_winograd(conv)
     }
 
-    /// Whether it computes this convolution in a way that no other form does.
-    pub fn differs(self, conv: &Conv) -> bool {
-        self.applies(conv) && (self != Algorithm::Winograd4Wide || is_cut_wider(conv, self.tile()))
-    }
-
     /// The weight as it lies, with memory to work in, for one of Winograd's forms.
     pub fn unpacked(self, weight: Weight, work: Work) -> ConvWeight {
-        ConvWeight::Winograd(weight, self.tile(), Work { room: self.room(work.room), ..work })
+        ConvWeight::Winograd(weight, self.tile(), work)
     }
 }
 
@@ -114,7 +101,7 @@ impl Algorithm {
 pub fn work_bytes(conv: &Conv, algorithm: Algorithm, isa: Isa, room: Room) -> usize {
     match algorithm {
         Algorithm::Direct => 0,
-        _ => conv_winograd::work_bytes(conv, algorithm.tile(), isa, algorithm.room(room)),
+        _ => conv_winograd::work_bytes(conv, algorithm.tile(), isa, room),
     }
 }
 

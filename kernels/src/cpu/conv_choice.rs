@@ -28,8 +28,7 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Every form, the direct one first.
-pub const ALGORITHMS: [Algorithm; 4] =
-    [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4, Algorithm::Winograd4Wide];
+pub const ALGORITHMS: [Algorithm; 3] = [Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4];
 
 /// What the choice of a form depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +92,6 @@ const fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::Direct => "direct",
         Algorithm::Winograd2 => "winograd2",
         Algorithm::Winograd4 => "winograd4",
-        Algorithm::Winograd4Wide => "winograd4_wide",
     }
 }
 

@@ -5,13 +5,16 @@
 //! `t^2 / (9 o^2)` of the multiply-adds of the direct form: 1/4 for `o = 4`, 4/9 for `o = 2`.
 //!
 //! ```text
-//! band of tiles:
+//! band of tiles, block of input channels:
 //!   V[chunk][point][tile][in channel]     = B' d B     all threads; padding as zeros, 16-bit elements widened
-//!   task = (panel of output channels, group of tiles), for each chunk of input channels:
+//!   task = (panel of output channels, group of tiles), for each chunk of the block:
 //!     U[point][in channel][out channel]   = G w G'     from the weight as it lies, into the cache of the core
 //!     M[point][tile][out channel]        += V * U      the micro-kernels of `gemm_kernel`
-//!   Y = A' M A  -> epilogue, a few tiles of one tile row at a time
+//!   after the last block: Y = A' M A  -> epilogue, a few tiles of one tile row at a time
 //! ```
+//!
+//! V must stay in cache, so an image is cut: into bands, each of which transforms the weight anew, or into blocks of input
+//! channels, between which M stays in memory. Blocks pay where there are many channels and few tiles.
 //!
 //! The transformed weight, four times the original for `o = 4`, never leaves the cache: reading the original from memory
 //! and transforming it takes less time than reading the transformed one. V lies in memory that the caller lends
@@ -37,11 +40,10 @@ use crate::pool::Pool;
 /// Bytes of V that a band may take: it is written once and read once for every panel of output channels, from L3, of
 /// which a core has but a share (measured with 32 MB for all: 4 MB runs at twice the rate of 12 MB).
 const BAND_BYTES: usize = 4 << 20;
-/// The same where that share was measured to be larger: fewer bands transform the weight less often, which gains up to a fifth
-/// where there are many channels (Zen 5 with 32 MB: 1280 to 640 channels at 32x32).
-const WIDE_BAND_BYTES: usize = 16 << 20;
 /// The same where memory is short.
 const SLIM_BAND_BYTES: usize = 1 << 20;
+/// Bytes of M that may stay in memory between blocks of input channels: it is read and written once for each.
+const RESULT_BYTES: usize = 12 << 20;
 /// Tiles of a band at least: fewer do not pay for the transform of the weight, which is done anew for each band.
 const MIN_BAND: usize = 16;
 /// Tiles of a task at least, where there are more.
@@ -80,8 +82,9 @@ pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     let channels = [conv.in_channels, conv.out_channels].map(|c| c.max(1).next_multiple_of(LANES) as f64);
     // Below seven rows a micro-kernel waits for its panel.
     let rows = tiles.max(7.0);
+    let width = select(Isa::detect(), DType::F32, DType::F32).nr;
     points * rows / PRODUCT_RATE
-        + WEIGHT_COST * bands(conv, o, room) as f64
+        + Cut::new(conv, o, width, room).cost(conv, o, width)
         + tile * tiles * (1.0 / channels[0] + 1.0 / channels[1])
 }
 
@@ -89,6 +92,8 @@ pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
 const PRODUCT_RATE: f64 = 0.85;
 /// Multiply-adds that take as long as the transform of one pair of channels' weight.
 const WEIGHT_COST: f64 = 250.0;
+/// Multiply-adds that take as long as reading or writing a byte of M in the last-level cache.
+const MOVED_COST: f64 = 2.0;
 /// Multiply-adds that take as long as both transforms of one channel of one tile.
 const TILE_COST: f64 = 300.0;
 
@@ -114,8 +119,6 @@ fn count(conv: &Conv, o: usize) -> [usize; 4] {
 /// How much memory a convolution may take for V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Four times of what is mostly fastest; see [`is_cut_wider`].
-    Wide,
     /// What is mostly fastest.
     Ample,
     /// A quarter of it.
@@ -128,11 +131,14 @@ struct Cut {
     tiles: usize,
     /// Tiles of a band.
     band: usize,
-    /// Input channels of a chunk, and number of chunks.
+    /// Input channels of a chunk, number of chunks, and how many of them a block has.
     chunk: usize,
     chunks: usize,
+    block: usize,
     /// f32 from one point of V to the next.
     v_stride: usize,
+    /// The same of M where it stays in memory between blocks.
+    m_stride: usize,
 }
 
 /// A stride of at least `n` f32, whole cache lines and an odd number of them: the points of one element fall into
@@ -143,39 +149,58 @@ fn odd_lines(n: usize) -> usize {
 
 impl Cut {
     fn new(conv: &Conv, o: usize, width: usize, room: Room) -> Cut {
-        let points = (o + 2) * (o + 2);
-        let tiles = count(conv, o)[3];
         let (bytes, least) = match room {
-            Room::Wide => (WIDE_BAND_BYTES, MIN_BAND),
             Room::Ample => (BAND_BYTES, MIN_BAND),
             Room::Slim => (SLIM_BAND_BYTES, MIN_BAND / 2),
         };
-        let channels = conv.in_channels.max(1).next_multiple_of(LANES);
-        let most = (bytes / (points * channels * 4)).max(least);
-        let band = tiles.div_ceil(tiles.div_ceil(most).max(1)).max(1);
+        let points = (o + 2) * (o + 2);
         let longest = (chunk_bytes() / (points * width * 4)).clamp(LANES, MAX_CHUNK);
-        let chunk =
-            conv.in_channels.div_ceil(conv.in_channels.div_ceil(longest).max(1)).next_multiple_of(LANES).max(LANES);
-        let chunks = conv.in_channels.div_ceil(chunk);
-        Cut { tiles, band, chunk, chunks, v_stride: odd_lines(band * chunk) }
+        let channels = conv.in_channels.max(1);
+        let chunk = channels.div_ceil(channels.div_ceil(longest)).next_multiple_of(LANES);
+        let chunks = channels.div_ceil(chunk);
+        let tiles = count(conv, o)[3];
+        // Tiles of which `channels` numbers at every point take so many bytes.
+        let most = |bytes: usize, channels: usize| bytes / (points * channels.next_multiple_of(LANES) * 4);
+        let of_tiles = |most: usize, block: usize| {
+            let band = tiles.div_ceil(tiles.div_ceil(most.max(least)).max(1)).max(1);
+            let block = chunks.div_ceil(chunks.div_ceil(block.clamp(1, chunks)));
+            let (v_stride, m_stride) = (odd_lines(band * chunk), odd_lines(band * width));
+            Cut { tiles, band, chunk, chunks, block, v_stride, m_stride }
+        };
+        let bands = of_tiles(most(bytes, channels), chunks);
+        if room == Room::Slim || bands.band == tiles {
+            return bands;
+        }
+        let band = most(RESULT_BYTES, conv.out_channels.max(1)).min(most(bytes, chunk));
+        let blocks = of_tiles(band, most(bytes, chunk) / band.clamp(least, tiles));
+        if blocks.cost(conv, o, width) < bands.cost(conv, o, width) { blocks } else { bands }
     }
-}
 
-/// Whether [`Room::Wide`] makes a difference to a convolution: its V takes more than [`Room::Ample`] gives.
-pub(super) fn is_cut_wider(conv: &Conv, o: usize) -> bool {
-    is_winograd(conv) && bands(conv, o, Room::Wide) < bands(conv, o, Room::Ample)
-}
+    fn blocks(&self) -> usize {
+        self.chunks.div_ceil(self.block)
+    }
 
-/// How many bands a convolution has, and hence how often its weight is transformed at least.
-fn bands(conv: &Conv, o: usize, room: Room) -> usize {
-    let cut = Cut::new(conv, o, select(Isa::detect(), DType::F32, DType::F32).nr, room);
-    cut.tiles.div_ceil(cut.band)
+    /// Multiply-adds' worth of time for each pair of channels that transforming the weight and keeping M in memory take.
+    fn cost(&self, conv: &Conv, o: usize, width: usize) -> f64 {
+        let points = ((o + 2) * (o + 2)) as f64;
+        let moved = 2.0 * 4.0 * points * self.tiles as f64 * (self.blocks() - 1) as f64 / conv.in_channels as f64;
+        let groups = self.band.div_ceil(most_tiles((o + 2) * (o + 2), width));
+        let transforms = (self.tiles.div_ceil(self.band) * groups) as f64;
+        WEIGHT_COST * transforms + MOVED_COST * moved
+    }
+
+    /// f32 of M for all `panels` panels of output channels, where it stays in memory.
+    fn results(&self, o: usize, panels: usize) -> usize {
+        if self.blocks() == 1 { 0 } else { panels * (o + 2) * (o + 2) * self.m_stride }
+    }
 }
 
 /// Bytes of memory that [`conv_winograd`] works in.
 pub fn work_bytes(conv: &Conv, o: usize, isa: Isa, room: Room) -> usize {
-    let cut = Cut::new(conv, o, select(isa, DType::F32, DType::F32).nr, room);
-    cut.chunks * (o + 2) * (o + 2) * cut.v_stride * 4
+    let width = select(isa, DType::F32, DType::F32).nr;
+    let cut = Cut::new(conv, o, width, room);
+    let v = cut.block * (o + 2) * (o + 2) * cut.v_stride;
+    (v + cut.results(o, conv.out_channels.div_ceil(width))) * 4
 }
 
 /// Memory to work in.
@@ -237,25 +262,30 @@ pub(crate) unsafe fn winograd_with(
         return Ok(());
     }
     let job = Job::new(kernel, conv, (x, dtype), weight, o, work, pool.threads());
-    let Cut { tiles, band, chunks, .. } = job.cut;
+    let Cut { tiles, band, chunks, block, .. } = job.cut;
     let panels = conv.out_channels.div_ceil(kernel.nr);
     for first in (0..tiles).step_by(band) {
         let band = band.min(tiles - first);
-        let items = band * chunks;
-        let each = (TASK_VECTORS * LANES).div_ceil(job.cut.chunk).min(items.div_ceil(pool.threads()));
-        pool.run(items.div_ceil(each), |task, _| {
-            for item in task * each..((task + 1) * each).min(items) {
-                // SAFETY: items write disjoint parts of V.
-                unsafe { job.fill_v(first, item / chunks, item % chunks) };
-            }
-        });
-        let groups = band.div_ceil(job.group);
-        pool.run_scratch(panels * groups, job.scratch_bytes, |task, worker| {
-            let (panel, group) = (task / groups, task % groups);
-            let range = [group * band / groups, (group + 1) * band / groups];
-            // SAFETY: tasks write disjoint results; scratch has the size asked for.
-            unsafe { job.run(worker.scratch, first, range, panel * kernel.nr, epilogue) };
-        })?;
+        for chunk in (0..chunks).step_by(block) {
+            let block = [chunk, chunks.min(chunk + block)];
+            let count = block[1] - block[0];
+            let items = band * count;
+            let each = (TASK_VECTORS * LANES).div_ceil(job.cut.chunk).min(items.div_ceil(pool.threads()));
+            pool.run(items.div_ceil(each), |task, _| {
+                for item in task * each..((task + 1) * each).min(items) {
+                    let (tile, chunk) = (item / count, block[0] + item % count);
+                    // SAFETY: items write disjoint parts of V.
+                    unsafe { job.fill_v(first, tile, chunk) };
+                }
+            });
+            let groups = band.div_ceil(job.group);
+            pool.run_scratch(panels * groups, job.scratch_bytes, |task, worker| {
+                let (panel, group) = (task / groups, task % groups);
+                let range = [group * band / groups, (group + 1) * band / groups];
+                // SAFETY: tasks write disjoint results; scratch has the size asked for.
+                unsafe { job.run(worker.scratch, first, range, block, panel * kernel.nr, epilogue) };
+            })?;
+        }
     }
     Ok(())
 }
@@ -279,6 +309,8 @@ struct Job<'a> {
     /// Input channels whose taps are brought side by side at a time.
     gathered: usize,
     v: SendMut,
+    /// M of all panels, where it stays in memory between blocks.
+    m: Option<SendMut>,
     /// f32 from one point of U, of M to the next.
     u_stride: usize,
     m_stride: usize,
@@ -335,10 +367,13 @@ impl<'a> Job<'a> {
         }
         let group = cut.band.div_ceil(groups);
         let width = kernel.nr;
-        let (u_stride, m_stride) = (odd_lines(cut.chunk * width), odd_lines(group * width));
+        let m = (cut.blocks() > 1).then(|| SendMut(work.ptr.wrapping_add(4 * cut.block * points * cut.v_stride)));
+        let u_stride = odd_lines(cut.chunk * width);
+        let m_stride = if m.is_some() { cut.m_stride } else { odd_lines(group * width) };
+        let m_bytes = if m.is_some() { 0 } else { points * m_stride * 4 };
         let gathered = GATHERED_BYTES / weight.dtype.size_bytes();
         let taps_bytes = (9 * gathered + 2) * width * 4;
-        let sizes = [points * u_stride * 4, points * m_stride * 4, o * STRIP * o * width * 4, taps_bytes, taps_bytes];
+        let sizes = [points * u_stride * 4, m_bytes, o * STRIP * o * width * 4, taps_bytes, taps_bytes];
         let mut ends = [0; 5];
         let mut at = 0usize;
         for (end, size) in ends.iter_mut().zip(sizes) {
@@ -359,6 +394,7 @@ impl<'a> Job<'a> {
             group,
             gathered,
             v: SendMut(work.ptr),
+            m,
             u_stride,
             m_stride,
             offsets: [ends[0], ends[1], ends[2], ends[3]],
@@ -374,7 +410,7 @@ impl<'a> Job<'a> {
 
     /// Where V starts for a chunk, at its first point, for the band's tile.
     fn v_at(&self, chunk: usize, tile: usize) -> *mut f32 {
-        let at = chunk * self.t * self.t * self.cut.v_stride + tile * self.cut.chunk;
+        let at = chunk % self.cut.block * self.t * self.t * self.cut.v_stride + tile * self.cut.chunk;
         self.v.get().cast::<f32>().wrapping_add(at)
     }
 
@@ -412,11 +448,20 @@ impl<'a> Job<'a> {
         unsafe { transform_input(self.kernel.isa, self.t, self.dtype, &pixels, channels, to, self.cut.v_stride) };
     }
 
-    /// All results of `range` of the band's tiles, which start at tile `first`, in the panel of output channels at `n0`.
+    /// The products of a block of chunks for `range` of the band's tiles, which start at tile `first`, in the panel of output
+    /// channels at `n0`; after the last block, their results.
     ///
     /// # Safety
     /// As [`conv_winograd`]; `scratch` must have `scratch_bytes`.
-    unsafe fn run(&self, scratch: *mut u8, first: usize, range: [usize; 2], n0: usize, epilogue: &dyn Epilogue) {
+    unsafe fn run(
+        &self,
+        scratch: *mut u8,
+        first: usize,
+        range: [usize; 2],
+        block: [usize; 2],
+        n0: usize,
+        epilogue: &dyn Epilogue,
+    ) {
         let outs = self.conv.out_channels;
         let width = width_at(outs, n0, self.kernel.nr);
         let count = range[1] - range[0];
@@ -425,7 +470,14 @@ impl<'a> Job<'a> {
             let u: *mut f32 = scratch.cast();
             let [m, c, taps, wide] = self.offsets.map(|offset| scratch.add(offset));
             let (m, c): (*mut f32, *mut f32) = (m.cast(), c.cast());
-            for chunk in 0..self.cut.chunks {
+            let m = match self.m {
+                Some(all) => {
+                    let panel = n0 / self.kernel.nr * self.t * self.t * self.m_stride;
+                    all.get().cast::<f32>().add(panel + range[0] * width)
+                }
+                None => m,
+            };
+            for chunk in block[0]..block[1] {
                 let channel = chunk * self.cut.chunk;
                 let channels = self.cut.chunk.min(self.conv.in_channels - channel);
                 for from in (0..channels).step_by(self.gathered) {
@@ -434,6 +486,9 @@ impl<'a> Job<'a> {
                     transform_weights(self.kernel.isa, self.t, &taps, u.add(from * width), self.u_stride);
                 }
                 self.multiply(chunk, channels, range[0], count, (u, n0, width), m);
+            }
+            if block[1] < self.cut.chunks {
+                return;
             }
             let cols = width.min(outs - n0);
             let mut tile = 0;
@@ -513,7 +568,9 @@ impl<'a> Job<'a> {
         let points = self.t * self.t;
         let v = self.v_at(chunk, first);
         for point in 0..points {
-            self.fetch_weight(chunk + 1, n0, width, [point, points]);
+            if !(chunk + 1).is_multiple_of(self.cut.block) {
+                self.fetch_weight(chunk + 1, n0, width, [point, points]);
+            }
             let (v, u) = (v.wrapping_add(point * self.cut.v_stride), u.wrapping_add(point * self.u_stride));
             let m = m.wrapping_add(point * self.m_stride);
             for piece in 0..pieces {
