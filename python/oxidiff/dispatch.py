@@ -85,7 +85,7 @@ class _Eager:
         # What cannot be traced may have parts that can; an op that is not supported is not so in any part.
         self.is_split = type(error) is CaptureError
         # Not the exception itself: its traceback would keep the call's arguments alive.
-        self.type = type(error)
+        self.type = UnsupportedError if isinstance(error, UnsupportedError) else type(error)
         self.reason = str(error)
         self.module: str = getattr(error, "module", "")
         self.op: str = getattr(error, "op", "")

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close
 from oxidiff.capture import capture
+from oxidiff.capture.lowering import SizeDependentError
+from oxidiff.dispatch import _Eager
+from oxidiff.errors import UnsupportedError
 
 
 class Rope(nn.Module):
@@ -107,3 +111,28 @@ def test_where_there_is_no_value_eager_says_so() -> None:
         # A complex number, in Python.
         assert torch.equal(compiled(data(2, 3, 12)), module(data(2, 3, 12)))
     assert_close(compiled(data(2, 9, 12)), module(data(2, 9, 12)))
+
+
+class Attention(nn.Module):
+    """Attention whose scale follows from how many there are, as where a model was trained at another length."""
+
+    def forward(self, x: Tensor, other: int) -> Tensor:
+        scaled = F.scaled_dot_product_attention(x, x, x, scale=x.shape[1] ** -0.5)
+        return scaled + F.scaled_dot_product_attention(x, x, x, scale=1 / (other + 1))
+
+
+@torch.no_grad()
+def test_attention_is_scaled_by_what_follows_from_sizes() -> None:
+    module = Attention()
+    compiled = oxidiff.compile(module, cache=False, tune="off", strict=True)
+    for length, other in ((7, 3), (7, 3), (12, 3), (90, 20), (7, 2)):
+        x = torch.randn(2, length, 8, generator=torch.Generator().manual_seed(length))
+        assert_close(compiled(x, other), module(x, other))
+    assert oxidiff.report(compiled).captures == 1
+
+
+def test_a_number_that_cannot_be_left_open_is_said_again() -> None:
+    error = SizeDependentError("the scale depends on the call", {"c"}, module="block", op="aten.softmax")
+    again = _Eager(error).error()
+    assert type(again) is UnsupportedError
+    assert (str(again), again.module, again.op) == (str(error), "block", "aten.softmax")

@@ -315,6 +315,75 @@ def test_a_call_that_goes_another_way_is_not_served(function: Callable[..., Tens
         assert oxidiff.report(compiled).eager_calls == 0
 
 
+def middle(x: Tensor, n: int) -> Tensor:
+    return x * sorted([3, n, 8])[1]
+
+
+def ends(x: Tensor, n: int) -> Tensor:
+    return torch.cat([x.flatten(1).split(n, 1)[0], x[:, :, max(x.shape[2] - n, 0) :].flatten(1)], 1)
+
+
+def kept_or_not(x: Tensor, n: int) -> Tensor:
+    return x * (n if x.shape[2] > 5 else 8)
+
+
+def odd_ones(x: Tensor, n: int) -> Tensor:
+    return torch.ones(max((x.shape[2] - n) % 2 or n or min(8, x.shape[2]), 1), 2).tril().sum() * x
+
+
+def of_layers(x: Tensor, n: int) -> Tensor:
+    for factor in [1.5, 2.5, 0.5, 3.0][:n]:
+        x = x * factor
+    return x
+
+
+def zipped(x: Tensor, n: int) -> Tensor:
+    return torch.stack([x * k for k, _ in zip((1.0, 2.0, 3.0), range(n), strict=False)])
+
+
+INTS: dict[Callable[..., Any], list[tuple[int, int]]] = {
+    # Where n is 8, both are the same number.
+    (lambda x, n: x * min(n, 8)): [(4, 8), (4, 7), (4, 12), (4, 9), (4, 3)],
+    (lambda x, n: x * min(n, 8) + n): [(4, 8), (4, 9), (4, 7), (4, 20), (4, 2)],
+    (lambda x, n: x * min(n / 10, 1.0)): [(4, 10), (4, 9), (4, 11)],
+    (lambda x, n: x * (n if n <= 8 else 8)): [(4, 8), (4, 9), (4, 7)],
+    (lambda x, n: x[:, :, : min(n, 4)]): [(6, 4), (6, 3), (6, 5), (7, 4), (6, 2)],
+    middle: [(4, 8), (4, 9), (4, 5), (4, 2), (4, 3)],
+    kept_or_not: [(4, 8), (4, 9), (9, 8), (9, 3), (3, 11), (5, 2)],
+    odd_ones: [(5, 1), (5, 16), (6, 16), (6, 8), (2, 3), (3, 1), (3, 2), (6, 6), (6, 5)],
+    # What C reads: the end of a slice, how many parts there are.
+    of_layers: [(4, 4), (4, 3), (4, 2), (4, 5), (4, 1)],
+    ends: [(9, 90), (9, 12), (9, 8), (9, 3), (12, 9)],
+    zipped: [(4, 4), (4, 3), (4, 2), (4, 9)],
+    (lambda x, n: x * round(n, -1)): [(4, 12), (4, 14), (4, 3), (4, 99)],
+}
+
+
+@pytest.mark.parametrize("function", INTS, ids=range(len(INTS)))
+@torch.no_grad()
+def test_ints_below_and_beside_those_that_were_traced(function: Callable[..., Any]) -> None:
+    calls = INTS[function]
+    for order in (calls, calls[::-1], calls[2:] + calls[:2]):
+        compiled = oxidiff.compile(Asks(function), cache=False, tune="off")
+        for height, n in order:
+            x = torch.randn(2, 3, height, 5)
+            output, expected = compiled(x, n), function(x, n)
+            assert output.shape == expected.shape, (height, n)
+            torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_ints_that_count_down_need_no_trace_each() -> None:
+    capturer = Capturer(lambda x, step: x * step + 1)
+    graph = capturer.capture(capturer.call((torch.zeros(2, 4), 999), {}))
+    assert graph.loose_numbers() == {"n"}
+    # What a limit might be found in is bounded, as sizes are.
+    capturer = Capturer(lambda x, n: of_layers(x, n) * n)
+    graph = capturer.capture(capturer.call((torch.zeros(2, 4), 4), {}))
+    assert graph.loose_numbers() == set()
+    assert not graph.accepts({**graph.points[0], "n": 3})
+    assert graph.accepts({**graph.points[0], "n": 30})
+
+
 @torch.no_grad()
 def test_numbers_that_are_returned_are_whole() -> None:
     """Half of a product is whole or not by both of its factors."""

@@ -21,7 +21,7 @@ from ..errors import CaptureError
 from .dim import Dim, Real
 from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
-from .guards import Ledger, symbols_of
+from .guards import Guard, Ledger, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .reads import Asking, Given
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["Capturer", "capture"]
 
 Point = dict[str, Number]
+Way = frozenset[tuple[Guard, bool]]
 R = TypeVar("R")
 
 
@@ -224,6 +225,7 @@ class Capturer:
             return False
         beyond = graph.beyond(point)
         graph.accept(point, record)
+        session.try_ways(graph)
         if beyond:
             # Times that fall or rise from call to call: not each of them is to be traced.
             point = {**point, **beyond}
@@ -322,6 +324,8 @@ class _Session:
                 self.fix_all()
             elif not self.is_narrow or not self.pad_area(base):
                 self.keep_order(graph)
+                self.bound_ints(graph)
+                self.try_ways(graph)
                 break
         # Read by now, and longer than the rest of the trace.
         graph.template.ledger = Ledger()
@@ -802,6 +806,70 @@ class _Session:
             graph.classes.clear()
             for point in points:
                 graph.accept(point, None, of_copy=True)
+
+    def try_ways(self, graph: CapturedGraph) -> None:
+        """Traces ways through ``forward`` that were seen at one point at another one: what is a constant there, or another
+        number than the graph's, may be the same by chance."""
+        for way, seen in list(graph.lone.items()):
+            point = self.beside(graph, way, seen)
+            if point is None:
+                continue
+            try:
+                record = self.trace_at(point)
+            except ChangedError:
+                raise
+            except CaptureError:
+                continue
+            graph.traces += 1
+            if graph.differs_from(record, point) is None:
+                self.confirm(graph, point, record)
+            else:
+                graph.narrow(way, [s.name for s in self.plan.symbols if point[s.name] != seen[s.name]])
+
+    def beside(self, graph: CapturedGraph, way: Way, seen: Point) -> Point | None:
+        """A point of the same class and on the same way as another one, where as many symbols as can differ."""
+        here = point = self.plan.complete({s.name: seen[s.name] for s in self.plan.symbols})
+        for symbol in [s for s in self.plan.symbols if s.role != "attribute"]:
+            step = 1 if symbol.role == "float" else graph.moduli[symbol.name]
+            for count in (3 + 2 * self.order[symbol.name], 1, 2, 3, 4, -1, -2):
+                value = seen[symbol.name] + count * step
+                moved = self.plan.complete({**point, symbol.name: value})
+                is_alike = graph.class_of(moved) == graph.class_of(here)
+                if value > 1 and is_alike and all(guard.holds(moved) is outcome for guard, outcome in way):
+                    point = moved
+                    break
+        return None if point == here else point
+
+    def bound_ints(self, graph: CapturedGraph) -> None:
+        """Checks a graph where the ints that are passed are smaller than in any trace. What takes all that there is from a
+        limit on, as the end of a slice, looks like a constant beyond it, and who reads it in C does not ask. If the graph is
+        not seen to be right there, it is so between the smallest and the largest ints that were tried."""
+        names = {s.name: s for s in self.plan.symbols if s.role == "int" and not s.limit}
+        rank_of = ranks(self.plan.ints()) if self.plan.compared else {}
+        steps = {name: math.lcm(*(graph.moduli[n] for n in rank_of or (name,))) for name in names}
+        least = {name: min(p[name] for p in graph.points) for name in names}
+        here = self.point()
+        small: dict[str, Number] = {}
+        below: dict[str, Number] = {}
+        for name, symbol in names.items():
+            residue, step = int(symbol.value) % steps[name], steps[name]
+            value = residue + step * (max(0, -(-(2 - residue) // step)) + rank_of.get(name, 0))
+            if value < least[name]:
+                small[name] = value
+                below[name] = max(value, residue + (int(least[name]) - residue - 1) // step * step)
+        for values in (small, below) if small else ():
+            point = self.plan.complete({**here, **values})
+            try:
+                record = self.trace_at(point)
+            except ChangedError:
+                raise
+            except CaptureError:
+                continue
+            if graph.differs_from(record, point) is None:
+                self.confirm(graph, point, record)
+                return
+            break
+        graph.box.update({name: (least[name], max(p[name] for p in graph.points)) for name in small})
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         for symbol in self.plan.symbols:

@@ -188,6 +188,7 @@ class CapturedGraph:
             where it could not be followed.
         points: The values of the free sizes at which it was traced and found right.
         ways: The ways through ``forward`` that were traced and found right: what was asked of sizes, and the outcomes.
+        lone: Those of them that were traced at one point only, and that point; of a graph that is loaded not known.
         solved: What numbers that ``forward`` computes are in the graph, where that is not what they are by computing.
         conditions: What its program takes for granted about sizes and no trace asks: on which side of an end a slice ends.
         parts: Sizes of several symbols that are whole at some points of a class only, once they were looked for.
@@ -216,6 +217,7 @@ class CapturedGraph:
     box: dict[str, tuple[Number, Number]] = field(default_factory=dict)
     points: list[dict[str, Number]] = field(default_factory=list)
     ways: set[frozenset[tuple[Guard, bool]]] = field(default_factory=set)
+    lone: dict[frozenset[tuple[Guard, bool]], dict[str, Number]] = field(default_factory=dict)
     solved: dict[Any, Literal] = field(default_factory=dict)
     conditions: set[tuple[Guard, bool]] = field(default_factory=set)
     parts: list[Dim] | None = None
@@ -335,8 +337,15 @@ class CapturedGraph:
             escaped = record.ledger.escapes(*readers)
             floats = {s.name for s in self.plan.symbols if s.role in ("float", "attribute")}
             way = record.ledger.guards(*readers, self._positive(), floats)
-            numbers = self._numbers_in(record.ledger.uses(*readers))
-            self.ways.add(way | {(guard, True) for guard in numbers if guard.holds(point)})
+            uses = record.ledger.uses(*readers)
+            numbers = [guard for guard in self._numbers_in(uses) if guard.holds(point)]
+            numbers += self._coincidences(uses, point)
+            way |= {(guard, True) for guard in numbers}
+            if way not in self.ways:
+                self.ways.add(way)
+                self.lone[way] = dict(point)
+            elif self.lone.get(way, point) != point:
+                del self.lone[way]
         self.classes.add(self.class_of(point))
         self.marks |= {mark for mark in self.marks_of(point) if not (of_copy and mark[1] == _MOVED)}
         if point not in self.points:
@@ -368,6 +377,23 @@ class CapturedGraph:
             ways = (guard for way in self.ways for guard, outcome in way if outcome and guard.relation == "eq")
             self.solved.update((guard.left, guard.right) for guard in ways)
         return [Guard("eq", number, self.solved[number]) for number in numbers if number in self.solved]
+
+    def narrow(self, way: frozenset[tuple[Guard, bool]], names: Iterable[str]) -> None:
+        """Takes a way that was traced at one point to be right only where these symbols are what they are there."""
+        point = self.lone.pop(way)
+        self.ways.discard(way)
+        self.ways.add(way | {(Guard("eq", Dim.symbol(name), point[name]), True) for name in names})
+
+    def _coincidences(self, numbers: Set[Any], point: Mapping[str, Any]) -> list[Guard]:
+        """Of numbers that ``forward`` computed for torch at ``point`` alone: that they are what the graph may have in their
+        place."""
+        unknown = [n for n in numbers if n not in self.solved and n not in self.forms]
+        if not unknown:
+            return []
+        forms: dict[Any, set[Literal]] = {}
+        for form in set(self.forms):
+            forms.setdefault(_literal(form, point), set()).add(form)
+        return [Guard("eq", n, form) for n in unknown for form in forms.get(value_at(n, point), ())]
 
     def beyond(self, point: Mapping[str, Any]) -> dict[str, Number]:
         """For the floats that are bounded, and not so far at ``point``, values further out."""

@@ -131,6 +131,9 @@ class Ledger:
             one, other = self._row_of(left), self._row_of(right)
             if one is not None and other is not None:
                 self._outcomes[relation, one, other] = outcome
+                if relation == "lt" and plain(left) == plain(right):
+                    # Where two are equal, what follows from the one and from the other is: it shows no difference.
+                    self._outcomes["eq", one, other] = True
 
     def escape(self, number: _Traced, *, is_text: bool = False) -> None:
         """Notes that the caller's caller takes a number where it cannot be followed."""

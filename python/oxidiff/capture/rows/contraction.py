@@ -156,7 +156,9 @@ def attention(
     if scale is None:
         scale = 1 / math.sqrt(cx.static(query.shape[-1], "the head size"))
     elif isinstance(scale, Dim):
-        raise cx.size_dependent(f"the scale depends on the call: {scale}", scale.symbols())
+        # The op's own is a constant.
+        query = cx.convert(cx.binary("mul", query, cx.scalar(scale, query.dtype), query.dtype), query.dtype)
+        scale = 1.0
     operands = (query, key, value) if mask is None else (query, key, value, mask)
     return cx.emit(
         "scaled_dot_product_attention", operands, dtype, shape, is_causal=bool(is_causal), scale=float(scale)
