@@ -34,7 +34,7 @@ pub fn verify_graph(graph: &Graph, pass: &str) -> Result<()> {
         }
     }
     for bindings in graph.sample_bindings() {
-        check_binding(graph, &bindings).map_err(fail)?;
+        check_binding(graph, &bindings).map_err(|(value, why)| fail(format!("{why}: {}", describe(graph, value))))?;
     }
     Ok(())
 }
@@ -118,8 +118,17 @@ fn check_slot(graph: &Graph, value: ValueId) -> Result<(), String> {
     expect(*ty == node.ty, || format!("the slot has type {ty}"))
 }
 
-/// All sizes at one sample binding.
-fn check_binding(graph: &Graph, bindings: &[i64]) -> Result<(), String> {
+/// Checks what expressions do not show, at sizes at which the graph was never looked at: that they are whole, shapes what
+/// the operands give, and that slices, pads and windows lie inside.
+///
+/// # Errors
+/// [`Error::Shape`] at the first node that does not fit.
+pub fn check_at(graph: &Graph, bindings: &[i64]) -> Result<()> {
+    check_binding(graph, bindings).map_err(|(value, why)| Error::Shape { place: graph.place(value), why })
+}
+
+/// All sizes at one binding; the first node that does not fit, and why.
+fn check_binding(graph: &Graph, bindings: &[i64]) -> Result<(), (ValueId, String)> {
     let mut shapes: Vec<Vec<i64>> = Vec::with_capacity(graph.nodes.len());
     for v in graph.values() {
         let node = graph.node(v);
@@ -129,7 +138,7 @@ fn check_binding(graph: &Graph, bindings: &[i64]) -> Result<(), String> {
             infer::check_sizes(&node.op, &operands, &shape, bindings)?;
             Ok(shape)
         };
-        shapes.push(check().map_err(|why| format!("{why} (at {bindings:?}): {}", describe(graph, v)))?);
+        shapes.push(check().map_err(|why| (v, format!("{why} (at {bindings:?})")))?);
     }
     Ok(())
 }

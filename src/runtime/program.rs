@@ -10,6 +10,7 @@ use super::arena::{ArenaPool, Wanted, arena_pool_over};
 use crate::Result;
 use crate::backend::{Block, Loaded, Specialized, StepChoice};
 use crate::ir::Graph;
+use crate::ir::verify::check_at;
 use crate::kernel_ir::Group;
 use crate::plan::Plan;
 use crate::trace::Timings;
@@ -126,7 +127,7 @@ impl Program {
     /// The specialization for these values of the symbols, made if it is new; the least recently used one makes room.
     ///
     /// # Errors
-    /// If a size is negative, not an integer or too large.
+    /// If a size is negative, not an integer or too large, or does not fit the others: a slice that ends behind its tensor.
     pub fn specialize(&self, bindings: &[i64]) -> Result<Arc<dyn Specialized>> {
         let now = self.clock.fetch_add(1, Ordering::Relaxed) as u64;
         if let Some(hit) = self.cache().iter_mut().find(|c| c.row.bindings == bindings) {
@@ -134,6 +135,7 @@ impl Program {
             return Ok(hit.specialized.clone());
         }
         let start = Instant::now();
+        check_at(&self.captured, bindings)?;
         let specialized = self.loaded.specialize(bindings)?;
         let workspace = specialized.workspace();
         let row = SizeRow {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import oxidiff
 from oxidiff import _native
@@ -86,3 +88,34 @@ def test_wrong_arguments_are_named(call: Any, error: type[Exception], words: str
         compiled(x)
         with pytest.raises(error, match=re.escape(words)):
             call(compiled, x)
+
+
+class Scattered(nn.Module):
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor, source: Tensor) -> Tensor:
+        return self.write(x, source)
+
+
+@pytest.mark.parametrize(
+    ("write", "length", "sizes"),
+    [
+        (lambda x, y: x.slice_scatter(y, 1, 3, 4), lambda n: (2, 1, 512), (8, 5, 3)),
+        (lambda x, y: x.slice_scatter(y, 1, 0, None, 2), lambda n: (2, n // 2, 512), (4, 6, 5)),
+        (lambda x, y: x.select_scatter(y, 1, 3), lambda n: (2, 512), (4, 6, 3)),
+    ],
+    ids=("a slice", "every other one", "one"),
+)
+@torch.no_grad()
+def test_what_is_written_behind_the_end_is_an_error(write: Any, length: Any, sizes: tuple[int, ...]) -> None:
+    """No trace asks whether a slice lies inside its tensor: the program does, at each of its sizes."""
+    compiled = oxidiff.compile(Scattered(write), cache=False, tune="off")
+    *inside, outside = sizes
+    for n in inside:
+        x, source = torch.zeros(2, n, 512), torch.ones(length(n))
+        assert torch.equal(compiled(x, source), write(x, source))
+    for _ in range(3):
+        with pytest.raises((RuntimeError, IndexError), match=r"size equal to the slice|out of range"):
+            compiled(torch.zeros(2, outside, 512), torch.ones(length(outside)))
