@@ -243,6 +243,32 @@ fn nothing_to_attend_to_gives_zeros() {
     }
 }
 
+/// Masks of text that is padded on the left, and causal, hide whole rows by the lowest number there is.
+#[test]
+fn rows_hidden_by_the_lowest_number_attend_to_all_keys_alike() {
+    for (isa, queries) in isas().flat_map(|isa| [(isa, 2), (isa, 3), (isa, 40)]) {
+        let mut q = vec![0.5f32; 4 * queries];
+        let mut k: Vec<f32> = (0..5 * 40).flat_map(|key| [key as f32 / 100.0; 4]).collect();
+        let mut out = vec![9f32; 4 * queries];
+        let lowest = vec![f32::MIN; 200];
+        let mask = Mask { ptr: lowest.as_ptr().cast(), dtype: DType::F32, strides: [0, 0, 0, 1] };
+        // SAFETY: the buffers hold the sizes.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
+        assert!(out.iter().all(|x| (x - 0.995).abs() < 1e-5), "{isa:?} {queries}: {out:?}");
+        // All but the last are hidden.
+        let mask = [lowest[..199].to_vec(), vec![0.0]].concat();
+        let mask = Mask { ptr: mask.as_ptr().cast(), dtype: DType::F32, strides: [0, 0, 0, 1] };
+        // SAFETY: as above.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
+        assert!(out.iter().all(|&x| x == 1.99), "{isa:?} {queries}: {out:?}");
+        let highest = [[f32::MAX].repeat(199), vec![f32::INFINITY]].concat();
+        let mask = Mask { ptr: highest.as_ptr().cast(), dtype: DType::F32, strides: [0, 0, 0, 1] };
+        // SAFETY: as above.
+        unsafe { attention(&Pool::new(1), isa, &tiny(&mut q, &mut k, &mut out, Some(mask))) }.unwrap();
+        assert!(out.iter().all(|x| x.is_nan()), "infinity less infinity: {out:?}");
+    }
+}
+
 #[test]
 fn nan_and_infinity_stay_in_their_rows() {
     for (isa, queries) in isas().flat_map(|isa| [(isa, 2), (isa, 3)]) {

@@ -538,19 +538,27 @@ unsafe fn hide_later_keys(group: &Group, key: usize, keys: usize, scores: *mut f
     }
 }
 
+/// An element of a mask in units of log2. What is finite stays so: in a row that is hidden by the lowest number altogether,
+/// as masks of padded text are, keys are to be alike, and in one that is hidden by infinities none of them count.
+#[inline(always)]
+fn bias_of<S: Simd>(s: S, x: S::F) -> S::F {
+    let wide = s.mul(x, s.splat(std::f32::consts::LOG2_E));
+    let finite = s.min_raw(s.max_raw(wide, s.splat(f32::MIN)), s.splat(f32::MAX));
+    s.select(s.lt(s.abs(x), s.splat(f32::INFINITY)), finite, wide)
+}
+
 /// A row of the mask as something to add to scores in units of log2.
 #[inline(always)]
 pub(super) unsafe fn load_bias<S: Simd>(s: S, dtype: DType, p: *const u8, stride: isize, keys: usize, bias: *mut f32) {
     // SAFETY: `keys` elements of the mask and of the bias.
     unsafe {
         with_element!(dtype, e => {
-            let unit = s.splat(std::f32::consts::LOG2_E);
             let whole = if stride == 1 { keys / S::LANES * S::LANES } else { 0 };
             for c in (0..whole).step_by(S::LANES) {
-                s.store(bias.add(c), s.mul(e.load(s, p, c), unit));
+                s.store(bias.add(c), bias_of(s, e.load(s, p, c)));
             }
             for j in whole..keys {
-                *bias.add(j) = e.get(p, j as isize * stride) * std::f32::consts::LOG2_E;
+                s.store_n(bias.add(j), bias_of(s, s.splat(e.get(p, j as isize * stride))), 1);
             }
         }, else {
             for j in 0..keys {
