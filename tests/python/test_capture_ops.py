@@ -40,6 +40,14 @@ def ints(b, h, w):
     return torch.randint(-5, 9, (b, 4, h, w))
 
 
+def bytes_of(x):
+    return x.to(torch.uint8)
+
+
+def on_bytes(function):
+    return lambda x: function(bytes_of(x))
+
+
 def bools(b, h, w):
     return torch.rand(b, 4, h, w) > 0.5
 
@@ -50,6 +58,22 @@ def tokens(b, h, w, width=8):
 
 def ids(b, h, w):
     return torch.randint(0, 11, (b, h))
+
+
+SCALARS = {
+    "gt": lambda x: x > -1,
+    "eq": lambda x: x == 256,
+    "ge": lambda x: x >= 300,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "floor_divide": lambda x: x // -2,
+    "truncated": lambda x: torch.div(x, -2, rounding_mode="trunc"),
+    "remainder": lambda x: x % -2,
+    "fmod": lambda x: x.fmod(-2),
+    "add": lambda x: x + 300,
+    "sub": lambda x: 3 - x,
+    "mul": lambda x: x * -3,
+}
+"""What is done with a number that a tensor's own type does not hold."""
 
 
 @functools.cache
@@ -82,6 +106,10 @@ def case(name, function, *makers):
 
 # -- pointwise -------------------------------------------------------------------------------------------------------------
 
+for op, of_scalar in SCALARS.items():
+    case(f"{op}_of_bytes", on_bytes(of_scalar), ints)
+case("eq_of_int", lambda x: x.int() == 2**32 + 5, ints)
+
 for op in ("neg", "abs", "sign", "exp", "sin", "cos", "tanh", "sigmoid", "relu", "erf", "floor", "ceil", "trunc", "square",
            "isnan", "isinf", "isfinite", "exp2", "expm1", "nan_to_num"):  # fmt: skip
     case(op, getattr(torch, op), image)
@@ -94,6 +122,8 @@ for op in ("silu", "gelu", "softplus", "mish", "elu", "selu", "celu", "leaky_rel
     case(op, getattr(F, op), image)
 case("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), image)
 case("softplus_beta", lambda x: F.softplus(x, beta=2.0), image)
+case("softplus_threshold", lambda x: F.softplus(x, threshold=1), image)
+case("softplus_of_large", lambda x: F.softplus(x * 1e38, beta=2.5), image)
 case("elu_alpha", lambda x: F.elu(x, alpha=0.7), image)
 case("prelu", lambda x: F.prelu(x, fixed(4)), image)
 case("glu", lambda x: F.glu(x, dim=1), image)
@@ -185,6 +215,7 @@ case("repeat_interleave_flat", lambda x: x.repeat_interleave(2), image)
 case("flip", lambda x: x.flip(1, 3), image)
 case("roll", lambda x: x.roll((1, -2), (1, 3)), image)
 case("roll_flat", lambda x: x.roll(3), image)
+case("reversed", lambda x: x.T * 1.0, image)
 case("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), image)
 case("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), image)
 case("channel_shuffle", lambda x: F.channel_shuffle(x, 2), image)
@@ -276,6 +307,11 @@ case("log_softmax", lambda x: F.log_softmax(x, dim=-1), image)
 case("logsumexp", lambda x: x.logsumexp(dim=(1, 2)), image)
 case("var", lambda x: x.var(dim=-1), image)
 case("var_biased", lambda x: x.var(dim=(1, 2), unbiased=False, keepdim=True), image)
+case("var_of_a_part", lambda x: x.var(dim=-1, correction=0.5), image)
+case("std_of_a_part", lambda x: x.std(dim=(1, 2), correction=1.5, keepdim=True), image)
+case("vector_norm_of_zero", lambda x: torch.linalg.vector_norm(x.clamp(min=0), 0, dim=-1), image)
+case("all_of_bytes", lambda x: bytes_of(x).all(1), ints)
+case("any_of_bytes", lambda x: bytes_of(x).any(), ints)
 case("std", lambda x: x.std(), image)
 case("std_mean", lambda x: torch.std_mean(x, dim=1), image)
 case("vector_norm", lambda x: torch.linalg.vector_norm(x, dim=1), image)
@@ -301,6 +337,11 @@ case("einsum_heads", lambda x: torch.einsum("bic,bjc->bij", x, x), tokens)
 case("einsum_patches", lambda x: torch.einsum("nchw->nhwc", x), image)
 case("einsum_outer", lambda x: torch.einsum("...m,d->...md", x[:, :, 0], fixed(3)), tokens)
 case("einsum_sum", lambda x: torch.einsum("bsc,cd->bd", x, fixed(8, 3)), tokens)
+case("einsum_of_one", lambda x: torch.einsum("bsc,dsc->bd", x[:, :1], fixed(5, 1, 8).expand(5, 3, 8)), tokens)
+case("einsum_of_many", lambda x: torch.einsum("bsc,dsc->bd", x, fixed(5, 1, 8)), tokens)
+case("einsum_lone", lambda x: torch.einsum("bsd,bte->bsd", x, x.cos()), tokens)
+case("inner", lambda x: torch.inner(x, fixed(5, 3, 8)), tokens)
+case("inner_vector", lambda x: torch.inner(x, fixed(8)), tokens)
 case("sdpa", lambda q, k: F.scaled_dot_product_attention(split_heads(q), split_heads(k), split_heads(k)), heads, heads)
 case("sdpa_causal", lambda q: F.scaled_dot_product_attention(split_heads(q), split_heads(q), split_heads(q), is_causal=True),
      heads)  # fmt: skip
@@ -531,6 +572,34 @@ def test_row_16_bit(name, dtype):
 def test_every_row_is_a_known_overload():
     assert len(ROWS) > 300
     assert all(isinstance(op, torch._ops.OpOverload) for op in ROWS)
+
+
+@torch.no_grad()
+def test_integers_beside_numbers_that_are_passed():
+    class Compared(nn.Module):
+        def forward(self, x, value):
+            return x == value, x > value, x.clamp(min=value).float().var(-1, correction=value)
+
+    module = Compared()
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for value in (2.5, -2.5, 0.25, 3.0):
+        x = torch.arange(-4, 5)
+        for got, wanted in zip(compiled(x, value), module(x, value), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_take_along_dim_broadcasts():
+    class Taken(nn.Module):
+        def forward(self, x, index):
+            return x.take_along_dim(index, 1)
+
+    module = Taken()
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for batch, width in ((2, 4), (3, 7)):
+        x, index = rand(batch, 3, width), torch.tensor([[[2], [0]]])
+        assert torch.equal(compiled(x, index), module(x, index))
+        assert torch.equal(compiled(x, index.expand(batch, 2, width)), module(x, index.expand(batch, 2, width)))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"])

@@ -599,7 +599,7 @@ class Lowering:
             return self.full(value, torch.bool)
         if like.is_floating_point:
             return self.full(value, opmath(like))
-        return self.full(value, torch.int64 if isinstance(value, int) else torch.float32)
+        return self.full(wrapped(value, like), torch.int64 if isinstance(value, int) else torch.float32)
 
     def number(self, form: Dim) -> T:
         """A number that depends on the call's sizes or numbers."""
@@ -707,6 +707,14 @@ class Lowering:
 def _bytes(meta: Value) -> int:
     """Bytes of a value, too many of one whose size depends on the call."""
     return math.prod(size if isinstance(size, int) else KNOWN_BYTES + 1 for size in meta.shape) * meta.dtype.itemsize
+
+
+def wrapped(number: Any, dtype: torch.dtype) -> Any:
+    """An int as PyTorch converts it to a type of integers: what does not fit is taken modulo its number of values."""
+    if dtype.is_floating_point or dtype is torch.bool or not isinstance(number, int):
+        return number
+    limits = torch.iinfo(dtype)
+    return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:

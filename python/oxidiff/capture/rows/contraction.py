@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ def _matmul(cx: Lowering, a: T, b: T, dtype: torch.dtype) -> T:
 )
 def matmul(cx: Lowering, a: T, b: T) -> T:
     dtype, shape = cx.result()
+    if "inner" in str(cx.node.op) and b.rank > 1:
+        # Of the last dimensions; every row of the one with every row of the other.
+        b = cx.transpose(cx.reshape(b, (_product(b.shape[:-1]), b.shape[-1])), 0, 1)
     if a.rank == 1:
         a = cx.reshape(a, (1, *a.shape))
     if b.rank == 1:
@@ -105,6 +108,15 @@ def _einsum_pair(
     cx: Lowering, a: T, a_term: str, b: T, b_term: str, later: set[str], dtype: torch.dtype
 ) -> tuple[T, str]:
     """One product: shared indices that live on are batch, those that do not are summed."""
+    a, a_term = _without_lone(cx, a, a_term, set(b_term) | later)
+    b, b_term = _without_lone(cx, b, b_term, set(a_term) | later)
+    for c in [c for c in a_term if c in b_term and c not in later]:
+        # A size of 1 is broadcast, in sums too.
+        i, k = a_term.index(c), b_term.index(c)
+        if a.shape[i] == 1 or b.shape[k] == 1:
+            size = a.shape[i] if b.shape[k] == 1 else b.shape[k]
+            a = cx.expand(a, (*a.shape[:i], size, *a.shape[i + 1 :]))
+            b = cx.expand(b, (*b.shape[:k], size, *b.shape[k + 1 :]))
     batch = [c for c in a_term if c in b_term and c in later]
     summed = [c for c in a_term if c in b_term and c not in later]
     a_only = [c for c in a_term if c not in b_term]
@@ -131,10 +143,22 @@ def _einsum_pair(
     return cx.reshape(product, [sizes[c] for c in term]), term
 
 
+def _without_lone(cx: Lowering, x: T, term: str, needed: set[str]) -> tuple[T, str]:
+    """The sum over indices that nothing else has."""
+    lone = [i for i, c in enumerate(term) if c not in needed]
+    if not lone:
+        return x, term
+    return cx.reduce("sum", x, lone, False, opmath(x.dtype)), "".join(c for c in term if c in needed)
+
+
 def _size(letters: Sequence[str], sizes: dict[str, Size]) -> Size:
+    return _product(sizes[c] for c in letters)
+
+
+def _product(sizes: Iterable[Size]) -> Size:
     total: Dim = dim_of(1)
-    for c in letters:
-        total = total * sizes[c]
+    for size in sizes:
+        total = total * size
     return dim_or_int(total)
 
 

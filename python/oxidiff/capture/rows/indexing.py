@@ -44,7 +44,13 @@ def gather(cx: Lowering, x: T, first: Any, second: Any, *_: Any) -> T:
     dim, index = (first, second) if isinstance(second, T) else (second, first)
     if dim is None:
         raise cx.unsupported("take_along_dim without a dimension")
-    return cx.emit("gather", (x, _index_type(cx, index)), x.dtype, index.shape, dim=dim % x.rank)
+    dim, index = dim % x.rank, _index_type(cx, index)
+    if "take_along_dim" in str(cx.node.op):
+        # Their other dimensions are broadcast.
+        shape = cx.result()[1]
+        x = cx.expand(x, (*shape[:dim], x.shape[dim], *shape[dim + 1 :]))
+        index = cx.expand(index, (*shape[:dim], index.shape[dim], *shape[dim + 1 :]))
+    return cx.emit("gather", (x, index), x.dtype, index.shape, dim=dim)
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")

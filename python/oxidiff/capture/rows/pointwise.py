@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..dim import Dim
-from ..lowering import Lowering, T, opmath
+from ..lowering import Lowering, T, opmath, wrapped
 from .registry import row
 
 _UNARY = {
@@ -81,7 +81,11 @@ def _rounded(cx: Lowering, y: Any, dtype: torch.dtype) -> T:
         return cx.scalar(y, dtype)
     if isinstance(y, float) and not dtype.is_floating_point:
         return cx.full(y, torch.float32)
-    return cx.convert(cx.number(y), dtype) if isinstance(y, Dim) else cx.full(y, dtype)
+    if isinstance(y, Dim):
+        number = cx.number(y)
+        is_real = number.dtype.is_floating_point and not dtype.is_floating_point
+        return cx.convert(number, torch.float32 if is_real else dtype)
+    return cx.full(wrapped(y, dtype), dtype)
 
 
 _register_tables()
@@ -299,11 +303,12 @@ def prelu(cx: Lowering, x: T, weight: T) -> T:
 
 @row("softplus.default")
 def softplus(cx: Lowering, x: T, beta: Any = 1, threshold: Any = 20) -> T:
-    if beta == 1:
+    if (beta, threshold) == (1, 20):
         return cx.unary("softplus", x)
     wide = opmath(x.dtype)
     scaled = cx.binary("mul", x, cx.scalar(beta, wide), wide)
-    return cx.binary("div", cx.unary("softplus", scaled), cx.scalar(beta, wide), x.dtype)
+    curved = cx.binary("div", cx.unary("softplus", scaled), cx.scalar(beta, wide), wide)
+    return cx.where(cx.binary("gt", scaled, cx.scalar(threshold, wide), torch.bool), x, curved, x.dtype)
 
 
 @row("log_sigmoid.default")

@@ -38,7 +38,10 @@ def _two_forms(name: str, op: str) -> None:
         takes_dims = "dim" in cx.node.op._overloadname
         dim, keepdim = (rest[0], bool(rest[1])) if takes_dims else (None, False)
         dtype = cx.result()[0]
-        if not dtype.is_floating_point and x.dtype.is_floating_point and op not in ("any", "all"):
+        if op in ("any", "all"):
+            # Of bytes, bytes.
+            return cx.convert(_reduce(cx, op, x, dim, keepdim, torch.bool), dtype)
+        if not dtype.is_floating_point and x.dtype.is_floating_point:
             x = cx.convert(x, dtype)
         return _reduce(cx, op, x, dim, keepdim, dtype)
 
@@ -141,8 +144,14 @@ def _moments(cx: Lowering, x: T, dim: Any, correction: Any, keepdim: bool, dtype
     mean = cx.reduce("mean", x, dims, True, wide)
     centred = cx.binary("sub", x, mean, wide)
     total = cx.reduce("sum", cx.binary("mul", centred, centred, wide), dims, keepdim, wide)
-    count = dim_or_int(dim_of(_count(x, dims)) - (1 if correction is None else int(correction)))
-    freedom = cx.binary("maximum", cx.scalar(count, torch.int64), cx.full(0, torch.int64), torch.int64)
+    count, correction = _count(x, dims), 1 if correction is None else correction
+    if isinstance(correction, Dim) or correction != int(correction):
+        exact = torch.float64
+        freedom = cx.binary("sub", cx.scalar(count, torch.int64), cx.scalar(correction, exact), exact)
+        freedom = cx.binary("maximum", freedom, cx.full(0, exact), exact)
+    else:
+        whole = cx.scalar(dim_or_int(dim_of(count) - int(correction)), torch.int64)
+        freedom = cx.binary("maximum", whole, cx.full(0, torch.int64), torch.int64)
     variance = cx.binary("div", total, freedom, wide)
     if not keepdim:
         mean = cx.reshape(mean, variance.shape)
@@ -208,6 +217,8 @@ def _norm(cx: Lowering, x: T, order: Any, dim: Any, keepdim: bool) -> T:
     wide = opmath(dtype)
     if order == 2:
         return _euclidean(cx, x, dim, keepdim, dtype)
+    if order == 0:
+        return _reduce(cx, "sum", cx.binary("ne", x, cx.full(0, x.dtype), torch.bool), dim, keepdim, dtype)
     magnitude = cx.unary("abs", x)
     if order == 1:
         return _reduce(cx, "sum", magnitude, dim, keepdim, dtype)
