@@ -6,10 +6,11 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
@@ -101,6 +102,40 @@ def _class(factor: float) -> Function:
     return lambda x: x * Holder.held
 
 
+def _table(factor: float) -> Function:
+    class Registry:
+        backends: ClassVar[dict[str, Function]] = {"native": _closure(factor)}
+
+    return lambda x: Registry.backends["native"](x)
+
+
+def _named(factor: float) -> Function:
+    class Processor:
+        mode = "eager"
+
+        def run_eager(self, x: Tensor) -> Tensor:
+            return x * factor
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return getattr(self, f"run_{self.mode}")(x)
+
+    return Processor()
+
+
+def _named_by_attribute(factor: float) -> Function:
+    class Processor:
+        def __init__(self) -> None:
+            self.runner = "eager"
+
+        def eager(self, x: Tensor) -> Tensor:
+            return x * factor
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return getattr(self, self.runner)(x)
+
+    return Processor()
+
+
 def _module(factor: float) -> Function:
     module = nn.LeakyReLU(factor)
     return lambda x: module(-x)
@@ -124,6 +159,9 @@ MAKERS: dict[str, Callable[[float], Any]] = {
     "deep": _nested,
     "named tuple": _tuple,
     "class": _class,
+    "table of a class": _table,
+    "method by a name that is put together": _named,
+    "method by a name in an attribute": _named_by_attribute,
     "tensor": lambda factor: _held(functools.partial(torch.mul, other=torch.tensor([factor]))),
 }
 
@@ -136,4 +174,24 @@ def test_another_function_is_another_graph(name: str) -> None:
         function = MAKERS[name](factor)
         compiled: Any = oxidiff.compile(Applies(function), cache=True)
         torch.testing.assert_close(compiled(x), function(x))
+        oxidiff.unload(compiled)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("space", "name", "module"),
+    [(F, "group_norm", nn.GroupNorm(2, 4)), (torch, "cat", Applies(lambda x: torch.cat([x, x])))],
+    ids=("called by torch", "called by a module"),
+)
+def test_a_replaced_function_of_torch_is_another_graph(
+    space: Any, name: str, module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a library of attention asks for: `F.scaled_dot_product_attention = ...`."""
+    x = torch.randn(3, 4, 5)
+    original = getattr(space, name)
+    for factor in (None, 0.5, 2.0, None):
+        function = original if factor is None else lambda *args, factor=factor: original(*args) * factor
+        monkeypatch.setattr(space, name, function)
+        compiled: Any = oxidiff.compile(module, cache=True)
+        torch.testing.assert_close(compiled(x), module(x))
         oxidiff.unload(compiled)

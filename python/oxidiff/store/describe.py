@@ -22,7 +22,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy
@@ -201,6 +201,8 @@ class _Tree:
         """An attribute's value."""
         kind = type(value)
         if kind in _SCALARS:
+            if kind is str:
+                self.code.note_text(value)
             return repr(value)
         if isinstance(value, enum.Enum):
             return f"{self.code.reach_class(kind)}.{value.name}"
@@ -305,6 +307,8 @@ _PLATFORM = tuple(
 )
 _PACKAGES = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib")})
 _TORCH_AND_NUMPY = tuple(p for p in _PLATFORM if os.path.basename(p[:-1]) in ("torch", "numpy"))
+_SPACES: tuple[Any, ...] = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special, torch.fft)
+"""Where functions are that people replace for all code that calls them."""
 
 
 @functools.cache
@@ -354,6 +358,8 @@ class _Code:
             "__len__",
             "__contains__",
         }
+        self._parts: set[str] = set()
+        """Parts of names in code that looks for attributes by name."""
         self._waiting: list[types.FunctionType] = []
         self._new_names: set[str] = set()
 
@@ -375,10 +381,12 @@ class _Code:
                     self._classes[base] = _name(base)
                     self._methods(base, self._names)
             self._methods(cls, self._names)
+            self._named_by(cls, self._parts)
         return name
 
     def finish(self) -> dict[str, str]:
         """Follows all code to its end, and gives what each reached function is."""
+        self._replaced()
         while self._waiting or self._new_names:
             while self._waiting:
                 self._function(self._waiting.pop())
@@ -390,6 +398,34 @@ class _Code:
                 self._methods(cls, names)
         return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
 
+    def _replaced(self) -> None:
+        """Reaches functions of torch that somebody put others in the place of: who calls them need not be followed."""
+        for space in _SPACES:
+            for name, value in vars(space).items():
+                function = value
+                while isinstance(function, functools.partial | types.MethodType):
+                    function = function.func if isinstance(function, functools.partial) else function.__func__
+                if isinstance(function, types.FunctionType) and not _is_platform(function.__code__.co_filename):
+                    self._rows.setdefault(f"{space.__name__}.{name}", set()).add(self._held(value))
+
+    def note_text(self, text: str) -> None:
+        """Notes a text that may be the name of a method."""
+        if text not in self._names:
+            self._new_names.add(text)
+
+    def _note_part(self, text: str) -> None:
+        """Notes a text that names of methods may be put together from, as `f"_run_{mode}"` is."""
+        self.note_text(text)
+        if len(text) > 2 and "_" in (text[0], text[-1]) and text not in self._parts:
+            self._parts.add(text)
+            for cls in list(self._classes):
+                self._named_by(cls, (text,))
+
+    def _named_by(self, cls: type, parts: Collection[str]) -> None:
+        for name in cls.__dict__ if parts else ():
+            if not name.startswith("__") and any(name.startswith(part) or name.endswith(part) for part in parts):
+                self.note_text(name)
+
     def _methods(self, cls: type, names: Set[str]) -> None:
         table = cls.__dict__
         for name in table.keys() & names:
@@ -398,6 +434,8 @@ class _Code:
                 self.reach_value(value)
             elif not name.startswith("__") and (type(value) in _SCALARS or isinstance(value, enum.Enum)):
                 self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, 1))
+            elif not name.startswith("__") and isinstance(value, list | tuple | dict | set | frozenset):
+                self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, _DEPTH))
 
     def reach_value(self, value: Any) -> None:
         """Reaches what a name stands for, if it is code."""
@@ -454,9 +492,12 @@ class _Code:
             for name in code.co_names:
                 if (value := module.__dict__.get(name, missing)) is not missing:
                     state.append(f"{module.__name__}.{name}={self._outside(value)}")
+        is_looking = "getattr" in code.co_names
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._follow(constant, table, state)
+            elif is_looking and type(constant) is str:
+                self._note_part(constant)
 
     def _held(self, value: Any) -> str:
         """What one function object holds, and another with the same code may hold another of."""
