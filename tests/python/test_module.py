@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +442,74 @@ def test_table_made_by_the_first_call_is_found_by_the_next():
     assert report.programs == 1
     assert torch.equal(first, x + torch.arange(3.0))
     assert torch.equal(second, first)
+
+
+class Controller:
+    """As one that edits prompts: it counts the calls of attention, or keeps what the last step had."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.last: torch.Tensor | None = None
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.controller = Controller()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.controller.calls += 1
+        return x * self.controller.calls
+
+
+class Keeps(Counts):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        before, self.controller.last = self.controller.last, x
+        return x if before is None else x + before
+
+
+class Controlled(nn.Module):
+    def __init__(self, processor: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(4, 4)
+        self.processor = processor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.processor(self.layer(x))
+
+
+def closure(is_kept: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    calls, last = 0, None
+
+    def processor(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls, last
+        calls += 1
+        before, last = last, x if is_kept else None
+        return x * calls if before is None else x + before
+
+    return processor
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Counts, "changes the attribute processor.controller.calls"),
+        (Keeps, "keeps a tensor in the attribute processor.controller.last"),
+        (lambda: closure(False), "changes processor.calls, which later calls see"),
+        (lambda: closure(True), "processor"),
+    ],
+    ids=("a counter", "a tensor", "a counter in a closure", "a tensor in a closure"),
+)
+@torch.no_grad()
+def test_what_objects_of_objects_and_closures_remember_is_eagers(make: Callable[[], Any], reason: str) -> None:
+    module, other = Controlled(make()), Controlled(make())
+    compiled = oxidiff.compile(other)
+    with pytest.warns(oxidiff.FallbackWarning, match=reason):
+        for _ in range(4):
+            x = torch.randn(2, 4)
+            assert_close(compiled(x), module(x))
+    if isinstance(other.processor, Counts):
+        assert other.processor.controller.calls == module.processor.controller.calls
 
 
 class TextAndImage(nn.Module):

@@ -23,9 +23,10 @@ import os
 import sys
 import threading
 import traceback
+import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -1316,12 +1317,9 @@ class _Before:
             for path, module in weights.modules
             for table in (module.__dict__, module._buffers, *(module.__dict__[name] for name in _HOOKS))
         ]
-        # Objects that are no modules keep what they made, too: the tables of a rotary embedding.
+        # Objects that are no modules keep what they made, too: the tables of a rotary embedding, the steps of a controller.
         self._tables += [
-            (f"{path}.{name}" if path else name, id(value), value.__dict__, dict(value.__dict__))
-            for path, module in weights.modules
-            for name, value in module.__dict__.items()
-            if _is_plain_object(type(value))
+            (label, id(value), table, dict(table)) for label, value, table in _tables_beside(weights.modules)
         ]
         # What other threads do here need not go through methods: what is not seen to be forward's stays.
         self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
@@ -1571,6 +1569,58 @@ _NOT_OWN = frozenset(("torch", "builtins", __name__.partition(".")[0], *sys.stdl
 """Packages whose objects keep nothing that a forward would make."""
 
 
+_OBJECTS_DEEP = 3
+"""As deep as a module's structure is watched."""
+
+
+class _Cells(MutableMapping[str, Any]):
+    """What a function that replaces a module's own remembers in variables around it, by their names."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        # An empty one is not assigned to yet.
+        self._cells = {name: cell for name, cell in cells if cell != types.CellType()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._cells[name].cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"the variable {name} stays")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+def _tables_beside(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any, Any]]:
+    """The attributes of objects that are no modules and that modules hold, or that such objects hold, and the variables of
+    functions that modules hold: a label, what they are of, and the table."""
+    seen: set[int] = set()
+    waiting = [
+        (f"{path}.{name}" if path else name, value, _OBJECTS_DEEP)
+        for path, module in modules
+        for name, value in module.__dict__.items()
+        if name not in _OF_MODULES
+    ]
+    for label, value, depth in waiting:
+        if id(value) in seen:
+            continue
+        if isinstance(value, types.FunctionType):
+            if value.__closure__:
+                seen.add(id(value))
+                yield label, value, _Cells(value)
+        elif _is_plain_object(type(value)):
+            seen.add(id(value))
+            yield label, value, value.__dict__
+            if depth > 1:
+                waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
+
+
 def _is_plain_object(kind: type) -> bool:
     """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
     if kind.__dictoffset__ == 0 or issubclass(kind, (type, dict, list, tuple, torch.nn.Module, Tensor)):
@@ -1682,8 +1732,9 @@ def _run_again(
     for change in changes:
         if _holds_tensor(change.after):
             raise KeptError(f"forward keeps a tensor in the attribute {change.label}")
-        if isinstance(change, _Content) or change.is_item:
-            # What it holds may be another thing at each size.
+        if isinstance(change, _Content) or change.is_item or isinstance(change.table, _Cells):
+            # What it holds may be another thing at each size. And Dynamo, which would find the parts of such a forward, loses
+            # what functions that are attributes write into variables around them.
             raise KeptError(f"forward changes {change.label}, which later calls see")
     for change in changes:
         change.redo()
