@@ -165,8 +165,10 @@ class Tuner:
             try:
                 self._install_known(sites, key)
                 if is_open or self.options.tune == "full":
+                    known = len(_held)
                     self._measure_all(sites, start, key, name, budget)
-                    self.has_news |= here not in self.tuned
+                    # A size at which nothing was learned is not worth writing down: servers see thousands.
+                    self.has_news |= len(_held) > known or not self.tuned
                     self.tuned[here] = None
             finally:
                 self.rows |= {known: _held[known] for known in map(_key, sites) if known in _held}

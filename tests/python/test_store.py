@@ -784,3 +784,22 @@ def test_pieces_that_dynamo_finds_are_stored_too() -> None:
     """
     assert python(code, PYTHONHASHSEED="1").strip() == "[1, 1]"
     assert python(code, PYTHONHASHSEED="2").strip() == "[0, 0]"
+
+
+SIZES = """
+    import fcntl, os, time, oxidiff
+    compiled = oxidiff.compile(net.eval(), strict=True)
+    with torch.no_grad():
+        compiled(x)
+        with open(os.path.join(os.environ["OXIDIFF_CACHE_DIR"], "graphs", ".oxidiff-lock"), "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            started = time.monotonic()
+            for width in range(25, 31):
+                compiled(torch.randn(1, 64, 24, width))
+            print(time.monotonic() - started < 2)
+"""
+
+
+def test_sizes_at_which_nothing_is_learned_are_not_written() -> None:
+    """Each of them would wait for whoever keeps the lock, and a server sees thousands."""
+    assert python(TUNED, "known", then=SIZES).splitlines() == ["True"]

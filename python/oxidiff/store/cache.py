@@ -32,6 +32,7 @@ __all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "u
 MAX_FOLDER_BYTES = 1 << 30
 """Above this, the graphs that were not used for longest are removed."""
 _SUFFIX = ".oxi"
+_CLOSED_SECONDS = 60.0
 
 
 def cache_folder() -> str | None:
@@ -87,6 +88,8 @@ class GraphStore:
         self._is_read = False
         self._waiting: dict[str, list[StoredGraph]] = {}
         self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
+        self._closed: dict[str, float] = {}
+        """Files that could not be written, and until when that is not tried again."""
         self.rows: list[Row] = []
         """Measurements that came with the graphs."""
         self.tuned: set[Tuned] = set()
@@ -163,9 +166,13 @@ class GraphStore:
             # Nothing is lost but time at the next start, of which nobody needs to hear at every one.
             return
         for path in self._paths():
+            if time.monotonic() < self._closed.get(path, 0.0):
+                continue
             try:
                 update(path, artifact)
             except Error as error:
+                # Somebody who keeps a lock would be waited for again and again.
+                self._closed[path] = time.monotonic() + _CLOSED_SECONDS
                 complain(f"compiled graphs are not kept: {error}")
 
     def artifact(self, compiled: Sequence[_Compiled]) -> Artifact:
