@@ -379,6 +379,8 @@ class Tree:
         """Objects whose identity is part of the fingerprint."""
     def is_listed_changed(self) -> bool:
         """Whether a list or set in an attribute holds something else than when the tree was read."""
+    def is_reclassed(self) -> bool:
+        """Whether a module is of another class than when the tree was read."""
     @property
     def has_other_adapters(self) -> bool:
         """Whether there are adapters that are no plain LoRA."""

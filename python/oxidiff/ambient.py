@@ -73,7 +73,7 @@ def tensor_obstacle(tensor: Tensor) -> str | None:
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         return f"there is no kernel for arguments of {tensor.dtype}"
     if tensor.numel() == 0:
-        return f"an argument of shape {tuple(tensor.shape)} has no elements"
+        return "an argument has no elements"
     return None
 
 

@@ -268,6 +268,8 @@ def _outside(function: Any) -> list[tuple[str, Any]]:
 # --- the subclass ---------------------------------------------------------------------------------------------------
 
 _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
+_live: weakref.WeakKeyDictionary[type, weakref.WeakSet[Dispatcher]] = weakref.WeakKeyDictionary()
+"""Of each class that was made, the states of its instances."""
 _module_call = nn.Module.__call__
 _global_hooks = tuple(
     getattr(nn.modules.module, name)
@@ -285,8 +287,10 @@ wrapper, whose ``state_dict`` has other keys (PEFT's hotswap): they are called o
 def _metaclass(base: Hashable) -> type[type]:
     """The class of classes of compiled instances, of those whose own class is ``base``.
 
-    Such a class is equal to the class that it stands for: pipelines of diffusers look ``type(component)`` up among the
-    classes of their signature before they take a part over (``from_pipe``).
+    Such a class stands for the class below. It is equal to it: pipelines of diffusers look ``type(component)`` up among the
+    classes of their signature before they take a part over (``from_pipe``). Called, it makes an instance of that class. What
+    is written to it is written there, where ``forward`` looks for it (``pipe.transformer.__class__.forward = ...``), and
+    programs that were made before are let go of.
     """
 
     def __eq__(self: Any, other: object) -> Any:  # noqa: N807
@@ -295,8 +299,43 @@ def _metaclass(base: Hashable) -> type[type]:
     def __hash__(self: Any) -> int:  # noqa: N807
         return hash(self._oxidiff_class)
 
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return self._oxidiff_class(*args, **kwargs) if _stands(self) else kind.__call__(self, *args, **kwargs)
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
+        if _is_of_python(name) or not _stands(self):
+            kind.__setattr__(self, name, value)
+        else:
+            setattr(self._oxidiff_class, name, value)
+            _forget_programs(self)
+
+    def __delattr__(self: Any, name: str) -> None:  # noqa: N807
+        if _is_of_python(name) or not _stands(self):
+            kind.__delattr__(self, name)
+        else:
+            delattr(self._oxidiff_class, name)
+            _forget_programs(self)
+
     kind = cast(type[type], base)
-    return type(kind.__name__, (kind,), {"__eq__": __eq__, "__hash__": __hash__})
+    methods = (__eq__, __hash__, __call__, __setattr__, __delattr__)
+    return type(kind.__name__, (kind,), {method.__name__: method for method in methods})
+
+
+def _stands(made: type) -> bool:
+    """Whether a class was made here, and is not somebody's subclass of such a one."""
+    return "_oxidiff_class" in made.__dict__
+
+
+def _is_of_python(name: str) -> bool:
+    """Whether Python itself, or `abc`, keeps an attribute of this name in each class."""
+    return name.startswith(("__", "_abc_"))
+
+
+def _forget_programs(made: type) -> None:
+    for other, dispatchers in list(_live.items()):
+        if issubclass(other._oxidiff_class, made._oxidiff_class):  # type: ignore[attr-defined]
+            for dispatcher in list(dispatchers):
+                dispatcher.unload()
 
 
 def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
@@ -318,7 +357,12 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             or any(_global_hooks)
         ):
             return _call_with_hooks(self, cls, args, kwargs)
-        return get(self)(args, kwargs)
+        try:
+            dispatcher = get(self)
+        except AttributeError:
+            # A replica that was made around it, as `DataParallel` does.
+            return cls.__call__(self, *args, **kwargs)
+        return dispatcher(args, kwargs)
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(
@@ -372,7 +416,9 @@ def _reduce_ex(self: Any, protocol: int) -> Any:
 def _call_with_hooks(self: Any, cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call with the hooks of the module itself around it, as `nn.Module._call_impl` runs them."""
     table = self.__dict__
-    dispatcher = dispatcher_of(self)
+    dispatcher = find_dispatcher(self)
+    if dispatcher is None:
+        return cls.__call__(self, *args, **kwargs)
     needs_autograd = torch.is_grad_enabled() and (table["_backward_hooks"] or table["_backward_pre_hooks"])
     if needs_autograd or table["_forward_hooks_always_called"] or any(_global_hooks):
         reason = "a global, backward or always-called hook is registered"
@@ -447,6 +493,7 @@ def compile_module(module: M, options: CompileOptions) -> M:
     if any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):
         dispatcher.obstacle = "its class defines __call__ itself"
     made.__dict__["_oxidiff"].__set__(compiled, dispatcher)
+    _live.setdefault(made, weakref.WeakSet()).add(dispatcher)
     return cast(M, compiled)
 
 

@@ -26,7 +26,7 @@ from .adapters import TensorState, adapter_class, base_of, tensor_state
 __all__ = ["STRUCTURE", "WEIGHTS", "Structure", "Watch", "weight_state"]
 
 STRUCTURE = 1
-"""Bit of :attr:`Watch.poll`: a dictionary, list or set of the module tree was written."""
+"""Bit of :attr:`Watch.poll`: a dictionary, list or set of the module tree was written, or a module has another class."""
 WEIGHTS = 2
 """Bit of :attr:`Watch.poll`: a watched tensor was written or has other memory."""
 
@@ -193,8 +193,8 @@ def weight_state(tensors: Sequence[Tensor]) -> list[TensorState]:
 class Watch:
     """Watches the dictionaries and tensors of one :class:`Structure`, and further tensors.
 
-    ``poll`` may say that something changed when nothing did; never the reverse, except for a class that was changed,
-    and for writes that PyTorch itself does not count (through ``tensor.data`` or numpy) and that happen to leave the
+    ``poll`` may say that something changed when nothing did; never the reverse, except for what is written to a
+    class, and for writes that PyTorch itself does not count (through ``tensor.data`` or numpy) and that happen to leave the
     first, middle and last bytes of the tensor as they were.
     """
 
@@ -226,7 +226,7 @@ class _Slow:
 
     def poll(self) -> int:
         bits = 0
-        if self._tree.is_listed_changed() or not all(_is_same(table, before) for table, before in self._dicts):
+        if self._tree.is_listed_changed() or self._tree.is_reclassed() or not all(_is_same(table, before) for table, before in self._dicts):
             bits = STRUCTURE
         return bits | (WEIGHTS if weight_state(self._tensors) != self._state else 0)
 

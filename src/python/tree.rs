@@ -22,7 +22,7 @@ use pyo3::{Borrowed, ffi, intern};
 
 use super::attributes::{Classes, Kind, Role, SKIPPED, role_of};
 use super::errors::shielded;
-use super::layout::TensorLayout;
+use super::layout::{TensorLayout, prefetch};
 use super::lists::Lists;
 use super::tensor::{Exchange, View};
 use super::versions::Dicts;
@@ -47,6 +47,9 @@ impl Hasher for AddressHasher {
 }
 
 pub(super) type ByAddress<T> = HashMap<usize, T, BuildHasherDefault<AddressHasher>>;
+
+/// How many modules ahead of the one that is read memory is asked for.
+const AHEAD: usize = 16;
 
 /// How deep containers and objects in attributes are looked into.
 const DEPTH: u32 = 3;
@@ -94,6 +97,8 @@ struct Float {
 struct Node {
     path: String,
     module: Py<PyAny>,
+    /// The address of its class, which is kept.
+    class: usize,
     /// The LoRA layer around it.
     layer: Option<Py<PyAny>>,
     /// Where the first of its dictionaries is.
@@ -248,7 +253,8 @@ impl<'py> Scan<'py> {
                 }
             }
             stack.extend(children.into_iter().rev());
-            self.nodes.push(Node { path, module: module.unbind(), layer, first_dict });
+            let class = module.get_type_ptr().addr();
+            self.nodes.push(Node { path, module: module.unbind(), class, layer, first_dict });
             all.push(tables);
         }
         Ok(all)
@@ -899,6 +905,17 @@ impl Tree {
             Some(self.nodes[at].path.as_str())
         };
         dicts.iter().filter_map(of).collect()
+    }
+
+    /// Whether a module is of another class now.
+    pub(super) fn is_reclassed(&self, _py: Python<'_>) -> bool {
+        self.nodes.iter().enumerate().any(|(i, node)| {
+            if let Some(ahead) = self.nodes.get(i + AHEAD) {
+                prefetch(ahead.module.as_ptr().addr());
+            }
+            // SAFETY: the module is kept alive by `self`; `_py` proves that the GIL is held.
+            unsafe { ffi::Py_TYPE(node.module.as_ptr()) }.addr() != node.class
+        })
     }
 
     fn is_retyped(&self, py: Python<'_>) -> PyResult<bool> {

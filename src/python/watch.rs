@@ -76,11 +76,11 @@ impl Watch {
         shielded("looking for ways to watch", || Ok(Dicts::is_available(py) && TensorLayout::get(py).is_some()))
     }
 
-    /// Bits of what may have changed: 1 a dictionary, list or set, 2 a tensor. A few nanoseconds for each.
+    /// Bits of what may have changed: 1 a dictionary, list, set or the class of a module, 2 a tensor. A few nanoseconds for each.
     fn poll(&self, py: Python<'_>) -> PyResult<u32> {
         shielded("watching a module", || {
             let tree = self.tree.get();
-            let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py);
+            let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py) || tree.is_reclassed(py);
             Ok(u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS)
         })
     }

@@ -119,3 +119,11 @@ def test_what_is_written_behind_the_end_is_an_error(write: Any, length: Any, siz
     for _ in range(3):
         with pytest.raises((RuntimeError, IndexError), match=r"size equal to the slice|out of range"):
             compiled(torch.zeros(2, outside, 512), torch.ones(length(outside)))
+
+
+def test_batches_without_elements_are_told_of_once() -> None:
+    compiled: Any = oxidiff.compile(nn.Linear(8, 8))
+    with pytest.warns(oxidiff.FallbackWarning, match="has no elements") as caught, torch.no_grad():
+        for length in range(1, 6):
+            assert compiled(torch.zeros(0, length, 8)).shape == (0, length, 8)
+    assert len(caught) == len(oxidiff.report(compiled).fallbacks) == 1

@@ -444,6 +444,46 @@ def test_table_made_by_the_first_call_is_found_by_the_next():
     assert torch.equal(second, first)
 
 
+class Doubling(nn.Linear):
+    factor = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor
+
+
+@torch.no_grad()
+def test_the_class_of_a_compiled_module_stands_for_the_modules_own() -> None:
+    compiled: Any = oxidiff.compile(Doubling(4, 4), strict=True)
+    module = compiled._orig_mod
+    x = torch.randn(2, 4)
+    assert_close(compiled(x), module(x))
+    # Made of it is what the class makes.
+    other = type(compiled)(4, 3)
+    assert type(other) is Doubling
+    assert other(x).shape == (2, 3)
+    replica = compiled._replicate_for_data_parallel()
+    replica._parameters = dict(module._parameters)
+    assert_close(replica(x), module(x))
+    # What is written to it is written there, and shows at the next call.
+    original = Doubling.forward
+    try:
+        compiled.__class__.factor = 3.0
+        assert Doubling.factor == 3.0
+        assert_close(compiled(x), nn.Linear.forward(module, x) * 3)
+        compiled.__class__.forward = lambda self, x: original(self, x) * self.scale
+        compiled.__class__.scale = 0.5
+        assert_close(compiled(x), nn.Linear.forward(module, x) * 1.5)
+        del type(compiled).scale
+        with pytest.raises(AttributeError, match="scale"):
+            compiled(x)
+    finally:
+        Doubling.forward, Doubling.factor = original, 2.0
+    # A class that somebody derives is none of this.
+    derived = type("Derived", (type(compiled),), {})
+    derived.factor = 5.0  # type: ignore[attr-defined]
+    assert Doubling.factor == 2.0
+
+
 class Controller:
     """As one that edits prompts: it counts the calls of attention, or keeps what the last step had."""
 

@@ -26,6 +26,13 @@ class Processor:
         self.factor = 0.5
 
 
+class Wider(nn.Linear):
+    """What takes the place of a layer's class, as patches of attention do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
 class Model(Net):
     """Attributes of every kind."""
 
@@ -54,6 +61,7 @@ STRUCTURAL: dict[str, Callable[[Any], Any]] = {
     "new attribute": lambda m: setattr(m.conv, "more", 2),
     "deleted attribute": lambda m: delattr(m.linear, "more"),
     "through the dictionary": lambda m: flip(m.__dict__, "scale", 9.5),
+    "class of a child": lambda m: setattr(m.linear, "__class__", Wider),
     "object": lambda m: setattr(m.processor, "factor", 0.25),
     "list in an object": lambda m: flip(m.processor.scale, 0, 0.25),
     "dictionary": lambda m: flip(m.config, "more", 1),
@@ -300,3 +308,13 @@ def test_items_of_sets_are_not_compared() -> None:
     held.clear()
     held.add(Touchy())
     assert watch.poll() == STRUCTURE
+
+
+@torch.no_grad()
+def test_another_class_is_another_program() -> None:
+    module = nn.Sequential(nn.Linear(4, 4))
+    compiled = oxidiff.compile(module, strict=True)
+    x = torch.randn(2, 4)
+    assert_close(compiled(x), module(x))
+    module[0].__class__ = Wider
+    assert_close(compiled(x), module(x))

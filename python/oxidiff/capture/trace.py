@@ -1733,8 +1733,8 @@ def _run_again(
         if _holds_tensor(change.after):
             raise KeptError(f"forward keeps a tensor in the attribute {change.label}")
         if isinstance(change, _Content) or change.is_item or isinstance(change.table, _Cells):
-            # What it holds may be another thing at each size. And Dynamo, which would find the parts of such a forward, loses
-            # what functions that are attributes write into variables around them.
+            # What it holds may be another thing at each size. And Dynamo, which would find the parts of such a forward,
+            # loses what functions that are attributes write into variables around them.
             raise KeptError(f"forward changes {change.label}, which later calls see")
     for change in changes:
         change.redo()
