@@ -226,7 +226,8 @@ class _Slow:
 
     def poll(self) -> int:
         bits = 0
-        if self._tree.is_listed_changed() or self._tree.is_reclassed() or not all(_is_same(table, before) for table, before in self._dicts):
+        is_written = self._tree.is_listed_changed() or self._tree.is_reclassed()
+        if is_written or not all(_is_same(table, before) for table, before in self._dicts):
             bits = STRUCTURE
         return bits | (WEIGHTS if weight_state(self._tensors) != self._state else 0)
 
