@@ -731,6 +731,19 @@ pub struct Tree {
     obstacle: Option<(String, String)>,
 }
 
+impl Tree {
+    /// Whether a module is of another class now.
+    pub(super) fn has_other_classes(&self, _py: Python<'_>) -> bool {
+        self.nodes.iter().enumerate().any(|(i, node)| {
+            if let Some(ahead) = self.nodes.get(i + AHEAD) {
+                prefetch(ahead.module.as_ptr().addr());
+            }
+            // SAFETY: the module is kept alive by `self`; `_py` proves that the GIL is held.
+            unsafe { ffi::Py_TYPE(node.module.as_ptr()) }.addr() != node.class
+        })
+    }
+}
+
 #[pymethods]
 impl Tree {
     #[new]
@@ -907,15 +920,8 @@ impl Tree {
         dicts.iter().filter_map(of).collect()
     }
 
-    /// Whether a module is of another class now.
-    pub(super) fn is_reclassed(&self, _py: Python<'_>) -> bool {
-        self.nodes.iter().enumerate().any(|(i, node)| {
-            if let Some(ahead) = self.nodes.get(i + AHEAD) {
-                prefetch(ahead.module.as_ptr().addr());
-            }
-            // SAFETY: the module is kept alive by `self`; `_py` proves that the GIL is held.
-            unsafe { ffi::Py_TYPE(node.module.as_ptr()) }.addr() != node.class
-        })
+    fn is_reclassed(&self, py: Python<'_>) -> PyResult<bool> {
+        shielded("reading classes", || Ok(self.has_other_classes(py)))
     }
 
     fn is_retyped(&self, py: Python<'_>) -> PyResult<bool> {

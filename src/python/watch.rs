@@ -80,7 +80,7 @@ impl Watch {
     fn poll(&self, py: Python<'_>) -> PyResult<u32> {
         shielded("watching a module", || {
             let tree = self.tree.get();
-            let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py) || tree.is_reclassed(py);
+            let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py) || tree.has_other_classes(py);
             Ok(u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS)
         })
     }
