@@ -340,6 +340,7 @@ case("einsum_sum", lambda x: torch.einsum("bsc,cd->bd", x, fixed(8, 3)), tokens)
 case("einsum_of_one", lambda x: torch.einsum("bsc,dsc->bd", x[:, :1], fixed(5, 1, 8).expand(5, 3, 8)), tokens)
 case("einsum_of_many", lambda x: torch.einsum("bsc,dsc->bd", x, fixed(5, 1, 8)), tokens)
 case("einsum_lone", lambda x: torch.einsum("bsd,bte->bsd", x, x.cos()), tokens)
+case("einsum_lone_sum", lambda x: torch.einsum("bsd,bde->bs", x, x[:, :2].transpose(1, 2)), tokens)
 case("inner", lambda x: torch.inner(x, fixed(5, 3, 8)), tokens)
 case("inner_vector", lambda x: torch.inner(x, fixed(8)), tokens)
 case("sdpa", lambda q, k: F.scaled_dot_product_attention(split_heads(q), split_heads(k), split_heads(k)), heads, heads)
@@ -561,7 +562,8 @@ def test_row(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 @pytest.mark.parametrize(
-    "name", ["silu", "gelu", "scalars", "softmax", "mean", "group_norm_plain", "layer_norm_plain", "cat"]
+    "name",
+    ["silu", "gelu", "scalars", "softmax", "mean", "group_norm_plain", "layer_norm_plain", "cat", "einsum_lone_sum"],
 )
 def test_row_16_bit(name, dtype):
     function, makers = CASES[name]

@@ -831,7 +831,7 @@ class _Session:
         here = point = self.plan.complete({s.name: seen[s.name] for s in self.plan.symbols})
         for symbol in [s for s in self.plan.symbols if s.role != "attribute"]:
             step = 1 if symbol.role == "float" else graph.moduli[symbol.name]
-            for count in (3 + 2 * self.order[symbol.name], 1, 2, 3, 4, -1, -2):
+            for count in (3 + 2 * self.order.get(symbol.name, 0), 1, 2, 3, 4, -1, -2):
                 value = seen[symbol.name] + count * step
                 moved = self.plan.complete({**point, symbol.name: value})
                 is_alike = graph.class_of(moved) == graph.class_of(here)

@@ -148,7 +148,7 @@ def _without_lone(cx: Lowering, x: T, term: str, needed: set[str]) -> tuple[T, s
     lone = [i for i, c in enumerate(term) if c not in needed]
     if not lone:
         return x, term
-    return cx.reduce("sum", x, lone, False, opmath(x.dtype)), "".join(c for c in term if c in needed)
+    return cx.reduce("sum", x, lone, False, x.dtype), "".join(c for c in term if c in needed)
 
 
 def _size(letters: Sequence[str], sizes: dict[str, Size]) -> Size:
