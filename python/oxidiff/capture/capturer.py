@@ -457,13 +457,17 @@ class _Session:
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
         """The trace at ``point`` if it can be taken and agrees with ``base``."""
+        record = self.trace_if_any(point)
+        return record if record is not None and base.difference(record) is None else None
+
+    def trace_if_any(self, point: Mapping[str, Number]) -> Trace | None:
+        """The trace at ``point``; ``None`` if the module does not run there, or is another program."""
         try:
-            record = self.trace_at(point)
+            return self.trace_at(point)
         except ChangedError:
             raise
         except CaptureError:
             return None
-        return record if base.difference(record) is None else None
 
     def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
         """The base trace and three more at other values of every symbol, all of the same program."""
@@ -812,13 +816,8 @@ class _Session:
         number than the graph's, may be the same by chance."""
         for way, seen in list(graph.lone.items()):
             point = self.beside(graph, way, seen)
-            if point is None:
-                continue
-            try:
-                record = self.trace_at(point)
-            except ChangedError:
-                raise
-            except CaptureError:
+            record = None if point is None else self.trace_if_any(point)
+            if point is None or record is None:
                 continue
             graph.traces += 1
             if graph.differs_from(record, point) is None:
@@ -859,11 +858,8 @@ class _Session:
                 below[name] = max(value, residue + (int(least[name]) - residue - 1) // step * step)
         for values in (small, below) if small else ():
             point = self.plan.complete({**here, **values})
-            try:
-                record = self.trace_at(point)
-            except ChangedError:
-                raise
-            except CaptureError:
+            record = self.trace_if_any(point)
+            if record is None:
                 continue
             if graph.differs_from(record, point) is None:
                 self.confirm(graph, point, record)
