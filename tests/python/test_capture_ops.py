@@ -590,6 +590,25 @@ def test_integers_beside_numbers_that_are_passed():
             torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("target", [torch.uint8, torch.int8, torch.int32, torch.int64])
+@torch.no_grad()
+def test_floats_that_no_integer_is(source, target):
+    """C leaves open what they become; PyTorch gives the same on all x86 processors, `(image * 255).to(uint8)` for one."""
+
+    class Converted(nn.Module):
+        def forward(self, x):
+            return x.to(target), (x * 2).to(target)
+
+    values = [-2.55, -1.0, 256.3, 300.0, float("nan"), float("inf"), -3e9, 3e9, 1e19]
+    module = Converted()
+    compiled = oxidiff.compile(module, cache=False)
+    for repeats in (1, 7, 64):
+        x = torch.tensor(values).to(source).repeat(repeats)
+        for got, wanted in zip(compiled(x), module(x), strict=True):
+            assert torch.equal(got, wanted)
+
+
 @torch.no_grad()
 def test_take_along_dim_broadcasts():
     class Taken(nn.Module):

@@ -89,7 +89,7 @@ impl Tensor {
         let bytes = if dtype.is_float() {
             encode_floats(dtype, values.iter().copied())
         } else {
-            encode_ints(dtype, values.iter().map(|&v| saturate(dtype, v)))
+            encode_ints(dtype, values.iter().map(|&v| truncated(dtype, v)))
         };
         Self::new(dtype, shape.to_vec(), bytes)
     }
@@ -145,7 +145,7 @@ impl Tensor {
         decode!(self, x => f64::from(x as f32), y => f64::from(y as f32))
     }
 
-    /// Converted to `dtype`: floats by way of f32 as in PyTorch, float to integer truncated and saturated, integers
+    /// Converted to `dtype`: floats by way of f32 as in PyTorch, float to integer by `truncated`, integers
     /// wrapped, bool from what is not 0.
     pub fn convert(&self, dtype: DType) -> Tensor {
         if dtype == self.dtype {
@@ -153,7 +153,7 @@ impl Tensor {
         }
         let bytes = match (self.dtype.is_float(), dtype.is_float()) {
             (true, true) => encode_floats(dtype, self.to_f64().into_iter()),
-            (true, false) => encode_ints(dtype, self.to_f64().into_iter().map(|v| saturate(dtype, v))),
+            (true, false) => encode_ints(dtype, self.to_f64().into_iter().map(|v| truncated(dtype, v))),
             (false, _) => encode_from_ints(dtype, self.to_i64().into_iter()),
         };
         Tensor { dtype, shape: self.shape.clone(), bytes }
@@ -183,7 +183,7 @@ impl Tensor {
         let one = if dtype.is_float() {
             encode_floats(dtype, std::iter::once(value))
         } else {
-            encode_ints(dtype, std::iter::once(saturate(dtype, value)))
+            encode_ints(dtype, std::iter::once(truncated(dtype, value)))
         };
         Self::repeated(dtype, shape, &one)
     }
@@ -204,14 +204,17 @@ impl Tensor {
     }
 }
 
-/// A float as an integer of that type, still in i64; bool is "not 0".
-fn saturate(dtype: DType, v: f64) -> i64 {
+/// A float as an integer of that type, still in i64, as PyTorch converts on x86: what is out of range, or not a number, is the
+/// smallest i64, or i32 for types of up to 32 bits that have a sign, of which narrower types keep the low bits. Bool is "not 0".
+fn truncated(dtype: DType, v: f64) -> i64 {
+    let long = if (-(2f64.powi(63))..2f64.powi(63)).contains(&v) { v as i64 } else { i64::MIN };
+    let word = i32::try_from(long).unwrap_or(i32::MIN);
     match dtype {
         DType::Bool => i64::from(v != 0.0),
-        DType::U8 => i64::from(v as u8),
-        DType::I8 => i64::from(v as i8),
-        DType::I32 => i64::from(v as i32),
-        DType::I64 => v as i64,
+        DType::U8 => i64::from(long as u8),
+        DType::I8 => i64::from(word as i8),
+        DType::I32 => i64::from(word),
+        DType::I64 => long,
         DType::F16 | DType::BF16 | DType::F32 | DType::F64 => unreachable!("only for integer types"),
     }
 }
