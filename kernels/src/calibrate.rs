@@ -1,6 +1,6 @@
 //! What this machine does at most, measured: rates of arithmetic from registers, rates of memory.
 //!
-//! [`bf16_dot_wins`] decides between two micro-kernels; it takes well under a millisecond on one core, once per process.
+//! [`bf16_pairs_win`] decides between two micro-kernels; it takes well under a millisecond on one core, once per process.
 //! [`ceilings`] is what a profile or a benchmark divides by; it takes about 50 ms, once per instruction set and number of
 //! threads, when it is first asked for. Both take the best of several short runs, so that other work on the machine
 //! makes them longer, not wrong.
@@ -9,6 +9,8 @@ use std::hint::black_box;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::{gemm_amx, gemm_kernel};
 use crate::fork;
 use crate::isa::{Isa, features};
 use crate::pool::Pool;
@@ -28,6 +30,10 @@ pub struct Ceilings {
     pub f16_flops: f64,
     /// The same of `VPDPBUSD` over bytes, eight operations a lane.
     pub int8_ops: f64,
+    /// The same of `TDPBF16PS` (AMX), 16 x 16 lanes of 64 operations.
+    pub bf16_amx_flops: f64,
+    /// The same of `TDPBUSD` (AMX), 16 x 16 lanes of 128 operations.
+    pub int8_amx_ops: f64,
     /// A working set that no cache holds, and one that only the last level does.
     pub memory: [Bandwidth; 2],
 }
@@ -76,6 +82,8 @@ pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
         bf16_dot_flops: rate(Form::Bf16Dot),
         f16_flops: rate(Form::F16),
         int8_ops: rate(Form::Int8Dot),
+        bf16_amx_flops: rate(Form::Bf16Amx),
+        int8_amx_ops: rate(Form::Int8Amx),
         // SAFETY: the buffer has that capacity.
         memory: [size, CACHE_BYTES.min(size)].map(|bytes| unsafe { bandwidth(pool, isa, start, bytes) }),
     };
@@ -83,24 +91,25 @@ pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
     found
 }
 
-/// Whether `VDPBF16PS` multiplies faster than widening to f32 does: it issues at the rate of an f32 multiply-add on some
-/// processors and at half or a quarter of it on others.
-pub fn bf16_dot_wins() -> bool {
+/// Whether products of bf16 pairs are faster than f32 ones. With AMX they are; `VDPBF16PS` issues at the rate of an f32
+/// multiply-add on some processors and at half or a quarter of it on others.
+pub fn bf16_pairs_win() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     // Asked for by tasks of the pool too, which must not wait at the gate: whoever started them has asked before.
     if let Some(&answer) = ANSWER.get() {
         return answer;
     }
     let measure = || {
-        Form::Bf16Dot.is_available(Isa::Avx512) && {
-            let rates = [Form::F32, Form::Bf16Dot].map(|form| {
-                let seconds = best(Duration::ZERO, || {
-                    arithmetic(Isa::Avx512, form, 2_000);
+        Form::Bf16Amx.is_available(Isa::Avx512)
+            || Form::Bf16Dot.is_available(Isa::Avx512) && {
+                let rates = [Form::F32, Form::Bf16Dot].map(|form| {
+                    let seconds = best(Duration::ZERO, || {
+                        arithmetic(Isa::Avx512, form, 2_000);
+                    });
+                    form.operations(Isa::Avx512, 2_000) / seconds
                 });
-                form.operations(Isa::Avx512, 2_000) / seconds
-            });
-            rates[1] > 1.2 * rates[0]
-        }
+                rates[1] > 1.2 * rates[0]
+            }
     };
     fork::shielded(|| *ANSWER.get_or_init(measure))
 }
@@ -125,6 +134,8 @@ enum Form {
     Bf16Dot,
     F16,
     Int8Dot,
+    Bf16Amx,
+    Int8Amx,
 }
 
 /// Independent sums of a round: enough to hide the latency of every form.
@@ -138,6 +149,8 @@ impl Form {
                 Form::Bf16Dot => isa == Isa::Avx512 && features().avx512_bf16,
                 Form::F16 => isa == Isa::Avx512 && features().avx512_fp16,
                 Form::Int8Dot => isa == Isa::Avx512 && features().avx512_vnni,
+                Form::Bf16Amx => isa == Isa::Avx512 && features().amx_bf16,
+                Form::Int8Amx => isa == Isa::Avx512 && features().amx_int8,
             }
     }
 
@@ -148,6 +161,9 @@ impl Form {
             Form::F32 => 2,
             Form::Bf16Dot | Form::F16 => 4,
             Form::Int8Dot => 8,
+            // A round of AMX is four instructions of 16 x 16 lanes, sixteen units each.
+            Form::Bf16Amx => 4 * 16 * 16 * 4 / SUMS,
+            Form::Int8Amx => 4 * 16 * 16 * 8 / SUMS,
         };
         (rounds * SUMS * lanes * per_lane) as f64
     }
@@ -176,6 +192,8 @@ fn arithmetic(isa: Isa, form: Form, rounds: usize) {
             (Form::Bf16Dot, _) => x86::bf16_dot(rounds),
             (Form::F16, _) => x86::f16(rounds),
             (Form::Int8Dot, _) => x86::int8_dot(rounds),
+            (Form::Bf16Amx, _) => gemm_amx::multiply_registers(gemm_kernel::Form::Bf16Pairs, rounds),
+            (Form::Int8Amx, _) => gemm_amx::multiply_registers(gemm_kernel::Form::Int8Quads, rounds),
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -396,6 +414,6 @@ mod tests {
             }
             assert!(found.bytes_per_second(1 << 10) > 1e8);
         }
-        assert!(!bf16_dot_wins() || features().avx512_bf16);
+        assert!(!bf16_pairs_win() || features().avx512_bf16);
     }
 }

@@ -62,6 +62,10 @@ pub struct Features {
     pub avx512_fp16: bool,
     /// `VPDPBUSD` exists.
     pub avx512_vnni: bool,
+    /// `TDPBF16PS` exists (AMX), this process may use it, and so do `VDPBF16PS` and the conversions that come with that.
+    pub amx_bf16: bool,
+    /// `TDPBUSD` exists (AMX), and this process may use it.
+    pub amx_int8: bool,
     /// First-level data cache of a core; [`SMALL_L1`] where the processor does not say.
     pub l1_bytes: usize,
     /// Second-level cache of a core; [`SMALL_L2`] where the processor does not say.
@@ -98,15 +102,69 @@ fn probe() -> Features {
         (_, true) => Isa::Avx2,
         _ => Isa::Portable,
     };
+    let avx512_bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
+    let [amx_bf16, amx_int8] = if avx512 { amx() } else { [false; 2] };
     Features {
         isa,
-        avx512_bf16: avx512 && is_x86_feature_detected!("avx512bf16"),
+        avx512_bf16,
         avx512_fp16: avx512 && is_x86_feature_detected!("avx512fp16"),
         avx512_vnni: avx512 && is_x86_feature_detected!("avx512vnni"),
+        amx_bf16: amx_bf16 && avx512_bf16,
+        amx_int8,
         l1_bytes: cache_bytes(1).unwrap_or(SMALL_L1),
         l2_bytes: l2_bytes().max(SMALL_L2),
         l3_bytes: cache_bytes(3).unwrap_or(USUAL_L3),
     }
+}
+
+/// Whether AMX multiplies bf16, and bytes, in this process.
+#[cfg(target_arch = "x86_64")]
+fn amx() -> [bool; 2] {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    // Leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8. XCR0: bits 17 and 18, the state of tiles is saved.
+    const TILE_STATE: u64 = 0b11 << 17;
+    #[target_feature(enable = "xsave")]
+    fn saved_states() -> u64 {
+        // SAFETY: the system has said that it uses XSAVE (AVX is available).
+        #[allow(unused_unsafe)]
+        unsafe {
+            _xgetbv(0)
+        }
+    }
+    // SAFETY: every x86-64 processor has the instruction; newer compilers know that. XSAVE is there where AVX is.
+    #[allow(unused_unsafe)]
+    let (last, leaf, saved) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0).edx, saved_states()) };
+    let has = |bit: u32| last >= 7 && leaf >> bit & 1 == 1;
+    let usable = has(24) && saved & TILE_STATE == TILE_STATE && tiles_permitted();
+    [usable && has(22), usable && has(25)]
+}
+
+/// Asks for the use of tile registers, which makes room for them where the system keeps a thread's state. Linux grants it to
+/// the whole process, once and for all; other systems are not asked.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tiles_permitted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const TILE_DATA: i64 = 18;
+    let answer: i64;
+    // SAFETY: a system call that reads no memory of ours; it clobbers what is named.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => answer,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") TILE_DATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    answer == 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn tiles_permitted() -> bool {
+    false
 }
 
 /// What the processor says, 0 where it does not.
@@ -154,6 +212,8 @@ fn probe() -> Features {
         avx512_bf16: false,
         avx512_fp16: false,
         avx512_vnni: false,
+        amx_bf16: false,
+        amx_int8: false,
         l1_bytes: SMALL_L1,
         l2_bytes: SMALL_L2,
         l3_bytes: USUAL_L3,

@@ -63,7 +63,7 @@ DEVICES: Final[Mapping[str, Device]] = {row[0].lower(): Device(*row) for row in 
 def _measured(threads: int) -> Device:
     found = _native.ceilings()
     f32 = float(found["f32_flops"])
-    half = max(float(found.get("bf16_dot_flops", 0)), float(found.get("f16_flops", 0)), f32)
+    half = max(f32, *(float(found.get(name, 0)) for name in ("bf16_dot_flops", "bf16_amx_flops", "f16_flops")))
     memory = found["memory"]
     return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, float(memory["read"]))
 

@@ -214,8 +214,8 @@ class Profile:
         at = self.ceilings
         if not at.get("f32_flops"):
             return 0.0, ""
-        dot = {"bf16": "bf16_dot_flops", "f16": "f16_flops"}.get(step["dtype"], "f32_flops")
-        compute = step["flops"] / max(at["f32_flops"], at[dot])
+        dots = {"bf16": ("bf16_dot_flops", "bf16_amx_flops"), "f16": ("f16_flops",)}.get(step["dtype"], ())
+        compute = step["flops"] / max([at["f32_flops"], *(at[dot] for dot in dots)])
         level = at["cache"] if step["bytes"] <= at["cache"]["working_set"] else at["memory"]
         memory = step["bytes"] / max(level["copy"], level["stream_copy"])
         return (compute, "compute") if compute >= memory else (memory, "memory")

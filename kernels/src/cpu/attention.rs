@@ -17,7 +17,7 @@
 //! One or two queries are not worth a group: [`attention_few`](super::attention_few) reads keys and values once for each, in
 //! f32.
 //!
-//! Where bf16 pairs multiply fast (`VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16: products are
+//! Where bf16 pairs multiply fast (`TDPBF16PS`, `VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16: products are
 //! exact, sums f32, weights relative to the running maximum are rounded to bf16 as in PyTorch's kernel, and the scale
 //! multiplies the scores.
 //!
@@ -32,7 +32,7 @@ use super::KernelError;
 use super::attention_few::{FEW_QUERIES, few_queries};
 use super::attention_kernel::{self as kernel, Packing};
 use super::copy::Shared;
-use super::gemm_kernel::Form;
+use super::gemm_kernel::Kernel;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::{OutOfMemory, Pool};
@@ -138,15 +138,15 @@ fn heads_together(pool: &Pool, a: &Attention, packing: &Packing) -> usize {
 
 /// Bytes of scratch memory [`attention_in`] needs.
 pub fn scratch_bytes(pool: &Pool, isa: Isa, a: &Attention) -> usize {
-    scratch_bytes_of(kernel::best_form(isa, a), pool, isa, a)
+    scratch_bytes_of(kernel::best_kernel(isa, a), pool, a)
 }
 
-/// [`scratch_bytes`] for a given form of products.
-pub(crate) fn scratch_bytes_of(form: Form, pool: &Pool, isa: Isa, a: &Attention) -> usize {
+/// [`scratch_bytes`] for a given kernel of products.
+pub(crate) fn scratch_bytes_of(products: &'static Kernel, pool: &Pool, a: &Attention) -> usize {
     if a.is_empty() || a.seq_q <= FEW_QUERIES {
         return 0;
     }
-    let packing = Packing::new(isa, a, form);
+    let packing = Packing::new(products, a);
     heads_together(pool, a, &packing) * packing.bytes() + 64
 }
 
@@ -174,15 +174,15 @@ pub unsafe fn attention(pool: &Pool, isa: Isa, a: &Attention) -> Result<(), Kern
 /// As for [`attention`]; `scratch` must be valid for writes.
 pub unsafe fn attention_in(pool: &Pool, isa: Isa, a: &Attention, scratch: *mut u8) -> Result<(), KernelError> {
     // SAFETY: forwarded.
-    unsafe { attention_with(kernel::best_form(isa, a), pool, isa, a, scratch) }
+    unsafe { attention_with(kernel::best_kernel(isa, a), pool, isa, a, scratch) }
 }
 
-/// [`attention_in`] with a given form of products, which must be available and fit the operands.
+/// [`attention_in`] with a given kernel of products, which must be available and fit the operands.
 ///
 /// # Safety
 /// As for [`attention_in`], in scratch memory of [`scratch_bytes_of`].
 pub(crate) unsafe fn attention_with(
-    form: Form,
+    products: &'static Kernel,
     pool: &Pool,
     isa: Isa,
     a: &Attention,
@@ -197,7 +197,7 @@ pub(crate) unsafe fn attention_with(
         // SAFETY: forwarded.
         return Ok(unsafe { few_queries(pool, isa, a) }?);
     }
-    let packing = Packing::new(isa, a, form);
+    let packing = Packing::new(products, a);
     let together = heads_together(pool, a, &packing);
     let packed = Shared(scratch.wrapping_add(scratch.align_offset(64)));
     let (units, per_kv) = (a.batch * a.kv_heads, a.heads / a.kv_heads);

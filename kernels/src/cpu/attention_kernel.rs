@@ -35,14 +35,13 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    /// The layout for a form that [`best_form`] may return.
-    pub(super) fn new(isa: Isa, a: &Attention, form: Form) -> Packing {
-        let kernel = of_form(isa, form);
+    /// The layout for a kernel that fits the operands, as [`best_kernel`]'s does.
+    pub(super) fn new(kernel: &'static Kernel, a: &Attention) -> Packing {
         // Both operands of a block within a quarter of L2.
         let fit = (256 << 10) / ((a.dim + a.dim_v) * 4).max(1);
         let most = (fit / 32 * 32).clamp(64, BLOCK_KEYS);
         let blocks = a.seq_k.div_ceil(most).max(1);
-        let block = a.seq_k.div_ceil(blocks).next_multiple_of(form.elements_per_unit()).max(1);
+        let block = a.seq_k.div_ceil(blocks).next_multiple_of(kernel.k_step()).max(1);
         // A block of keys is read again for every group: rows 4 KiB apart would share few sets of L2, too.
         let keys = head_matrix(&a.k, 0, 0);
         let shared = keys.row_stride * keys.dtype.size_bytes() as isize % 4096 == 0;
@@ -86,11 +85,11 @@ impl Packing {
     }
 }
 
-/// The fastest form for these operands: bf16 pairs where all of them are bf16 and their product instruction is fast. The
+/// The fastest kernel for these operands: of bf16 pairs where all of them are bf16 and products of those are fast. The
 /// scale is then applied to scores, whose maximum must be that of the scaled ones.
-pub(super) fn best_form(isa: Isa, a: &Attention) -> Form {
+pub(super) fn best_kernel(isa: Isa, a: &Attention) -> &'static Kernel {
     let same = [&a.q, &a.k, &a.v].iter().all(|heads| heads.dtype == DType::BF16);
-    if same && a.scale > 0.0 { select(isa, DType::BF16, DType::BF16).form } else { Form::F32 }
+    if same && a.scale > 0.0 { select(isa, DType::BF16, DType::BF16) } else { of_form(isa, Form::F32) }
 }
 
 /// Elements of a task's own scratch memory, part by part.

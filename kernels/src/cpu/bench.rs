@@ -9,8 +9,8 @@ use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_algorithm::{Algorithm, Keep, expected};
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
 use super::gemm::{Operand, gemm_with};
-use super::gemm_int8::gemm_int8;
-use super::gemm_kernel::{Form, Kernel};
+use super::gemm_int8::gemm_int8_with;
+use super::gemm_kernel::{Form, Kernel, of_form};
 use super::gemm_store::StoreEpilogue;
 use super::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
 use super::pack::{Matrix, PackedB, pack_b, packed_bytes};
@@ -100,7 +100,18 @@ fn start_int8(kernel: &'static Kernel, (m, n, k): (usize, usize, usize)) -> Resu
         let weight = PackedB::from_raw(memory.ptr(), n, k, DType::U8, kernel.isa);
         let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
         // SAFETY: as above; the weight was packed for these sizes.
-        unsafe { gemm_int8(pool, kernel.isa, (m, n, k), (operands.a.ptr(), k), weight, operands.scales(), &store) }
+        unsafe {
+            gemm_int8_with(
+                kernel,
+                pool,
+                kernel.isa,
+                (m, n, k),
+                (operands.a.ptr(), k),
+                weight,
+                operands.scales(),
+                &store,
+            )
+        }
     }))
 }
 
@@ -197,23 +208,23 @@ fn start_winograd(kernel: &'static Kernel, dtype: DType, shape: Conv, tile: usiz
 }
 
 pub(super) fn attention(isa: Isa, dtype: DType) -> Vec<Bench> {
-    attention_of(Form::F32, isa, dtype)
+    attention_of(of_form(isa, Form::F32), isa, dtype)
 }
 
-pub(super) fn attention_of(form: Form, isa: Isa, dtype: DType) -> Vec<Bench> {
+pub(super) fn attention_of(kernel: &'static Kernel, isa: Isa, dtype: DType) -> Vec<Bench> {
     let sizes = [(8, 4096, 4096, 40), (8, 4096, 77, 40), (8, 1024, 1024, 80), (8, 256, 256, 160), (1, 4096, 4096, 512)];
     let bench = |(heads, queries, keys, dim)| Bench {
         op: "attention",
         sizes: vec![("heads", heads), ("queries", queries), ("keys", keys), ("dim", dim)],
         flops: 4.0 * (heads * queries * keys * dim) as f64,
         bytes: (2 * heads * (queries + keys) * dim * dtype.size_bytes()) as f64,
-        start: Box::new(move || start_attention(form, isa, dtype, (heads, queries, keys, dim))),
+        start: Box::new(move || start_attention(kernel, isa, dtype, (heads, queries, keys, dim))),
     };
     sizes.into_iter().map(bench).collect()
 }
 
 fn start_attention(
-    form: Form,
+    kernel: &'static Kernel,
     isa: Isa,
     dtype: DType,
     (heads, seq_q, seq_k, dim): (usize, usize, usize, usize),
@@ -231,12 +242,12 @@ fn start_attention(
         let scale = 1.0 / (dim as f32).sqrt();
         let (kv_heads, dim_v, causal, mask) = (heads, dim, false, None);
         let a = Attention { batch: 1, heads, kv_heads, seq_q, seq_k, dim, dim_v, scale, causal, q, k, v, mask, out };
-        let bytes = scratch_bytes_of(form, pool, isa, &a);
+        let bytes = scratch_bytes_of(kernel, pool, &a);
         if scratch.len_bytes() < bytes {
             scratch = Buffer::zeroed(DType::U8, bytes);
         }
         // SAFETY: the buffers hold the sizes.
-        unsafe { attention_with(form, pool, isa, &a, scratch.ptr_mut()) }
+        unsafe { attention_with(kernel, pool, isa, &a, scratch.ptr_mut()) }
     }))
 }
 

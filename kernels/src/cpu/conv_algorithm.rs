@@ -9,7 +9,7 @@
 use super::KernelError;
 use super::conv::{Conv, PackedWeight, Weight, conv};
 use super::conv_winograd::{self, Room, Work, conv_winograd, is_winograd};
-use crate::calibrate::bf16_dot_wins;
+use super::gemm_kernel::select;
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
@@ -63,12 +63,13 @@ pub(super) fn expected(conv: &Conv, dtype: DType, weight: DType, keep: Keep) -> 
     forms.into_iter().filter(suited).min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(Algorithm::Direct)
 }
 
-/// The time of a form, as that of so many f32 multiply-adds for each pair of an input and an output channel.
+/// The time of a form, as that of so many f32 multiply-adds for each pair of an input and an output channel. What an
+/// instruction does more than one for f32 is taken from its description, not measured.
 pub fn cost_per_pair(conv: &Conv, dtype: DType, weight: DType, algorithm: Algorithm, keep: Keep) -> f64 {
     if algorithm != Algorithm::Direct {
         return conv_winograd::cost_per_pair(conv, algorithm.tile(), Room::Ample);
     }
-    let rate = if (dtype, weight) == (DType::BF16, DType::BF16) && bf16_dot_wins() { 2.0 } else { 1.0 };
+    let rate = select(Isa::detect(), dtype, weight).rate();
     let taps = conv.kernel.iter().product::<usize>() as f64;
     let packing = if keep == Keep::PerCall { PACKING_COST * weight.size_bytes() as f64 } else { 0.0 };
     taps * (conv.rows() as f64 / (DIRECT_RATE * rate) + packing)

@@ -23,7 +23,7 @@
 use super::KernelError;
 use super::conv::{Conv, PackedWeight};
 use super::gemm_driver::widened;
-use super::gemm_kernel::{CopyRow, Kernel, copy_row};
+use super::gemm_kernel::{CopyRow, Kernel, Runner, Unit, copy_row};
 use super::pack::{elements_per_unit, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -123,7 +123,7 @@ impl<'a> Direct<'a> {
         let per_unit = kernel.form.elements_per_unit();
         let step = conv.strides[3] * conv.stride[2] as isize * dtype.size_bytes() as isize;
         let in_place = dtype == kernel.form.dtype() && conv.upsample == [1; 3] && step > 0 && step % 4096 != 0;
-        let unit = per_unit.max(elements_per_unit(weight.dtype));
+        let unit = kernel.k_step().max(elements_per_unit(weight.dtype));
         let most = if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 } * per_unit;
         let kc = channels.div_ceil(channels.div_ceil(most)).next_multiple_of(unit);
         let mut direct = Direct {
@@ -352,10 +352,10 @@ impl<'a> Direct<'a> {
             let offset = (n0 * units(self.weight.terms, dtype) + row) * 4;
             self.weight.ptr.wrapping_add(task.group * self.weight.group_bytes + offset)
         };
+        let mut runner = Runner::new(kernel);
         let mut n0 = task.col0;
         while n0 < task.col0 + task.cols {
             let width = width_at(outs, n0, kernel.nr);
-            let family = kernel.tiles[usize::from(width == kernel.nr)];
             // SAFETY: panels have the layout of `pack`; jobs lie inside the view and C scratch.
             unsafe {
                 let packed = panel_at(n0);
@@ -365,8 +365,8 @@ impl<'a> Direct<'a> {
                 for (index, job) in jobs[..count].iter().enumerate() {
                     let ahead =
                         if index * lines < terms * width * 4 { next.wrapping_add(index * lines) } else { panel };
-                    let c = job.c.add(n0 - task.col0);
-                    family[job.rows - 1](terms, job.a, lda, panel, c, self.c_ld, true, ahead);
+                    let c = (job.c.add(n0 - task.col0), self.c_ld);
+                    runner.tile((job.rows, width), terms, (job.a, lda), panel, c, true, ahead);
                 }
             }
             n0 += width;
@@ -385,9 +385,9 @@ impl<'a> Direct<'a> {
         let (lines_from, lines_to) = self.inside(1, task.row0, task.rows, tap[1]);
         for line in lines_from..lines_to {
             let row = (line * conv.stride[1] + tap[1] * conv.dilation[1]) as isize * view.row_bytes;
+            let mut first = from;
             for piece in 0..pieces {
-                let first = from + piece * (to - from) / pieces;
-                let rows = from + (piece + 1) * (to - from) / pieces - first;
+                let rows = self.kernel.next_height(to - first, pieces - piece);
                 let pixel = (first * conv.stride[2] + shift) as isize * view.pixel_bytes;
                 jobs[count] = TileJob {
                     a: view.origin.wrapping_byte_offset(row + pixel),
@@ -395,7 +395,12 @@ impl<'a> Direct<'a> {
                     rows,
                 };
                 count += 1;
+                first += rows;
             }
+        }
+        if self.kernel.unit != Unit::Vectors {
+            // Tile registers are set up once for each height.
+            jobs[..count].sort_unstable_by_key(|job| job.rows);
         }
         count
     }

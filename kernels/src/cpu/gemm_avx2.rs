@@ -2,13 +2,14 @@
 
 use std::arch::x86_64::*;
 
-use super::gemm_kernel::{Form, Kernel, Tile};
+use super::gemm_kernel::{Form, Kernel, Tile, Unit};
 use super::pack::Matrix;
 use crate::isa::Isa;
 
 /// 6 x 16 f32.
 pub(crate) static F32: Kernel = Kernel {
     isa: Isa::Avx2,
+    unit: Unit::Vectors,
     form: Form::F32,
     mr: 6,
     nr: 16,

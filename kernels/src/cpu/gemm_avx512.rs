@@ -12,7 +12,7 @@
 
 use std::arch::x86_64::*;
 
-use super::gemm_kernel::{Form, Kernel, Tile};
+use super::gemm_kernel::{Form, Kernel, Tile, Unit};
 use super::pack::Matrix;
 use crate::isa::Isa;
 
@@ -40,6 +40,7 @@ macro_rules! heights {
 /// 14 x 32 f32.
 pub(crate) static F32: Kernel = Kernel {
     isa: Isa::Avx512,
+    unit: Unit::Vectors,
     form: Form::F32,
     mr: 14,
     nr: 32,
@@ -67,6 +68,7 @@ pub(crate) static F32: Kernel = Kernel {
 /// 14 x 32 with `VDPBF16PS`: two terms an instruction.
 pub(crate) static BF16: Kernel = Kernel {
     isa: Isa::Avx512,
+    unit: Unit::Vectors,
     form: Form::Bf16Pairs,
     mr: 14,
     nr: 32,
@@ -76,6 +78,7 @@ pub(crate) static BF16: Kernel = Kernel {
 /// 14 x 32 with `VPDPBUSD`: four terms an instruction, 32-bit sums.
 pub(crate) static INT8: Kernel = Kernel {
     isa: Isa::Avx512,
+    unit: Unit::Vectors,
     form: Form::Int8Quads,
     mr: 14,
     nr: 32,

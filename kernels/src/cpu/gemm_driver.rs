@@ -15,7 +15,7 @@
 
 use super::KernelError;
 use super::gemm::{BatchDim, batch_offset};
-use super::gemm_kernel::{Form, Kernel, expand_panel};
+use super::gemm_kernel::{Form, Kernel, Runner, expand_panel};
 use super::pack::{Matrix, elements_per_unit, pack_panel, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -141,7 +141,7 @@ impl Blocking {
     fn choose<A: ASource>(problem: &Problem<'_, A>, threads: usize) -> Blocking {
         let kernel = problem.kernel;
         let (mr, nr) = (kernel.mr, kernel.nr);
-        let unit = kernel.form.elements_per_unit().max(elements_per_unit(problem.b.dtype()));
+        let unit = kernel.k_step().max(elements_per_unit(problem.b.dtype()));
         let max_kc = K_BLOCK_UNITS * kernel.form.elements_per_unit();
         let k_blocks = problem.k.div_ceil(max_kc).max(1);
         let kc = problem.k.div_ceil(k_blocks).next_multiple_of(unit).max(unit);
@@ -324,7 +324,7 @@ fn next_panel<A: ASource>(
     }
 }
 
-/// Multiplies one A block with one panel, in tiles of nearly equal height.
+/// Multiplies one A block with one panel, tile by tile.
 ///
 /// # Safety
 /// As [`run_block`].
@@ -344,16 +344,15 @@ pub(crate) unsafe fn run_tiles(
     let lines = terms / 4 * 64;
     let panel_bytes = terms * width * 4;
     let tiles = rows.div_ceil(kernel.mr);
-    let (height, taller) = (rows / tiles, rows % tiles);
-    let narrow = width < kernel.nr;
+    let mut runner = Runner::new(kernel);
     let mut row = 0;
     for tile in 0..tiles {
-        let height = height + usize::from(tile < taller);
-        let run = kernel.tiles[usize::from(!narrow)][height - 1];
+        let height = kernel.next_height(rows - row, tiles - tile);
         // SAFETY: the tile lies inside the A block, the panel and the C block.
         unsafe {
             let ahead = if tile * lines < panel_bytes { next.wrapping_add(tile * lines) } else { panel };
-            run(terms, a.add(row * lda), lda, panel, c.add(row * ldc), ldc, accumulate, ahead);
+            let (a, c) = ((a.add(row * lda), lda), (c.add(row * ldc), ldc));
+            runner.tile((height, width), terms, a, panel, c, accumulate, ahead);
         }
         row += height;
     }

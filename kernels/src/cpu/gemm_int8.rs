@@ -12,7 +12,7 @@
 
 use super::KernelError;
 use super::gemm::{Operand, gemm_with};
-use super::gemm_kernel::{Form, of_form};
+use super::gemm_kernel::{Form, Kernel, of_form};
 use super::pack::{Matrix, PackedB};
 use super::simd::Simd;
 use crate::dtype::DType;
@@ -56,10 +56,27 @@ pub unsafe fn gemm_int8(
     scales: Scales,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
+    // SAFETY: forwarded.
+    unsafe { gemm_int8_with(of_form(isa, Form::Int8Quads), pool, isa, (m, n, k), (a, a_stride), b, scales, epilogue) }
+}
+
+/// [`gemm_int8`] with a given micro-kernel, which must be available.
+///
+/// # Safety
+/// As [`gemm_int8`].
+pub(crate) unsafe fn gemm_int8_with(
+    kernel: &'static Kernel,
+    pool: &Pool,
+    isa: Isa,
+    (m, n, k): (usize, usize, usize),
+    (a, a_stride): (*const u8, usize),
+    b: PackedB,
+    scales: Scales,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
     if k > MAX_TERMS {
         return Err(KernelError::Shape("more terms than a 32-bit sum of byte products holds"));
     }
-    let kernel = of_form(isa, Form::Int8Quads);
     let a = Matrix { ptr: a, dtype: DType::U8, row_stride: a_stride as isize, col_stride: 1 };
     let scaled = Scaled { isa, scales, inner: epilogue };
     // SAFETY: forwarded; blocks hold integers, which `Scaled` replaces before anybody else sees them.

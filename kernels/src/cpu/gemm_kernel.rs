@@ -8,17 +8,17 @@
 //!
 //! Per term it loads one panel row and broadcasts one A element per row. On AVX-512 14 rows x 2 vectors use 28 of the 32
 //! registers as accumulators and issue 16 loads for 28 multiply-adds, below the two loads a cycle that the cores have;
-//! on AVX2 it is 6 x 2 of 16 registers.
+//! on AVX2 it is 6 x 2 of 16 registers. AMX multiplies whole tiles: see `gemm_amx`.
 
-use crate::calibrate::bf16_dot_wins;
+use crate::calibrate::bf16_pairs_win;
 use crate::cpu::pack::Matrix;
 use crate::dtype::DType;
-use crate::isa::{Isa, features};
+use crate::isa::{Features, Isa, features};
 use crate::registry::Family;
 
 use super::gemm_portable;
 #[cfg(target_arch = "x86_64")]
-use super::{gemm_avx2, gemm_avx512};
+use super::{gemm_amx, gemm_avx2, gemm_avx512};
 
 /// How a micro-kernel reads its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,16 @@ impl Form {
     }
 }
 
+/// Where a micro-kernel keeps its results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Vector registers.
+    Vectors,
+    /// Tile registers (AMX), which are set up for tiles of a height.
+    #[cfg(target_arch = "x86_64")]
+    Tiles,
+}
+
 /// `(units, a, lda in bytes, panel, c, ldc in elements, accumulate, prefetch)`.
 ///
 /// `a` holds the tile's rows of `units` units, `panel` `units` rows of the panel's width, `c` the tile's rows of the
@@ -65,6 +75,7 @@ pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, u
 /// A family of micro-kernels for one instruction set and operand form.
 pub(crate) struct Kernel {
     pub isa: Isa,
+    pub unit: Unit,
     pub form: Form,
     /// Most rows of a tile.
     pub mr: usize,
@@ -83,22 +94,126 @@ impl Kernel {
         }
     }
 
-    /// Its name in the registry: `<family>_<operands>[_dot]_<rows>x<columns>__<isa>`.
+    /// Its name in the registry: `<family>_<operands>[_dot | _amx]_<rows>x<columns>__<isa>`.
     pub(crate) fn row_name(&self, family: Family, dtype: DType) -> String {
         let family = if family == Family::Conv { "conv" } else { "gemm" };
-        let dot = if self.form == Form::Bf16Pairs { "_dot" } else { "" };
-        let dtype = format!("{dtype:?}").to_lowercase();
-        format!("{family}_{dtype}{dot}_{}x{}__{}", self.mr, self.nr, self.isa.name())
+        let dtype = if self.form == Form::Int8Quads { "int8".to_owned() } else { format!("{dtype:?}").to_lowercase() };
+        format!("{family}_{dtype}{}_{}x{}__{}", self.instruction(), self.mr, self.nr, self.isa.name())
+    }
+
+    /// The part of its name that says what multiplies, where that is not what multiplies f32.
+    pub(crate) fn instruction(&self) -> &'static str {
+        match (self.unit, self.form) {
+            #[cfg(target_arch = "x86_64")]
+            (Unit::Tiles, _) => "_amx",
+            (_, Form::Bf16Pairs) => "_dot",
+            _ => "",
+        }
     }
 
     /// Whether this processor runs it.
     pub(crate) fn is_available(&self) -> bool {
-        self.isa.is_available()
-            && match (self.form, self.isa) {
-                (Form::F32, _) | (_, Isa::Portable | Isa::Avx2) => true,
-                (Form::Bf16Pairs, Isa::Avx512) => features().avx512_bf16,
-                (Form::Int8Quads, Isa::Avx512) => features().avx512_vnni,
+        self.is_available_with(features())
+    }
+
+    fn is_available_with(&self, features: &Features) -> bool {
+        self.isa <= features.isa
+            && match (self.unit, self.form, self.isa) {
+                #[cfg(target_arch = "x86_64")]
+                (Unit::Tiles, Form::Int8Quads, _) => features.amx_int8,
+                #[cfg(target_arch = "x86_64")]
+                (Unit::Tiles, ..) => features.amx_bf16,
+                (_, Form::F32, _) | (.., Isa::Portable | Isa::Avx2) => true,
+                (_, Form::Bf16Pairs, Isa::Avx512) => features.avx512_bf16,
+                (_, Form::Int8Quads, Isa::Avx512) => features.avx512_vnni,
             }
+    }
+
+    /// Multiply-adds in the time of an f32 one: what makers say of their instructions.
+    pub(crate) fn rate(&self) -> f64 {
+        let terms = self.form.elements_per_unit() as f64;
+        match self.unit {
+            Unit::Vectors => terms,
+            // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
+            #[cfg(target_arch = "x86_64")]
+            Unit::Tiles => 8.0 * terms,
+        }
+    }
+
+    /// Elements of k that blocks should be multiples of.
+    pub(crate) fn k_step(&self) -> usize {
+        let units = match self.unit {
+            Unit::Vectors => 1,
+            #[cfg(target_arch = "x86_64")]
+            Unit::Tiles => gemm_amx::SIDE,
+        };
+        units * self.form.elements_per_unit()
+    }
+
+    /// Rows of the next tile, of `rows` that are left for so many tiles: tiles of vectors are of nearly equal height, tile
+    /// registers are set up for full ones and once more for the last.
+    pub(crate) fn next_height(&self, rows: usize, tiles: usize) -> usize {
+        match self.unit {
+            Unit::Vectors => rows.div_ceil(tiles),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Tiles => rows.min(self.mr),
+        }
+    }
+}
+
+/// Runs tiles of a kernel, one after the other in one thread; what it changes in the thread's tile registers is undone when
+/// it is dropped.
+pub(crate) struct Runner<'a> {
+    kernel: &'a Kernel,
+    /// The height that tile registers are set up for.
+    #[cfg(target_arch = "x86_64")]
+    height: usize,
+}
+
+impl<'a> Runner<'a> {
+    pub(crate) fn new(kernel: &'a Kernel) -> Runner<'a> {
+        Runner {
+            kernel,
+            #[cfg(target_arch = "x86_64")]
+            height: 0,
+        }
+    }
+
+    /// Runs the tile of that many rows and columns.
+    ///
+    /// # Safety
+    /// As [`Tile`] says; the processor must have the kernel's instructions.
+    #[inline(always)]
+    pub(crate) unsafe fn tile(
+        &mut self,
+        (rows, width): (usize, usize),
+        units: usize,
+        (a, lda): (*const u8, usize),
+        panel: *const u8,
+        (c, ldc): (*mut f32, usize),
+        accumulate: bool,
+        prefetch: *const u8,
+    ) {
+        let run = self.kernel.tiles[usize::from(width == self.kernel.nr)][rows - 1];
+        // SAFETY: forwarded; tile registers are set up for the height before.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if self.kernel.unit == Unit::Tiles && self.height != rows {
+                gemm_amx::set_up(rows);
+                self.height = rows;
+            }
+            run(units, a, lda, panel, c, ldc, accumulate, prefetch);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        if self.height > 0 {
+            // SAFETY: a tile ran, so AMX is available.
+            unsafe { gemm_amx::release() };
+        }
     }
 }
 
@@ -114,23 +229,35 @@ pub(crate) fn kernels() -> Vec<&'static Kernel> {
         &gemm_avx512::BF16,
         #[cfg(target_arch = "x86_64")]
         &gemm_avx512::INT8,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_amx::BF16,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_amx::INT8,
         &gemm_portable::INT8,
     ]
 }
 
 /// The fastest family for operands of these types.
 pub(crate) fn select(isa: Isa, a: DType, b: DType) -> &'static Kernel {
-    let pairs = isa.clamp() == Isa::Avx512 && (a, b) == (DType::BF16, DType::BF16) && bf16_dot_wins();
+    let pairs = isa.clamp() == Isa::Avx512 && (a, b) == (DType::BF16, DType::BF16) && bf16_pairs_win();
     of_form(isa, if pairs { Form::Bf16Pairs } else { Form::F32 })
 }
 
 /// The family of a form; the processor must have its instructions.
 pub(crate) fn of_form(isa: Isa, form: Form) -> &'static Kernel {
-    match (isa.clamp(), form) {
+    of_form_with(features(), isa, form)
+}
+
+fn of_form_with(features: &Features, isa: Isa, form: Form) -> &'static Kernel {
+    match (isa.min(features.isa), form) {
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Form::Bf16Pairs) if features.amx_bf16 => &gemm_amx::BF16,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Bf16Pairs) => &gemm_avx512::BF16,
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, Form::Int8Quads) if features().avx512_vnni => &gemm_avx512::INT8,
+        (Isa::Avx512, Form::Int8Quads) if features.amx_int8 => &gemm_amx::INT8,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Form::Int8Quads) if features.avx512_vnni => &gemm_avx512::INT8,
         (_, Form::Int8Quads) => &gemm_portable::INT8,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, _) => &gemm_avx512::F32,
@@ -267,4 +394,37 @@ pub(crate) unsafe fn spread_rows(
         return true;
     }
     false
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use super::*;
+
+    /// A processor with everything but AMX.
+    fn without_amx() -> Features {
+        let isa = Isa::Avx512;
+        let (amx_bf16, amx_int8) = (false, false);
+        Features { isa, avx512_bf16: true, avx512_fp16: true, avx512_vnni: true, amx_bf16, amx_int8, ..*features() }
+    }
+
+    #[test]
+    fn amx_multiplies_where_it_is_available() {
+        let with = Features { amx_bf16: true, amx_int8: true, ..without_amx() };
+        for (form, amx, vectors) in [
+            (Form::F32, &gemm_avx512::F32, &gemm_avx512::F32),
+            (Form::Bf16Pairs, &gemm_amx::BF16, &gemm_avx512::BF16),
+            (Form::Int8Quads, &gemm_amx::INT8, &gemm_avx512::INT8),
+        ] {
+            assert!(std::ptr::eq(of_form_with(&with, Isa::Avx512, form), amx), "{form:?}");
+            assert!(std::ptr::eq(of_form_with(&without_amx(), Isa::Avx512, form), vectors), "{form:?}");
+            assert!(amx.is_available_with(&with) && vectors.is_available_with(&without_amx()), "{form:?}");
+            // Panels are packed alike for every kernel of a form.
+            assert_eq!((amx.nr, amx.form), (vectors.nr, vectors.form));
+        }
+        assert!(!gemm_amx::BF16.is_available_with(&without_amx()));
+        assert!(!gemm_amx::INT8.is_available_with(&without_amx()));
+        let forced = of_form_with(&with, Isa::Avx2, Form::Int8Quads);
+        assert!(std::ptr::eq(forced, &gemm_portable::INT8), "a lower level was asked for");
+    }
 }

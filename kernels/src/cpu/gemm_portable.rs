@@ -1,12 +1,13 @@
 //! Micro-kernels in plain Rust: correct everywhere, as fast as the compiler's vectoriser makes them.
 
-use super::gemm_kernel::{Form, Kernel, Tile};
+use super::gemm_kernel::{Form, Kernel, Tile, Unit};
 use crate::isa::Isa;
 use half::f16;
 
 /// 4 x 16 f32.
 pub(crate) static F32: Kernel = Kernel {
     isa: Isa::Portable,
+    unit: Unit::Vectors,
     form: Form::F32,
     mr: 4,
     nr: 16,
@@ -52,6 +53,7 @@ unsafe fn tile<const MR: usize, const WIDTH: usize>(
 /// 4 x 16 of bytes, four terms a unit.
 pub(crate) static INT8: Kernel = Kernel {
     isa: Isa::Portable,
+    unit: Unit::Vectors,
     form: Form::Int8Quads,
     mr: 4,
     nr: 16,

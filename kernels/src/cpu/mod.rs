@@ -15,6 +15,8 @@ use std::fmt;
 use crate::dtype::DType;
 use crate::pool::OutOfMemory;
 
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+mod amx_emulator;
 pub mod attention;
 mod attention_few;
 mod attention_kernel;
@@ -28,6 +30,8 @@ pub mod conv_winograd;
 pub mod copy;
 pub mod gather;
 pub mod gemm;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod gemm_amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]

@@ -10,7 +10,7 @@
 //! bytes:   unit[k / 4][lane]         = (B[n0 + lane][k], ..., B[n0 + lane][k + 3])
 //! ```
 //!
-//! Pairs are what `VDPBF16PS` multiplies, and they widen to two rows of f32 with a shift and a mask. 16-bit weights stay
+//! Pairs are what `VDPBF16PS` and AMX multiply, and they widen to two rows of f32 with a shift and a mask. 16-bit weights stay
 //! 16-bit, so a product that waits for memory waits half as long. Padding lanes and a padding k are zero. If at most
 //! `width / 2` columns remain, the last panel is half as wide.
 

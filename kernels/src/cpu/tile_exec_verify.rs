@@ -2,14 +2,14 @@
 
 use super::attention::{Attention, Heads, attention_reference, attention_with, scratch_bytes_of};
 use super::bench;
-use super::gemm_kernel::Form;
+use super::gemm_kernel::{Form, Kernel, kernels, of_form};
 use super::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
 use super::softmax::{Matrix, softmax};
 use super::tile_exec::{Prepared, run_loop};
 use super::tile_exec_ref;
 use super::verify::Buffer;
 use crate::dtype::DType;
-use crate::isa::{Isa, features};
+use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::registry::{Family, Row};
 use crate::tile::{Binary, Bound, Instr, Source, Space, TileProgram, Unary};
@@ -44,15 +44,17 @@ pub fn rows() -> Vec<Row> {
             }
         }
     }
-    rows.push(Row {
-        name: "attention_bf16_dot_k192__avx512".to_owned(),
-        family: Family::Attention,
-        isa: Isa::Avx512,
-        dtype: DType::BF16,
-        is_available: Box::new(|| features().avx512_bf16),
-        verify: Box::new(|| verify_attention_of(Form::Bf16Pairs, Isa::Avx512, DType::BF16)),
-        benches: bench::attention_of(Form::Bf16Pairs, Isa::Avx512, DType::BF16),
-    });
+    for kernel in kernels().into_iter().filter(|kernel| kernel.form == Form::Bf16Pairs) {
+        rows.push(Row {
+            name: format!("attention_bf16{}_k192__{}", kernel.instruction(), kernel.isa.name()),
+            family: Family::Attention,
+            isa: kernel.isa,
+            dtype: DType::BF16,
+            is_available: Box::new(|| kernel.is_available()),
+            verify: Box::new(|| verify_attention_of(kernel, kernel.isa, DType::BF16)),
+            benches: bench::attention_of(kernel, kernel.isa, DType::BF16),
+        });
+    }
     rows
 }
 
@@ -82,10 +84,10 @@ fn load(dst: u8, operand: u8) -> Instr {
 }
 
 fn verify_attention(isa: Isa, dtype: DType) -> Result<(), String> {
-    verify_attention_of(Form::F32, isa, dtype)
+    verify_attention_of(of_form(isa, Form::F32), isa, dtype)
 }
 
-fn verify_attention_of(form: Form, isa: Isa, dtype: DType) -> Result<(), String> {
+pub(super) fn verify_attention_of(kernel: &'static Kernel, isa: Isa, dtype: DType) -> Result<(), String> {
     for (seq_q, seq_k, dim, causal) in [
         (50, 77, 40, false),
         (100, 300, 64, true),
@@ -126,13 +128,13 @@ fn verify_attention_of(form: Form, isa: Isa, dtype: DType) -> Result<(), String>
         // SAFETY: the buffers hold the sizes.
         unsafe {
             let pool = Pool::new(2);
-            let mut scratch = Buffer::zeroed(DType::U8, scratch_bytes_of(form, &pool, isa, &a));
-            attention_with(form, &pool, isa, &a, scratch.ptr_mut()).map_err(|e| e.to_string())?;
+            let mut scratch = Buffer::zeroed(DType::U8, scratch_bytes_of(kernel, &pool, &a));
+            attention_with(kernel, &pool, isa, &a, scratch.ptr_mut()).map_err(|e| e.to_string())?;
             attention_reference(&Attention { out: of(&mut exact, seq_q), ..a });
         }
         let expected: Vec<f64> = (0..batch * heads * seq_q * dim).map(|i| exact.get(i)).collect();
         // Scores of `dim` products below 1, times scale; weights inherit their absolute error, and may be rounded.
-        let weights = if form == Form::Bf16Pairs { 2f64.powi(-9) } else { 0.0 };
+        let weights = if kernel.form == Form::Bf16Pairs { 2f64.powi(-9) } else { 0.0 };
         let tolerance = 4.0 * (dim as f64).sqrt() * 2f64.powi(-24) + 1e-6 + weights;
         compare(&out, &expected, tolerance).map_err(|e| format!("{seq_q}x{seq_k} d{dim}: {e}"))?;
     }

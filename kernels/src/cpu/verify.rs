@@ -8,7 +8,7 @@ use super::bench;
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
 use super::gemm::{BatchDim, Operand, gemm_with};
-use super::gemm_int8::{Scales, gemm_int8};
+use super::gemm_int8::{Scales, gemm_int8_with};
 use super::gemm_kernel::{Form, Kernel, kernels};
 use super::gemm_store::StoreEpilogue;
 use super::pack::{Matrix, pack_b, packed_bytes};
@@ -209,7 +209,7 @@ const GEMM_SIZES: [(usize, usize, usize); 16] = [
     (33, 66, 1040),
 ];
 
-fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+pub(super) fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     let pool = Pool::global();
     for (m, n, k) in GEMM_SIZES {
         let (a, b) = (Buffer::random(dtype, m * k, 1), Buffer::random(dtype, n * k, 2));
@@ -286,7 +286,7 @@ impl Quantized {
     }
 }
 
-fn verify_int8(kernel: &'static Kernel) -> Result<(), String> {
+pub(super) fn verify_int8(kernel: &'static Kernel) -> Result<(), String> {
     let pool = Pool::global();
     for (m, n, k) in GEMM_SIZES {
         let operands = Quantized::random((m, n, k));
@@ -297,22 +297,30 @@ fn verify_int8(kernel: &'static Kernel) -> Result<(), String> {
         // SAFETY: dense buffers of the sizes named.
         let outcome = unsafe {
             let packed = pack_b(pool, kernel.isa, n, k, &right, memory.ptr_mut());
-            gemm_int8(pool, kernel.isa, (m, n, k), (operands.a.ptr(), k), packed, operands.scales(), &store)
+            gemm_int8_with(
+                kernel,
+                pool,
+                kernel.isa,
+                (m, n, k),
+                (operands.a.ptr(), k),
+                packed,
+                operands.scales(),
+                &store,
+            )
         };
         outcome.map_err(|error| error.to_string())?;
         for index in 0..m * n {
             let (got, expected) = (c.get(index), operands.reference((index / n, index % n), k));
             // The sum is exact; its conversion and two factors are rounded.
             if (got - expected).abs() > 4.0 * 2f64.powi(-24) * expected.abs() {
-                return Err(format!("{} {m}x{n}x{k}: result {index} is {got}, not {expected}", int8_name(kernel)));
+                return Err(format!(
+                    "{} {m}x{n}x{k}: result {index} is {got}, not {expected}",
+                    kernel.row_name(Family::Gemm, DType::U8)
+                ));
             }
         }
     }
     Ok(())
-}
-
-fn int8_name(kernel: &Kernel) -> String {
-    format!("gemm_int8_{}x{}__{}", kernel.mr, kernel.nr, kernel.isa.name())
 }
 
 /// Convolutions that meet every edge.
@@ -353,7 +361,7 @@ pub fn conv_cases() -> Vec<Conv> {
     ]
 }
 
-fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+pub(super) fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     let pool = Pool::global();
     for shape in conv_cases() {
         let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
@@ -461,7 +469,7 @@ pub fn rows() -> Vec<Row> {
     }
     for kernel in kernels().into_iter().filter(|kernel| kernel.form == Form::Int8Quads) {
         rows.push(Row {
-            name: int8_name(kernel),
+            name: kernel.row_name(Family::Gemm, DType::U8),
             family: Family::Gemm,
             isa: kernel.isa,
             dtype: DType::U8,

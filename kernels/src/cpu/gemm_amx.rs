@@ -1,0 +1,325 @@
+//! Micro-kernels for AMX: 32 rows x 32 columns in four of the eight tile registers.
+//!
+//! ```text
+//!              tmm6   tmm7      sixteen units of the panel, 16 columns each
+//! tmm4      *  tmm0   tmm1      rows 0 to 15 of A, sixteen units of each
+//! tmm5      *  tmm2   tmm3      rows 16 to 31
+//! ```
+//!
+//! A tile register holds up to sixteen rows of 64 bytes. What the other micro-kernels call a unit, two bf16 or four bytes that
+//! follow each other, is what `TDPBF16PS` and `TDPBUSD` multiply and add up, so operands lie as those kernels read them: rows
+//! of A as they are, panels as [`pack`](super::pack) makes them. Units beyond the last sixteen are copied beside zeros.
+//!
+//! The registers' shapes are state of the thread: [`set_up`] says how many rows a tile has, [`release`] leaves nothing
+//! behind. [`Runner`](super::gemm_kernel::Runner) calls both. Whether a process may use AMX is the system's decision
+//! ([`features`](crate::isa::features)).
+//!
+//! Tests run this machine code on processors without AMX, too: `amx_emulator` carries its instructions out.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::gemm_kernel::{Form, Kernel, Tile, Unit};
+use crate::isa::Isa;
+
+/// Rows of a tile register, and units of one.
+pub(crate) const SIDE: usize = 16;
+/// Columns of a panel.
+const WIDTH: usize = 2 * SIDE;
+/// Bytes of a row of a tile register.
+const ROW: usize = 4 * SIDE;
+
+macro_rules! heights {
+    ($tile:ident, $wide:literal) => {
+        &[
+            $tile::<1, $wide> as Tile,
+            $tile::<2, $wide>,
+            $tile::<3, $wide>,
+            $tile::<4, $wide>,
+            $tile::<5, $wide>,
+            $tile::<6, $wide>,
+            $tile::<7, $wide>,
+            $tile::<8, $wide>,
+            $tile::<9, $wide>,
+            $tile::<10, $wide>,
+            $tile::<11, $wide>,
+            $tile::<12, $wide>,
+            $tile::<13, $wide>,
+            $tile::<14, $wide>,
+            $tile::<15, $wide>,
+            $tile::<16, $wide>,
+            $tile::<17, $wide>,
+            $tile::<18, $wide>,
+            $tile::<19, $wide>,
+            $tile::<20, $wide>,
+            $tile::<21, $wide>,
+            $tile::<22, $wide>,
+            $tile::<23, $wide>,
+            $tile::<24, $wide>,
+            $tile::<25, $wide>,
+            $tile::<26, $wide>,
+            $tile::<27, $wide>,
+            $tile::<28, $wide>,
+            $tile::<29, $wide>,
+            $tile::<30, $wide>,
+            $tile::<31, $wide>,
+            $tile::<32, $wide>,
+        ]
+    };
+}
+
+/// 32 x 32 with `TDPBF16PS`: thirty-two terms of sixteen rows and columns an instruction.
+pub(crate) static BF16: Kernel = Kernel {
+    isa: Isa::Avx512,
+    unit: Unit::Tiles,
+    form: Form::Bf16Pairs,
+    mr: 2 * SIDE,
+    nr: WIDTH,
+    tiles: [heights!(bf16_tile, false), heights!(bf16_tile, true)],
+};
+
+/// 32 x 32 with `TDPBUSD`: sixty-four terms, 32-bit sums.
+pub(crate) static INT8: Kernel = Kernel {
+    isa: Isa::Avx512,
+    unit: Unit::Tiles,
+    form: Form::Int8Quads,
+    mr: 2 * SIDE,
+    nr: WIDTH,
+    tiles: [heights!(int8_tile, false), heights!(int8_tile, true)],
+};
+
+/// What `LDTILECFG` reads: palette 1, and for each tile register the bytes of a row and the number of rows.
+#[repr(C, align(64))]
+struct Shapes {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Shapes {
+    /// For a tile of `rows` rows; registers that it does not use have none.
+    fn of(rows: usize) -> Shapes {
+        let low = rows.min(SIDE);
+        let heights = [low, low, rows - low, rows - low, low, rows - low, SIDE, SIDE];
+        let mut shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for (register, &height) in heights.iter().enumerate().filter(|(_, height)| **height > 0) {
+            shapes.row_bytes[register] = ROW as u16;
+            shapes.rows[register] = height as u8;
+        }
+        shapes
+    }
+}
+
+/// Gives this thread's tile registers the shapes for tiles of `rows` rows, 1 to 32.
+///
+/// # Safety
+/// AMX must be available.
+pub(crate) unsafe fn set_up(rows: usize) {
+    let shapes = Shapes::of(rows);
+    // SAFETY: reads the 64 bytes of `shapes`, which describe registers of palette 1: 64 bytes by 16 rows at most.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly)) };
+}
+
+/// Puts this thread's tile registers back into their initial state.
+///
+/// # Safety
+/// AMX must be available.
+pub(crate) unsafe fn release() {
+    // SAFETY: no memory is touched; no code but this module's expects anything of tile registers.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// The last units of A and of the panel, fewer than sixteen, beside zeros.
+#[repr(C, align(64))]
+struct Rest {
+    a: [[u8; ROW]; 2 * SIDE],
+    panel: [[u8; 4 * WIDTH]; SIDE],
+}
+
+/// Copies the last `units` units.
+///
+/// # Safety
+/// `a` must hold `rows` rows of `units` units, fewer than sixteen, `lda` bytes apart; `panel` as many rows of `row` bytes; `to`
+/// must be writable.
+#[target_feature(enable = "avx512f")]
+unsafe fn copy_rest(a: *const u8, lda: usize, rows: usize, panel: *const u8, row: usize, units: usize, to: *mut Rest) {
+    let mask = (1u16 << units) - 1;
+    // SAFETY: reads are masked or inside `units` rows of the panel; writes lie inside `to`.
+    unsafe {
+        let (to_a, to_panel) = ((&raw mut (*to).a).cast::<u8>(), (&raw mut (*to).panel).cast::<u8>());
+        for index in 0..rows {
+            let x = _mm512_maskz_loadu_epi32(mask, a.add(index * lda).cast());
+            _mm512_store_si512(to_a.add(index * ROW).cast(), x);
+        }
+        for at in (0..SIDE * row).step_by(ROW) {
+            let inside = if at < units * row { u16::MAX } else { 0 };
+            let x = _mm512_maskz_loadu_epi32(inside, panel.wrapping_add(at).cast());
+            _mm512_store_si512(to_panel.add(at).cast(), x);
+        }
+    }
+}
+
+macro_rules! tile {
+    ($name:ident, $dot:literal) => {
+        /// # Safety
+        /// As [`Tile`] says, for `ROWS` rows of a panel, or of half of one; AMX must be available, and its registers be set
+        /// up for as many rows.
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name<const ROWS: usize, const WIDE: bool>(
+            units: usize,
+            a: *const u8,
+            lda: usize,
+            panel: *const u8,
+            c: *mut f32,
+            ldc: usize,
+            accumulate: bool,
+            prefetch: *const u8,
+        ) {
+            let row = if WIDE { 2 * ROW } else { ROW };
+            let (rounds, left) = (units / SIDE, units % SIDE);
+            let mut copied = std::mem::MaybeUninit::<Rest>::uninit();
+            let mut rest: *const Rest = std::ptr::null();
+            if left > 0 {
+                rest = copied.as_ptr();
+                // SAFETY: what is left of the operands that the caller vouches for.
+                unsafe {
+                    let (a, panel) = (a.add(rounds * ROW), panel.add(rounds * SIDE * row));
+                    copy_rest(a, lda, ROWS, panel, row, left, copied.as_mut_ptr());
+                }
+            }
+            // SAFETY: rows of A, panel and C are what the caller vouches for, and registers have as many rows as are there; units
+            // that are left are read from the copy, whole registers of them. Prefetches do not fault.
+            unsafe {
+                asm!(
+                    // Tile registers take a base and the distance of rows.
+                    "test {accumulate:e}, {accumulate:e}",
+                    "jne 2f",
+                    "tilezero tmm0",
+                    ".if {wide}", "tilezero tmm1", ".endif",
+                    ".if {high}", "tilezero tmm2", ".endif",
+                    ".if {wide} && {high}", "tilezero tmm3", ".endif",
+                    "jmp 3f",
+                    "2:",
+                    "tileloadd tmm0, [{c} + {ldc}*1]",
+                    ".if {wide}", "tileloadd tmm1, [{c} + {ldc}*1 + 64]", ".endif",
+                    ".if {high}", "tileloadd tmm2, [{c_high} + {ldc}*1]", ".endif",
+                    ".if {wide} && {high}", "tileloadd tmm3, [{c_high} + {ldc}*1 + 64]", ".endif",
+                    "3:",
+                    "test {rounds}, {rounds}",
+                    "je 5f",
+                    // Sixteen units a round, and the four lines of the next panel that `Tile` allows for them.
+                    "4:",
+                    "tileloadd tmm6, [{panel} + {row}*1]",
+                    "tileloadd tmm4, [{a} + {lda}*1]",
+                    concat!($dot, " tmm0, tmm4, tmm6"),
+                    ".if {wide}",
+                    "tileloadd tmm7, [{panel} + {row}*1 + 64]",
+                    concat!($dot, " tmm1, tmm4, tmm7"),
+                    ".endif",
+                    ".if {high}",
+                    "tileloadd tmm5, [{a_high} + {lda}*1]",
+                    concat!($dot, " tmm2, tmm5, tmm6"),
+                    ".endif",
+                    ".if {wide} && {high}", concat!($dot, " tmm3, tmm5, tmm7"), ".endif",
+                    "prefetcht1 [{next}]",
+                    "prefetcht1 [{next} + 64]",
+                    "prefetcht1 [{next} + 128]",
+                    "prefetcht1 [{next} + 192]",
+                    "add {next}, 256",
+                    "add {a}, {side_bytes}",
+                    "add {a_high}, {side_bytes}",
+                    "add {panel}, {panel_bytes}",
+                    "dec {rounds}",
+                    "jne 4b",
+                    // One more round over what is left.
+                    "5:",
+                    "test {rest}, {rest}",
+                    "je 6f",
+                    "mov {a}, {rest}",
+                    "lea {a_high}, [{rest} + {rest_high}]",
+                    "lea {panel}, [{rest} + {rest_panel}]",
+                    "mov {lda:e}, {side_bytes}",
+                    "mov {rounds:e}, 1",
+                    "xor {rest:e}, {rest:e}",
+                    "jmp 4b",
+                    "6:",
+                    "tilestored [{c} + {ldc}*1], tmm0",
+                    ".if {wide}", "tilestored [{c} + {ldc}*1 + 64], tmm1", ".endif",
+                    ".if {high}", "tilestored [{c_high} + {ldc}*1], tmm2", ".endif",
+                    ".if {wide} && {high}", "tilestored [{c_high} + {ldc}*1 + 64], tmm3", ".endif",
+                    wide = const WIDE as usize,
+                    high = const (ROWS > SIDE) as usize,
+                    side_bytes = const ROW,
+                    panel_bytes = const if WIDE { 2 * SIDE * ROW } else { SIDE * ROW },
+                    rest_high = const SIDE * ROW,
+                    rest_panel = const 2 * SIDE * ROW,
+                    accumulate = in(reg) u32::from(accumulate),
+                    c = in(reg) c,
+                    c_high = in(reg) c.wrapping_add(SIDE * ldc),
+                    ldc = in(reg) 4 * ldc,
+                    a = inout(reg) a => _,
+                    a_high = inout(reg) a.wrapping_add(SIDE * lda) => _,
+                    lda = inout(reg) lda => _,
+                    panel = inout(reg) panel => _,
+                    row = in(reg) row,
+                    rounds = inout(reg) rounds => _,
+                    rest = inout(reg) rest => _,
+                    next = inout(reg) prefetch => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+tile!(bf16_tile, "tdpbf16ps");
+tile!(int8_tile, "tdpbusd");
+
+/// Products of registers alone, for [`calibrate`](crate::calibrate): `rounds` times four instructions of 16 x 16 x 16 units.
+///
+/// # Safety
+/// AMX must be available.
+pub(crate) unsafe fn multiply_registers(form: Form, rounds: usize) {
+    // SAFETY: forwarded; only registers are touched.
+    unsafe {
+        set_up(2 * SIDE);
+        let run = if form == Form::Int8Quads { int8_registers } else { bf16_registers };
+        run(rounds);
+        release();
+    }
+}
+
+macro_rules! registers {
+    ($name:ident, $dot:literal) => {
+        /// # Safety
+        /// The tile registers must be set up for 32 rows.
+        unsafe fn $name(rounds: usize) {
+            // SAFETY: only registers are touched; they are 0 from [`set_up`] on.
+            unsafe {
+                asm!(
+                    "test {rounds}, {rounds}",
+                    "je 3f",
+                    "2:",
+                    concat!($dot, " tmm0, tmm4, tmm6"),
+                    concat!($dot, " tmm1, tmm4, tmm7"),
+                    concat!($dot, " tmm2, tmm5, tmm6"),
+                    concat!($dot, " tmm3, tmm5, tmm7"),
+                    "dec {rounds}",
+                    "jne 2b",
+                    "3:",
+                    rounds = inout(reg) rounds => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, nomem),
+                );
+            }
+        }
+    };
+}
+
+registers!(bf16_registers, "tdpbf16ps");
+registers!(int8_registers, "tdpbusd");
