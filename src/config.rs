@@ -2,9 +2,11 @@
 //!
 //! Behaviour options are per module ([`crate::compiler::Options`]); the environment only locates, limits and debugs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use oxidiff_kernels::isa::Isa;
 
 /// One variable: name, default, meaning.
 #[derive(Clone, Copy, Debug)]
@@ -15,29 +17,99 @@ pub struct Knob {
     pub default: &'static str,
     /// One line.
     pub doc: &'static str,
+    /// What a value should be.
+    pub expects: Expects,
+}
+
+/// The values that are understood.
+#[derive(Clone, Copy, Debug)]
+pub struct Expects {
+    /// In words, after "is not".
+    pub what: &'static str,
+    /// Whether one is.
+    pub accepts: fn(&str) -> bool,
+    /// What becomes of any other.
+    pub otherwise: &'static str,
+}
+
+/// Whatever it is: a folder, or a name whose reader says what it does not know.
+const ANYTHING: Expects = Expects { what: "", accepts: |_| true, otherwise: "" };
+/// Read by [`is_on`].
+const FLAG: Expects = Expects { what: "0 or 1", accepts: |v| flag(v).is_some(), otherwise: "it is taken for 1" };
+
+fn flag(value: &str) -> Option<bool> {
+    match value.to_lowercase().as_str() {
+        "0" | "false" | "no" | "off" => Some(false),
+        "1" | "true" | "yes" | "on" => Some(true),
+        _ => None,
+    }
+}
+
+/// What a flag says.
+fn is_on(value: &str) -> bool {
+    flag(value).unwrap_or(true)
 }
 
 /// Every variable that is read.
 pub const KNOBS: &[Knob] = &[
-    Knob { name: "OXIDIFF_CACHE_DIR", default: "platform cache folder", doc: "where compiled programs are remembered" },
+    Knob {
+        name: "OXIDIFF_CACHE_DIR",
+        default: "platform cache folder",
+        doc: "where compiled programs are remembered",
+        expects: ANYTHING,
+    },
     Knob {
         name: "OXIDIFF_DEBUG",
         default: "0",
         doc: "1 summary and fallbacks, 2 per-step times, 3 graph after each changing pass, 4 kernels, 5 memory, 6 every rewrite",
+        expects: Expects { what: "a number from 0 to 6", accepts: |v| v.parse::<u8>().is_ok(), otherwise: "0 holds" },
     },
-    Knob { name: "OXIDIFF_DUMP", default: "", doc: "folder that receives every stage of every compile as text" },
-    Knob { name: "OXIDIFF_NUM_THREADS", default: "torch.get_num_threads()", doc: "threads of the CPU backend" },
-    Knob { name: "OXIDIFF_DISABLE", default: "0", doc: "1: every compiled module runs eager" },
-    Knob { name: "OXIDIFF_ISA", default: "best", doc: "avx512, avx2 or portable: forces a CPU instruction set" },
-    Knob { name: "OXIDIFF_VERIFY", default: "0", doc: "1: verify the graph after every pass" },
-    Knob { name: "OXIDIFF_DISABLE_PASS", default: "", doc: "passes to skip, separated by commas" },
-    Knob { name: "OXIDIFF_STOP_AFTER", default: "", doc: "pass after which no further pass runs" },
+    Knob {
+        name: "OXIDIFF_DUMP",
+        default: "",
+        doc: "folder that receives every stage of every compile as text",
+        expects: ANYTHING,
+    },
+    Knob {
+        name: "OXIDIFF_NUM_THREADS",
+        default: "torch.get_num_threads()",
+        doc: "threads of the CPU backend",
+        expects: Expects {
+            what: "a number of threads, 1 or more",
+            accepts: |v| v.parse().is_ok_and(|n: usize| n > 0),
+            otherwise: "PyTorch's number holds",
+        },
+    },
+    Knob { name: "OXIDIFF_DISABLE", default: "0", doc: "1: every compiled module runs eager", expects: FLAG },
+    Knob {
+        name: "OXIDIFF_ISA",
+        default: "best",
+        doc: "avx512, avx2 or portable: forces a CPU instruction set",
+        expects: Expects {
+            what: "avx512, avx2 or portable, or not what this processor has",
+            accepts: |v| Isa::parse(v).is_some_and(Isa::is_available),
+            otherwise: "the best that it has is used",
+        },
+    },
+    Knob { name: "OXIDIFF_VERIFY", default: "0", doc: "1: verify the graph after every pass", expects: FLAG },
+    Knob { name: "OXIDIFF_DISABLE_PASS", default: "", doc: "passes to skip, separated by commas", expects: ANYTHING },
+    Knob { name: "OXIDIFF_STOP_AFTER", default: "", doc: "pass after which no further pass runs", expects: ANYTHING },
     Knob {
         name: "OXIDIFF_MAX_REWRITES",
         default: "unlimited",
         doc: "number of rewrites after which no further one is made",
+        expects: Expects {
+            what: "a number",
+            accepts: |v| v.parse::<usize>().is_ok(),
+            otherwise: "rewrites are not limited",
+        },
     },
-    Knob { name: "OXIDIFF_BACKEND", default: "auto", doc: "reference, null or cpu: forces a backend" },
+    Knob {
+        name: "OXIDIFF_BACKEND",
+        default: "auto",
+        doc: "reference, null, cpu or cuda: forces a backend",
+        expects: ANYTHING,
+    },
 ];
 
 /// The values, read once.
@@ -67,6 +139,14 @@ fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
+/// What is wrong with the value of that variable, in a sentence.
+pub fn complaint(knob: &Knob) -> Option<String> {
+    let value = std::env::var_os(knob.name).filter(|v| !v.is_empty())?;
+    let Expects { what, accepts, otherwise } = knob.expects;
+    let is_fine = what.is_empty() || value.to_str().is_some_and(accepts);
+    (!is_fine).then(|| format!("{}={} is not {what}: {otherwise}", knob.name, value.to_string_lossy()))
+}
+
 /// The configuration of this process.
 pub fn config() -> &'static Config {
     static CONFIG: OnceLock<Config> = OnceLock::new();
@@ -75,7 +155,7 @@ pub fn config() -> &'static Config {
         dump: text("OXIDIFF_DUMP").map(PathBuf::from),
         num_threads: text("OXIDIFF_NUM_THREADS").and_then(|v| v.parse().ok()).filter(|&n| n > 0),
         isa: text("OXIDIFF_ISA"),
-        verify: cfg!(test) || text("OXIDIFF_VERIFY").is_some_and(|v| v != "0"),
+        verify: cfg!(test) || text("OXIDIFF_VERIFY").is_some_and(|v| is_on(&v)),
         disable_pass: text("OXIDIFF_DISABLE_PASS")
             .map(|v| v.split(',').map(|p| p.trim().to_owned()).collect())
             .unwrap_or_default(),
@@ -90,7 +170,7 @@ pub fn config() -> &'static Config {
 pub fn cache_dir() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let home = || set("HOME");
-    set("OXIDIFF_CACHE_DIR").or_else(|| {
+    set("OXIDIFF_CACHE_DIR").map(|folder| settled(&folder, home().as_deref())).or_else(|| {
         let platform = if cfg!(windows) {
             set("LOCALAPPDATA")
         } else if cfg!(target_os = "macos") {
@@ -102,9 +182,60 @@ pub fn cache_dir() -> Option<PathBuf> {
     })
 }
 
+/// A folder as a user names it: `~` at its start is their home, and one that is named from where the process was does not move
+/// with it. (Shells leave `~` alone within quotes, and container files have no shell.)
+fn settled(folder: &Path, home: Option<&Path>) -> PathBuf {
+    static START: OnceLock<PathBuf> = OnceLock::new();
+    if let (Ok(below), Some(home)) = (folder.strip_prefix("~"), home) {
+        return home.join(below);
+    }
+    START.get_or_init(|| std::env::current_dir().unwrap_or_default()).join(folder)
+}
+
 /// Uses up one rewrite; false once `OXIDIFF_MAX_REWRITES` have been made.
 pub fn take_rewrite() -> bool {
     let left = &config().max_rewrites;
     left.load(Ordering::Relaxed) == usize::MAX
         || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_settled() {
+        let here = std::env::current_dir().unwrap();
+        let home = Path::new("/home/me");
+        for (folder, home, want) in [
+            ("~/cache", Some(home), home.join("cache")),
+            ("~", Some(home), home.to_owned()),
+            ("~you/cache", Some(home), here.join("~you/cache")),
+            ("~/cache", None, here.join("~/cache")),
+            ("cache", Some(home), here.join("cache")),
+            ("/var/cache", Some(home), PathBuf::from("/var/cache")),
+        ] {
+            assert_eq!(settled(Path::new(folder), home), want, "{folder}");
+        }
+    }
+
+    #[test]
+    fn values_are_understood_or_complained_about() {
+        let accepts = |name: &str, value: &str| {
+            let knob = KNOBS.iter().find(|knob| knob.name == name).unwrap();
+            (knob.expects.accepts)(value)
+        };
+        for (name, good, bad) in [
+            ("OXIDIFF_DEBUG", "3", "verbose"),
+            ("OXIDIFF_NUM_THREADS", "2", "two"),
+            ("OXIDIFF_NUM_THREADS", "1", "0"),
+            ("OXIDIFF_DISABLE", "Off", "maybe"),
+            ("OXIDIFF_ISA", "portable", "sse2"),
+            ("OXIDIFF_MAX_REWRITES", "12", "-1"),
+        ] {
+            assert!(accepts(name, good), "{name}={good}");
+            assert!(!accepts(name, bad), "{name}={bad}");
+        }
+        assert!(is_on("1") && is_on("TRUE") && is_on("maybe") && !is_on("no"));
+    }
 }

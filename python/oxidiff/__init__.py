@@ -6,6 +6,8 @@ is all that is needed; :func:`compile_pipe` does it for every part of a diffuser
 what it could not compile and why, is in :func:`report` and :func:`explain`.
 """
 
+import warnings as _warnings
+
 from . import _native
 from .api import bind, eager, estimate, explain, load_graph, profile, report, save_graph, unbind, unload, use, warmup
 from .errors import (
@@ -31,6 +33,10 @@ oneflow_compile = compile
 """OneDiff's name of :func:`compile`."""
 
 __version__ = _native.__version__
+
+for *_, _complaint in _native.knobs():
+    if _complaint:
+        _warnings.warn(_complaint, stacklevel=2)
 
 __all__ = [
     "ArtifactError",

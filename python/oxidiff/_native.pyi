@@ -487,8 +487,8 @@ def cuda_plans(
     stand-in for the `driver`: number of the step, which of its forms (0 is all of it) and the library; or nothing, and why.
     The GIL is released. `torch` is as for `cuda_findings`."""
 
-def knobs() -> list[tuple[str, str, str]]:
-    """Name, default and meaning of every environment variable that is read."""
+def knobs() -> list[tuple[str, str, str, str | None]]:
+    """Name, default and meaning of every environment variable that is read, and what is wrong with its value."""
 
 def kernels() -> list[dict[str, Any]]:
     """Every kernel of the registry: `name`, `family`, `isa`, `dtype`, `is_available`, and `benches`, what it is measured on:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import os
@@ -70,9 +71,15 @@ def examine() -> Iterator[Finding]:
             yield True, name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield True, name, f"not installed ({purpose})"
-    for name, default, meaning in _native.knobs():
+    for name, default, meaning, complaint in _native.knobs():
         value = os.environ.get(name)
-        yield True, name, f"{meaning} [{default}]" if value is None else f"{meaning}: set to {value!r}"
+        said = f"{meaning} [{default}]" if value is None else f"{meaning}: set to {value!r}"
+        yield complaint is None, name, complaint or said
+    known = {name for name, *_ in _native.knobs()}
+    for name in sorted(os.environ):
+        if name.startswith("OXIDIFF_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            yield False, name, "there is no such variable" + "".join(f": is {other} meant?" for other in near)
 
 
 def text() -> tuple[str, bool]:

@@ -78,6 +78,17 @@ pub fn find(name: &str) -> Option<Pass> {
     PIPELINE.iter().map(|(pass, _)| *pass).find(|p| p.name == name)
 }
 
+/// What the configuration names that is no pass, in a sentence that begins with the variable.
+pub fn complaint(variable: &str) -> Option<String> {
+    let named: Vec<&String> = match variable {
+        "OXIDIFF_DISABLE_PASS" => config().disable_pass.iter().collect(),
+        "OXIDIFF_STOP_AFTER" => config().stop_after.iter().collect(),
+        _ => return None,
+    };
+    let unknown = named.into_iter().find(|name| find(name).is_none())?;
+    Some(format!("{variable}: there is no pass `{unknown}`, so that it has no effect; docs/passes.md lists them"))
+}
+
 /// Runs [`PIPELINE`] as the configuration says; `on_pass` sees every result with the time it took.
 ///
 /// # Errors

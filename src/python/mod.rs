@@ -32,9 +32,13 @@ mod watch;
 
 use pyo3::prelude::*;
 
+use crate::{config, passes};
+
 /// The extension module.
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    // A folder that is relative is so to where the process is now.
+    let _ = config::cache_dir();
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("NativeError", m.py().get_type::<errors::NativeError>())?;
     m.add_class::<builder::GraphBuilder>()?;
@@ -70,8 +74,9 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Name, default and meaning of every environment variable that is read.
+/// Name, default and meaning of every environment variable that is read, and what is wrong with its value.
 #[pyfunction]
-fn knobs() -> Vec<(&'static str, &'static str, &'static str)> {
-    crate::config::KNOBS.iter().map(|k| (k.name, k.default, k.doc)).collect()
+fn knobs() -> Vec<(&'static str, &'static str, &'static str, Option<String>)> {
+    let complaint = |knob: &config::Knob| config::complaint(knob).or_else(|| passes::complaint(knob.name));
+    config::KNOBS.iter().map(|k| (k.name, k.default, k.doc, complaint(k))).collect()
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -244,12 +246,13 @@ def test_onediff_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OXIDIFF_DISABLE", "1")
+@pytest.mark.parametrize(("said", "is_off"), [("1", True), ("true", True), ("0", False), ("Off", False), ("", False)])
+def test_disabled_by_the_environment(said: str, is_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDIFF_DISABLE", said)
     compiled = oxidiff.compile(Net().eval(), strict=True)
     compiled(image())
     report = oxidiff.report(compiled)
-    assert (report.captures, report.eager_calls) == (0, 1)
+    assert (report.captures, report.eager_calls) == ((0, 1) if is_off else (1, 0))
 
 
 def test_options_that_exclude_each_other() -> None:
@@ -257,6 +260,41 @@ def test_options_that_exclude_each_other() -> None:
         CompileOptions(background=True, check=True)
     assert CompileOptions(background=True, check=False).check is None
     assert CompileOptions(graph_file="~/net.oxi").graph_file == str(Path.home() / "net.oxi")
+
+
+_TRIES = """
+import os, sys, warnings
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import oxidiff
+from oxidiff import _native, doctor
+print(*[str(w.message) for w in seen if "OXIDIFF" in str(w.message)], sep="\\n")
+print(*[f"{name}: {found}" for fine, name, found in doctor.examine() if not fine and "OXIDIFF" in name], sep="\\n")
+os.chdir("/")
+print("cache in", _native.cache_dir())
+"""
+
+
+def test_variables_that_are_not_understood_are_named(tmp_path: Path) -> None:
+    wrong = {
+        "OXIDIFF_NUM_THREADS": "two",
+        "OXIDIFF_ISA": "sse2",
+        "OXIDIFF_DISABLE_PASS": "canonicalise",
+        "OXIDIFF_DISABLE": "?",
+    }
+    right = {"OXIDIFF_VERIFY": "on", "OXIDIFF_DEBUG": "0", "OXIDIFF_CACHE_DIR": "here", "OXIDIFF_NUM_THREAD": "1"}
+    environment = {**os.environ, **wrong, **right}
+    done = subprocess.run(
+        [sys.executable, "-c", _TRIES], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "OXIDIFF_NUM_THREADS=two is not a number of threads, 1 or more: PyTorch's number holds"
+    assert [re.split("[=:]", line)[0] for line in lines[:4]] == [
+        "OXIDIFF_NUM_THREADS", "OXIDIFF_DISABLE", "OXIDIFF_ISA", "OXIDIFF_DISABLE_PASS",
+    ]  # fmt: skip
+    assert "OXIDIFF_NUM_THREAD: there is no such variable: is OXIDIFF_NUM_THREADS meant?" in lines[4:]
+    assert sum(line.startswith("OXIDIFF") for line in lines) == 4 + 5
+    assert lines[-1] == f"cache in {tmp_path / 'here'}"
 
 
 def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
