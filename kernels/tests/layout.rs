@@ -155,6 +155,76 @@ fn every_second_element_of_long_rows() {
 }
 
 #[test]
+fn many_short_rows() {
+    // Elements of a row, and strides of rows and elements on both sides.
+    for (cols, from, to) in
+        [(5usize, [7isize, 1], [6isize, 1]), (3, [5, 2], [3, 1]), (2, [1, 0], [2, 1]), (4, [4, 1], [9, 2])]
+    {
+        for dtype in [DType::F32, DType::U8] {
+            let (rows, size) = (90_000usize, dtype.size_bytes());
+            let mut src: Vec<u8> = (0..rows * 8 * size).map(|i| (i * 7 % 251) as u8).collect();
+            let mut results = [vec![9u8; rows * 9 * size], vec![9u8; rows * 9 * size]];
+            for (at, dst) in results.iter_mut().enumerate() {
+                let a = Side { ptr: src.as_mut_ptr(), dtype, strides: &from };
+                let b = Side { ptr: dst.as_mut_ptr(), dtype, strides: &to };
+                let sizes = [rows, cols];
+                // SAFETY: the buffers hold the sizes.
+                unsafe {
+                    if at == 0 {
+                        copy_reference(&sizes, a, b)
+                    } else {
+                        copy(&Pool::new(2), Isa::detect(), &sizes, a, b)
+                    }
+                }
+            }
+            assert!(results[0] == results[1], "{cols} {from:?} -> {to:?} {dtype:?}");
+        }
+    }
+}
+
+/// Pixel shuffles and unshuffles, with repeated channels and without, from and to both orders: few elements side by side, planes
+/// longer than a task, dimensions that stay within a line of the source.
+#[test]
+fn what_pixel_shuffles_move() {
+    let (c, h, w) = (24usize, 20usize, 130usize);
+    for (factor, repeats) in [(2usize, 1usize), (2, 2), (3, 1), (4, 1), (4, 4), (8, 1)] {
+        let sizes = [c, h, factor, w, factor];
+        let (n, out) = (c * factor * factor / repeats * h * w, c * h * w * factor * factor);
+        // Channel (c, i, j) of the shuffled value, of which as many as are repeated are one; memory [h][w][channel] or the
+        // other way round.
+        let channel = [factor * factor / repeats, factor / factor.min(repeats), usize::from(repeats == 1)];
+        let deep = c * channel[0];
+        let image = |step: usize, pixel: usize| {
+            [channel[0] * step, w * pixel, channel[1] * step, pixel, channel[2] * step].map(|s| s as isize)
+        };
+        let orders = [image(1, deep), image(h * w, 1)];
+        let dense = |order: &[usize]| strides(&sizes, order);
+        for from in orders {
+            for to in [dense(&[0, 1, 2, 3, 4]), dense(&[1, 2, 3, 4, 0]), dense(&[1, 3, 0, 2, 4])] {
+                for dtype in [DType::F32, DType::BF16, DType::U8, DType::F64] {
+                    let size = dtype.size_bytes();
+                    let mut src: Vec<u8> = (0..n * size).map(|i| (i * 7 % 251) as u8).collect();
+                    let mut results = [vec![9u8; out * size], vec![9u8; out * size]];
+                    for (at, dst) in results.iter_mut().enumerate() {
+                        let a = Side { ptr: src.as_mut_ptr(), dtype, strides: &from };
+                        let b = Side { ptr: dst.as_mut_ptr(), dtype, strides: &to };
+                        // SAFETY: the buffers hold the sizes.
+                        unsafe {
+                            if at == 0 {
+                                copy_reference(&sizes, a, b)
+                            } else {
+                                copy(&Pool::new(2), Isa::detect(), &sizes, a, b)
+                            }
+                        }
+                    }
+                    assert!(results[0] == results[1], "{factor} {repeats} {from:?} -> {to:?} {dtype:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn padding_adds_and_crops() {
     for dtype in [DType::F32, DType::BF16, DType::I64, DType::Bool] {
         for (before, after) in

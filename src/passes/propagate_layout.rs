@@ -1,9 +1,10 @@
 //! Moves convolutions to channels-last and lets no transposition of data survive inside the model.
 //!
 //! *What:* every 2-D and 3-D convolution becomes channels-last between two permutes, and permutes are pushed down through
-//! everything that does not care about the order of dimensions: pointwise ops, norms, `cat`, `slice`, `pad`, pooling,
+//! everything that does not care about the order of dimensions: pointwise ops, norms, `cat`, `slice`, `pad`, `expand`, pooling,
 //! upsampling, reductions, `linear`, and reshapes that keep what they merge or split together. Where two meet they cancel:
-//! `permute(0, 2, 3, 1) -> reshape(B, HW, C)` between a convolution and attention is no work at all. *Why faster:* channels
+//! `permute(0, 2, 3, 1) -> reshape(B, HW, C)` between a convolution and attention is no work at all. A pixel shuffle before a
+//! convolution moves data once, into channels-last. *Why faster:* channels
 //! last is what the convolution and norm kernels read at full width, and a transposition moves every byte twice. *Requires:*
 //! canonical form (convolutions of one dimension are gone). *Guarantees:* inputs and outputs keep their order; a permute
 //! is left only where an op needs a given order, and it is a view for whoever reads it.
@@ -20,6 +21,7 @@
 
 use super::{Pass, PassCtx};
 use crate::analysis::Layout;
+use crate::analysis::shape::reshape_blocks;
 use crate::error::Result;
 use crate::ir::{Changed, Dim, Editor, Graph, Node, Op, ReduceOp, ValueId};
 
@@ -29,6 +31,7 @@ pub const PASS: Pass = Pass { name: "propagate_layout", run };
 fn run(graph: &Graph, _: &PassCtx) -> Result<(Graph, Changed)> {
     let mut walk = Walk {
         graph,
+        users: graph.users(),
         edit: Editor::new(graph, PASS.name),
         held: vec![None; graph.nodes.len()],
         is_mapped: vec![false; graph.nodes.len()],
@@ -46,6 +49,9 @@ fn run(graph: &Graph, _: &PassCtx) -> Result<(Graph, Changed)> {
     Ok(walk.edit.finish())
 }
 
+/// Values among which [`Walk::feeds_convolution`] looks.
+const FAR: usize = 16;
+
 /// A new value that holds an old one in another order.
 #[derive(Clone)]
 struct Held {
@@ -55,6 +61,7 @@ struct Held {
 
 struct Walk<'g> {
     graph: &'g Graph,
+    users: Vec<Vec<ValueId>>,
     edit: Editor<'g>,
     held: Vec<Option<Held>>,
     is_mapped: Vec<bool>,
@@ -146,7 +153,8 @@ impl Walk<'_> {
                 let dim = self.full_layout(node)?.place(*dim);
                 self.over_operands(node, Op::SliceScatter { dim, start: start.clone(), step: *step })
             }
-            Op::Reshape => self.reshaped(node),
+            Op::Reshape => self.reshaped(node).or_else(|| self.gathered(v)),
+            Op::Expand if self.shape(node.inputs[0]).len() != node.ty.rank() => None,
             Op::Linear => self.linear(node),
             Op::Reduce { op, dims, keepdim } => self.reduced(node, *op, dims, *keepdim),
             _ => self.over_first(node),
@@ -205,6 +213,59 @@ impl Walk<'_> {
         Some(Held { value, layout })
     }
 
+    /// A reshape that merges what does not lie together, as pixel (un)shuffles do: data moves here, into the order of the
+    /// convolutions that read it, so that it need not move again.
+    fn gathered(&mut self, v: ValueId) -> Option<Held> {
+        let node = self.graph.node(v);
+        let (x, rank) = (node.inputs[0], node.ty.rank());
+        let from = self.layout_of(x)?.clone();
+        let blocks = reshape_blocks(self.shape(x), &node.ty.shape)?;
+        if rank < 4 || blocks.len() != rank || !self.feeds_convolution(v) {
+            return None;
+        }
+        // As many blocks as dimensions: each is one of them.
+        let layout = Layout::channels_last(rank);
+        let order = layout.inverse();
+        let parts = order.dims().iter().flat_map(|d| blocks[*d].old.clone());
+        let dims: Vec<usize> = parts.map(|d| from.place(d)).collect();
+        let held = self.held[x.index()].as_ref()?.value;
+        let moved = self.permute(held, &dims);
+        let value = self.edit.emit(Op::Reshape, &[moved], node.ty.dtype, layout.to_physical(&node.ty.shape));
+        Some(Held { value, layout })
+    }
+
+    /// Whether a convolution or somebody who asks for channels last reads the value or what is made of it element by element,
+    /// or what is in that order already is combined with it.
+    fn feeds_convolution(&self, v: ValueId) -> bool {
+        let rank = self.shape(v).len();
+        let order = Layout::channels_last(rank);
+        let asked = order.inverse();
+        let (mut reached, mut next) = (vec![v], 0);
+        while next < reached.len() && next < FAR {
+            let x = reached[next];
+            next += 1;
+            for &user in &self.users[x.index()] {
+                let node = self.graph.node(user);
+                match &node.op {
+                    Op::Convolution { stride, .. } if stride.len() >= 2 && node.inputs[0] == x => return true,
+                    Op::Permute { dims } if dims == asked.dims() => return true,
+                    Op::Cat { .. } | Op::Slice { .. } | Op::Pad { .. } => {}
+                    Op::UpsampleNearest { .. } | Op::Pool { .. } | Op::GroupNorm { .. } => {}
+                    op if op.is_pointwise() => {
+                        if node.inputs.iter().any(|i| self.layout_of(*i) == Some(&order)) {
+                            return true;
+                        }
+                    }
+                    _ => continue,
+                }
+                if node.ty.rank() == rank && !reached.contains(&user) {
+                    reached.push(user);
+                }
+            }
+        }
+        false
+    }
+
     /// The order of rows does not matter to a linear layer.
     fn linear(&mut self, node: &Node) -> Option<Held> {
         let x = node.inputs[0];
@@ -254,6 +315,7 @@ fn renamed(op: &Op, layout: &Layout) -> Option<Op> {
         Op::Slice { dim, start, step } => Op::Slice { dim: layout.place(*dim), start: start.clone(), step: *step },
         Op::Pad { before, value } => Op::Pad { before: layout.to_physical(before), value: *value },
         Op::Flip { dims } => Op::Flip { dims: dims.iter().map(|d| layout.place(*d)).collect() },
+        Op::Expand => Op::Expand,
         Op::Cumsum { dim } => Op::Cumsum { dim: layout.place(*dim) },
         // Kernels walk rows: what is normalised over is the last dimension.
         Op::Softmax { dim } if layout.place(*dim) + 1 == rank => Op::Softmax { dim: rank - 1 },

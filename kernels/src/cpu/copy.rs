@@ -127,38 +127,63 @@ unsafe fn copy_same(pool: &Pool, isa: Isa, dims: &[Dim], src: *mut u8, dst: *mut
     // SAFETY: the caller's promise, in each branch.
     unsafe {
         if inner.src == step && inner.dst == step {
-            return copy_rows(pool, outer, inner.n * size, src, dst);
+            let bytes = inner.n * size;
+            if matches!(bytes, 2 | 4 | 8 | 16) && !outer.is_empty() {
+                // Few elements side by side are one larger element.
+                return copy_same(pool, isa, outer, src, dst, bytes);
+            }
+            return copy_rows(pool, outer, bytes, src, dst);
         }
-        let across = outer.iter().position(|d| d.src == step && inner.dst == step);
-        if let Some(k) = across {
+        let is_across = |d: &Dim| d.src == step && inner.dst == step && d.n * inner.n >= BLOCK && size <= 8;
+        if let Some(k) = outer.iter().position(is_across) {
             return copy_transposed(pool, isa, dims, k, src, dst, size);
         }
         match size {
             1 => copy_elements::<u8>(pool, dims, src, dst),
             2 => copy_elements::<u16>(pool, dims, src, dst),
             4 => copy_elements::<u32>(pool, dims, src, dst),
-            _ => copy_elements::<u64>(pool, dims, src, dst),
+            8 => copy_elements::<u64>(pool, dims, src, dst),
+            _ => copy_elements::<u128>(pool, dims, src, dst),
         }
     }
 }
 
 /// Rows that are contiguous on both sides.
 unsafe fn copy_rows(pool: &Pool, outer: &[Dim], bytes: usize, src: *mut u8, dst: *mut u8) {
-    let (src, dst, rows) = (Shared(src), Shared(dst), count(outer));
-    let pieces = bytes.div_ceil(GRAIN_BYTES).max(1);
-    let piece = bytes.div_ceil(pieces).next_multiple_of(64);
-    let pieces = bytes.div_ceil(piece);
-    let units = rows * pieces;
-    let tasks = tasks_for(pool, rows * bytes).min(units);
+    let (outer, middle) = split_last(outer);
+    let (src, dst, planes) = (Shared(src), Shared(dst), count(outer));
+    let (across, width) = cut(bytes, GRAIN_BYTES);
+    let width = width.next_multiple_of(64);
+    let across = if bytes == 0 { across } else { bytes.div_ceil(width) };
+    let (down, height) = cut(middle.n, GRAIN_BYTES / width);
+    let units = planes * down * across;
+    let tasks = tasks_for(pool, planes * middle.n * bytes).min(units);
     pool.run(tasks, |task, _| {
         for unit in units * task / tasks..units * (task + 1) / tasks {
-            let (row, at) = (unit / pieces, unit % pieces * piece);
-            let (s, d) = offsets(outer, row);
-            let len = piece.min(bytes - at);
-            // SAFETY: a part of one row; units are disjoint.
-            unsafe { std::ptr::copy_nonoverlapping(src.at(s + at as isize), dst.at(d + at as isize), len) };
+            let (s, d) = offsets(outer, unit / (down * across));
+            let (first, at) = (unit / across % down * height, unit % across * width);
+            let len = width.min(bytes - at);
+            for i in first..middle.n.min(first + height) {
+                let (s, d) = (s + i as isize * middle.src, d + i as isize * middle.dst);
+                // SAFETY: a part of one row; units are disjoint.
+                unsafe { std::ptr::copy_nonoverlapping(src.at(s + at as isize), dst.at(d + at as isize), len) };
+            }
         }
     });
+}
+
+/// The last dimension apart from the others; one of a single step where there is none.
+fn split_last(dims: &[Dim]) -> (&[Dim], Dim) {
+    match dims.split_last() {
+        Some((last, outer)) => (outer, *last),
+        None => (&[], Dim { n: 1, src: 0, dst: 0 }),
+    }
+}
+
+/// The number of pieces of at most `most` that `n` is cut into evenly, and their size.
+fn cut(n: usize, most: usize) -> (usize, usize) {
+    let pieces = n.div_ceil(most.max(1)).max(1);
+    (pieces, n.div_ceil(pieces))
 }
 
 fn tasks_for(pool: &Pool, bytes: usize) -> usize {
@@ -167,40 +192,91 @@ fn tasks_for(pool: &Pool, bytes: usize) -> usize {
 
 /// Elements of a row that [`copy_elements`] moves at a time at most.
 const GRAIN_ELEMENTS: usize = 8 << 10;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
-/// Element by element, the destination in order.
+/// Element by element, the destination in order, except that what shares a line of the source is moved together.
 unsafe fn copy_elements<T: Copy>(pool: &Pool, dims: &[Dim], src: *mut u8, dst: *mut u8) {
-    let (outer, inner) = dims.split_at(dims.len() - 1);
-    let (inner, rows, src, dst) = (inner[0], count(outer), Shared(src), Shared(dst));
-    // Long rows are cut too: merged dimensions may be a single one.
-    let pieces = inner.n.div_ceil(GRAIN_ELEMENTS);
-    let piece = inner.n.div_ceil(pieces);
-    let units = rows * pieces;
-    let tasks = tasks_for(pool, rows * inner.n * size_of::<T>() * 4).min(units);
+    let (outer, [middle, inner]) = walk(dims);
+    let (rows, src, dst) = (count(&outer), Shared(src), Shared(dst));
+    // Planes are cut, too: merged dimensions may be one or two.
+    let (across, width) = cut(inner.n, GRAIN_ELEMENTS);
+    let (down, height) = cut(middle.n, GRAIN_ELEMENTS / width);
+    let units = rows * down * across;
+    let tasks = tasks_for(pool, count(dims) * size_of::<T>() * 4).min(units);
     pool.run(tasks, |task, _| {
         for unit in units * task / tasks..units * (task + 1) / tasks {
-            let (s, d) = offsets(outer, unit / pieces);
-            let first = unit % pieces * piece;
-            let range = first as isize..inner.n.min(first + piece) as isize;
-            let step = 2 * size_of::<T>() as isize;
+            let (s, d) = offsets(&outer, unit / (down * across));
+            let (i, j) = (unit / across % down * height, unit % across * width);
+            let (middle, inner) = (
+                Dim { n: height.min(middle.n.saturating_sub(i)), ..middle },
+                Dim { n: width.min(inner.n.saturating_sub(j)), ..inner },
+            );
+            let s = src.at(s + i as isize * middle.src + j as isize * inner.src);
+            let d = dst.at(d + i as isize * middle.dst + j as isize * inner.dst);
             // SAFETY: indices of the box; units are disjoint.
-            unsafe {
-                // One of each pair, as rotary embeddings take them: distances that the compiler knows.
-                if (inner.src, inner.dst) == (step, step) {
-                    copy_range::<T>(range, (src.at(s), step), (dst.at(d), step));
-                } else {
-                    copy_range::<T>(range, (src.at(s), inner.src), (dst.at(d), inner.dst));
-                }
-            }
+            unsafe { copy_plane::<T>(middle, inner, s, d) };
         }
     });
 }
 
+/// The outer dimensions in the order in which they are walked, and the two inner ones. Where the inner ones step from line to
+/// line of the source, a dimension that stays within a line goes around them, as many steps of it as a line has.
+fn walk(dims: &[Dim]) -> (Vec<Dim>, [Dim; 2]) {
+    let (outer, inner) = split_last(dims);
+    let (outer, middle) = split_last(outer);
+    let mut outer = outer.to_vec();
+    let within = |d: &Dim| (1..LINE).contains(&d.src.unsigned_abs());
+    if !within(&middle) && !within(&inner) {
+        let mut near: Vec<usize> = (0..outer.len()).filter(|&k| within(&outer[k])).collect();
+        near.sort_by_key(|&k| std::cmp::Reverse(outer[k].src.unsigned_abs()));
+        for k in near {
+            let whole = outer[k];
+            let line = LINE / whole.src.unsigned_abs();
+            let part = (1..=line).rev().find(|part| whole.n.is_multiple_of(*part)).unwrap_or(1);
+            let steps = part as isize;
+            outer[k] = Dim { n: whole.n / part, src: whole.src * steps, dst: whole.dst * steps };
+            outer.push(Dim { n: part, ..whole });
+        }
+    }
+    (outer, [middle, inner])
+}
+
+/// Two dimensions of a box.
+///
 /// # Safety
-/// Both sides must be valid at all indices of `range`.
+/// Both sides must be valid at all their indices.
+unsafe fn copy_plane<T: Copy>(middle: Dim, inner: Dim, src: *const u8, dst: *mut u8) {
+    let step = size_of::<T>() as isize;
+    macro_rules! rows {
+        ($n:expr, $src:expr, $dst:expr) => {
+            for i in 0..middle.n as isize {
+                let (s, d) = (src.wrapping_offset(i * middle.src), dst.wrapping_offset(i * middle.dst));
+                // SAFETY: the caller's promise.
+                unsafe { copy_range::<T>($n, (s, $src), (d, $dst)) };
+            }
+        };
+    }
+    // Few elements, and distances of which the compiler makes vectors: one of each pair, as rotary embeddings take them, and
+    // what pixel shuffles bring together.
+    match (inner.n, inner.src / step, inner.dst / step) {
+        (2, 0, 1) => rows!(2, 0, step),
+        (2, ..) => rows!(2, inner.src, inner.dst),
+        (3, ..) => rows!(3, inner.src, inner.dst),
+        (4, ..) => rows!(4, inner.src, inner.dst),
+        (n, 2, 2) => rows!(n, 2 * step, 2 * step),
+        (n, 2, 1) => rows!(n, 2 * step, step),
+        (n, 4, 1) => rows!(n, 4 * step, step),
+        (n, 0, 1) => rows!(n, 0, step),
+        (n, ..) => rows!(n, inner.src, inner.dst),
+    }
+}
+
+/// # Safety
+/// Both sides must be valid at `n` indices.
 #[inline(always)]
-unsafe fn copy_range<T: Copy>(range: std::ops::Range<isize>, src: (*const u8, isize), dst: (*mut u8, isize)) {
-    for i in range {
+unsafe fn copy_range<T: Copy>(n: usize, src: (*const u8, isize), dst: (*mut u8, isize)) {
+    for i in 0..n as isize {
         // SAFETY: the caller's promise.
         unsafe {
             let x = src.0.offset(i * src.1).cast::<T>().read_unaligned();
