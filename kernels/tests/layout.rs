@@ -154,30 +154,34 @@ fn every_second_element_of_long_rows() {
     }
 }
 
+/// Whether `copy` does to `n` elements, of which `sizes` are copied into `out`, what its reference does.
+fn copies_as_its_reference(
+    dtype: DType,
+    sizes: &[usize],
+    (n, from): (usize, &[isize]),
+    (out, to): (usize, &[isize]),
+) -> bool {
+    let size = dtype.size_bytes();
+    let mut src: Vec<u8> = (0..n * size).map(|i| (i * 7 % 251) as u8).collect();
+    let mut results = [vec![9u8; out * size], vec![9u8; out * size]];
+    for (at, dst) in results.iter_mut().enumerate() {
+        let a = Side { ptr: src.as_mut_ptr(), dtype, strides: from };
+        let b = Side { ptr: dst.as_mut_ptr(), dtype, strides: to };
+        // SAFETY: the callers' sizes.
+        unsafe { if at == 0 { copy_reference(sizes, a, b) } else { copy(&Pool::new(2), Isa::detect(), sizes, a, b) } }
+    }
+    results[0] == results[1]
+}
+
 #[test]
 fn many_short_rows() {
     // Elements of a row, and strides of rows and elements on both sides.
-    for (cols, from, to) in
-        [(5usize, [7isize, 1], [6isize, 1]), (3, [5, 2], [3, 1]), (2, [1, 0], [2, 1]), (4, [4, 1], [9, 2])]
-    {
+    let cases = [(5, [7, 1], [6, 1]), (3, [5, 2], [3, 1]), (2, [1, 0], [2, 1]), (4, [4, 1], [9, 2])];
+    for (cols, from, to) in cases {
         for dtype in [DType::F32, DType::U8] {
-            let (rows, size) = (90_000usize, dtype.size_bytes());
-            let mut src: Vec<u8> = (0..rows * 8 * size).map(|i| (i * 7 % 251) as u8).collect();
-            let mut results = [vec![9u8; rows * 9 * size], vec![9u8; rows * 9 * size]];
-            for (at, dst) in results.iter_mut().enumerate() {
-                let a = Side { ptr: src.as_mut_ptr(), dtype, strides: &from };
-                let b = Side { ptr: dst.as_mut_ptr(), dtype, strides: &to };
-                let sizes = [rows, cols];
-                // SAFETY: the buffers hold the sizes.
-                unsafe {
-                    if at == 0 {
-                        copy_reference(&sizes, a, b)
-                    } else {
-                        copy(&Pool::new(2), Isa::detect(), &sizes, a, b)
-                    }
-                }
-            }
-            assert!(results[0] == results[1], "{cols} {from:?} -> {to:?} {dtype:?}");
+            let rows = 90_000;
+            let is_same = copies_as_its_reference(dtype, &[rows, cols], (8 * rows, &from), (9 * rows, &to));
+            assert!(is_same, "{cols} {from:?} -> {to:?} {dtype:?}");
         }
     }
 }
@@ -197,27 +201,12 @@ fn what_pixel_shuffles_move() {
         let image = |step: usize, pixel: usize| {
             [channel[0] * step, w * pixel, channel[1] * step, pixel, channel[2] * step].map(|s| s as isize)
         };
-        let orders = [image(1, deep), image(h * w, 1)];
-        let dense = |order: &[usize]| strides(&sizes, order);
-        for from in orders {
-            for to in [dense(&[0, 1, 2, 3, 4]), dense(&[1, 2, 3, 4, 0]), dense(&[1, 3, 0, 2, 4])] {
+        for from in [image(1, deep), image(h * w, 1)] {
+            for order in [[0, 1, 2, 3, 4], [1, 2, 3, 4, 0], [1, 3, 0, 2, 4]] {
                 for dtype in [DType::F32, DType::BF16, DType::U8, DType::F64] {
-                    let size = dtype.size_bytes();
-                    let mut src: Vec<u8> = (0..n * size).map(|i| (i * 7 % 251) as u8).collect();
-                    let mut results = [vec![9u8; out * size], vec![9u8; out * size]];
-                    for (at, dst) in results.iter_mut().enumerate() {
-                        let a = Side { ptr: src.as_mut_ptr(), dtype, strides: &from };
-                        let b = Side { ptr: dst.as_mut_ptr(), dtype, strides: &to };
-                        // SAFETY: the buffers hold the sizes.
-                        unsafe {
-                            if at == 0 {
-                                copy_reference(&sizes, a, b)
-                            } else {
-                                copy(&Pool::new(2), Isa::detect(), &sizes, a, b)
-                            }
-                        }
-                    }
-                    assert!(results[0] == results[1], "{factor} {repeats} {from:?} -> {to:?} {dtype:?}");
+                    let to = strides(&sizes, &order);
+                    let is_same = copies_as_its_reference(dtype, &sizes, (n, &from), (out, &to));
+                    assert!(is_same, "{factor} {repeats} {from:?} -> {to:?} {dtype:?}");
                 }
             }
         }
