@@ -152,9 +152,8 @@ unsafe fn copy_same(pool: &Pool, isa: Isa, dims: &[Dim], src: *mut u8, dst: *mut
 unsafe fn copy_rows(pool: &Pool, outer: &[Dim], bytes: usize, src: *mut u8, dst: *mut u8) {
     let (outer, middle) = split_last(outer);
     let (src, dst, planes) = (Shared(src), Shared(dst), count(outer));
-    let (across, width) = cut(bytes, GRAIN_BYTES);
-    let width = width.next_multiple_of(64);
-    let across = if bytes == 0 { across } else { bytes.div_ceil(width) };
+    let width = cut(bytes, GRAIN_BYTES).1.next_multiple_of(LINE);
+    let across = bytes.div_ceil(width).max(1);
     let (down, height) = cut(middle.n, GRAIN_BYTES / width);
     let units = planes * down * across;
     let tasks = tasks_for(pool, planes * middle.n * bytes).min(units);
