@@ -45,9 +45,10 @@ fn flag(value: &str) -> Option<bool> {
     }
 }
 
-/// What a flag says.
-fn is_on(value: &str) -> bool {
-    flag(value).unwrap_or(true)
+/// What a flag says as it is now.
+pub fn is_on(name: &str) -> bool {
+    let value = std::env::var_os(name).filter(|v| !v.is_empty());
+    value.is_some_and(|v| flag(&v.to_string_lossy()).unwrap_or(true))
 }
 
 /// Every variable that is read.
@@ -134,9 +135,15 @@ pub struct Config {
     max_rewrites: AtomicUsize,
 }
 
-fn text(name: &str) -> Option<String> {
+/// The value of a variable as it is now.
+pub(crate) fn text(name: &str) -> Option<String> {
     debug_assert!(KNOBS.iter().any(|k| k.name == name), "{name} is missing from the table");
     std::env::var(name).ok().filter(|v| !v.is_empty())
+}
+
+/// The names of a list.
+pub(crate) fn listed(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim)
 }
 
 /// What is wrong with the value of that variable, in a sentence.
@@ -155,10 +162,8 @@ pub fn config() -> &'static Config {
         dump: text("OXIDIFF_DUMP").map(PathBuf::from),
         num_threads: text("OXIDIFF_NUM_THREADS").and_then(|v| v.parse().ok()).filter(|&n| n > 0),
         isa: text("OXIDIFF_ISA"),
-        verify: cfg!(test) || text("OXIDIFF_VERIFY").is_some_and(|v| is_on(&v)),
-        disable_pass: text("OXIDIFF_DISABLE_PASS")
-            .map(|v| v.split(',').map(|p| p.trim().to_owned()).collect())
-            .unwrap_or_default(),
+        verify: cfg!(test) || is_on("OXIDIFF_VERIFY"),
+        disable_pass: text("OXIDIFF_DISABLE_PASS").map(|v| listed(&v).map(str::to_owned).collect()).unwrap_or_default(),
         stop_after: text("OXIDIFF_STOP_AFTER"),
         backend: text("OXIDIFF_BACKEND"),
         max_rewrites: AtomicUsize::new(text("OXIDIFF_MAX_REWRITES").and_then(|v| v.parse().ok()).unwrap_or(usize::MAX)),
@@ -236,6 +241,6 @@ mod tests {
             assert!(accepts(name, good), "{name}={good}");
             assert!(!accepts(name, bad), "{name}={bad}");
         }
-        assert!(is_on("1") && is_on("TRUE") && is_on("maybe") && !is_on("no"));
+        assert_eq!(["1", "TRUE", "maybe", "no"].map(flag), [Some(true), Some(true), None, Some(false)]);
     }
 }

@@ -30,7 +30,7 @@ const TEST_VARIABLES: &[&str] =
 const UNSHIELDED: &[(&str, &str)] = &[
     ("builder", "new symbol add_parameter path output signature"),
     ("executable", "hash compile_s shared_with devices stamp derived_bytes"),
-    ("mod", "knobs"),
+    ("mod", "is_on knobs"),
     ("sites", "op bucket count kept expected chosen installed candidates name"),
     ("store", "cache_dir release __enter__ __exit__ complaint"),
     ("tree", "form floats fingerprint is_listed_changed kept has_other_adapters obstacle dicts copies"),

@@ -487,6 +487,9 @@ def cuda_plans(
     stand-in for the `driver`: number of the step, which of its forms (0 is all of it) and the library; or nothing, and why.
     The GIL is released. `torch` is as for `cuda_findings`."""
 
+def is_on(name: str) -> bool:
+    """Whether that flag of the environment is on now."""
+
 def knobs() -> list[tuple[str, str, str, str | None]]:
     """Name, default and meaning of every environment variable that is read, and what is wrong with its value."""
 

@@ -61,7 +61,6 @@ __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
-_OFF = ("", "0", "false", "no", "off")
 _MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
@@ -319,7 +318,7 @@ class Dispatcher:
         self.name = type(module).__name__
         self.fallbacks: dict[Fallback, int] = {}
         self.eager_depth = 0
-        self.disabled = os.environ.get("OXIDIFF_DISABLE", "").lower() not in _OFF
+        self.disabled = _native.is_on("OXIDIFF_DISABLE")
         self.captures = 0
         self.obstacle: str | None = None
         """Why no call of this module can run compiled."""

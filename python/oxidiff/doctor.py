@@ -71,11 +71,12 @@ def examine() -> Iterator[Finding]:
             yield True, name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield True, name, f"not installed ({purpose})"
-    for name, default, meaning, complaint in _native.knobs():
+    knobs = _native.knobs()
+    for name, default, meaning, complaint in knobs:
         value = os.environ.get(name)
         said = f"{meaning} [{default}]" if value is None else f"{meaning}: set to {value!r}"
         yield complaint is None, name, complaint or said
-    known = {name for name, *_ in _native.knobs()}
+    known = {name for name, *_ in knobs}
     for name in sorted(os.environ):
         if name.startswith("OXIDIFF_") and name not in known:
             near = difflib.get_close_matches(name, known, 1)

@@ -21,7 +21,7 @@ pub mod split_projections;
 
 use std::time::{Duration, Instant};
 
-use crate::config::config;
+use crate::config::{config, listed, text};
 use crate::error::Result;
 use crate::ir::{Changed, Graph, verify_graph};
 
@@ -78,14 +78,14 @@ pub fn find(name: &str) -> Option<Pass> {
     PIPELINE.iter().map(|(pass, _)| *pass).find(|p| p.name == name)
 }
 
-/// What the configuration names that is no pass, in a sentence that begins with the variable.
+/// What the value of that variable names that is no pass, in a sentence. It reads the value as it is now: asking must not
+/// settle the configuration.
 pub fn complaint(variable: &str) -> Option<String> {
-    let named: Vec<&String> = match variable {
-        "OXIDIFF_DISABLE_PASS" => config().disable_pass.iter().collect(),
-        "OXIDIFF_STOP_AFTER" => config().stop_after.iter().collect(),
-        _ => return None,
-    };
-    let unknown = named.into_iter().find(|name| find(name).is_none())?;
+    if !matches!(variable, "OXIDIFF_DISABLE_PASS" | "OXIDIFF_STOP_AFTER") {
+        return None;
+    }
+    let value = text(variable)?;
+    let unknown = listed(&value).find(|name| find(name).is_none())?;
     Some(format!("{variable}: there is no pass `{unknown}`, so that it has no effect; docs/passes.md lists them"))
 }
 

@@ -63,6 +63,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cuda_plans, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_open, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_emulate, m)?)?;
+    m.add_function(wrap_pyfunction!(is_on, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;
     fork::register(m)?;
     store::register(m)?;
@@ -72,6 +73,12 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(kernels::kernels, m)?)?;
     m.add_function(wrap_pyfunction!(kernels::ceilings, m)?)?;
     Ok(())
+}
+
+/// Whether that flag of the environment is on now.
+#[pyfunction]
+fn is_on(name: &str) -> bool {
+    config::is_on(name)
 }
 
 /// Name, default and meaning of every environment variable that is read, and what is wrong with its value.

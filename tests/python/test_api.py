@@ -246,7 +246,10 @@ def test_onediff_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("said", "is_off"), [("1", True), ("true", True), ("0", False), ("Off", False), ("", False)])
+@pytest.mark.parametrize(
+    ("said", "is_off"),
+    [("1", True), ("true", True), ("maybe", True), ("0", False), ("no", False), ("Off", False), ("", False)],
+)
 def test_disabled_by_the_environment(said: str, is_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OXIDIFF_DISABLE", said)
     compiled = oxidiff.compile(Net().eval(), strict=True)
@@ -295,6 +298,13 @@ def test_variables_that_are_not_understood_are_named(tmp_path: Path) -> None:
     assert "OXIDIFF_NUM_THREAD: there is no such variable: is OXIDIFF_NUM_THREADS meant?" in lines[4:]
     assert sum(line.startswith("OXIDIFF") for line in lines) == 4 + 5
     assert lines[-1] == f"cache in {tmp_path / 'here'}"
+
+
+def test_variables_hold_from_their_first_use_on() -> None:
+    """A notebook may set them after the import, whose look at them settles nothing."""
+    late = 'import os, oxidiff; os.environ["OXIDIFF_ISA"] = "portable"; print(oxidiff._native.target()["isa"])'
+    done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=True)
+    assert done.stdout == "portable\n"
 
 
 def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
