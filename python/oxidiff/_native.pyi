@@ -41,6 +41,7 @@ __all__ = [
     "forget_choices",
     "is_whole",
     "kernel_version",
+    "is_on",
     "kernels",
     "key_of",
     "knobs",
