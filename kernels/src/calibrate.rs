@@ -100,16 +100,16 @@ pub fn bf16_pairs_win() -> bool {
         return answer;
     }
     let measure = || {
-        Form::Bf16Amx.is_available(Isa::Avx512)
-            || Form::Bf16Dot.is_available(Isa::Avx512) && {
-                let rates = [Form::F32, Form::Bf16Dot].map(|form| {
-                    let seconds = best(Duration::ZERO, || {
-                        arithmetic(Isa::Avx512, form, 2_000);
-                    });
-                    form.operations(Isa::Avx512, 2_000) / seconds
-                });
-                rates[1] > 1.2 * rates[0]
-            }
+        if Form::Bf16Amx.is_available(Isa::Avx512) || !Form::Bf16Dot.is_available(Isa::Avx512) {
+            return Form::Bf16Amx.is_available(Isa::Avx512);
+        }
+        let rates = [Form::F32, Form::Bf16Dot].map(|form| {
+            let seconds = best(Duration::ZERO, || {
+                arithmetic(Isa::Avx512, form, 2_000);
+            });
+            form.operations(Isa::Avx512, 2_000) / seconds
+        });
+        rates[1] > 1.2 * rates[0]
     };
     fork::shielded(|| *ANSWER.get_or_init(measure))
 }

@@ -4,10 +4,10 @@
 //! everything that does not care about the order of dimensions: pointwise ops, norms, `cat`, `slice`, `pad`, `expand`, pooling,
 //! upsampling, reductions, `linear`, and reshapes that keep what they merge or split together. Where two meet they cancel:
 //! `permute(0, 2, 3, 1) -> reshape(B, HW, C)` between a convolution and attention is no work at all. A pixel shuffle before a
-//! convolution moves data once, into channels-last. *Why faster:* channels
-//! last is what the convolution and norm kernels read at full width, and a transposition moves every byte twice. *Requires:*
-//! canonical form (convolutions of one dimension are gone). *Guarantees:* inputs and outputs keep their order; a permute
-//! is left only where an op needs a given order, and it is a view for whoever reads it.
+//! convolution moves data once, into channels-last. *Why faster:* channels last is what the convolution and norm kernels
+//! read at full width, and a transposition moves every byte twice. *Requires:* canonical form (convolutions of one dimension
+//! are gone). *Guarantees:* inputs and outputs keep their order; a permute is left only where an op needs a given order, and
+//! it is a view for whoever reads it.
 //!
 //! ```text
 //! %2: f32[2,8,4,4] = convolution(%0, %1)                  %2 = permute(%0) {dims=[0, 2, 3, 1]}

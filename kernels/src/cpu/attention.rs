@@ -17,9 +17,9 @@
 //! One or two queries are not worth a group: [`attention_few`](super::attention_few) reads keys and values once for each, in
 //! f32.
 //!
-//! Where bf16 pairs multiply fast (`TDPBF16PS`, `VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16: products are
-//! exact, sums f32, weights relative to the running maximum are rounded to bf16 as in PyTorch's kernel, and the scale
-//! multiplies the scores.
+//! Where bf16 pairs multiply fast (`TDPBF16PS`, `VDPBF16PS`) and all operands are bf16, K, V and the weights stay bf16:
+//! products are exact, sums f32, weights relative to the running maximum are rounded to bf16 as in PyTorch's kernel, and the
+//! scale multiplies the scores.
 //!
 //! Numerics otherwise: everything in f32; the scale and log2(e) are folded into Q, exponentials are powers of two accurate to
 //! 2e-7. A query with nothing to attend to gives zeros, as PyTorch 2.5 and later do. NaN in a query or key makes NaN.

@@ -9,7 +9,6 @@ use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_algorithm::{Algorithm, Keep, expected};
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
 use super::gemm::{Operand, gemm_with};
-use super::gemm_int8::gemm_int8_with;
 use super::gemm_kernel::{Form, Kernel, of_form};
 use super::gemm_store::StoreEpilogue;
 use super::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
@@ -89,30 +88,9 @@ pub(super) fn linear_int8(kernel: &'static Kernel) -> Vec<Bench> {
 }
 
 fn start_int8(kernel: &'static Kernel, (m, n, k): (usize, usize, usize)) -> Result<Run, KernelError> {
-    let pool = Pool::global();
     let operands = Quantized::random((m, n, k));
-    let mut c = Buffer::zeroed(DType::F32, m * n);
-    let mut memory = Buffer::zeroed(DType::U8, packed_bytes(n, k, DType::U8, kernel.isa));
-    let right = Matrix::row_major(operands.b.ptr(), DType::U8, k);
-    // SAFETY: dense buffers of the sizes named.
-    unsafe { pack_b(pool, kernel.isa, n, k, &right, memory.ptr_mut()) };
-    Ok(Box::new(move || {
-        let weight = PackedB::from_raw(memory.ptr(), n, k, DType::U8, kernel.isa);
-        let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
-        // SAFETY: as above; the weight was packed for these sizes.
-        unsafe {
-            gemm_int8_with(
-                kernel,
-                pool,
-                kernel.isa,
-                (m, n, k),
-                (operands.a.ptr(), k),
-                weight,
-                operands.scales(),
-                &store,
-            )
-        }
-    }))
+    let (packed, mut c) = (operands.pack(kernel), Buffer::zeroed(DType::F32, m * n));
+    Ok(Box::new(move || operands.multiply(kernel, &packed, &mut c)))
 }
 
 /// Convolutions, named after what they are in the model.

@@ -2,7 +2,8 @@
 //!
 //! Layout changes are what a model spends on memory without computing anything, so the common ones have code of their
 //! own: rows contiguous on both sides are moved as bytes, and planes contiguous along different dimensions (NCHW to
-//! NHWC and back) are transposed in 8x8 blocks that live in vector registers. Everything else goes element by element.
+//! NHWC and back) are transposed in 8x8 blocks that live in vector registers. Everything else goes element by element, a few
+//! that lie side by side on both sides (pixel shuffles) as one.
 //! Concatenation is one copy per piece.
 //!
 //! Values convert as PyTorch's casts do on x86: to nearest even between floating types, truncation to integers, "not
@@ -151,22 +152,42 @@ unsafe fn copy_same(pool: &Pool, isa: Isa, dims: &[Dim], src: *mut u8, dst: *mut
 /// Rows that are contiguous on both sides.
 unsafe fn copy_rows(pool: &Pool, outer: &[Dim], bytes: usize, src: *mut u8, dst: *mut u8) {
     let (outer, middle) = split_last(outer);
-    let (src, dst, planes) = (Shared(src), Shared(dst), count(outer));
-    let width = cut(bytes, GRAIN_BYTES).1.next_multiple_of(LINE);
-    let across = bytes.div_ceil(width).max(1);
-    let (down, height) = cut(middle.n, GRAIN_BYTES / width);
-    let units = planes * down * across;
-    let tasks = tasks_for(pool, planes * middle.n * bytes).min(units);
+    let width = even(bytes, GRAIN_BYTES).next_multiple_of(LINE);
+    let pieces = [even(middle.n, GRAIN_BYTES / width), width];
+    let tasks = tasks_for(pool, count(outer) * middle.n * bytes);
+    let plane = [middle, Dim { n: bytes, src: 1, dst: 1 }];
+    in_planes(pool, tasks, outer, plane, pieces, src, dst, |middle, row, s, d| {
+        for i in 0..middle.n as isize {
+            // SAFETY: a part of one row, inside the box by the caller's promise; pieces are disjoint.
+            unsafe { std::ptr::copy_nonoverlapping(s.offset(i * middle.src), d.offset(i * middle.dst), row.n) };
+        }
+    });
+}
+
+/// Hands out a box in pieces: of each plane of the two inner dimensions so many indices of the one and of the other at a time.
+#[allow(clippy::too_many_arguments)]
+fn in_planes(
+    pool: &Pool,
+    tasks: usize,
+    outer: &[Dim],
+    [middle, inner]: [Dim; 2],
+    [height, width]: [usize; 2],
+    src: *mut u8,
+    dst: *mut u8,
+    move_piece: impl Fn(Dim, Dim, *const u8, *mut u8) + Sync,
+) {
+    let (src, dst) = (Shared(src), Shared(dst));
+    let (down, across) = (middle.n.div_ceil(height), inner.n.div_ceil(width));
+    let units = count(outer) * down * across;
+    let tasks = tasks.min(units);
     pool.run(tasks, |task, _| {
         for unit in units * task / tasks..units * (task + 1) / tasks {
             let (s, d) = offsets(outer, unit / (down * across));
-            let (first, at) = (unit / across % down * height, unit % across * width);
-            let len = width.min(bytes - at);
-            for i in first..middle.n.min(first + height) {
-                let (s, d) = (s + i as isize * middle.src, d + i as isize * middle.dst);
-                // SAFETY: a part of one row; units are disjoint.
-                unsafe { std::ptr::copy_nonoverlapping(src.at(s + at as isize), dst.at(d + at as isize), len) };
-            }
+            let (i, j) = (unit / across % down * height, unit % across * width);
+            let s = src.at(s + i as isize * middle.src + j as isize * inner.src);
+            let d = dst.at(d + i as isize * middle.dst + j as isize * inner.dst);
+            let (rows, cols) = (height.min(middle.n - i), width.min(inner.n - j));
+            move_piece(Dim { n: rows, ..middle }, Dim { n: cols, ..inner }, s, d);
         }
     });
 }
@@ -179,10 +200,9 @@ fn split_last(dims: &[Dim]) -> (&[Dim], Dim) {
     }
 }
 
-/// The number of pieces of at most `most` that `n` is cut into evenly, and their size.
-fn cut(n: usize, most: usize) -> (usize, usize) {
-    let pieces = n.div_ceil(most.max(1)).max(1);
-    (pieces, n.div_ceil(pieces))
+/// The size of the pieces of at most `most` that `n` is cut into evenly.
+fn even(n: usize, most: usize) -> usize {
+    n.div_ceil(n.div_ceil(most.max(1)).max(1)).max(1)
 }
 
 fn tasks_for(pool: &Pool, bytes: usize) -> usize {
@@ -197,25 +217,13 @@ const LINE: usize = 64;
 /// Element by element, the destination in order, except that what shares a line of the source is moved together.
 unsafe fn copy_elements<T: Copy>(pool: &Pool, dims: &[Dim], src: *mut u8, dst: *mut u8) {
     let (outer, [middle, inner]) = walk(dims);
-    let (rows, src, dst) = (count(&outer), Shared(src), Shared(dst));
     // Planes are cut, too: merged dimensions may be one or two.
-    let (across, width) = cut(inner.n, GRAIN_ELEMENTS);
-    let (down, height) = cut(middle.n, GRAIN_ELEMENTS / width);
-    let units = rows * down * across;
-    let tasks = tasks_for(pool, count(dims) * size_of::<T>() * 4).min(units);
-    pool.run(tasks, |task, _| {
-        for unit in units * task / tasks..units * (task + 1) / tasks {
-            let (s, d) = offsets(&outer, unit / (down * across));
-            let (i, j) = (unit / across % down * height, unit % across * width);
-            let (middle, inner) = (
-                Dim { n: height.min(middle.n.saturating_sub(i)), ..middle },
-                Dim { n: width.min(inner.n.saturating_sub(j)), ..inner },
-            );
-            let s = src.at(s + i as isize * middle.src + j as isize * inner.src);
-            let d = dst.at(d + i as isize * middle.dst + j as isize * inner.dst);
-            // SAFETY: indices of the box; units are disjoint.
-            unsafe { copy_plane::<T>(middle, inner, s, d) };
-        }
+    let width = even(inner.n, GRAIN_ELEMENTS);
+    let pieces = [even(middle.n, GRAIN_ELEMENTS / width), width];
+    let tasks = tasks_for(pool, count(dims) * size_of::<T>() * 4);
+    in_planes(pool, tasks, &outer, [middle, inner], pieces, src, dst, |middle, inner, s, d| {
+        // SAFETY: indices of the box; pieces are disjoint.
+        unsafe { copy_plane::<T>(middle, inner, s, d) };
     });
 }
 

@@ -19,11 +19,9 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::gemm_kernel::{Form, Kernel, Tile, Unit};
+use super::gemm_kernel::{Form, Kernel, TILE_UNITS as SIDE, Tile, Unit};
 use crate::isa::Isa;
 
-/// Rows of a tile register, and units of one.
-pub(crate) const SIDE: usize = 16;
 /// Columns of a panel.
 const WIDTH: usize = 2 * SIDE;
 /// Bytes of a row of a tile register.
@@ -189,8 +187,8 @@ macro_rules! tile {
                     copy_rest(a, lda, ROWS, panel, row, left, copied.as_mut_ptr());
                 }
             }
-            // SAFETY: rows of A, panel and C are what the caller vouches for, and registers have as many rows as are there; units
-            // that are left are read from the copy, whole registers of them. Prefetches do not fault.
+            // SAFETY: rows of A, panel and C are what the caller vouches for, and registers have as many rows as are there;
+            // units that are left are read from the copy, whole registers of them. Prefetches do not fault.
             unsafe {
                 asm!(
                     // Tile registers take a base and the distance of rows.

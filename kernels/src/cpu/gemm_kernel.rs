@@ -62,9 +62,12 @@ pub(crate) enum Unit {
     /// Vector registers.
     Vectors,
     /// Tile registers (AMX), which are set up for tiles of a height.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Tiles,
 }
+
+/// Units of a row of a tile register, and rows of one.
+pub(crate) const TILE_UNITS: usize = 16;
 
 /// `(units, a, lda in bytes, panel, c, ldc in elements, accumulate, prefetch)`.
 ///
@@ -104,7 +107,6 @@ impl Kernel {
     /// The part of its name that says what multiplies, where that is not what multiplies f32.
     pub(crate) fn instruction(&self) -> &'static str {
         match (self.unit, self.form) {
-            #[cfg(target_arch = "x86_64")]
             (Unit::Tiles, _) => "_amx",
             (_, Form::Bf16Pairs) => "_dot",
             _ => "",
@@ -119,9 +121,7 @@ impl Kernel {
     fn is_available_with(&self, features: &Features) -> bool {
         self.isa <= features.isa
             && match (self.unit, self.form, self.isa) {
-                #[cfg(target_arch = "x86_64")]
                 (Unit::Tiles, Form::Int8Quads, _) => features.amx_int8,
-                #[cfg(target_arch = "x86_64")]
                 (Unit::Tiles, ..) => features.amx_bf16,
                 (_, Form::F32, _) | (.., Isa::Portable | Isa::Avx2) => true,
                 (_, Form::Bf16Pairs, Isa::Avx512) => features.avx512_bf16,
@@ -135,7 +135,6 @@ impl Kernel {
         match self.unit {
             Unit::Vectors => terms,
             // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
-            #[cfg(target_arch = "x86_64")]
             Unit::Tiles => 8.0 * terms,
         }
     }
@@ -144,8 +143,7 @@ impl Kernel {
     pub(crate) fn k_step(&self) -> usize {
         let units = match self.unit {
             Unit::Vectors => 1,
-            #[cfg(target_arch = "x86_64")]
-            Unit::Tiles => gemm_amx::SIDE,
+            Unit::Tiles => TILE_UNITS,
         };
         units * self.form.elements_per_unit()
     }
@@ -155,7 +153,6 @@ impl Kernel {
     pub(crate) fn next_height(&self, rows: usize, tiles: usize) -> usize {
         match self.unit {
             Unit::Vectors => rows.div_ceil(tiles),
-            #[cfg(target_arch = "x86_64")]
             Unit::Tiles => rows.min(self.mr),
         }
     }

@@ -4,6 +4,7 @@
 //! of its sums: with chains of at most `c` f32 additions the error of a sum is bounded by `c * 2^-24 * sum |a b|`
 //! (and the widening of 16-bit operands is exact), so that bound is the tolerance.
 
+use super::KernelError;
 use super::bench;
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
@@ -11,7 +12,7 @@ use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8_with};
 use super::gemm_kernel::{Form, Kernel, kernels};
 use super::gemm_store::StoreEpilogue;
-use super::pack::{Matrix, pack_b, packed_bytes};
+use super::pack::{Matrix, PackedB, pack_b, packed_bytes};
 use crate::dtype::DType;
 use crate::pool::Pool;
 use crate::registry::{Family, Row};
@@ -236,8 +237,9 @@ pub(super) fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), S
 
 /// A quantized operand pair and its scales, drawn from the whole range of bytes.
 pub(super) struct Quantized {
-    pub a: Buffer,
-    pub b: Buffer,
+    sizes: (usize, usize, usize),
+    a: Buffer,
+    b: Buffer,
     a_scale: Vec<f32>,
     a_zero: Vec<i32>,
     b_scale: Vec<f32>,
@@ -256,6 +258,7 @@ impl Quantized {
         let (a, b) = (bytes(m * k), bytes(n * k));
         let total = |row: usize| (0..k).map(|t| i32::from(Quantized::byte(&b, row * k + t) as i8)).sum();
         Quantized {
+            sizes: (m, n, k),
             a_scale: (0..m).map(|_| numbers.draw()).collect(),
             a_zero: (0..m).map(|row| (row * 37 % 256) as i32).collect(),
             b_scale: (0..n).map(|_| numbers.draw()).collect(),
@@ -271,9 +274,26 @@ impl Quantized {
         unsafe { of.ptr().add(at).read() }
     }
 
-    pub(super) fn scales(&self) -> Scales {
-        let Quantized { a_scale, a_zero, b_scale, b_total, .. } = self;
-        Scales { a: a_scale.as_ptr(), a_zero: a_zero.as_ptr(), b: b_scale.as_ptr(), b_total: b_total.as_ptr() }
+    /// The second operand in the panels of a kernel.
+    pub(super) fn pack(&self, kernel: &Kernel) -> Buffer {
+        let (_, n, k) = self.sizes;
+        let mut memory = Buffer::zeroed(DType::U8, packed_bytes(n, k, DType::U8, kernel.isa));
+        let right = Matrix::row_major(self.b.ptr(), DType::U8, k);
+        // SAFETY: dense buffers of the sizes named.
+        unsafe { pack_b(Pool::global(), kernel.isa, n, k, &right, memory.ptr_mut()) };
+        memory
+    }
+
+    /// The product, by a kernel that the second operand was packed for.
+    pub(super) fn multiply(&self, kernel: &'static Kernel, packed: &Buffer, c: &mut Buffer) -> Result<(), KernelError> {
+        let Quantized { sizes: (m, n, k), a_scale, a_zero, b_scale, b_total, .. } = self;
+        let (sizes, a, isa) = ((*m, *n, *k), (self.a.ptr(), *k), kernel.isa);
+        let scales =
+            Scales { a: a_scale.as_ptr(), a_zero: a_zero.as_ptr(), b: b_scale.as_ptr(), b_total: b_total.as_ptr() };
+        let weight = PackedB::from_raw(packed.ptr(), *n, *k, DType::U8, isa);
+        let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, *n as isize);
+        // SAFETY: dense buffers of the sizes named.
+        unsafe { gemm_int8_with(kernel, Pool::global(), isa, sizes, a, weight, scales, &store) }
     }
 
     /// The definition: bytes as real numbers, multiplied in f64.
@@ -287,28 +307,10 @@ impl Quantized {
 }
 
 pub(super) fn verify_int8(kernel: &'static Kernel) -> Result<(), String> {
-    let pool = Pool::global();
     for (m, n, k) in GEMM_SIZES {
         let operands = Quantized::random((m, n, k));
-        let mut memory = Buffer::zeroed(DType::U8, packed_bytes(n, k, DType::U8, kernel.isa));
         let mut c = Buffer::random(DType::F32, m * n, 3);
-        let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
-        let right = Matrix::row_major(operands.b.ptr(), DType::U8, k);
-        // SAFETY: dense buffers of the sizes named.
-        let outcome = unsafe {
-            let packed = pack_b(pool, kernel.isa, n, k, &right, memory.ptr_mut());
-            gemm_int8_with(
-                kernel,
-                pool,
-                kernel.isa,
-                (m, n, k),
-                (operands.a.ptr(), k),
-                packed,
-                operands.scales(),
-                &store,
-            )
-        };
-        outcome.map_err(|error| error.to_string())?;
+        operands.multiply(kernel, &operands.pack(kernel), &mut c).map_err(|error| error.to_string())?;
         for index in 0..m * n {
             let (got, expected) = (c.get(index), operands.reference((index / n, index % n), k));
             // The sum is exact; its conversion and two factors are rounded.
