@@ -154,7 +154,10 @@ impl Conv {
 
     /// Bytes that [`pack_conv_weight`] writes.
     pub fn packed_bytes(&self, dtype: DType, isa: Isa) -> usize {
-        self.groups * self.group_bytes(dtype, isa)
+        match conv_depthwise::suits(self) {
+            true => conv_depthwise::packed_bytes(self, dtype),
+            false => self.groups * self.group_bytes(dtype, isa),
+        }
     }
 
     fn group_bytes(&self, dtype: DType, isa: Isa) -> usize {
@@ -252,13 +255,19 @@ impl PackedWeight {
     }
 }
 
-/// Packs a weight into panels, terms in the order (depth, height, width, channel).
+/// Packs a weight into panels, terms in the order (depth, height, width, channel); that of a depthwise convolution as
+/// `[term][channel]`.
 ///
 /// # Safety
 /// `weight` must be readable for the shape that `conv` says, `dst` writable for [`Conv::packed_bytes`] bytes.
 pub unsafe fn pack_conv_weight(pool: &Pool, isa: Isa, conv: &Conv, weight: &Weight, dst: *mut u8) -> PackedWeight {
     let isa = isa.clamp();
     let packed = PackedWeight::from_raw(dst, weight.dtype, conv, isa);
+    if conv_depthwise::suits(conv) {
+        // SAFETY: forwarded.
+        unsafe { conv_depthwise::pack(pool, conv, weight, dst) };
+        return packed;
+    }
     let panels = conv.group_out().div_ceil(packed.width);
     let target = SendMut(dst);
     pool.run(conv.groups * panels, |task, _| {

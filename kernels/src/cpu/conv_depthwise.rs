@@ -1,28 +1,82 @@
 //! Depthwise convolution: one input channel per output channel, so nothing is shared and the vector runs over channels.
 //!
 //! ```text
-//! task = (image, depth, block of output rows)
-//!   weights -> f32 scratch [tap][channel] (once per task)
-//!   for each output pixel, four vectors of channels:  sum over taps inside the image of x[pixel][c..] * w[tap][c..]
-//!   epilogue(one row of pixels)
+//! weights [tap][channel], packed
+//! task = (lines of output, 64 channels)
+//!   weights of the 64 channels -> f32 scratch
+//!   for each segment of a line, at most 64 pixels:
+//!     pixels whose window lies inside the line: for a vector of channels and eight pixels at a time
+//!       for each tap:  sums[0..8] += x[pixel + tap] * w[tap]
+//!     pixels at the ends of the line: one at a time, over the taps inside the image
+//!   epilogue(what 64 pixels or more of lines gave)
 //! ```
 //!
-//! A tap in the padding is skipped. The bound is memory, and L1 for the taps.
+//! A tap in the padding is skipped. A vector of weights is loaded once for eight pixels, and each sum takes one load and one
+//! multiply-add a tap. What bounds it is these loads (half a cycle each from L1; 16-bit elements are widened by each), and
+//! memory where there are few taps.
 
 use super::KernelError;
-use super::conv::{Conv, PackedWeight};
-use super::pack::elements_per_unit;
+use super::conv::{Conv, PackedWeight, Weight};
+use super::pack::SendMut;
 use super::simd::{Element, Simd};
-use super::tile_exec_ops::load_scalar;
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::{simd_dispatch, with_element};
 
+/// Channels of a task: what a segment reads and gives stays in L1, and the lines that its windows share in L2.
+const CHANNELS: usize = 256;
+/// Pixels of a segment.
+const SEGMENT: usize = 16;
+/// Pixels whose sums are in registers at once.
+const PIXELS: usize = 8;
+/// Multiply-adds that are worth a task.
+const TASK_WORK: usize = 1 << 21;
+
 /// Whether a convolution is depthwise.
 pub(crate) fn suits(conv: &Conv) -> bool {
     conv.groups > 1 && conv.groups == conv.in_channels && conv.groups == conv.out_channels
+}
+
+fn taps(conv: &Conv) -> usize {
+    conv.kernel.iter().product()
+}
+
+/// Bytes of a packed weight.
+pub(crate) fn packed_bytes(conv: &Conv, dtype: DType) -> usize {
+    taps(conv) * conv.in_channels * dtype.size_bytes()
+}
+
+/// Packs a weight as `[tap][channel]` in its own type.
+///
+/// # Safety
+/// `weight` must be readable for the shape that `conv` says, `dst` writable for [`packed_bytes`].
+pub(crate) unsafe fn pack(pool: &Pool, conv: &Conv, weight: &Weight, dst: *mut u8) {
+    let (channels, taps, size) = (conv.in_channels, taps(conv), weight.dtype.size_bytes());
+    let [_, kh, kw] = conv.kernel;
+    let [channel_stride, _, depth_stride, height_stride, width_stride] = weight.strides;
+    let target = SendMut(dst);
+    pool.run(channels.div_ceil(CHANNELS), |task, _| {
+        let block = task * CHANNELS..channels.min((task + 1) * CHANNELS);
+        for tap in 0..taps {
+            let offset = (tap / (kh * kw)) as isize * depth_stride
+                + (tap / kw % kh) as isize * height_stride
+                + (tap % kw) as isize * width_stride;
+            for channel in block.clone() {
+                let from = offset + channel as isize * channel_stride;
+                // SAFETY: inside the weight and inside `dst`; tasks write different channels.
+                unsafe {
+                    let from = weight.ptr.offset(from * size as isize);
+                    let to = target.get().add((tap * channels + channel) * size);
+                    match weight.dtype {
+                        DType::F32 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+                        _ => to.cast::<u16>().write_unaligned(from.cast::<u16>().read_unaligned()),
+                    }
+                }
+            }
+        }
+    });
 }
 
 /// A depthwise convolution of one call.
@@ -37,6 +91,25 @@ pub(crate) struct Depthwise<'a> {
 // SAFETY: reads only.
 unsafe impl Sync for Depthwise<'_> {}
 
+/// Which channels, and their weights `[tap][CHANNELS]`.
+#[derive(Clone, Copy)]
+struct Block {
+    first: usize,
+    count: usize,
+    weights: *const f32,
+}
+
+/// Channels that a tap reads for the first pixel of a run, and their weights.
+type Tap = (*const u8, *const f32);
+
+/// What a line's windows read: for each row of taps inside the image the row of the image, and the weights of its first
+/// tap. And the taps of a run of its pixels, made of these.
+#[derive(Default)]
+struct Reads {
+    rows: Vec<Tap>,
+    taps: Vec<Tap>,
+}
+
 impl Depthwise<'_> {
     /// Runs the convolution.
     ///
@@ -45,95 +118,349 @@ impl Depthwise<'_> {
     pub(crate) unsafe fn run(&self, pool: &Pool, epilogue: &dyn Epilogue) -> Result<(), KernelError> {
         let conv = self.conv;
         let [depth, height, width] = conv.output;
-        let lines = conv.batch * depth * height;
-        let per_task = lines.div_ceil(4 * pool.threads()).clamp(1, 8);
-        let taps: usize = conv.kernel.iter().product();
-        let weight_bytes = (taps * conv.in_channels * 4).next_multiple_of(64);
-        let bytes = weight_bytes + width * conv.out_channels * 4;
-        pool.run_scratch(lines.div_ceil(per_task), bytes, |task, worker| {
-            // SAFETY: scratch holds the weights and one line of results; lines are disjoint.
+        let (taps, blocks, lines) = (taps(conv), conv.in_channels.div_ceil(CHANNELS), conv.batch * depth * height);
+        // Short lines share a segment, and so one call of the epilogue.
+        let together = (SEGMENT / width).max(1);
+        let worth = (TASK_WORK / (width * CHANNELS * taps).max(1)).min(lines * blocks / (4 * pool.threads()));
+        let per_task = worth.max(1).next_multiple_of(together);
+        let weight_bytes = taps * CHANNELS * 4;
+        let bytes = weight_bytes + together.max(1) * width.min(SEGMENT) * CHANNELS * 4;
+        pool.run_scratch(lines.div_ceil(per_task) * blocks, bytes, |task, worker| {
+            let (first, task) = (task % blocks * CHANNELS, task / blocks);
+            let weights: *mut f32 = worker.scratch.cast();
+            let block = Block { first, count: CHANNELS.min(conv.in_channels - first), weights };
+            let mut reads = Reads::default();
+            let end = lines.min((task + 1) * per_task);
+            // SAFETY: scratch holds the weights of a block and the results of a segment; tasks are of different lines or
+            // channels.
             unsafe {
-                let weights: *mut f32 = worker.scratch.cast();
-                self.widen_weights(weights, taps);
-                let mut used = Vec::with_capacity(taps);
-                for line in task * per_task..lines.min((task + 1) * per_task) {
-                    let results: *mut f32 = worker.scratch.add(weight_bytes).cast();
-                    self.run_line(weights, line, results, &mut used);
-                    epilogue.apply(results, conv.out_channels, line * width, 0, width, conv.out_channels);
+                let results: *mut f32 = worker.scratch.add(weight_bytes).cast();
+                self.widen_weights(block, weights);
+                for line0 in (task * per_task..end).step_by(together) {
+                    for pixel0 in (0..width).step_by(SEGMENT) {
+                        let count = SEGMENT.min(width - pixel0);
+                        let together = together.min(end - line0);
+                        for at in 0..together {
+                            let results = results.add(at * count * CHANNELS);
+                            self.run_segment(line0 + at, pixel0, count, block, results, &mut reads);
+                        }
+                        let row0 = line0 * width + pixel0;
+                        epilogue.apply(results, CHANNELS, row0, first, together * count, block.count);
+                    }
                 }
             }
         })?;
         Ok(())
     }
 
-    /// Gathers the one used lane of each group's panel.
-    ///
     /// # Safety
-    /// `to` must hold `taps x channels` f32.
-    unsafe fn widen_weights(&self, to: *mut f32, taps: usize) {
-        let (dtype, channels) = (self.weight.dtype, self.conv.in_channels);
-        let (per_unit, lanes) = (elements_per_unit(dtype), self.weight.width / 2);
-        for channel in 0..channels {
-            let group = self.weight.ptr.wrapping_add(channel * self.weight.group_bytes);
-            for tap in 0..taps {
-                let offset = tap / per_unit * lanes * 4 + tap % per_unit * dtype.size_bytes();
-                // SAFETY: the panel of a group has `lanes` columns, of which the first is used.
-                unsafe { to.add(tap * channels + channel).write(load_scalar(dtype, group.add(offset))) };
-            }
+    /// `to` must hold `taps x CHANNELS` f32.
+    unsafe fn widen_weights(&self, block: Block, to: *mut f32) {
+        let PackedWeight { ptr, dtype, .. } = *self.weight;
+        for tap in 0..taps(self.conv) {
+            let from = ptr.wrapping_add((tap * self.conv.in_channels + block.first) * dtype.size_bytes());
+            // SAFETY: the packed weight has these channels, and `to` this row.
+            unsafe { widen(self.isa, dtype, from, block.count, to.add(tap * CHANNELS)) };
         }
     }
 
     /// # Safety
-    /// As [`Self::run`]; `weights` as [`Self::widen_weights`] left them.
-    unsafe fn run_line(&self, weights: *const f32, line: usize, results: *mut f32, used: &mut Vec<Tap>) {
-        let conv = self.conv;
-        let [depth, height, width] = conv.output;
-        let (image, line_depth, row) = (line / (depth * height), line / height % depth, line % height);
-        let [_, kh, kw] = conv.kernel;
-        let size = self.dtype.size_bytes() as isize;
-        let image = self.x.wrapping_byte_offset(image as isize * conv.strides[0] * size);
-        for pixel in 0..width {
-            used.clear();
-            for tap in 0..conv.kernel.iter().product() {
-                let taps = [tap / (kh * kw), tap / kw % kh, tap % kw];
-                if let Some(offset) = input_offset(conv, [line_depth, row, pixel], taps) {
-                    used.push((
-                        image.wrapping_byte_offset(offset * size),
-                        weights.wrapping_add(tap * conv.in_channels),
-                    ));
-                }
+    /// As [`Self::run`]; `results` must hold `count x CHANNELS` f32.
+    unsafe fn run_segment(
+        &self,
+        line: usize,
+        pixel0: usize,
+        count: usize,
+        block: Block,
+        results: *mut f32,
+        reads: &mut Reads,
+    ) {
+        self.find_rows(line, block, reads);
+        let inside = self.inside(pixel0, count);
+        let step = (self.conv.stride[2] as isize * self.conv.strides[3]) * self.dtype.size_bytes() as isize;
+        // SAFETY: taps inside the image; pixels of the segment.
+        unsafe {
+            for pixel in (pixel0..inside.start).chain(inside.end..pixel0 + count) {
+                self.find_taps(pixel, reads);
+                let results = results.add((pixel - pixel0) * CHANNELS);
+                add_taps(self.isa, self.dtype, &reads.taps, step, 1, block.count, results);
             }
-            // SAFETY: taps inside the image, and the line of results.
-            unsafe { add_taps(self.isa, self.dtype, used, conv.in_channels, results.add(pixel * conv.in_channels)) };
+            if inside.len() >= PIXELS && self.slides() {
+                self.move_rows(inside.start, reads);
+                let results = results.add((inside.start - pixel0) * CHANNELS);
+                let taps = self.conv.kernel[2];
+                add_rows(self.isa, self.dtype, taps, &reads.rows, step, inside.len(), block.count, results);
+            } else if !inside.is_empty() {
+                self.find_taps(inside.start, reads);
+                let results = results.add((inside.start - pixel0) * CHANNELS);
+                add_taps(self.isa, self.dtype, &reads.taps, step, inside.len(), block.count, results);
+            }
+        }
+    }
+
+    /// Whether neighbours' windows are one pixel apart, and of a width that [`add_rows`] has.
+    fn slides(&self) -> bool {
+        let conv = self.conv;
+        conv.stride[2] == 1 && conv.dilation[2] == 1 && matches!(conv.kernel[2], 3 | 5 | 7)
+    }
+
+    /// Rows that begin where the window of a pixel inside does.
+    fn move_rows(&self, pixel: usize, Reads { rows, .. }: &mut Reads) {
+        let at = (pixel as isize - self.conv.padding[2]) * self.conv.strides[3] * self.dtype.size_bytes() as isize;
+        rows.iter_mut().for_each(|(x, _)| *x = x.wrapping_offset(at));
+    }
+
+    /// Of `count` pixels from `pixel0` on those whose window lies inside the line; none of an upsampled one, whose pixels
+    /// are not at one distance.
+    fn inside(&self, pixel0: usize, count: usize) -> std::ops::Range<usize> {
+        let conv = self.conv;
+        let (stride, end) = (conv.stride[2] as isize, pixel0 + count);
+        let window = (conv.dilation[2] * conv.kernel[2].saturating_sub(1)) as isize;
+        let first = (conv.padding[2].max(0) as usize).div_ceil(conv.stride[2]).max(pixel0);
+        let last = (conv.input[2] as isize - 1 - window + conv.padding[2]).div_euclid(stride);
+        match conv.upsample[2] == 1 && last >= first as isize && first < end {
+            true => first..end.min(last as usize + 1),
+            false => end..end,
+        }
+    }
+
+    /// The rows of the image that a line's windows read.
+    fn find_rows(&self, line: usize, block: Block, reads: &mut Reads) {
+        let conv = self.conv;
+        let ([depth, height, _], [kd, kh, kw]) = (conv.output, conv.kernel);
+        let image = (line / (depth * height)) as isize * conv.strides[0] + block.first as isize;
+        reads.rows.clear();
+        for plane in 0..kd {
+            let Some(plane_offset) = input_offset(conv, 0, line / height % depth, plane) else { continue };
+            for row in 0..kh {
+                let Some(row_offset) = input_offset(conv, 1, line % height, row) else { continue };
+                let offset = (image + plane_offset + row_offset) * self.dtype.size_bytes() as isize;
+                let weights = block.weights.wrapping_add((plane * kh + row) * kw * CHANNELS);
+                reads.rows.push((self.x.wrapping_offset(offset), weights));
+            }
+        }
+    }
+
+    /// The taps of a pixel that lie inside the image.
+    fn find_taps(&self, pixel: usize, Reads { rows, taps }: &mut Reads) {
+        taps.clear();
+        for tap in 0..self.conv.kernel[2] {
+            let Some(offset) = input_offset(self.conv, 2, pixel, tap) else { continue };
+            let offset = offset * self.dtype.size_bytes() as isize;
+            taps.extend(rows.iter().map(|(x, w)| (x.wrapping_offset(offset), w.wrapping_add(tap * CHANNELS))));
         }
     }
 }
-
-/// Channels of the pixel that a tap reads, and their weights.
-type Tap = (*const u8, *const f32);
 
 simd_dispatch! {
-    /// The sum over `taps` of pixel times weights, `channels` of each.
-    unsafe fn add_taps(dtype: DType, taps: &[Tap], channels: usize, out: *mut f32) = add_taps_body
+    /// `count` elements as f32.
+    unsafe fn widen(dtype: DType, from: *const u8, count: usize, to: *mut f32) = widen_body
 }
 
 #[inline(always)]
-unsafe fn add_taps_body<S: Simd>(s: S, dtype: DType, taps: &[Tap], channels: usize, out: *mut f32) {
+unsafe fn widen_body<S: Simd>(s: S, dtype: DType, from: *const u8, count: usize, to: *mut f32) {
     // SAFETY: the caller's promise.
-    unsafe { with_element!(dtype, e => add_taps_of(s, e, taps, channels, out), else ()) }
+    unsafe { with_element!(dtype, e => widen_of(s, e, from, count, to), else ()) }
 }
 
 #[inline(always)]
-unsafe fn add_taps_of<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], channels: usize, out: *mut f32) {
+unsafe fn widen_of<S: Simd, E: Element>(s: S, e: E, from: *const u8, count: usize, to: *mut f32) {
+    let mut c = 0;
+    while c < count {
+        let n = S::LANES.min(count - c);
+        // SAFETY: `count` elements at both addresses.
+        unsafe { s.store_n(to.add(c), e.load_n(s, from, c, n), n) };
+        c += n;
+    }
+}
+
+simd_dispatch! {
+    /// For each of `pixels`, `step` bytes apart: the sum over `taps` of its channels times weights. Results of pixels are
+    /// `CHANNELS` apart.
+    unsafe fn add_taps(dtype: DType, taps: &[Tap], step: isize, pixels: usize, channels: usize, out: *mut f32)
+        = add_taps_body
+}
+
+#[inline(always)]
+unsafe fn add_taps_body<S: Simd>(
+    s: S,
+    dtype: DType,
+    taps: &[Tap],
+    step: isize,
+    pixels: usize,
+    channels: usize,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { with_element!(dtype, e => add_taps_of(s, e, taps, step, pixels, channels, out), else ()) }
+}
+
+#[inline(always)]
+unsafe fn add_taps_of<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    taps: &[Tap],
+    step: isize,
+    pixels: usize,
+    channels: usize,
+    out: *mut f32,
+) {
+    let mut pixel = 0;
+    // SAFETY: forwarded. A last block begins early enough to be whole; what it gives twice is the same.
+    unsafe {
+        while pixel < pixels && pixels >= PIXELS {
+            let first = pixel.min(pixels - PIXELS);
+            add_pixels::<S, E, PIXELS>(s, e, taps, step, first, channels, out);
+            pixel = first + PIXELS;
+        }
+        while pixel < pixels && pixels >= PIXELS / 2 {
+            let first = pixel.min(pixels - PIXELS / 2);
+            add_pixels::<S, E, { PIXELS / 2 }>(s, e, taps, step, first, channels, out);
+            pixel = first + PIXELS / 2;
+        }
+        while pixel < pixels {
+            add_pixel(s, e, taps, step * pixel as isize, channels, out.add(pixel * CHANNELS));
+            pixel += 1;
+        }
+    }
+}
+
+/// `P` pixels from `first` on, a vector of channels at a time.
+#[inline(always)]
+unsafe fn add_pixels<S: Simd, E: Element, const P: usize>(
+    s: S,
+    e: E,
+    taps: &[Tap],
+    step: isize,
+    first: usize,
+    channels: usize,
+    out: *mut f32,
+) {
+    let mut c = 0;
+    // SAFETY: the caller vouches for the channels of these pixels.
+    unsafe {
+        let out = out.add(first * CHANNELS);
+        while c < channels {
+            let n = S::LANES.min(channels - c);
+            let mut sums = [s.splat(0.0); P];
+            if n == S::LANES {
+                for &(x, w) in taps {
+                    let w = s.load(w.add(c));
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = s.mla(e.load(s, x.offset(step * (first + i) as isize), c), w, *sum);
+                    }
+                }
+            } else {
+                for &(x, w) in taps {
+                    let w = s.load_n(w.add(c), n);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = s.mla(e.load_n(s, x.offset(step * (first + i) as isize), c, n), w, *sum);
+                    }
+                }
+            }
+            for (i, sum) in sums.into_iter().enumerate() {
+                s.store_n(out.add(i * CHANNELS + c), sum, n);
+            }
+            c += n;
+        }
+    }
+}
+
+simd_dispatch! {
+    /// [`add_taps`] where windows are `window` pixels wide and each begins a pixel after the one before: over `rows` that
+    /// begin where the first window does. There are [`PIXELS`] pixels or more.
+    unsafe fn add_rows(
+        dtype: DType,
+        window: usize,
+        rows: &[Tap],
+        step: isize,
+        pixels: usize,
+        channels: usize,
+        out: *mut f32,
+    ) = add_rows_body
+}
+
+#[inline(always)]
+unsafe fn add_rows_body<S: Simd>(
+    s: S,
+    dtype: DType,
+    window: usize,
+    rows: &[Tap],
+    step: isize,
+    pixels: usize,
+    channels: usize,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_element!(dtype, e => match window {
+            3 => add_rows_of::<S, _, 3>(s, e, rows, step, pixels, channels, out),
+            5 => add_rows_of::<S, _, 5>(s, e, rows, step, pixels, channels, out),
+            _ => add_rows_of::<S, _, 7>(s, e, rows, step, pixels, channels, out),
+        }, else ())
+    }
+}
+
+#[inline(always)]
+unsafe fn add_rows_of<S: Simd, E: Element, const WINDOW: usize>(
+    s: S,
+    e: E,
+    rows: &[Tap],
+    step: isize,
+    pixels: usize,
+    channels: usize,
+    out: *mut f32,
+) {
+    let l = S::LANES;
+    let mut pixel = 0;
+    while pixel < pixels {
+        // The last block begins early enough to be whole; what it gives twice is the same.
+        let first = pixel.min(pixels - PIXELS);
+        pixel = first + PIXELS;
+        let mut c = 0;
+        while c < channels {
+            let n = l.min(channels - c);
+            let mut sums = [s.splat(0.0); PIXELS];
+            // SAFETY: the caller vouches for the channels of these pixels and of their windows.
+            unsafe {
+                for &(x, w) in rows {
+                    let mut weights = [s.splat(0.0); WINDOW];
+                    for (tap, weight) in weights.iter_mut().enumerate() {
+                        *weight = s.load_n(w.add(tap * CHANNELS + c), n);
+                    }
+                    let mut x = x.offset(step * first as isize);
+                    for at in 0..PIXELS + WINDOW - 1 {
+                        let value = if n == l { e.load(s, x, c) } else { e.load_n(s, x, c, n) };
+                        x = x.wrapping_offset(step);
+                        for tap in 0..WINDOW {
+                            // The pixel whose window has this one at `tap`.
+                            if at >= tap && at - tap < PIXELS {
+                                sums[at - tap] = s.mla(value, weights[tap], sums[at - tap]);
+                            }
+                        }
+                    }
+                }
+                for (i, sum) in sums.into_iter().enumerate() {
+                    s.store_n(out.add((first + i) * CHANNELS + c), sum, n);
+                }
+            }
+            c += n;
+        }
+    }
+}
+
+/// One pixel, four vectors of channels at a time.
+#[inline(always)]
+unsafe fn add_pixel<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], offset: isize, channels: usize, out: *mut f32) {
     let l = S::LANES;
     let mut c = 0;
-    // SAFETY: `channels` elements at every address.
+    // SAFETY: the caller vouches for the channels of this pixel.
     unsafe {
         while c + 4 * l <= channels {
             let mut sums = [s.splat(0.0); 4];
             for &(x, w) in taps {
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.mla(e.load(s, x, c + i * l), s.load(w.add(c + i * l)), *sum);
+                    *sum = s.mla(e.load(s, x.offset(offset), c + i * l), s.load(w.add(c + i * l)), *sum);
                 }
             }
             for (i, sum) in sums.into_iter().enumerate() {
@@ -145,7 +472,7 @@ unsafe fn add_taps_of<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], channels: u
             let n = l.min(channels - c);
             let mut sum = s.splat(0.0);
             for &(x, w) in taps {
-                sum = s.mla(e.load_n(s, x, c, n), s.load_n(w.add(c), n), sum);
+                sum = s.mla(e.load_n(s, x.offset(offset), c, n), s.load_n(w.add(c), n), sum);
             }
             s.store_n(out.add(c), sum, n);
             c += n;
@@ -153,15 +480,11 @@ unsafe fn add_taps_of<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], channels: u
     }
 }
 
-/// Element offset of the pixel that a tap reads, unless it is padding.
-fn input_offset(conv: &Conv, place: [usize; 3], taps: [usize; 3]) -> Option<isize> {
-    let mut offset = 0;
-    for axis in 0..3 {
-        let at = (place[axis] * conv.stride[axis] + taps[axis] * conv.dilation[axis]) as isize - conv.padding[axis];
-        if at < 0 || at >= (conv.input[axis] * conv.upsample[axis]) as isize {
-            return None;
-        }
-        offset += at / conv.upsample[axis] as isize * conv.strides[axis + 1];
-    }
-    Some(offset)
+/// Element offset along an axis of what a tap reads, unless it is padding.
+#[inline]
+fn input_offset(conv: &Conv, axis: usize, place: usize, tap: usize) -> Option<isize> {
+    let at = (place * conv.stride[axis] + tap * conv.dilation[axis]) as isize - conv.padding[axis];
+    let at = usize::try_from(at).ok().filter(|at| *at < conv.input[axis] * conv.upsample[axis])?;
+    let at = if conv.upsample[axis] == 1 { at } else { at / conv.upsample[axis] };
+    Some(at as isize * conv.strides[axis + 1])
 }
