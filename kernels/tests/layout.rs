@@ -186,6 +186,23 @@ fn many_short_rows() {
     }
 }
 
+/// Rows of all lengths that are moved as one larger element, at distances of which few are a multiple of that.
+#[test]
+fn short_rows_at_any_distance() {
+    let distances = |cols: isize| (0..8).map(move |gap| if gap == 7 { 0 } else { cols + gap });
+    for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
+        for (cols, gap) in (1..=16).flat_map(|cols| (0..4).map(move |gap| (cols, gap))) {
+            for from in distances(cols) {
+                let row = cols + gap;
+                let sizes = [3, 5, cols as usize];
+                let (from, to) = ([7 * from + 1, from, 1], [5 * row + gap, row, 1]);
+                let is_same = copies_as_its_reference(dtype, &sizes, (700, &from), (400, &to));
+                assert!(is_same, "{cols} {from:?} -> {to:?} {dtype:?}");
+            }
+        }
+    }
+}
+
 /// Pixel shuffles and unshuffles, with repeated channels and without, from and to both orders: few elements side by side, planes
 /// longer than a task, dimensions that stay within a line of the source.
 #[test]

@@ -264,17 +264,19 @@ unsafe fn copy_plane<T: Copy>(middle: Dim, inner: Dim, src: *const u8, dst: *mut
             }
         };
     }
+    // What is moved as one larger element need not lie at a multiple of it.
+    let steps = |bytes: isize| (bytes % step == 0).then_some(bytes / step);
     // Few elements, and distances of which the compiler makes vectors: one of each pair, as rotary embeddings take them, and
     // what pixel shuffles bring together.
-    match (inner.n, inner.src / step, inner.dst / step) {
-        (2, 0, 1) => rows!(2, 0, step),
+    match (inner.n, steps(inner.src), steps(inner.dst)) {
+        (2, Some(0), Some(1)) => rows!(2, 0, step),
         (2, ..) => rows!(2, inner.src, inner.dst),
         (3, ..) => rows!(3, inner.src, inner.dst),
         (4, ..) => rows!(4, inner.src, inner.dst),
-        (n, 2, 2) => rows!(n, 2 * step, 2 * step),
-        (n, 2, 1) => rows!(n, 2 * step, step),
-        (n, 4, 1) => rows!(n, 4 * step, step),
-        (n, 0, 1) => rows!(n, 0, step),
+        (n, Some(2), Some(2)) => rows!(n, 2 * step, 2 * step),
+        (n, Some(2), Some(1)) => rows!(n, 2 * step, step),
+        (n, Some(4), Some(1)) => rows!(n, 4 * step, step),
+        (n, Some(0), Some(1)) => rows!(n, 0, step),
         (n, ..) => rows!(n, inner.src, inner.dst),
     }
 }
