@@ -12,8 +12,9 @@ it is: :func:`base_of` says which is which.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -73,6 +74,10 @@ def base_of(module: nn.Module) -> nn.Module | None:
         return None
     if any(type(part).forward is not type(base).forward for part in parts):
         return None
+    if any(_is_patched(part) for part in (module, base, *parts)):
+        return None
+    if isinstance(base, _CONVOLUTIONS) and not all(_are_windows_alike(base, part) for part in downs._modules.values()):
+        return None
     dropout = module._modules.get("lora_dropout")
     if module.training and dropout is not None and any(getattr(d, "p", 0) for d in dropout._modules.values()):
         return None
@@ -90,6 +95,17 @@ def disabled_while_merged(root: nn.Module) -> list[Any]:
     kind = adapter_class()
     layers: list[Any] = [] if kind is None else [layer for layer in root.modules() if isinstance(layer, kind)]
     return [layer for layer in layers if layer.merged and layer.disable_adapters]
+
+
+def _is_patched(module: Any) -> bool:
+    """Whether the module itself, not its class, says what it computes."""
+    return "forward" in module.__dict__ or "_conv_forward" in module.__dict__
+
+
+def _are_windows_alike(base: Any, down: Any) -> bool:
+    """Whether the first of an adapter's two convolutions reads what the layer does."""
+    names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    return all(getattr(base, name) == getattr(down, name) for name in names)
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -131,14 +147,31 @@ def split_scale(module: nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, An
     """A call without the factor for all adapters that diffusers' models take in their attention arguments, and it."""
     for name in _SCALED:
         given = kwargs.get(name)
-        if type(given) is dict and type(given.get("scale")) in (int, float) and _is_diffusers(module):
-            rest = {key: value for key, value in given.items() if key != "scale"}
-            return {**kwargs, name: rest}, float(given["scale"])
+        if isinstance(given, dict) and type(given.get("scale")) in (int, float) and _scales_by(module, name):
+            rest = given.copy()
+            return {**kwargs, name: rest}, float(rest.pop("scale"))
     return kwargs, 1.0
 
 
-def _is_diffusers(module: nn.Module) -> bool:
-    return any(cls.__module__.startswith("diffusers.") for cls in type(module).__mro__)
+def _scales_by(module: nn.Module, name: str) -> bool:
+    """Whether a model's ``forward`` scales its adapters by what is in its argument ``name``: not every one that has such an
+    argument does."""
+    return name in _scaled_arguments(cast(Hashable, type(module)))
+
+
+@functools.cache
+def _scaled_arguments(kind: Hashable) -> tuple[str, ...]:
+    # A compiled module's class stands before the module's own.
+    own: Any = next(cls for cls in cast(type, kind).__mro__ if "_oxidiff" not in cls.__dict__)
+    function = own.forward
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and "scale_lora_layers" in code.co_names:
+            # `apply_lora_scale` has the name in a closure; elsewhere `forward` has an argument of this name.
+            closure = [cell.cell_contents for cell in function.__closure__ or ()]
+            return tuple(name for name in _SCALED if name in closure or name in code.co_varnames)
+        function = getattr(function, "__wrapped__", None)
+    return ()
 
 
 class EffectiveWeights:
@@ -150,14 +183,14 @@ class EffectiveWeights:
         self.peak_bytes = 0
         """The most that was held for a call."""
         self._made: dict[str, tuple[list[Tensor], list[Any], Tensor]] = {}
-        self._merged: dict[str, tuple[str, ...]] = {}
+        self._merged: dict[str, list[Any]] = {}
 
     def merged_anew(self, layers: Mapping[str, nn.Module]) -> set[int]:
         """Ids of weights into which adapters were merged, or from which they were taken, since the last time: PEFT writes
         them where torch does not count."""
-        now = {path: tuple(layer.merged_adapters) for path, layer in layers.items()}  # type: ignore[arg-type]
+        now = {path: _merged_into(layer) for path, layer in layers.items()}
         before, self._merged = self._merged, now
-        changed = [path for path, merged in now.items() if merged != before.get(path, ())]
+        changed = [path for path, merged in now.items() if merged != before.get(path, [])]
         return {id(p) for path in changed for p in layers[path].base_layer.parameters()}  # type: ignore[union-attr]
 
     def weight(self, path: str, layer: Any, suspects: Collection[int] = ()) -> Tensor:
@@ -187,7 +220,7 @@ class EffectiveWeights:
         for name in layer.active_adapters:
             if name not in layer.lora_A:
                 continue
-            factor = layer.scaling[name] * self.scale
+            factor = float(layer.scaling[name] * self.scale)
             magnitude = layer.lora_magnitude_vector[name].weight if name in variants else None
             if factor != 0 or magnitude is not None:
                 yield _Term(layer.lora_A[name].weight, layer.lora_B[name].weight, factor, magnitude)
@@ -207,6 +240,15 @@ class EffectiveWeights:
     def bytes(self) -> int:
         """Memory of the weights that were computed."""
         return sum(weight.nbytes for *_, weight in self._made.values())
+
+
+def _merged_into(layer: Any) -> list[Any]:
+    """Which adapters are in a layer's weight, and how: they may have been taken out and put in again with another factor."""
+    parts = {name: (layer.lora_A[name], layer.lora_B[name]) for name in layer.merged_adapters if name in layer.lora_A}
+    return [
+        (name, layer.scaling.get(name), [tensor_state(part.weight) for part in parts.get(name, ())])
+        for name in layer.merged_adapters
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -455,3 +455,195 @@ def test_hotswap(target_rank: int | None) -> None:
     assert testing.relative_error(*results[1]) > 1e-3, "the second adapter is another one"
     report = oxidiff.report(compiled)
     assert (report.captures, report.eager_calls) == (1, 0)
+
+
+class Layer(torch.nn.Module):
+    """A linear layer that is used as a function says."""
+
+    def __init__(self, use: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.q = torch.nn.Linear(8, 8)
+        self.use = use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self.q, x)
+
+
+def _adapted(module: torch.nn.Module, targets: list[str], seed: int = 1, **fields: Any) -> Any:
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **fields)
+    peft.inject_adapter_in_model(config, module, adapter_name="one")
+    return module.eval().requires_grad_(False)
+
+
+def _without_for_a_while(q: Any, x: Tensor) -> Tensor:
+    with_it = q(x)
+    q.enable_adapters(False)
+    without = q(x)
+    q.enable_adapters(True)
+    return with_it - 2 * without
+
+
+def _at_half(q: Any, x: Tensor) -> Tensor:
+    q.scaling["one"] *= 0.5
+    try:
+        return q(x)
+    finally:
+        q.scaling["one"] *= 2
+
+
+USES: dict[str, Callable[..., Tensor]] = {
+    "disabled for a while": _without_for_a_while,
+    "scaled by a method": lambda q, x: (q.scale_layer(0.5), q(x), q.unscale_layer(0.5))[1],
+    "scaled by hand": _at_half,
+    "forward called": lambda q, x: q.forward(x),
+    "layer inside called": lambda q, x: q(x) - 2 * q.base_layer(x),
+    "weight used before": lambda q, x: q.weight.sum() + q(x),
+    "weight used after": lambda q, x: q(x) + q.weight.sum(),
+    "names of adapters passed": lambda q, x: q(x, adapter_names=["one", "__base__", "one"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("use", USES)
+def test_a_forward_that_touches_its_adapters(use: str) -> None:
+    """The weights that a graph is bound to are the effective ones of before the call: not right here."""
+    module = _adapted(Layer(USES[use]), ["q"])
+    x = torch.randn(3, 8)
+    expected = module(x)
+    assert testing.relative_error(expected, module.q(x)) > 1e-2 or use == "forward called"
+    compiled = oxidiff.compile(module)
+    for _ in range(2):
+        assert testing.relative_error(compiled(x), expected) < 2e-6
+    # Nothing is left of it, and what is set from outside counts as always.
+    assert module.q.scaling == {"one": 4.0}
+    module.q.set_scale("one", 0.25)
+    assert testing.relative_error(compiled(x), module.forward(x)) < 2e-6
+
+
+class Inner(torch.nn.Module):
+    """A model that passes a scale on to one of diffusers'."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, scale: float, **inputs: Any) -> Tensor:
+        result: Tensor = self.unet(**inputs, cross_attention_kwargs={"scale": scale})[0]
+        return result
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_scale_passed_on_by_a_model_around() -> None:
+    subject = Subject()
+    subject.add("one")
+    inner = Inner(testing.build("sd15-unet"))
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS["sd15-unet"], init_lora_weights=False),
+        inner.unet,
+        adapter_name="one",
+    )
+    inner.unet.load_state_dict(subject.module.state_dict())
+    outer: Any = oxidiff.compile(inner.eval())
+    for scale in (0.5, 1.0, 0.2):
+        given = {"scale": scale}
+        ours = outer(scale=scale, **subject.inputs)
+        assert testing.relative_error(ours, subject.result(cross_attention_kwargs=given)) < 2e-5
+
+
+class Scales(dict[str, float]):
+    """A dictionary of a class of its own."""
+
+    def copy(self) -> Scales:
+        return Scales(self)
+
+
+def test_scale_in_a_dictionary_of_another_class() -> None:
+    subject = Subject()
+    subject.add("one")
+    subject.check(cross_attention_kwargs=Scales(scale=0.5))
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_a_model_that_ignores_the_scale() -> None:
+    """UNet3DConditionModel has the argument, and does not scale its adapters by it."""
+    from diffusers import UNet3DConditionModel
+
+    module: Any = UNet3DConditionModel(
+        block_out_channels=(4, 8),
+        norm_num_groups=2,
+        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
+        cross_attention_dim=8,
+        layers_per_block=1,
+        attention_head_dim=2,
+    )
+    testing.fill_weights(module, 0)
+    module = _adapted(module, ATTENTION)
+    inputs = torch.randn(1, 4, 3, 8, 8), torch.tensor(7), torch.randn(1, 5, 8)
+    expected = module(*inputs)[0]
+    compiled = oxidiff.compile(module)
+    assert testing.relative_error(compiled(*inputs, cross_attention_kwargs={"scale": 0.3})[0], expected) < 2e-5
+
+
+def test_a_tensor_as_scale_leaves_the_adapters_as_they_are() -> None:
+    subject = Subject()
+    subject.add("one")
+    before = [dict(layer.scaling) for layer in subject.layers()]
+    compiled: Any = oxidiff.compile(subject.module)
+    given = {"scale": torch.tensor(0.6)}
+    with pytest.warns(oxidiff.FallbackWarning):
+        ours = subject.result(compiled, cross_attention_kwargs=given)
+    assert [dict(layer.scaling) for layer in subject.layers()] == before
+    assert testing.relative_error(ours, subject.result(cross_attention_kwargs={"scale": 0.6})) < 2e-5
+
+
+class Seamless(torch.nn.Module):
+    """A convolution that goes around the edges; PEFT's pads with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.conv(x)
+        return result
+
+
+def _patched(module: Any) -> None:
+    module.forward = lambda x: 2 * type(module).forward(module, x)
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("part", ["padding", "layer", "base", "down", "up"])
+def test_layers_that_compute_something_else(part: str) -> None:
+    module = _adapted(Seamless(), ["conv"])
+    if part != "padding":
+        module.conv.base_layer.padding_mode = "zeros"
+        _patched(
+            {
+                "layer": module.conv,
+                "base": module.conv.base_layer,
+                "down": module.conv.lora_A["one"],
+                "up": module.conv.lora_B["one"],
+            }[part]
+        )
+    x = torch.randn(2, 4, 6, 7)
+    expected = module(x)
+    assert testing.relative_error(oxidiff.compile(module)(x), expected) < 2e-6
+
+
+def test_fused_again_with_another_factor() -> None:
+    """The weight differs where nobody looks: three places of it are looked at where torch does not count."""
+    module = _adapted(Layer(lambda q, x: q(x)), ["q"])
+    for row in (0, 3, 4, 7):
+        # The first, middle and last bytes stay as they are.
+        module.q.lora_B["one"].weight[row] = 0
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = torch.randn(3, 8)
+    for factor in (1.0, 3.0, 0.5):
+        module.q.set_scale("one", factor)
+        module.q.merge()
+        expected = module.q.base_layer(x)
+        assert testing.relative_error(compiled(x), expected) < 2e-6
+        module.q.unmerge()

@@ -268,6 +268,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the program may be another since."""
         self._count = 0
         self._constants: dict[int, Tensor] = {}
+        self._effective: dict[int, WeightSlot] = {}
+        """Of weights that are bound with adapters in them, by the weight's id."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -313,8 +315,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Their memory holds something else than they say: `x.conj().imag`.
             raise self.error("forward uses a tensor that is negated or conjugated when it is read")
         slot = self.weights.find(tensor)
-        if slot is not None and slot.module != self.path and self.weights.is_effective(slot):
-            raise self.error(f"forward uses {slot.name}, to which adapters are added, outside of its layer")
+        if slot is not None and self.weights.is_effective(slot):
+            self._effective[id(tensor)] = slot
+            self._check_effective(slot)
         if slot is None and tensor.is_meta:
             raise self.error("forward uses a tensor that was made where tracing cannot see it")
         if slot is None and (owner := self.weights.owner_of_memory(tensor)) is not None:
@@ -329,10 +332,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = self.values[id(tensor)] = self._count - 1
         return value
 
+    def _check_effective(self, slot: WeightSlot) -> None:
+        """What a graph is bound to for this weight has adapters in it, which is right within its layer alone."""
+        if slot.module != self.path:
+            raise self.error(f"forward uses {slot.name}, to which adapters are added, outside of its layer")
+
     def _value(self, tensor: Tensor) -> int:
         value = self.values.get(id(tensor))
         if value is None:
             return self._bind(tensor)
+        if self._effective and (slot := self._effective.get(id(tensor))) is not None:
+            self._check_effective(slot)
         if self.aliases.is_active:
             self.aliases.refresh(tensor)
             return self.values[id(tensor)]
@@ -1188,22 +1198,107 @@ def _assign(view: Tensor, value: Any) -> None:
     view.copy_(value)
 
 
+class _Adapters:
+    """The LoRA layers of a module that is traced without them, and a look at whether that is all the same to ``forward``.
+
+    What adapters add is in the weights that programs are bound to, as the layers are between calls. A ``forward`` that
+    changes them on its way (a scale that it passes on to a model inside, adapters that it disables for a while), or that
+    looks behind them, is not what its trace says.
+    """
+
+    _WRITERS = (
+        "scale_layer",
+        "unscale_layer",
+        "set_scale",
+        "set_adapter",
+        "enable_adapters",
+        "delete_adapter",
+        "merge",
+        "unmerge",
+    )
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.bases = recorder.weights.bases
+        self._recorder = recorder
+        self._inside = {id(base) for base in self.bases.values()}
+        self._layers = recorder.weights.layers
+        self._scaling = {at: dict(layer.scaling) for at, layer in self._layers.items()}
+
+    def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.nn.Module:
+        """The module that runs where ``module`` is called."""
+        base = self.bases.get(id(module))
+        if base is None:
+            if id(module) in self._inside:
+                raise self._recorder.error("forward calls a layer to which adapters are added without them")
+            return module
+        if kwargs or len(args) != 1 or module._forward_pre_hooks or module._forward_hooks:
+            raise self._recorder.error("forward says which adapters a layer uses in this call")
+        if dict(self._layers[id(module)].scaling) != self._scaling[id(module)]:
+            self._put_back()
+            raise self._changed("their scaling is written")
+        return base
+
+    def _changed(self, what: str) -> CaptureError:
+        return self._recorder.error(
+            f"forward changes adapters while it runs ({what}); change them, or pass their scale, from outside"
+        )
+
+    def _put_back(self) -> None:
+        for at, layer in self._layers.items():
+            if layer.scaling != self._scaling[at]:
+                layer.scaling.clear()
+                layer.scaling.update(self._scaling[at])
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Lets no method change the adapters in this thread. What others change is in the weights that are bound next."""
+        replaced = []
+        owners = {
+            (owner, name)
+            for kind in {type(layer) for layer in self._layers.values()}
+            for name in self._WRITERS
+            for owner in [next((cls for cls in kind.__mro__ if name in cls.__dict__), None)]
+            if owner is not None
+        }
+        for owner, name in owners:
+            replaced.append((owner, name, owner.__dict__[name]))
+            setattr(owner, name, self._refusing(owner.__dict__[name]))
+        try:
+            yield
+        finally:
+            for owner, name, write in replaced:
+                setattr(owner, name, write)
+
+    def _refusing(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def method(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(layer) in self._layers and threading.get_ident() == self._recorder.thread:
+                raise self._changed(f"{write.__name__} of {self._recorder.weights.paths[id(self.bases[id(layer)])]}")
+            result = write(layer, *args, **kwargs)
+            if id(layer) in self._layers:
+                self._scaling[id(layer)] = dict(layer.scaling)
+            return result
+
+        return method
+
+
 @contextmanager
 def _following_modules(recorder: Recorder) -> Iterator[None]:
     """Keeps ``recorder.path`` at the submodule that is running."""
     global _current
     original, set_original = torch.nn.Module.__call__, torch.nn.Module.__setattr__
     writers = {name: getattr(torch.nn.Module, name) for name in ("register_parameter", "add_module", "__delattr__")}
-    paths, bases = recorder.weights.paths, recorder.weights.bases
+    paths = recorder.weights.paths
     thread = recorder.thread
+    adapters = _Adapters(recorder)
 
     @functools.wraps(original)
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return original(self, *args, **kwargs)
         before = recorder.path
-        if bases:
-            self = bases.get(id(self), self)
+        if adapters.bases:
+            self = adapters.called(self, args, kwargs)
         recorder.path = paths.get(id(self), before)
         result = original(self, *args, **kwargs)
         # Not in a `finally`: after an exception the path says where it was raised.
@@ -1235,7 +1330,8 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
     for name, write in writers.items():
         setattr(torch.nn.Module, name, noting(write))
     try:
-        yield
+        with adapters.watched():
+            yield
     finally:
         for name, write in writers.items():
             setattr(torch.nn.Module, name, write)

@@ -86,6 +86,8 @@ class WeightIndex:
         """Ids of layers of adapters, whose lists and dictionaries other threads write: ``set_adapters``."""
         self.bases: dict[int, torch.nn.Module] = {}
         """The layer inside of each LoRA layer, by the LoRA layer's id: a graph is that of the module without adapters."""
+        self.layers: dict[int, Any] = {}
+        """The LoRA layers by id."""
         self._storages: dict[int, str] | None = None
         self._attributes: dict[int, WeightSlot] | None = None
         self._held: list[Tensor] = []
@@ -96,6 +98,7 @@ class WeightIndex:
             self.paths[id(module)] = path
             if layer is not None:
                 self.bases[id(layer)] = module
+                self.layers[id(layer)] = layer
                 self._effective.add(path)
             prefix = f"{path}." if path else ""
             for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
