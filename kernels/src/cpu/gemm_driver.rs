@@ -36,14 +36,22 @@ const fn share(isa: Isa) -> usize {
 }
 
 /// Rows of a task with which the last thread ends first: `m` rows of `cols` blocks of columns, in tasks of `rows` rows or
-/// less, or somewhat more than that if those are no more than `most`. Tiles need not be full: their heights differ by one.
-fn balanced_rows(m: usize, cols: usize, (rows, most): (usize, usize), (mr, threads): (usize, usize)) -> usize {
+/// less, or somewhat more than that if those are no more than `most`. Tiles need not be full, rows of vectors may differ by one:
+/// what costs as much as `step` rows should be as many.
+fn balanced_rows(
+    m: usize,
+    cols: usize,
+    (rows, most): (usize, usize),
+    (mr, step): (usize, usize),
+    threads: usize,
+) -> usize {
     let given = m.div_ceil(rows).max(1);
     let fewest = m.div_ceil(most + most / 16).clamp(1, given).max(given.saturating_sub(1));
-    let time = |blocks: usize| (blocks * cols).div_ceil(threads) * (m.div_ceil(blocks) + TASK_ROWS);
-    let is_tall = |blocks: usize| blocks <= given || m.div_ceil(blocks) >= 4 * mr;
+    let height = |blocks: usize| m.div_ceil(blocks).next_multiple_of(step);
+    let time = |blocks: usize| (blocks * cols).div_ceil(threads) * (height(blocks) + TASK_ROWS);
+    let is_tall = |blocks: usize| blocks <= given || height(blocks) >= 4 * mr;
     let best = (fewest..=given + threads).filter(|&blocks| is_tall(blocks)).min_by_key(|&blocks| time(blocks));
-    m.div_ceil(best.unwrap_or(given)).max(1)
+    height(best.unwrap_or(given)).max(1)
 }
 
 /// Rows whose products take as long as a task's own share: loading its panels, handing it out.
@@ -165,7 +173,8 @@ impl Blocking {
             }
         }
         if threads > 1 {
-            mc = balanced_rows(problem.m, problem.count * problem.n.div_ceil(nc), (mc, most_rows), (mr, threads));
+            let cols = problem.count * problem.n.div_ceil(nc);
+            mc = balanced_rows(problem.m, cols, (mc, most_rows), (mr, kernel.row_step()), threads);
         }
         let a_ld = units(kc, kernel.form.dtype()) * 4 + 64;
         let c_ld = nc + 16;
@@ -375,16 +384,32 @@ mod tests {
             ((16, 8, 14, 2), 16),
             ((1, 1, 14, 8), 1),
         ] {
-            let got = balanced_rows(m, cols, (rows, 252), (14, threads));
+            let got = balanced_rows(m, cols, (rows, 252), (14, 1), threads);
             assert_eq!(got, want, "{m} rows, {cols} blocks of columns, {threads} threads");
         }
         for m in [1, 5, 77, 1000, 4097] {
             for (cols, threads) in [(1, 2), (3, 4), (7, 16), (1, 64)] {
-                let rows = balanced_rows(m, cols, (126, 252), (14, threads));
+                let rows = balanced_rows(m, cols, (126, 252), (14, 1), threads);
                 assert!((1..=252 + 252 / 16).contains(&rows), "{m} {cols} {threads}: {rows}");
                 let slowest = |rows: usize| (m.div_ceil(rows) * cols).div_ceil(threads) * (rows + 8);
                 assert!(slowest(rows) <= slowest(126.min(m)), "{m} {cols} {threads}: {rows}");
             }
         }
+    }
+
+    #[test]
+    fn blocks_of_tiles_are_of_whole_tiles() {
+        // What a task with a part of a tile costs: that of a whole one.
+        let cost = |rows: usize| rows.next_multiple_of(16);
+        for m in [1, 77, 300, 1000, 1024, 1100, 4096, 4097] {
+            for (cols, threads) in [(1, 2), (3, 4), (4, 3), (7, 16), (1, 64)] {
+                let rows = balanced_rows(m, cols, (224, 252), (32, 16), threads);
+                assert!(rows.is_multiple_of(16) && (16..=272).contains(&rows), "{m} {cols} {threads}: {rows}");
+                let slowest = |rows: usize| (m.div_ceil(rows) * cols).div_ceil(threads) * (cost(rows) + 8);
+                let vectors = balanced_rows(m, cols, (224, 252), (32, 1), threads);
+                assert!(slowest(rows) <= slowest(vectors), "{m} {cols} {threads}: {rows} not {vectors}");
+            }
+        }
+        assert_eq!(balanced_rows(300, 1, (224, 252), (32, 16), 2), 160, "150 rows cost as many");
     }
 }

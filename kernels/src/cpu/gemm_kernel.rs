@@ -148,6 +148,14 @@ impl Kernel {
         units * self.form.elements_per_unit()
     }
 
+    /// Rows that a block should have a multiple of: fewer cost as much.
+    pub(crate) fn row_step(&self) -> usize {
+        match self.unit {
+            Unit::Vectors => 1,
+            Unit::Tiles => TILE_UNITS,
+        }
+    }
+
     /// Rows of the next tile, of `rows` that are left for so many tiles: tiles of vectors are of nearly equal height, tile
     /// registers are set up for full ones and once more for the last.
     pub(crate) fn next_height(&self, rows: usize, tiles: usize) -> usize {
