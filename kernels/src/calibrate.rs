@@ -167,16 +167,24 @@ impl Form {
         };
         (rounds * SUMS * lanes * per_lane) as f64
     }
+
+    /// Rounds that take about a tenth of a millisecond: of vectors, two instructions a cycle; a round of AMX takes 64 cycles.
+    fn rounds(self) -> usize {
+        match self {
+            Form::Bf16Amx | Form::Int8Amx => 5_000,
+            _ => 40_000,
+        }
+    }
 }
 
 /// Operations per second of all threads: the sum of what each reaches by itself in its best tenth of a millisecond, which
 /// other work does not meet.
 fn together(pool: &Pool, isa: Isa, form: Form) -> f64 {
-    const ROUNDS: usize = 40_000;
+    let rounds = form.rounds();
     let total = Mutex::new(0.0);
     pool.run(pool.threads(), |_, _| {
-        let seconds = best(Duration::from_millis(3), || arithmetic(isa, form, ROUNDS));
-        *total.lock().unwrap_or_else(PoisonError::into_inner) += form.operations(isa, ROUNDS) / seconds;
+        let seconds = best(Duration::from_millis(3), || arithmetic(isa, form, rounds));
+        *total.lock().unwrap_or_else(PoisonError::into_inner) += form.operations(isa, rounds) / seconds;
     });
     total.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
@@ -397,6 +405,22 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn runs_of_every_form_take_about_as_long() {
+        use crate::cpu::gemm_avx512;
+        for (form, kernel) in [
+            (Form::F32, &gemm_avx512::F32),
+            (Form::Bf16Dot, &gemm_avx512::BF16),
+            (Form::Int8Dot, &gemm_avx512::INT8),
+            (Form::Bf16Amx, &gemm_amx::BF16),
+            (Form::Int8Amx, &gemm_amx::INT8),
+        ] {
+            let time = |form: Form| form.operations(Isa::Avx512, form.rounds());
+            assert_eq!(time(form) / kernel.rate(), time(Form::F32), "{form:?}");
+        }
+    }
 
     #[test]
     fn ceilings_are_measured_once_and_make_sense() {
