@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::isa::{Isa, forbid_amx};
 
 /// One variable: name, default, meaning.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,15 @@ fn flag(value: &str) -> Option<bool> {
         "1" | "true" | "yes" | "on" => Some(true),
         _ => None,
     }
+}
+
+/// AVX-512 without AMX, a way out where tiles misbehave. `avx512` keeps its meaning, all of what comes with that level.
+const WITHOUT_AMX: &str = "avx512-no-amx";
+
+/// The level that a value of `OXIDIFF_ISA` names, and whether AMX may go with it.
+fn level(value: &str) -> Option<(Isa, bool)> {
+    let level = if value == WITHOUT_AMX { Isa::Avx512 } else { Isa::parse(value)? };
+    Some((level, level == Isa::Avx512 && value != WITHOUT_AMX))
 }
 
 /// What a flag says as it is now.
@@ -85,10 +94,10 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "OXIDIFF_ISA",
         default: "best",
-        doc: "avx512, avx2 or portable: forces a CPU instruction set",
+        doc: "avx512 (with AMX where there is), avx512-no-amx, avx2 or portable: forces a CPU instruction set",
         expects: Expects {
-            what: "avx512, avx2 or portable, or not what this processor has",
-            accepts: |v| Isa::parse(v).is_some_and(Isa::is_available),
+            what: "avx512, avx512-no-amx, avx2 or portable, or not what this processor has",
+            accepts: |v| level(v).is_some_and(|(isa, _)| isa.is_available()),
             otherwise: "the best that it has is used",
         },
     },
@@ -123,7 +132,7 @@ pub struct Config {
     /// `OXIDIFF_NUM_THREADS`.
     pub num_threads: Option<usize>,
     /// `OXIDIFF_ISA`.
-    pub isa: Option<String>,
+    pub isa: Option<Isa>,
     /// `OXIDIFF_VERIFY`.
     pub verify: bool,
     /// `OXIDIFF_DISABLE_PASS`.
@@ -161,7 +170,13 @@ pub fn config() -> &'static Config {
         debug: text("OXIDIFF_DEBUG").and_then(|v| v.parse().ok()).unwrap_or(0),
         dump: text("OXIDIFF_DUMP").map(PathBuf::from),
         num_threads: text("OXIDIFF_NUM_THREADS").and_then(|v| v.parse().ok()).filter(|&n| n > 0),
-        isa: text("OXIDIFF_ISA"),
+        isa: text("OXIDIFF_ISA").and_then(|v| level(&v)).map(|(isa, has_amx)| {
+            // Nothing has asked for tiles yet: products run for a target, which this decides.
+            if !has_amx {
+                forbid_amx();
+            }
+            isa
+        }),
         verify: cfg!(test) || is_on("OXIDIFF_VERIFY"),
         disable_pass: text("OXIDIFF_DISABLE_PASS").map(|v| listed(&v).map(str::to_owned).collect()).unwrap_or_default(),
         stop_after: text("OXIDIFF_STOP_AFTER"),
@@ -236,11 +251,15 @@ mod tests {
             ("OXIDIFF_NUM_THREADS", "1", "0"),
             ("OXIDIFF_DISABLE", "Off", "maybe"),
             ("OXIDIFF_ISA", "portable", "sse2"),
+            ("OXIDIFF_ISA", "portable", "portable-no-amx"),
             ("OXIDIFF_MAX_REWRITES", "12", "-1"),
         ] {
             assert!(accepts(name, good), "{name}={good}");
             assert!(!accepts(name, bad), "{name}={bad}");
         }
+        let levels = ["avx512", "avx512-no-amx", "avx2", "portable", "amx"].map(level);
+        let [all, vectors] = [true, false].map(|has_amx| Some((Isa::Avx512, has_amx)));
+        assert_eq!(levels, [all, vectors, Some((Isa::Avx2, false)), Some((Isa::Portable, false)), None]);
         assert_eq!(["1", "TRUE", "maybe", "no"].map(flag), [Some(true), Some(true), None, Some(false)]);
     }
 }

@@ -219,8 +219,7 @@ impl Target {
 
     /// The processor this runs on, at its best instruction set or the one that `OXIDIFF_ISA` names.
     pub fn host() -> Self {
-        let forced = crate::config::config().isa.as_deref().and_then(oxidiff_kernels::isa::Isa::parse);
-        let isa = forced.unwrap_or_else(oxidiff_kernels::isa::Isa::detect).clamp();
+        let isa = crate::config::config().isa.unwrap_or_else(oxidiff_kernels::isa::Isa::detect).clamp();
         Self { kind: DeviceKind::Cpu, isa }
     }
 }

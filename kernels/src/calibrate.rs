@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{gemm_amx, gemm_kernel};
 use crate::fork;
-use crate::isa::{Isa, features};
+use crate::isa::{Isa, amx, features};
 use crate::pool::Pool;
 
 /// Rates of all threads together; 0 where the processor has no such instruction.
@@ -149,8 +149,8 @@ impl Form {
                 Form::Bf16Dot => isa == Isa::Avx512 && features().avx512_bf16,
                 Form::F16 => isa == Isa::Avx512 && features().avx512_fp16,
                 Form::Int8Dot => isa == Isa::Avx512 && features().avx512_vnni,
-                Form::Bf16Amx => isa == Isa::Avx512 && features().amx_bf16,
-                Form::Int8Amx => isa == Isa::Avx512 && features().amx_int8,
+                Form::Bf16Amx => isa == Isa::Avx512 && amx().bf16,
+                Form::Int8Amx => isa == Isa::Avx512 && amx().int8,
             }
     }
 

@@ -3,6 +3,8 @@
 //! Kernels take an [`Isa`] from their caller and never probe the machine themselves, so that a test or a developer knob
 //! can force a lower level. Invariant: an entry point given an unavailable level runs the highest available one below
 //! it ([`Isa::clamp`]); it never executes an instruction the processor lacks.
+//!
+//! AMX is no level: kernels of [`Isa::Avx512`] use it where [`amx`] says so, which [`forbid_amx`] prevents.
 
 use std::sync::OnceLock;
 
@@ -62,10 +64,6 @@ pub struct Features {
     pub avx512_fp16: bool,
     /// `VPDPBUSD` exists.
     pub avx512_vnni: bool,
-    /// `TDPBF16PS` exists (AMX), this process may use it, and so do `VDPBF16PS` and the conversions that come with that.
-    pub amx_bf16: bool,
-    /// `TDPBUSD` exists (AMX), and this process may use it.
-    pub amx_int8: bool,
     /// First-level data cache of a core; [`SMALL_L1`] where the processor does not say.
     pub l1_bytes: usize,
     /// Second-level cache of a core; [`SMALL_L2`] where the processor does not say.
@@ -103,26 +101,42 @@ fn probe() -> Features {
         _ => Isa::Portable,
     };
     let avx512_bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
-    let [amx_bf16, amx_int8] = if avx512 { amx() } else { [false; 2] };
     Features {
         isa,
         avx512_bf16,
         avx512_fp16: avx512 && is_x86_feature_detected!("avx512fp16"),
         avx512_vnni: avx512 && is_x86_feature_detected!("avx512vnni"),
-        amx_bf16: amx_bf16 && avx512_bf16,
-        amx_int8,
         l1_bytes: cache_bytes(1).unwrap_or(SMALL_L1),
         l2_bytes: l2_bytes().max(SMALL_L2),
         l3_bytes: cache_bytes(3).unwrap_or(USUAL_L3),
     }
 }
 
-/// Whether AMX multiplies bf16, and bytes, in this process.
+/// What AMX multiplies in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amx {
+    /// `TDPBF16PS` exists, and so do `VDPBF16PS` and the conversions that come with that.
+    pub bf16: bool,
+    /// `TDPBUSD` exists.
+    pub int8: bool,
+}
+
+static AMX: OnceLock<Amx> = OnceLock::new();
+
+/// What AMX multiplies, found out once. Where it multiplies anything the first call asks the system for the use of tiles, after
+/// which Linux refuses threads signal stacks that are too small for them: ask where it is a candidate, no earlier.
+pub fn amx() -> Amx {
+    *AMX.get_or_init(probe_amx)
+}
+
+/// Does without AMX in this process, and so without asking for it. Whether it came before [`amx`].
+pub fn forbid_amx() -> bool {
+    AMX.set(Amx::default()).is_ok()
+}
+
 #[cfg(target_arch = "x86_64")]
-fn amx() -> [bool; 2] {
-    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
-    // Leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8. XCR0: bits 17 and 18, the state of tiles is saved.
-    const TILE_STATE: u64 = 0b11 << 17;
+fn probe_amx() -> Amx {
+    use std::arch::x86_64::{__cpuid_count, _xgetbv};
     #[target_feature(enable = "xsave")]
     fn saved_states() -> u64 {
         // SAFETY: the system has said that it uses XSAVE (AVX is available).
@@ -131,12 +145,41 @@ fn amx() -> [bool; 2] {
             _xgetbv(0)
         }
     }
-    // SAFETY: every x86-64 processor has the instruction; newer compilers know that. XSAVE is there where AVX is.
+    if features().isa < Isa::Avx512 {
+        return Amx::default();
+    }
+    // SAFETY: every x86-64 processor has the instruction; newer compilers know that.
     #[allow(unused_unsafe)]
-    let (last, leaf, saved) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0).edx, saved_states()) };
-    let has = |bit: u32| last >= 7 && leaf >> bit & 1 == 1;
-    let usable = has(24) && saved & TILE_STATE == TILE_STATE && tiles_permitted();
-    [usable && has(22), usable && has(25)]
+    let cpuid = |leaf, part| unsafe { __cpuid_count(leaf, part) };
+    // SAFETY: XSAVE is there where AVX is.
+    let found = amx_of(cpuid, unsafe { saved_states() });
+    let found = Amx { bf16: found.bf16 && features().avx512_bf16, ..found };
+    if found != Amx::default() && tiles_permitted() { found } else { Amx::default() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn probe_amx() -> Amx {
+    Amx::default()
+}
+
+/// What a processor multiplies that answers `CPUID` so, under a system that saves these states.
+#[cfg(target_arch = "x86_64")]
+fn amx_of(cpuid: impl Fn(u32, u32) -> std::arch::x86_64::CpuidResult, saved: u64) -> Amx {
+    // XCR0: bits 17 and 18, the state of tiles is saved.
+    const TILE_STATE: u64 = 0b11 << 17;
+    // Virtual machines may show the features of leaf 7 without palettes: `LDTILECFG` then refuses what describes registers.
+    const PALETTES: u32 = 0x1d;
+    if cpuid(0, 0).eax < PALETTES || saved & TILE_STATE != TILE_STATE {
+        return Amx::default();
+    }
+    // Of palette 1, EBX: registers above, bytes of a row below; ECX: rows.
+    let (palettes, first) = (cpuid(PALETTES, 0).eax, cpuid(PALETTES, 1));
+    let (registers, row_bytes, rows) = (first.ebx >> 16, first.ebx & 0xffff, first.ecx & 0xffff);
+    let is_whole = palettes >= 1 && registers >= 8 && row_bytes >= 64 && rows >= 16;
+    // Leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8.
+    let has = |bit: u32| cpuid(7, 0).edx >> bit & 1 == 1;
+    let usable = is_whole && has(24);
+    Amx { bf16: usable && has(22), int8: usable && has(25) }
 }
 
 /// Asks for the use of tile registers, which makes room for them where the system keeps a thread's state. Linux grants it to
@@ -212,8 +255,6 @@ fn probe() -> Features {
         avx512_bf16: false,
         avx512_fp16: false,
         avx512_vnni: false,
-        amx_bf16: false,
-        amx_int8: false,
         l1_bytes: SMALL_L1,
         l2_bytes: SMALL_L2,
         l3_bytes: USUAL_L3,
@@ -238,6 +279,38 @@ mod tests {
             assert!(isa.clamp() <= isa && isa.clamp().is_available());
         }
         assert!(Isa::Portable.is_available());
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn amx_needs_palettes_and_saved_tiles() {
+        use std::arch::x86_64::CpuidResult;
+        let none = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+        // A server's answers, registers and rows of its palette given.
+        let answer = move |last: u32, palettes: u32, ebx: u32, rows: u32, edx: u32| {
+            move |leaf: u32, part: u32| match (leaf, part) {
+                (0, _) => CpuidResult { eax: last, ..none },
+                (7, 0) => CpuidResult { edx, ..none },
+                (0x1d, 0) => CpuidResult { eax: palettes, ..none },
+                (0x1d, 1) => CpuidResult { eax: 0x0400_2000, ebx, ecx: rows, ..none },
+                _ => none,
+            }
+        };
+        let (whole, features, saved) = (8 << 16 | 64, 1 << 22 | 1 << 24 | 1 << 25, 0x600e7);
+        let both = Amx { bf16: true, int8: true };
+        assert_eq!(amx_of(answer(0x20, 1, whole, 16, features), saved), both);
+        assert_eq!(amx_of(answer(0x20, 1, whole, 16, 1 << 24 | 1 << 25), saved), Amx { bf16: false, ..both });
+        for (why, answers, saved) in [
+            ("tiles are not saved", answer(0x20, 1, whole, 16, features), 0xe7),
+            ("no leaf of palettes", answer(0x1c, 1, whole, 16, features), saved),
+            ("no palette", answer(0x20, 0, whole, 16, features), saved),
+            ("four registers", answer(0x20, 1, 4 << 16 | 64, 16, features), saved),
+            ("rows of 32 bytes", answer(0x20, 1, 8 << 16 | 32, 16, features), saved),
+            ("eight rows", answer(0x20, 1, whole, 8, features), saved),
+            ("no tiles", answer(0x20, 1, whole, 16, 1 << 22 | 1 << 25), saved),
+        ] {
+            assert_eq!(amx_of(answers, saved), Amx::default(), "{why}");
+        }
     }
 
     #[test]

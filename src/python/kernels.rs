@@ -12,6 +12,7 @@ use pyo3::types::PyDict;
 
 use super::errors::{guarded, shielded};
 use crate::backend::cpu::kernel_error;
+use crate::config::config;
 use crate::error::Error;
 
 fn measured_on<'py>(py: Python<'py>, bench: &Bench) -> PyResult<Bound<'py, PyDict>> {
@@ -22,6 +23,12 @@ fn measured_on<'py>(py: Python<'py>, bench: &Bench) -> PyResult<Bound<'py, PyDic
     out.set_item("flops", bench.flops)?;
     out.set_item("bytes", bench.bytes)?;
     Ok(out)
+}
+
+/// The registry, once the environment has had its say about what is available.
+fn rows() -> Vec<registry::Row> {
+    config();
+    registry::rows()
 }
 
 /// Every kernel of the registry.
@@ -39,7 +46,7 @@ pub fn kernels(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
             out.set_item("benches", benches)?;
             Ok(out)
         };
-        registry::rows().iter().map(describe).collect()
+        rows().iter().map(describe).collect()
     })
 }
 
@@ -54,7 +61,7 @@ impl KernelBench {
     #[new]
     fn new(py: Python<'_>, kernel: &str, bench: usize) -> PyResult<Self> {
         let start = || {
-            let row = registry::rows().into_iter().find(|row| row.name == kernel && (row.is_available)());
+            let row = rows().into_iter().find(|row| row.name == kernel && (row.is_available)());
             let row = row.ok_or_else(|| Error::invalid(format!("no kernel `{kernel}` runs on this machine")))?;
             let bench =
                 row.benches.get(bench).ok_or_else(|| Error::invalid(format!("`{kernel}` has no bench {bench}")))?;

@@ -271,7 +271,7 @@ mod tests {
     use super::super::verify::{verify_conv, verify_gemm, verify_int8};
     use super::{INITIAL, Instruction, Tiles, install};
     use crate::dtype::DType;
-    use crate::isa::{Features, Isa, features};
+    use crate::isa::{Amx, Isa, amx, features};
 
     /// How AMX is run.
     #[derive(Debug, PartialEq, Eq)]
@@ -283,10 +283,9 @@ mod tests {
     /// How AMX runs here, if what surrounds the micro-kernels does: attention converts with AVX512-BF16. Where a processor has
     /// tiles that this process may not use, or not for all products, some of the instructions would raise no signal, and the
     /// emulator not learn of them.
-    fn how_on(features: &Features, has_tiles: bool) -> Option<How> {
-        let has_products = features.amx_bf16 && features.amx_int8;
-        match (features.avx512_bf16, has_tiles) {
-            (true, true) if has_products => Some(How::Processor),
+    fn how_on(avx512_bf16: bool, has_tiles: bool, amx: Amx) -> Option<How> {
+        match (avx512_bf16, has_tiles) {
+            (true, true) if amx.bf16 && amx.int8 => Some(How::Processor),
             (true, false) => Some(How::Emulator),
             _ => None,
         }
@@ -300,7 +299,7 @@ mod tests {
         // SAFETY: every x86-64 processor has the instruction; newer compilers know that. Leaf 7, EDX, bit 24: AMX-TILE.
         #[allow(unused_unsafe)]
         let has_tiles = unsafe { __cpuid_count(7, 0) }.edx >> 24 & 1 == 1;
-        let how = how_on(features(), has_tiles);
+        let how = how_on(features().avx512_bf16, has_tiles, amx());
         if how == Some(How::Emulator) {
             install();
         }
@@ -309,19 +308,16 @@ mod tests {
 
     #[test]
     fn amx_is_run_only_where_all_of_it_is_seen() {
-        let isa = Isa::Avx512;
-        let (amx_bf16, amx_int8) = (false, false);
-        let plain = Features { isa, avx512_bf16: true, amx_bf16, amx_int8, ..*features() };
-        let all = Features { amx_bf16: true, amx_int8: true, ..plain };
-        for (features, has_tiles, how) in [
-            (plain, false, Some(How::Emulator)),
-            (all, true, Some(How::Processor)),
-            (Features { avx512_bf16: false, ..plain }, false, None),
-            (plain, true, None), // refused by the system
-            (Features { amx_bf16: false, ..all }, true, None),
-            (Features { amx_int8: false, ..all }, true, None),
+        let (none, both) = (Amx::default(), Amx { bf16: true, int8: true });
+        for (avx512_bf16, has_tiles, amx, how) in [
+            (true, false, none, Some(How::Emulator)),
+            (true, true, both, Some(How::Processor)),
+            (false, false, none, None),
+            (true, true, none, None), // refused by the system
+            (true, true, Amx { bf16: false, ..both }, None),
+            (true, true, Amx { int8: false, ..both }, None),
         ] {
-            assert_eq!(how_on(&features, has_tiles), how, "{features:?}");
+            assert_eq!(how_on(avx512_bf16, has_tiles, amx), how, "{avx512_bf16} {has_tiles} {amx:?}");
         }
     }
 

@@ -12,7 +12,7 @@
 //!
 //! The registers' shapes are state of the thread: [`set_up`] says how many rows a tile has, [`release`] leaves nothing
 //! behind. [`Runner`](super::gemm_kernel::Runner) calls both. Whether a process may use AMX is the system's decision
-//! ([`features`](crate::isa::features)).
+//! ([`amx`](crate::isa::amx)).
 //!
 //! Tests run this machine code on processors without AMX, too: `amx_emulator` carries its instructions out.
 

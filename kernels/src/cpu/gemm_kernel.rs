@@ -13,7 +13,7 @@
 use crate::calibrate::bf16_pairs_win;
 use crate::cpu::pack::Matrix;
 use crate::dtype::DType;
-use crate::isa::{Features, Isa, features};
+use crate::isa::{Amx, Features, Isa, amx, features};
 use crate::registry::Family;
 
 use super::gemm_portable;
@@ -115,14 +115,14 @@ impl Kernel {
 
     /// Whether this processor runs it.
     pub(crate) fn is_available(&self) -> bool {
-        self.is_available_with(features())
+        self.is_available_with(features(), amx)
     }
 
-    fn is_available_with(&self, features: &Features) -> bool {
+    fn is_available_with(&self, features: &Features, amx: fn() -> Amx) -> bool {
         self.isa <= features.isa
             && match (self.unit, self.form, self.isa) {
-                (Unit::Tiles, Form::Int8Quads, _) => features.amx_int8,
-                (Unit::Tiles, ..) => features.amx_bf16,
+                (Unit::Tiles, Form::Int8Quads, _) => amx().int8,
+                (Unit::Tiles, ..) => amx().bf16,
                 (_, Form::F32, _) | (.., Isa::Portable | Isa::Avx2) => true,
                 (_, Form::Bf16Pairs, Isa::Avx512) => features.avx512_bf16,
                 (_, Form::Int8Quads, Isa::Avx512) => features.avx512_vnni,
@@ -250,17 +250,17 @@ pub(crate) fn select(isa: Isa, a: DType, b: DType) -> &'static Kernel {
 
 /// The family of a form; the processor must have its instructions.
 pub(crate) fn of_form(isa: Isa, form: Form) -> &'static Kernel {
-    of_form_with(features(), isa, form)
+    of_form_with(features(), amx, isa, form)
 }
 
-fn of_form_with(features: &Features, isa: Isa, form: Form) -> &'static Kernel {
+fn of_form_with(features: &Features, amx: fn() -> Amx, isa: Isa, form: Form) -> &'static Kernel {
     match (isa.min(features.isa), form) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, Form::Bf16Pairs) if features.amx_bf16 => &gemm_amx::BF16,
+        (Isa::Avx512, Form::Bf16Pairs) if amx().bf16 => &gemm_amx::BF16,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Bf16Pairs) => &gemm_avx512::BF16,
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, Form::Int8Quads) if features.amx_int8 => &gemm_amx::INT8,
+        (Isa::Avx512, Form::Int8Quads) if amx().int8 => &gemm_amx::INT8,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Int8Quads) if features.avx512_vnni => &gemm_avx512::INT8,
         (_, Form::Int8Quads) => &gemm_portable::INT8,
@@ -406,30 +406,40 @@ pub(crate) unsafe fn spread_rows(
 mod tests {
     use super::*;
 
-    /// A processor with everything but AMX.
-    fn without_amx() -> Features {
-        let isa = Isa::Avx512;
-        let (amx_bf16, amx_int8) = (false, false);
-        Features { isa, avx512_bf16: true, avx512_fp16: true, avx512_vnni: true, amx_bf16, amx_int8, ..*features() }
-    }
-
     #[test]
     fn amx_multiplies_where_it_is_available() {
-        let with = Features { amx_bf16: true, amx_int8: true, ..without_amx() };
-        for (form, amx, vectors) in [
+        // A processor with everything.
+        let isa = Isa::Avx512;
+        let features = Features { isa, avx512_bf16: true, avx512_fp16: true, avx512_vnni: true, ..*features() };
+        let [with, without]: [fn() -> Amx; 2] = [|| Amx { bf16: true, int8: true }, Amx::default];
+        for (form, tiles, vectors) in [
             (Form::F32, &gemm_avx512::F32, &gemm_avx512::F32),
             (Form::Bf16Pairs, &gemm_amx::BF16, &gemm_avx512::BF16),
             (Form::Int8Quads, &gemm_amx::INT8, &gemm_avx512::INT8),
         ] {
-            assert!(std::ptr::eq(of_form_with(&with, Isa::Avx512, form), amx), "{form:?}");
-            assert!(std::ptr::eq(of_form_with(&without_amx(), Isa::Avx512, form), vectors), "{form:?}");
-            assert!(amx.is_available_with(&with) && vectors.is_available_with(&without_amx()), "{form:?}");
+            assert!(std::ptr::eq(of_form_with(&features, with, isa, form), tiles), "{form:?}");
+            assert!(std::ptr::eq(of_form_with(&features, without, isa, form), vectors), "{form:?}");
+            assert!(tiles.is_available_with(&features, with), "{form:?}");
+            assert!(vectors.is_available_with(&features, without), "{form:?}");
             // Panels are packed alike for every kernel of a form.
-            assert_eq!((amx.nr, amx.form), (vectors.nr, vectors.form));
+            assert_eq!((tiles.nr, tiles.form), (vectors.nr, vectors.form));
         }
-        assert!(!gemm_amx::BF16.is_available_with(&without_amx()));
-        assert!(!gemm_amx::INT8.is_available_with(&without_amx()));
-        let forced = of_form_with(&with, Isa::Avx2, Form::Int8Quads);
-        assert!(std::ptr::eq(forced, &gemm_portable::INT8), "a lower level was asked for");
+        assert!(!gemm_amx::BF16.is_available_with(&features, without));
+        assert!(!gemm_amx::INT8.is_available_with(&features, without));
+    }
+
+    /// The system's permission is process-wide and for good.
+    #[test]
+    fn tiles_are_asked_for_where_they_are_a_candidate_alone() {
+        let features = Features { isa: Isa::Avx512, avx512_vnni: true, ..*features() };
+        let asked = || panic!("asked for tiles");
+        for (isa, form, chosen) in [
+            (Isa::Avx512, Form::F32, &gemm_avx512::F32),
+            (Isa::Avx2, Form::F32, &gemm_avx2::F32),
+            (Isa::Avx2, Form::Int8Quads, &gemm_portable::INT8),
+        ] {
+            assert!(std::ptr::eq(of_form_with(&features, asked, isa, form), chosen), "{isa:?} {form:?}");
+        }
+        assert!(gemm_avx512::INT8.is_available_with(&features, asked));
     }
 }
