@@ -8,7 +8,7 @@
 //! Encodings and meanings are those of Intel's "Architecture Instruction Set Extensions Programming Reference", chapter 3. What
 //! it forbids ends the process, as it would there: an unknown palette, a register without rows, shapes that do not go together.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
 
@@ -28,6 +28,8 @@ const INITIAL: Tiles = Tiles { config: [0; 64], shapes: [(0, 0); 8], data: [[[0;
 thread_local! {
     // Without a destructor and made at compile time, so that a signal handler may use it.
     static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(INITIAL) };
+    /// How often it was set up.
+    static SET_UPS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Lets this process run AMX.
@@ -112,6 +114,7 @@ impl Instruction {
                 (0x49, 0, 0..=2) if self.reg == 0 => {
                     let (address, length) = self.address(registers)?;
                     tiles.set_up(&*(address.base as *const [u8; 64]))?;
+                    SET_UPS.set(SET_UPS.get() + 1);
                     return Some(length);
                 }
                 (0x49, 1, 0..=2) if self.reg == 0 => {
@@ -265,13 +268,18 @@ mod tests {
     use std::arch::x86_64::__cpuid_count;
     use std::process::Command;
 
+    use super::super::conv::{Conv, Weight, conv_with, pack_conv_weight};
+    use super::super::gemm::{Operand, gemm_with};
     use super::super::gemm_amx::{BF16, INT8, multiply_registers};
     use super::super::gemm_kernel::{Form, Runner};
+    use super::super::gemm_store::StoreEpilogue;
+    use super::super::pack::Matrix;
     use super::super::tile_exec_verify::verify_attention_of;
-    use super::super::verify::{verify_conv, verify_gemm, verify_int8};
-    use super::{INITIAL, Instruction, Tiles, install};
+    use super::super::verify::{Buffer, verify_conv, verify_gemm, verify_int8};
+    use super::{INITIAL, Instruction, SET_UPS, Tiles, install};
     use crate::dtype::DType;
     use crate::isa::{Amx, Isa, amx, features};
+    use crate::pool::Pool;
 
     /// How AMX is run.
     #[derive(Debug, PartialEq, Eq)]
@@ -387,7 +395,8 @@ mod tests {
             // SAFETY: sixteen units of that many rows, a panel of as many units, results of as many rows.
             unsafe {
                 let (a, c, panel) = ((a.as_ptr().cast(), 64), (c.as_mut_ptr().cast(), 32), panel.as_ptr().cast());
-                runner.tile((rows, 32), 16, a, panel, c, true, panel);
+                runner.take_panel(panel, 32, 16);
+                runner.tile(rows, a, c, true, panel);
             }
             assert_eq!(palette(), 1);
         }
@@ -399,6 +408,51 @@ mod tests {
             // SAFETY: AMX is available, or carried out.
             unsafe { multiply_registers(form, 3) };
             assert_eq!(palette(), 0);
+        }
+    }
+
+    /// How often registers are set up while that runs in this thread; `None` where nobody counts.
+    fn set_ups(run: impl FnOnce()) -> Option<usize> {
+        let before = SET_UPS.get();
+        run();
+        assert_eq!(palette(), 0);
+        (SET_UPS.get() > 0).then(|| SET_UPS.get() - before)
+    }
+
+    #[test]
+    #[ignore = "`tests_that_run_amx_pass` runs it"]
+    fn registers_are_set_up_for_blocks_not_for_panels() {
+        if !is_ready() {
+            return;
+        }
+        let pool = Pool::new(1);
+        // Four panels of one block, two blocks of terms.
+        let (n, k, dtype) = (128, 1000, DType::BF16);
+        for (m, times) in [(64, 1), (80, 1), (16, 1), (20, 1), (72, 1 + 8)] {
+            let (a, b, mut c) =
+                (Buffer::zeroed(dtype, m * k), Buffer::zeroed(dtype, n * k), Buffer::zeroed(DType::F32, m * n));
+            let (left, right) = (Matrix::row_major(a.ptr(), dtype, k), Matrix::row_major(b.ptr(), dtype, k));
+            let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+            // SAFETY: dense buffers of the sizes named.
+            let run = || unsafe {
+                gemm_with(&BF16, &pool, &[], (m, n, k), &left, &Operand::Strided(right), &store).unwrap();
+            };
+            assert!(set_ups(run).is_none_or(|count| count == times), "{m} rows");
+        }
+        // Nine taps of two panels: rows of 32 pixels, of 32 and 8, of 31, 32 and 31 where the outer ones lie in the padding.
+        for (width, padding, times) in [(34, 0, 1), (42, 0, 1 + 18), (32, 1, 1 + 6)] {
+            let shape = Conv::new_2d(1, [6, width], 64, 64, [3, 3]).padding([0, 0, padding]);
+            let (x, w) = (Buffer::zeroed(dtype, 6 * width * 64), Buffer::zeroed(dtype, 64 * 64 * 9));
+            let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(dtype, Isa::Avx512));
+            let mut y = Buffer::zeroed(DType::F32, shape.rows() * 64);
+            let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 64);
+            // SAFETY: dense buffers of the sizes that `shape` says.
+            let run = || unsafe {
+                let weight = Weight::contiguous(w.ptr(), dtype, &shape);
+                let packed = pack_conv_weight(&pool, Isa::Avx512, &shape, &weight, memory.ptr_mut());
+                conv_with(&BF16, &pool, &shape, x.ptr(), dtype, &packed, &store).unwrap();
+            };
+            assert!(set_ups(run).is_none_or(|count| count == times), "images {width} wide, {padding} padded");
         }
     }
 

@@ -6,7 +6,7 @@
 use super::attention::{Attention, BLOCK_KEYS, Heads};
 use super::gemm::is_readable;
 use super::gemm_driver::run_tiles;
-use super::gemm_kernel::{Form, Kernel, of_form, select};
+use super::gemm_kernel::{Form, Kernel, Runner, of_form, select};
 use super::math;
 use super::pack::{Matrix, pack_panel, units, width_at};
 use super::simd::{Element, Simd};
@@ -409,6 +409,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
         // What scores still have to be multiplied by, before and after the mask is added.
         let scale = if packing.pairs() { a.scale * std::f32::consts::LOG2_E } else { 1.0 };
         let (before, after) = if a.mask.is_some() { (scale, 1.0) } else { (1.0, scale) };
+        let mut runner = Runner::new(kernel);
         for key in (0..packing.seq_k).step_by(packing.block) {
             for row in (0..task.rows).step_by(kernel.nr) {
                 let group = group(row);
@@ -426,7 +427,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                 } else {
                     (task.packed.add(key * terms).cast(), terms * 4)
                 };
-                run_tiles(kernel, keys, width, terms, rows, lda, panel, scores, width, false, panel);
+                run_tiles(&mut runner, keys, width, terms, rows, lda, panel, scores, width, false, panel);
                 if let Some(mask) = &a.mask {
                     add_mask(s, kernel, mask, task, &group, key, keys, scores, strips, before);
                 }
@@ -443,7 +444,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                 let (lda, panel) = (packing.block_terms() * 4, scores.cast_const().cast());
                 let terms = units(keys, kernel.form.dtype());
                 run_tiles(
-                    kernel,
+                    &mut runner,
                     packing.dim_v,
                     width,
                     terms,
@@ -457,6 +458,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                 );
             }
         }
+        drop(runner);
         for row in (0..task.rows).step_by(kernel.nr) {
             with_element!(a.out.dtype, e => store_results(s, e, a, packing, task, &group(row), strips), else ());
         }

@@ -23,7 +23,7 @@
 use super::KernelError;
 use super::conv::{Conv, PackedWeight};
 use super::gemm_driver::widened;
-use super::gemm_kernel::{CopyRow, Kernel, Runner, Unit, copy_row};
+use super::gemm_kernel::{CopyRow, Kernel, Runner, copy_row};
 use super::pack::{elements_per_unit, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -226,17 +226,20 @@ impl<'a> Direct<'a> {
         unsafe {
             let c: *mut f32 = worker.scratch.add(self.c_offset).cast();
             c.write_bytes(0, task.rows * task.pixels * self.c_ld);
+            let mut runner = Runner::new(self.kernel);
             for c0 in (0..channels).step_by(self.kc) {
                 let kc = self.kc.min(channels - c0);
                 for kd in 0..self.conv.kernel[0] {
                     let Some(view) = self.view(task, worker, kd, c0, kc) else { continue };
                     for kh in 0..self.conv.kernel[1] {
                         for kw in 0..self.conv.kernel[2] {
-                            self.run_tap(task, worker, &view, [kd, kh, kw], (c0, kc), c);
+                            self.run_tap(&mut runner, task, worker, &view, [kd, kh, kw], (c0, kc), c);
                         }
                     }
                 }
             }
+            // Not held while the epilogue runs, as in the blocked engine.
+            drop(runner);
             self.finish(task, c, epilogue);
         }
     }
@@ -328,6 +331,7 @@ impl<'a> Direct<'a> {
     /// As [`Self::run`].
     unsafe fn run_tap(
         &self,
+        runner: &mut Runner<'_>,
         task: &Task,
         worker: Worker,
         view: &View,
@@ -352,7 +356,6 @@ impl<'a> Direct<'a> {
             let offset = (n0 * units(self.weight.terms, dtype) + row) * 4;
             self.weight.ptr.wrapping_add(task.group * self.weight.group_bytes + offset)
         };
-        let mut runner = Runner::new(kernel);
         let mut n0 = task.col0;
         while n0 < task.col0 + task.cols {
             let width = width_at(outs, n0, kernel.nr);
@@ -362,11 +365,16 @@ impl<'a> Direct<'a> {
                 let panel = widened(kernel, dtype, packed, kc, width, worker.scratch.add(self.panel_offset));
                 let next = if n0 + width < task.col0 + task.cols { panel_at(n0 + width) } else { packed };
                 let lines = terms / 4 * 64;
+                runner.take_panel(panel, width, terms);
+                if kernel.is_amx() && !runner.is_set_up(jobs[0].rows) {
+                    // They are sorted: registers are set up for the last height.
+                    jobs[..count].reverse();
+                }
                 for (index, job) in jobs[..count].iter().enumerate() {
                     let ahead =
                         if index * lines < terms * width * 4 { next.wrapping_add(index * lines) } else { panel };
                     let c = (job.c.add(n0 - task.col0), self.c_ld);
-                    runner.tile((job.rows, width), terms, (job.a, lda), panel, c, true, ahead);
+                    runner.tile(job.rows, (job.a, lda), c, true, ahead);
                 }
             }
             n0 += width;
@@ -398,7 +406,7 @@ impl<'a> Direct<'a> {
                 first += rows;
             }
         }
-        if self.kernel.unit != Unit::Vectors {
+        if self.kernel.is_amx() {
             // Tile registers are set up once for each height.
             jobs[..count].sort_unstable_by_key(|job| job.rows);
         }

@@ -28,7 +28,7 @@
 use super::KernelError;
 use super::conv::{Conv, Weight};
 use super::gemm_driver::widened;
-use super::gemm_kernel::{Kernel, select};
+use super::gemm_kernel::{Kernel, Runner, select};
 use super::gemm_store::load;
 use super::pack::{Matrix, SendMut, pack_panel, units, width_at};
 use super::winograd_transform::{MAX_POINTS, Results, Taps, transform_input, transform_output, transform_weights};
@@ -563,7 +563,7 @@ impl<'a> Job<'a> {
         m: *mut f32,
     ) {
         let (kernel, row) = (self.kernel, self.cut.chunk);
-        let family = kernel.tiles[usize::from(width == kernel.nr)];
+        let mut runner = Runner::new(kernel);
         let pieces = count.div_ceil(kernel.mr);
         let points = self.t * self.t;
         let v = self.v_at(chunk, first);
@@ -573,13 +573,15 @@ impl<'a> Job<'a> {
             }
             let (v, u) = (v.wrapping_add(point * self.cut.v_stride), u.wrapping_add(point * self.u_stride));
             let m = m.wrapping_add(point * self.m_stride);
+            // SAFETY: a panel of U.
+            unsafe { runner.take_panel(u.cast(), width, channels) };
             for piece in 0..pieces {
                 let (from, to) = (piece * count / pieces, (piece + 1) * count / pieces);
                 let (a, ahead) = (v.wrapping_add(from * row), v.wrapping_add(to * row));
                 // SAFETY: the tile lies inside V, the panel of U and M.
                 unsafe {
                     let c = m.add(from * width);
-                    family[to - from - 1](channels, a.cast(), row * 4, u.cast(), c, width, chunk > 0, ahead.cast());
+                    runner.tile(to - from, (a.cast(), row * 4), (c, width), chunk > 0, ahead.cast());
                 }
             }
         }

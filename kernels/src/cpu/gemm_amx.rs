@@ -8,24 +8,29 @@
 //!
 //! A tile register holds up to sixteen rows of 64 bytes. What the other micro-kernels call a unit, two bf16 or four bytes that
 //! follow each other, is what `TDPBF16PS` and `TDPBUSD` multiply and add up, so operands lie as those kernels read them: rows
-//! of A as they are, panels as [`pack`](super::pack) makes them. Units beyond the last sixteen are copied beside zeros.
+//! of A as they are, panels as [`pack`](super::pack) makes them. Units beyond the last sixteen are copied beside zeros, those
+//! of a panel once for all its tiles.
 //!
 //! The registers' shapes are state of the thread: [`set_up`] says how many rows a tile has, [`release`] leaves nothing
-//! behind. [`Runner`](super::gemm_kernel::Runner) calls both. Whether a process may use AMX is the system's decision
-//! ([`amx`](crate::isa::amx)).
+//! behind. Setting up is slow beside a product, so [`Runner`](super::gemm_kernel::Runner), which calls both, does it only where
+//! heights ask for it. Whether a process may use AMX is the system's decision ([`amx`](crate::isa::amx)).
 //!
 //! Tests run this machine code on processors without AMX, too: `amx_emulator` carries its instructions out.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::gemm_kernel::{Form, Kernel, TILE_UNITS as SIDE, Tile, Unit};
+use super::gemm_kernel::{Form, Kernel, TILE_UNITS as SIDE, Tiles};
 use crate::isa::Isa;
 
 /// Columns of a panel.
 const WIDTH: usize = 2 * SIDE;
 /// Bytes of a row of a tile register.
 const ROW: usize = 4 * SIDE;
+
+/// As [`gemm_kernel::Tile`](super::gemm_kernel::Tile), then where units beyond the last sixteen are: of the panel already, of A
+/// once it has run.
+pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool, *const u8, *mut Rest);
 
 macro_rules! heights {
     ($tile:ident, $wide:literal) => {
@@ -69,21 +74,19 @@ macro_rules! heights {
 /// 32 x 32 with `TDPBF16PS`: thirty-two terms of sixteen rows and columns an instruction.
 pub(crate) static BF16: Kernel = Kernel {
     isa: Isa::Avx512,
-    unit: Unit::Tiles,
     form: Form::Bf16Pairs,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: [heights!(bf16_tile, false), heights!(bf16_tile, true)],
+    tiles: Tiles::Registers([heights!(bf16_tile, false), heights!(bf16_tile, true)]),
 };
 
 /// 32 x 32 with `TDPBUSD`: sixty-four terms, 32-bit sums.
 pub(crate) static INT8: Kernel = Kernel {
     isa: Isa::Avx512,
-    unit: Unit::Tiles,
     form: Form::Int8Quads,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: [heights!(int8_tile, false), heights!(int8_tile, true)],
+    tiles: Tiles::Registers([heights!(int8_tile, false), heights!(int8_tile, true)]),
 };
 
 /// What `LDTILECFG` reads: palette 1, and for each tile register the bytes of a row and the number of rows.
@@ -131,30 +134,42 @@ pub(crate) unsafe fn release() {
 
 /// The last units of A and of the panel, fewer than sixteen, beside zeros.
 #[repr(C, align(64))]
-struct Rest {
+pub(crate) struct Rest {
     a: [[u8; ROW]; 2 * SIDE],
     panel: [[u8; 4 * WIDTH]; SIDE],
 }
 
-/// Copies the last `units` units.
+/// Copies the last units of A, as far as there are units beyond the last sixteen.
 ///
 /// # Safety
-/// `a` must hold `rows` rows of `units` units, fewer than sixteen, `lda` bytes apart; `panel` as many rows of `row` bytes; `to`
-/// must be writable.
+/// `a` must hold `rows` rows of `units` units, `lda` bytes apart; `to` must be writable.
 #[target_feature(enable = "avx512f")]
-unsafe fn copy_rest(a: *const u8, lda: usize, rows: usize, panel: *const u8, row: usize, units: usize, to: *mut Rest) {
-    let mask = (1u16 << units) - 1;
-    // SAFETY: reads are masked or inside `units` rows of the panel; writes lie inside `to`.
+unsafe fn copy_rows(a: *const u8, lda: usize, rows: usize, units: usize, to: *mut Rest) {
+    let mask = (1u16 << (units % SIDE)) - 1;
+    // SAFETY: reads are masked; writes lie inside `to`.
     unsafe {
-        let (to_a, to_panel) = ((&raw mut (*to).a).cast::<u8>(), (&raw mut (*to).panel).cast::<u8>());
-        for index in 0..rows {
-            let x = _mm512_maskz_loadu_epi32(mask, a.add(index * lda).cast());
-            _mm512_store_si512(to_a.add(index * ROW).cast(), x);
+        let (a, to) = (a.add(units / SIDE * ROW), (&raw mut (*to).a).cast::<u8>());
+        for row in 0..rows {
+            let x = _mm512_maskz_loadu_epi32(mask, a.add(row * lda).cast());
+            _mm512_store_si512(to.add(row * ROW).cast(), x);
         }
+    }
+}
+
+/// The same of a panel of `width` columns.
+///
+/// # Safety
+/// `panel` must hold `units` rows of as many units as it has columns; `to` must be writable. AVX-512 must be available.
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn copy_panel(panel: *const u8, width: usize, units: usize, to: *mut Rest) {
+    let row = 4 * width;
+    // SAFETY: reads are masked or inside the panel; writes lie inside `to`.
+    unsafe {
+        let (panel, to) = (panel.add(units / SIDE * SIDE * row), (&raw mut (*to).panel).cast::<u8>());
         for at in (0..SIDE * row).step_by(ROW) {
-            let inside = if at < units * row { u16::MAX } else { 0 };
+            let inside = if at < units % SIDE * row { u16::MAX } else { 0 };
             let x = _mm512_maskz_loadu_epi32(inside, panel.wrapping_add(at).cast());
-            _mm512_store_si512(to_panel.add(at).cast(), x);
+            _mm512_store_si512(to.add(at).cast(), x);
         }
     }
 }
@@ -163,7 +178,7 @@ macro_rules! tile {
     ($name:ident, $dot:literal) => {
         /// # Safety
         /// As [`Tile`] says, for `ROWS` rows of a panel, or of half of one; AMX must be available, and its registers be set
-        /// up for as many rows.
+        /// up for as many rows, or for more where these are sixteen; `rest` must hold what [`copy_panel`] makes of the panel.
         #[target_feature(enable = "avx512f")]
         unsafe fn $name<const ROWS: usize, const WIDE: bool>(
             units: usize,
@@ -174,18 +189,14 @@ macro_rules! tile {
             ldc: usize,
             accumulate: bool,
             prefetch: *const u8,
+            rest: *mut Rest,
         ) {
             let row = if WIDE { 2 * ROW } else { ROW };
-            let (rounds, left) = (units / SIDE, units % SIDE);
-            let mut copied = std::mem::MaybeUninit::<Rest>::uninit();
-            let mut rest: *const Rest = std::ptr::null();
-            if left > 0 {
-                rest = copied.as_ptr();
-                // SAFETY: what is left of the operands that the caller vouches for.
-                unsafe {
-                    let (a, panel) = (a.add(rounds * ROW), panel.add(rounds * SIDE * row));
-                    copy_rest(a, lda, ROWS, panel, row, left, copied.as_mut_ptr());
-                }
+            let mut left: *const Rest = std::ptr::null();
+            if units % SIDE > 0 {
+                left = rest;
+                // SAFETY: the rows of A that the caller vouches for.
+                unsafe { copy_rows(a, lda, ROWS, units, rest) };
             }
             // SAFETY: rows of A, panel and C are what the caller vouches for, and registers have as many rows as are there;
             // units that are left are read from the copy, whole registers of them. Prefetches do not fault.
@@ -233,14 +244,14 @@ macro_rules! tile {
                     "jne 4b",
                     // One more round over what is left.
                     "5:",
-                    "test {rest}, {rest}",
+                    "test {left}, {left}",
                     "je 6f",
-                    "mov {a}, {rest}",
-                    "lea {a_high}, [{rest} + {rest_high}]",
-                    "lea {panel}, [{rest} + {rest_panel}]",
+                    "mov {a}, {left}",
+                    "lea {a_high}, [{left} + {left_high}]",
+                    "lea {panel}, [{left} + {left_panel}]",
                     "mov {lda:e}, {side_bytes}",
                     "mov {rounds:e}, 1",
-                    "xor {rest:e}, {rest:e}",
+                    "xor {left:e}, {left:e}",
                     "jmp 4b",
                     "6:",
                     "tilestored [{c} + {ldc}*1], tmm0",
@@ -251,8 +262,8 @@ macro_rules! tile {
                     high = const (ROWS > SIDE) as usize,
                     side_bytes = const ROW,
                     panel_bytes = const if WIDE { 2 * SIDE * ROW } else { SIDE * ROW },
-                    rest_high = const SIDE * ROW,
-                    rest_panel = const 2 * SIDE * ROW,
+                    left_high = const SIDE * ROW,
+                    left_panel = const 2 * SIDE * ROW,
                     accumulate = in(reg) u32::from(accumulate),
                     c = in(reg) c,
                     c_high = in(reg) c.wrapping_add(SIDE * ldc),
@@ -262,8 +273,8 @@ macro_rules! tile {
                     lda = inout(reg) lda => _,
                     panel = inout(reg) panel => _,
                     row = in(reg) row,
-                    rounds = inout(reg) rounds => _,
-                    rest = inout(reg) rest => _,
+                    rounds = inout(reg) units / SIDE => _,
+                    left = inout(reg) left => _,
                     next = inout(reg) prefetch => _,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,

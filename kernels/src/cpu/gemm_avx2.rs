@@ -2,21 +2,20 @@
 
 use std::arch::x86_64::*;
 
-use super::gemm_kernel::{Form, Kernel, Tile, Unit};
+use super::gemm_kernel::{Form, Kernel, Tile, Tiles};
 use super::pack::Matrix;
 use crate::isa::Isa;
 
 /// 6 x 16 f32.
 pub(crate) static F32: Kernel = Kernel {
     isa: Isa::Avx2,
-    unit: Unit::Vectors,
     form: Form::F32,
     mr: 6,
     nr: 16,
-    tiles: [
+    tiles: Tiles::Vectors([
         &[tile::<1, 1, 8> as Tile, tile::<2, 1, 4>, tile::<3, 1, 4>, tile::<4, 1, 2>, tile::<5, 1, 2>, tile::<6, 1, 2>],
         &[tile::<1, 2, 4> as Tile, tile::<2, 2, 2>, tile::<3, 2, 2>, tile::<4, 2, 1>, tile::<5, 2, 1>, tile::<6, 2, 1>],
-    ],
+    ]),
 };
 
 /// `MR` rows and `NV` vectors of columns, in `CHAINS` sums that take the terms in turn: few rows leave registers, a chain of

@@ -12,7 +12,7 @@
 
 use std::arch::x86_64::*;
 
-use super::gemm_kernel::{Form, Kernel, Tile, Unit};
+use super::gemm_kernel::{Form, Kernel, Tile, Tiles};
 use super::pack::Matrix;
 use crate::isa::Isa;
 
@@ -40,11 +40,10 @@ macro_rules! heights {
 /// 14 x 32 f32.
 pub(crate) static F32: Kernel = Kernel {
     isa: Isa::Avx512,
-    unit: Unit::Vectors,
     form: Form::F32,
     mr: 14,
     nr: 32,
-    tiles: [
+    tiles: Tiles::Vectors([
         &[
             few_f32::<1, 1, 8> as Tile,
             few_f32::<2, 1, 8>,
@@ -62,27 +61,25 @@ pub(crate) static F32: Kernel = Kernel {
             narrow_f32::<14>,
         ],
         &f32_tiles::TILES,
-    ],
+    ]),
 };
 
 /// 14 x 32 with `VDPBF16PS`: two terms an instruction.
 pub(crate) static BF16: Kernel = Kernel {
     isa: Isa::Avx512,
-    unit: Unit::Vectors,
     form: Form::Bf16Pairs,
     mr: 14,
     nr: 32,
-    tiles: [heights!(narrow_bf16), &bf16_tiles::TILES],
+    tiles: Tiles::Vectors([heights!(narrow_bf16), &bf16_tiles::TILES]),
 };
 
 /// 14 x 32 with `VPDPBUSD`: four terms an instruction, 32-bit sums.
 pub(crate) static INT8: Kernel = Kernel {
     isa: Isa::Avx512,
-    unit: Unit::Vectors,
     form: Form::Int8Quads,
     mr: 14,
     nr: 32,
-    tiles: [heights!(narrow_int8), &int8_tiles::TILES],
+    tiles: Tiles::Vectors([heights!(narrow_int8), &int8_tiles::TILES]),
 };
 
 /// Address of row `$row` of A: three base registers five rows apart, and the row distance once, twice, three, four times.

@@ -36,8 +36,8 @@ const fn share(isa: Isa) -> usize {
 }
 
 /// Rows of a task with which the last thread ends first: `m` rows of `cols` blocks of columns, in tasks of `rows` rows or
-/// less, or somewhat more than that if those are no more than `most`. Tiles need not be full, rows of vectors may differ by one:
-/// what costs as much as `step` rows should be as many.
+/// less, or somewhat more than that if those are no more than `most`. Tiles of vectors need not be full: their heights differ by
+/// one. Of AMX a part of `step` rows costs as much as all of them.
 fn balanced_rows(
     m: usize,
     cols: usize,
@@ -240,6 +240,7 @@ unsafe fn run_block<A: ASource>(
         if problem.k == 0 {
             (0..rows).for_each(|row| c.add(row * blocking.c_ld).write_bytes(0, cols));
         }
+        let mut runner = Runner::new(problem.kernel);
         for k0 in (0..problem.k).step_by(blocking.kc) {
             let kc = blocking.kc.min(problem.k - k0);
             let (a, lda) = problem.a.block(z, row0, rows, k0, kc, worker.scratch, blocking.a_ld);
@@ -250,10 +251,12 @@ unsafe fn run_block<A: ASource>(
                 let terms = units(kc, problem.kernel.form.dtype());
                 let c = c.add(n0 - col0);
                 let next = next_panel(problem, z, n0, k0, kc, panel);
-                run_tiles(problem.kernel, rows, width, terms, a, lda, panel, c, blocking.c_ld, k0 > 0, next);
+                run_tiles(&mut runner, rows, width, terms, a, lda, panel, c, blocking.c_ld, k0 > 0, next);
                 n0 += width;
             }
         }
+        // Epilogues may multiply, too, and nobody knows how long they take: tile registers are not held meanwhile.
+        drop(runner);
         epilogue.apply(c, blocking.c_ld, z * problem.row_step + row0, z * problem.col_step + col0, rows, cols);
     }
 }
@@ -338,7 +341,7 @@ fn next_panel<A: ASource>(
 /// # Safety
 /// As [`run_block`].
 pub(crate) unsafe fn run_tiles(
-    kernel: &Kernel,
+    runner: &mut Runner<'_>,
     rows: usize,
     width: usize,
     terms: usize,
@@ -352,16 +355,17 @@ pub(crate) unsafe fn run_tiles(
 ) {
     let lines = terms / 4 * 64;
     let panel_bytes = terms * width * 4;
-    let tiles = rows.div_ceil(kernel.mr);
-    let mut runner = Runner::new(kernel);
+    let tiles = rows.div_ceil(runner.kernel().mr);
+    // SAFETY: the caller vouches for the panel.
+    unsafe { runner.take_panel(panel, width, terms) };
     let mut row = 0;
     for tile in 0..tiles {
-        let height = kernel.next_height(rows - row, tiles - tile);
+        let height = runner.next_height(rows - row, tiles - tile);
         // SAFETY: the tile lies inside the A block, the panel and the C block.
         unsafe {
             let ahead = if tile * lines < panel_bytes { next.wrapping_add(tile * lines) } else { panel };
             let (a, c) = ((a.add(row * lda), lda), (c.add(row * ldc), ldc));
-            runner.tile((height, width), terms, a, panel, c, accumulate, ahead);
+            runner.tile(height, a, c, accumulate, ahead);
         }
         row += height;
     }

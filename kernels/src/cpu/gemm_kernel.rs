@@ -56,16 +56,6 @@ impl Form {
     }
 }
 
-/// Where a micro-kernel keeps its results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
-    /// Vector registers.
-    Vectors,
-    /// Tile registers (AMX), which are set up for tiles of a height.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    Tiles,
-}
-
 /// Units of a row of a tile register, and rows of one.
 pub(crate) const TILE_UNITS: usize = 16;
 
@@ -75,20 +65,32 @@ pub(crate) const TILE_UNITS: usize = 16;
 /// panel's width. `prefetch` is any address: a kernel may fetch `units / 4` lines from there into L2.
 pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool, *const u8);
 
+/// Micro-kernels by where they keep their results: `[half panel, full panel][rows - 1]`.
+pub(crate) enum Tiles {
+    /// In vector registers.
+    Vectors([&'static [Tile]; 2]),
+    /// In tile registers (AMX), which are set up for tiles of a height.
+    #[cfg(target_arch = "x86_64")]
+    Registers([&'static [gemm_amx::Tile]; 2]),
+}
+
 /// A family of micro-kernels for one instruction set and operand form.
 pub(crate) struct Kernel {
     pub isa: Isa,
-    pub unit: Unit,
     pub form: Form,
     /// Most rows of a tile.
     pub mr: usize,
     /// Columns of a full panel.
     pub nr: usize,
-    /// `[half panel, full panel][rows - 1]`.
-    pub tiles: [&'static [Tile]; 2],
+    pub tiles: Tiles,
 }
 
 impl Kernel {
+    /// Whether its results are in tile registers.
+    pub(crate) fn is_amx(&self) -> bool {
+        !matches!(self.tiles, Tiles::Vectors(_))
+    }
+
     /// Whether it multiplies operands of that type.
     pub(crate) fn reads(&self, dtype: DType) -> bool {
         match self.form {
@@ -106,8 +108,8 @@ impl Kernel {
 
     /// The part of its name that says what multiplies, where that is not what multiplies f32.
     pub(crate) fn instruction(&self) -> &'static str {
-        match (self.unit, self.form) {
-            (Unit::Tiles, _) => "_amx",
+        match (self.is_amx(), self.form) {
+            (true, _) => "_amx",
             (_, Form::Bf16Pairs) => "_dot",
             _ => "",
         }
@@ -120,9 +122,9 @@ impl Kernel {
 
     fn is_available_with(&self, features: &Features, amx: fn() -> Amx) -> bool {
         self.isa <= features.isa
-            && match (self.unit, self.form, self.isa) {
-                (Unit::Tiles, Form::Int8Quads, _) => amx().int8,
-                (Unit::Tiles, ..) => amx().bf16,
+            && match (self.is_amx(), self.form, self.isa) {
+                (true, Form::Int8Quads, _) => amx().int8,
+                (true, ..) => amx().bf16,
                 (_, Form::F32, _) | (.., Isa::Portable | Isa::Avx2) => true,
                 (_, Form::Bf16Pairs, Isa::Avx512) => features.avx512_bf16,
                 (_, Form::Int8Quads, Isa::Avx512) => features.avx512_vnni,
@@ -132,89 +134,126 @@ impl Kernel {
     /// Multiply-adds in the time of an f32 one: what makers say of their instructions.
     pub(crate) fn rate(&self) -> f64 {
         let terms = self.form.elements_per_unit() as f64;
-        match self.unit {
-            Unit::Vectors => terms,
-            // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
-            Unit::Tiles => 8.0 * terms,
-        }
+        // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
+        if self.is_amx() { 8.0 * terms } else { terms }
     }
 
     /// Elements of k that blocks should be multiples of.
     pub(crate) fn k_step(&self) -> usize {
-        let units = match self.unit {
-            Unit::Vectors => 1,
-            Unit::Tiles => TILE_UNITS,
-        };
+        let units = if self.is_amx() { TILE_UNITS } else { 1 };
         units * self.form.elements_per_unit()
     }
 
     /// Rows that a block should have a multiple of: fewer cost as much.
     pub(crate) fn row_step(&self) -> usize {
-        match self.unit {
-            Unit::Vectors => 1,
-            Unit::Tiles => TILE_UNITS,
-        }
+        if self.is_amx() { TILE_UNITS } else { 1 }
     }
 
-    /// Rows of the next tile, of `rows` that are left for so many tiles: tiles of vectors are of nearly equal height, tile
-    /// registers are set up for full ones and once more for the last.
+    /// Rows of the next tile, of `rows` that are left for so many tiles: tiles of vectors are of nearly equal height, those of
+    /// AMX full but for the last.
     pub(crate) fn next_height(&self, rows: usize, tiles: usize) -> usize {
-        match self.unit {
-            Unit::Vectors => rows.div_ceil(tiles),
-            Unit::Tiles => rows.min(self.mr),
-        }
+        if self.is_amx() { rows.min(self.mr) } else { rows.div_ceil(tiles) }
     }
 }
 
-/// Runs tiles of a kernel, one after the other in one thread; what it changes in the thread's tile registers is undone when
-/// it is dropped.
+/// Runs tiles of a kernel, panel after panel in one thread. Tile registers stay set up from one to the next; what it changes in
+/// them is undone when it is dropped. Meanwhile no other one may run in the thread: it would take them away.
 pub(crate) struct Runner<'a> {
     kernel: &'a Kernel,
-    /// The height that tile registers are set up for.
-    #[cfg(target_arch = "x86_64")]
+    /// The panel at hand.
+    panel: *const u8,
+    width: usize,
+    units: usize,
+    /// The height that tile registers are set up for, 0 if they are not.
     height: usize,
+    #[cfg(target_arch = "x86_64")]
+    rest: std::mem::MaybeUninit<gemm_amx::Rest>,
 }
 
 impl<'a> Runner<'a> {
+    #[inline(always)]
     pub(crate) fn new(kernel: &'a Kernel) -> Runner<'a> {
         Runner {
             kernel,
-            #[cfg(target_arch = "x86_64")]
+            panel: std::ptr::null(),
+            width: 0,
+            units: 0,
             height: 0,
+            #[cfg(target_arch = "x86_64")]
+            rest: std::mem::MaybeUninit::uninit(),
         }
     }
 
-    /// Runs the tile of that many rows and columns.
+    pub(crate) fn kernel(&self) -> &'a Kernel {
+        self.kernel
+    }
+
+    /// Multiplies with that panel from here on.
     ///
     /// # Safety
-    /// As [`Tile`] says; the processor must have the kernel's instructions.
+    /// As [`Tile`] says, for all tiles that follow; the processor must have the kernel's instructions.
+    #[inline(always)]
+    pub(crate) unsafe fn take_panel(&mut self, panel: *const u8, width: usize, units: usize) {
+        (self.panel, self.width, self.units) = (panel, width, units);
+        #[cfg(target_arch = "x86_64")]
+        if self.kernel.is_amx() && !units.is_multiple_of(TILE_UNITS) {
+            // SAFETY: forwarded.
+            unsafe { gemm_amx::copy_panel(panel, width, units, self.rest.as_mut_ptr()) };
+        }
+    }
+
+    /// Whether tiles of that height need no other set-up than the one in force. Registers of sixteen rows are those of the upper
+    /// half of any higher tile.
+    pub(crate) fn is_set_up(&self, rows: usize) -> bool {
+        self.height == rows || rows == TILE_UNITS && self.height > rows
+    }
+
+    /// As [`Kernel::next_height`]; of AMX the short tile comes first where registers are set up for it.
+    #[inline(always)]
+    pub(crate) fn next_height(&self, rows: usize, tiles: usize) -> usize {
+        if !self.kernel.is_amx() {
+            return self.kernel.next_height(rows, tiles);
+        }
+        let short = rows - (tiles - 1) * self.kernel.mr;
+        if self.is_set_up(short) { short } else { self.kernel.next_height(rows, tiles) }
+    }
+
+    /// Runs the tile of that many rows over the panel.
+    ///
+    /// # Safety
+    /// As [`Tile`] says; [`Self::take_panel`] must have been called.
     #[inline(always)]
     pub(crate) unsafe fn tile(
         &mut self,
-        (rows, width): (usize, usize),
-        units: usize,
+        rows: usize,
         (a, lda): (*const u8, usize),
-        panel: *const u8,
         (c, ldc): (*mut f32, usize),
         accumulate: bool,
         prefetch: *const u8,
     ) {
-        let run = self.kernel.tiles[usize::from(width == self.kernel.nr)][rows - 1];
-        // SAFETY: forwarded; tile registers are set up for the height before.
+        let Runner { kernel, panel, width, units, .. } = *self;
+        let wide = usize::from(width == kernel.nr);
+        // SAFETY: forwarded; tile registers are set up for the height before, and the rest of the panel was copied.
         unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if self.kernel.unit == Unit::Tiles && self.height != rows {
-                gemm_amx::set_up(rows);
-                self.height = rows;
+            match &kernel.tiles {
+                Tiles::Vectors(tiles) => tiles[wide][rows - 1](units, a, lda, panel, c, ldc, accumulate, prefetch),
+                #[cfg(target_arch = "x86_64")]
+                Tiles::Registers(tiles) => {
+                    if !self.is_set_up(rows) {
+                        self.height = if rows == TILE_UNITS { 2 * TILE_UNITS } else { rows };
+                        gemm_amx::set_up(self.height);
+                    }
+                    let rest = self.rest.as_mut_ptr();
+                    tiles[wide][rows - 1](units, a, lda, panel, c, ldc, accumulate, prefetch, rest);
+                }
             }
-            run(units, a, lda, panel, c, ldc, accumulate, prefetch);
         }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
         if self.height > 0 {
             // SAFETY: a tile ran, so AMX is available.
             unsafe { gemm_amx::release() };

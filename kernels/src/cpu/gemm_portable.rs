@@ -1,20 +1,19 @@
 //! Micro-kernels in plain Rust: correct everywhere, as fast as the compiler's vectoriser makes them.
 
-use super::gemm_kernel::{Form, Kernel, Tile, Unit};
+use super::gemm_kernel::{Form, Kernel, Tile, Tiles};
 use crate::isa::Isa;
 use half::f16;
 
 /// 4 x 16 f32.
 pub(crate) static F32: Kernel = Kernel {
     isa: Isa::Portable,
-    unit: Unit::Vectors,
     form: Form::F32,
     mr: 4,
     nr: 16,
-    tiles: [
+    tiles: Tiles::Vectors([
         &[tile::<1, 8> as Tile, tile::<2, 8>, tile::<3, 8>, tile::<4, 8>],
         &[tile::<1, 16> as Tile, tile::<2, 16>, tile::<3, 16>, tile::<4, 16>],
-    ],
+    ]),
 };
 
 /// # Safety
@@ -53,14 +52,13 @@ unsafe fn tile<const MR: usize, const WIDTH: usize>(
 /// 4 x 16 of bytes, four terms a unit.
 pub(crate) static INT8: Kernel = Kernel {
     isa: Isa::Portable,
-    unit: Unit::Vectors,
     form: Form::Int8Quads,
     mr: 4,
     nr: 16,
-    tiles: [
+    tiles: Tiles::Vectors([
         &[quads::<1, 8> as Tile, quads::<2, 8>, quads::<3, 8>, quads::<4, 8>],
         &[quads::<1, 16> as Tile, quads::<2, 16>, quads::<3, 16>, quads::<4, 16>],
-    ],
+    ]),
 };
 
 /// # Safety
