@@ -90,7 +90,7 @@ TORCH: dict[str, Callable[[Sizes, Callable[..., torch.Tensor]], Callable[[], obj
 def floor_seconds(row: dict[str, Any], bench: dict[str, Any], ceilings: dict[str, Any]) -> tuple[float, str]:
     """What the ceilings allow, and which of them binds."""
     plain = {"u8": "int8_ops"}.get(row["dtype"], "f32_flops")
-    amx = {"u8": "int8_amx_ops", "bf16": "bf16_amx_flops"}.get(row["dtype"], plain)
+    amx = {"u8": "int8_amx_ops", "bf16": "bf16_amx_flops", "f16": "f16_amx_flops"}.get(row["dtype"], plain)
     name = "bf16_dot_flops" if "_dot_" in row["name"] else amx if "_amx_" in row["name"] else plain
     compute = bench["flops"] / ceilings[name] if ceilings[name] else 0.0
     where = ceilings["cache" if bench["bytes"] <= ceilings["cache"]["working_set"] else "memory"]

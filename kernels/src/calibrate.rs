@@ -32,6 +32,8 @@ pub struct Ceilings {
     pub int8_ops: f64,
     /// The same of `TDPBF16PS` (AMX), 16 x 16 lanes of 64 operations.
     pub bf16_amx_flops: f64,
+    /// The same of `TDPFP16PS` (AMX).
+    pub f16_amx_flops: f64,
     /// The same of `TDPBUSD` (AMX), 16 x 16 lanes of 128 operations.
     pub int8_amx_ops: f64,
     /// A working set that no cache holds, and one that only the last level does.
@@ -83,6 +85,7 @@ pub fn ceilings(pool: &Pool, isa: Isa) -> Ceilings {
         f16_flops: rate(Form::F16),
         int8_ops: rate(Form::Int8Dot),
         bf16_amx_flops: rate(Form::Bf16Amx),
+        f16_amx_flops: rate(Form::F16Amx),
         int8_amx_ops: rate(Form::Int8Amx),
         // SAFETY: the buffer has that capacity.
         memory: [size, CACHE_BYTES.min(size)].map(|bytes| unsafe { bandwidth(pool, isa, start, bytes) }),
@@ -135,6 +138,7 @@ enum Form {
     F16,
     Int8Dot,
     Bf16Amx,
+    F16Amx,
     Int8Amx,
 }
 
@@ -150,6 +154,7 @@ impl Form {
                 Form::F16 => isa == Isa::Avx512 && features().avx512_fp16,
                 Form::Int8Dot => isa == Isa::Avx512 && features().avx512_vnni,
                 Form::Bf16Amx => isa == Isa::Avx512 && amx().bf16,
+                Form::F16Amx => isa == Isa::Avx512 && amx().f16,
                 Form::Int8Amx => isa == Isa::Avx512 && amx().int8,
             }
     }
@@ -162,7 +167,7 @@ impl Form {
             Form::Bf16Dot | Form::F16 => 4,
             Form::Int8Dot => 8,
             // A round of AMX is four instructions of 16 x 16 lanes, sixteen units each.
-            Form::Bf16Amx => 4 * 16 * 16 * 4 / SUMS,
+            Form::Bf16Amx | Form::F16Amx => 4 * 16 * 16 * 4 / SUMS,
             Form::Int8Amx => 4 * 16 * 16 * 8 / SUMS,
         };
         (rounds * SUMS * lanes * per_lane) as f64
@@ -171,7 +176,7 @@ impl Form {
     /// Rounds that take about a tenth of a millisecond: of vectors, two instructions a cycle; a round of AMX takes 64 cycles.
     fn rounds(self) -> usize {
         match self {
-            Form::Bf16Amx | Form::Int8Amx => 5_000,
+            Form::Bf16Amx | Form::F16Amx | Form::Int8Amx => 5_000,
             _ => 40_000,
         }
     }
@@ -201,6 +206,7 @@ fn arithmetic(isa: Isa, form: Form, rounds: usize) {
             (Form::F16, _) => x86::f16(rounds),
             (Form::Int8Dot, _) => x86::int8_dot(rounds),
             (Form::Bf16Amx, _) => gemm_amx::multiply_registers(gemm_kernel::Form::Bf16Pairs, rounds),
+            (Form::F16Amx, _) => gemm_amx::multiply_registers(gemm_kernel::Form::F16Pairs, rounds),
             (Form::Int8Amx, _) => gemm_amx::multiply_registers(gemm_kernel::Form::Int8Quads, rounds),
         }
     }
@@ -415,6 +421,7 @@ mod tests {
             (Form::Bf16Dot, &gemm_avx512::BF16),
             (Form::Int8Dot, &gemm_avx512::INT8),
             (Form::Bf16Amx, &gemm_amx::BF16),
+            (Form::F16Amx, &gemm_amx::F16),
             (Form::Int8Amx, &gemm_amx::INT8),
         ] {
             let time = |form: Form| form.operations(Isa::Avx512, form.rounds());

@@ -117,6 +117,8 @@ fn probe() -> Features {
 pub struct Amx {
     /// `TDPBF16PS` exists, and so do `VDPBF16PS` and the conversions that come with that.
     pub bf16: bool,
+    /// `TDPFP16PS` exists.
+    pub f16: bool,
     /// `TDPBUSD` exists.
     pub int8: bool,
 }
@@ -176,10 +178,11 @@ fn amx_of(cpuid: impl Fn(u32, u32) -> std::arch::x86_64::CpuidResult, saved: u64
     let (palettes, first) = (cpuid(PALETTES, 0).eax, cpuid(PALETTES, 1));
     let (registers, row_bytes, rows) = (first.ebx >> 16, first.ebx & 0xffff, first.ecx & 0xffff);
     let is_whole = palettes >= 1 && registers >= 8 && row_bytes >= 64 && rows >= 16;
-    // Leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8.
+    // Leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8. Its second part, if there is one, EAX: bit 21 AMX-FP16.
     let has = |bit: u32| cpuid(7, 0).edx >> bit & 1 == 1;
     let usable = is_whole && has(24);
-    Amx { bf16: usable && has(22), int8: usable && has(25) }
+    let f16 = usable && cpuid(7, 0).eax >= 1 && cpuid(7, 1).eax >> 21 & 1 == 1;
+    Amx { bf16: usable && has(22), f16, int8: usable && has(25) }
 }
 
 /// Asks for the use of tile registers, which makes room for them where the system keeps a thread's state. Linux grants it to
@@ -297,8 +300,18 @@ mod tests {
             }
         };
         let (whole, features, saved) = (8 << 16 | 64, 1 << 22 | 1 << 24 | 1 << 25, 0x600e7);
-        let both = Amx { bf16: true, int8: true };
+        let both = Amx { bf16: true, f16: false, int8: true };
         assert_eq!(amx_of(answer(0x20, 1, whole, 16, features), saved), both);
+        let newer = |parts: u32| {
+            let older = answer(0x20, 1, whole, 16, features);
+            move |leaf: u32, part: u32| match (leaf, part) {
+                (7, 0) => CpuidResult { eax: parts, ..older(7, 0) },
+                (7, 1) => CpuidResult { eax: 1 << 21, ..none },
+                _ => older(leaf, part),
+            }
+        };
+        assert_eq!(amx_of(newer(1), saved), Amx { f16: true, ..both });
+        assert_eq!(amx_of(newer(0), saved), both, "leaf 7 has no second part");
         assert_eq!(amx_of(answer(0x20, 1, whole, 16, 1 << 24 | 1 << 25), saved), Amx { bf16: false, ..both });
         for (why, answers, saved) in [
             ("tiles are not saved", answer(0x20, 1, whole, 16, features), 0xe7),

@@ -509,5 +509,6 @@ class KernelBench:
 
 def ceilings() -> dict[str, Any]:
     """What this machine does at most at the present number of threads, measured once in about 50 ms: `isa`, `threads`,
-    `f32_flops`, `bf16_dot_flops`, `f16_flops`, `int8_ops` (0 where there is no such instruction), and `memory` and `cache`
-    with `working_set`, `read`, `copy` and `stream_copy` in bytes per second."""
+    `f32_flops`, `bf16_dot_flops`, `f16_flops`, `int8_ops` and, with AMX, `bf16_amx_flops`, `f16_amx_flops`, `int8_amx_ops`
+    (0 where there is no such instruction), and `memory` and `cache` with `working_set`, `read`, `copy` and `stream_copy` in
+    bytes per second."""

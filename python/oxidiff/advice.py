@@ -63,7 +63,8 @@ DEVICES: Final[Mapping[str, Device]] = {row[0].lower(): Device(*row) for row in 
 def _measured(threads: int) -> Device:
     found = _native.ceilings()
     f32 = float(found["f32_flops"])
-    half = max(f32, *(float(found.get(name, 0)) for name in ("bf16_dot_flops", "bf16_amx_flops", "f16_flops")))
+    names = ("bf16_dot_flops", "bf16_amx_flops", "f16_flops", "f16_amx_flops")
+    half = max(f32, *(float(found.get(name, 0)) for name in names))
     memory = found["memory"]
     return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, float(memory["read"]))
 

@@ -214,7 +214,9 @@ class Profile:
         at = self.ceilings
         if not at.get("f32_flops"):
             return 0.0, ""
-        dots = {"bf16": ("bf16_dot_flops", "bf16_amx_flops"), "f16": ("f16_flops",)}.get(step["dtype"], ())
+        dots = {"bf16": ("bf16_dot_flops", "bf16_amx_flops"), "f16": ("f16_flops", "f16_amx_flops")}.get(
+            step["dtype"], ()
+        )
         compute = step["flops"] / max([at["f32_flops"], *(at[dot] for dot in dots)])
         level = at["cache"] if step["bytes"] <= at["cache"]["working_set"] else at["memory"]
         memory = step["bytes"] / max(level["copy"], level["stream_copy"])

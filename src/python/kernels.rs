@@ -95,6 +95,7 @@ pub fn ceilings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         out.set_item("f16_flops", found.f16_flops)?;
         out.set_item("int8_ops", found.int8_ops)?;
         out.set_item("bf16_amx_flops", found.bf16_amx_flops)?;
+        out.set_item("f16_amx_flops", found.f16_amx_flops)?;
         out.set_item("int8_amx_ops", found.int8_amx_ops)?;
         for (name, at) in ["memory", "cache"].into_iter().zip(found.memory) {
             let rates = PyDict::new(py);

@@ -12,7 +12,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
 
-use half::bf16;
+use half::{bf16, f16};
 
 /// The state of a thread.
 struct Tiles {
@@ -140,6 +140,7 @@ impl Instruction {
                     return Some(length);
                 }
                 (0x5c, 2, 3) => tiles.dot(self.reg, self.rm, self.vvvv, bf16_terms)?,
+                (0x5c, 3, 3) => tiles.dot(self.reg, self.rm, self.vvvv, f16_terms)?,
                 (0x5e, 1, 3) => tiles.dot(self.reg, self.rm, self.vvvv, byte_terms)?,
                 _ => return None,
             }
@@ -241,8 +242,24 @@ type Terms = fn([u8; 4], &mut dyn Iterator<Item = ([u8; 4], [u8; 4])>) -> [u8; 4
 
 /// `TDPBF16PS`: even and odd terms are summed up apart. Numbers below the normal ones count as 0, before and after.
 fn bf16_terms(from: [u8; 4], units: &mut dyn Iterator<Item = ([u8; 4], [u8; 4])>) -> [u8; 4] {
-    let flush = |x: f32| if x.is_subnormal() { 0.0f32.copysign(x) } else { x };
-    let half = |unit: [u8; 4], at: usize| flush(bf16::from_le_bytes([unit[2 * at], unit[2 * at + 1]]).to_f32());
+    pair_terms(from, units, |bytes| flush(bf16::from_le_bytes(bytes).to_f32()))
+}
+
+/// `TDPFP16PS`: the same, but that operands below f16's normal numbers count as what they are.
+fn f16_terms(from: [u8; 4], units: &mut dyn Iterator<Item = ([u8; 4], [u8; 4])>) -> [u8; 4] {
+    pair_terms(from, units, |bytes| f16::from_le_bytes(bytes).to_f32())
+}
+
+fn flush(x: f32) -> f32 {
+    if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
+}
+
+fn pair_terms(
+    from: [u8; 4],
+    units: &mut dyn Iterator<Item = ([u8; 4], [u8; 4])>,
+    widen: fn([u8; 2]) -> f32,
+) -> [u8; 4] {
+    let half = |unit: [u8; 4], at: usize| widen([unit[2 * at], unit[2 * at + 1]]);
     let mut sums = [0.0f32; 2];
     for (a, b) in units {
         for (at, sum) in sums.iter_mut().enumerate() {
@@ -270,7 +287,7 @@ mod tests {
 
     use super::super::conv::{Conv, Weight, conv_with, pack_conv_weight};
     use super::super::gemm::{Operand, gemm_with};
-    use super::super::gemm_amx::{BF16, INT8, multiply_registers};
+    use super::super::gemm_amx::{BF16, F16, INT8, multiply_registers};
     use super::super::gemm_kernel::{Form, Runner};
     use super::super::gemm_store::StoreEpilogue;
     use super::super::pack::Matrix;
@@ -314,9 +331,14 @@ mod tests {
         how.is_some()
     }
 
+    /// Whether products of f16 can: some processors have all of AMX but those.
+    fn is_ready_for_f16() -> bool {
+        is_ready() && (amx() == Amx::default() || amx().f16)
+    }
+
     #[test]
     fn amx_is_run_only_where_all_of_it_is_seen() {
-        let (none, both) = (Amx::default(), Amx { bf16: true, int8: true });
+        let (none, both) = (Amx::default(), Amx { bf16: true, f16: false, int8: true });
         for (avx512_bf16, has_tiles, amx, how) in [
             (true, false, none, Some(How::Emulator)),
             (true, true, both, Some(How::Processor)),
@@ -404,7 +426,10 @@ mod tests {
         assert_eq!(palette(), 0);
         // Thirty-two products of 1 and 2 a tile.
         assert_eq!((c[2], c[3]), ([1.0 + 64.0 + 64.0; 32], [1.0 + 64.0; 32]));
-        for form in [Form::Bf16Pairs, Form::Int8Quads] {
+        for form in [Form::Bf16Pairs, Form::F16Pairs, Form::Int8Quads] {
+            if form == Form::F16Pairs && !is_ready_for_f16() {
+                continue;
+            }
             // SAFETY: AMX is available, or carried out.
             unsafe { multiply_registers(form, 3) };
             assert_eq!(palette(), 0);
@@ -463,6 +488,29 @@ mod tests {
             verify_gemm(&BF16, DType::BF16).unwrap();
             verify_int8(&INT8).unwrap();
         }
+        if is_ready_for_f16() {
+            verify_gemm(&F16, DType::F16).unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "`tests_that_run_amx_pass` runs it"]
+    fn small_numbers_count_in_f16_alone() {
+        if !is_ready_for_f16() {
+            return;
+        }
+        // The smallest number above 0, and 1024 in f16, 256 in bf16.
+        for (kernel, large, sum) in [(&F16, 0x6400_6400u32, 2f32.powi(-24) * 1024.0 * 32.0), (&BF16, 0x4380_4380, 0.0)]
+        {
+            let (a, panel, mut c) = ([[0x0001_0001u32; 16]; 3], [[large; 32]; 16], [[1.0f32; 32]; 3]);
+            let mut runner = Runner::new(kernel);
+            // SAFETY: sixteen units of three rows, a panel of as many units, results of as many rows.
+            unsafe {
+                runner.take_panel(panel.as_ptr().cast(), 32, 16);
+                runner.tile(3, (a.as_ptr().cast(), 64), (c.as_mut_ptr().cast(), 32), false, panel.as_ptr().cast());
+            }
+            assert_eq!(c, [[sum; 32]; 3], "{:?}", kernel.form);
+        }
     }
 
     #[test]
@@ -470,6 +518,9 @@ mod tests {
     fn convolutions_with_amx_match_the_reference() {
         if is_ready() {
             verify_conv(&BF16, DType::BF16).unwrap();
+        }
+        if is_ready_for_f16() {
+            verify_conv(&F16, DType::F16).unwrap();
         }
     }
 

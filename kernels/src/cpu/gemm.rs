@@ -29,7 +29,7 @@
 //! Element types: A and B each f32, f16 or bf16, in any combination. Products are accumulated in f32, in chains of at
 //! most [`K_BLOCK`](super::gemm_driver) terms that are then added up, so the error grows with the square root of the
 //! number of blocks rather than with `k`. Two bf16 operands use `TDPBF16PS` (AMX) or `VDPBF16PS` where that is fast (exact
-//! products, f32 sums); every other 16-bit operand is widened to f32 on its way into L1 or L2.
+//! products, f32 sums), two f16 ones `TDPFP16PS` (AMX); every other 16-bit operand is widened to f32 on its way into L1 or L2.
 //!
 //! `k = 0` gives zeros to the epilogue; `m = 0` or `n = 0` calls nothing.
 

@@ -6,10 +6,13 @@
 //! tmm5      *  tmm2   tmm3      rows 16 to 31
 //! ```
 //!
-//! A tile register holds up to sixteen rows of 64 bytes. What the other micro-kernels call a unit, two bf16 or four bytes that
-//! follow each other, is what `TDPBF16PS` and `TDPBUSD` multiply and add up, so operands lie as those kernels read them: rows
-//! of A as they are, panels as [`pack`](super::pack) makes them. Units beyond the last sixteen are copied beside zeros, those
+//! A tile register holds up to sixteen rows of 64 bytes. What the other micro-kernels call a unit, two bf16 or f16 or four
+//! bytes that follow each other, is what `TDPBF16PS`, `TDPFP16PS` and `TDPBUSD` multiply and add up, so operands lie as those
+//! kernels read them: rows of A as they are, panels as [`pack`](super::pack) makes them. Units beyond the last sixteen are copied beside zeros, those
 //! of a panel once for all its tiles.
+//!
+//! Numerics: products are exact, sums f32, in which numbers below the normal ones count as 0. So they do in operands of bf16; in
+//! those of f16 they count as what they are (Intel's manual, "Input FP16 denormals are always handled").
 //!
 //! The registers' shapes are state of the thread: [`set_up`] says how many rows a tile has, [`release`] leaves nothing
 //! behind. Setting up is slow beside a product, so [`Runner`](super::gemm_kernel::Runner), which calls both, does it only where
@@ -78,6 +81,15 @@ pub(crate) static BF16: Kernel = Kernel {
     mr: 2 * SIDE,
     nr: WIDTH,
     tiles: Tiles::Registers([heights!(bf16_tile, false), heights!(bf16_tile, true)]),
+};
+
+/// The same with `TDPFP16PS`.
+pub(crate) static F16: Kernel = Kernel {
+    isa: Isa::Avx512,
+    form: Form::F16Pairs,
+    mr: 2 * SIDE,
+    nr: WIDTH,
+    tiles: Tiles::Registers([heights!(f16_tile, false), heights!(f16_tile, true)]),
 };
 
 /// 32 x 32 with `TDPBUSD`: sixty-four terms, 32-bit sums.
@@ -286,17 +298,22 @@ macro_rules! tile {
 }
 
 tile!(bf16_tile, "tdpbf16ps");
+tile!(f16_tile, "tdpfp16ps");
 tile!(int8_tile, "tdpbusd");
 
 /// Products of registers alone, for [`calibrate`](crate::calibrate): `rounds` times four instructions of 16 x 16 x 16 units.
 ///
 /// # Safety
-/// AMX must be available.
+/// AMX must be available, and multiply operands of that form.
 pub(crate) unsafe fn multiply_registers(form: Form, rounds: usize) {
     // SAFETY: forwarded; only registers are touched.
     unsafe {
         set_up(2 * SIDE);
-        let run = if form == Form::Int8Quads { int8_registers } else { bf16_registers };
+        let run = match form {
+            Form::Int8Quads => int8_registers,
+            Form::F16Pairs => f16_registers,
+            _ => bf16_registers,
+        };
         run(rounds);
         release();
     }
@@ -331,4 +348,5 @@ macro_rules! registers {
 }
 
 registers!(bf16_registers, "tdpbf16ps");
+registers!(f16_registers, "tdpfp16ps");
 registers!(int8_registers, "tdpbusd");

@@ -27,6 +27,8 @@ pub(crate) enum Form {
     F32,
     /// Pairs of bf16 terms.
     Bf16Pairs,
+    /// Pairs of f16 terms, which AMX alone multiplies as they are.
+    F16Pairs,
     /// Fours of bytes: A unsigned, B signed, results 32-bit integers in the place of f32.
     Int8Quads,
 }
@@ -37,6 +39,7 @@ impl Form {
         match self {
             Form::F32 => DType::F32,
             Form::Bf16Pairs => DType::BF16,
+            Form::F16Pairs => DType::F16,
             Form::Int8Quads => DType::U8,
         }
     }
@@ -45,7 +48,7 @@ impl Form {
     pub(crate) const fn elements_per_unit(self) -> usize {
         match self {
             Form::F32 => 1,
-            Form::Bf16Pairs => 2,
+            Form::Bf16Pairs | Form::F16Pairs => 2,
             Form::Int8Quads => 4,
         }
     }
@@ -95,7 +98,7 @@ impl Kernel {
     pub(crate) fn reads(&self, dtype: DType) -> bool {
         match self.form {
             Form::F32 => matches!(dtype, DType::F32 | DType::F16 | DType::BF16),
-            Form::Bf16Pairs | Form::Int8Quads => dtype == self.form.dtype(),
+            Form::Bf16Pairs | Form::F16Pairs | Form::Int8Quads => dtype == self.form.dtype(),
         }
     }
 
@@ -124,9 +127,11 @@ impl Kernel {
         self.isa <= features.isa
             && match (self.is_amx(), self.form, self.isa) {
                 (true, Form::Int8Quads, _) => amx().int8,
+                (true, Form::F16Pairs, _) => amx().f16,
                 (true, ..) => amx().bf16,
                 (_, Form::F32, _) | (.., Isa::Portable | Isa::Avx2) => true,
                 (_, Form::Bf16Pairs, Isa::Avx512) => features.avx512_bf16,
+                (_, Form::F16Pairs, Isa::Avx512) => false,
                 (_, Form::Int8Quads, Isa::Avx512) => features.avx512_vnni,
             }
     }
@@ -276,6 +281,8 @@ pub(crate) fn kernels() -> Vec<&'static Kernel> {
         #[cfg(target_arch = "x86_64")]
         &gemm_amx::BF16,
         #[cfg(target_arch = "x86_64")]
+        &gemm_amx::F16,
+        #[cfg(target_arch = "x86_64")]
         &gemm_amx::INT8,
         &gemm_portable::INT8,
     ]
@@ -283,8 +290,17 @@ pub(crate) fn kernels() -> Vec<&'static Kernel> {
 
 /// The fastest family for operands of these types.
 pub(crate) fn select(isa: Isa, a: DType, b: DType) -> &'static Kernel {
-    let pairs = isa.clamp() == Isa::Avx512 && (a, b) == (DType::BF16, DType::BF16) && bf16_pairs_win();
-    of_form(isa, if pairs { Form::Bf16Pairs } else { Form::F32 })
+    of_form(isa, form_of(amx, isa.clamp(), a, b))
+}
+
+/// The form that operands of these types are multiplied in.
+fn form_of(amx: fn() -> Amx, isa: Isa, a: DType, b: DType) -> Form {
+    match (a, b) {
+        _ if isa < Isa::Avx512 => Form::F32,
+        (DType::BF16, DType::BF16) if bf16_pairs_win() => Form::Bf16Pairs,
+        (DType::F16, DType::F16) if amx().f16 => Form::F16Pairs,
+        _ => Form::F32,
+    }
 }
 
 /// The family of a form; the processor must have its instructions.
@@ -298,6 +314,8 @@ fn of_form_with(features: &Features, amx: fn() -> Amx, isa: Isa, form: Form) -> 
         (Isa::Avx512, Form::Bf16Pairs) if amx().bf16 => &gemm_amx::BF16,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Bf16Pairs) => &gemm_avx512::BF16,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Form::F16Pairs) if amx().f16 => &gemm_amx::F16,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Int8Quads) if amx().int8 => &gemm_amx::INT8,
         #[cfg(target_arch = "x86_64")]
@@ -325,7 +343,7 @@ pub(crate) type CopyRow = unsafe fn(*const u8, *mut u8, usize);
 /// The copy from `dtype` to what `form` reads.
 pub(crate) fn copy_row(isa: Isa, dtype: DType, form: Form) -> CopyRow {
     match (form, dtype) {
-        (Form::Bf16Pairs, _) => gemm_portable::copy_16,
+        (Form::Bf16Pairs | Form::F16Pairs, _) => gemm_portable::copy_16,
         (Form::Int8Quads, _) => gemm_portable::copy_8,
         (Form::F32, DType::F16) => match isa {
             #[cfg(target_arch = "x86_64")]
@@ -450,7 +468,7 @@ mod tests {
         // A processor with everything.
         let isa = Isa::Avx512;
         let features = Features { isa, avx512_bf16: true, avx512_fp16: true, avx512_vnni: true, ..*features() };
-        let [with, without]: [fn() -> Amx; 2] = [|| Amx { bf16: true, int8: true }, Amx::default];
+        let [with, without]: [fn() -> Amx; 2] = [|| Amx { bf16: true, f16: true, int8: true }, Amx::default];
         for (form, tiles, vectors) in [
             (Form::F32, &gemm_avx512::F32, &gemm_avx512::F32),
             (Form::Bf16Pairs, &gemm_amx::BF16, &gemm_avx512::BF16),
@@ -465,6 +483,22 @@ mod tests {
         }
         assert!(!gemm_amx::BF16.is_available_with(&features, without));
         assert!(!gemm_amx::INT8.is_available_with(&features, without));
+        assert!(std::ptr::eq(of_form_with(&features, with, isa, Form::F16Pairs), &gemm_amx::F16));
+        assert!(gemm_amx::F16.is_available_with(&features, with));
+        assert!(
+            !gemm_amx::F16.is_available_with(&features, || Amx { f16: false, ..Amx { bf16: true, ..Amx::default() } })
+        );
+    }
+
+    #[test]
+    fn halves_are_multiplied_in_pairs_where_amx_does() {
+        let [with, without]: [fn() -> Amx; 2] =
+            [|| Amx { f16: true, ..Amx::default() }, || Amx { bf16: true, ..Amx::default() }];
+        assert_eq!(form_of(with, Isa::Avx512, DType::F16, DType::F16), Form::F16Pairs);
+        assert_eq!(form_of(without, Isa::Avx512, DType::F16, DType::F16), Form::F32);
+        for (a, b) in [(DType::F16, DType::BF16), (DType::F32, DType::F16)] {
+            assert_eq!(form_of(with, Isa::Avx512, a, b), Form::F32, "{a:?} {b:?}");
+        }
     }
 
     /// The system's permission is process-wide and for good.
@@ -480,5 +514,7 @@ mod tests {
             assert!(std::ptr::eq(of_form_with(&features, asked, isa, form), chosen), "{isa:?} {form:?}");
         }
         assert!(gemm_avx512::INT8.is_available_with(&features, asked));
+        assert_eq!(form_of(asked, Isa::Avx2, DType::F16, DType::F16), Form::F32);
+        assert_eq!(form_of(asked, Isa::Avx512, DType::F16, DType::F32), Form::F32);
     }
 }
