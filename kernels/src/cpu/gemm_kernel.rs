@@ -308,6 +308,7 @@ pub(crate) fn of_form(isa: Isa, form: Form) -> &'static Kernel {
     of_form_with(features(), amx, isa, form)
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn of_form_with(features: &Features, amx: fn() -> Amx, isa: Isa, form: Form) -> &'static Kernel {
     match (isa.min(features.isa), form) {
         #[cfg(target_arch = "x86_64")]
