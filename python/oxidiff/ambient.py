@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from .device import device_of
+from .device import device_of, tf32
 from .errors import UnsupportedError
 
 __all__ = ["ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle"]
 
 _C = torch._C
-_conv_precision = _C._get_fp32_precision_getter
 _len_dispatch_stack = _C._len_torch_dispatch_stack
 _len_function_stack = _C._len_torch_function_stack
 _is_any_autocast_enabled = _C._is_any_autocast_enabled
@@ -36,7 +35,7 @@ def ambient_mode() -> tuple[Any, ...] | str:
         return "torch.jit is tracing"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is on"
-    mode = torch.get_default_dtype(), _C._get_float32_matmul_precision(), _conv_precision("cuda", "conv")
+    mode = torch.get_default_dtype(), *tf32()
     # On a GPU autocast is an obstacle; on the CPU that of a GPU changes nothing.
     return mode if is_usual else (*mode, torch.is_autocast_enabled("cuda"), _len_function_stack() > 0)
 

@@ -22,9 +22,23 @@ from torch import Tensor
 from . import _native
 from .errors import UnsupportedError, from_native
 
-__all__ = ["Device", "device_of", "is_captured", "no_gpu"]
+__all__ = ["Device", "device_of", "is_captured", "no_gpu", "tf32"]
 
 _DLPACK_CUDA = 2
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+"""What ``fp32_precision`` of torch's backends asks, four times as fast."""
+
+
+def tf32() -> tuple[bool, bool]:
+    """Whether eager may round f32 operands of matrix products on a GPU, and of convolutions, to TF32.
+
+    All switches of torch end there: ``fp32_precision`` of a backend or of all, ``allow_tf32``,
+    ``set_float32_matmul_precision``. What the last two say themselves is no answer: it raises once both kinds were used.
+    """
+    if _precision is not None:
+        return _precision("cuda", "matmul") == "tf32", _precision("cuda", "conv") == "tf32"
+    backends: Any = torch.backends
+    return backends.cuda.matmul.fp32_precision == "tf32", backends.cudnn.conv.fp32_precision == "tf32"
 
 
 class Device:
@@ -69,9 +83,8 @@ class Device:
             return torch.cuda.is_current_stream_capturing()
 
     def tf32(self) -> tuple[bool, bool]:
-        """Whether eager may round f32 operands of matrix products there, and of convolutions, to TF32."""
-        precision = torch._C._get_fp32_precision_getter
-        return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
+        """As :func:`tf32`."""
+        return tf32()
 
     def has_autocast(self) -> bool:
         """Whether eager would cast arguments of ops there."""

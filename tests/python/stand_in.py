@@ -108,8 +108,7 @@ class StandIn:
         return self.captured
 
     def tf32(self) -> tuple[bool, bool]:
-        precision = torch._C._get_fp32_precision_getter
-        return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
+        return device.tf32()
 
     def has_autocast(self) -> bool:
         return torch.is_autocast_enabled("cuda")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import oxidiff
+from files import python
 from nets import Net, assert_close, image
 from oxidiff import device
 from oxidiff.store import bundle
@@ -53,6 +54,56 @@ def test_a_device_that_cannot_be_used_is_an_error_with_strict(refused: None) -> 
     ours = oxidiff.compile(Net().eval(), cache=False, strict=True)
     with pytest.raises(oxidiff.UnsupportedError, match="no NVIDIA driver"):
         ours(image())
+
+
+_SWITCHES = """
+import torch
+import oxidiff
+from oxidiff import device
+
+fast = device._precision
+assert fast is not None
+ours = oxidiff.compile(torch.nn.Linear(4, 4).eval(), cache=False, strict=True)
+backends = torch.backends
+mixed = 0
+for name, value, expected in [
+    ("start", None, (False, True)),
+    ("backends.cuda.matmul.fp32_precision", "tf32", (True, True)),
+    ("backends.mkldnn.matmul.fp32_precision", "bf16", (True, True)),
+    ("set_float32_matmul_precision", "highest", (False, True)),
+    ("set_float32_matmul_precision", "medium", (True, True)),
+    ("backends.cuda.matmul.fp32_precision", "ieee", (False, True)),
+    ("backends.cudnn.allow_tf32", False, (False, False)),
+    ("backends.cudnn.conv.fp32_precision", "tf32", (False, True)),
+    ("backends.cuda.matmul.allow_tf32", True, (True, True)),
+    ("backends.cudnn.conv.fp32_precision", "none", (True, False)),
+    ("backends.cuda.matmul.fp32_precision", "none", (False, False)),
+    ("backends.fp32_precision", "tf32", (True, True)),
+    ("backends.fp32_precision", "ieee", (False, False)),
+]:
+    *path, last = name.split(".")
+    at = torch
+    for part in path:
+        at = getattr(at, part)
+    if last.startswith("set_"):
+        getattr(at, last)(value)
+    elif value is not None:
+        setattr(at, last, value)
+    with torch.no_grad():
+        ours(torch.ones(2, 4))
+    try:
+        torch.get_float32_matmul_precision()
+    except RuntimeError:
+        mixed += 1
+    for device._precision in (None, fast):
+        assert device.tf32() == expected, (name, value, device.tf32())
+assert mixed, "nothing that this is about"
+print("eager", ours.report().eager_calls)
+"""
+
+
+def test_every_switch_for_tf32_is_understood_also_where_old_and_new_are_mixed() -> None:
+    assert python(_SWITCHES) == "eager 0\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -116,6 +167,7 @@ def test_the_benchmark_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPa
 
     pair = {"ours_ms": 5.0, "other_ms": 8.0, "ratio": 0.625, "spread": 0.01, "rounds": 50, "peak_ratio": 0.9}
     pair |= {"peak_bytes": 2**30, "compile_s": 9.0, "first_s": 0.2, "error": 1e-3, "eager_calls": 0, "reasons": []}
+    pair |= {"computed_by": {"cuDNN": 40, "kernel": 60}, "refused": [], "no_graphs": [], "tune_s": 9.5}
     missing = {"failed": "no time left"}
     first, *_ = gpu.case_rows("sdxl", {"eager": pair, "default": missing})
     assert first[1] == "0.62 ± 0.01"
