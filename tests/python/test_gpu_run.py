@@ -1,4 +1,5 @@
-"""What `tests/gpu/run.py` says of rows that are slow, that hang and that had no time: with rows made up for it."""
+"""What `tests/gpu/run.py` says of rows that are slow, that hang and that had no time: with rows made up for it. And that its
+own rows start, as far as they do behind the stand-in driver."""
 
 from __future__ import annotations
 
@@ -37,6 +38,10 @@ def slow(row):
         assert row.has_time()
         time.sleep(0.05)
     time.sleep(30)
+
+
+def models(row):
+    looks(row)
 
 
 def hangs(row):
@@ -106,6 +111,46 @@ def test_a_process_ends_with_its_children_where_the_time_does(tmp_path: Path) ->
     while is_alive(child):
         assert time.perf_counter() < until, "the child runs on"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("row", "match", "done"),
+    [
+        pytest.param("graphs", "", r"[1-9]\d* sizes", marks=pytest.mark.slow),
+        ("tf32", "", r"an error of"),
+        ("kernels", "attention of 40, alone", r"2 cases"),
+        ("ops", "silu", r"[1-9]\d* cases"),
+        ("models", "clip-l", r"[1-9]\d* models and types"),
+    ],
+)
+def test_a_row_starts_behind_the_stand_in_and_what_it_gets_done_passes(row: str, match: str, done: str) -> None:
+    """A few cases of each: what has been renamed under it is an error at once."""
+    options = ["--stand-in", "--only", row, "--match", match, "--limit", "250"]
+    script = [str(_ROOT / "tests/gpu/run.py"), *options]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, *script], capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
+    text = ran.stdout + ran.stderr
+    if "NoCompilerError" in text:
+        pytest.skip("no g++")
+    assert ran.returncode == 0, text
+    (note,) = re.findall(rf"^\| {row} \| passed \| [^|]* \| (.*) \|$", ran.stdout, re.MULTILINE)
+    assert re.search(done, note), text
+
+
+def test_a_long_row_leaves_time_to_those_behind_it() -> None:
+    code, table, text = rows_of("models,quick", 4.0)
+    assert (code, table) == (0, [("models", "not finished"), ("quick", "passed")]), text
+
+
+def test_what_eager_cannot_compute_in_16_bits_is_no_bound() -> None:
+    code = "import sys; sys.path.insert(0, 'tests/gpu'); import run, torch; half = torch.float16; "
+    code += "print(*(run.bound_of(e, half) for e in (1.0, 0.0, float('nan'), float('inf'))))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, env=environment, check=True)
+    assert done.stdout.split() == ["1.25", str(1.25 * 2.0**-11), "None", "None"]
 
 
 def is_alive(process: int) -> bool:
