@@ -97,6 +97,57 @@ def test_the_wheels_of_cuda_12_are_found_by_path(driver: Path, tmp_path: Path) -
     assert found["cuda device"] == (True, "this processor (sm_80)")
 
 
+def system_copies(site: Path, folder: str, soname: str, version: str, library: str) -> Path:
+    """A library as a system's CUDA toolkit has it: also by the name without a version."""
+    path = wheel(site, folder, soname, version, library)
+    named = path.with_name(soname.split(".so")[0] + ".so")
+    if named != path:
+        named.symlink_to(path)
+    return path
+
+
+def toolkit(site: Path, suffix: str, cuda: int = 12) -> Path:
+    """The folder of a CUDA toolkit with cuDNN, of other versions than PyTorch's."""
+    ask_nvrtc = f"nvrtcVersion(int* major, int* minor) {{ *major = {cuda}; *minor = 9; return 0; }}"
+    system_copies(site, "all", f"libnvrtc.so{suffix}", ask_nvrtc, "NVRTC")
+    ask_cublaslt = f"cublasLtGetVersion() {{ return {cuda}0900; }}"
+    system_copies(site, "all", f"libcublasLt.so{suffix}", ask_cublaslt, "CUBLASLT")
+    return system_copies(site, "all", f"libcudnn.so{suffix}", "cudnnGetVersion() { return 91200; }", "CUDNN").parent
+
+
+def test_a_toolkit_of_the_system_does_not_come_before_pytorch_s_libraries(driver: Path, tmp_path: Path) -> None:
+    paths = wheels_of_cuda_12(tmp_path)
+    other = toolkit(tmp_path / "system", ".12")
+    # The stubs of a toolkit, too.
+    (other / "libcuda.so").symlink_to(other / "libcudnn.so")
+    found = json.loads(
+        run(_FINDINGS, str(_native.__file__), str(tmp_path / "torch"), LD_LIBRARY_PATH=f"{other}:{driver}")
+    )
+    versions = {"nvrtc": "12.8", "cublasLt": "12.8", "cudnn": "9.8"}
+    for name, path in paths.items():
+        assert found[name] == [True, f"{versions[name]} at {path}"]
+    assert found["cuda driver"][0], found["cuda driver"]
+    assert found["cuda device"] == [True, "this processor (sm_80)"]
+
+
+@pytest.mark.parametrize("cuda", [12, 11])
+def test_another_copy_that_is_loaded_first_does_where_one_file_is_all_of_it(
+    driver: Path, tmp_path: Path, cuda: int
+) -> None:
+    paths = wheels_of_cuda_12(tmp_path)
+    # Whoever has loaded it has given it the name: no other library gets it any more.
+    other = toolkit(tmp_path / "system", "", cuda)
+    names = [other / f"lib{name}.so" for name in ("nvrtc", "cublasLt", "cudnn")]
+    found = findings(tmp_path / "torch", driver=driver, LD_PRELOAD=" ".join(map(str, names)))
+    for name in ("nvrtc", "cublasLt"):
+        at = other / f"lib{name}.so"
+        if cuda == 12:
+            assert found[name] == (True, f"12.9 at {at}, loaded before {paths[name]}")
+        else:
+            assert found[name][0] is False and f"{at} comes before {paths[name]}" in found[name][1]
+    assert found["cudnn"][0] is False and f"{other / 'libcudnn.so'} comes before" in found["cudnn"][1]
+
+
 def test_libraries_that_are_too_old_say_so(driver: Path, tmp_path: Path) -> None:
     paths = wheels_of_cuda_12(tmp_path, nvrtc="11, *minor = 8", without="cublasLtMatmul")
     found = findings(tmp_path / "torch", driver=driver)

@@ -2,9 +2,12 @@
 //!
 //! cudarc asks the dynamic linker for `libnvrtc.so`, ..., `libnvrtc.so.13` by name and panics where a library or a symbol is
 //! missing. So everything is looked at here before cudarc is asked: the copy that PyTorch has mapped, else the one beside
-//! it in its wheels, is opened by absolute path (then a name resolves to it), every symbol this crate calls is looked up,
-//! and what cudarc would use is compared with what was found: another copy that `LD_LIBRARY_PATH` names is a clear reason,
-//! not a surprise. The driver is `libcuda.so.1` by that name alone: `libcuda.so` may be a linker's stub.
+//! it in its wheels, is opened by absolute path, every symbol this crate calls is looked up, and the name that cudarc asks
+//! for first is made one of that copy ([`alias`]): the system may have another, in `LD_LIBRARY_PATH` or as a CUDA toolkit.
+//! What cudarc would use is compared with what was found. Where that still is another copy, since somebody has loaded it under
+//! the name before, it does for NVRTC and cuBLASLt if its major version is PyTorch's; cuDNN is in several files, and those of
+//! two copies would be mixed: that is a reason. The driver is `libcuda.so.1` by that name alone: `libcuda.so` may be a linker's
+//! stub.
 //!
 //! Invariant: no function of cudarc is called unless [`Libraries`] says that its library is there.
 
@@ -13,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::Library;
+
+use super::alias;
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]
@@ -37,11 +42,14 @@ pub struct Found {
     pub path: PathBuf,
     /// `major.minor`, or as the library counts.
     pub version: (u32, u32),
+    /// PyTorch's copy, where another one is used.
+    pub instead_of: Option<PathBuf>,
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{} at {}", self.version.0, self.version.1, self.path.display())
+        write!(f, "{}.{} at {}", self.version.0, self.version.1, self.path.display())?;
+        self.instead_of.iter().try_for_each(|other| write!(f, ", loaded before {}", other.display()))
     }
 }
 
@@ -224,6 +232,18 @@ fn mapped(stem: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Path of the file that is mapped there.
+fn mapped_at(address: usize) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let holds = |line: &&str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        Some((number(start)?..number(end)?).contains(&address))
+    };
+    let line = maps.lines().find(|line| holds(line) == Some(true))?;
+    line.find('/').map(|at| PathBuf::from(&line[at..]))
+}
+
 /// Opens `path` and keeps it open for the life of the process.
 fn open(path: &Path) -> Result<&'static Library, String> {
     // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers need nothing from this process.
@@ -249,7 +269,13 @@ fn acquire(wanted: &Wanted, search: &Search) -> Result<(PathBuf, &'static Librar
             Ok(library) => {
                 let missing = wanted.symbols.iter().find(|s| address(library, s).is_none());
                 return match missing {
-                    None => Ok((path.clone(), library)),
+                    None => {
+                        // Without it the copy is compared, too.
+                        if let Ok(alias) = alias::open(wanted.stem, path) {
+                            Box::leak(Box::new(alias));
+                        }
+                        Ok((path.clone(), library))
+                    }
                     Some(symbol) => Err(format!("{} has no `{symbol}`: a newer one is needed", path.display())),
                 };
             }
@@ -269,10 +295,33 @@ fn same_copy(path: &Path, library: &Library, by_name: &Library, symbol: &str) ->
     if address(library, symbol) == address(by_name, symbol) {
         return Ok(());
     }
+    let other = address(by_name, symbol).and_then(mapped_at);
+    let other = other.map_or_else(|| "another copy".to_owned(), |other| other.display().to_string());
     Err(format!(
-        "another copy than {} comes first in the linker's search path (LD_LIBRARY_PATH?); take it out of there",
+        "{other} comes before {} in the linker's search path (LD_LIBRARY_PATH?), or was loaded first; take it out of there",
         path.display()
     ))
+}
+
+/// What cudarc uses: what was found, or another copy that has all symbols and the same major version.
+fn usable_copy(
+    wanted: &Wanted,
+    (path, library): (PathBuf, &Library),
+    by_name: &Library,
+    version: fn(&Library) -> Option<(u32, u32)>,
+) -> Result<Found, String> {
+    let symbol = wanted.symbols[0];
+    let of = |library| version(library).ok_or_else(|| format!("{} does not say its version", wanted.stem));
+    let known = of(library)?;
+    let Err(reason) = same_copy(&path, library, by_name, symbol) else {
+        return Ok(Found { path, version: known, instead_of: None });
+    };
+    let other = of(by_name)?;
+    let has_all = wanted.symbols.iter().all(|s| address(by_name, s).is_some());
+    match address(by_name, symbol).and_then(mapped_at) {
+        Some(at) if has_all && other.0 == known.0 => Ok(Found { path: at, version: other, instead_of: Some(path) }),
+        _ => Err(reason),
+    }
 }
 
 fn find_driver(search: &Search) -> Result<Found, String> {
@@ -280,6 +329,10 @@ fn find_driver(search: &Search) -> Result<Found, String> {
     let library = open(&path).map_err(|e| format!("no NVIDIA driver: {e}"))?;
     if let Some(symbol) = DRIVER_SYMBOLS.iter().find(|s| address(library, s).is_none()) {
         return Err(format!("the NVIDIA driver has no `{symbol}`: a newer driver is needed"));
+    }
+    // A folder of stubs for linkers has one by the name without a version.
+    if let Ok(alias) = alias::open("libcuda.so", &path) {
+        Box::leak(Box::new(alias));
     }
     // SAFETY: libraries may be looked for at any time; `culib` is called only if one is there.
     let by_name = unsafe {
@@ -302,7 +355,7 @@ fn find_driver(search: &Search) -> Result<Found, String> {
             "the NVIDIA driver is for CUDA {major}.{minor}; {OLDEST_CUDA}.0 is needed: update the driver"
         ));
     }
-    Ok(Found { path, version })
+    Ok(Found { path, version, instead_of: None })
 }
 
 /// The driver's own version: that of the kernel module, else what NVML says (there is no such file on WSL). Of a stand-in what
@@ -362,15 +415,18 @@ fn find_nvrtc(search: &Search) -> Result<Found, String> {
         }
         cudarc::nvrtc::sys::culib()
     };
-    same_copy(&path, library, by_name, "nvrtcVersion")?;
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the symbol is there, and takes two pointers to ints.
-    unsafe { cudarc::nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor) };
-    let version = (major.unsigned_abs(), minor.unsigned_abs());
-    if version.0 < OLDEST_CUDA {
-        return Err(format!("NVRTC is {}.{} at {}; {OLDEST_CUDA}.0 is needed", version.0, version.1, path.display()));
+    let found = usable_copy(&NVRTC, (path, library), by_name, |library| {
+        type Version = unsafe extern "C" fn(*mut i32, *mut i32) -> i32;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the function has this signature (`nvrtc.h`), and writes two ints.
+        unsafe { library.get::<Version>(b"nvrtcVersion").ok()?(&raw mut major, &raw mut minor) };
+        Some((major.unsigned_abs(), minor.unsigned_abs()))
+    })?;
+    let (major, minor) = found.version;
+    if major < OLDEST_CUDA {
+        return Err(format!("NVRTC is {major}.{minor} at {}; {OLDEST_CUDA}.0 is needed", found.path.display()));
     }
-    Ok(Found { path, version })
+    Ok(found)
 }
 
 fn find_cublaslt(search: &Search) -> Result<Found, String> {
@@ -382,11 +438,12 @@ fn find_cublaslt(search: &Search) -> Result<Found, String> {
         }
         cudarc::cublaslt::sys::culib()
     };
-    same_copy(&path, library, by_name, "cublasLtGetVersion")?;
-    // SAFETY: the symbol is there, takes nothing and returns a number.
-    let version = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() } as u32;
-    // 11.11 and older count 10000 a major version, all that are new enough count so too.
-    Ok(Found { path, version: (version / 10000, version % 10000 / 100) })
+    usable_copy(&CUBLASLT, (path, library), by_name, |library| {
+        // SAFETY: the function has this signature (`cublasLt.h`).
+        let version = unsafe { library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion").ok()?() } as u32;
+        // 11.11 and older count 10000 a major version, all that are new enough count so too.
+        Some((version / 10000, version % 10000 / 100))
+    })
 }
 
 fn find_cudnn(search: &Search) -> Result<Found, String> {
@@ -406,7 +463,7 @@ fn find_cudnn(search: &Search) -> Result<Found, String> {
         let (major, minor) = OLDEST_CUDNN;
         return Err(format!("cuDNN is {}.{} at {}; {major}.{minor} is needed", version.0, version.1, path.display()));
     }
-    Ok(Found { path, version })
+    Ok(Found { path, version, instead_of: None })
 }
 
 #[cfg(test)]

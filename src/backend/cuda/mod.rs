@@ -20,6 +20,7 @@ use crate::plan::Plan;
 use crate::target::{DeviceKind, Profile, Target};
 use crate::{Error, Result};
 
+mod alias;
 pub mod cubins;
 pub mod cublaslt;
 pub mod cudnn;
