@@ -127,7 +127,8 @@ class Program:
         """Drops the specialization for these sizes, if there is one."""
     def explain(self) -> dict[str, Any]:
         """Counts of groups by kind, ops by name, steps; pass timings in seconds; on a GPU, `not_by_libraries`: steps that
-        libraries might compute and do not, with the reason."""
+        libraries might compute and do not, with the reason, and `no_graphs`: sizes that are not replayed as a CUDA graph
+        because making one failed, with the reason."""
 
 def compile(
     builder: GraphBuilder,

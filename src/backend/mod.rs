@@ -170,6 +170,11 @@ pub trait Specialized: Send + Sync {
         0
     }
 
+    /// Why its runs are not replayed, where that was tried and failed.
+    fn no_graphs(&self) -> Option<String> {
+        None
+    }
+
     /// Host memory of the specialization itself.
     fn host_bytes(&self) -> usize {
         0

@@ -135,6 +135,13 @@ impl Program {
                     }
                 }
                 out.set_item("not_by_libraries", refused)?;
+                let launched = PyList::empty(py);
+                for row in self.program.sizes() {
+                    if let Some(reason) = row.no_graphs {
+                        launched.append((row.bindings, reason))?;
+                    }
+                }
+                out.set_item("no_graphs", launched)?;
             }
             out.set_item("groups", groups)?;
             out.set_item("ops", ops)?;
@@ -420,6 +427,9 @@ impl Executable {
                     let by = PyDict::new(py);
                     row.delegations.iter().try_for_each(|choice| count(&by, choice.by))?;
                     entry.set_item("computed_by", by)?;
+                    if let Some(reason) = row.no_graphs {
+                        entry.set_item("no_graphs", reason)?;
+                    }
                 }
                 sizes.append(entry)?;
             }

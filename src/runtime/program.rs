@@ -32,6 +32,8 @@ pub struct SizeRow {
     pub specialize: Duration,
     /// Device memory of its graphs.
     pub graph_bytes: usize,
+    /// Why it has none, where making one failed.
+    pub no_graphs: Option<String>,
     /// Who computes the steps that libraries might.
     pub delegations: Vec<StepChoice>,
 }
@@ -146,6 +148,7 @@ impl Program {
             last_run: Duration::ZERO,
             specialize: start.elapsed(),
             graph_bytes: 0,
+            no_graphs: None,
             delegations: Vec::new(),
         };
         let (host_bytes, wanted) = (specialized.host_bytes(), self.arena.want(workspace.bytes()));
@@ -209,7 +212,7 @@ impl Program {
         let row = |c: &Cached| {
             let specialized = &c.specialized;
             let (graph_bytes, delegations) = (specialized.graph_bytes(), specialized.delegations());
-            SizeRow { graph_bytes, delegations, ..c.row.clone() }
+            SizeRow { graph_bytes, no_graphs: specialized.no_graphs(), delegations, ..c.row.clone() }
         };
         self.cache().iter().map(row).collect()
     }

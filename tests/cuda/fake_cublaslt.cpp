@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdio>
 
-enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
+// Schemes to add up parts of sums that several blocks share.
+enum Reduction { IN_OUTPUT_TYPE = 1 | 4, ALL_SCHEMES = 7 };
 enum Epilogue { DEFAULT = 1, BIAS = 4, GELU = 32, GELU_BIAS = 36 };
 enum Compute { COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77 };
 
@@ -41,7 +43,9 @@ static const uint64_t MAGIC = 0x6f78696469666600;
 // left one, TF32, a workspace, the second algorithm.
 static long counts[10];
 // What is misread on purpose, so that a test can see that it shows.
-enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE, SECOND_ALGORITHM };
+enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE, SECOND_ALGORITHM,
+               // What is refused: epilogues, products of 40 columns, whatever is captured.
+               NO_EPILOGUE, FAILURE_OF_40, FAILURE_IN_A_CAPTURE };
 static int misread = NOTHING;
 static std::vector<uint64_t> results;
 
@@ -130,7 +134,8 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, Product* p, Layout* a, Layout* 
 int cublasLtMatmul(void* handle, Product* product, const float* alpha, const void* a, Layout* la, const void* b, Layout* lb,
                    const float* beta, const void* c, Layout* lc, void* d, Layout* ld, const Algorithm* algorithm, void* workspace,
                    size_t workspace_bytes, void* stream) {
-    if (misread == FAILURE) return 13;
+    if (misread == FAILURE || (misread == FAILURE_OF_40 && ld->rows == 40) || (misread == FAILURE_IN_A_CAPTURE && is_captured(stream)))
+        return EXECUTION_FAILED;
     Product p = *product;
     Layout A = *la, B = *lb, C = *lc, D = *ld;
     if (handle != (void*)0x200 || !fits(&p, la, lb, lc, ld) || algorithm->words[0] - MAGIC > 1) return INVALID_VALUE;

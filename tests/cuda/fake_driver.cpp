@@ -120,6 +120,9 @@ static unsigned late_seed = 0, late_state = 0;
 static unsigned haste = 0;
 // What queued work ended in: told by whatever waits, from then on.
 static int sticky = 0;
+// Which step to a graph fails.
+enum Step { NO_STEP, THE_CAPTURE, A_CHILD, MADE_READY, PUT_THERE, LAUNCHED };
+static int refused_step = NO_STEP;
 static long faults = 0;
 static unsigned seed = 1;
 static long counts[9];
@@ -439,6 +442,13 @@ void fake_async(unsigned s) {
     haste = s ? hastes[s % 3] : 0;
     sticky = 0;
 }
+// Whether a capture forbids this thread what libraries do when they are opened: as if it had done it.
+int fake_forbidden() {
+    std::lock_guard<std::mutex> guard(lock);
+    return is_forbidden();
+}
+// From now on one of the steps to a graph that is launched fails; 0: none.
+void fake_refuse(int which) { refused_step = which; }
 // What callers did that a device does not forgive.
 long fake_faults() { return faults; }
 // How much was given and is not done.
@@ -555,7 +565,7 @@ Result cuStreamEndCapture(void* stream, void** graph) {
     if (capture->mode != RELAXED && capture->thread != this_thread()) return CAPTURE_WRONG_THREAD;
     q->capture = nullptr;
     captures.erase(std::find(captures.begin(), captures.end(), capture));
-    if (capture->is_invalid) return destroy(capture->graph), CAPTURE_INVALIDATED;
+    if (capture->is_invalid || (refused_step == THE_CAPTURE && capture->mode == THREAD_LOCAL)) return destroy(capture->graph), CAPTURE_INVALIDATED;
     *graph = capture->graph;
     return SUCCESS;
 }
@@ -791,11 +801,13 @@ Result cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, siz
     return is_possible(n) ? add(node, (Graph*)graph, after, count, n) : INVALID;
 }
 Result cuGraphAddChildGraphNode(void** node, void* graph, void* const* after, size_t count, void* child) {
+    if (refused_step == A_CHILD) return INVALID;
     Node n{CHILD};
     n.child = nodes_of((Graph*)child);
     return add(node, (Graph*)graph, after, count, n);
 }
 Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    if (refused_step == MADE_READY) return OUT_OF_MEMORY;
     Exec* e = new Exec;
     for (Node* n : ((Graph*)graph)->nodes) e->nodes.push_back(*n), e->origin.push_back(n);
     ++counts[GRAPHS];
@@ -822,6 +834,7 @@ Result cuGraphExecChildGraphNodeSetParams(void* exec, void* node, void* child) {
 }
 // As the real one: memory is taken when the graph first goes to the device.
 Result cuGraphUpload(void* exec, void*) {
+    if (refused_step == PUT_THERE) return OUT_OF_MEMORY;
     held_bytes += graph_bytes;
     ((Exec*)exec)->bytes = graph_bytes;
     return SUCCESS;
@@ -833,6 +846,7 @@ Result cuGraphExecDestroy(void* exec) {
 }
 Result cuGraphLaunch(void* exec, void* stream) {
     std::lock_guard<std::mutex> guard(lock);
+    if (refused_step == LAUNCHED) return INVALID;
     Exec* e = (Exec*)exec;
     auto q = queue_of(stream);
     if (!q) return no_queue();

@@ -60,6 +60,20 @@ inline void spend(double ms) {
     if (spend) spend(ms);
 }
 
+// Whether a capture forbids this thread what may allocate or wait: it is none any more then.
+inline bool is_forbidden() {
+    typedef int (*Forbidden)();
+    static Forbidden forbidden = (Forbidden)dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "fake_forbidden");
+    return forbidden && forbidden();
+}
+// Whether a stream is being captured.
+inline bool is_captured(void* stream) {
+    typedef int (*Ask)(void*, int*);
+    static Ask ask = (Ask)dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuStreamIsCapturing");
+    int status = 0;
+    return ask && ask(stream, &status) == 0 && status != 0;
+}
+
 // Gives the stream of the stand-in driver a function to call: now, or whenever the graph runs that captures it.
 inline bool enqueue(void* stream, std::function<void()> work) {
     typedef int (*Launch)(void*, void (*)(void*), void*);

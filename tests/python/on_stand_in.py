@@ -292,6 +292,31 @@ def test_f32_may_be_rounded_where_torch_says_so(gpu: StandIn) -> None:
 
 
 @torch.no_grad()
+def test_a_size_without_a_graph_is_launched_and_says_why(gpu: StandIn) -> None:
+    net = Net()
+    ours = compiled(net)
+    gpu.driver.fake_refuse(5)
+    try:
+        replayed = gpu.count("graph_launches")
+        for _ in range(3):
+            assert_close(ours(image()), net(image()))
+    finally:
+        gpu.driver.fake_refuse(0)
+    for size in (image(), image(1, 3, 6, 6)):
+        for _ in range(2):
+            assert_close(ours(size), net(size))
+    assert gpu.count("graph_launches") == replayed + 1, "the other size has a graph"
+    report = ours.report()
+    assert report.eager_calls == 0
+    reasons = [row.get("no_graphs", "") for row in report.sizes]
+    assert sorted(bool(reason) for reason in reasons) == [False, True]
+    assert "a graph's launch" in max(reasons)
+    (variant,) = ours.explain().variants
+    ((_, reason),) = variant["no_graphs"]
+    assert reason == max(reasons) and reason in str(ours.explain())
+
+
+@torch.no_grad()
 def test_who_computes_what_shows(gpu: StandIn) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 8, 3))
     ours = compiled(net)

@@ -359,6 +359,10 @@ impl Planned for Chosen {
         self.product.candidates[self.number].workspace_bytes
     }
 
+    fn plans(&self) -> Vec<(usize, usize)> {
+        vec![(Arc::as_ptr(&self.product).addr(), self.number)]
+    }
+
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
         // SAFETY: the caller's promise; the workspace is that of this candidate.
         unsafe { self.product.run_as(&self.product.candidates[self.number], addresses, workspace, stream) }
@@ -372,6 +376,10 @@ impl Planned for Product {
 
     fn workspace_bytes(&self) -> usize {
         self.candidates[0].workspace_bytes
+    }
+
+    fn plans(&self) -> Vec<(usize, usize)> {
+        vec![(std::ptr::from_ref(self).addr(), 0)]
     }
 
     /// Addresses: as for [`Chosen`].

@@ -724,6 +724,10 @@ impl Planned for Execution {
         self.workspace_bytes
     }
 
+    fn plans(&self) -> Vec<(usize, usize)> {
+        vec![(std::ptr::from_ref(self).addr(), 0)]
+    }
+
     /// Addresses: those of [`Storage::Operand`], by index.
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
         let refused = |what: String| Error::Backend { backend: NAME, what };

@@ -2,7 +2,8 @@
 //!
 //! The first run launches kernel by kernel. The second makes a CUDA graph of the same launches; from then on a run is one
 //! graph launch, after new arguments for those kernels whose addresses have changed (the caller's tensors, another arena,
-//! other weights). Runs that the caller captures stay launches. Scalars and sizes never change: they are the specialization.
+//! other weights). Runs that the caller captures stay launches, and so do all where the driver makes no graph. Scalars and sizes
+//! never change: they are the specialization.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -215,6 +216,9 @@ struct Replay {
 /// one is dearer than a second graph.
 const REPLAYS: usize = 4;
 
+/// Plans of a library that fail before the library is taken off all steps: each costs a run that is done again.
+const MOST_FAILURES: usize = 3;
+
 /// The graphs of a specialization, the one used last at the end.
 #[derive(Default)]
 struct Replays {
@@ -253,6 +257,8 @@ pub(super) struct SpecializedCuda {
     costs: Vec<(u64, u64)>,
     replays: Mutex<Replays>,
     graph_bytes: AtomicUsize,
+    /// Why runs are not replayed, where making or launching a graph has failed and the same as plain launches has not.
+    no_graphs: OnceLock<String>,
     /// Whether a run has been launched.
     has_run: AtomicBool,
 }
@@ -617,6 +623,7 @@ impl SpecializedCuda {
             costs,
             replays,
             graph_bytes: AtomicUsize::new(0),
+            no_graphs: OnceLock::new(),
             has_run: AtomicBool::new(false),
         })
     }
@@ -905,18 +912,40 @@ impl SpecializedCuda {
         Ok(())
     }
 
-    /// As one graph, made at the second run.
+    /// As one graph, made at the second run; where there is none to be had, launch by launch from then on.
     ///
     /// # Safety
     /// As [`SpecializedCuda::run_plain`].
     unsafe fn run_replayed(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
-        let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replays = lock();
         replays.runs += 1;
-        if replays.runs == 1 {
-            drop(replays);
+        let mut refused = None;
+        if replays.runs > 1 && self.no_graphs.get().is_none() {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_plain(bases, stream) };
+            match unsafe { self.replay(&mut replays, bases, stream) } {
+                Ok(()) => return Ok(()),
+                Err(e) => refused = Some(e),
+            }
         }
+        drop(replays);
+        // All of it is done again, should a graph have begun: a run reads arguments and writes results.
+        // SAFETY: the caller's promise.
+        unsafe { self.run_plain(bases, stream)? };
+        // Had this failed too, it would not have been for the graph.
+        if let Some(why) = refused {
+            let _ = self.no_graphs.set(why.to_string());
+            lock().of.clear();
+            self.graph_bytes.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Launches the graph of a stream, made or renewed for these addresses.
+    ///
+    /// # Safety
+    /// As [`SpecializedCuda::run_plain`].
+    unsafe fn replay(&self, replays: &mut Replays, bases: &[u64], stream: StreamHandle) -> Result<()> {
         let delegated: Vec<bool> = self.items.iter().filter_map(Item::delegated).map(|d| d.is_on(bases)).collect();
         let (own, known) = match replays.of.iter().position(|r| r.stream == stream) {
             Some(at) => {
@@ -963,7 +992,7 @@ impl SpecializedCuda {
             }
             // SAFETY: the caller's promise.
             (Item::Delegated(d), Some(stream)) => stream
-                .capture(|stream| unsafe { d.run(bases, stream) })
+                .capture(|stream| unsafe { d.record(bases, stream) })
                 .map(Node::Captured)
                 .map_err(|e| self.at_step(d.step, e)),
             (Item::Delegated(_), None) => Err(Error::Backend { backend: NAME, what: "no stream to capture on".into() }),
@@ -1019,14 +1048,26 @@ impl SpecializedCuda {
         !has_run && self.items.iter().filter_map(Item::delegated).any(|d| d.failure.get().is_none())
     }
 
-    /// Takes libraries that have failed off all their steps.
+    /// Takes what has failed off all steps that run the same; a library that has failed in several ways, off all its steps.
     fn give_up(&self) {
         let delegated = || self.items.iter().filter_map(Item::delegated);
-        for failed in delegated().filter(|d| d.failure.get().is_some()) {
-            for other in delegated().filter(|d| d.planned.library() == failed.planned.library()) {
-                // Keeps what it has: its own reason.
-                let _ = other.failure.set("it failed in another step".to_owned());
+        let mut failed: Vec<(&str, Vec<(usize, usize)>)> = Vec::new();
+        for d in delegated().filter(|d| d.failure.get().is_some()) {
+            let of = (d.planned.library(), d.planned.plans());
+            if !failed.contains(&of) {
+                failed.push(of);
             }
+        }
+        for other in delegated().filter(|d| d.failure.get().is_none()) {
+            let of = (other.planned.library(), other.planned.plans());
+            let reason = if failed.contains(&of) {
+                "the same failed in another step".to_owned()
+            } else if failed.iter().filter(|(library, _)| *library == of.0).count() >= MOST_FAILURES {
+                format!("{} failed in {MOST_FAILURES} other steps", of.0)
+            } else {
+                continue;
+            };
+            let _ = other.failure.set(reason);
         }
     }
 
@@ -1171,7 +1212,7 @@ impl Specialized for SpecializedCuda {
                 outcome?;
                 break;
             }
-            // A run reads arguments and writes results: all of it is done again, without the library that failed.
+            // A run reads arguments and writes results: all of it is done again, without what failed.
             self.give_up();
             run.profile.iter_mut().for_each(|p| p.clear());
         }
@@ -1215,6 +1256,10 @@ impl Specialized for SpecializedCuda {
 
     fn graph_bytes(&self) -> usize {
         self.graph_bytes.load(Ordering::Relaxed)
+    }
+
+    fn no_graphs(&self) -> Option<String> {
+        self.no_graphs.get().cloned()
     }
 
     fn host_bytes(&self) -> usize {

@@ -72,6 +72,9 @@ pub trait Planned: Send + Sync + std::fmt::Debug {
     /// Memory that a run needs besides its operands.
     fn workspace_bytes(&self) -> usize;
 
+    /// What of the library it runs, by addresses and numbers: two are equal where one fails if the other does.
+    fn plans(&self) -> Vec<(usize, usize)>;
+
     /// Runs on `stream`.
     ///
     /// # Safety
@@ -310,6 +313,10 @@ impl Planned for Parts {
 
     fn workspace_bytes(&self) -> usize {
         self.0.iter().map(|(graph, _)| graph.workspace_bytes()).max().unwrap_or(0)
+    }
+
+    fn plans(&self) -> Vec<(usize, usize)> {
+        self.0.iter().flat_map(|(graph, _)| graph.plans()).collect()
     }
 
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {

@@ -50,6 +50,11 @@ impl Planned for Chunks {
         self.bytes.iter().sum()
     }
 
+    fn plans(&self) -> Vec<(usize, usize)> {
+        let products = self.pieces.iter().flat_map(|(piece, _)| [&piece.scores, &piece.shares]);
+        products.flat_map(|product| product.plans()).collect()
+    }
+
     unsafe fn run(&self, addresses: &[u64], workspace: u64, stream: StreamHandle) -> Result<()> {
         let &[q, k, v, out, ref mask @ ..] = addresses else {
             return Err(crate::Error::invalid("an attention has four operands"));

@@ -85,12 +85,31 @@ impl Delegated {
             && self.parts.calls.iter().all(|places| places.iter().zip(&self.align_bytes).all(fits))
     }
 
+    /// Runs it; a library that fails is noted.
+    ///
     /// # Safety
     /// Every buffer must be behind its address, or be left out.
     pub unsafe fn run(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.put(bases, stream, |e| drop(self.failure.set(e.to_string()))) }
+    }
+
+    /// Gives it to a stream that is captured for a graph of our own. A library that fails there is not noted: what it refuses
+    /// may be to be captured.
+    ///
+    /// # Safety
+    /// As [`Delegated::run`].
+    pub unsafe fn record(&self, bases: &[u64], stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.put(bases, stream, |_| ()) }
+    }
+
+    /// # Safety
+    /// As [`Delegated::run`].
+    unsafe fn put(&self, bases: &[u64], stream: StreamHandle, on_failure: impl FnOnce(&Error)) -> Result<()> {
         if !self.is_on(bases) {
             if self.own.iter().any(|c| c.reads_left_out(bases)) {
-                // It failed after the addresses were taken, in another thread or in a capture: the run is done again.
+                // It failed after the addresses were taken, in another thread: the run is done again.
                 return Err(Error::Backend { backend: NAME, what: "a library failed meanwhile".to_owned() });
             }
             // SAFETY: the caller's promise; nothing that is read was left out.
@@ -100,8 +119,7 @@ impl Delegated {
         unsafe { launch_all(&self.parts.before, bases, stream)? };
         let workspace = self.workspace.map_or(0, |buffer| bases[buffer]);
         // SAFETY: the caller's promise; the workspace was placed with the bytes that were asked for, and room to align it.
-        unsafe { self.parts.run_planned(&*self.planned, workspace, bases, stream) }
-            .inspect_err(|e| drop(self.failure.set(e.to_string())))?;
+        unsafe { self.parts.run_planned(&*self.planned, workspace, bases, stream) }.inspect_err(on_failure)?;
         // SAFETY: the caller's promise.
         unsafe { launch_all(&self.parts.after, bases, stream) }
     }
