@@ -279,6 +279,27 @@ fn refusals_fall_back_and_are_told() {
     assert_eq!((taken[0].by, taken[0].reason.as_str()), ("cuBLASLt", ""));
 }
 
+/// Where the library has no algorithm with what follows a product, it does the product, and a kernel does the rest.
+#[test]
+fn a_product_without_its_epilogue_is_handed_over() {
+    let _alone = alone();
+    let Some((cuda, library)) = with_libraries() else { return };
+    let count = |with: With| library.count(with as i32);
+    for (name, lines, with) in PRODUCTS.iter().filter(|(_, _, with)| with.iter().any(|w| matches!(w, With::Bias))) {
+        let graph = graph_of(lines, "f16");
+        let before = [With::Anything, With::Bias, With::Gelu].map(count);
+        library.misread(Misread::NoEpilogue as i32);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            check(&cuda, &graph, Precision::Fast, 40).map(|()| choices(&cuda, &graph, &[2, 4]))
+        }));
+        library.misread(Misread::Nothing as i32);
+        let told = outcome.unwrap().unwrap_or_else(|e| panic!("{name}, {with:?}: {e}"));
+        assert_eq!((told[0].by, told[0].reason.as_str()), ("cuBLASLt", ""), "{name}");
+        let after = [With::Anything, With::Bias, With::Gelu].map(count);
+        assert!(after[0] > before[0] && after[1..] == before[1..], "{name}: {before:?} {after:?}");
+    }
+}
+
 /// A library that fails when it is run is told apart, and the run succeeds without it: launched and as a graph.
 #[test]
 fn failures_fall_back_and_are_told() {

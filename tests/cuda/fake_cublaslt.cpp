@@ -121,7 +121,7 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, Product* p, Layout* a, Layout* 
     *count = 0;
     if (handle != (void*)0x200 || !fits(p, a, b, c, d)) return INVALID_VALUE;
     // As the real one on products of 13 columns: there has to be something that it does not do.
-    if (d->rows == 13) return NOT_SUPPORTED;
+    if (d->rows == 13 || (misread == NO_EPILOGUE && p->epilogue != DEFAULT)) return NOT_SUPPORTED;
     for (int i = 0; i < wanted && i < 2; ++i) {
         const size_t workspace = i == 0 ? 4096 : 0;
         if (workspace > preference->workspace) continue;

@@ -581,10 +581,14 @@ impl Delegate {
             Ok(Form { work, out, dtype: root, before: None, after: Some(around.after(out, root)?) })
         };
         match (step.kernel, op) {
-            (Kernel::Linear | Kernel::Matmul, _) => match product::epilogue_of(step, &body.program, x.dtype) {
-                Some(epilogue) if is_plain => forms.push(whole(Work::Product(epilogue))),
-                _ => forms.push(bare(Work::Product(Epilogue::default()), around)?),
-            },
+            (Kernel::Linear | Kernel::Matmul, _) => {
+                let epilogue = product::epilogue_of(step, &body.program, x.dtype).filter(|_| is_plain);
+                forms.extend(epilogue.map(|epilogue| whole(Work::Product(epilogue))));
+                // Where there is no algorithm with the epilogue, there may be one without.
+                if epilogue != Some(Epilogue::default()) {
+                    forms.push(bare(Work::Product(Epilogue::default()), around)?);
+                }
+            }
             (Kernel::Convolution, Op::Convolution { .. }) => {
                 let Some(convolution) = Convolution::of(step, op) else { return Ok(None) };
                 let before = if step.upsample.is_empty() { None } else { Some(around.upsampled()?) };
