@@ -46,6 +46,7 @@ enum With {
     Tf32,
     Workspace,
     SecondAlgorithm,
+    RoundedParts,
 }
 
 /// What it can be made to misread.
@@ -202,7 +203,7 @@ fn are_handed_over<W: Copy + std::fmt::Debug>(
 fn products_are_handed_over_as_they_are_meant() {
     let _alone = alone();
     let Some((cuda, library)) = with_libraries() else { return };
-    let (always, never) = (&[With::Anything, With::Workspace], &[With::Tf32]);
+    let (always, never) = (&[With::Anything, With::Workspace], &[With::Tf32, With::RoundedParts]);
     let counted = Counted { count: &|w: With| library.count(w as i32), always, never };
     are_handed_over(&cuda, PRODUCTS, &["f32", "f16", "bf16"], 40, &counted);
 }

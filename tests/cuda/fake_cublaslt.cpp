@@ -26,6 +26,7 @@ struct Layout {
 struct Preference {
     uint64_t workspace = 0;
     uint32_t align[4] = {256, 256, 256, 256};
+    uint32_t reduction = ALL_SCHEMES;
 };
 struct Algorithm {
     uint64_t words[8];
@@ -40,8 +41,8 @@ struct Found {
 
 static const uint64_t MAGIC = 0x6f78696469666600;
 // How many calls there were with: any form, a bias, GELU, an addend, several matrices, a turned right operand, a turned
-// left one, TF32, a workspace, the second algorithm.
-static long counts[10];
+// left one, TF32, a workspace, the second algorithm, parts of sums rounded to 16 bits.
+static long counts[11];
 // What is misread on purpose, so that a test can see that it shows.
 enum Misread { NOTHING, STRIDE, TURNED, ADDEND, BIAS_ADDRESS, BATCH, WORKSPACE, EPILOGUE, LEFT_RIGHT, FAILURE, SECOND_ALGORITHM,
                // What is refused: epilogues, products of 40 columns, whatever is captured.
@@ -101,7 +102,7 @@ int cublasLtMatrixLayoutSetAttribute(Layout* l, int which, const void* value, si
 int cublasLtMatmulPreferenceCreate(Preference** preference) { *preference = new Preference; return SUCCESS; }
 int cublasLtMatmulPreferenceDestroy(Preference* preference) { delete preference; return SUCCESS; }
 int cublasLtMatmulPreferenceSetAttribute(Preference* p, int which, const void* value, size_t bytes) {
-    void* to = which == 1 ? (void*)&p->workspace : which >= 5 && which <= 8 ? (void*)&p->align[which - 5] : nullptr;
+    void* to = which == 1 ? (void*)&p->workspace : which == 3 ? (void*)&p->reduction : which >= 5 && which <= 8 ? (void*)&p->align[which - 5] : nullptr;
     if (!to || bytes != (which == 1 ? 8 : 4)) return INVALID_VALUE;
     memcpy(to, value, bytes);
     return SUCCESS;
@@ -127,6 +128,8 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, Product* p, Layout* a, Layout* 
         if (workspace > preference->workspace) continue;
         Found f{{{MAGIC + i}}, workspace, SUCCESS, 1.0f};
         for (int operand = 0; operand < 4; ++operand) f.algorithm.words[1 + operand] = preference->align[operand];
+        // Where it may, it adds up parts of sums in the result's type.
+        f.algorithm.words[5] = (preference->reduction & IN_OUTPUT_TYPE) != 0 && d->type != F32;
         found[(*count)++] = f;
     }
     return SUCCESS;
@@ -148,8 +151,9 @@ int cublasLtMatmul(void* handle, Product* product, const float* alpha, const voi
     if (has_bias && !p.bias) return INVALID_VALUE;
     const bool is_rounded = p.compute == COMPUTE_32F_FAST_TF32;
     const bool is_second = algorithm->words[0] != MAGIC;
-    const bool of[10] = {true, has_bias, (p.epilogue & GELU) != 0, *beta != 0, D.batch > 1, p.op[0] != 0, p.op[1] != 0, is_rounded, needed != 0, is_second};
-    for (int i = 0; i < 10; ++i) counts[i] += of[i];
+    const bool has_rounded_parts = algorithm->words[5];
+    const bool of[11] = {true, has_bias, (p.epilogue & GELU) != 0, *beta != 0, D.batch > 1, p.op[0] != 0, p.op[1] != 0, is_rounded, needed != 0, is_second, has_rounded_parts};
+    for (int i = 0; i < 11; ++i) counts[i] += of[i];
     results.push_back((uint64_t)d);
     const float one = *alpha;
     float add = *beta;
@@ -177,6 +181,11 @@ int cublasLtMatmul(void* handle, Product* product, const float* alpha, const voi
                         double y = read(b, z * B.batch_stride + (p.op[1] ? j + t * B.stride : t + j * B.stride), B.type);
                         if (is_rounded) x = tf32(x), y = tf32(y);
                         sum += x * y;
+                        if (has_rounded_parts && t % 8 == 7) {
+                            uint16_t part;
+                            write(&part, 0, D.type, sum);
+                            sum = read(&part, 0, D.type);
+                        }
                     }
                     double value = one * sum;
                     if (add != 0) value += add * read(c, z * C.batch_stride + i + j * C.stride, C.type);

@@ -259,6 +259,11 @@ impl CublasLt {
             set.map_err(|e| said(&format!("{attribute:?}"), e))
         };
         set(At::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const p.workspace_bytes).cast(), size_of::<usize>())?;
+        if p.out_dtype != DType::F32 {
+            // Parts of a sum that several blocks share would else be added in 16 bits, in the result's memory or beside it.
+            let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+            set(At::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const scheme).cast(), size_of::<u32>())?;
+        }
         let added = p.residual.unwrap_or(p.out);
         for (attribute, align) in [
             (At::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.w.align_bytes),
