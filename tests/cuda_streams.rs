@@ -423,6 +423,26 @@ fn trials_run_beside_a_capture() {
     assert!(seconds.is_some());
 }
 
+/// The default stream takes nothing while a stream is captured that it would wait for: a call there is for after the capture.
+#[test]
+fn the_default_stream_is_captured_with_one_that_blocks() {
+    let _alone = alone();
+    let Some([cuda, _]) = both() else { return };
+    let driver = fake_driver().unwrap();
+    let model = Model::new(&cuda, MemoryMode::Fast);
+    let (inputs, _) = model.example(&[2, 24], 1);
+    let call = model.ours.call_on(0, &[2, 24], &inputs);
+    let mut blocking = 0usize;
+    driver.enter(0);
+    assert_eq!(driver.call("cuStreamCreate", [(&raw mut blocking).expose_provenance(), 0]), 0);
+    let (outcome, recording) = driver.capture(blocking, || model.ours.launch(&call));
+    let reason = outcome.unwrap_err().to_string();
+    assert!(reason.contains("call the module once before"), "{reason}");
+    drop(recording);
+    assert_eq!(driver.call("cuStreamDestroy_v2", [blocking]), 0);
+    model.check_on(0, &[2, 24], 1).unwrap();
+}
+
 /// A capture that has failed, and has not ended yet, is one still: an event of its stream would order nothing.
 #[test]
 fn memory_outlives_a_capture_that_has_failed() {

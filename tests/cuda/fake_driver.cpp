@@ -157,7 +157,7 @@ static char device_name[64] = "this processor";
 static int device_attributes[5] = {108, 0, 0, 0, 0};
 static const int SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, WRONG_CONTEXT = 201, WRONG_HANDLE = 400, ILLEGAL_STATE = 401,
                  NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
-                 CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908;
+                 CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908;
 
 static int current_device() {
     for (int i = 0; i < DEVICES; ++i)
@@ -529,6 +529,9 @@ Result cuStreamIsCapturing(void* stream, int* status) {
     std::lock_guard<std::mutex> guard(lock);
     auto q = queue_of(stream);
     if (!q) return no_queue();
+    // What the default stream is given has to wait for streams that block, and cannot for one that is captured.
+    for (auto& other : streams)
+        if (!stream && other.second->is_blocking && other.second->capture && other.second->context == q->context) return CAPTURE_IMPLICIT;
     *status = !q->capture ? 0 : q->capture->is_invalid ? 2 : 1;
     return SUCCESS;
 }

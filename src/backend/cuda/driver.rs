@@ -137,11 +137,17 @@ impl Device {
         checked(unsafe { result::stream::synchronize(raw(stream)) }, "waiting for the device")
     }
 
-    /// Whether the caller captures the stream into a graph of its own; also where that capture has failed, until it ends.
+    /// Whether the caller captures the stream into a graph of its own; also where that capture has failed, until it ends, and
+    /// of the default stream where one is captured that it would wait for.
     pub(super) fn is_capturing(&self, stream: StreamHandle) -> Result<bool> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller's stream, and a place for the answer.
-        check(unsafe { sys::cuStreamIsCapturing(raw(stream), &raw mut status) }, "the state of a stream")?;
+        let code = unsafe { sys::cuStreamIsCapturing(raw(stream), &raw mut status) };
+        // The default stream waits for those that block, so what it is given would be captured with them: it takes nothing.
+        if code == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            return Ok(true);
+        }
+        check(code, "the state of a stream")?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
