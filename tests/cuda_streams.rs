@@ -423,6 +423,50 @@ fn trials_run_beside_a_capture() {
     assert!(seconds.is_some());
 }
 
+/// A thread may make a library ready, and ask it for plans, while another one captures; and run, and make a graph.
+#[test]
+fn libraries_are_made_ready_beside_a_capture() {
+    let _alone = alone();
+    let Some(driver) = stand_in() else { return };
+    let convolution = |out: &str, x: &str, w: usize| {
+        format!(
+            "{out}: f16[s0,s1,6,16] = convolution({x}, %{w}) {{stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}}\n"
+        )
+    };
+    let text = format!(
+        "symbol s0 \"batch\" = [2, 3]\nsymbol s1 \"rows\" = [5, 7]\ninput 0 \"x\": f16[s0,s1,6,8]\nparameter 0 \"w\": f16[16,8,3,3]\n\
+         parameter 1 \"v\": f16[16,16,3,3]\nparameter 2 \"u\": f16[24,16]\n\
+         %0: f16[s0,s1,6,8] = input() {{index=0}}\n%1: f16[16,8,3,3] = parameter() {{index=0}}\n\
+         %2: f16[16,16,3,3] = parameter() {{index=1}}\n%3: f16[24,16] = parameter() {{index=2}}\n\
+         {}{}%6: f16[s0,s1,6,24] = linear(%5, %3)\nreturn %6\n",
+        convolution("%4", "%0", 1),
+        convolution("%5", "%4", 2),
+    );
+    let graph = parse_graph(&text).unwrap();
+    let bindings = [2, 5];
+    let (inputs, weights) = random_inputs(&graph, &bindings, 1).unwrap();
+    // Nobody has opened a library for this one.
+    let cuda = with_libraries().unwrap();
+    let ours = OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+    let call = ours.call_on(SIDES[1], &bindings, &inputs);
+    let program = ours.executable.program();
+    let (told, _) = driver.capture(SIDES[0], || {
+        let work = || {
+            // Another thread's memory comes from the driver, not from the capture.
+            let specialized = program.specialize(&bindings).unwrap();
+            specialized.measured_on();
+            specialized.delegations()
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+    });
+    let mut by: Vec<&str> = told.iter().map(|choice| choice.by).collect();
+    by.sort_unstable();
+    assert_eq!(by, ["cuBLASLt", "cuDNN", "cuDNN"], "{told:?}");
+    ours.launch(&call).unwrap();
+    let want = interp::run_f64(&graph, &bindings, &inputs, &weights).unwrap();
+    difference(&ours.read(&call).unwrap()[0], &want[0], 400).unwrap();
+}
+
 /// The default stream takes nothing while a stream is captured that it would wait for: a call there is for after the capture.
 #[test]
 fn the_default_stream_is_captured_with_one_that_blocks() {

@@ -74,7 +74,11 @@ size_t fake_results(uint64_t* to, size_t most) {
 void fake_misread(int what) { misread = what; }
 
 size_t cublasLtGetVersion() { return 130100; }
-int cublasLtCreate(void** handle) { *handle = (void*)0x200; return SUCCESS; }
+int cublasLtCreate(void** handle) {
+    if (is_forbidden()) return NOT_INITIALIZED;
+    *handle = (void*)0x200;
+    return SUCCESS;
+}
 int cublasLtDestroy(void*) { return SUCCESS; }
 int cublasLtMatmulDescCreate(Product** product, int compute, int scale) {
     *product = new Product{compute, scale};

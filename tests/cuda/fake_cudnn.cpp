@@ -10,7 +10,7 @@
 #include <mutex>
 #include <string>
 
-enum Status { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 };
+enum Status { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000, EXECUTION_FAILED = 5000 };
 // Descriptors and attributes, as the library numbers them.
 enum Kind { POINTWISE = 0, CONVOLUTION = 1, ENGINE = 2, ENGINECFG = 3, ENGINEHEUR = 4, PLAN = 5, OP_CONVOLUTION = 10, OP_POINTWISE = 13,
             GRAPH = 15, VARIANTS = 16, TENSOR = 17, MATMUL = 18, OP_MATMUL = 19, REDUCTION = 21, OP_REDUCTION = 22 };
@@ -304,7 +304,11 @@ long fake_count(int which) { return counts[which]; }
 void fake_misread(int what) { misread = what; }
 
 size_t cudnnGetVersion() { return 91900; }
-int cudnnCreate(Handle** handle) { *handle = new Handle{nullptr}; return SUCCESS; }
+int cudnnCreate(Handle** handle) {
+    if (is_forbidden()) return fail(EXECUTION_FAILED, "a stream is being captured");
+    *handle = new Handle{nullptr};
+    return SUCCESS;
+}
 int cudnnDestroy(Handle* handle) { delete handle; return SUCCESS; }
 int cudnnSetStream(Handle* handle, void* stream) { handle->stream = stream; return SUCCESS; }
 void cudnnGetLastErrorString(char* text, size_t size) { snprintf(text, size, "%s", last_error); }
@@ -325,6 +329,7 @@ int cudnnBackendSetAttribute(Shared* d, int attribute, int type, int64_t count, 
 }
 int cudnnBackendFinalize(Shared* shared) {
     Descriptor& d = **shared;
+    if (d.kind == PLAN && is_forbidden()) return fail(EXECUTION_FAILED, "a stream is being captured");
     if (!is_whole(d)) return fail(BAD_PARAM, "sizes do not fit together");
     if (d.kind == ENGINEHEUR) {
         // There has to be something that no engine does: 13 filters, and in fused form, tanh.

@@ -305,10 +305,10 @@ impl Drop for Entered {
 /// That this thread may call what a capture forbids otherwise, its own or another thread's, and does not end it: what the
 /// driver cannot put off has nothing to do with what is captured.
 #[must_use]
-struct Relaxed(sys::CUstreamCaptureMode);
+pub(super) struct Relaxed(sys::CUstreamCaptureMode);
 
 impl Relaxed {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: a place for the mode that it was.
         check(unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }, "the mode of captures")?;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES};
-use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, StreamHandle, launch};
+use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, Relaxed, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program, cold, streams};
 use crate::backend::derived::Form;
@@ -1199,6 +1199,8 @@ impl Specialized for SpecializedCuda {
             });
         }
         let _context = device.enter()?;
+        // Libraries load what they need when they run, and graphs take memory.
+        let _relaxed = if is_recorded { None } else { Some(Relaxed::new()?) };
         if !is_recorded {
             streams::free_late();
         }

@@ -7,8 +7,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 
 use oxidiff_kernels::tile::{Binary, Instr, Reg, Source, TileProgram, Unary};
 
@@ -23,7 +24,7 @@ use product::{Epilogue, ProductShape};
 
 use super::cublaslt::{self, CublasLt};
 use super::cudnn::{self, Cudnn};
-use super::driver::StreamHandle;
+use super::driver::{Relaxed, StreamHandle};
 use super::lower::{Launch, Place};
 use crate::Result;
 use crate::backend::StepChoice;
@@ -103,12 +104,20 @@ pub struct Delegates {
     products: Mutex<HashMap<cublaslt::Problem, Weak<cublaslt::Product>>>,
     /// Graphs of cuDNN and refusals, by problem and number of the engine: what it took long to find out is kept.
     executions: Mutex<HashMap<Engine, std::result::Result<Arc<cudnn::Execution>, Refusal>>>,
+    /// Microseconds that the slowest of them took.
+    longest_plan_us: AtomicU64,
     /// Choices that were measured, by [`Site::op`].
     choices: Mutex<HashMap<String, Choice>>,
 }
 
 /// A graph of cuDNN, and the number of the engine where it is not the first that works.
-type Engine = (cudnn::Problem, Option<usize>);
+pub type Engine = (cudnn::Problem, Option<usize>);
+
+/// Opening a library and planning allocate, and may wait for the device: that must not end the capture of another thread. Where
+/// devices are only described there may be no driver, and nothing that it forbids.
+fn relaxed() -> Option<Relaxed> {
+    super::found().driver.as_ref().ok().and_then(|_| Relaxed::new().ok())
+}
 
 impl Delegates {
     /// The libraries that this process has, for a device that `device` tells from others; what they make is kept in `folder`,
@@ -152,7 +161,10 @@ impl Delegates {
 
     fn cublaslt(&self) -> std::result::Result<&Arc<CublasLt>, Refusal> {
         let open = || match &super::found().cublaslt {
-            Ok(_) => CublasLt::open(),
+            Ok(_) => {
+                let _relaxed = relaxed();
+                CublasLt::open()
+            }
             Err(reason) => Err(reason.clone()),
         };
         self.cublaslt.get_or_init(open).as_ref().map_err(Clone::clone)
@@ -160,7 +172,10 @@ impl Delegates {
 
     fn cudnn(&self) -> std::result::Result<&Arc<Cudnn>, Refusal> {
         let open = || match &super::found().cudnn {
-            Ok(_) => Cudnn::open(&self.device, self.folder.clone()),
+            Ok(_) => {
+                let _relaxed = relaxed();
+                Cudnn::open(&self.device, self.folder.clone())
+            }
             Err(reason) => Err(reason.clone()),
         };
         self.cudnn.get_or_init(open).as_ref().map_err(Clone::clone)
@@ -183,7 +198,13 @@ impl Delegates {
             return known.clone();
         }
         // Not under the lock: this takes up to seconds.
-        let made = library.plan(problem, choice).map(Arc::new);
+        let begun = Instant::now();
+        let made = {
+            let _relaxed = relaxed();
+            library.plan(problem, choice).map(Arc::new)
+        };
+        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.longest_plan_us.fetch_max(took, Ordering::Relaxed);
         let mut known = lock();
         if known.len() >= MOST_EXECUTIONS {
             known.retain(|_, e| e.as_ref().is_ok_and(|e| Arc::strong_count(e) > 1));
@@ -198,6 +219,7 @@ impl Delegates {
             return Ok(known);
         }
         products.retain(|_, product| product.strong_count() > 0);
+        let _relaxed = relaxed();
         let made = Arc::new(library.plan(problem)?);
         products.insert(*problem, Arc::downgrade(&made));
         Ok(made)
