@@ -455,6 +455,7 @@ fn libraries_are_made_ready_beside_a_capture() {
             // Another thread's memory comes from the driver, not from the capture.
             let specialized = program.specialize(&bindings).unwrap();
             specialized.measured_on();
+            specialized.ready(0, std::time::Duration::from_secs(60)).unwrap();
             specialized.delegations()
         };
         std::thread::scope(|scope| scope.spawn(work).join().unwrap())

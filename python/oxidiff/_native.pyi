@@ -310,6 +310,9 @@ class DeviceSite:
         """The choice that was installed, `None` if the library decides."""
     def candidates(self) -> list[int]:
         """The ways that are worth trying."""
+    def ready(self, seconds: float) -> tuple[list[int], bool]:
+        """The ways that can be tried, and whether that is all that work. Plans of libraries that they need are built first,
+        by several threads; none is begun that is not expected to be done in so many seconds. The GIL is released."""
     def measure(self, candidate: int) -> tuple[float, float, int] | None:
         """Seconds of a run on random numbers, zero, and bytes used; `None` if the way does not work, needs too much memory
         or does not give what the library's own choice gives. The GIL is released."""

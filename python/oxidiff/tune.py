@@ -10,8 +10,8 @@ the machine.
 ``tune="off"`` looks at nothing, ``"cached"`` only reads the database, ``"full"`` measures every site in more turns.
 ``"quick"`` measures what pays: beyond its first second (:data:`FREE_S`), a site only if the gain that can be hoped for,
 judged by the sites before it, repays its trials within :data:`REPAID_CALLS` calls. It looks at a size once: where the
-program comes from the cache, not at sizes that an earlier process looked at, and where it comes from an artifact that the
-user loaded, at none.
+program comes from the cache, not at sizes that an earlier process was done with, and where it comes from an artifact that
+the user loaded, at none. Where the budget breaks off, the next process goes on.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ _SLOWER = {0: 1.5, 1: 1.3}
 _PACK_SHARES = (0.0, 1.0)
 """Share of its packing in the time of a form: packed once, and packed by every call."""
 _DEVICE_TRIAL_S = 0.3
-"""Seconds that a trial on a GPU is expected to take before there was one: about what building a plan of cuDNN takes."""
+"""Seconds that a trial on a GPU is expected to take before there was one."""
+_BUILDING = 0.6
+"""Share of what is left of the budget in which plans of a library are built for a site; the rest is for its trials."""
 _DOUBT = 1.5
 """The model's times are taken to be right up to this factor: of rivals beyond it nothing is hoped."""
 
@@ -166,10 +168,11 @@ class Tuner:
                 self._install_known(sites, key)
                 if is_open or self.options.tune == "full":
                     known = len(_held)
-                    self._measure_all(sites, start, key, name, budget)
+                    is_done = self._measure_all(sites, start, key, name, budget)
                     # A size at which nothing was learned is not worth writing down: servers see thousands.
-                    self.has_news |= len(_held) > known or not self.tuned
-                    self.tuned[here] = None
+                    self.has_news |= len(_held) > known or (is_done and not self.tuned)
+                    if is_done:
+                        self.tuned[here] = None
             finally:
                 self.rows |= {known: _held[known] for known in map(_key, sites) if known in _held}
                 if self._is_stale:
@@ -227,35 +230,40 @@ class Tuner:
 
     def _measure_all(
         self, sites: Sequence[_Site], start: float, key: tuple[str, str], name: str, budget: Budget
-    ) -> None:
-        """Measures what is worth it in what was left of the budget at ``start``."""
+    ) -> bool:
+        """Measures what is worth it in what was left of the budget at ``start``; false if that, or the end of the process,
+        left something to do."""
         deadline = start + budget.left_s
         wanted = self._worth(sites)
         if not wanted:
-            return
+            return True
+        is_done = True
         rows: list[bundle.Row] = []
         gains = [1 - row[5] / row[6] for site in sites if (row := _held.get(_key(site))) is not None]
         pace = _Pace(is_on_device=self._is_on_device)
         try:
             with _progress(name, len(wanted)) as bar:
                 for site in wanted:
-                    if is_ending():
-                        break
                     bar.show(site)
                     # One trial beyond the deadline is a trial too much.
-                    if time.perf_counter() + pace.expect(_effort(site)) > deadline:
+                    if is_ending() or time.perf_counter() + pace.expect(_effort(site)) > deadline:
+                        is_done = False
                         break
                     if self.options.tune == "quick" and not self._pays(site, gains, pace, budget):
                         bar.skip()
                         continue
                     begun = time.perf_counter()
-                    measured = _measure(site, _TURNS[self.options.tune], deadline)
+                    try:
+                        measured = _measure(site, _TURNS[self.options.tune], deadline)
+                    except _OutOfTimeError:
+                        measured, is_done = None, False
                     took = time.perf_counter() - begun
                     budget.free_s -= took
                     if measured is None:
                         bar.skip()
                         continue
-                    choice, seconds, default_seconds, workspace, trials = measured
+                    choice, seconds, default_seconds, workspace, trials, is_whole = measured
+                    is_done &= is_whole
                     pace.note(_effort(site) * trials, took)
                     row = (*_key(site), *key, choice, seconds, default_seconds, workspace, int(time.time()))
                     if self._install(site, row):
@@ -264,6 +272,7 @@ class Tuner:
                     bar.advance(site, seconds, default_seconds)
         finally:
             self._keep(rows)
+        return is_done
 
     def _pays(self, site: _Site, gains: Sequence[float], pace: _Pace, budget: Budget) -> bool:
         """Whether quick tuning measures a site: it costs next to nothing, or is expected to repay what it costs."""
@@ -342,29 +351,47 @@ class _Pace:
         return _RUNS_A_FIRST_TRIAL * flops / (0.5 * this_device().f32_flops)
 
 
-def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, float, int, int] | None:
-    """The choice for a site with its seconds, the default's, its bytes, and how many trials were made; ``None`` if time
-    ran out before it was clear.
+class _OutOfTimeError(Exception):
+    """The budget was over before a choice was clear."""
+
+
+def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, float, int, int, bool] | None:
+    """The choice for a site with its seconds, the default's, its bytes, how many trials were made, and whether those are
+    all that were wanted; ``None`` if there is nothing to compare.
 
     Every turn times each form once, the first one warms up. The seconds are those of a step as runs do it: with the packing
-    where runs pack, without where they read kept panels; the mean where some steps do this and some that.
+    where runs pack, without where they read kept panels; the mean where some steps do this and some that. Where time runs
+    out, what was timed decides if one of the forms is clearly faster by then.
+
+    Raises:
+        _OutOfTimeError: Time ran out before one was.
     """
     times: dict[int, list[tuple[float, float]]] = {}
+    latest: dict[int, tuple[float, float]] = {}
     took: dict[int, float] = {}
     bytes_of: dict[int, int] = {}
     trials = 0
-    candidates = site.candidates()
+    candidates, is_whole = site.candidates(), True
+    is_on_device = isinstance(site, _native.DeviceSite)
+    if isinstance(site, _native.DeviceSite):
+        # A trial that builds a plan of a library first takes seconds, one after the other.
+        ready, is_whole = site.ready(_BUILDING * max(deadline - time.perf_counter(), 0.0))
+        candidates = [candidate for candidate in candidates if candidate in ready]
+        if not is_whole and len(candidates) < 2:
+            raise _OutOfTimeError
     packed, per_call = site.chosen
     kept = {packed, per_call}
     # The forms that hold now are the yardstick: without them in the memory of a run nothing can be compared.
     if not kept <= set(candidates):
         return None
+    is_cut = False
     for turn in range(turns + 1):
-        latest: dict[int, tuple[float, float]] = {}
+        latest = {}
         for candidate in list(candidates):
             start = time.perf_counter()
-            if start + took.get(candidate, max(took.values(), default=0.0)) > deadline:
-                return None
+            is_cut = start + took.get(candidate, max(took.values(), default=0.0)) > deadline
+            if is_cut:
+                break
             trial = site.measure(candidate)
             took[candidate] = time.perf_counter() - start
             trials += 1
@@ -376,6 +403,8 @@ def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, floa
             if turn:
                 times.setdefault(candidate, []).append(trial[:2])
             bytes_of[candidate] = trial[2]
+        if is_cut:
+            break
         if not kept <= latest.keys():
             return None
         if turn in _SLOWER:
@@ -385,12 +414,23 @@ def _measure(site: _Site, turns: int, deadline: float) -> tuple[str, float, floa
             candidates = [c for c in candidates if c in kept or _is_near(latest[c], near)]
         if turn and set(candidates) == {packed}:
             break
+    if is_cut:
+        if is_on_device and not times:
+            # A device's clock tells one turn as well as another, and a trial there has run once before it is timed.
+            times = {candidate: [trial] for candidate, trial in latest.items()}
+        least = 1 if is_on_device else 2
+        times = {candidate: timed for candidate, timed in times.items() if len(timed) >= least}
+        if not kept <= times.keys():
+            raise _OutOfTimeError
     chosen, each_call = (_fastest(times, *of) for of in zip((packed, per_call), _PACK_SHARES, strict=True))
+    is_whole &= not is_cut
+    if not is_whole and (chosen, each_call) == (packed, per_call):
+        raise _OutOfTimeError
     name = site.name(chosen, each_call)
     if name is None:
         return None
     now, before = _each_step(site, times, (chosen, each_call)), _each_step(site, times, (packed, per_call))
-    return name, now, before, max(bytes_of[chosen], bytes_of[each_call]), trials
+    return name, now, before, max(bytes_of[chosen], bytes_of[each_call]), trials, is_whole
 
 
 def _each_step(site: _Site, times: dict[int, list[tuple[float, float]]], forms: tuple[int, int]) -> float:

@@ -137,6 +137,15 @@ pub trait Specialized: Send + Sync {
         self.trial_bytes(site, way)
     }
 
+    /// The ways to compute a site that can be tried, and whether those are all that work. What a library has to build for them is
+    /// built first, at the same time and outside of trials; nothing is begun that is not expected to be done within `time`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] where the device refuses.
+    fn ready(&self, _site: usize, _time: Duration) -> Result<(Vec<usize>, bool)> {
+        Ok((Vec::new(), true))
+    }
+
     /// Seconds of one way to compute a site on random operands, in the order of `stream`; `None` if the way does not work,
     /// or if its result is not that of the first one.
     ///

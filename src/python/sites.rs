@@ -6,6 +6,7 @@
 //! leave of it has copies of them, so that no run finds its own in the L2.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -97,6 +98,11 @@ impl DeviceSite {
         let tries_own = self.row.on_tensor_cores || self.row.flops <= KERNEL_FLOPS;
         let is_tried = |way: &usize| *way + 1 < self.row.ways.len() || tries_own;
         (0..self.row.ways.len()).filter(is_tried).collect()
+    }
+
+    fn ready(&self, py: Python<'_>, seconds: f64) -> PyResult<(Vec<usize>, bool)> {
+        let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        py.detach(|| guarded("tuning", || self.specialized.ready(self.index, time)))
     }
 
     fn measure(&self, py: Python<'_>, candidate: usize) -> PyResult<Option<Trial>> {

@@ -447,8 +447,8 @@ class Attention(nn.Module):
 def kernels(run: Run) -> str:
     """What libraries compute otherwise, on generated kernels: attention on tensor cores, products, convolutions."""
 
-    def own(site: Any, turns: int, deadline: float) -> tuple[str, float, float, int, int]:
-        return "kernel", 1.0, 2.0, 0, 1
+    def own(site: Any, turns: int, deadline: float) -> tuple[str, float, float, int, int, bool]:
+        return "kernel", 1.0, 2.0, 0, 1, True
 
     cases: list[tuple[str, nn.Module, tuple[torch.Tensor, ...]]] = [("a block", *block(run))]
     for size in (40, 64, 128, 160):

@@ -708,6 +708,9 @@ class DeviceSite:
     def candidates(self) -> list[int]:
         return [0, 1, 2]
 
+    def ready(self, seconds: float) -> tuple[list[int], bool]:
+        return [0, 1, 2], True
+
     def measure(self, candidate: int) -> tuple[float, float, int] | None:
         self.trials.append(candidate)
         return None if candidate == 1 else ((3e-3, 0.0, 64) if candidate == 0 else (1e-3, 0.0, 64))
@@ -748,6 +751,112 @@ def test_choices_on_a_device_are_measured_and_remembered(monkeypatch: pytest.Mon
     assert tuned("cached")[0].installed is None
     assert tuned("off")[0].installed is None
     assert tuned(tune_budget_s=0.1)[0].trials == [], "no trial is begun that is not expected to end in time"
+
+
+class SlowSite(DeviceSite):
+    """Five ways of a library whose plans take 1.5 s each to build, two at a time, and trials of 0.1 s."""
+
+    clock: Clock
+    seconds = (3e-3, 2.9e-3, 1e-3, 2.5e-3, 2e-3)
+    expected = ([1e6] * 5, [1e6] * 5)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.op, self.built = f"convolution {name}", {0}
+
+    @property
+    def chosen(self) -> tuple[int, int]:
+        way = int((self.installed or "library 0")[-1])
+        return way, way
+
+    def candidates(self) -> list[int]:
+        return [0, 1, 2, 3, 4]
+
+    def ready(self, seconds: float) -> tuple[list[int], bool]:
+        until = self.clock.now + seconds
+        for pair in ((1, 2), (3, 4)):
+            if not self.built.issuperset(pair) and self.clock.now + 1.5 <= until:
+                self.clock.now += 1.5
+                self.built.update(pair)
+        return sorted(self.built), len(self.built) == 5
+
+    def measure(self, candidate: int) -> tuple[float, float, int]:
+        assert candidate in self.built, "a trial would build it"
+        self.trials.append(candidate)
+        self.clock.now += 0.1
+        return self.seconds[candidate], 0.0, 64
+
+    def name(self, packed: int, per_call: int) -> str:
+        return f"library {packed}"
+
+
+def test_a_budget_that_breaks_off_leaves_what_was_learned_and_the_rest_to_the_next_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SlowSite.clock = Clock()
+    monkeypatch.setattr(tune, "time", clock)
+    monkeypatch.setattr(_native, "DeviceSite", DeviceSite)
+    program = types.SimpleNamespace(hash="a program", forget_size=lambda sizes: None)
+    known: dict[str, str] = {}
+
+    def process(budget: float, tuned: dict[Any, None]) -> tuple[list[SlowSite], tune.Tuner]:
+        """One that knows what those before it have installed and were done with."""
+        tune._held.clear()
+        clock.now = 0.0
+        sites = [SlowSite(name) for name in "abcdef"]
+        for site in sites:
+            site.installed = known.get(site.op)
+        monkeypatch.setattr(_native, "device_sites", lambda program, sizes: sites, raising=True)
+        tuner = tune.Tuner(oxidiff.CompileOptions(cache=False), is_on_device=True)
+        tuner.tuned = tuned
+        tuner.tune(program, [2, 64], "a test", tune.Budget(budget))  # type: ignore[arg-type]
+        assert clock.now <= 1.1 * budget
+        known.update({site.op: site.installed for site in sites if site.installed is not None})
+        return sites, tuner
+
+    tuned: dict[Any, None] = {}
+    counts = []
+    while len(known) < 6:
+        assert not tuned, "something is left"
+        _, tuner = process(10.0, tuned)
+        assert tuner.has_news and set(known.values()) == {"library 2"}
+        counts.append(len(known))
+    assert 2 <= counts[0] < 6 and counts == sorted(set(counts)), "each process goes on"
+    process(10.0, tuned)
+    assert len(tuned) == 1, "all is done"
+    assert [site.trials for site in process(10.0, tuned)[0]] == [[]] * 6
+
+
+def test_what_was_timed_before_the_budget_was_over_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowSite.clock = Clock()
+    monkeypatch.setattr(tune, "time", clock)
+    monkeypatch.setattr(_native, "DeviceSite", DeviceSite)
+    # In the first turn: the third way was timed, the fifth was not.
+    site: Any = SlowSite("a")
+    site.built = {0, 1, 2, 3, 4}
+    measured = tune._measure(site, 3, 0.35)
+    assert measured is not None and (site.trials, measured[0], measured[5]) == ([0, 1, 2], "library 2", False)
+    # Nothing was clearly faster yet.
+    clock.now, site.trials = 0.0, []
+    with pytest.raises(tune._OutOfTimeError):
+        tune._measure(site, 3, 0.25)
+    assert site.trials == [0, 1]
+    # On a processor the first turn tells nothing, and one that counts may be noise.
+    for deadline, choice in ((0.55, None), (0.75, None), (0.95, "1 1")):
+        clock.now = 0.0
+
+        class Slow(Site):
+            def measure(self, candidate: int) -> tuple[float, float, int]:
+                clock.now += 0.1
+                return super().measure(candidate)
+
+        form: Any = Slow(1.0, 0.5, 0.6)
+        if choice is None:
+            with pytest.raises(tune._OutOfTimeError):
+                tune._measure(form, 3, deadline)
+        else:
+            cut = tune._measure(form, 3, deadline)
+            assert cut is not None and (cut[0], cut[5]) == (choice, False)
 
 
 def test_choices_travel_with_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,6 +319,8 @@ impl Mark<'_> {
 struct Built {
     plan: Descriptor,
     workspace_bytes: usize,
+    /// Its place in the heuristic's order.
+    number: usize,
     engine: i64,
 }
 
@@ -407,7 +409,7 @@ impl Cudnn {
     /// What the library says; of several engines that fail, the first.
     pub fn plan(&self, problem: &Problem, choice: Option<usize>) -> Made<Execution> {
         let key =
-            kept::key(&["plan 1", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
+            kept::key(&["plan 2", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
         let (built, handle) = self.marked(|mark| {
             if let Some(built) = self.read(&key, problem, mark) {
                 return Ok(built);
@@ -417,17 +419,20 @@ impl Cudnn {
             self.write(&key, &built);
             Ok(built)
         })?;
-        let Built { plan, workspace_bytes, engine } = built;
+        let Built { plan, workspace_bytes, number, engine } = built;
         let (operands, values) = (operands(problem), values(problem));
-        Ok(Execution { handle, plan, workspace_bytes, engine, operands, values })
+        Ok(Execution { handle, plan, workspace_bytes, number, engine, operands, values })
     }
 
-    /// The plan that is kept under this key: the engine's number, and what the library made of the plan.
+    /// The plan that is kept under this key: the engine, its place in the heuristic's order, and what the library made of the
+    /// plan.
     fn read(&self, key: &str, problem: &Problem, mark: Mark<'_>) -> Option<Built> {
         let kept = self.kept.as_ref()?;
         let bytes = kept.read(key)?;
         let read = || -> Made<Built> {
-            let (engine, json) = bytes.split_first_chunk().ok_or("a plan without an engine")?;
+            let (engine, rest) = bytes.split_first_chunk().ok_or("a plan without an engine")?;
+            let (number, json) = rest.split_first_chunk().ok_or("a plan without a number")?;
+            let number = usize::try_from(u64::from_le_bytes(*number)).map_err(|_| "a number of no engine")?;
             let plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
             let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
             let plan = mark
@@ -435,7 +440,7 @@ impl Cudnn {
                 .set(A::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, T::CUDNN_TYPE_CHAR, json)?
                 .finish("a plan that was kept")?;
             let workspace_bytes = workspace_of(&plan, problem)?;
-            Ok(Built { plan, workspace_bytes, engine: i64::from_le_bytes(*engine) })
+            Ok(Built { plan, workspace_bytes, number, engine: i64::from_le_bytes(*engine) })
         };
         read().inspect_err(|_| kept.remove(key)).ok()
     }
@@ -444,7 +449,8 @@ impl Cudnn {
         let Some(kept) = &self.kept else { return };
         // An engine whose plans cannot be written is built by every process.
         if let Ok(json) = built.plan.text(A::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION) {
-            kept.write(key, &[built.engine.to_le_bytes().as_slice(), &json].concat());
+            let (engine, number) = (built.engine.to_le_bytes(), (built.number as u64).to_le_bytes());
+            kept.write(key, &[engine.as_slice(), &number, &json].concat());
         }
     }
 
@@ -472,7 +478,7 @@ impl Cudnn {
                 if choice.is_some_and(|choice| choice + 1 != number) {
                     continue;
                 }
-                match execution_plan(problem, config, mark) {
+                match execution_plan(problem, config, number - 1, mark) {
                     Ok(built) => return Ok(built),
                     Err(why) => {
                         reason.get_or_insert(why);
@@ -496,7 +502,7 @@ fn configs(graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t, mark: Mark<'_>
     Ok(configs)
 }
 
-fn execution_plan(problem: &Problem, config: &Descriptor, mark: Mark<'_>) -> Made<Built> {
+fn execution_plan(problem: &Problem, config: &Descriptor, number: usize, mark: Mark<'_>) -> Made<Built> {
     let engines = [Descriptor::new(D::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?];
     config.fill(A::CUDNN_ATTR_ENGINECFG_ENGINE, &engines)?;
     let engine = engines[0].number(A::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
@@ -508,7 +514,7 @@ fn execution_plan(problem: &Problem, config: &Descriptor, mark: Mark<'_>) -> Mad
     let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
     let plan = mark.set(plan, Some(handle), Some(properties))?.finish("a plan")?;
     let workspace_bytes = workspace_of(&plan, problem)?;
-    Ok(Built { plan, workspace_bytes, engine })
+    Ok(Built { plan, workspace_bytes, number, engine })
 }
 
 /// Bytes of workspace, if they are no more than the problem allows.
@@ -679,6 +685,7 @@ pub struct Execution {
     handle: Option<Arc<Handle>>,
     plan: Descriptor,
     workspace_bytes: usize,
+    number: usize,
     engine: i64,
     operands: Vec<(i64, usize)>,
     values: Vec<(i64, u32)>,
@@ -688,6 +695,11 @@ impl Execution {
     /// The engine that runs, as cuDNN numbers them.
     pub fn engine(&self) -> i64 {
         self.engine
+    }
+
+    /// Its place in the order that the heuristic gives.
+    pub fn number(&self) -> usize {
+        self.number
     }
 
     fn bind(&self, addresses: &[u64], workspace: u64) -> Made<Descriptor> {

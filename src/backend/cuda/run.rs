@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES};
 use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, Relaxed, StreamHandle, launch};
@@ -293,16 +293,20 @@ impl<'a> Maker<'a> {
 
     /// Lets cuDNN build the plans of all steps that it may be asked for, several at the same time.
     fn warm(program: &Program, bindings: &[i64]) {
-        let mut problems = Vec::new();
+        let mut engines = Vec::new();
         for (step, launches) in program.plan.steps.iter().zip(&program.lowered.steps) {
             let asked = Self::asked(program, step, bindings);
             for graph in launches.delegate.iter().flat_map(|d| d.graphs(&asked)) {
-                if !problems.contains(&graph) {
-                    problems.push(graph);
+                let engine = (graph, None);
+                if !engines.contains(&engine) {
+                    engines.push(engine);
                 }
             }
         }
-        program.delegates.warm(problems, || program.device.enter());
+        // One alone is built where it is needed, if it is.
+        if engines.len() > 1 {
+            program.delegates.warm(engines, None, || program.device.enter());
+        }
     }
 }
 
@@ -1233,6 +1237,10 @@ impl Specialized for SpecializedCuda {
 
     fn cold_trial_bytes(&self, site: usize, way: usize) -> usize {
         self.bytes_of_trial(site, way).1
+    }
+
+    fn ready(&self, site: usize, time: Duration) -> Result<(Vec<usize>, bool)> {
+        self.ready_ways(site, time)
     }
 
     unsafe fn measure(&self, site: usize, way: usize, memory: (*mut u8, usize), stream: usize) -> Result<Option<f64>> {

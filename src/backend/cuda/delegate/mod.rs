@@ -7,9 +7,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oxidiff_kernels::tile::{Binary, Instr, Reg, Source, TileProgram, Unary};
 
@@ -192,10 +192,12 @@ impl Delegates {
         choice: Option<usize>,
     ) -> std::result::Result<Arc<cudnn::Execution>, Refusal> {
         let library = self.cudnn()?;
+        // The first way is the one that the library recommends.
+        let choice = choice.filter(|number| *number > 0);
         let engine = (problem.clone(), choice);
         let lock = || self.executions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().get(&engine) {
-            return known.clone();
+        if let Some(known) = self.known(problem, choice) {
+            return known;
         }
         // Not under the lock: this takes up to seconds.
         let begun = Instant::now();
@@ -210,6 +212,26 @@ impl Delegates {
             known.retain(|_, e| e.as_ref().is_ok_and(|e| Arc::strong_count(e) > 1));
         }
         known.entry(engine).or_insert(made).clone()
+    }
+
+    /// What is known already. An engine in front of the first that works does not, and that one is not built twice.
+    fn known(
+        &self,
+        problem: &cudnn::Problem,
+        choice: Option<usize>,
+    ) -> Option<std::result::Result<Arc<cudnn::Execution>, Refusal>> {
+        let choice = choice.filter(|number| *number > 0);
+        let executions = self.executions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = executions.get(&(problem.clone(), choice)) {
+            return Some(known.clone());
+        }
+        let (first, number) = (executions.get(&(problem.clone(), None))?, choice?);
+        match first {
+            Ok(first) if number < first.number() => Some(Err("cuDNN's plan of this engine cannot be built".to_owned())),
+            Ok(first) if number == first.number() => Some(Ok(first.clone())),
+            Ok(_) => None,
+            Err(why) => Some(Err(why.clone())),
+        }
     }
 
     pub(super) fn product(&self, problem: &cublaslt::Problem) -> std::result::Result<Arc<cublaslt::Product>, Refusal> {
@@ -253,27 +275,53 @@ impl Delegates {
         }
     }
 
-    /// Asks cuDNN for several graphs at the same time: each takes up to a second. `enter` is called by each thread first, and
-    /// what it gives is kept while the thread works.
-    pub(super) fn warm<C>(&self, problems: Vec<cudnn::Problem>, enter: impl Fn() -> C + Sync) {
-        let next = AtomicUsize::new(0);
+    /// Asks cuDNN for several graphs at the same time: each takes up to seconds. `enter` is called by each thread first, and
+    /// what it gives is kept while the thread works. None is begun that is not expected to be done by `deadline`; false if that
+    /// left some out.
+    pub(super) fn warm<C>(
+        &self,
+        mut engines: Vec<Engine>,
+        deadline: Option<Instant>,
+        enter: impl Fn() -> C + Sync,
+    ) -> bool {
+        engines.retain(|(problem, choice)| self.known(problem, *choice).is_none());
+        let (next, is_cut) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
             let _context = enter();
-            while let Some(problem) = problems.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some((problem, choice)) = engines.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let longest = Duration::from_micros(self.longest_plan_us.load(Ordering::Relaxed));
+                if deadline.is_some_and(|deadline| Instant::now() + longest > deadline) {
+                    is_cut.store(true, Ordering::Relaxed);
+                    return;
+                }
                 // Whoever needs it asks again, and is told.
-                let _ = self.execution(problem, None);
+                let _ = self.execution(problem, *choice);
             }
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = cores.min(cudnn::MOST_HANDLES).min(problems.len());
-        if threads < 2 {
-            return;
-        }
+        let threads = cores.min(cudnn::MOST_HANDLES).min(engines.len());
         std::thread::scope(|scope| {
             // A thread that cannot be had is no loss: this one does its share.
             (1..threads).for_each(|_| drop(std::thread::Builder::new().spawn_scoped(scope, work)));
             work();
         });
+        !is_cut.into_inner()
+    }
+
+    /// Whether a way to solve a problem is ready to be tried: none while its plans are not built, false if they cannot be, or
+    /// are those of the first way.
+    pub fn is_ready(&self, problem: &Problem, number: usize) -> Option<bool> {
+        let graphs = problem.graphs();
+        let known = |number: usize| -> Option<Vec<_>> {
+            graphs.iter().map(|graph| self.known(graph, Some(number)).map(Result::ok)).collect()
+        };
+        let ways = known(number)?;
+        let plans = |ways: &[Option<Arc<cudnn::Execution>>]| {
+            ways.iter().map(|way| way.as_ref().map(|way| way.plans())).collect::<Vec<_>>()
+        };
+        let is_first_again =
+            number > 0 && !graphs.is_empty() && known(0).is_some_and(|first| plans(&first) == plans(&ways));
+        Some(ways.iter().all(Option::is_some) && !is_first_again)
     }
 
     fn choice(&self, op: impl FnOnce() -> String) -> Option<Choice> {
@@ -363,6 +411,11 @@ impl Problem {
         }
     }
 
+    /// The plans of cuDNN that one of the ways needs.
+    pub fn engines(&self, number: usize) -> Vec<Engine> {
+        self.graphs().into_iter().map(|graph| (graph.clone(), Some(number))).collect()
+    }
+
     /// Graphs of cuDNN.
     fn graphs(&self) -> Vec<&cudnn::Problem> {
         match self {
@@ -427,6 +480,14 @@ impl Site {
         let own = (0..self.problem.ways(delegates)).map(if self.is_whole { Choice::Whole } else { Choice::Library });
         let whole = self.whole.as_ref().map_or(0, |whole| whole.ways(delegates));
         own.chain((0..whole).map(Choice::Whole)).chain([Choice::Kernel]).collect()
+    }
+
+    /// What a library is asked for one of the ways.
+    pub fn problem_of(&self, way: Choice) -> &Problem {
+        match (way, &self.whole) {
+            (Choice::Whole(_), Some(whole)) => whole,
+            _ => &self.problem,
+        }
     }
 
     /// Largest difference between two ways over the largest value: both are rounded, after sums in their own order.

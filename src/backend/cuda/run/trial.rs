@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::super::delegate::{Choice, Planned, Site, WORKSPACE_ALIGN_BYTES};
 use super::super::driver::StreamHandle;
@@ -224,6 +225,28 @@ impl SpecializedCuda {
         true
     }
 
+    /// As [`crate::backend::Specialized::ready`].
+    pub(super) fn ready_ways(&self, site: usize, time: Duration) -> Result<(Vec<usize>, bool)> {
+        let device = &self.program.device;
+        let _context = device.enter()?;
+        let Some((held, _)) = self.item_of(site) else { return Ok((Vec::new(), true)) };
+        let delegates = &self.program.delegates;
+        let ways = held.site.ways(delegates);
+        let engines = |way: &Choice| match *way {
+            Choice::Kernel => Vec::new(),
+            Choice::Library(number) | Choice::Whole(number) => held.site.problem_of(*way).engines(number),
+        };
+        let engines = ways.iter().flat_map(engines).collect();
+        let is_all = delegates.warm(engines, Some(Instant::now() + time), || device.enter());
+        let is_ready = |way: &Choice| match *way {
+            Choice::Kernel => true,
+            Choice::Library(number) | Choice::Whole(number) => {
+                delegates.is_ready(held.site.problem_of(*way), number).unwrap_or(false)
+            }
+        };
+        Ok(((0..ways.len()).filter(|&way| is_ready(&ways[way])).collect(), is_all))
+    }
+
     /// A way, and the parts that it runs.
     fn way<'a>(&self, (held, item): (&'a Held, &'a Delegated), way: usize) -> Option<(Choice, &'a Parts)> {
         let choice = held.site.ways(&self.program.delegates).get(way).copied()?;
@@ -270,10 +293,7 @@ impl SpecializedCuda {
         let workspace = memory.addr().next_multiple_of(WORKSPACE_ALIGN_BYTES);
         let room = (memory.addr() + bytes).saturating_sub(workspace);
         let delegates = &self.program.delegates;
-        let problem = match (choice, &held.site.whole) {
-            (Choice::Whole(_), Some(whole)) => whole,
-            _ => &held.site.problem,
-        };
+        let problem = held.site.problem_of(choice);
         let planned = match choice {
             Choice::Kernel => None,
             Choice::Library(number) | Choice::Whole(number) => match delegates.planned(problem, Some(number)) {
