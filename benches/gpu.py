@@ -3,14 +3,16 @@
     pip install oxidiff-*.whl diffusers && python benches/gpu.py
 
 Random weights, random normal inputs. Each pair of a model and a contender runs in a process of its own, where both take
-turns; times are medians of CUDA events. The run ends within nine minutes and prints one table last; what there was no time
-for says so, and `--only sdxl --against max-autotune` takes it by itself. `--write` puts the table into
-`benches/RESULTS-gpu.md`. Where there is no GPU it says why.
+turns; times are medians of CUDA events. The most telling pairs come first, and each is told when it is done, with who
+computed how many steps. The run ends within nine minutes and prints one table last; what there was no time for says so, and
+`--only sdxl --against max-autotune` takes it by itself. `--write` puts the table into `benches/RESULTS-gpu.md`. Where there
+is no GPU it says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import copy
 import datetime
@@ -37,6 +39,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benches" / "RESULTS-gpu.md"
 LIMIT_S = 530.0
 CONTENDERS = ("eager", "default", "max-autotune")
+FIRST = ("sdxl", "flux")
+"""Rows that are measured against every contender but the slowest before any other is."""
+MOST_REASONS = 5
+"""Reasons of libraries that are told."""
 L2_BYTES = 256 << 20
 """More than any second-level cache holds."""
 Answer = dict[str, Any]
@@ -184,6 +190,23 @@ def pair(row: str, against: str) -> Answer:
         "error": error,
         "eager_calls": report.eager_calls,
         "reasons": [item["reason"] for item in report.fallbacks],
+        **who_computes(ours),
+    }
+
+
+def who_computes(ours: Any) -> Answer:
+    """How many steps who computes, what of them libraries refuse most often, why there is no graph, and what tuning took."""
+    report = ours.report()
+    computed_by: collections.Counter[str] = collections.Counter()
+    for row in report.sizes:
+        computed_by.update(row.get("computed_by", {}))
+    variants = ours.explain().variants
+    refused = collections.Counter(why for variant in variants for _, why in variant.get("not_by_libraries", []))
+    return {
+        "computed_by": dict(computed_by.most_common()),
+        "refused": [f"{count} x {why}" for why, count in refused.most_common(MOST_REASONS)],
+        "no_graphs": [why for variant in variants for _, why in variant.get("no_graphs", [])],
+        "tune_s": report.tune_s,
     }
 
 
@@ -302,6 +325,33 @@ def run_child(words: list[str], deadline: float) -> Answer:
     return answer
 
 
+def tasks(only: list[str], against: list[str]) -> list[tuple[str, str]]:
+    """Pairs of a row and a contender, and what else is measured, in their order: those of :data:`FIRST`, something of each
+    row, then the rest; the longest compiles last."""
+    rows = [name for name in CASES if name in only]
+    soon = [name for name in against if name != "max-autotune"]
+    others = [row for row in rows if row not in FIRST]
+    order = [(row, name) for name in soon for row in FIRST if row in rows]
+    order += [(row, name) for name in soon[:1] for row in others]
+    order += [(name, "") for name in EXTRAS if name in only]
+    order += [(row, name) for name in soon[1:] for row in others]
+    return order + [(row, name) for name in against if name not in soon for row in [*FIRST, *others] if row in rows]
+
+
+def told(answer: Answer) -> str:
+    """An answer about a pair in a line."""
+    if "failed" in answer:
+        return str(answer["failed"])
+    by = ", ".join(f"{name} {count}" for name, count in answer["computed_by"].items())
+    line = (
+        f"{answer['ratio']:.3f} of its time, {answer['ours_ms']:.2f} against {answer['other_ms']:.2f} ms; steps by {by}"
+    )
+    notes = [f"eager: {answer['reasons'][0]}"] if answer["reasons"] else []
+    notes += [f"launched, not replayed: {why}" for why in answer["no_graphs"][:1]]
+    notes += [f"refused: {'; '.join(answer['refused'])}"] if answer["refused"] else []
+    return "; ".join([line, f"tuned for {answer['tune_s']:.1f} s", *notes])
+
+
 def mark(is_met: bool) -> str:
     return "yes" if is_met else "no"
 
@@ -320,6 +370,8 @@ def case_rows(row: str, answers: dict[str, Answer]) -> Iterator[tuple[str, str, 
     at = good[best]
     note = ", ".join(f"{name} {answer['other_ms']:.2f} ms" for name, answer in good.items())
     note = f"ours {at['ours_ms']:.2f} ms, {note}; {at['rounds']} rounds; error {at['error']:.1e} of eager's largest"
+    note += "; steps by " + ", ".join(f"{name} {count}" for name, count in at["computed_by"].items())
+    note += f"; launched, not replayed: {at['no_graphs'][0]}" if at["no_graphs"] else ""
     note += f"; eager: {reasons[0]}" if reasons else ""
     note += f"; {missing}" if missing else ""
     whole = len(good) == len(answers)
@@ -400,15 +452,13 @@ def main() -> int:
     cases: dict[str, dict[str, Answer]] = {name: {} for name in CASES if name in given.only}
     extras: dict[str, Answer] = {}
     with own_cache():
-        # What every row needs comes first, the longest compiles last.
-        for against in given.against:
-            for name in cases:
-                cases[name][against] = run_child([name, against], deadline)
-                print(name, against, cases[name][against], flush=True)
-            if against == given.against[0]:
-                for name in (name for name in EXTRAS if name in given.only):
-                    extras[name] = run_child([name], deadline)
-                    print(name, extras[name], flush=True)
+        for name, against in tasks(given.only, given.against):
+            if not against:
+                extras[name] = run_child([name], deadline)
+                print(name, extras[name], flush=True)
+                continue
+            cases[name][against] = answer = run_child([name, against], deadline)
+            print(f"{name} over {against}: {told(answer)}\n  {json.dumps(answer)}", flush=True)
     rows = [row for name, answers in cases.items() for row in case_rows(name, answers)]
     rows += [row for name, answer in extras.items() for row in extra_rows(name, answer)]
     lines = [

@@ -153,6 +153,46 @@ def test_what_eager_cannot_compute_in_16_bits_is_no_bound() -> None:
     assert done.stdout.split() == ["1.25", str(1.25 * 2.0**-11), "None", "None"]
 
 
+_BENCH = """
+import sys
+sys.path.insert(0, "benches")
+import gpu
+
+order = gpu.tasks([*gpu.CASES, *gpu.EXTRAS], list(gpu.CONTENDERS))
+assert order[:4] == [("sdxl", "eager"), ("flux", "eager"), ("sdxl", "default"), ("flux", "default")], order
+assert sorted(order) == sorted([(r, c) for r in gpu.CASES for c in gpu.CONTENDERS] + [(e, "") for e in gpu.EXTRAS])
+assert all(name == "max-autotune" for _, name in order[-len(gpu.CASES):]), "the longest compiles last"
+assert gpu.tasks(["vae"], ["max-autotune"]) == [("vae", "max-autotune")]
+
+import torch
+import oxidiff
+import stand_in
+with stand_in.in_use(stand_in.stand_in()), torch.no_grad():
+    ours = oxidiff.compile(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU()).eval(), cache=False, strict=True)
+    ours(torch.ones(20, 16))
+    who = gpu.who_computes(ours)
+assert who["computed_by"] == {"kernel": 1} and len(who["refused"]) == 1 and who["no_graphs"] == [], who
+answer = {"ratio": 0.5, "ours_ms": 1.0, "other_ms": 2.0, "reasons": [], **who, "no_graphs": ["no memory"]}
+print(gpu.told(answer))
+answer |= {"spread": 0.1, "rounds": 7, "error": 0.0, "eager_calls": 0}
+answer |= {"peak_ratio": 1.0, "peak_bytes": 1, "compile_s": 1.0, "first_s": 1.0}
+print(next(gpu.case_rows("sdxl", {"eager": answer}))[-1])
+print(gpu.told({"failed": "no time left"}))
+"""
+
+
+def test_the_benchmark_begins_with_what_tells_most_and_says_who_computes() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _BENCH]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, env=environment, check=False)
+    if "NoCompilerError" in done.stderr:
+        pytest.skip("no g++")
+    assert done.returncode == 0, done.stderr
+    line, row, failed = done.stdout.splitlines()
+    assert "steps by kernel 1" in line and "launched, not replayed: no memory" in line and "refused: 1 x " in line
+    assert "steps by kernel 1" in row and failed == "no time left"
+
+
 def is_alive(process: int) -> bool:
     """Whether it runs; one that ended may not have been waited for yet."""
     try:
