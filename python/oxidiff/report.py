@@ -70,7 +70,8 @@ class Report:
     pool_bytes: int
     """Workspace that this process holds for all its modules together."""
     sizes: list[dict[str, Any]]
-    """One row per kept size: dimensions, arena bytes, milliseconds of the last run."""
+    """One row per kept size: dimensions, arena bytes, milliseconds of the last run. On a GPU also how many steps who
+    computes (``computed_by``) and, where runs are not replayed because making a graph failed, why (``no_graphs``)."""
     _places: list[tuple[str, _native.Program]] = dataclasses.field(default_factory=list, repr=False, compare=False)
     """Module and program of each of the rows of ``sizes``."""
 
