@@ -283,11 +283,12 @@ class Engine:
         """Indices of lifted floats that turned out to be constants of a program."""
 
     def _lift(self) -> None:
-        """Makes the numbers of the structure that are arguments known to what captures and what stores."""
+        """Makes what the module reaches, and numbers there that are arguments, known to what captures and what stores."""
         structure = self.structure
         lifted = Lifted(self.module, self._capturer.module, structure) if structure.inputs else None
         self.store.inputs = () if lifted is None else lifted.places
         self._capturer.lifted = lifted
+        self.store.root = self._capturer.whole = structure.root
 
     def _note_pinned(self, graph: CapturedGraph) -> None:
         inputs = self.structure.inputs
@@ -663,6 +664,7 @@ class Engine:
     def release(self) -> None:
         """Lets go of the module's tensors."""
         self.store.inputs, self._capturer.lifted = (), None
+        self.store.root = self._capturer.whole = self.module
         self._pairs = _Pairs()
         for variant in self.variants:
             variant.release()

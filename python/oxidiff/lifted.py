@@ -77,7 +77,7 @@ class Twin:
     """A copy of a module tree with the same tensors, in which lifted numbers can be set.
 
     Attributes:
-        root: The copy.
+        root: The copy, and copies of what it reaches beside: see :attr:`Structure.root`.
         forward: What to trace: of the copy what it is of the module.
     """
 
@@ -86,11 +86,12 @@ class Twin:
             raise CaptureError(f"the forward of {type(module).__name__} is not its own")
         try:
             with _SharedTensors():
-                self.root = copy.deepcopy(module, {id(tensor): tensor for tensor in structure.tree.tensors})
+                copied = copy.deepcopy(module, {id(tensor): tensor for tensor in structure.tree.tensors})
         except Exception as error:
             raise CaptureError(f"{type(module).__name__} cannot be copied: {type(error).__name__}: {error}") from error
-        self.forward = types.MethodType(forward.__func__, self.root)
-        seen = Structure(self.root)
+        self.forward = types.MethodType(forward.__func__, copied)
+        seen = Structure(copied)
+        self.root = seen.root
         if len(seen.floats) != len(structure.floats):
             raise CaptureError(f"a copy of {type(module).__name__} is another module")
         self._places = []

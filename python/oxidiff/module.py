@@ -27,6 +27,7 @@ from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
 from .memory import Estimate, estimate_of
 from .options import CompileOptions
+from .outside import Outside
 from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
 from .warmup import warm_up
 
@@ -146,7 +147,8 @@ for _name in (
 class CompiledFunction(Generic[P, R]):
     """What :func:`compile` makes of a plain function: call it like the function.
 
-    Modules, tensors and numbers that the function reads from its closure or from globals are noticed when they change.
+    Modules, tensors and numbers that the function reads from its closure, from globals or from objects there are noticed
+    when they change, also those that its own helpers read.
     """
 
     def __init__(self, function: Callable[P, R], options: CompileOptions) -> None:
@@ -206,7 +208,8 @@ class CompiledFunction(Generic[P, R]):
 class _Function(nn.Module):
     """Holds a function, and what it reads from outside, as a module would."""
 
-    outside: dict[str, Any]
+    # No attribute, which would be looked into.
+    __slots__ = ("_outside",)
 
     forward: Callable[..., Any]
 
@@ -214,55 +217,39 @@ class _Function(nn.Module):
         super().__init__()
         self.function = function
         self.forward = function
-        self.outside = {}
         self.__class__ = type(getattr(function, "__name__", "function"), (_Function,), {})
-        self.sync()
+        self._take_over(Outside(function))
 
     def sync(self) -> None:
         """Takes over what the function would read now."""
-        for name, value in _outside(self.function):
-            if name in self._modules:
-                held: Any = self._modules[name]
-            else:
-                held = self.outside.get(name, self)
-            if held is value:
-                continue
-            self._modules.pop(name, None)
-            self.outside.pop(name, None)
-            if isinstance(value, nn.Module):
-                self._modules[name] = value
-            else:
-                self.outside[name] = value
+        if not self._outside.is_same():
+            self._take_over(Outside(self.function))
+
+    @property
+    def objects_beside(self) -> list[tuple[str, Any]]:
+        """Objects of which the function reads attributes, with labels."""
+        return self._outside.objects
+
+    def _take_over(self, outside: Outside) -> None:
+        values = {f"{_OUTSIDE}{name}": value for name, value in outside.values.items()}
+        for name in list(self.__dict__):
+            if name.startswith(_OUTSIDE) and name not in values:
+                self.__dict__.pop(name, None)
+        for name in list(self._modules):
+            if name not in outside.modules:
+                self._modules.pop(name, None)
+        tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (self.__dict__, values),
+            (self._modules, outside.modules),
+        ]
+        for table, wanted in tables:
+            for name, value in wanted.items():
+                if table.get(name, self) is not value:
+                    table[name] = value
+        self._outside = outside
 
 
-_NOTICED = (Tensor, nn.Module, int, float, str, bool, type(None), list, tuple, dict)
-
-
-def _outside(function: Any) -> list[tuple[str, Any]]:
-    """What a function reads that is not an argument: the object it is bound to, its closure, its globals."""
-    found: list[tuple[str, Any]] = []
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        found.append(("self", owner))
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        if isinstance(function, nn.Module):
-            found.append(("self", function))
-        return found
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue
-        if isinstance(value, _NOTICED):
-            found.append((name, value))
-    table = function.__globals__
-    for name in code.co_names:
-        value = table.get(name, function)
-        if value is not function and isinstance(value, _NOTICED):
-            found.append((name, value))
-    return found
+_OUTSIDE = "outside."
 
 
 # --- the subclass ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 from collections.abc import Callable, Hashable, Sequence
 from operator import is_
 from typing import Any, cast
@@ -22,6 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
+from .outside import modules_held
 
 __all__ = ["STRUCTURE", "WEIGHTS", "Structure", "Watch", "weight_state"]
 
@@ -68,7 +70,15 @@ class Structure:
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Callable[[bytes], tuple[int, ...]] = lambda _: ()) -> None:
-        tree = self.tree = _native.Tree(module, base_of, _obstacle, _is_plain, adapter_class())
+        self.root = module
+        """The module, or one that has it and further ones as submodules: those that it reaches through lists, objects,
+        partials or closures. Paths in the module are the same in either."""
+        tree, beside = _read(module, module), []
+        while found := _modules_beside(tree):
+            beside += found
+            self.root = _together(module, beside)
+            tree = _read(self.root, module)
+        self.tree = tree
         self.form = tree.form
         """A digest of everything but floats."""
         self.floats = tree.floats
@@ -165,6 +175,34 @@ def _is_plain(kind: Hashable) -> bool:
     """Whether the ``__dict__`` of instances is all the state they have. A compiled module's is that of its module."""
     classes = [cls for cls in cast(type, kind).__mro__ if cls is not object and "_oxidiff" not in cls.__dict__]
     return all(cls.__flags__ & _IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
+
+
+def _read(root: torch.nn.Module, module: torch.nn.Module) -> _native.Tree:
+    def obstacle(child: torch.nn.Module) -> str | None:
+        # Its own hooks are run around the program.
+        return None if child is module else _obstacle(child)
+
+    return _native.Tree(root, base_of, obstacle, _is_plain, adapter_class())
+
+
+def _modules_beside(tree: _native.Tree) -> list[torch.nn.Module]:
+    """The modules that are not in a tree and that its attributes hold, in the order in which they are met."""
+    held = [value for value in tree.kept if isinstance(value, torch.nn.Module | types.FunctionType)]
+    found = {id(module.__dict__): module for value in held for module in modules_held(value)}
+    if found:
+        # A compiled module is an object of its own, with the same attributes.
+        for known in (tree.modules(), tree.layers()):
+            for module in known.values():
+                found.pop(id(module.__dict__), None)
+    return list(found.values())
+
+
+def _together(module: torch.nn.Module, beside: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    root = torch.nn.Module()
+    root._modules[""] = module
+    for i, other in enumerate(beside):
+        root._modules[f"outside:{i}"] = other
+    return root
 
 
 def _obstacle(child: torch.nn.Module) -> str | None:

@@ -121,6 +121,7 @@ class Capturer:
     Attributes:
         module: What is traced: the module, or a function of it.
         root: The module.
+        whole: The module that has the root and whatever else its attributes hold, by whose paths weights are named.
         lifted: Numbers in its attributes that are arguments of its graphs, after those that are passed.
         traces: How many traces were taken.
     """
@@ -128,7 +129,7 @@ class Capturer:
     def __init__(self, module: Callable[..., Any], *, dynamic: bool = True) -> None:
         self.module = module
         self.lifted: Lifted | None = None
-        self.root = module if isinstance(module, torch.nn.Module) else None
+        self.root = self.whole = module if isinstance(module, torch.nn.Module) else None
         self.dynamic = dynamic
         self.binder = Binder(self.root.forward if self.root is not None else module)
         self.traces = 0
@@ -255,11 +256,11 @@ class _Session:
         self.owner = owner
         self.call = call
         lifted = owner.lifted
-        self.weights = WeightIndex(owner.root)
+        self.weights = WeightIndex(owner.whole)
         self.kept: list[Number] = [] if lifted is None else list(lifted.values)
         self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
-        self.device = _device_of(call, owner.root)
+        self.device = _device_of(call, owner.whole)
         self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
         self.order = {s.name: i for i, s in enumerate(self.plan.symbols)}
         """Which values are tried of each: no two take the same."""

@@ -58,6 +58,7 @@ __all__ = [
     "LongerError",
     "NotFiniteError",
     "KeptError",
+    "StrangerError",
     "Keyword",
     "Trace",
     "first_of",
@@ -79,6 +80,10 @@ class KeptError(CaptureError):
 
 class ChangedError(CaptureError):
     """Another thread changed the module meanwhile: what was seen of it is of no use."""
+
+
+class StrangerError(CaptureError):
+    """``forward`` runs a module that is not reached from its attributes: nobody would notice a change of it."""
 
 
 class NotFiniteError(CaptureError):
@@ -266,6 +271,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The same, of parameters and submodules that `forward` sets."""
         self.is_disturbed = False
         """Whether the program may be another since."""
+        self.made: set[int] = set()
+        """Ids of modules that `forward` makes."""
+        self.stranger: StrangerError | None = None
         self._count = 0
         self._constants: dict[int, Tensor] = {}
         self._effective: dict[int, WeightSlot] = {}
@@ -356,6 +364,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The exception that says where tracing failed."""
         where = f"in {self.path}: " if self.path else ""
         return CaptureError(f"{where}{reason}", module=self.path, op=str(op))
+
+    def check_known(self, module: torch.nn.Module) -> None:
+        """Raises a :class:`StrangerError` if nobody would notice what becomes of a module that is called."""
+        if id(module) in self.made or not self.weights.paths or self.weights.is_known(module):
+            return
+        if not (module._parameters or module._buffers or module._modules) and _is_of_torch(type(module)):
+            # It is what its class says: an activation.
+            return
+        reason = f"forward runs a {type(module).__name__} that is no submodule; hold it in an attribute of the module"
+        # In case that `forward` catches it.
+        self.stranger = StrangerError(str(self.error(reason)), module=self.path)
+        raise self.stranger
 
     # -- what is read out of tensors -----------------------------------------------------------------------------------
 
@@ -612,6 +632,10 @@ def _is_same(one: Any, other: Any) -> bool:
     return mine.keys() == theirs.keys() and all(
         _is_same(a, b) for a, b in (*items, *((value, theirs[name]) for name, value in mine.items()))
     )
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nn.")
 
 
 _SOURCES = frozenset(("input", "weight", "constant", "extern", "read"))
@@ -1287,6 +1311,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
     """Keeps ``recorder.path`` at the submodule that is running."""
     global _current
     original, set_original = torch.nn.Module.__call__, torch.nn.Module.__setattr__
+    make = torch.nn.Module.__init__
     writers = {name: getattr(torch.nn.Module, name) for name in ("register_parameter", "add_module", "__delattr__")}
     paths = recorder.weights.paths
     thread = recorder.thread
@@ -1299,6 +1324,8 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         before = recorder.path
         if adapters.bases:
             self = adapters.called(self, args, kwargs)
+        if id(self) not in paths:
+            recorder.check_known(self)
         recorder.path = paths.get(id(self), before)
         result = original(self, *args, **kwargs)
         # Not in a `finally`: after an exception the path says where it was raised.
@@ -1315,6 +1342,12 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
             recorder.own.add((id(self), name))
         set_original(self, name, value)
 
+    @functools.wraps(make)
+    def initialize(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            recorder.made.add(id(self))
+        make(self, *args, **kwargs)
+
     def noting(write: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(write)
         def method(self: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
@@ -1327,6 +1360,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
     outer, _current = _current, recorder
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+    torch.nn.Module.__init__ = initialize  # type: ignore[method-assign]
     for name, write in writers.items():
         setattr(torch.nn.Module, name, noting(write))
     try:
@@ -1335,6 +1369,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
     finally:
         for name, write in writers.items():
             setattr(torch.nn.Module, name, write)
+        torch.nn.Module.__init__ = make  # type: ignore[method-assign]
         torch.nn.Module.__setattr__ = set_original  # type: ignore[method-assign]
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]
         _current = outer
@@ -1693,7 +1728,7 @@ class _Cells(MutableMapping[str, Any]):
         return len(self._cells)
 
 
-def _tables_beside(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any, Any]]:
+def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any, Any]]:
     """The attributes of objects that are no modules and that modules hold, or that such objects hold, and the variables of
     functions that modules hold: a label, what they are of, and the table."""
     seen: set[int] = set()
@@ -1715,6 +1750,11 @@ def _tables_beside(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[t
             yield label, value, value.__dict__
             if depth > 1:
                 waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
+    for _, module in modules:
+        for label, value in getattr(module, "objects_beside", ()):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield label, value, value.__dict__
 
 
 def _is_plain_object(kind: type) -> bool:
@@ -1894,6 +1934,8 @@ def _recorded(
             for tensor, label in inputs:
                 recorder.add_input(tensor, label)
             result = call()
+        if recorder.stranger is not None:
+            raise recorder.stranger
         record = recorder.finish(result)
         del result
     except Exception as error:

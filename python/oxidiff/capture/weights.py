@@ -92,6 +92,7 @@ class WeightIndex:
         self._attributes: dict[int, WeightSlot] | None = None
         self._held: list[Tensor] = []
         self._effective: set[str] = set()
+        self._tables: set[int] | None = None
         self._walked: list[tuple[str, torch.nn.Module]] = []
         for path, module, layer in walk(root) if root is not None else ():
             self._walked.append((path, module))
@@ -115,6 +116,12 @@ class WeightIndex:
         if self._attributes is None:
             self._attributes = dict(self._scan_attributes())
         return self._attributes.get(id(tensor))
+
+    def is_known(self, module: torch.nn.Module) -> bool:
+        """Whether a module is one of these, if under another class: a compiled one has the attributes of its module."""
+        if self._tables is None:
+            self._tables = {id(one.__dict__) for one in (*(m for _, m in self.modules), *(m for _, m in self._walked))}
+        return id(module.__dict__) in self._tables
 
     def is_effective(self, slot: WeightSlot) -> bool:
         """Whether what a graph is bound to is the weight with adapters, which only the layer itself may use."""

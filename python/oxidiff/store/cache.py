@@ -81,6 +81,8 @@ class GraphStore:
         self.inputs: Sequence[Input] = ()
         """Where the numbers in the module's attributes are that are arguments of its graphs."""
         self._module = module
+        self.root = module
+        """The module, or what has it and whatever else its attributes hold."""
         self._forward = forward
         self._options = options
         self._description: Description | None = None
@@ -109,7 +111,7 @@ class GraphStore:
         """
         if self._description is None:
             try:
-                self._description = describe(self._module, self._forward, self._options.dynamic, self.inputs)
+                self._description = describe(self.root, self._forward, self._options.dynamic, self.inputs)
             except (AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
                 raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
         return self._description

@@ -1,0 +1,262 @@
+"""What a function reads that it is not passed: its closure, its defaults, globals, and attributes of objects there.
+
+Code is followed by the names in it: from the function into those that it defines, calls by a name, or holds in closures
+and partials, as far as they are the program's own. Of an object only attributes are read whose names occur in that code:
+of a pipeline in a closure the UNet that is called, not the scheduler, which is another one at each step.
+
+Every place that was looked at is remembered with what was there, so that a call only compares.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import itertools
+import os
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Outside", "modules_held"]
+
+_ABSENT: Any = object()
+_MAX_FOLLOWED = 256
+"""Functions that are followed, and objects that are looked into."""
+_HELD_DEEP = 3
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARIES = (
+    _PACKAGE,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    *(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib", "stdlib")),
+)
+_VALUES = (Tensor, int, float, str, bool, type(None), list, tuple, dict)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_OPAQUE = (type, types.BuiltinFunctionType, nn.Module)
+_CLOSED = frozenset(("builtins", "numpy", "oxidiff", "torch"))
+"""Packages whose objects are not looked into."""
+_LIFECYCLE = frozenset(
+    (
+        "__init__", "__new__", "__del__", "__repr__", "__str__", "__setattr__", "__delattr__", "__init_subclass__",
+        "__class_getitem__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
+        "__dir__", "__post_init__",
+    )
+)  # fmt: skip
+"""Methods that no arithmetic on an object calls."""
+
+
+class Outside:
+    """What a function reads from outside, as it is now.
+
+    Attributes:
+        modules: The modules, by what code calls them.
+        values: Everything else that may decide what is computed, by what code calls it.
+        objects: The objects of which attributes are read, by what code calls them.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.modules: dict[str, nn.Module] = {}
+        self.values: dict[str, Any] = {}
+        self.objects: list[tuple[str, Any]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._unset: list[types.CellType] = []
+        self._entries: list[tuple[dict[str, Any], str, Any]] = []
+        self._names: dict[str, None] = {}
+        """Names in the code that may be those of attributes."""
+        self._spaces: list[types.ModuleType] = []
+        self._seen: dict[int, Any] = {}
+        self._waiting: list[Any] = []
+        self._look_at("self", self._function, is_root=True)
+        looked: set[tuple[int, str]] = set()
+        while True:
+            while self._waiting:
+                self._follow(self._waiting.pop(0))
+            holders = [*self.objects, *((space.__name__, space) for space in self._spaces)]
+            fresh = [(*at, name) for at in holders for name in self._names if (id(at[1]), name) not in looked]
+            if not fresh:
+                break
+            for label, holder, name in fresh:
+                looked.add((id(holder), name))
+                self._look_in(label, holder, name)
+
+    def is_same(self) -> bool:
+        """Whether every place holds what it held when it was last read."""
+        try:
+            for cell, value in self._cells:
+                if cell.cell_contents is not value:
+                    return False
+        except ValueError:
+            return False
+        for table, name, value in self._entries:
+            if table.get(name, _ABSENT) is not value:
+                return False
+        return all(cell == _EMPTY for cell in self._unset)
+
+    def _look_in(self, label: str, holder: Any, name: str) -> None:
+        """Looks at an attribute of an object or a Python module, if it has one of this name."""
+        table = holder.__dict__
+        if name in table:
+            self._entry(f"{label}.{name}", table, name)
+        elif not isinstance(holder, types.ModuleType):
+            for cls in type(holder).__mro__:
+                if name in cls.__dict__:
+                    self._entries.append((table, name, _ABSENT))
+                    self._look_at(f"{label}.{name}", _code_of(cls.__dict__[name]))
+                    break
+
+    def _entry(self, label: str, table: dict[str, Any], name: str) -> None:
+        value = table.get(name, _ABSENT)
+        self._entries.append((table, name, value))
+        if value is not _ABSENT:
+            self._look_at(label, value)
+
+    def _look_at(self, label: str, value: Any, is_root: bool = False) -> None:
+        if isinstance(value, types.ModuleType):
+            if not _is_library(getattr(value, "__file__", None) or "<frozen") and value not in self._spaces:
+                self._spaces.append(value)
+            return
+        if isinstance(value, nn.Module):
+            self._put(self.modules, label, value)
+            return
+        if isinstance(value, _VALUES):
+            self._put(self.values, label, value)
+            return
+        holder = getattr(value, "_holder", None) if type(value).__module__ == "oxidiff.module" else None
+        if isinstance(holder, nn.Module):
+            # A function that is compiled itself.
+            self._put(self.modules, label, holder)
+            value = value.__wrapped__
+        elif isinstance(value, _OPAQUE):
+            return
+        if id(value) in self._seen or len(self._seen) >= _MAX_FOLLOWED:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, _FUNCTIONS):
+            if not is_root:
+                self._put(self.values, label, value)
+            self._waiting.append(value)
+        elif type(value).__module__.partition(".")[0] not in _CLOSED and type(getattr(value, "__dict__", None)) is dict:
+            self.objects.append((label, value))
+            methods = ((n, f) for cls in type(value).__mro__ for n, f in cls.__dict__.items() if _is_operator(n))
+            for name, method in methods:
+                if isinstance(method, types.FunctionType):
+                    self._look_at(f"{label}.{name}", method)
+
+    def _put(self, into: dict[str, Any], label: str, value: Any) -> None:
+        known = into.get(label, _ABSENT)
+        while known is not _ABSENT and known is not value:
+            # Another function's variable of the same name.
+            label += "'"
+            known = into.get(label, _ABSENT)
+        into[label] = value
+
+    def _follow(self, function: Any) -> None:
+        if isinstance(function, types.MethodType):
+            self._look_at("self", function.__self__)
+            self._follow(function.__func__)
+            return
+        if isinstance(function, functools.partial):
+            self._look_at("function", function.func)
+            for i, value in enumerate(function.args):
+                self._look_at(f"args[{i}]", value)
+            for name, value in function.keywords.items():
+                self._look_at(name, value)
+            return
+        if not isinstance(function, types.FunctionType):
+            # One of a class in C.
+            return
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            if cell == _EMPTY:
+                self._unset.append(cell)
+                continue
+            self._cells.append((cell, cell.cell_contents))
+            self._look_at(name, cell.cell_contents)
+        named = (function.__kwdefaults__ or {}).items()
+        for name, value in itertools.chain(zip(code.co_varnames, _defaults(function), strict=False), named):
+            if value is not _ABSENT and not isinstance(value, _VALUES):
+                self._look_at(name, value)
+        if _is_library(code.co_filename) and function is not self._function:
+            return
+        loaded, others = _names_in(code)
+        for name in others:
+            self._names.setdefault(name)
+        table = function.__globals__
+        for name in loaded:
+            if name in table or not hasattr(builtins, name):
+                self._entry(name, table, name)
+
+
+_EMPTY = types.CellType()
+
+
+def _defaults(function: types.FunctionType) -> list[Any]:
+    """The default of each positional parameter."""
+    defaults = function.__defaults__ or ()
+    return [_ABSENT] * (function.__code__.co_argcount - len(defaults)) + list(defaults)
+
+
+def _is_operator(name: str) -> bool:
+    """Whether Python calls a method of this name where an object is used."""
+    return name.startswith("__") and name.endswith("__") and name not in _LIFECYCLE
+
+
+def _code_of(attribute: Any) -> Any:
+    """What runs when an attribute of a class is read or called."""
+    if isinstance(attribute, staticmethod | classmethod):
+        return attribute.__func__
+    if isinstance(attribute, property):
+        return attribute.fget
+    return attribute.func if isinstance(attribute, functools.cached_property) else attribute
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    return file.startswith("<frozen") or os.path.abspath(file).startswith(_LIBRARIES)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that code reads, and names in it that may be those of attributes; also in functions that it defines."""
+    loaded = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    others = [*code.co_names]
+    for constant in code.co_consts:
+        if isinstance(constant, str) and constant.isidentifier():
+            others.append(constant)
+        elif isinstance(constant, types.CodeType):
+            inner = _names_in(constant)
+            loaded += inner[0]
+            others += inner[1]
+    return tuple(dict.fromkeys(loaded)), tuple(dict.fromkeys(others))
+
+
+def modules_held(value: Any) -> Iterator[nn.Module]:
+    """The modules that are seen in a value: itself, or what closures, partials, methods and containers hold."""
+    seen: set[int] = set()
+    waiting = [(value, _HELD_DEEP)]
+    for held, depth in waiting:
+        if isinstance(held, nn.Module):
+            yield held
+            continue
+        if id(held) in seen or not depth:
+            continue
+        seen.add(id(held))
+        parts: list[Any] = []
+        if isinstance(held, types.FunctionType):
+            parts += [cell.cell_contents for cell in held.__closure__ or () if cell != _EMPTY]
+            parts += [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
+        elif isinstance(held, types.MethodType):
+            parts += [held.__func__, held.__self__]
+        elif isinstance(held, functools.partial):
+            parts += [held.func, *held.args, *held.keywords.values()]
+        elif depth < _HELD_DEEP and isinstance(held, (list, tuple, set, frozenset)):
+            parts += held
+        elif depth < _HELD_DEEP and isinstance(held, dict):
+            parts += held.values()
+        waiting += [(part, depth - 1) for part in parts]

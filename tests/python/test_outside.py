@@ -1,0 +1,289 @@
+"""Modules that are reached without being submodules, and what functions read from outside: all of it is live."""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close, image
+
+Call = Callable[[Tensor], Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 4)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x)))
+        return out
+
+
+class Holder:
+    """An object that is no module: a pipeline, a sampler."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.factor = 2.0
+        self.steps = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x) * self.factor
+        return out
+
+
+class InList(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.held: Any = [net]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.held[0](x)
+        return out
+
+
+class InObject(InList):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.held = Holder(net)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.held.net(x)
+        return out
+
+
+class InCallable(InList):
+    def __init__(self, net: nn.Module, make: Callable[[nn.Module], Any]) -> None:
+        super().__init__(net)
+        self.held = make(net)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.held(x)
+        return out
+
+
+def _closing_over_an_object(net: nn.Module) -> Call:
+    pipe = Holder(net)
+    return lambda x: pipe.net(x)
+
+
+HOLDERS: dict[str, Callable[[nn.Module], Any]] = {
+    "list": InList,
+    "object": InObject,
+    "partial in an attribute": lambda net: InCallable(net, functools.partial),
+    "closure in an attribute": lambda net: InCallable(net, lambda net: lambda x: net(x)),
+    "method in an attribute": lambda net: InCallable(net, lambda net: net.forward),
+    "method of an object in an attribute": lambda net: InCallable(net, lambda net: Holder(net).step),
+    "function that reads an object": _closing_over_an_object,
+    "partial": lambda net: functools.partial(lambda net, x: net(x), net),
+    "method of an object": lambda net: Holder(net).step,
+}
+
+
+def _replace_weights(net: Net) -> None:
+    net.load_state_dict(Net(7).state_dict(), assign=True)
+    net.requires_grad_(False)
+
+
+def _replace_submodule(net: Net) -> None:
+    net.last = Net(5).last
+
+
+def _set_attribute(net: Net) -> None:
+    net.norm.eps = 0.7
+
+
+def _add_adapter(net: Net) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(3)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["first"], init_lora_weights=False), net, "ink")
+    net.eval().requires_grad_(False)
+
+
+def _scale_adapter(net: Net) -> None:
+    _add_adapter(net)
+    for module in net.modules():
+        if hasattr(module, "scaling"):
+            module.scaling["ink"] = 0.3
+
+
+@pytest.mark.parametrize("change", [_replace_weights, _replace_submodule, _set_attribute, _add_adapter, _scale_adapter])
+@pytest.mark.parametrize("holder", HOLDERS)
+@torch.no_grad()
+def test_module_that_is_no_submodule_is_live(holder: str, change: Callable[[Net], None]) -> None:
+    nets, x = (Net(), Net()), image(3, 4)
+    eager, compiled = HOLDERS[holder](nets[0]), oxidiff.compile(HOLDERS[holder](nets[1]), strict=True)
+    assert_close(compiled(x), eager(x))
+    for net in nets:
+        change(net)
+    assert_close(compiled(x), eager(x))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_object_gets_another_module() -> None:
+    for make in (InObject, InList):
+        module, x = make(Net()), image(3, 4)
+        compiled = oxidiff.compile(module, strict=True)
+        assert_close(compiled(x), module(x))
+        if isinstance(module, InObject):
+            module.held.net = Net(4)
+        else:
+            module.held[0] = Net(4)
+        assert_close(compiled(x), module(x))
+        assert oxidiff.report(compiled).programs <= 1
+
+
+@torch.no_grad()
+def test_function_looks_at_what_it_reads_of_an_object() -> None:
+    pipe, x = Holder(Net()), image(3, 4)
+
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = pipe.net(x) * pipe.factor
+        return out
+
+    compiled = oxidiff.compile(function, strict=True)
+    assert_close(compiled(x), function(x))
+    pipe.net = Net(4)
+    assert_close(compiled(x), function(x))
+    pipe.factor = 3.0
+    assert_close(compiled(x), function(x))
+    captures = oxidiff.report(compiled).captures
+    for step in range(3):
+        pipe.steps = step + 1
+        assert_close(compiled(x), function(x))
+    assert oxidiff.report(compiled).captures == captures
+
+
+_net: nn.Module = Net(1)
+_shift = torch.ones(4)
+_factor = 1.5
+_act = nn.SiLU()
+_space = types.SimpleNamespace(net=Net(2))
+
+
+def _helper(x: Tensor) -> Tensor:
+    out: Tensor = _act(_net(x)) * _factor + _shift
+    return out
+
+
+def _reads_through_helper(x: Tensor) -> Tensor:
+    return _helper(x) * 2
+
+
+def _reads_in_inner_function(x: Tensor) -> Tensor:
+    def inner(y: Tensor) -> Tensor:
+        out: Tensor = _net(y) * _factor + _shift
+        return out
+
+    return inner(x)
+
+
+@pytest.mark.parametrize("function", [_reads_through_helper, _reads_in_inner_function])
+@torch.no_grad()
+def test_globals_of_helpers_are_live(function: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, x, here = oxidiff.compile(function, strict=True), image(3, 4), globals()
+    assert_close(compiled(x), function(x))
+    for name, value in (("_net", Net(6)), ("_shift", torch.full((4,), 3.0)), ("_factor", 4.0)):
+        monkeypatch.setitem(here, name, value)
+        assert_close(compiled(x), function(x))
+    if function is _reads_through_helper:
+        monkeypatch.setitem(here, "_helper", lambda x: _net(x))
+        assert_close(compiled(x), function(x))
+
+
+@torch.no_grad()
+def test_method_called_by_a_function_reads_its_object() -> None:
+    pipe, x = Holder(Net()), image(3, 4)
+    compiled = oxidiff.compile(lambda x: pipe.step(x), strict=True)
+    assert_close(compiled(x), pipe.step(x))
+    pipe.factor = 5.0
+    pipe.net = Net(3)
+    assert_close(compiled(x), pipe.step(x))
+
+
+@torch.no_grad()
+def test_function_that_counts_in_an_object_counts_once() -> None:
+    pipe, x = Holder(Net()), image(3, 4)
+
+    def function(x: Tensor) -> Tensor:
+        pipe.steps += 1
+        out: Tensor = pipe.net(x)
+        return out
+
+    compiled = oxidiff.compile(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        for step in range(3):
+            assert_close(compiled(x), pipe.net(x))
+            assert pipe.steps == step + 1
+
+
+class Stranger(nn.Module):
+    """Runs a module that nothing leads to from its attributes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _space.net(x)
+        return out
+
+
+class CatchingStranger(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            out: Tensor = _space.net(x)
+        except Exception:
+            return x
+        return out
+
+
+@pytest.mark.parametrize("cls", [Stranger, CatchingStranger])
+@torch.no_grad()
+def test_module_that_cannot_be_watched_runs_eager(cls: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_space, "net", Net(2))
+    module, x = cls().eval(), image(3, 4)
+    with pytest.raises(oxidiff.CaptureError, match=r"runs a Net that is no submodule; hold it in an attribute"):
+        oxidiff.compile(module, strict=True)(x)
+    compiled = oxidiff.compile(module)
+    with pytest.warns(oxidiff.FallbackWarning, match="runs a Net that is no submodule"):
+        assert_close(compiled(x), module(x))
+    _space.net.norm.eps = 0.7
+    assert_close(compiled(x), module(x))
+
+
+@torch.no_grad()
+def test_activations_are_no_strangers() -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = nn.Sequential(nn.GELU(), nn.Flatten())
+            out: Tensor = made(_act(self.linear(x)))
+            return out
+
+    module, x = Module().eval(), image(3, 4)
+    assert_close(oxidiff.compile(module, strict=True)(x), module(x))
+
+
+@torch.no_grad()
+def test_modules_that_hold_others_share_a_program() -> None:
+    compiled: list[Any] = []
+    for seed in (0, 1):
+        module, x = InList(nn.Sequential(Net(seed), nn.Linear(4, 5).eval())), image(3, 4)
+        compiled.append(oxidiff.compile(module, strict=True))
+        assert_close(compiled[-1](x), module(x))
+    assert [oxidiff.report(one).programs for one in compiled] == [1, 0]
