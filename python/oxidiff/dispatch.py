@@ -528,6 +528,10 @@ class Dispatcher:
             if self.options.strict:
                 raise
             return result
+        epoch = self._epoch
+        # What a closure holds is known once it is captured.
+        if epoch is not None and torch.is_grad_enabled() and (reason := self._grad_reason(epoch, leaves)) is not None:
+            return self._fall_back(UnsupportedError(reason), args, kwargs)
         self._record_problems(ready)
         is_checked = self.options.check is not None
         try:
@@ -842,7 +846,7 @@ class Dispatcher:
 
     def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:
         is_needed = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
-        if not is_needed and not any(p.requires_grad for p in self.module.parameters()):
+        if not is_needed and not epoch.watch.needs_grad():
             return None
         if self.module.training:
             return "it is in training mode and needs gradients; call .eval() and use torch.no_grad() for inference"

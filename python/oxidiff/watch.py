@@ -242,6 +242,15 @@ class Watch:
         self._watch = make(structure.tree, tensors)
         self.poll: Callable[[], int] = self._watch.poll
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
+        self._others = tensors
+
+    @functools.cached_property
+    def _every(self) -> list[Tensor]:
+        return [*self.structure.tree.tensors, *self.structure.attribute_tensors, *self._others]
+
+    def needs_grad(self) -> bool:
+        """Whether a tensor that is watched or in an attribute requires grad: 20 us for the 686 of the SD1.5 UNet."""
+        return any(tensor.requires_grad for tensor in self._every)
 
     def covers(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all of these are watched."""

@@ -287,3 +287,53 @@ def test_modules_that_hold_others_share_a_program() -> None:
         compiled.append(oxidiff.compile(module, strict=True))
         assert_close(compiled[-1](x), module(x))
     assert [oxidiff.report(one).programs for one in compiled] == [1, 0]
+
+
+def _with_attribute(weight: Tensor) -> nn.Module:
+    module = InList(Net())
+    module.held.append(weight)
+    module.forward = lambda x: module.held[0](x) * module.held[1]  # type: ignore[method-assign]
+    return module
+
+
+def _with_buffer(weight: Tensor) -> nn.Module:
+    module = nn.Sequential(Net())
+    module[0].register_buffer("weight", weight)
+    module[0].forward = lambda x: x * module[0].weight
+    return module
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
+    "closure": lambda weight: lambda x: x * weight,
+    "closure of a closure": lambda weight: functools.partial(lambda f, x: f(x) + 1, lambda x: x * weight),
+    "closure in an attribute": lambda weight: InCallable(Net(), lambda net: lambda x: x * weight),
+    "attribute": _with_attribute,
+    "buffer": _with_buffer,
+}
+
+
+@pytest.mark.parametrize("holder", GRADIENTS)
+def test_gradients_of_tensors_that_are_no_parameters(holder: str) -> None:
+    weight, x = torch.ones(4, requires_grad=True), image(3, 4)
+    function = GRADIENTS[holder](weight)
+    compiled = oxidiff.compile(function)
+    with pytest.warns(oxidiff.FallbackWarning, match="gradients"):
+        assert compiled(x).requires_grad
+    assert compiled(x).requires_grad
+    with torch.no_grad():
+        assert_close(compiled(x), function(x))
+    weight.requires_grad_(False)
+    assert not compiled(x).requires_grad
+    assert oxidiff.report(compiled).eager_calls == 2
+    weight.requires_grad_(True)
+    compiled(x).sum().backward()
+    assert weight.grad is not None
+
+
+def test_gradients_of_modules_that_are_no_submodules() -> None:
+    net, x = Net(), image(3, 4)
+    net.last.weight.requires_grad_(True)
+    for make in HOLDERS.values():
+        compiled = oxidiff.compile(make(net))
+        with pytest.warns(oxidiff.FallbackWarning, match="gradients"):
+            assert compiled(x).requires_grad
