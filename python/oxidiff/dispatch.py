@@ -462,6 +462,7 @@ class Dispatcher:
         if self._used is not None:
             used = self._used.follow(self._current_epoch().structure)
             return used.prepare(args, kwargs)
+        self.hook()
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             raise UnsupportedError(mode)
@@ -474,10 +475,30 @@ class Dispatcher:
         with self._lock:
             return self._ready(key, args, kwargs, leaves)
 
+    def hook(self) -> Any:
+        """Accelerate's hook around the module's ``forward``.
+
+        Raises:
+            UnsupportedError: There is one, and something else around it: ``forward`` was set since.
+        """
+        table = self.module.__dict__
+        if "_hf_hook" not in table or "_old_forward" not in table:
+            return None
+        if not self._is_hooked():
+            raise UnsupportedError("its forward was replaced after an accelerate hook was attached")
+        return table["_hf_hook"]
+
+    def _is_hooked(self) -> bool:
+        """Whether ``forward`` is what accelerate puts around another one."""
+        table = self.module.__dict__
+        if "_hf_hook" not in table or "_old_forward" not in table:
+            return False
+        return getattr(self.module.forward, "__wrapped__", None) is table["_old_forward"]
+
     def forward(self) -> Callable[..., Any]:
         """What a program stands for: the module's ``forward`` without an accelerate hook around it."""
         table = self.module.__dict__
-        function = table["_old_forward"] if "_hf_hook" in table and "_old_forward" in table else self.module.forward
+        function = table["_old_forward"] if self._is_hooked() else self.module.forward
         return cast(Callable[..., Any], function)
 
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Variant, list[int]]]:

@@ -410,6 +410,10 @@ def _call_with_hooks(self: Any, cls: type[nn.Module], args: tuple[Any, ...], kwa
     if needs_autograd or table["_forward_hooks_always_called"] or any(_global_hooks):
         reason = "a global, backward or always-called hook is registered"
         return dispatcher.run_eager(UnsupportedError(reason), lambda: cls.__call__(self, *args, **kwargs))
+    try:
+        offload = dispatcher.hook()
+    except UnsupportedError as error:
+        return dispatcher.run_eager(error, lambda: cls.__call__(self, *args, **kwargs))
     for number, hook in tuple(table["_forward_pre_hooks"].items()):
         if number in table["_forward_pre_hooks_with_kwargs"]:
             changed = hook(self, args, kwargs)
@@ -419,7 +423,6 @@ def _call_with_hooks(self: Any, cls: type[nn.Module], args: tuple[Any, ...], kwa
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-    offload = table.get("_hf_hook")
     if offload is None:
         result = dispatcher(args, kwargs)
     else:

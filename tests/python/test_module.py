@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -248,6 +249,36 @@ def test_accelerate_hook(module: Net, compiled: Any) -> None:
     hooks.remove_hook_from_module(compiled)
     assert_close(compiled(image()), expected)
     assert count(compiled)[1] == 0
+
+
+@torch.no_grad()
+def test_forward_that_is_replaced_over_an_accelerate_hook_runs(module: Net) -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    compiled: Any = oxidiff.compile(module)
+
+    class Hook(hooks.ModelHook):
+        def post_forward(self, module: nn.Module, output: Any) -> Any:
+            return output + 1
+
+    expected = module(image())
+    hooks.add_hook_to_module(compiled, Hook())
+    assert_close(compiled(image()), expected + 1)
+    hooked = compiled.forward
+    compiled.forward = functools.wraps(hooked)(lambda x: hooked(x) * 2)
+    with pytest.raises(oxidiff.UnsupportedError, match="forward was replaced after an accelerate hook"):
+        compiled.warmup(image())
+    with pytest.warns(oxidiff.FallbackWarning, match="forward was replaced after an accelerate hook"):
+        assert_close(compiled(image()), (expected + 1) * 2)
+    hooks.add_hook_to_module(compiled, Hook())
+    assert_close(compiled(image()), expected + 1)
+    hooks.remove_hook_from_module(compiled)
+    assert_close(compiled(image()), expected)
+    # The other way around it is the hook that is outside.
+    own = compiled.forward
+    compiled.forward = lambda x: own(x) * 2
+    hooks.add_hook_to_module(compiled, Hook())
+    assert_close(compiled(image()), expected * 2 + 1)
+    assert count(compiled)[1] == 1
 
 
 @torch.no_grad()
