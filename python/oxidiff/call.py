@@ -15,12 +15,14 @@ import enum
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from . import _native
+from .capture.signature import Double
 
-__all__ = ["Leaf", "NotAKeyError", "key_of", "replace_leaves"]
+__all__ = ["Leaf", "NotAKeyError", "key_of", "plain_numbers", "replace_leaves"]
 
 Leaf = Tensor | int | float
 """What varies between calls of one key."""
@@ -100,6 +102,7 @@ _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
     torch.nn.Buffer: _tensor,
     int: _number,
     float: _number,
+    Double: _number,
     bool: _flag,
     type(None): _itself,
     str: _text,
@@ -131,6 +134,22 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) ->
     return tuple(key)
 
 
+def plain_numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The same call with Python's numbers for those arguments that are numpy's 64-bit ones; ``None`` if there are none.
+    Others (``numpy.float32`` is no ``float``) may take another way through a ``forward``, or give tensors another dtype."""
+    if not any(type(value) in _PLAIN for value in (*args, *kwargs.values())):
+        return None
+    plain = [_PLAIN.get(type(value), _same)(value) for value in args]
+    return tuple(plain), {name: _PLAIN.get(type(value), _same)(value) for name, value in kwargs.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_PLAIN: Mapping[type, Callable[[Any], Any]] = {numpy.int64: int, numpy.float64: Double}
+
+
 def replace_leaves(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -139,7 +158,7 @@ def replace_leaves(
 
     def replace(value: Any) -> Any:
         kind = type(value)
-        if isinstance(value, Tensor) or kind is int or kind is float:
+        if isinstance(value, Tensor) or kind is int or kind is float or kind is Double:
             return next(rest)
         if isinstance(value, dict):
             return _rebuilt(value, ((name, replace(item)) for name, item in value.items()))

@@ -30,7 +30,7 @@ from . import _native
 from .adapters import EffectiveWeights, disabled_while_merged, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
-from .call import Leaf, NotAKeyError, key_of
+from .call import Leaf, NotAKeyError, key_of, plain_numbers
 from .capture import CHANGED, ChangedError, KeptError, NotFiniteError
 from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
@@ -331,6 +331,8 @@ class Dispatcher:
         """The weights of its LoRA layers."""
         self._scaled: dict[int, dict[str, Any]] = {}
         """Running calls from which a factor for adapters was taken, as they were; eager needs it."""
+        self._given: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        """Running calls in which numbers of numpy's were replaced, as they were; eager needs them."""
         self._sets: dict[str, WeightSet] = {}
         self._used: WeightSet | None = None
         self._is_rescaled = False
@@ -375,6 +377,9 @@ class Dispatcher:
         try:
             key = (mode, key_of(args, kwargs, leaves))
         except NotAKeyError as error:
+            plain = plain_numbers(args, kwargs)
+            if plain is not None:
+                return self._call_plain(args, kwargs, *plain)
             return self._fall_back(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
@@ -400,6 +405,16 @@ class Dispatcher:
         if entry.is_split and not self.options.strict:
             return self._run_split(epoch, entry, args, kwargs)
         return self._fall_back(entry.error(), args, kwargs)
+
+    def _call_plain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: tuple[Any, ...], plain_kwargs: dict[str, Any]
+    ) -> Any:
+        """A call with numbers of numpy's, which is captured with Python's."""
+        self._given[id(plain_kwargs)] = args, kwargs
+        try:
+            return self._call(plain, plain_kwargs)
+        finally:
+            del self._given[id(plain_kwargs)]
 
     def _call_scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: dict[str, Any], scale: float) -> Any:
         """A call with a factor for all adapters: it belongs to the weights, so nobody else changes them meanwhile.
@@ -467,6 +482,7 @@ class Dispatcher:
         if isinstance(mode, str):
             raise UnsupportedError(mode)
         kwargs, _ = split_scale(self.module, kwargs)
+        args, kwargs = plain_numbers(args, kwargs) or (args, kwargs)
         leaves: list[Leaf] = []
         try:
             key = (mode, key_of(args, kwargs, leaves))
@@ -503,6 +519,7 @@ class Dispatcher:
 
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Variant, list[int]]]:
         """What would run this call, each with the sizes at which it would; raises as :meth:`prepare`."""
+        args, kwargs = plain_numbers(args, kwargs) or (args, kwargs)
         with torch.no_grad():
             ready = self.prepare(args, kwargs)
         leaves: list[Leaf] = []
@@ -514,11 +531,13 @@ class Dispatcher:
         with torch.no_grad():
             ready = self.prepare(args, kwargs)
             kwargs, _ = split_scale(self.module, kwargs)
+            args, kwargs = plain_numbers(args, kwargs) or (args, kwargs)
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
             return ready.profile(ready.complete(leaves))
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self._given.get(id(kwargs), (args, kwargs))
         return self.forward()(*args, **self._scaled.get(id(kwargs), kwargs))
 
     def _first_call(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
@@ -593,7 +612,7 @@ class Dispatcher:
                 make = functools.partial(Dispatcher, options=options, budget=self.budget)
                 split = epoch.split = Split(self.forward(), self.options.dynamic, make)
         try:
-            result, compiled, problems = split(args, kwargs)
+            result, compiled, problems = split(*self._given.get(id(kwargs), (args, kwargs)))
         except CaptureError as error:
             entry.is_split, entry.reason = False, f"{entry.reason}; {error}"
             return self._fall_back(entry.error(), args, kwargs)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
@@ -21,7 +22,7 @@ from torch.utils._pytree import register_pytree_node, tree_flatten
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import oxidiff
-from nets import image
+from nets import assert_close, image
 from oxidiff import _native, call
 from oxidiff.outputs import _record_builder
 
@@ -272,3 +273,65 @@ def test_a_dictionary_that_another_thread_changes_meanwhile() -> None:
         stop.set()
         thread.join()
         sys.setswitchinterval(before)
+
+
+def _scaled(x: Tensor, time: Any, scale: Any = 1.0) -> Tensor:
+    return x * scale + (x / time if time > 2 else x - time) * float(scale / 2)
+
+
+def _made_in_64_bits(x: Tensor, time: Any, scale: Any = 1.0) -> Tensor:
+    made: Tensor = torch.tensor([scale], dtype=torch.float64).to(x.dtype) + torch.tensor([time])
+    return x * made
+
+
+@pytest.mark.parametrize("function", [_scaled, _made_in_64_bits])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_numbers_of_numpy(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    compiled = oxidiff.compile(function, strict=True, precision="eager")
+    x = image(3, 4).to(dtype)
+    compiled.warmup(x, numpy.int64(5), scale=numpy.float64(0.7))
+    for step, scale in ((5, 0.7), (7, 1.3), (7, 0.1), (9, -2.5)):
+        given = numpy.int64(step), numpy.float64(scale)
+        result, expected = compiled(x, given[0], scale=given[1]), function(x, given[0], scale=given[1])
+        assert result.dtype is expected.dtype
+        assert_close(result, expected)
+        assert_close(compiled(x, given[0], given[1]), expected)
+        assert_close(compiled(x, step, scale), function(x, step, scale))
+    assert oxidiff.report(compiled).eager_calls == 0
+    compiled.profile(x, numpy.int64(7), numpy.float64(0.5))
+
+
+@torch.no_grad()
+def test_tensor_of_a_number_of_numpy_keeps_its_dtype() -> None:
+    def function(x: Tensor, scale: Any) -> Tensor:
+        return x * torch.tensor([scale])
+
+    compiled, x = oxidiff.compile(function), image(3, 4)
+    assert compiled(x, 0.5).dtype is torch.float32
+    with pytest.warns(
+        oxidiff.FallbackWarning, match="makes a tensor of a number, which may be numpy's, without a dtype"
+    ):
+        assert compiled(x, numpy.float64(0.5)).dtype is torch.float64
+    assert compiled(x, numpy.float64(0.7)).dtype is torch.float64
+    assert compiled(x, 0.7).dtype is torch.float32
+
+
+@torch.no_grad()
+def test_eager_sees_numbers_of_numpy_as_they_are() -> None:
+    kinds: list[type] = []
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor, time: Any, scale: Any) -> Tensor:
+            if not torch.compiler.is_compiling():
+                kinds.append(type(time))
+            return x * numpy.sort(numpy.array([time, scale]))[0]
+
+    compiled, x = oxidiff.compile(Module().eval()), image(3, 4)
+    with oxidiff.eager(compiled):
+        compiled(x, numpy.int64(3), numpy.float64(0.5))
+    assert kinds == [numpy.int64]
+    other = oxidiff.compile(Module().eval())
+    with pytest.warns(oxidiff.FallbackWarning, match="numpy.float32 is passed"):
+        other(x, numpy.int64(3), numpy.float32(0.5))
+    assert kinds == [numpy.int64] * 2

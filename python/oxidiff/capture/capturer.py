@@ -25,7 +25,19 @@ from .guards import Guard, Ledger, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE
 from .reads import Asking, Given
-from .signature import ANSWERS, Binder, Call, Number, containers, items_of, labels, rebuild, with_answers, written
+from .signature import (
+    ANSWERS,
+    Binder,
+    Call,
+    Double,
+    Number,
+    containers,
+    items_of,
+    labels,
+    rebuild,
+    with_answers,
+    written,
+)
 from .sizes import (
     HELD_OUT,
     PATCHES,
@@ -444,6 +456,7 @@ class _Session:
             args, kwargs = self.owner.binder.arguments(bound)
             return written(target(*args, **kwargs), before)
 
+        has_doubles = any(type(number) is Double for number in self.call.numbers)
         self.traces += 1
         self.owner.traces += 1
         return trace(
@@ -454,6 +467,7 @@ class _Session:
             [n for n in numbers if isinstance(n, float)],
             self.limit,
             reader,
+            has_doubles,
         )
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:

@@ -230,6 +230,10 @@ class Binder:
         return (*args, *rest), {**values, **extra}
 
 
+class Double(float):
+    """What stands for a ``numpy.float64`` that is passed: a float of which torch makes a tensor of 64 bits."""
+
+
 def _anything(*args: Any, **kwargs: Any) -> None:
     """The signature of a callable that has none."""
 
@@ -244,7 +248,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
     elif isinstance(value, (int, float)) and not isinstance(value, enum.Enum):
         if not math.isfinite(value):
             raise CaptureError(f"the number {value} is passed")
-        key.append(int if isinstance(value, int) else float)
+        key.append(Double if type(value) is Double else int if isinstance(value, int) else float)
         numbers.append(value)
     elif isinstance(value, (list, tuple)):
         key.append((type(value), len(value)))

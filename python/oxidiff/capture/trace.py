@@ -274,6 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made: set[int] = set()
         """Ids of modules that `forward` makes."""
         self.stranger: StrangerError | None = None
+        self.has_doubles = False
         self._count = 0
         self._constants: dict[int, Tensor] = {}
         self._effective: dict[int, WeightSlot] = {}
@@ -1024,6 +1025,7 @@ _HANDLERS: dict[Any, Handler] = {
 
 
 _NEW_TENSOR = torch.Tensor.new_tensor
+_MAKING = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor))
 
 
 class _RealDevice(TorchFunctionMode):
@@ -1100,6 +1102,12 @@ class _RealDevice(TorchFunctionMode):
         self._ledger.use(args)
         if kwargs:
             self._ledger.use(tuple(kwargs.values()))
+        if func in _MAKING and self._recorder.has_doubles and len(args) < 2 and not (kwargs and kwargs.get("dtype")):
+            data = args[0] if args else kwargs.get("data")
+            if any(isinstance(number, float) for number in tree_flatten(data)[0]):
+                raise self._recorder.error(
+                    "forward makes a tensor of a number, which may be numpy's, without a dtype", func
+                )
         if func is _NEW_TENSOR and args[0].is_meta:
             # On the meta device it would not keep the data.
             wanted = dict(kwargs) if kwargs else {}
@@ -1831,6 +1839,7 @@ def trace(
     scalars: Sequence[float] = (),
     limit: int | None = None,
     reader: Reader | None = None,
+    has_doubles: bool = False,
 ) -> Trace:
     """Runs ``call`` once and records it.
 
@@ -1843,6 +1852,7 @@ def trace(
         limit: Of a trial, which may fail: most nodes of a trace that can be of use. A program that makes more, of each
             token one say, is stopped.
         reader: Who answers what the program reads out of tensors, if anyone can.
+        has_doubles: Whether a number stands for one of numpy's, of which torch makes tensors of another dtype.
 
     Raises:
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
@@ -1851,7 +1861,7 @@ def trace(
         collecting = gc.isenabled()
         gc.disable()
         try:
-            run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader)
+            run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader, has_doubles)
             record, changes, leaked = run()
             if changes or leaked:
                 record = _run_again(run, changes)
@@ -1905,10 +1915,12 @@ def _run(
     scalars: Sequence[float],
     limit: int | None,
     reader: Reader | None,
+    has_doubles: bool,
 ) -> tuple[Trace, list[_Change | _Content], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     before = _Before(weights)
     recorder = Recorder(weights, device, scalars, limit, reader)
+    recorder.has_doubles = has_doubles
     if reader is not None:
         reader.begin()
     try:
