@@ -642,3 +642,56 @@ def test_scale_factors_that_are_rounded(mode):
         for size in ((10, 7, 5), (60, 5, 4)):
             x = torch.randn(1, 2, *size[:rank], generator=torch.Generator().manual_seed(1))
             torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)
+
+
+def same(function, *calls, strict=True):
+    """Compiles `function` once and calls it: bit for bit what eager gives, signs of zeros too."""
+
+    class Called(nn.Module):
+        def forward(self, *args):
+            return function(*args)
+
+    module = Called()
+    compiled = oxidiff.compile(module, cache=False, strict=strict)
+    with torch.no_grad():
+        for args in calls:
+            got, wanted = compiled(*args), module(*args)
+            assert got.dtype is wanted.dtype
+            assert got.shape == wanted.shape
+            is_same = (got == wanted) & (got.signbit() == wanted.signbit()) | got.isnan() & wanted.isnan()
+            assert is_same.all(), (got[~is_same], wanted[~is_same])
+
+
+LARGE = 2**53 + 1
+"""The smallest integer that no f64 is."""
+
+LONGEST = torch.iinfo(torch.int64).max
+
+OF_LARGE = {
+    "add": lambda x: x + LARGE,
+    "sub": lambda x: LARGE - x,
+    "mul": lambda x: x * LARGE,
+    "and": lambda x: x & LONGEST,
+    "eq": lambda x: x == LARGE,
+    "lt": lambda x: x < LARGE,
+    "clamp": lambda x: x.clamp(max=LONGEST),
+    "where": lambda x: torch.where(x > 2, x, LARGE),
+    "masked_fill": lambda x: x.masked_fill(x < 2, LONGEST).argmin(0, keepdim=True),
+    "full": lambda x: torch.full((3, 1), LARGE) + x,
+    "full_of_size": lambda x: torch.full((x.shape[0],), LARGE),
+    "full_like": lambda x: torch.full_like(x, -LARGE),
+    "new_full": lambda x: x.new_full((2, 1), 2**62 + 1) - x,
+    "tensor": lambda x: torch.tensor(2**62 + 1) + x,
+    "float": lambda x: x.float() * 0 + (2**54 + 2**30 + 1),
+}
+"""What is done with integers that f64 rounds."""
+
+
+@pytest.mark.parametrize("name", OF_LARGE)
+def test_integers_that_no_double_is(name):
+    same(OF_LARGE[name], (torch.arange(4),), (torch.tensor([2**53, LARGE, LARGE + 1, 1, 0, -1, LONGEST]),))
+
+
+def test_integers_that_are_padded_with_one_that_no_double_is():
+    # `F.pad` itself takes the number for a float.
+    same(lambda x: torch.constant_pad_nd(x, (1, 2), LARGE), (torch.arange(4),), strict=False)

@@ -37,6 +37,7 @@ __all__ = [
     "Lowering",
     "SizeDependentError",
     "T",
+    "is_double",
     "lower",
     "opmath",
 ]
@@ -310,8 +311,9 @@ class Lowering:
 
     def _known(self, tensor: Tensor) -> T:
         elements = tensor.flatten().tolist()
-        # Bits, since 0.0 equals -0.0; what is not finite has no short form.
-        is_uniform = len({struct.pack("d", element) for element in elements}) == 1 and math.isfinite(elements[0])
+        # Bits of floats, since 0.0 equals -0.0; what is not finite has no short form.
+        distinct = {struct.pack("d", e) if isinstance(e, float) else e for e in elements}
+        is_uniform = len(distinct) == 1 and math.isfinite(elements[0])
         return self.constant(elements[:1] if is_uniform else elements, tensor.dtype, tensor.shape)
 
     def output(self, index: int) -> None:
@@ -464,6 +466,9 @@ class Lowering:
         """Data that is the same at every size."""
         if len(elements) == 1 and math.isfinite(elements[0]):
             return self.full(elements[0], dtype, tuple(shape))
+        return self._data(elements, dtype, shape)
+
+    def _data(self, elements: Sequence[float], dtype: torch.dtype, shape: Sequence[int]) -> T:
         data = torch.tensor(list(elements), dtype=dtype).contiguous().view(torch.uint8).numpy().tobytes()
         return T(self.builder.constant(self.dtype_name(dtype), list(shape), data), dtype, tuple(shape))
 
@@ -583,11 +588,20 @@ class Lowering:
     def full(self, value: float, dtype: torch.dtype, shape: Sequence[Size] = ()) -> T:
         """Every element is ``value``."""
         if shape:
-            return self.emit("full", (), dtype, shape, value=float(value))
-        key = (float(value), math.copysign(1.0, value), dtype)
+            return self._full(value, dtype, shape)
+        key = (value, math.copysign(1.0, value), dtype)
         if key not in self.scalars:
-            self.scalars[key] = self.emit("full", (), dtype, (), value=float(value))
+            self.scalars[key] = self._full(value, dtype, ())
         return self.scalars[key]
+
+    def _full(self, value: float, dtype: torch.dtype, shape: Sequence[Size]) -> T:
+        if not is_double(value):
+            if dtype in (torch.int32, torch.int64, torch.uint8, torch.int8):
+                return self.expand(self._data([wrapped(value, dtype)], dtype, ()), shape)
+            if dtype is not torch.float64 and abs(value) < 1 << 63:
+                # Rounded once, not to f64 first.
+                value = torch.tensor(value).float().item()
+        return self.emit("full", (), dtype, shape, value=float(value))
 
     def scalar(self, value: Any, like: torch.dtype) -> T:
         """A number as a 0-d value for arithmetic with values of type ``like``: not rounded to a 16-bit type."""
@@ -618,10 +632,11 @@ class Lowering:
                 symbol = self.numbers[name] if name in self.numbers else self.number(Dim.symbol(name))
                 for _ in range(power):
                     term = symbol if term is None else self.binary("mul", term, symbol, dtype)
+            factor = int(coefficient) if coefficient.denominator == 1 else float(coefficient)
             if term is None:
-                term = self.full(float(coefficient), dtype)
+                term = self.full(factor, dtype)
             elif coefficient != 1:
-                term = self.binary("mul", term, self.full(float(coefficient), dtype), dtype)
+                term = self.binary("mul", term, self.full(factor, dtype), dtype)
             total = term if total is None else self.binary("add", total, term, dtype)
         return total if total is not None else self.full(0, dtype)
 
@@ -715,6 +730,11 @@ def wrapped(number: Any, dtype: torch.dtype) -> Any:
         return number
     limits = torch.iinfo(dtype)
     return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
+
+
+def is_double(number: int | float) -> bool:
+    """Whether a number is an f64, as attributes of the compiler's ops are: all but integers of more than 53 bits."""
+    return isinstance(number, float) or int(float(number)) == number
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:

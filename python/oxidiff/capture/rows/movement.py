@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..dim import Dim, Size, dim_of, dim_or_int
-from ..lowering import Lowering, T
+from ..lowering import Lowering, T, is_double
 from .registry import row
 
 
@@ -313,6 +313,8 @@ def _pad(cx: Lowering, x: T, pad: Sequence[Any], mode: str, value: Any) -> T:
     if mode == "constant":
         if all(p == 0 for p in (*before, *after)):
             return x
+        if not is_double(value):
+            raise cx.unsupported("padding with an integer of more than 53 bits")
         shape = [dim_of(s) + b + a for s, b, a in zip(x.shape, before, after, strict=True)]
         return cx.emit("pad", (x,), x.dtype, shape, before=[dim_of(b) for b in before], value=float(value))
     for dim in range(x.rank):
