@@ -695,3 +695,14 @@ def test_integers_that_no_double_is(name):
 def test_integers_that_are_padded_with_one_that_no_double_is():
     # `F.pad` itself takes the number for a float.
     same(lambda x: torch.constant_pad_nd(x, (1, 2), LARGE), (torch.arange(4),), strict=False)
+
+
+@pytest.mark.parametrize("weight", [0.9999, 1.0])
+def test_lerp_goes_from_the_nearer_end(weight):
+    start, end = torch.tensor([1e8, -1e8, 3e7]), torch.tensor([0.1, 0.2, 0.3])
+    for function in (lambda x, y: torch.lerp(x, y, weight), lambda x, y: torch.lerp(x, y, torch.full((3,), weight))):
+        wanted = function(start, end)
+        got = oxidiff.compile(function, cache=False, strict=True)(start, end)
+        # A rounding of the product and one of the sum, which is not in one as eager's may be.
+        bound = 2**-23 * ((1 - weight) * start).abs().maximum(wanted.abs())
+        assert ((got - wanted).abs() <= bound).all()

@@ -413,7 +413,16 @@ def lerp(cx: Lowering, start: T, end: T, weight: Any) -> T:
     dtype = cx.result()[0]
     wide = opmath(dtype)
     share = cx.scalar(weight, dtype)
-    return cx.binary("add", start, cx.binary("mul", share, cx.binary("sub", end, start, wide), wide), dtype)
+    # From the nearer end, as ATen: the whole way from a large one leaves nothing of a small one.
+    origin = start
+    if isinstance(weight, (T, Dim)):
+        is_near = cx.binary("lt", cx.unary("abs", share, wide), cx.full(0.5, wide), torch.bool)
+        back = cx.binary("sub", share, cx.full(1, wide), wide)
+        origin, share = cx.where(is_near, start, end, wide), cx.where(is_near, share, back, wide)
+    elif abs(weight) >= 0.5:
+        origin, share = end, cx.binary("sub", share, cx.full(1, wide), wide)
+    way = cx.binary("sub", end, start, wide)
+    return cx.binary("add", origin, cx.binary("mul", share, way, wide), dtype)
 
 
 @row("to.dtype", "_to_copy.default")
