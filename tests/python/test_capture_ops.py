@@ -706,3 +706,13 @@ def test_lerp_goes_from_the_nearer_end(weight):
         # A rounding of the product and one of the sum, which is not in one as eager's may be.
         bound = 2**-23 * ((1 - weight) * start).abs().maximum(wanted.abs())
         assert ((got - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logarithms_of_powers_are_whole(dtype):
+    smallest, largest, tens = (-149, 127, 10) if dtype is torch.float32 else (-1074, 1023, 22)
+    twos = torch.tensor([2.0**i for i in range(smallest, largest + 1)], dtype=torch.float64).to(dtype)
+    same(torch.log2, (twos,))
+    same(torch.log10, (torch.tensor([10.0**i for i in range(tens + 1)], dtype=torch.float64).to(dtype),))
+    for function in (torch.log2, torch.log10):
+        same(function, (torch.tensor([0.0, -0.0, -1.0, math.inf, math.nan], dtype=dtype),))

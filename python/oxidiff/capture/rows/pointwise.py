@@ -214,14 +214,24 @@ def tan(cx: Lowering, x: T) -> T:
 
 @row("log2.default")
 def log2(cx: Lowering, x: T) -> T:
-    dtype = cx.result()[0]
-    return cx.binary("mul", cx.unary("log", x, opmath(dtype)), cx.scalar(1 / math.log(2), dtype), dtype)
+    return _log(cx, x, 2)
 
 
 @row("log10.default")
 def log10(cx: Lowering, x: T) -> T:
+    return _log(cx, x, 10)
+
+
+def _log(cx: Lowering, x: T, base: int) -> T:
+    """The logarithm to ``base``, whole at its powers: in f64, of whose error a rounding to f32 leaves nothing there."""
     dtype = cx.result()[0]
-    return cx.binary("mul", cx.unary("log", x, opmath(dtype)), cx.scalar(1 / math.log(10), dtype), dtype)
+    wide = torch.float64
+    log = cx.binary("mul", cx.unary("log", x, wide), cx.full(1 / math.log(base), wide), wide)
+    if dtype is not wide:
+        return cx.convert(log, dtype)
+    whole = cx.unary("round", log)
+    is_power = cx.binary("eq", cx.binary("pow", cx.full(base, wide), whole, wide), x, torch.bool)
+    return cx.where(is_power, whole, log, wide)
 
 
 @row("log1p.default")
