@@ -716,3 +716,7 @@ def test_logarithms_of_powers_are_whole(dtype):
     same(torch.log10, (torch.tensor([10.0**i for i in range(tens + 1)], dtype=torch.float64).to(dtype),))
     for function in (torch.log2, torch.log10):
         same(function, (torch.tensor([0.0, -0.0, -1.0, math.inf, math.nan], dtype=dtype),))
+
+
+def test_log1p_of_large():
+    check(oxidiff.compile(torch.log1p, cache=False, strict=True)(torch.tensor([1e38])), torch.tensor([1e38]).log1p())

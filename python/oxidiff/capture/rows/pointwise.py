@@ -244,7 +244,7 @@ def log1p(cx: Lowering, x: T) -> T:
     rounded = cx.binary("sub", u, one, wide)
     log = cx.unary("log", u)
     exact = cx.binary("eq", rounded, cx.full(0, wide), torch.bool)
-    ratio = cx.binary("div", cx.binary("mul", log, x, wide), rounded, wide)
+    ratio = cx.binary("mul", log, cx.binary("div", x, rounded, wide), wide)
     finite = cx.where(cx.unary("isinf", u, torch.bool), log, ratio, wide)
     return cx.convert(cx.where(exact, x, finite, wide), dtype)
 
