@@ -720,3 +720,10 @@ def test_logarithms_of_powers_are_whole(dtype):
 
 def test_log1p_of_large():
     check(oxidiff.compile(torch.log1p, cache=False, strict=True)(torch.tensor([1e38])), torch.tensor([1e38]).log1p())
+
+
+def test_lengths_of_infinite_numbers():
+    same(
+        lambda x: torch.view_as_complex(x).abs(),
+        (torch.tensor(list(itertools.product([math.inf, -math.inf, math.nan, 1.0], repeat=2))),),
+    )

@@ -6,6 +6,7 @@ length, and become pairs again. As two values that is what other models write in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -158,7 +159,12 @@ def length(cx: Lowering, x: Complex) -> T:
     is_nothing = cx.binary("eq", large, cx.full(0, dtype), torch.bool)
     slope = cx.binary("div", small, cx.where(is_nothing, cx.full(1, dtype), large, dtype), dtype)
     square = cx.binary("add", cx.binary("mul", slope, slope, dtype), cx.full(1, dtype), dtype)
-    return cx.binary("mul", large, cx.unary("sqrt", square), dtype)
+    # Infinite parts have no slope, and one that is no number beside them does not matter.
+    is_infinite = cx.binary(
+        "logical_or", cx.unary("isinf", real, torch.bool), cx.unary("isinf", imag, torch.bool), torch.bool
+    )
+    finite = cx.binary("mul", large, cx.unary("sqrt", square), dtype)
+    return cx.where(is_infinite, cx.full(math.inf, dtype), finite, dtype)
 
 
 @complex_row("angle")
