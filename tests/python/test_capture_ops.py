@@ -727,3 +727,11 @@ def test_lengths_of_infinite_numbers():
         lambda x: torch.view_as_complex(x).abs(),
         (torch.tensor(list(itertools.product([math.inf, -math.inf, math.nan, 1.0], repeat=2))),),
     )
+
+
+def test_linspace_counts_from_both_ends():
+    """Which places are chosen (frames of a video, steps of a schedule) hangs on the last bit."""
+    calls = [(torch.zeros(n, steps),) for n in (9, 17, 33, 49, 81, 121) for steps in (2, 15, 27, 29, 43, 101, 1)]
+    same(lambda x: torch.linspace(0, x.shape[0] - 1, x.shape[1]), *calls)
+    same(lambda x: torch.linspace(0, x.shape[0] - 1, x.shape[1]).long(), *calls)
+    same(lambda x: torch.linspace(0.7, x.shape[0] + 0.7, x.shape[1], dtype=torch.int64), *calls)

@@ -81,30 +81,38 @@ def _line(cx: Lowering, start: Any, step: Any, length: Any) -> T:
 
 @row("linspace.default")
 def linspace(cx: Lowering, start: Any, end: Any, steps: Any, *_: Any) -> T:
-    return cx.convert(_spaced(cx, start, end, steps), cx.result()[0])
+    """As ATen: from both ends to the middle, by a step that f32 ones have rounded to f32, rounded once after that."""
+    dtype = cx.result()[0]
+    if dtype in (torch.float16, torch.bfloat16):
+        return cx.convert(_spaced(cx, start, end, steps, torch.float64), dtype)
+    first, last = (cx.convert(cx.scalar(edge, torch.float64), dtype) for edge in (start, end))
+    step_type = torch.float32 if dtype is torch.float32 else torch.float64
+    return cx.convert(_spaced(cx, first, last, steps, step_type), dtype)
 
 
 @row("logspace.default")
 def logspace(cx: Lowering, start: Any, end: Any, steps: Any, base: Any = 10.0, *_: Any) -> T:
     wide = torch.float64
-    return cx.convert(cx.binary("pow", cx.scalar(base, wide), _spaced(cx, start, end, steps), wide), cx.result()[0])
+    return cx.convert(
+        cx.binary("pow", cx.scalar(base, wide), _spaced(cx, start, end, steps, wide), wide), cx.result()[0]
+    )
 
 
-def _spaced(cx: Lowering, start: Any, end: Any, steps: Any) -> T:
-    """Numbers at equal distances, in f64."""
+def _spaced(cx: Lowering, start: Any, end: Any, steps: Any, step_type: torch.dtype) -> T:
+    """Numbers at equal distances, in f64; the distance is computed in ``step_type``."""
     _, shape = cx.result()
     wide = torch.float64
     if steps == 1:
         return cx.reshape(cx.scalar(start, wide), (1,))
     first, last = cx.scalar(start, wide), cx.scalar(end, wide)
     intervals = cx.scalar(steps - 1, wide)
-    step = cx.binary("div", cx.binary("sub", last, first, wide), intervals, wide)
+    step = cx.binary("div", cx.binary("sub", last, first, step_type), intervals, step_type)
     index = cx.arange(shape[0], wide)
-    line = cx.binary("add", cx.binary("mul", index, step, wide), first, wide)
-    # The last element is the end itself, whatever the step rounds to.
-    is_last = cx.binary("eq", index, intervals, torch.bool)
-    line = cx.where(is_last, last, line, wide)
-    # And the first one is the start, also where there is but one.
+    ahead = cx.binary("add", first, cx.binary("mul", index, step, wide), wide)
+    rest = cx.binary("sub", intervals, index, wide)
+    behind = cx.binary("sub", last, cx.binary("mul", rest, step, wide), wide)
+    line = cx.where(cx.binary("lt", index, rest, torch.bool), ahead, behind, wide)
+    # The first one is the start also where there is but one, and no step.
     is_first = cx.binary("eq", index, cx.scalar(0, wide), torch.bool)
     return cx.where(is_first, first, line, wide)
 
