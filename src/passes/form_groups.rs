@@ -521,8 +521,16 @@ impl BodyWriter<'_> {
             ComputeClass::F64 if to != DType::F64 && self.members.binary_search(&node.inputs[0]).is_ok() => {
                 self.emit(Instr::Round(to, a))
             }
+            ComputeClass::F32 if to.is_half() && from != to && self.is_compared(v) => self.emit(Instr::Round(to, a)),
             _ => a,
         }
+    }
+
+    /// Whether a comparison of this body reads `v`. What one is converted to decides a truth value, which no later rounding
+    /// makes up for.
+    fn is_compared(&self, v: ValueId) -> bool {
+        let compares = |op: &Op| matches!(op, Op::Binary(op) if op.is_predicate());
+        self.members.iter().any(|m| compares(self.graph.op(*m)) && self.graph.node(*m).inputs.contains(&v))
     }
 
     /// Where eager would have rounded to 16 bits; a conversion already did in the other classes.

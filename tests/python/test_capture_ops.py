@@ -735,3 +735,18 @@ def test_linspace_counts_from_both_ends():
     same(lambda x: torch.linspace(0, x.shape[0] - 1, x.shape[1]), *calls)
     same(lambda x: torch.linspace(0, x.shape[0] - 1, x.shape[1]).long(), *calls)
     same(lambda x: torch.linspace(0.7, x.shape[0] + 0.7, x.shape[1], dtype=torch.int64), *calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_comparisons_in_16_bits(dtype):
+    """A tensor of no dimensions is rounded to the type of one that has some, integers to that of any of 16-bit floats."""
+    numbers = torch.tensor([1.0, 2.0], dtype=dtype)
+    for function in (torch.ge, torch.eq, torch.lt):
+        same(function, (numbers, torch.tensor(1.0001)), (torch.arange(3.0).to(dtype), torch.tensor(2.0001)))
+        same(lambda x, y, function=function: function(y, x), (numbers, torch.tensor(1.0001)))
+        same(function, (torch.tensor([4097, 4096]), torch.tensor([4096.0, 4097.0]).to(dtype)))
+
+
+def test_comparisons_with_tensors_of_no_dimensions():
+    same(torch.eq, (torch.tensor([0.1, 0.2]), torch.tensor(0.1, dtype=torch.float64)))
+    same(torch.eq, (torch.tensor([4, 5], dtype=torch.int32), torch.tensor(2**32 + 5)))

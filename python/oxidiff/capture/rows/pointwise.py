@@ -68,9 +68,19 @@ def _binary_row(op: str) -> Callable[..., T]:
 
 def _comparison_row(op: str) -> Callable[..., T]:
     def lower_comparison(cx: Lowering, x: T, y: Any) -> T:
+        if isinstance(y, T):
+            return cx.binary(op, *_narrowed(cx, x, y), torch.bool)
         return cx.binary(op, x, _rounded(cx, y, x.dtype), torch.bool)
 
     return lower_comparison
+
+
+def _narrowed(cx: Lowering, x: T, y: T) -> tuple[T, T]:
+    """Operands of a comparison, rounded where the type that ATen compares in is narrower: that of tensors which have
+    dimensions beside one which has none, that of 16-bit floats beside integers."""
+    common = torch.result_type(*(torch.empty([1] * t.rank, dtype=t.dtype, device="meta") for t in (x, y)))
+    first, second = (cx.convert(t, common) if common.itemsize < t.dtype.itemsize else t for t in (x, y))
+    return first, second
 
 
 def _rounded(cx: Lowering, y: Any, dtype: torch.dtype) -> T:
