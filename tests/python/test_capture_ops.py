@@ -750,3 +750,19 @@ def test_comparisons_in_16_bits(dtype):
 def test_comparisons_with_tensors_of_no_dimensions():
     same(torch.eq, (torch.tensor([0.1, 0.2]), torch.tensor(0.1, dtype=torch.float64)))
     same(torch.eq, (torch.tensor([4, 5], dtype=torch.int32), torch.tensor(2**32 + 5)))
+
+
+ZEROS = torch.tensor([-0.0, 0.0, -1.0, 1.0, math.inf, -math.inf, math.nan])
+
+KEEP_SIGNS = {
+    "relu": torch.relu,
+    "floor_divide": lambda x: x // 3,
+    "floor_divide_down": lambda x: torch.div(x, -3, rounding_mode="floor"),
+    "fmod": lambda x: x.fmod(math.inf),
+    "nan_to_num": lambda x: x.nan_to_num(nan=-0.0),
+}
+
+
+@pytest.mark.parametrize("name", KEEP_SIGNS)
+def test_zeros_keep_their_sign(name):
+    same(KEEP_SIGNS[name], (ZEROS,), (ZEROS.repeat(9),))

@@ -111,7 +111,7 @@ unary_ops! {
     Silu false |s, a| math::silu(s, a);
     Gelu false |s, a| math::gelu(s, a);
     GeluTanh false |s, a| math::gelu_tanh(s, a);
-    Relu true |s, a| s.select(s.ne(a, a), a, s.max_raw(a, s.splat(0.0)));
+    Relu true |s, a| s.max_raw(s.splat(0.0), a);
     Erf false |s, a| math::erf(s, a);
     Floor true |s, a| s.floor(a);
     Ceil true |s, a| s.ceil(a);

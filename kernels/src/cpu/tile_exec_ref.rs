@@ -55,7 +55,7 @@ pub fn unary(op: Unary, a: f32) -> f32 {
             x / (1.0 + (-2.0 * u).exp())
         }
         Unary::Relu => {
-            if x <= 0.0 {
+            if x < 0.0 {
                 0.0
             } else {
                 x

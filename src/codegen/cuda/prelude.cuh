@@ -242,7 +242,8 @@ template <class C> OX_FN C m_floor_divide(C a, C b) {
     const C r = m_mod(a, b);
     C q = (a - r) / b;
     if (r != C(0) && (r < C(0)) != (b < C(0))) q -= C(1);
-    return m_round(q);
+    // A zero has the division's sign.
+    return q == C(0) ? C(0) * (a / b) : m_round(q);
 }
 
 // Hardware approximations, for results of 16 bits: a few units in the last place of f32.

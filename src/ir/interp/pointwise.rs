@@ -184,8 +184,8 @@ fn float_floor_divide(a: f64, b: f64) -> f64 {
     if r != 0.0 && (r < 0.0) != (b < 0.0) {
         quotient -= 1.0;
     }
-    // The quotient is whole but for the rounding of the division.
-    quotient.round_ties_even()
+    // The quotient is whole but for the rounding of the division; a zero has the division's sign.
+    if quotient == 0.0 { 0.0 * (a / b) } else { quotient.round_ties_even() }
 }
 
 fn float_binary(op: BinaryOp) -> fn(f64, f64) -> f64 {

@@ -160,7 +160,11 @@ def fmod(cx: Lowering, x: T, y: Any) -> T:
     # The sign is the dividend's: the remainder of the magnitudes.
     magnitude = cx.binary("remainder", cx.unary("abs", x, wide), cx.unary("abs", divisor, wide), wide)
     negative = cx.binary("lt", x, cx.full(0, x.dtype), torch.bool)
-    return cx.where(negative, cx.unary("neg", magnitude), magnitude, dtype)
+    signed = cx.where(negative, cx.unary("neg", magnitude), magnitude, wide)
+    if not dtype.is_floating_point:
+        return cx.convert(signed, dtype)
+    # What is its own remainder is kept: the sign of a zero is not seen in comparing it.
+    return cx.where(cx.binary("eq", x, signed, torch.bool), x, signed, dtype)
 
 
 @row("pow.Tensor_Scalar")
@@ -207,7 +211,7 @@ def nan_to_num(cx: Lowering, x: T, nan: Any = None, posinf: Any = None, neginf: 
         return x
     limits = torch.finfo(x.dtype)
     zero = cx.full(0, x.dtype)
-    out = cx.where(cx.unary("isnan", x, torch.bool), _rounded(cx, nan or 0.0, x.dtype), x, x.dtype)
+    out = cx.where(cx.unary("isnan", x, torch.bool), _rounded(cx, 0.0 if nan is None else nan, x.dtype), x, x.dtype)
     infinite = cx.unary("isinf", x, torch.bool)
     high = cx.full(limits.max if posinf is None else posinf, x.dtype)
     low = cx.full(limits.min if neginf is None else neginf, x.dtype)
