@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -766,3 +767,27 @@ KEEP_SIGNS = {
 @pytest.mark.parametrize("name", KEEP_SIGNS)
 def test_zeros_keep_their_sign(name):
     same(KEEP_SIGNS[name], (ZEROS,), (ZEROS.repeat(9),))
+
+
+REFUSED = {
+    "one_hot_beyond": (lambda x: F.one_hot(x, 4), torch.tensor([0, 3]), torch.tensor([0, 5])),
+    "one_hot_negative": (lambda x: F.one_hot(x, 4), torch.tensor([0, 3]), torch.tensor([-1, 2])),
+    "subtracted_flags": (lambda x: 5 - x, None, torch.tensor([True, False])),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=0.3, mode="bilinear"), rand(1, 2, 8, 9), rand(1, 2, 8, 3)),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=0.3, mode="bicubic"), None, rand(1, 2, 3, 8)),
+    "mask_of_a_row": (lambda x: F.scaled_dot_product_attention(x, x, x, x[0, 0, 0]), None, rand(1, 2, 4, 4)),
+}
+"""A function, what it takes, if anything, and what it refuses."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@torch.no_grad()
+def test_what_eager_refuses(name):
+    function, taken, refused = REFUSED[name]
+    compiled = oxidiff.compile(function, cache=False)
+    if taken is not None:
+        check(compiled(taken), function(taken))
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
+        function(refused)
+    with pytest.raises(type(wanted.value), match=re.escape(str(wanted.value))):
+        compiled(refused)

@@ -522,6 +522,15 @@ class Lowering:
         self._take_for_granted(size, *found)
         return found.pop()
 
+    def take_not_negative(self, *sizes: Size) -> bool:
+        """Makes it a condition of the program that none of these is below zero, if none is at any point that was traced."""
+        if any(self._signs(dim_of(size)) != {False} for size in sizes):
+            return False
+        for size in sizes:
+            if isinstance(size, Dim):
+                self._take_for_granted(size, False)
+        return True
+
     def keep_order(self, one: Size, other: Size) -> None:
         """Makes it a condition of the program which of two numbers is the larger, where it is the same one at every point
         that was traced."""

@@ -175,6 +175,8 @@ def attention(
     enable_gqa: bool = False,
 ) -> T:
     dtype, shape = cx.result()
+    if mask is not None and mask.rank < 2:
+        raise cx.unsupported("a mask of less than two dimensions")
     if enable_gqa:
         key, value = (_repeat_heads(cx, x, query.shape[-3]) for x in (key, value))
     if scale is None:

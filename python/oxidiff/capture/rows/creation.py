@@ -128,5 +128,7 @@ def eye(cx: Lowering, *_: Any) -> T:
 def one_hot(cx: Lowering, index: T, num_classes: Any = -1) -> T:
     dtype, shape = cx.result()
     classes = cx.arange(shape[-1], index.dtype)
-    hit = cx.binary("eq", cx.reshape(index, (*index.shape, 1)), classes, torch.bool)
+    # Which class it is told is looked up: one that there is not is an error.
+    known = cx.emit("index_select", (classes, index), index.dtype, index.shape, dim=0)
+    hit = cx.binary("eq", cx.reshape(known, (*index.shape, 1)), classes, torch.bool)
     return cx.convert(hit, dtype)

@@ -122,6 +122,8 @@ def sub(cx: Lowering, x: Any, y: Any, alpha: Any = 1) -> T:
 
 @row("rsub.Tensor", "rsub.Scalar")
 def rsub(cx: Lowering, x: T, y: Any, alpha: Any = 1) -> T:
+    if x.dtype is torch.bool or (isinstance(y, T) and y.dtype is torch.bool):
+        raise cx.unsupported("truth values are not subtracted")
     dtype = cx.result()[0]
     return cx.binary("sub", cx.scalar(y, dtype), _scaled(cx, x, alpha, dtype), dtype)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..dim import Dim, Size, dim_of
+from ..dim import Dim, Size, dim_of, dim_or_int
+from ..graph import symbols_in
 from ..lowering import Lowering, T, opmath
 from .registry import row
 
@@ -99,6 +100,8 @@ def bicubic(cx: Lowering, x: T, output_size: Any, align_corners: bool, *scales: 
 
 def _separable(cx: Lowering, x: T, align_corners: bool, scales: Sequence[float], cubic: bool) -> T:
     dtype, shape = cx.result()
+    if not cx.take_not_negative(*(dim_or_int(dim_of(size) - 1) for size in (*x.shape[2:], *shape[2:]))):
+        raise cx.size_dependent("an image of no pixels", symbols_in((x.shape, shape)))
     wide = opmath(dtype)
     out = cx.convert(x, wide)
     for i, scale in enumerate(scales):
