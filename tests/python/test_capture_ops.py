@@ -791,3 +791,10 @@ def test_what_eager_refuses(name):
         function(refused)
     with pytest.raises(type(wanted.value), match=re.escape(str(wanted.value))):
         compiled(refused)
+
+
+def test_rolls_by_more_than_a_size():
+    same(lambda x: x.roll(5, 0), *((rand(n, 2),) for n in (16, 3, 5, 1, 4, 2)))
+    same(lambda x: x.roll(3, 1), *((rand(2, n, 4),) for n in (16, 77, 1, 2)))
+    same(lambda x: x.roll((-3, -3), (2, 3)), *((rand(1, 4, h, w),) for h, w in ((16, 16), (2, 2), (2, 8), (24, 32))))
+    same(lambda x: x.roll(11), *((rand(n, 2),) for n in (16, 3, 5, 1)))

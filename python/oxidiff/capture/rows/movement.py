@@ -236,12 +236,23 @@ def roll(cx: Lowering, x: T, shifts: Sequence[Any], dims: Sequence[int] = ()) ->
         size = x.shape[dim]
         if isinstance(shift, int) and isinstance(size, int):
             shift %= max(size, 1)
-        else:
-            shift = _from_end(cx, shift, size)
-        if shift != 0:
-            rest = dim_or_int(dim_of(size) - shift)
-            x = cx.cat([cx.slice(x, dim, rest, shift), cx.slice(x, dim, 0, rest)], dim)
+        turn = _one_turn(cx, shift, size)
+        if turn is None:
+            source = cx.binary("sub", cx.arange(size, torch.int64), cx.scalar(shift, torch.int64), torch.int64)
+            source = cx.binary("remainder", source, cx.scalar(size, torch.int64), torch.int64)
+            x = cx.emit("index_select", (x, source), x.dtype, x.shape, dim=dim)
+        elif turn != 0:
+            rest = dim_or_int(dim_of(size) - turn)
+            x = cx.cat([cx.slice(x, dim, rest, turn), cx.slice(x, dim, 0, rest)], dim)
     return cx.reshape(x, shape)
+
+
+def _one_turn(cx: Lowering, shift: Size, size: Size) -> Size | None:
+    """A shift as one from 0 to ``size``, if that is the same form of both wherever it was traced."""
+    for turn in (shift, dim_or_int(dim_of(shift) + size)):
+        if cx.take_not_negative(turn, dim_or_int(dim_of(size) - turn)):
+            return turn
+    return None
 
 
 @row("pixel_shuffle.default")
