@@ -798,3 +798,9 @@ def test_rolls_by_more_than_a_size():
     same(lambda x: x.roll(3, 1), *((rand(2, n, 4),) for n in (16, 77, 1, 2)))
     same(lambda x: x.roll((-3, -3), (2, 3)), *((rand(1, 4, h, w),) for h, w in ((16, 16), (2, 2), (2, 8), (24, 32))))
     same(lambda x: x.roll(11), *((rand(n, 2),) for n in (16, 3, 5, 1)))
+
+
+@pytest.mark.parametrize("at", [(3, 1), (5, 2, 4)])
+def test_parts_that_start_anywhere(at):
+    for part in range(len(at) + 1):
+        same(lambda x, part=part: torch.tensor_split(x, at, 1)[part] * 2, (rand(2, 9),), (rand(2, 6),))

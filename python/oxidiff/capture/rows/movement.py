@@ -135,15 +135,25 @@ def unbind(cx: Lowering, x: T, dim: int = 0) -> list[T]:
 
 @row("chunk.default", "unsafe_chunk.default", "split.Tensor", "split.sizes", "split_with_sizes.default",
      "unsafe_split.Tensor", "unsafe_split_with_sizes.default", "tensor_split.sections", "tensor_split.indices")  # fmt: skip
-def split(cx: Lowering, x: T, _: Any, dim: int = 0) -> list[T]:
+def split(cx: Lowering, x: T, parts_or_indices: Any, dim: int = 0) -> list[T]:
     dim %= x.rank
+    starts = _split_starts(cx, x.shape[dim], parts_or_indices)
     parts = []
     start: Size = 0
     for i in range(len(cx.node.outputs)):
         length = cx.result(i)[1][dim]
-        parts.append(cx.slice(x, dim, start, length))
+        parts.append(cx.slice(x, dim, start if starts is None else starts[i], length))
         start = dim_or_int(dim_of(start) + length)
     return parts
+
+
+def _split_starts(cx: Lowering, size: Size, indices: Any) -> list[Size] | None:
+    """Where the parts of ``tensor_split`` start, if one does not start where the one before it ends."""
+    if "tensor_split.indices" not in str(cx.node.op) or not all(isinstance(i, int) for i in indices):
+        return None
+    if list(indices) == sorted(indices):
+        return None
+    return [0, *(_slice_start(cx, size, index) for index in indices)]
 
 
 @row("cat.default", "concat.default", "concatenate.default")
