@@ -804,3 +804,8 @@ def test_rolls_by_more_than_a_size():
 def test_parts_that_start_anywhere(at):
     for part in range(len(at) + 1):
         same(lambda x, part=part: torch.tensor_split(x, at, 1)[part] * 2, (rand(2, 9),), (rand(2, 6),))
+
+
+def test_numbers_before_tensors_of_integers():
+    for function in (lambda x: 5 // x, lambda x: 5 % x, lambda x: 5 & x, lambda x: -5.5 // x):
+        same(function, (torch.tensor([3, 4, -7]),), (torch.arange(1, 9),))

@@ -42,6 +42,8 @@ def _register_tables() -> None:
         row(f"{name}.Tensor", f"{name}.Scalar")(_comparison_row(op))
     for name, op in _BITWISE.items():
         row(f"{name}.Tensor", f"{name}.Scalar")(_binary_row(op))
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "remainder"):
+        row(f"{name}.Scalar_Tensor")(_binary_row(name))
     for name in ("logical_and", "logical_or", "logical_xor"):
         row(f"{name}.default")(_binary_row(name))
     for name, op in (("maximum", "maximum"), ("minimum", "minimum"), ("atan2", "atan2"), ("arctan2", "atan2")):
@@ -60,8 +62,10 @@ def _unary_row(op: str) -> Callable[..., T]:
 
 
 def _binary_row(op: str) -> Callable[..., T]:
-    def lower_binary(cx: Lowering, x: T, y: Any) -> T:
-        return cx.binary(op, x, cx.scalar(y, x.dtype), cx.result()[0])
+    def lower_binary(cx: Lowering, x: Any, y: Any) -> T:
+        # One of them is a tensor; a number in front is that of `5 % x`.
+        dtype = x.dtype if isinstance(x, T) else y.dtype
+        return cx.binary(op, cx.scalar(x, dtype), cx.scalar(y, dtype), cx.result()[0])
 
     return lower_binary
 
