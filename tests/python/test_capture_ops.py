@@ -809,3 +809,12 @@ def test_parts_that_start_anywhere(at):
 def test_numbers_before_tensors_of_integers():
     for function in (lambda x: 5 // x, lambda x: 5 % x, lambda x: 5 & x, lambda x: -5.5 // x):
         same(function, (torch.tensor([3, 4, -7]),), (torch.arange(1, 9),))
+
+
+def test_groups_that_are_sizes():
+    images = (rand(2, 4, 8, 8), rand(2, 8, 8, 8), rand(1, 6, 3, 3))
+    weights = [rand(x.shape[1], 1, 3, 3) for x in images]
+    for function in (lambda x, _: F.group_norm(x, x.shape[1]), lambda x, w: F.conv2d(x, w, groups=x.shape[1])):
+        compiled = oxidiff.compile(function, cache=False, strict=True)
+        for args in zip(images, weights, strict=True):
+            check(compiled(*args), function(*args))

@@ -221,6 +221,7 @@ def conv(
     groups: int = 1,
 ) -> T:
     dtype, shape = cx.result()
+    groups = cx.static(groups, "the number of groups")
     spatial = weight.rank - 2
     strides, dilations = _each(stride, spatial), _each(dilation, spatial)
     if x.rank == spatial + 1:
@@ -259,6 +260,10 @@ def _convolution(
     dtype: torch.dtype,
     shape: Sequence[Size],
 ) -> T:
+    if groups != 1:
+        # What is not a multiple of the groups is no convolution.
+        for channels in (x.shape[1], weight.shape[0]):
+            cx.static(channels, "the number of channels of a convolution in groups")
     operands = (x, weight) if bias is None else (x, weight, bias)
     return cx.emit(
         "convolution", operands, dtype, shape, stride=list(stride), padding=list(padding), dilation=list(dilation),
@@ -298,6 +303,7 @@ def conv_transpose(
 ) -> T:
     """A convolution of x with zeros between its elements, and the kernel reversed."""
     dtype, shape = cx.result()
+    groups = cx.static(groups, "the number of groups")
     n = weight.rank - 2
     strides, paddings, dilations = (_each(v, n) for v in (stride, padding, dilation))
     extra = _each(output_padding, n)

@@ -30,6 +30,7 @@ def group_norm(
     cx: Lowering, x: T, num_groups: int, weight: T | None = None, bias: T | None = None, eps: float = 1e-5, *_: Any
 ) -> T:
     dtype, shape = cx.result()
+    num_groups = cx.static(num_groups, "the number of groups")
     operands = (x, *_with_bias(cx, weight, bias, x.shape[1:2], x.dtype))
     return cx.emit("group_norm", operands, dtype, shape, num_groups=num_groups, eps=float(eps), channel_dim=1)
 
