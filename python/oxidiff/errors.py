@@ -101,6 +101,8 @@ def from_native(error: BaseException) -> Error:
         translated: Error = OutOfMemoryError(
             str(error) or "out of memory; try a smaller size or batch, or memory='low'"
         )
+    elif isinstance(error, OverflowError):
+        translated = UnsupportedError(f"a number of more than 64 bits: {error}")
     elif type(error).__name__ != "NativeError" or len(text) < 2:
         translated = Error(f"internal: {type(error).__name__}: {error}")
     else:

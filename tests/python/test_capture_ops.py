@@ -818,3 +818,21 @@ def test_groups_that_are_sizes():
         compiled = oxidiff.compile(function, cache=False, strict=True)
         for args in zip(images, weights, strict=True):
             check(compiled(*args), function(*args))
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "why"),
+    [
+        (
+            lambda x: torch.einsum("ij,jk->ik", x, x),
+            (torch.ones(3, 3, dtype=torch.int64),),
+            "a product of integer matrices",
+        ),
+        (lambda x, number: x * float(number), (torch.ones(3), 2**63), "an integer of more than 64 bits is passed"),
+    ],
+    ids=["einsum", "number"],
+)
+def test_reasons_say_what_is_not_supported(function, args, why):
+    compiled = oxidiff.compile(function, cache=False)
+    with pytest.warns(oxidiff.FallbackWarning, match=why):
+        assert torch.equal(compiled(*args), function(*args))

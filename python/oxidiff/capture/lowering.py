@@ -225,7 +225,8 @@ class Lowering:
             results = row(self, *arguments)
         except (TypeError, KeyError) as error:
             # A row that computes with a number it takes to be known.
-            raise self.size_dependent(str(error), symbols_in(arguments)) from error
+            why = f"a number that depends on the call is one of its arguments ({type(error).__name__}: {error})"
+            raise self.size_dependent(why, symbols_in(arguments)) from error
         if isinstance(results, (T, Complex)):
             results = (results,)
         for value, result in zip(node.outputs, results, strict=True):

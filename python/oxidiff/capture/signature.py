@@ -246,6 +246,8 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         # `True == 1`, but a flag is not a number.
         key.append(value if not isinstance(value, bool) else ("flag", value))
     elif isinstance(value, (int, float)) and not isinstance(value, enum.Enum):
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise CaptureError("an integer of more than 64 bits is passed")
         if not math.isfinite(value):
             raise CaptureError(f"the number {value} is passed")
         key.append(Double if type(value) is Double else int if isinstance(value, int) else float)

@@ -20,6 +20,8 @@ def linear(cx: Lowering, x: T, weight: T, bias: T | None = None) -> T:
 
 
 def _matmul(cx: Lowering, a: T, b: T, dtype: torch.dtype) -> T:
+    if not dtype.is_floating_point:
+        raise cx.unsupported("a product of integer matrices")
     batch = cx.broadcast(a.shape[:-2], b.shape[:-2])
     return cx.emit("matmul", (a, b), dtype, (*batch, a.shape[-2], b.shape[-1]))
 
@@ -36,8 +38,6 @@ def matmul(cx: Lowering, a: T, b: T) -> T:
         a = cx.reshape(a, (1, *a.shape))
     if b.rank == 1:
         b = cx.reshape(b, (*b.shape, 1))
-    if not dtype.is_floating_point:
-        raise cx.unsupported("a product of integer matrices")
     return cx.reshape(_matmul(cx, a, b, dtype), shape)
 
 
