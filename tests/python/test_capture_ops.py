@@ -171,6 +171,7 @@ case("clamp_max", lambda x: x.clamp(max=1), ints)
 case("where", torch.where, bools, image, image)
 case("where_scalar_other", lambda c, x: torch.where(c, x, 0.0), bools, image)
 case("where_scalar_self", lambda c, x: torch.where(c, 1.5, x), bools, image)
+case("where_negative_zero", lambda x: 1 / torch.where(x > 0, x, -0.0), image)
 case("masked_fill", lambda x, c: x.masked_fill(c, -1e4), image, bools)
 case("masked_fill_inf", lambda x, c: x.masked_fill(c, float("-inf")), image, bools)
 case("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.5), image, image, image)
@@ -761,6 +762,7 @@ KEEP_SIGNS = {
     "floor_divide_down": lambda x: torch.div(x, -3, rounding_mode="floor"),
     "fmod": lambda x: x.fmod(math.inf),
     "nan_to_num": lambda x: x.nan_to_num(nan=-0.0),
+    "where": lambda x: torch.where(x > 0, x, -0.0),
 }
 
 

@@ -175,7 +175,12 @@ fn single_assignment(program: &TileProgram) -> Result<Vec<Node>, TileError> {
         };
         // Repeated constants, accumulators and row scalars are one value; repeated loads may differ by a store between.
         let is_fixed = matches!(node, Node::Const(_) | Node::Acc | Node::RowScalar(_));
-        let value = match nodes.iter().position(|&n| n == node) {
+        let is_same = |n: &Node| match (n, &node) {
+            // 0.0 equals -0.0.
+            (Node::Const(a), Node::Const(b)) => a.to_bits() == b.to_bits(),
+            (a, b) => a == b,
+        };
+        let value = match nodes.iter().position(is_same) {
             Some(i) if is_fixed => i as Value,
             _ => {
                 nodes.push(node);

@@ -671,7 +671,8 @@ class _Session:
         if self.unsolved:
             self.unsolved_positions = [i for i, c in enumerate(columns) if solved[c] is None]
             return None
-        return [solved[c] for c in columns]
+        # 0.0 equals -0.0, so that both have one form here.
+        return [-0.0 if _is_negative_zero(c) else solved[c] for c in columns]
 
     def compute(
         self,
@@ -890,6 +891,10 @@ class _Session:
         graph.marks.clear()
         for point in points:
             graph.accept(point, None, of_copy=True)
+
+
+def _is_negative_zero(column: Sequence[Number]) -> bool:
+    return column[0] == 0 and all(v == 0 and math.copysign(1.0, v) < 0 for v in column)
 
 
 def _in_one_list(symbols: Sequence[Symbol]) -> list[Symbol]:
