@@ -440,7 +440,8 @@ class Watch:
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> bytes | None:
     """The key of a call whose arguments are plain tensors, numbers, flags, strings, `None`, and tuples, lists and
     dictionaries of these; appends its tensors and numbers to `leaves`. Equal keys: the same nesting, types and flags, and
-    tensors of the same dtypes, devices, sizes and strides. `None` for other arguments; then `leaves` holds some of them."""
+    tensors of the same dtypes, devices, sizes and strides, of which the same are one object. `None` for other arguments;
+    then `leaves` holds some of them."""
 
 def stamp() -> int:
     """A number larger than every one given before."""

@@ -1,8 +1,9 @@
 """A call's arguments as a key and a flat list of leaves.
 
 The key has everything of a call that decides which program runs and which sizes it runs at: how the arguments nest,
-types, tensors' dtypes, sizes and strides, flags and strings. It does not have the values of tensors and of numbers:
-these are the leaves, in the order of the walk. Two calls with equal keys have leaves that fit the same program.
+types, tensors' dtypes, sizes and strides, which of them are one object, flags and strings. It does not have the values of
+tensors and of numbers: these are the leaves, in the order of the walk. Two calls with equal keys have
+leaves that fit the same program.
 
 Making a key is on the path of every call: the extension makes it for arguments of the common kinds. For all others there
 is one function per type here.
@@ -39,6 +40,10 @@ class NotAKeyError(Exception):
 def _tensor(value: Any, leaves: list[Leaf]) -> Any:
     if value.layout is not _strided or value.is_nested:
         raise NotAKeyError("a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}")
+    for place, leaf in enumerate(leaves):
+        if leaf is value:
+            leaves.append(value)
+            return "same", place
     leaves.append(value)
     shape = value.shape
     if value.is_neg() or value.is_conj():

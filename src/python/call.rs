@@ -21,6 +21,8 @@ const TEXT: u8 = 7;
 const TUPLE: u8 = 8;
 const LIST: u8 = 9;
 const DICT: u8 = 10;
+/// A tensor that was met before: what is `a is b` to the module is part of which program runs.
+const SAME: u8 = 11;
 
 /// Levels of containers that are followed.
 const DEPTH: u32 = 8;
@@ -28,6 +30,8 @@ const DEPTH: u32 = 8;
 struct Writer<'a, 'py> {
     key: Tokens,
     leaves: &'a Bound<'py, PyList>,
+    /// Addresses of the tensors among them.
+    met: Vec<usize>,
     exchange: Exchange,
     tensor_types: &'a [Py<PyType>; 2],
 }
@@ -50,6 +54,15 @@ impl<'py> Writer<'_, 'py> {
     }
 
     fn tensor(&mut self, value: &Bound<'py, PyAny>) -> Known {
+        let address = value.as_ptr().addr();
+        // Without an early end, several are compared at once.
+        if self.met.chunks(16).any(|some| some.iter().fold(false, |is_met, &met| is_met | (met == address))) {
+            let first = self.met.iter().position(|&met| met == address);
+            self.key.tag(SAME);
+            self.key.word(first.expect("it is among them") as u64);
+            return Ok(self.leaves.append(value)?);
+        }
+        self.met.push(address);
         // The one bit that a view does not show: it has no complex numbers.
         if value.call_method0(intern!(value.py(), "is_neg"))?.is_truthy()? {
             return Err(Other);
@@ -131,7 +144,8 @@ pub fn key_of<'py>(
             Ok::<_, PyErr>([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
         })?;
         let key = Tokens(Vec::with_capacity(512));
-        let mut writer = Writer { key, leaves, exchange: Exchange::get(py)?, tensor_types };
+        let mut writer =
+            Writer { key, leaves, met: Vec::with_capacity(32), exchange: Exchange::get(py)?, tensor_types };
         writer.key.word(args.len() as u64);
         let known = args.iter_borrowed().try_for_each(|value| writer.value(&value, DEPTH));
         let known = known.and_then(|()| writer.items(kwargs, DEPTH));

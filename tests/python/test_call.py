@@ -59,7 +59,9 @@ def in_python(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], 
 
 def calls() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     single = [((value,), {}) for value in PLAIN] + [((), {"x": value}) for value in PLAIN]
-    return [*single, ((), {}), ((1, 2), {}), ((1,), {"x": 2}), ((), {"x": 1, "y": 2}), ((), {"y": 1, "x": 2})]
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    twice = [((a, [b], c), {"d": d}) for a, b, c, d in itertools.product((x, y), repeat=4)]
+    return [*single, *twice, ((), {}), ((1, 2), {}), ((1,), {"x": 2}), ((), {"x": 1, "y": 2}), ((), {"y": 1, "x": 2})]
 
 
 def test_keys_of_the_extension_tell_apart_what_keys_of_python_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +77,15 @@ def test_keys_of_the_extension_tell_apart_what_keys_of_python_do(monkeypatch: py
     assert sum(a[0] == b[0] for a, b in itertools.combinations(keys, 2)) > 0
     for a, b in itertools.combinations(keys, 2):
         assert (a[0] == b[0]) == (a[1] == b[1]), (a[2:], b[2:])
+
+
+def test_keys_say_which_tensors_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, z = (torch.ones(2, 3) for _ in range(3))
+    for key in (lambda *args: _native.key_of(args, {}, []), lambda *args: in_python(args, {}, [], monkeypatch)):
+        assert key(x, y) == key(y, x)
+        assert key(x, y, z) == key(z, x, y)
+        assert len({key(*args) for args in ((x, y, z), (x, x, y), (x, y, x), (x, y, y), (x, x, x))}) == 5
+        assert key(x, [y, {"a": x}]) != key(x, [y, {"a": y}])
 
 
 @pytest.mark.parametrize("value", OTHER, ids=[type(value).__name__ + str(i) for i, value in enumerate(OTHER)])

@@ -955,6 +955,44 @@ def test_a_copy_that_is_written_into_after_a_break_is_no_argument() -> None:
     assert torch.equal(x, torch.ones(2, 3))
 
 
+class Attends(nn.Module):
+    """As attention of diffusers, which projects its own states otherwise than others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(4, 4)
+        self.other = nn.Linear(4, 4)
+
+    def forward(self, h: Tensor, e: Tensor | None = None, residuals: tuple[Tensor, ...] = ()) -> Tensor:
+        states = self.own(h) if e is h else self.other(h if e is None else e)
+        out = h @ states.mT
+        for residual in residuals:
+            out = out + (residual if residual is h else residual * 2).mean()
+        return out
+
+
+@torch.no_grad()
+def test_tensors_that_are_one_are_one_to_forward() -> None:
+    module = Attends().eval()
+
+    def check(compiled: Any, sizes: tuple[int, ...]) -> None:
+        for size in sizes:
+            x, y, z = (torch.randn(2, size, 4) for _ in range(3))
+            for args in ((x, y), (x, x), (x,), (x, y, (x, z)), (x, y, (z, z)), (x, x, (x, x)), (x, y, (z, y)), (y, y)):
+                assert_close(compiled(*args), module(*args))
+
+    compiled = oxidiff.compile(module, strict=True)
+    check(compiled, (3, 5))
+    captures = oxidiff.report(compiled).captures
+    check(compiled, (4, 7))
+    assert oxidiff.report(compiled).captures == captures
+    for ask in (lambda a, b: a * len({id(a), id(b)}), lambda a, b: a * 2 if any(a is t for t in [b]) else a * 3):
+        asking = oxidiff.compile(Does(ask), strict=True)
+        a, b = torch.randn(2, 3), torch.randn(2, 3)
+        for args in ((a, a), (a, b), (b, b)):
+            assert torch.equal(asking(*args), ask(*args))
+
+
 @torch.no_grad()
 def test_names_that_the_signature_does_not_list_keep_their_order() -> None:
     module = Does(lambda **tensors: torch.cat(list(tensors.values())))

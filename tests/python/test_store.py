@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import random
@@ -116,6 +117,24 @@ def test_another_process_captures_nothing() -> None:
         assert after.split(maxsplit=2)[:2] == ["0", "0"]
         assert before.split(maxsplit=2)[2] == after.split(maxsplit=2)[2]
     assert len(first) == len(models)
+
+
+class AsksWhetherOne(nn.Module):
+    """Attention to its own states is not that to others."""
+
+    def forward(self, x: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        return x * (2 if states is x else 3) + states
+
+
+@torch.no_grad()
+def test_graphs_of_one_tensor_and_of_two_are_told_apart_in_the_cache() -> None:
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    for captures in (2, 0):
+        compiled: Any = oxidiff.compile(AsksWhetherOne(), strict=True)
+        assert [compiled(*args).max().item() for args in ((x, y), (x, x), (y, x), (y, y))] == [4, 3, 4, 3]
+        assert oxidiff.report(compiled).captures == captures
+        del compiled
+        gc.collect()
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from .signature import (
     Double,
     Number,
     containers,
+    first_places,
     items_of,
     labels,
     rebuild,
@@ -433,6 +434,8 @@ class _Session:
         numbers = sizes[at:]
         target, weights = self.owner.module, self.weights
         kept = numbers[len(numbers) - self.call.kept :]
+        # A program may ask whether two arguments are one.
+        places = first_places(self.call.tensors)
         if kept != self.kept:
             twin, weights = self.copy()
             twin.set([float(n) for n in kept])
@@ -444,7 +447,7 @@ class _Session:
         def run() -> Any:
             answers.clear()
             # Lists and dictionaries of its own for each run: a program may write into them.
-            leaves = iter(tensors)
+            leaves = iter([tensors[place] for place in places])
             rest = itertools.starmap(passed, enumerate(numbers, at))
 
             def replace(old: Any) -> Any:

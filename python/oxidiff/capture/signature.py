@@ -1,9 +1,9 @@
 """What a call looks like, apart from its sizes.
 
 A :class:`Binder` belongs to one callable. It turns ``(args, kwargs)`` into a :class:`Call`: a hashable *key* that holds
-all that selects a program (nesting, dtypes, ranks, memory orders, ``None``, flags, strings), and a flat tuple of *sizes*:
-every dimension of every tensor, then every Python number. Positional and keyword arguments, their order, and arguments
-equal to their default make no difference.
+all that selects a program (nesting, dtypes, ranks, memory orders, which tensors are one, ``None``, flags, strings), and a
+flat tuple of *sizes*: every dimension of every tensor, then every Python number. Positional and keyword arguments, their
+order, and arguments equal to their default make no difference.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = [
     "Written",
     "container_at",
     "containers",
+    "first_places",
     "items_of",
     "share_of",
     "with_answers",
@@ -214,6 +215,9 @@ class Binder:
                 key.append(None)
             else:
                 _take_apart(value, key, tensors, numbers)
+        places = first_places(tensors)
+        if places != [*range(len(tensors))]:
+            key.append(("same", *places))
         sizes: list[Number] = []
         for tensor in tensors:
             sizes += tensor.shape
@@ -270,6 +274,12 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         key.append(value)
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")
+
+
+def first_places(tensors: Sequence[Tensor]) -> list[int]:
+    """For each tensor, where the same object is passed first."""
+    places: dict[int, int] = {}
+    return [places.setdefault(id(tensor), i) for i, tensor in enumerate(tensors)]
 
 
 def _layout(tensor: Tensor) -> int | tuple[int, ...]:

@@ -18,7 +18,7 @@ import torch
 from ..errors import CaptureError
 from .dim import Dim, Size, dim_of, dim_or_int
 from .guards import Expression, value_at
-from .signature import ANSWERS, Call, Number, share_of
+from .signature import ANSWERS, Call, Number, first_places, share_of
 
 __all__ = ["Area", "Computed", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
@@ -273,7 +273,12 @@ class _Planner:
         self.mask_sizes = {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
         self.sequence_sizes |= self.mask_sizes
         self.position_counts = {count for t in tensors if t.dim() == 5 for count in self.counts(t)}
-        for tensor, name in zip(tensors, self.names, strict=False):
+        starts: list[int] = []
+        for tensor, name, place in zip(tensors, self.names, first_places(tensors), strict=False):
+            starts.append(len(self.plan.forms))
+            if place < len(starts) - 1:
+                self.plan.forms += self.plan.forms[starts[place] : starts[place] + tensor.dim()]
+                continue
             for axis, size in enumerate(tensor.shape):
                 if size == 0:
                     raise CaptureError(f"{name} has a dimension of size 0")
