@@ -7,11 +7,16 @@ import functools
 import gc
 import io
 import pickle
+import random
+import threading
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -953,6 +958,56 @@ def test_a_copy_that_is_written_into_after_a_break_is_no_argument() -> None:
         result = oxidiff.compile(Does(function))(x)
     assert torch.equal(result, torch.ones(2, 3))
     assert torch.equal(x, torch.ones(2, 3))
+
+
+def coin(x: Tensor) -> Tensor:
+    return x * 2 if random.uniform(0, 1) < 0.5 else x * 3
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a factor": lambda x: x * random.random(),
+    "a branch": coin,
+    "numpy": lambda x: x * np.random.rand(),
+    "of both": lambda x: x * random.choice([1, 2, 3, 4]) + np.random.randint(9),
+    "before an error of the trace": lambda x: x * random.random() if x.dim() and torch.allclose(x, x) else x,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+@torch.no_grad()
+def test_numbers_of_python_and_numpy_are_drawn_by_each_call(draw: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(3)
+    results = []
+    for function in (Does(draw), oxidiff.compile(Does(draw))):
+        random.seed(3)
+        np.random.seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+            results.append([function(x)[0].item() for _ in range(12)])
+    assert results[0] == results[1]
+    assert len(set(results[0])) > 1
+    if draw is coin:
+        with pytest.raises(oxidiff.CaptureError, match="Python's random module"):
+            oxidiff.compile(Does(draw), strict=True)(x)
+
+
+@torch.no_grad()
+def test_what_another_thread_draws_meanwhile_is_its_own() -> None:
+    # Of a kind in which nobody looks for what was changed.
+    drawn: deque[float] = deque()
+
+    def function(x: Tensor) -> Tensor:
+        if not drawn:
+            thread = threading.Thread(target=lambda: drawn.append(random.random()))
+            thread.start()
+            thread.join()
+        return x * 2
+
+    random.seed(3)
+    compiled = oxidiff.compile(Does(function), strict=True)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    expected = random.Random(3)
+    assert [*drawn, random.random()] == [expected.random(), expected.random()]
 
 
 class Attends(nn.Module):

@@ -20,6 +20,8 @@ import itertools
 import math
 import operator
 import os
+import pickle
+import random
 import sys
 import threading
 import traceback
@@ -1862,13 +1864,67 @@ def trace(
         gc.disable()
         try:
             run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader, has_doubles)
-            record, changes, leaked = run()
-            if changes or leaked:
-                record = _run_again(run, changes)
-            return record
+            return _without_draws(lambda: _settled(run))
         finally:
             if collecting:
                 gc.enable()
+
+
+def _without_draws(run: Callable[[], Trace]) -> Trace:
+    """A run in which nothing is drawn from the generators of Python and numpy: what it drew would be a constant.
+
+    They belong to all threads. What another one drew meanwhile is mostly not drawn in a second run as well.
+    """
+    first = before = _generators()
+    try:
+        for _ in range(_DRAWN):
+            record = run()
+            after = _generators()
+            known = {name: state for name, state, _, _ in before}
+            # One that was imported meanwhile may have been made for this run.
+            drawn = [name for name, state, _, _ in after if known.get(name, state) != state]
+            if not drawn:
+                return record
+            before = after
+    except BaseException:
+        _put_back(first)
+        raise
+    _put_back(first)
+    raise CaptureError(
+        f"forward draws numbers from the generator of {drawn[0]}, which a program would draw once for all calls; pass them "
+        "as arguments"
+    )
+
+
+_DRAWN = 3
+"""Runs until draws are taken for those of ``forward``."""
+
+_Generator = tuple[str, Any, Callable[[Any], Any], Any]
+"""Whose it is, its state in a form that can be compared, what sets it, and the state."""
+
+
+def _generators() -> list[_Generator]:
+    """The generators that are nobody's own, as they are now."""
+    state: Any = random.getstate()
+    found: list[_Generator] = [("Python's random module", state, random.setstate, state)]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and hasattr(numpy, "get_state"):
+        state = numpy.get_state()
+        found.append(("numpy.random", pickle.dumps(state), numpy.set_state, state))
+    return found
+
+
+def _put_back(generators: Sequence[_Generator]) -> None:
+    """Sets generators to what they were, if they are not: eager draws the numbers then that it would have drawn."""
+    now = {name: state for name, state, _, _ in _generators()}
+    for name, before, put, state in generators:
+        if now.get(name) != before:
+            put(state)
+
+
+def _settled(run: Callable[[], tuple[Trace, list[_Change | _Content], bool]]) -> Trace:
+    record, changes, leaked = run()
+    return _run_again(run, changes) if changes or leaked else record
 
 
 def _run_again(
