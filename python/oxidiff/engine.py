@@ -24,12 +24,13 @@ from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
-from .capture.signature import Answer, Place
+from .capture.signature import Answer, Place, labels
 from .capture.stages import Stage
 from .capture.weights import as_pairs
 from .device import Device, device_of
 from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
+from .island import Island
 from .lifted import Lifted
 from .options import CompileOptions
 from .outputs import builder
@@ -271,6 +272,8 @@ class Engine:
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
         self._held_at: dict[int, tuple[int, Tensor]] = {}
+        self._passed: dict[Any, tuple[list[Number], set[int]]] = {}
+        """Of each structure of calls, the numbers of the first that was captured, and which of them were others since."""
         self._pairs = _Pairs()
         """By id of a tensor that a graph holds, its place among those in attributes; -1 if it is elsewhere. Also the tensor,
         so that no id is used twice."""
@@ -391,8 +394,20 @@ class Engine:
         captured.tuner.tuned = {item: None for item in self.store.tuned if item[0] == hash}
         return captured
 
+    def _held_floats(self, call: Call) -> Set[str]:
+        """Labels of the floats of a call that are the same in all that were captured. To its pieces Dynamo passes what is in
+        attributes (each epsilon, each probability of a dropout), which would be dozens of symbols: a float becomes an input
+        when it first changes."""
+        if not isinstance(self.module, Island):
+            return frozenset()
+        first, changed = self._passed.setdefault(call.key, (list(call.numbers), set()))
+        changed.update(i for i, (a, b) in enumerate(zip(first, call.numbers, strict=True)) if a != b)
+        names = labels(call.bound)[len(call.tensors) :]
+        return {name for i, name in enumerate(names) if type(first[i]) is float and i not in changed}
+
     def _capture(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
         self.captures += 1
+        self._capturer.held = self._held_floats(call)
         try:
             graph, lowered = self._capturer.lowered(call, _native.GraphBuilder)
             confirm()

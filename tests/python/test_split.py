@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close, image
+from oxidiff.capture import capturer
+from oxidiff.capture.trace import trace
 from oxidiff.split import Split
 
 
@@ -161,3 +163,46 @@ def test_pieces_of_other_modules_do_not_run(monkeypatch: pytest.MonkeyPatch) -> 
     gc.collect()
     with pytest.raises(oxidiff.CaptureError, match="too many modules of this class"):
         run(*arguments)
+
+
+class Counts(nn.Module):
+    """A value that is read out of a weight, then layers with numbers in their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(0.5))
+        self.norms = nn.ModuleList(nn.GroupNorm(1, 4, eps=10.0**-i) for i in range(2, 8))
+        self.scales = [1.0 + i for i in range(6)]
+
+    def forward(self, x: Tensor, strength: float) -> Tensor:
+        if self.k.item() > 1:
+            x = x * 2
+        for norm, scale in zip(self.norms, self.scales, strict=True):
+            x = nn.functional.dropout(norm(x) * scale, 0.1 * scale, training=self.training)
+        return x * strength
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_numbers_in_attributes_are_no_symbols_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[Any] = []
+
+    def traced(*args: Any) -> Any:
+        traces.append(args)
+        return trace(*args)
+
+    monkeypatch.setattr(capturer, "trace", traced)
+    module = Counts().eval()
+    compiled: Any = oxidiff.compile(module)
+    x = image(2, 4, 8, 8)
+    assert_close(compiled(x, 0.5), module(x, 0.5))
+    assert len(traces) < 30
+    # One that changes is an input from then on, as is the next.
+    assert_close(compiled(x, 0.75), module(x, 0.75))
+    del traces[:]
+    for strength in (0.3, 0.9, 0.2):
+        assert_close(compiled(x, strength), module(x, strength))
+    # Of the whole module, that it cannot be captured with this number either.
+    assert len(traces) == 3
+    module.scales[2] = 7.0
+    assert_close(compiled(x, 0.4), module(x, 0.4))

@@ -136,12 +136,14 @@ class Capturer:
         root: The module.
         whole: The module that has the root and whatever else its attributes hold, by whose paths weights are named.
         lifted: Numbers in its attributes that are arguments of its graphs, after those that are passed.
+        held: Labels of floats that are passed and are constants of the next graph, as they are of it in all calls so far.
         traces: How many traces were taken.
     """
 
     def __init__(self, module: Callable[..., Any], *, dynamic: bool = True) -> None:
         self.module = module
         self.lifted: Lifted | None = None
+        self.held: Set[str] = frozenset()
         self.root = self.whole = module if isinstance(module, torch.nn.Module) else None
         self.dynamic = dynamic
         self.binder = Binder(self.root.forward if self.root is not None else module)
@@ -298,7 +300,8 @@ class _Session:
         """The values that were chosen before they were."""
         self.is_narrow = False
         """Whether the graph was found wrong at other residues of an image's sides."""
-        for symbol in [s for s in self.plan.symbols if s.name in fixed]:
+        held = {s.name for s in self.plan.symbols if s.role == "float" and s.label in owner.held}
+        for symbol in [s for s in self.plan.symbols if s.name in fixed | held]:
             self.fix(symbol)
         # What has no effect is mostly left out by the code: of another program than any other value.
         for symbol in [s for s in self.lifted_symbols() if s.value == 0]:
@@ -431,11 +434,11 @@ class _Session:
         for tensor in self.call.tensors:
             tensors.append(_meta_tensor(sizes[at : at + tensor.dim()], tensor))
             at += tensor.dim()
+        # A program may ask whether two arguments are one.
+        places = first_places(self.call.tensors)
         numbers = sizes[at:]
         target, weights = self.owner.module, self.weights
         kept = numbers[len(numbers) - self.call.kept :]
-        # A program may ask whether two arguments are one.
-        places = first_places(self.call.tensors)
         if kept != self.kept:
             twin, weights = self.copy()
             twin.set([float(n) for n in kept])
