@@ -15,6 +15,7 @@ from packaging.version import Version
 from . import _native, advice, testing
 from .capture import Capturer
 from .device import device_of
+from .dispatch import follow_threads
 from .errors import UnsupportedError
 
 __all__ = ["Finding", "advice_text", "examine", "text"]
@@ -36,6 +37,7 @@ def examine() -> Iterator[Finding]:
     is_watched = _native.Watch.is_available()
     how = "as they are made" if is_watched else "by comparing everything, milliseconds a call, in this Python or torch"
     yield is_watched, "changes of a module", f"noticed {how}"
+    follow_threads()
     target = ", ".join(f"{name} {value}" for name, value in _native.target().items())
     yield True, "cpu", f"{target}; torch uses {torch.get_num_threads()} threads"
     if torch.cuda.is_available():

@@ -311,6 +311,11 @@ def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     from oxidiff.__main__ import main
 
     assert main(["doctor"]) in (0, 1)
+    threads = "from oxidiff import doctor; print(*[found for _, name, found in doctor.examine() if name == 'cpu'])"
+    for given in "31":
+        set_to = {**os.environ, "OXIDIFF_NUM_THREADS": given}
+        done = subprocess.run([sys.executable, "-c", threads], capture_output=True, text=True, check=True, env=set_to)
+        assert f"threads {given};" in done.stdout
     shown = capsys.readouterr().out
     for word in ("torch", "cpu", "changes of a module", "OXIDIFF_DEBUG"):
         assert word in shown
