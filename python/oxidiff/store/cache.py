@@ -50,10 +50,10 @@ def graphs_folder() -> str | None:
 _warned: set[str] = set()
 
 
-def complain(message: str) -> None:
-    """Warns about the cache, once for each message."""
-    if message not in _warned:
-        _warned.add(message)
+def complain(message: str, about: str = "") -> None:
+    """Warns about the cache, once for each message, or for each thing that it is ``about``."""
+    if (about or message) not in _warned:
+        _warned.add(about or message)
         warnings.warn(message, CacheWarning, stacklevel=2)
 
 
@@ -175,7 +175,9 @@ class GraphStore:
             except Error as error:
                 # Somebody who keeps a lock would be waited for again and again.
                 self._closed[path] = time.monotonic() + _CLOSED_SECONDS
-                complain(f"compiled graphs are not kept: {error}")
+                # A full disk is one problem, of however many files.
+                folder = os.path.dirname(path)
+                complain(f"compiled graphs are not kept: {error}", folder if folder == graphs_folder() else path)
 
     def artifact(self, compiled: Sequence[_Compiled]) -> Artifact:
         """An artifact with these graphs.
