@@ -22,7 +22,7 @@ from torch import Tensor
 from . import _native
 from .errors import UnsupportedError, from_native
 
-__all__ = ["Device", "device_of", "is_captured", "no_gpu", "tf32"]
+__all__ = ["Device", "device_of", "is_captured", "named", "no_gpu", "tf32"]
 
 _DLPACK_CUDA = 2
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -131,6 +131,20 @@ def _open(device: torch.device) -> Device | str:
         return Device(torch.cuda.current_device() if device.index is None else device.index)
     except _native.NativeError as error:
         return f"{device} cannot be used: {from_native(error)}"
+    except (AssertionError, RuntimeError) as error:
+        return f"{device} cannot be used: {str(error).partition(chr(10))[0]}"
+
+
+def named(device: torch.device | str | int) -> torch.device:
+    """A device by its name.
+
+    Raises:
+        UnsupportedError: There is none of this name.
+    """
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise UnsupportedError(f"there is no device {device!r}: {str(error).partition(chr(10))[0]}") from None
 
 
 def is_captured(leaves: Iterable[Any]) -> bool:

@@ -35,7 +35,7 @@ from .capture import CHANGED, ChangedError, KeptError, NotFiniteError
 from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
 from .check import compare
-from .device import device_of, is_captured
+from .device import device_of, is_captured, named
 from .engine import Engine, Reads, Ready, Variant
 from .errors import (
     ArtifactError,
@@ -947,7 +947,7 @@ class Dispatcher:
     def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
         if device is not None:
-            device_of(torch.device(device))
+            device_of(named(device))
         with self._lock, collection_paused():
             artifact = read_artifact(path)
             engine = self._current_epoch().engine

@@ -281,8 +281,9 @@ def test_save_and_load(net: nn.Module, tmp_path: Path) -> None:
     assert torch.equal(loaded(image()), expected)
     report = oxidiff.report(loaded)
     assert (report.captures, report.programs) == (0, 0) and report.load_s > 0
-    with pytest.raises(oxidiff.UnsupportedError):
-        loaded.load_graph(path, device="meta")
+    for device in ("meta", "junk", "cuda:99"):
+        with pytest.raises(oxidiff.UnsupportedError, match=device):
+            loaded.load_graph(path, device=device)
 
 
 @torch.no_grad()
