@@ -78,6 +78,9 @@ def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple
     for place, tensor in tensors:
         if place in by_name:
             wanted = by_name[place]
+            if not all(type(size) is int and size > 0 for size in wanted):
+                what = f"shape {tuple(wanted)} for {place!r}"
+                raise ValueError(f"warmup: {what}: sizes are ints of at least 1; nothing is compiled for empty tensors")
             if len(wanted) != tensor.dim():
                 raise ValueError(f"warmup: shape {tuple(wanted)} for a tensor of {tensor.dim()} dimensions ({place!r})")
             if batch is None and wanted:

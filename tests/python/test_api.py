@@ -129,6 +129,12 @@ def test_warmup() -> None:
         oxidiff.warmup(compiled, image(), shapes=[(3, 16)])
     with pytest.raises(ValueError, match="'y'"):
         oxidiff.warmup(compiled, image(), shapes=[{"y": (3, 16)}])
+    for size in (-1, 0, 1.5, True):
+        with pytest.raises(ValueError, match="ints of at least 1"):
+            oxidiff.warmup(compiled, image(), shapes=[(size, 3, 16, 16)])
+    for ask in (oxidiff.warmup, oxidiff.estimate):
+        with pytest.raises(oxidiff.CaptureError, match=r"in conv: .* of 3 channels.* an input of \[2, 5, 12, 10\]"):
+            ask(oxidiff.compile(module), image(2, 5, 12, 10))
 
 
 def test_warmup_without_no_grad() -> None:
@@ -305,17 +311,17 @@ def test_variables_hold_from_their_first_use_on() -> None:
     late = 'import os, oxidiff; os.environ["OXIDIFF_ISA"] = "portable"; print(oxidiff._native.target()["isa"])'
     done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=True)
     assert done.stdout == "portable\n"
+    threads = "from oxidiff import doctor; print(*[found for _, name, found in doctor.examine() if name == 'cpu'])"
+    for given in "31":
+        set_to = {**os.environ, "OXIDIFF_NUM_THREADS": given}
+        done = subprocess.run([sys.executable, "-c", threads], capture_output=True, text=True, check=True, env=set_to)
+        assert f"threads {given};" in done.stdout
 
 
 def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     from oxidiff.__main__ import main
 
     assert main(["doctor"]) in (0, 1)
-    threads = "from oxidiff import doctor; print(*[found for _, name, found in doctor.examine() if name == 'cpu'])"
-    for given in "31":
-        set_to = {**os.environ, "OXIDIFF_NUM_THREADS": given}
-        done = subprocess.run([sys.executable, "-c", threads], capture_output=True, text=True, check=True, env=set_to)
-        assert f"threads {given};" in done.stdout
     shown = capsys.readouterr().out
     for word in ("torch", "cpu", "changes of a module", "OXIDIFF_DEBUG"):
         assert word in shown

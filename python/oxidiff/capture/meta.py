@@ -152,8 +152,14 @@ def _conv(
     groups: int = 1,
 ) -> Tensor | None:
     spatial = weight.dim() - 2
-    if x.dim() != spatial + 2 or x.dtype is not weight.dtype or x.shape[1] != weight.shape[1] * groups:
+    if x.dim() != spatial + 2 or x.dtype is not weight.dtype:
         return None
+    if x.shape[1] != weight.shape[1] * groups:
+        # torch does not say which, on meta tensors.
+        raise RuntimeError(
+            f"a convolution of {weight.shape[1] * groups} channels (weight {list(weight.shape)}, groups {groups}) does not "
+            f"fit an input of {list(x.shape)}"
+        )
     if not (x.is_contiguous() and weight.is_contiguous()):
         return None
     if bias is not None and bias.dtype is not x.dtype:
