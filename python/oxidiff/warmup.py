@@ -86,6 +86,8 @@ def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple
             if batch is None and wanted:
                 batch = (tensor.shape[0], wanted[0])
 
+    made: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+
     def resize(place: int | str | None, value: Any) -> Any:
         if isinstance(value, dict):
             return type(value)((name, resize(None, item)) for name, item in value.items())
@@ -96,7 +98,13 @@ def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple
         wanted = by_name.get(place) if place is not None else None
         if wanted is None and batch is not None and value.dim() and value.shape[0] == batch[0]:
             wanted = (batch[1], *value.shape[1:])
-        return value if wanted is None else _stretched(value, wanted)
+        if wanted is None:
+            return value
+        # What is passed twice is one tensor at every size.
+        at = id(value), tuple(wanted)
+        if at not in made:
+            made[at] = _stretched(value, wanted)
+        return made[at]
 
     new_args = tuple(resize(i, value) for i, value in enumerate(args))
     return new_args, {name: resize(name, value) for name, value in kwargs.items()}

@@ -1077,6 +1077,13 @@ def test_softmax_in_another_type(dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def test_spread_of_too_few_is_not_a_number() -> None:
+def test_what_is_warmed_up_for_one_tensor_is_for_one_at_all_sizes() -> None:
+    compiled = oxidiff.compile(Does(lambda a, b: a * 2 if a is b else a * 4), strict=True)
+    x = image()
+    oxidiff.warmup(compiled, x, x, shapes=[{0: (2, 3, 16, 12), 1: (2, 3, 16, 12)}, (4, 3, 12, 10)])
+    assert oxidiff.report(compiled).captures == 1
+
+
     for function in (lambda x: x[:, 3:].std(1), lambda x: x[:, 3:].var(1)):
         compiled = oxidiff.compile(Does(function))
         for count in (6, 4, 3, 2, 5):
