@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .capture.signature import Double
+from .capture.signature import Double, attributes_of
+from .errors import CaptureError
 
 __all__ = ["Leaf", "NotAKeyError", "key_of", "plain_numbers", "replace_leaves"]
 
@@ -48,6 +49,12 @@ def _tensor(value: Any, leaves: list[Leaf]) -> Any:
     shape = value.shape
     if value.is_neg() or value.is_conj():
         raise NotAKeyError("a tensor with torch's lazy negation or conjugation bit")
+    if value.__dict__:
+        try:
+            attributes = attributes_of(value)
+        except CaptureError as error:
+            raise NotAKeyError(str(error).removesuffix(" is passed")) from None
+        return value.dtype, shape, value.stride(), value.device, *[text for _, text in attributes.values()]
     return value.dtype, shape, value.stride(), value.device
 
 

@@ -45,6 +45,8 @@ Number = int | float
 
 _MAX_FOREIGN = 32
 """How many graphs an engine keeps that are for other numbers in attributes than the module has: a graph where some are 0."""
+_MAX_ATTRIBUTED = 16
+"""How many programs differ by attributes of tensors that are passed; further ones run eager."""
 
 
 class Ready:
@@ -272,6 +274,8 @@ class Engine:
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
         self._held_at: dict[int, tuple[int, Tensor]] = {}
+        self._attributed = 0
+        """Captures of calls with tensors that have attributes."""
         self._passed: dict[Any, tuple[list[Number], set[int]]] = {}
         """Of each structure of calls, the numbers of the first that was captured, and which of them were others since."""
         self._pairs = _Pairs()
@@ -406,6 +410,12 @@ class Engine:
         return {name for i, name in enumerate(names) if type(first[i]) is float and i not in changed}
 
     def _capture(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
+        if any(isinstance(part, tuple) and part[:1] == ("attributes",) for part in call.key):
+            self._attributed += 1
+            if self._attributed > _MAX_ATTRIBUTED:
+                raise UnsupportedError(
+                    "attributes of the tensors that are passed make another program nearly each time"
+                )
         self.captures += 1
         self._capturer.held = self._held_floats(call)
         try:

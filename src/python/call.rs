@@ -67,6 +67,11 @@ impl<'py> Writer<'_, 'py> {
         if value.call_method0(intern!(value.py(), "is_neg"))?.is_truthy()? {
             return Err(Other);
         }
+        // Nearly no tensor has attributes of its own: Python reads them.
+        let attributes = value.getattr(intern!(value.py(), "__dict__"))?;
+        if !attributes.cast_exact::<PyDict>().is_ok_and(|attributes| attributes.is_empty()) {
+            return Err(Other);
+        }
         let view = self.exchange.view(value).ok_or(Other)?;
         dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes).ok_or(Other)?;
         self.key.tag(TENSOR);

@@ -960,6 +960,35 @@ def test_a_copy_that_is_written_into_after_a_break_is_no_argument() -> None:
     assert torch.equal(x, torch.ones(2, 3))
 
 
+def tagged(**attributes: Any) -> Tensor:
+    x = torch.ones(2, 3)
+    for name, value in attributes.items():
+        setattr(x, name, value)
+    return x
+
+
+@torch.no_grad()
+def test_attributes_of_tensors_that_are_passed_are_seen() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * (2 if hasattr(x, "is_mask") else 3) + getattr(x, "shift", 7.0)
+
+    compiled = oxidiff.compile(Does(function), strict=True)
+    for attributes in (
+        {}, {"is_mask": True}, {"shift": 1.0}, {"shift": 1}, {"is_mask": None, "shift": 2.0}, {"other": ("a", 1)}, {},
+        {"_dynamo_dynamic_indices": {0}},
+    ):  # fmt: skip
+        assert torch.equal(compiled(tagged(**attributes)), function(tagged(**attributes))), attributes
+    assert oxidiff.report(compiled).captures == 6
+    # Of what is no plain value nobody knows when it is another.
+    patient = oxidiff.compile(Does(function))
+    with pytest.warns(oxidiff.FallbackWarning, match="attribute 'shift', of type Tensor"):
+        assert torch.equal(patient(tagged(shift=torch.tensor(1.0))), torch.full((2, 3), 4.0))
+    with pytest.warns(oxidiff.FallbackWarning, match="another program nearly each time"):
+        for step in range(20):
+            assert torch.equal(patient(tagged(shift=step)), torch.full((2, 3), 3.0 + step))
+    assert oxidiff.report(patient).captures == 16
+
+
 def coin(x: Tensor) -> Tensor:
     return x * 2 if random.uniform(0, 1) < 0.5 else x * 3
 
@@ -1048,6 +1077,13 @@ def test_tensors_that_are_one_are_one_to_forward() -> None:
             assert torch.equal(asking(*args), ask(*args))
 
 
+def test_what_is_warmed_up_for_one_tensor_is_for_one_at_all_sizes() -> None:
+    compiled = oxidiff.compile(Does(lambda a, b: a * 2 if a is b else a * 4), strict=True)
+    x = image()
+    oxidiff.warmup(compiled, x, x, shapes=[{0: (2, 3, 16, 12), 1: (2, 3, 16, 12)}, (4, 3, 12, 10)])
+    assert oxidiff.report(compiled).captures == 1
+
+
 @torch.no_grad()
 def test_names_that_the_signature_does_not_list_keep_their_order() -> None:
     module = Does(lambda **tensors: torch.cat(list(tensors.values())))
@@ -1077,13 +1113,6 @@ def test_softmax_in_another_type(dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def test_spread_of_too_few_is_not_a_number() -> None:
-def test_what_is_warmed_up_for_one_tensor_is_for_one_at_all_sizes() -> None:
-    compiled = oxidiff.compile(Does(lambda a, b: a * 2 if a is b else a * 4), strict=True)
-    x = image()
-    oxidiff.warmup(compiled, x, x, shapes=[{0: (2, 3, 16, 12), 1: (2, 3, 16, 12)}, (4, 3, 12, 10)])
-    assert oxidiff.report(compiled).captures == 1
-
-
     for function in (lambda x: x[:, 3:].std(1), lambda x: x[:, 3:].var(1)):
         compiled = oxidiff.compile(Does(function))
         for count in (6, 4, 3, 2, 5):

@@ -31,6 +31,7 @@ from .signature import (
     Call,
     Double,
     Number,
+    attributes_of,
     containers,
     first_places,
     items_of,
@@ -433,6 +434,8 @@ class _Session:
         at = 0
         for tensor in self.call.tensors:
             tensors.append(_meta_tensor(sizes[at : at + tensor.dim()], tensor))
+            if tensor.__dict__:
+                tensors[-1].__dict__.update({name: value for name, (value, _) in attributes_of(tensor).items()})
             at += tensor.dim()
         # A program may ask whether two arguments are one.
         places = first_places(self.call.tensors)

@@ -30,6 +30,7 @@ __all__ = [
     "Place",
     "Question",
     "Written",
+    "attributes_of",
     "container_at",
     "containers",
     "first_places",
@@ -245,6 +246,8 @@ def _anything(*args: Any, **kwargs: Any) -> None:
 def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list[Number]) -> None:
     if isinstance(value, Tensor):
         key.append((value.dtype, _layout(value), value.device))
+        if value.__dict__ and (attributes := attributes_of(value)):
+            key.append(("attributes", *[text for _, text in attributes.values()]))
         tensors.append(value)
     elif value is None or isinstance(value, (bool, str)):
         # `True == 1`, but a flag is not a number.
@@ -274,6 +277,31 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         key.append(value)
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+"""Types of values whose text says all."""
+
+
+def attributes_of(tensor: Tensor) -> dict[str, tuple[Any, str]]:
+    """What Python code put on a tensor, by name: the value, and a text that says name, type and value. Not what Dynamo keeps
+    there.
+
+    Raises:
+        CaptureError: It is of a type whose values cannot be told apart, and it may change what ``forward`` does.
+    """
+    found = {}
+    for name, value in tensor.__dict__.items():
+        if name.startswith("_dynamo"):
+            continue
+        if not _is_plain(value):
+            raise CaptureError(f"a tensor with an attribute {name!r}, of type {type(value).__name__}, is passed")
+        found[name] = value, f"{name}: {type(value).__name__} = {value!r}"
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if type(value) is tuple else type(value) in _PLAIN
 
 
 def first_places(tensors: Sequence[Tensor]) -> list[int]:
