@@ -6,6 +6,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,6 +278,23 @@ def test_activations_are_no_strangers() -> None:
 
     module, x = Module().eval(), image(3, 4)
     assert_close(oxidiff.compile(module, strict=True)(x), module(x))
+
+
+@torch.no_grad()
+def test_graph_of_a_module_that_holds_another_is_stored(tmp_path: Path) -> None:
+    path, x = tmp_path / "held.oxi", image(3, 4)
+    first: Any = oxidiff.compile(InList(Net()), strict=True)
+    first(x)
+    first.save_graph(path)
+    module = InList(Net(4))
+    second: Any = oxidiff.compile(module, strict=True)
+    second.load_graph(path)
+    assert_close(second(x), module(x))
+    assert oxidiff.report(second).captures == 0
+    module = InList(Net())
+    module.held[0].norm.eps = 0.7
+    with pytest.raises(oxidiff.ArtifactError):
+        oxidiff.compile(module).load_graph(path)  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
