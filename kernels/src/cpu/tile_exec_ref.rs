@@ -55,11 +55,8 @@ pub fn unary(op: Unary, a: f32) -> f32 {
             x / (1.0 + (-2.0 * u).exp())
         }
         Unary::Relu => {
-            if x < 0.0 {
-                0.0
-            } else {
-                x
-            }
+            // By its bits: compilers take a comparison and a choice for a maximum, which may lose the sign of a zero.
+            if x.is_sign_positive() || x == 0.0 || x.is_nan() { x } else { 0.0 }
         }
         Unary::Erf => erf_f64(x),
         Unary::Floor => x.floor(),

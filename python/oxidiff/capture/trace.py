@@ -1257,6 +1257,7 @@ class _Adapters:
         self._inside = {id(base) for base in self.bases.values()}
         self._layers = recorder.weights.layers
         self._scaling = {at: dict(layer.scaling) for at, layer in self._layers.items()}
+        self._is_written = False
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.nn.Module:
         """The module that runs where ``module`` is called."""
@@ -1268,7 +1269,7 @@ class _Adapters:
         if kwargs or len(args) != 1 or module._forward_pre_hooks or module._forward_hooks:
             raise self._recorder.error("forward says which adapters a layer uses in this call")
         if dict(self._layers[id(module)].scaling) != self._scaling[id(module)]:
-            self._put_back()
+            self._is_written = True
             raise self._changed("their scaling is written")
         return base
 
@@ -1302,6 +1303,9 @@ class _Adapters:
         finally:
             for owner, name, write in replaced:
                 setattr(owner, name, write)
+            if self._is_written:
+                # Now, as what `forward` does when it is left by an exception is done.
+                self._put_back()
 
     def _refusing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)
