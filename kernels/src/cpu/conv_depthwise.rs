@@ -2,18 +2,19 @@
 //!
 //! ```text
 //! weights [tap][channel], packed
-//! task = (lines of output, 64 channels)
-//!   weights of the 64 channels -> f32 scratch
-//!   for each segment of a line, at most 64 pixels:
-//!     pixels whose window lies inside the line: for a vector of channels and eight pixels at a time
-//!       for each tap:  sums[0..8] += x[pixel + tap] * w[tap]
-//!     pixels at the ends of the line: one at a time, over the taps inside the image
-//!   epilogue(what 64 pixels or more of lines gave)
+//! task = (lines of output, 256 channels)
+//!   weights of the 256 channels -> f32 scratch
+//!   for each segment of a line, at most 16 pixels (short lines share one):
+//!     pixels at the ends of the line, whose windows reach into the padding: one at a time, over the taps inside the image
+//!     the others, eight at a time, a vector of channels after the other:
+//!       windows that slide (stride and dilation 1, 3, 5 or 7 wide): for each row of taps, its weights in registers,
+//!         for each pixel that the eight windows have in it:  sums[all windows with it] += x[pixel] * w[its tap there]
+//!       other windows: for each tap:  sums[0..8] += x[pixel + tap] * w[tap]
+//!   epilogue(16 pixels x 256 channels)
 //! ```
 //!
-//! A tap in the padding is skipped. A vector of weights is loaded once for eight pixels, and each sum takes one load and one
-//! multiply-add a tap. What bounds it is these loads (half a cycle each from L1; 16-bit elements are widened by each), and
-//! memory where there are few taps.
+//! A tap in the padding is skipped. Where windows slide, a pixel is loaded (and widened) once for a row of taps, so that
+//! multiply-adds are the bound in cache; what comes from farther away is bound by memory.
 
 use super::KernelError;
 use super::conv::{Conv, PackedWeight, Weight};
@@ -25,9 +26,9 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::{simd_dispatch, with_element};
 
-/// Channels of a task: what a segment reads and gives stays in L1, and the lines that its windows share in L2.
+/// Channels of a task. Many, as neighbouring pixels of an image of many channels are pages apart.
 const CHANNELS: usize = 256;
-/// Pixels of a segment.
+/// Pixels of a segment: its results stay in L1, and the lines that its windows share in L2.
 const SEGMENT: usize = 16;
 /// Pixels whose sums are in registers at once.
 const PIXELS: usize = 8;
@@ -124,7 +125,7 @@ impl Depthwise<'_> {
         let worth = (TASK_WORK / (width * CHANNELS * taps).max(1)).min(lines * blocks / (4 * pool.threads()));
         let per_task = worth.max(1).next_multiple_of(together);
         let weight_bytes = taps * CHANNELS * 4;
-        let bytes = weight_bytes + together.max(1) * width.min(SEGMENT) * CHANNELS * 4;
+        let bytes = weight_bytes + together * width.min(SEGMENT) * CHANNELS * 4;
         pool.run_scratch(lines.div_ceil(per_task) * blocks, bytes, |task, worker| {
             let (first, task) = (task % blocks * CHANNELS, task / blocks);
             let weights: *mut f32 = worker.scratch.cast();
