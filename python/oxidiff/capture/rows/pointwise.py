@@ -6,6 +6,7 @@ rounds once: so do the intermediate values here.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -353,7 +354,19 @@ def mish(cx: Lowering, x: T) -> T:
     return cx.binary("mul", x, cx.unary("tanh", cx.unary("softplus", x, wide)), x.dtype)
 
 
+@functools.cache
+def _ignores_bounds() -> bool:
+    """Whether torch leaves out bounds that the type does not reach, as 2.15 does; 2.11 takes -1 for the byte 255."""
+    return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
+
+
 def _clamped(cx: Lowering, x: T, low: Any, high: Any, dtype: torch.dtype) -> T:
+    if not (dtype.is_floating_point or dtype is torch.bool) and _ignores_bounds():
+        info = torch.iinfo(dtype)
+        if (isinstance(low, int) and low > info.max) or (isinstance(high, int) and high < info.min):
+            raise cx.unsupported(f"clamp to a bound outside of {dtype}")
+        low = None if isinstance(low, int) and low < info.min else low
+        high = None if isinstance(high, int) and high > info.max else high
     if low is not None:
         x = cx.binary("maximum", x, _rounded(cx, low, dtype), dtype)
     if high is not None:
