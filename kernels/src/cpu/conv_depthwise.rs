@@ -326,6 +326,13 @@ unsafe fn add_taps_of<S: Simd, E: Element>(
     }
 }
 
+/// `n` channels of a vector from `c` on; whole ones are loaded without a mask.
+#[inline(always)]
+unsafe fn load_lanes<S: Simd, E: Element>(s: S, e: E, x: *const u8, c: usize, n: usize) -> S::F {
+    // SAFETY: the caller vouches for these channels.
+    unsafe { if n == S::LANES { e.load(s, x, c) } else { e.load_n(s, x, c, n) } }
+}
+
 /// `P` pixels from `first` on, a vector of channels at a time.
 #[inline(always)]
 unsafe fn add_pixels<S: Simd, E: Element, const P: usize>(
@@ -344,19 +351,10 @@ unsafe fn add_pixels<S: Simd, E: Element, const P: usize>(
         while c < channels {
             let n = S::LANES.min(channels - c);
             let mut sums = [s.splat(0.0); P];
-            if n == S::LANES {
-                for &(x, w) in taps {
-                    let w = s.load(w.add(c));
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = s.mla(e.load(s, x.offset(step * (first + i) as isize), c), w, *sum);
-                    }
-                }
-            } else {
-                for &(x, w) in taps {
-                    let w = s.load_n(w.add(c), n);
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = s.mla(e.load_n(s, x.offset(step * (first + i) as isize), c, n), w, *sum);
-                    }
+            for &(x, w) in taps {
+                let w = s.load_n(w.add(c), n);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.mla(load_lanes(s, e, x.offset(step * (first + i) as isize), c, n), w, *sum);
                 }
             }
             for (i, sum) in sums.into_iter().enumerate() {
@@ -431,7 +429,7 @@ unsafe fn add_rows_of<S: Simd, E: Element, const WINDOW: usize>(
                     }
                     let mut x = x.offset(step * first as isize);
                     for at in 0..PIXELS + WINDOW - 1 {
-                        let value = if n == l { e.load(s, x, c) } else { e.load_n(s, x, c, n) };
+                        let value = load_lanes(s, e, x, c, n);
                         x = x.wrapping_offset(step);
                         for tap in 0..WINDOW {
                             // The pixel whose window has this one at `tap`.
