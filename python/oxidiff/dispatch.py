@@ -481,8 +481,7 @@ class Dispatcher:
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             raise UnsupportedError(mode)
-        kwargs, _ = split_scale(self.module, kwargs)
-        args, kwargs = plain_numbers(args, kwargs) or (args, kwargs)
+        args, kwargs = self._as_captured(args, kwargs)
         leaves: list[Leaf] = []
         try:
             key = (mode, key_of(args, kwargs, leaves))
@@ -490,6 +489,11 @@ class Dispatcher:
             raise UnsupportedError(f"{error} is passed to it") from None
         with self._lock:
             return self._ready(key, args, kwargs, leaves)
+
+    def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call as programs know it: without the factor for adapters, with Python's numbers."""
+        kwargs, _ = split_scale(self.module, kwargs)
+        return plain_numbers(args, kwargs) or (args, kwargs)
 
     def hook(self) -> Any:
         """Accelerate's hook around the module's ``forward``.
@@ -519,7 +523,7 @@ class Dispatcher:
 
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Variant, list[int]]]:
         """What would run this call, each with the sizes at which it would; raises as :meth:`prepare`."""
-        args, kwargs = plain_numbers(args, kwargs) or (args, kwargs)
+        args, kwargs = self._as_captured(args, kwargs)
         with torch.no_grad():
             ready = self.prepare(args, kwargs)
         leaves: list[Leaf] = []
@@ -529,9 +533,8 @@ class Dispatcher:
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
         with torch.no_grad():
+            args, kwargs = self._as_captured(args, kwargs)
             ready = self.prepare(args, kwargs)
-            kwargs, _ = split_scale(self.module, kwargs)
-            args, kwargs = plain_numbers(args, kwargs) or (args, kwargs)
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
             return ready.profile(ready.complete(leaves))
