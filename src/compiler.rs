@@ -18,6 +18,8 @@ use crate::{Error, Result, kernel_ir};
 pub struct Options {
     /// Where values are rounded; `None`: as eager for f32 graphs, in fused kernels only for 16-bit ones.
     pub precision: Option<Precision>,
+    /// Whether f16 is f32 between inputs and outputs.
+    pub widen: bool,
     /// How much derived state may be kept.
     pub memory: MemoryMode,
     /// Most bytes of workspace and derived weights.
@@ -38,6 +40,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             precision: None,
+            widen: false,
             memory: MemoryMode::default(),
             memory_budget: None,
             max_specializations: 16,
@@ -77,10 +80,11 @@ pub fn compile(graph: Graph, options: &Options) -> Result<(Arc<Program>, bool)> 
     let precision = options.precision.unwrap_or_else(|| default_precision(&graph));
     let hash = graph.hash();
     let key = format!(
-        "{hash} {name} {} {:?} {:?} {:?} {:?} {} {} {:?}",
+        "{hash} {name} {} {:?} {:?} {} {:?} {:?} {} {} {:?}",
         backend.target(),
         options.profile,
         options.precision,
+        options.widen,
         options.memory,
         options.memory_budget,
         options.max_specializations,
@@ -101,7 +105,8 @@ fn compile_new(
     let mut timings = Timings::default();
     timings.time("verify", || ir::verify_graph(&graph, "capture"))?;
     dump.write("00-captured.ir", || ir::print_graph(&graph));
-    let optimized = Arc::new(optimize(&graph, precision, &dump, &mut timings)?);
+    let wide = options.widen.then(|| ir::widened(&graph));
+    let optimized = Arc::new(optimize(wide.as_ref().unwrap_or(&graph), precision, &dump, &mut timings)?);
     let ctx = PassCtx { precision };
     let target = backend.target();
     let device = options.profile.unwrap_or_else(|| backend.profile());

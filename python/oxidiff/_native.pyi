@@ -134,6 +134,7 @@ def compile(
     builder: GraphBuilder,
     *,
     precision: str = "auto",
+    widen: bool = False,
     memory: str = "balanced",
     memory_budget: int | None = None,
     max_specializations: int = 16,
@@ -145,9 +146,9 @@ def compile(
     tf32_convolutions: bool = False,
 ) -> tuple[Program, bool]:
     """Compiles the builder's graph, or finds the live program of the same hash and options: `(program, is_new)`.
-    The GIL is released. With `device` its tensors are there, and so are those of its executables. With the
-    name of one of `devices`, or of a backend, as `profile`, fusion is chosen for that one. `tf32_products` and
-    `tf32_convolutions` let libraries round f32 operands to TF32."""
+    The GIL is released. With `widen` f16 is f32 between inputs and outputs. With `device` its tensors are there, and so
+    are those of its executables. With the name of one of `devices`, or of a backend, as `profile`, fusion is chosen for
+    that one. `tf32_products` and `tf32_convolutions` let libraries round f32 operands to TF32."""
 
 class _Device(Protocol):
     """Where tensors are if not on the CPU; `oxidiff.device.Device` is one."""

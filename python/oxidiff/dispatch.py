@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -45,10 +44,12 @@ from .errors import (
     FallbackWarning,
     OutOfMemoryError,
     UnsupportedError,
+    caller_level,
     from_native,
 )
 from .family import reset_locks
 from .lifted import Lifting
+from .nan_guard import reset_lock
 from .options import CompileOptions
 from .sets import WeightSet
 from .split import RUNS_EAGER, Split
@@ -270,20 +271,6 @@ def follow_threads() -> None:
     _native.set_num_threads(_threads)
 
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-
-
-def _caller() -> int:
-    """The stack level of the code that called the module, for a warning raised by the caller of this function."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _TORCH)):
-        frame = frame.f_back
-        level += 1
-    return level
-
-
 def _count(counter: itertools.count[int]) -> int:
     """How often ``next`` was called on a counter."""
     # Its text is all that Python 3.14 shows of it.
@@ -396,6 +383,8 @@ class Dispatcher:
                 self._record_problems(entry)
             try:
                 return self._run_writing(entry, args, kwargs, leaves) if entry.writes else entry.run(leaves)
+            except Warning:
+                raise
             except Exception as error:
                 return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
         if entry is None:
@@ -581,6 +570,8 @@ class Dispatcher:
             if ready.writes and not is_checked:
                 return self._run_writing(ready, args, kwargs, leaves)
             result = ready.run(leaves)
+        except Warning:
+            raise
         except Exception as error:
             epoch = self._current_epoch()
             return self._rescue(epoch, ready, from_native(error), args, kwargs, leaves)
@@ -778,11 +769,12 @@ class Dispatcher:
             expected = self._forward(args, kwargs)
         if ready.writes:
             # What eager wrote into the arguments stays there.
-            bound = ready.bind(args, kwargs)
-            places = [(container_at(bound, path), key) for path, key, is_kept in ready.writes if is_kept]
+            given = ready.bind(args, kwargs)
+            places = [(container_at(given, path), key) for path, key, is_kept in ready.writes if is_kept]
             expected = (expected, tuple(container[key] for container, key in places))
         tolerance = self.options.check
-        problem = compare(result, expected, None if tolerance is True else tolerance)
+        bound = None if tolerance is True else tolerance
+        problem = compare(result, expected, bound, is_guarded=self.options.nan_guard)
         if problem is not None:
             raise CheckError(
                 f"{self.name}: the compiled result differs from eager: {problem}; "
@@ -1032,7 +1024,7 @@ class Dispatcher:
             self._warned.add(known)
             where = f"{self.name}.{path}" if path else self.name
             at = f" (op {op})" if op and op not in reason else ""
-            warnings.warn(f"{where} {what}: {reason}{at}", FallbackWarning, stacklevel=_caller())
+            warnings.warn(f"{where} {what}: {reason}{at}", FallbackWarning, stacklevel=caller_level())
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
@@ -1067,6 +1059,7 @@ _alive: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 def _after_fork() -> None:
     # Another thread may have held a lock when the process forked; nobody would ever release it in the child.
     reset_locks()
+    reset_lock()
     reset_pause()
     for dispatcher in list(_alive):
         dispatcher._reset_lock()

@@ -32,6 +32,7 @@ from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
 from .island import Island
 from .lifted import Lifted
+from .nan_guard import Guarded, Notice
 from .options import CompileOptions
 from .outputs import builder
 from .staged import Staged, passed_as
@@ -135,17 +136,17 @@ class Variant:
     Attributes:
         graph: The graph.
         lowered: The same for the compiler, and how to call what it is compiled to.
-        program: The compiled program, possibly shared with other modules.
         is_own: Whether this module was the one that compiled it, from a graph that was not stored.
+        notice: Tells that it goes on in f32, see ``nan_guard``.
     """
 
-    def __init__(self, captured: Captured, is_own: bool) -> None:
+    def __init__(self, captured: Captured, is_own: bool, notice: Notice) -> None:
         self.captured = captured
         self.graph = captured.graph
         self.lowered = captured.lowered
-        self.program = captured.program
         self.is_own = is_own
-        self._executable: _native.Executable | None = None
+        self._notice = notice
+        self._executable: _native.Executable | Guarded | None = None
         self._tensors: list[Tensor] = []
 
     def bind(self, tensors: list[Tensor], suspects: Set[int] = frozenset(), since: int = 0) -> bool:
@@ -160,7 +161,10 @@ class Variant:
             Whether anything was bound anew or will be derived again.
         """
         if self._executable is None:
-            self._executable = _native.Executable(self.program, tensors)
+            if self.captured.may_overflow:
+                self._executable = Guarded(self.captured, tensors, self._notice)
+            else:
+                self._executable = _native.Executable(self.captured.program, tensors)
         elif not self._executable.set_weights(tensors, suspects, since):
             return False
         self._tensors = tensors
@@ -182,7 +186,17 @@ class Variant:
         return self._tensors
 
     @property
-    def executable(self) -> _native.Executable:
+    def program(self) -> _native.Program:
+        """The compiled program, possibly shared with other modules."""
+        return self._executable.program if isinstance(self._executable, Guarded) else self.captured.program
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether f16 overflowed, so that it runs in f32; see ``nan_guard``."""
+        return isinstance(self._executable, Guarded) and self._executable.is_wide
+
+    @property
+    def executable(self) -> _native.Executable | Guarded:
         """The program with its weights."""
         assert self._executable is not None, "a variant is bound before it runs"
         return self._executable
@@ -220,6 +234,7 @@ class Variant:
             "fixed": list(graph.fixed),
             "classes": len(graph.classes),
             "hash": self.program.hash,
+            "in_float32": self.is_wide,
             "choices": [_choice_text(row) for row in self.rows],
             **self.program.explain(),
         }
@@ -286,6 +301,7 @@ class Engine:
         self._capturer = Capturer(module, dynamic=options.dynamic)
         # The hooks of the module itself are run around the program, not captured into it.
         self._capturer.module = forward
+        self._notice = Notice("a piece of a module" if isinstance(module, Island) else type(module).__name__)
         self.pinned: set[int] = set()
         """Indices of lifted floats that turned out to be constants of a program."""
 
@@ -334,7 +350,7 @@ class Engine:
         with self._family.lock:
             known, has_news = len(variant.rows), False
             for part in variant.variants if isinstance(variant, Staged) else [variant]:
-                if point.keys() >= set(part.lowered.symbols):
+                if point.keys() >= set(part.lowered.symbols) and not part.is_wide:
                     sizes = part.lowered.sizes(point)
                     tuner = part.captured.tuner
                     self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__, self._budget)
@@ -438,7 +454,7 @@ class Engine:
     def _add_stages(
         self, graph: CapturedGraph, stages: Sequence[Stage], parts: Sequence[Captured | None], is_own: bool
     ) -> Staged:
-        variants = [None if part is None else Variant(part, is_own and part.is_new) for part in parts]
+        variants = [None if part is None else Variant(part, is_own and part.is_new, self._notice) for part in parts]
         staged = Staged(graph, stages, variants, None if self.device is None else self._at)
         for variant in staged.variants:
             variant.bind(self._weights(variant))
@@ -536,7 +552,7 @@ class Engine:
         return self._add(captured, captured.is_new and captured not in self._family.captured)
 
     def _add(self, captured: Captured, is_own: bool) -> Variant:
-        variant = Variant(captured, is_own)
+        variant = Variant(captured, is_own, self._notice)
         variant.bind(self._weights(variant))
         self._forget()
         self.variants.append(variant)

@@ -6,6 +6,11 @@ into the class of its cause. Nothing else in the package looks at the kind.
 
 from __future__ import annotations
 
+import os
+import sys
+
+import torch
+
 __all__ = [
     "ArtifactError",
     "BackendError",
@@ -18,6 +23,7 @@ __all__ = [
     "OutOfMemoryError",
     "ShapeError",
     "UnsupportedError",
+    "caller_level",
     "from_native",
 ]
 
@@ -72,6 +78,20 @@ class CacheWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """Something runs in eager PyTorch instead of compiled code; the message says what, where and why."""
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def caller_level() -> int:
+    """The stack level of the code that called the module, for a warning raised by the caller of this function."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _TORCH)):
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 _OF_KIND: dict[str, type[Error]] = {

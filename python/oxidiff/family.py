@@ -49,19 +49,35 @@ class Captured:
         self.lowered = lowered
         self.device = device
         self.tf32 = (False, False) if device is None else device.tf32()
-        self.program, self.is_new = _native.compile(
+        self._options = options
+        self.program, self.is_new = self._compiled()
+        self.places: dict[torch.device, list[int | None]] = {}
+        self.tuner = Tuner(options, is_on_device=device is not None)
+
+    def _compiled(self, widen: bool = False) -> tuple[_native.Program, bool]:
+        options = self._options
+        return _native.compile(
             self.lowered.builder,
             precision=options.precision,
+            widen=widen,
             memory=options.memory,
             memory_budget=cast("int | None", options.memory_budget),
             max_specializations=options.max_specializations,
             cuda_graphs=options.cuda_graphs,
-            device=device,
+            device=self.device,
             tf32_products=self.tf32[0],
             tf32_convolutions=self.tf32[1],
         )
-        self.places: dict[torch.device, list[int | None]] = {}
-        self.tuner = Tuner(options, is_on_device=device is not None)
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether there is an f16 value in it, and somebody is to look whether it overflows."""
+        return self._options.nan_guard and any(value.dtype is torch.float16 for value in self.graph.values)
+
+    def widened(self) -> _native.Program:
+        """The same with f32 for every f16 value inside the program. It is not tuned."""
+        program, _ = self._compiled(widen=True)
+        return program
 
     @property
     def is_current(self) -> bool:

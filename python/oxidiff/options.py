@@ -127,7 +127,8 @@ class CompileOptions:
     """``True`` or a tolerance: compare the first call of each size with eager, raise ``CheckError`` on a mismatch.
     A tolerance bounds ``norm(compiled - eager) / norm(eager)``."""
     nan_guard: bool = False
-    """Detect overflow and rerun the op in f32."""
+    """Look whether the results of f16 programs are finite. If they are not although the arguments are, run again, and all
+    later calls, with f32 for every f16 value inside the program."""
     cuda_graphs: bool = True
     """One CUDA graph per specialization."""
 
@@ -164,9 +165,6 @@ class CompileOptions:
             if not os.fspath(self.graph_file):
                 raise ValueError("graph_file must be a path, not empty")
             object.__setattr__(self, "graph_file", os.path.expanduser(self.graph_file))
-        for field, default in _NOT_YET.items():
-            if getattr(self, field) != default:
-                raise ValueError(f"{field}={getattr(self, field)!r} is not available in this version of oxidiff")
 
     @classmethod
     def of(cls, options: object = None, **fields: Any) -> CompileOptions:
@@ -214,9 +212,6 @@ class CompileOptions:
 
 
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(CompileOptions))
-
-# Refused rather than ignored when set to anything else.
-_NOT_YET: Final[Mapping[str, Any]] = {"nan_guard": False}
 
 
 def _number(field: str, value: object) -> float:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._native import Executable
 from .capture import CapturedGraph, Dim, Node, WeightSlot
 from .capture.graph import number_at, operands
 from .capture.lowering import DTYPES
@@ -23,7 +22,9 @@ from .errors import UnsupportedError
 from .store import Row, Tuned
 
 if TYPE_CHECKING:
+    from ._native import Executable
     from .engine import Variant
+    from .nan_guard import Guarded
 
 __all__ = ["Staged", "passed_as"]
 
@@ -99,13 +100,13 @@ class Staged:
             for op, error in first.items()
         ]
 
-    def executables(self) -> list[Executable | None]:
+    def executables(self) -> list[Executable | Guarded | None]:
         """The programs of its stages with their weights: who holds them can run them when the module has become another."""
         return [None if variant is None else variant.executable for _, variant in self.stages]
 
     def run(
         self,
-        executables: Sequence[Executable | None],
+        executables: Sequence[Executable | Guarded | None],
         arguments: Sequence[Tensor],
         numbers: Mapping[int, Number],
         point: Mapping[str, Number],

@@ -3,7 +3,7 @@
 //! Where to look: [`dim`] symbolic integers, [`dtype`] element types, [`op`] the op set and what it means, [`graph`] nodes and
 //! slots, [`edit`] the one door for changes, [`print`] and [`parse`] the text form,
 //! [`infer`] types, [`verify`] invariants, [`interp`] the executable meaning,
-//! [`hash`] identity, [`testing`] random graphs.
+//! [`hash`] identity, [`widen`] f32 for f16, [`testing`] random graphs.
 //!
 //! Invariant: nothing here knows passes, plans, backends or Python.
 
@@ -20,6 +20,7 @@ pub mod print;
 #[doc(hidden)]
 pub mod testing;
 pub mod verify;
+pub mod widen;
 
 pub use dim::{Dim, Sym};
 pub use dtype::DType;
@@ -30,3 +31,4 @@ pub use op::{Attr, BinaryOp, Op, PoolOp, ReduceOp, UnaryOp, ValueType};
 pub use parse::parse_graph;
 pub use print::{print_graph, print_node};
 pub use verify::verify_graph;
+pub use widen::widened;

@@ -217,14 +217,15 @@ pub fn device_named(name: &str) -> PyResult<Option<&'static str>> {
 /// Compiles the builder's graph, or finds the live program; see the stub file.
 #[pyfunction]
 #[pyo3(signature = (
-    builder, *, precision="auto", memory="balanced", memory_budget=None, max_specializations=16, cuda_graphs=true, backend=None,
-    device=None, profile=None, tf32_products=false, tf32_convolutions=false
+    builder, *, precision="auto", widen=false, memory="balanced", memory_budget=None, max_specializations=16,
+    cuda_graphs=true, backend=None, device=None, profile=None, tf32_products=false, tf32_convolutions=false
 ))]
 #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
 pub fn compile(
     py: Python<'_>,
     builder: &Bound<'_, GraphBuilder>,
     precision: &str,
+    widen: bool,
     memory: &str,
     memory_budget: Option<usize>,
     max_specializations: usize,
@@ -251,8 +252,17 @@ pub fn compile(
     };
     let place = Arc::new(Place::new(device)?);
     let numerics = Numerics { tf32_products, tf32_convolutions };
-    let options =
-        Options { precision, memory, memory_budget, max_specializations, cuda_graphs, numerics, profile, backend };
+    let options = Options {
+        precision,
+        widen,
+        memory,
+        memory_budget,
+        max_specializations,
+        cuda_graphs,
+        numerics,
+        profile,
+        backend,
+    };
     let (program, is_new) = py.detach(|| guarded("compiling", || compiler::compile(graph, &options)))?;
     Ok((Program { program, place }, is_new))
 }

@@ -190,7 +190,7 @@ def test_check() -> None:
         ("graph_file", "", ValueError),
         ("check", "yes", TypeError),
         ("check", -1.0, ValueError),
-        ("nan_guard", True, ValueError),
+        ("nan_guard", 1, TypeError),
     ],
 )
 def test_wrong_options_name_the_field(field: str, value: Any, error: type[Exception]) -> None:
