@@ -145,13 +145,14 @@ def test_scale_of_a_call() -> None:
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     module = testing.build("sd15-unet", dtype=dtype)
     compiled: Any = oxidiff.compile(module, strict=True)
-    inputs = testing.example_inputs("sd15-unet", dtype=dtype)
     config = peft.LoraConfig(r=4, target_modules=TARGETS["sd15-unet"], init_lora_weights=False)
     peft.inject_adapter_in_model(config, module, adapter_name="one")
     module.eval()
-    exact = testing.reference(module, inputs)
-    own = testing.typical_error(module(**inputs), exact)
-    assert testing.typical_error(compiled(**inputs), exact) <= 1.25 * own
+    # The error at one input is one draw: a third of eager's more or less.
+    inputs = [testing.example_inputs("sd15-unet", dtype=dtype, seed=seed) for seed in range(1, 9)]
+    exact = [testing.reference(module, each) for each in inputs]
+    own = testing.typical_error([module(**each) for each in inputs], exact)
+    assert testing.typical_error([compiled(**each) for each in inputs], exact) <= 1.25 * own
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
