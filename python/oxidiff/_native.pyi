@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from os import PathLike
+from types import FunctionType
 from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor, dtype
@@ -16,6 +17,7 @@ __all__ = [
     "NativeError",
     "Program",
     "Tree",
+    "Surroundings",
     "TuningDatabase",
     "DeviceSite",
     "TuningSite",
@@ -418,10 +420,23 @@ class Tree:
         those that are no plain tensors."""
 
 @final
+class Surroundings:
+    """What code finds under names in files and classes, as it was when this object was made."""
+
+    def __new__(cls, tables: Sequence[tuple[dict[str, Any], Sequence[str], Sequence[FunctionType]]]) -> Self:
+        """Tables, each with the names that are read of it, whether they are there or not, and functions of the file, whose
+        code may be changed in place when the file is loaded again."""
+    def is_changed(self) -> bool:
+        """Whether something else is found now: another object that is no equal number or text."""
+    def forget_changed(self, with_code: bool) -> list[str]:
+        """The names under which something else is found now, other than functions and classes unless `with_code`. They are
+        not looked at any more."""
+
+@final
 class Watch:
     """What a compiled module depends on, as it was when this object was made: dictionaries and tensors, held."""
 
-    def __new__(cls, tree: Tree, tensors: Sequence[Tensor]) -> Self:
+    def __new__(cls, tree: Tree, tensors: Sequence[Tensor], surroundings: Surroundings | None = None) -> Self:
         """Of dictionaries, what they were when the tree was read; `tensors` are further ones. Raises `TypeError` where this
         interpreter or torch cannot be watched; see `is_available`."""
     @staticmethod
@@ -429,8 +444,8 @@ class Watch:
         """Whether the interpreter shows writes to dictionaries, and torch's tensors are laid out as expected."""
     def poll(self) -> int:
         """Bits of what may have changed since: 1 a dictionary, list or set was written, 2 a tensor was written or has other
-        memory. Never 0 where something did, except for writes past torch's version counter (through `p.data`) that leave the
-        first, middle and last eight bytes of the tensor as they were."""
+        memory, 4 code finds something else outside of the module. Never 0 where something did, except for writes past
+        torch's version counter (through `p.data`) that leave its first, middle and last eight bytes as they were."""
     def covers(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all of these are watched."""
     def changed_dicts(self) -> list[int]:

@@ -55,7 +55,7 @@ from .sets import WeightSet
 from .split import RUNS_EAGER, Split
 from .store import read_artifact, save
 from .tune import Budget
-from .watch import STRUCTURE, Structure, Watch
+from .watch import STRUCTURE, SURROUNDINGS, Structure, Watch
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 
@@ -65,6 +65,8 @@ _COLD = (
 _MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 8
+_MAX_OUTDATED = 16
+"""How often a module is captured anew because a global changed."""
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
 _PASSING = (ChangedError, NotFiniteError)
@@ -197,7 +199,7 @@ class _Epoch:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.watch = Watch(engine.structure, ())
+        self.watch = Watch(engine.structure, (), engine.surroundings)
         self.entries: dict[_Key, _Numbers] = {}
         self.former: set[_Key] = set()
         """Keys of entries that were made for other numbers in attributes."""
@@ -324,6 +326,8 @@ class Dispatcher:
         self._used: WeightSet | None = None
         self._is_rescaled = False
         """Whether a call had a factor for its adapters."""
+        self._outdated = 0
+        """How often its code found something else outside of it."""
         self._missed: set[int] = set()
         """Ids of tensors that may have been written since their weights were bound."""
         self._epoch: _Epoch | None = None
@@ -793,6 +797,11 @@ class Dispatcher:
                 self._refresh(epoch, self.effective.merged_anew(epoch.structure.layers))
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
+                if bits & SURROUNDINGS:
+                    epoch = self._leave_outdated(epoch)
+                    suspects |= self.effective.merged_anew(epoch.structure.layers)
+                    self._refresh(epoch, suspects)
+                    continue
                 is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
                 if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
                     structure = self._look()
@@ -810,11 +819,28 @@ class Dispatcher:
                 is_covered = False
                 while not is_covered:
                     # Watched first, bound then: what changes in between shows.
-                    epoch.watch = Watch(epoch.structure, epoch.engine.watched())
+                    epoch.watch = Watch(epoch.structure, epoch.engine.watched(), epoch.engine.surroundings)
                     self._refresh(epoch, suspects)
                     # A tensor in an attribute may have been replaced by another.
-                    is_covered = epoch.watch.covers(epoch.engine.watched())
+                    is_covered = epoch.watch.covers(epoch.engine.watched(), epoch.engine.surroundings)
             return epoch
+
+    def _leave_outdated(self, epoch: _Epoch) -> _Epoch:
+        """The epoch of the module after its code found something else outside of it."""
+        self._outdated += 1
+        if self._outdated > _MAX_OUTDATED and epoch.engine.surroundings is not None:
+            names = ", ".join(epoch.engine.surroundings.forget_changed(with_code=True))
+            warnings.warn(
+                f"{self.name}: {names} changes again and again and is not followed any more: programs keep what it was; "
+                "pass it as an argument, or keep it in an attribute",
+                FallbackWarning,
+                stacklevel=caller_level(),
+            )
+            return epoch
+        for fingerprint, one in list(self._epochs.items()):
+            if one.engine.is_outdated():
+                del self._epochs[fingerprint]
+        return self._enter(self._look())
 
     def _refresh(self, epoch: _Epoch, suspects: Set[int] = frozenset()) -> None:
         """Binds the weights as they are now. If that fails, whatever with, the next call starts over: the changes were
@@ -850,7 +876,7 @@ class Dispatcher:
             epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective, self.budget))
         else:
             epoch.engine.structure = structure
-            epoch.watch = Watch(structure, epoch.engine.watched())
+            epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
         self._epochs[structure.fingerprint] = epoch
         if old is not None and old is not epoch:
             # An exception that comes from outside must not leave one behind that watches nothing.
@@ -870,13 +896,18 @@ class Dispatcher:
 
     def _watch(self, epoch: _Epoch) -> None:
         """Makes sure that the module is watched, and that it is as the engine knows it."""
-        while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched()):
+        while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched(), epoch.engine.surroundings):
             structure = self._look()
             if not structure.is_as(epoch.structure):
                 raise ChangedError(CHANGED)
+            if epoch.engine.surroundings is not None:
+                # A counter, or a warning that is given once: forward itself wrote it.
+                epoch.engine.surroundings.forget_changed(with_code=False)
+                if epoch.engine.is_outdated():
+                    raise ChangedError(CHANGED)
             suspects = epoch.watch.changed_tensors()
             epoch.engine.structure = structure
-            epoch.watch = Watch(structure, epoch.engine.watched())
+            epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
             self._refresh(epoch, suspects)
 
     def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:

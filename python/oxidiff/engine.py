@@ -386,6 +386,8 @@ class Engine:
     def _variant(self, call: Call, confirm: Callable[[], None]) -> _Found:
         """The variant that is valid for a call, captured and compiled if there is none."""
         with self._family.lock, collection_paused():
+            if self._family.surroundings is None:
+                self._family.surroundings = self.store.surroundings()
             found = self._known(call)
             if found is not None:
                 return found
@@ -668,6 +670,15 @@ class Engine:
             if slot.kind not in ("parameter", "buffer")
         ]
         return [*bound, *self._pairs.tensors()]
+
+    @property
+    def surroundings(self) -> _native.Surroundings | None:
+        """What the code finds outside of the module, once something is captured."""
+        return self._family.surroundings
+
+    def is_outdated(self) -> bool:
+        """Whether the code finds something else now than what was captured."""
+        return self._family.is_outdated()
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a variant is bound to, once."""

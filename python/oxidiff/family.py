@@ -96,13 +96,19 @@ class Family:
     Attributes:
         lock: Held while something is captured or extended.
         captured: All that can be shared.
+        surroundings: What the code finds outside of the module, once something is captured of it.
     """
 
     def __init__(self, structure: Structure) -> None:
         self.lock = threading.RLock()
         self.captured: list[Captured] = []
+        self.surroundings: _native.Surroundings | None = None
         # What is held for the fingerprint may hold the module: not the key of a table that lives as long as the process.
         self._fingerprint = structure.fingerprint
+
+    def is_outdated(self) -> bool:
+        """Whether the code finds something else now than what was captured."""
+        return self.surroundings is not None and self.surroundings.is_changed()
 
 
 _families: weakref.WeakValueDictionary[Any, Family] = weakref.WeakValueDictionary()
@@ -114,7 +120,7 @@ def family_of(structure: Structure, options: CompileOptions) -> Family:
     key = (structure.fingerprint.digest, structure.memory(), options)
     with _lock:
         family = _families.get(key)
-        if family is None:
+        if family is None or family.is_outdated():
             family = _families[key] = Family(structure)
         return family
 

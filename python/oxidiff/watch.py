@@ -25,12 +25,14 @@ from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
 from .outside import modules_held
 
-__all__ = ["STRUCTURE", "WEIGHTS", "Structure", "Watch", "weight_state"]
+__all__ = ["STRUCTURE", "SURROUNDINGS", "WEIGHTS", "Structure", "Watch", "weight_state"]
 
 STRUCTURE = 1
 """Bit of :attr:`Watch.poll`: a dictionary, list or set of the module tree was written, or a module has another class."""
 WEIGHTS = 2
 """Bit of :attr:`Watch.poll`: a watched tensor was written or has other memory."""
+SURROUNDINGS = 4
+"""Bit of :attr:`Watch.poll`: code finds something else outside of the module, in a file or a class."""
 
 RECORDERS = "transformers.utils.output_capturing"
 """The module whose forward hooks transformers installs at the first call that asks for hidden states. They only note
@@ -231,18 +233,26 @@ def weight_state(tensors: Sequence[Tensor]) -> list[TensorState]:
 class Watch:
     """Watches the dictionaries and tensors of one :class:`Structure`, and further tensors.
 
-    ``poll`` may say that something changed when nothing did; never the reverse, except for what is written to a
-    class, and for writes that PyTorch itself does not count (through ``tensor.data`` or numpy) and that happen to leave the
-    first, middle and last bytes of the tensor as they were.
+    ``poll`` may say that something changed when nothing did; never the reverse, except for writes that PyTorch itself
+    does not count (through ``tensor.data`` or numpy) and that happen to leave the first, middle and last bytes of the tensor
+    as they were.
+
+    Args:
+        structure: The structure.
+        tensors: The further tensors.
+        surroundings: What code finds outside of the module.
     """
 
-    def __init__(self, structure: Structure, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, structure: Structure, tensors: Sequence[Tensor], surroundings: _native.Surroundings | None = None
+    ) -> None:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
-        self._watch = make(structure.tree, tensors)
+        self._watch = make(structure.tree, tensors, surroundings)
         self.poll: Callable[[], int] = self._watch.poll
-        """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, or 0."""
+        """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, ``SURROUNDINGS``, or 0."""
         self._others = tensors
+        self._surroundings = surroundings
 
     @functools.cached_property
     def _every(self) -> list[Tensor]:
@@ -252,9 +262,9 @@ class Watch:
         """Whether a tensor that is watched or in an attribute requires grad: 20 us for the 686 of the SD1.5 UNet."""
         return any(tensor.requires_grad for tensor in self._every)
 
-    def covers(self, tensors: Sequence[Tensor]) -> bool:
+    def covers(self, tensors: Sequence[Tensor], surroundings: _native.Surroundings | None = None) -> bool:
         """Whether all of these are watched."""
-        return self._watch.covers(tensors)
+        return self._surroundings is surroundings and self._watch.covers(tensors)
 
     def changed_tensors(self) -> frozenset[int]:
         """The ids of the tensors that may have changed: those that were written, and those of modules that were taken out
@@ -265,8 +275,11 @@ class Watch:
 class _Slow:
     """The same by comparing everything: milliseconds, for interpreters that do not show writes to dictionaries."""
 
-    def __init__(self, tree: _native.Tree, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, tree: _native.Tree, tensors: Sequence[Tensor], surroundings: _native.Surroundings | None = None
+    ) -> None:
         self._tree = tree
+        self._surroundings = surroundings
         self._dicts = list(zip(tree.dicts, tree.copies, strict=True))
         self._tensors = list({id(t): t for t in (*tree.tensors, *tensors)}.values())
         self._state = weight_state(self._tensors)
@@ -276,6 +289,8 @@ class _Slow:
         is_written = self._tree.is_listed_changed() or self._tree.is_reclassed()
         if is_written or not all(_is_same(table, before) for table, before in self._dicts):
             bits = STRUCTURE
+        if self._surroundings is not None and self._surroundings.is_changed():
+            bits |= SURROUNDINGS
         return bits | (WEIGHTS if weight_state(self._tensors) != self._state else 0)
 
     def changed_dicts(self) -> list[int]:

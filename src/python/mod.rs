@@ -24,6 +24,7 @@ mod lists;
 mod memory;
 mod sites;
 mod store;
+mod surroundings;
 mod tensor;
 mod tree;
 mod tune;
@@ -46,6 +47,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<executable::Executable>()?;
     m.add_class::<tree::Tree>()?;
     m.add_class::<watch::Watch>()?;
+    m.add_class::<surroundings::Surroundings>()?;
     m.add_function(wrap_pyfunction!(call::key_of, m)?)?;
     m.add_function(wrap_pyfunction!(executable::compile, m)?)?;
     m.add_function(wrap_pyfunction!(executable::set_num_threads, m)?)?;

@@ -15,6 +15,7 @@ use pyo3::types::PyBool;
 use super::device::CPU;
 use super::errors::shielded;
 use super::layout::{TensorLayout, TensorState, prefetch};
+use super::surroundings::Surroundings;
 use super::tensor::Exchange;
 use super::tree::{ByAddress, Tree};
 use super::versions::Dicts;
@@ -23,6 +24,8 @@ use super::versions::Dicts;
 const STRUCTURE: u32 = 1;
 /// Bit of [`Watch::poll`]: a tensor was written or has other memory.
 const WEIGHTS: u32 = 2;
+/// Bit of [`Watch::poll`]: code finds something else outside of the module.
+const SURROUNDINGS: u32 = 4;
 
 /// How many tensors ahead of the one that is read memory is asked for; each is seven places in memory.
 const TENSORS_AHEAD: usize = 8;
@@ -40,6 +43,7 @@ struct WatchedTensor {
 #[pyclass(module = "oxidiff._native", frozen)]
 pub struct Watch {
     tree: Py<Tree>,
+    surroundings: Option<Py<Surroundings>>,
     tensors: Vec<WatchedTensor>,
     places: ByAddress<()>,
     tensor_layout: TensorLayout,
@@ -49,7 +53,13 @@ pub struct Watch {
 impl Watch {
     /// Fails with `TypeError` where interpreter or torch cannot be watched this way; see `is_available`.
     #[new]
-    fn new(py: Python<'_>, tree: Py<Tree>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+    #[pyo3(signature = (tree, tensors, surroundings=None))]
+    fn new(
+        py: Python<'_>,
+        tree: Py<Tree>,
+        tensors: Vec<Bound<'_, PyAny>>,
+        surroundings: Option<Py<Surroundings>>,
+    ) -> PyResult<Self> {
         shielded("watching a module", || {
             let Some(tensor_layout) = TensorLayout::get(py).filter(|_| Dicts::is_available(py)) else {
                 return Err(PyTypeError::new_err(
@@ -66,7 +76,7 @@ impl Watch {
                     watched.push(WatchedTensor::new(tensor, &tensor_type, exchange, tensor_layout)?);
                 }
             }
-            Ok(Self { tree, tensors: watched, places, tensor_layout })
+            Ok(Self { tree, surroundings, tensors: watched, places, tensor_layout })
         })
     }
 
@@ -76,12 +86,16 @@ impl Watch {
         shielded("looking for ways to watch", || Ok(Dicts::is_available(py) && TensorLayout::get(py).is_some()))
     }
 
-    /// Bits of what may have changed: 1 a dictionary, list, set or the class of a module, 2 a tensor. A few nanoseconds for each.
+    /// Bits of what may have changed: 1 a dictionary, list, set or the class of a module, 2 a tensor, 4 what code finds outside of
+    /// the module. A few nanoseconds for each.
     fn poll(&self, py: Python<'_>) -> PyResult<u32> {
         shielded("watching a module", || {
             let tree = self.tree.get();
             let is_structure = tree.dicts.is_changed(py) || tree.lists.is_changed(py) || tree.has_other_classes(py);
-            Ok(u32::from(is_structure) * STRUCTURE + u32::from(self.is_tensor_changed(py)) * WEIGHTS)
+            let is_elsewhere = self.surroundings.as_ref().map_or(Ok(false), |found| found.get().is_changed(py))?;
+            Ok(u32::from(is_structure) * STRUCTURE
+                + u32::from(self.is_tensor_changed(py)) * WEIGHTS
+                + u32::from(is_elsewhere) * SURROUNDINGS)
         })
     }
 
@@ -104,6 +118,7 @@ impl Watch {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.tree)?;
+        visit.call(&self.surroundings)?;
         self.tensors.iter().try_for_each(|watched| visit.call(&watched.tensor))
     }
 }

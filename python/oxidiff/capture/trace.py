@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import inspect
 import itertools
 import math
 import operator
@@ -1026,6 +1027,7 @@ _HANDLERS: dict[Any, Handler] = {
 # -- what the program is told ---------------------------------------------------------------------------------------------
 
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _NEW_TENSOR = torch.Tensor.new_tensor
 _MAKING = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor))
 
@@ -1092,6 +1094,8 @@ class _RealDevice(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_torchs(func):
+            func = _asking(func)
         if torch.is_autocast_enabled(self._autocast_type):
             # Meta tensors are not cast, so the trace would not show what eager does.
             raise self._recorder.error("autocast is on; convert the module to the lower precision instead", func)
@@ -1142,6 +1146,24 @@ class _RealDevice(TorchFunctionMode):
         edges = (index.start, index.stop, index.step)
         read = self._recorder.read
         return slice(*(read("item", "item", e) if isinstance(e, Tensor) and e.is_meta else e for e in edges))
+
+
+def _is_torchs(func: Any) -> bool:
+    """Whether what torch says is called is a function of torch's."""
+    if type(func) is types.FunctionType:
+        return func.__code__.co_filename.startswith(_TORCH)
+    return inspect.isroutine(func)
+
+
+def _asking(func: Any) -> Any:
+    """What asks, where somebody put ``func`` in the place of a function of torch's and it calls that. torch's finds ``func``
+    under its own name, and says that this is called."""
+    frame = sys._getframe(2)
+    asking = frame.f_back if frame.f_code.co_name == "handle_torch_function" else None
+    if asking is None or asking.f_code is getattr(func, "__code__", None):
+        return func
+    # All its arguments are passed on, so that it needs no defaults.
+    return types.FunctionType(asking.f_code, asking.f_globals)
 
 
 def _listed(rec: Recorder, x: Tensor) -> Any:

@@ -23,7 +23,7 @@ from ..capture import Call, CapturedGraph
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native
 from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
-from .describe import Description, Input, describe
+from .describe import UNDESCRIBED, Description, Input, describe, surroundings
 from .encode import UnstorableError, encode_call_key
 from .reads import restore_key, takes
 
@@ -112,9 +112,17 @@ class GraphStore:
         if self._description is None:
             try:
                 self._description = describe(self.root, self._forward, self._options.dynamic, self.inputs)
-            except (AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+            except UNDESCRIBED as error:
                 raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
         return self._description
+
+    def surroundings(self) -> _native.Surroundings:
+        """What the code of the module finds outside of it."""
+        with contextlib.suppress(ArtifactError):
+            found = self.description().surroundings
+            assert found is not None, "it was made here"
+            return found
+        return surroundings(self.root, self._forward)
 
     def take(self, call: Call) -> list[tuple[CapturedGraph, Body]]:
         """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""

@@ -11,9 +11,11 @@ installed package, gives another description.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import enum
 import functools
+import gc
 import hashlib
 import inspect
 import os
@@ -30,12 +32,16 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ..adapters import adapter_class
 from ..watch import RECORDERS, SKIPPED, is_idle
 
-__all__ = ["Description", "Input", "describe"]
+__all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
 
 Input = tuple[Any, Any, str]
 """The dictionary or list that has a number, the key or index there, and the number's name."""
+
+UNDESCRIBED = (AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError)
+"""What is raised where something cannot be described."""
 
 _SCALARS = (int, float, str, bool, type(None), bytes, complex)
 _TORCH = (torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -64,6 +70,8 @@ class Description:
 
     def __init__(self, lines: Mapping[str, Mapping[str, str]]) -> None:
         self.lines = {subject: dict(rows) for subject, rows in lines.items()}
+        self.surroundings: _native.Surroundings | None = None
+        """What the code finds outside of the module, of a description that was made here."""
         total = hashlib.blake2b(digest_size=16)
         for subject in sorted(self.lines):
             rows = self.lines[subject]
@@ -146,7 +154,25 @@ def describe(
     lines = {"environment": environment, "module": rows, "tensors": tensors, "code": code.finish()}
     if inputs:
         lines["inputs"] = {name: "a number" for _, _, name in inputs}
-    return Description(lines)
+    description = Description(lines)
+    description.surroundings = code.surroundings()
+    return description
+
+
+def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> _native.Surroundings:
+    """What the code of ``forward`` finds outside of ``module``, also where that cannot be described: as far as it can be
+    followed then."""
+    code = _Code()
+    code.tree.paths = {id(child): path for path, child in module.named_modules()}
+    for child in module.modules():
+        code.reach_class(type(child))
+        for value in child.__dict__.values():
+            with contextlib.suppress(*UNDESCRIBED):
+                code.tree.value(value, _DEPTH)
+    with contextlib.suppress(*UNDESCRIBED):
+        code.reach_value(forward)
+        code.finish()
+    return code.surroundings()
 
 
 class _Tree:
@@ -309,6 +335,16 @@ _PACKAGES = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name i
 _TORCH_AND_NUMPY = tuple(p for p in _PLATFORM if os.path.basename(p[:-1]) in ("torch", "numpy"))
 _SPACES: tuple[Any, ...] = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special, torch.fft)
 """Where functions are that people replace for all code that calls them."""
+_IS_HEAP_TYPE = 1 << 9
+_SET_BY_TRACES = frozenset(
+    {
+        "__call__", "__delattr__", "__init__", "__setattr__", "add_module", "register_parameter",
+        "delete_adapter", "enable_adapters", "merge", "scale_layer", "set_adapter", "set_scale", "unmerge", "unscale_layer",
+    }
+)  # fmt: skip
+"""What a trace replaces for a while, in classes of torch and PEFT."""
+_SET_BY_DYNAMO = frozenset({"manual_seed"})
+"""What is replaced in torch when Dynamo is first used."""
 
 
 @functools.cache
@@ -360,6 +396,8 @@ class _Code:
         }
         self._parts: set[str] = set()
         """Parts of names in code that looks for attributes by name."""
+        self._read: dict[int, tuple[dict[str, Any], set[str], list[types.FunctionType]]] = {}
+        """Tables by id, with what is read of each, and the functions of the file."""
         self._waiting: list[types.FunctionType] = []
         self._new_names: set[str] = set()
 
@@ -397,6 +435,23 @@ class _Code:
             for cls in list(self._classes):
                 self._methods(cls, names)
         return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
+
+    def surroundings(self) -> _native.Surroundings:
+        """What all of it finds in files and classes, as it is now."""
+        for space in _SPACES:
+            self._table(_dict_of(space))[1].update(
+                n for n, v in vars(space).items() if callable(v) and n not in _SET_BY_DYNAMO
+            )
+        for cls in self._classes:
+            if cls.__flags__ & _IS_HEAP_TYPE:
+                names = {name for base in cls.__mro__ for name in base.__dict__.keys() & self._names}
+                self._table(_dict_of(cls))[1].update(names - _SET_BY_TRACES if _is_set_by_traces(cls) else names)
+        return _native.Surroundings(
+            [(table, list(names), functions) for table, names, functions in self._read.values()]
+        )
+
+    def _table(self, table: dict[str, Any]) -> tuple[dict[str, Any], set[str], list[types.FunctionType]]:
+        return self._read.setdefault(id(table), (table, set(), []))
 
     def _replaced(self) -> None:
         """Reaches functions of torch that somebody put others in the place of: who calls them need not be followed."""
@@ -460,6 +515,7 @@ class _Code:
             self.reach_value(inner)
 
     def _function(self, function: types.FunctionType) -> None:
+        self._table(function.__globals__)[2].append(function)
         state = [_digest(function.__code__)]
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             state.append(self._held(default))
@@ -483,10 +539,12 @@ class _Code:
                 self._new_names.add(name)
             value = table.get(name, missing)
             if value is not missing:
+                self._table(table)[1].add(name)
                 if isinstance(value, types.ModuleType):
                     used.append(value)
                 state.append(f"{name}={self._outside(value)}")
         for module in used:
+            self._table(module.__dict__)[1].update(name for name in code.co_names if name in module.__dict__)
             if _is_platform(getattr(module, "__file__", None) or "<frozen"):
                 continue
             for name in code.co_names:
@@ -527,3 +585,16 @@ class _Code:
         variables and whatever else Python, torch and numpy make at the top of a file."""
         module = sys.modules.get(kind.__module__)
         return module is None or _is_platform(getattr(module, "__file__", None) or "<frozen")
+
+
+def _is_set_by_traces(cls: type) -> bool:
+    """Whether it is a class of the platform, or one of PEFT's layers."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return issubclass(cls, adapter_class() or ()) or (file is not None and _is_platform(file))
+
+
+def _dict_of(space: Any) -> dict[str, Any]:
+    """The dictionary of a file or a class itself, which a class shows only a view of."""
+    table = vars(space)
+    found: dict[str, Any] = table if isinstance(table, dict) else gc.get_referents(table)[0]
+    return found

@@ -1,0 +1,285 @@
+"""Code and constants outside of a module, in files and classes, that somebody puts others in the place of."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import itertools
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff.dispatch import find_dispatcher
+
+_NAMES = itertools.count()
+
+_TOOLS = """
+def bent(x, by=0.5):
+    return x + by
+"""
+
+_NET = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import TOOLS as tools
+
+FACTOR = 2.0
+STEPS = {"kept": 1}
+count = 0
+
+class Shift:
+    def apply(self, x):
+        return x + 1
+
+class Base(nn.Module):
+    amount = 3
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.eval().requires_grad_(False)
+
+    def scale(self, x):
+        return x * self.amount
+
+    def forward(self, x):
+        return self.scale(self.linear(x))
+
+class Block(Base):
+    pass
+
+def helper(x):
+    return deeper(x) * FACTOR
+
+def deeper(x, by=1.5):
+    return x - by
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.norm = Block(), nn.GroupNorm(1, 4)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x):
+        return tools.bent(F.silu(self.norm(helper(self.block(x)))) + Shift().apply(x))
+"""
+
+
+@pytest.fixture
+def space() -> Iterator[Any]:
+    """A file with a model, as it is when it is imported."""
+    name, tools = f"surroundings_{next(_NAMES)}", f"surroundings_{next(_NAMES)}"
+    for text, made in ((_TOOLS, tools), (_NET.replace("TOOLS", tools), name)):
+        module = types.ModuleType(made)
+        module.__file__ = f"/nowhere/{made}.py"
+        sys.modules[made] = module
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+    yield sys.modules[name]
+    del sys.modules[name], sys.modules[tools]
+
+
+def _set(table: Any, name: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute, and gives what undoes it."""
+    is_there = name in vars(table)
+    before = vars(table).get(name)
+    setattr(table, name, value)
+    return lambda: setattr(table, name, before) if is_there else delattr(table, name)
+
+
+def _times(function: Callable[..., Tensor], factor: float) -> Callable[..., Tensor]:
+    def changed(*args: Any, **kwargs: Any) -> Tensor:
+        return function(*args, **kwargs) * factor
+
+    return changed
+
+
+def _shifted(self: Any, x: Tensor) -> Tensor:
+    return x - 7
+
+
+CHANGES: dict[str, Callable[[Any], Callable[[], None]]] = {
+    "method of a submodule's base": lambda m: _set(m.Base, "forward", lambda self, x: self.linear(x) * 5),
+    "method that its class had from a base": lambda m: _set(m.Block, "scale", lambda self, x: x * 9),
+    "forward": lambda m: _set(m.Net, "forward", lambda self, x: self.block(x)),
+    "class attribute": lambda m: _set(m.Base, "amount", 4),
+    "function": lambda m: _set(m, "helper", lambda x: x * 11),
+    "function that a function calls": lambda m: _set(m, "deeper", lambda x: x + 13),
+    "number": lambda m: _set(m, "FACTOR", 2.5),
+    "class": lambda m: _set(m, "Shift", type("Shift", (), {"apply": _shifted})),
+    "method of another class": lambda m: _set(m.Shift, "apply", _shifted),
+    "function of another file": lambda m: _set(m.tools, "bent", lambda x: x * 3),
+    "function of torch": lambda m: _set(F, "silu", _times(F.silu, 2)),
+    "function that torch calls": lambda m: _set(F, "group_norm", _times(F.group_norm, 2)),
+    "method of torch": lambda m: _set(nn.Linear, "forward", _times(nn.Linear.forward, 2)),
+}
+
+
+def _check(*pairs: tuple[nn.Module, Any]) -> None:
+    for seed, (module, compiled) in enumerate(pairs):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_replaced_is_noticed(space: Any, change: str, cache: bool) -> None:
+    first = space.Net()
+    pairs = [(first, oxidiff.compile(first, cache=cache, strict=True))]
+    _check(*pairs)
+    undo = CHANGES[change](space)
+    try:
+        second = space.Net()
+        pairs.append((second, oxidiff.compile(second, cache=cache, strict=True)))
+        _check(*pairs)
+        _check(*reversed(pairs))
+        assert oxidiff.report(pairs[0][1]).shared_with == 1
+    finally:
+        undo()
+    _check(*pairs)
+    for _, compiled in pairs:
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_what_is_not_read_changes_nothing(space: Any) -> None:
+    module = space.Net()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    _check((module, compiled))
+    captures = oxidiff.report(compiled).captures
+    for i in range(40):
+        space.other = i
+        space.FACTOR = float("2.0")
+        space.tools.more = lambda: None
+        space.Block.note = i
+        space.Shift.seen = object()
+        _check((module, compiled))
+    assert oxidiff.report(compiled).captures == captures
+
+
+@torch.no_grad()
+def test_a_file_that_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a notebook's autoreload does: objects stay, their functions get the new code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"reloaded_{next(_NAMES)}"
+    file = tmp_path / f"{name}.py"
+    text = (
+        "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n        return x * FACTOR\nFACTOR = "
+    )
+    file.write_text(text + "2\n")
+    space = importlib.import_module(name)
+    module = space.Net()
+    old = space.Net.forward
+    compiled: Any = oxidiff.compile(module, cache=False)
+    _check((module, compiled))
+    file.write_text(text.replace("x * FACTOR", "x - FACTOR") + "333\n")
+    importlib.reload(space)
+    old.__code__ = space.Net.forward.__code__
+    _check((module, compiled))
+    assert torch.equal(compiled(torch.zeros(2)), torch.full((2,), -333.0))
+
+
+@torch.no_grad()
+def test_what_forward_itself_writes_is_not_followed(space: Any) -> None:
+    exec(
+        "def counting(self, x):\n    global count\n    count += 1\n    return self.block(x)\nNet.forward = counting",
+        space.__dict__,
+    )
+    module = space.Net()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for _ in range(10):
+        _check((module, compiled))
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (1, 0)
+
+
+@torch.no_grad()
+def test_what_changes_at_each_call_is_said_once(space: Any) -> None:
+    module = space.Net()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(40):
+            space.FACTOR = float(i + 2)
+            compiled(torch.ones(3, 4))
+    (warning,) = [w for w in caught if "is not followed any more" in str(w.message)]
+    assert "Net: FACTOR" in str(warning.message)
+    assert warning.filename == __file__
+    assert oxidiff.report(compiled).captures < 20
+
+
+@torch.no_grad()
+def test_programs_go_with_their_module(space: Any) -> None:
+    module = space.Net()
+    compiled = oxidiff.compile(module, cache=False)
+    _check((module, compiled))
+    gone = weakref.ref(find_dispatcher(compiled).engines()[0])  # type: ignore[union-attr]
+    gc.collect()
+    gc.disable()
+    try:
+        del compiled
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@torch.no_grad()
+def test_compiled_functions(space: Any) -> None:
+    module = space.Net()
+    compiled: Any = oxidiff.compile(lambda x: module(x) * space.FACTOR, cache=False)
+
+    def eager(x: Tensor) -> Any:
+        return module(x) * space.FACTOR
+
+    for change in ("number", "function", "function of torch"):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x), eager(x))
+        undo = CHANGES[change](space)
+        torch.testing.assert_close(compiled(x), eager(x))
+        undo()
+
+
+class _Doubled:
+    """A function that is an object, as wrappers of attention are."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.function(*args, **kwargs) * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrap", [_Doubled, lambda f: functools.partial(_times(f, 2)), lambda f: _times(f, 2)])
+@pytest.mark.parametrize("name", ["silu", "layer_norm", "softmax", "scaled_dot_product_attention", "interpolate"])
+def test_a_wrapper_in_the_place_of_a_function_of_torch_runs_once(
+    name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return calls[name](x)
+
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": lambda x: F.silu(x),
+        "layer_norm": lambda x: F.layer_norm(x, (8,)),
+        "softmax": lambda x: F.softmax(x, dim=1),
+        "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+        "interpolate": lambda x: F.interpolate(x, scale_factor=2),
+    }
+    monkeypatch.setattr(F, name, wrap(getattr(F, name)))
+    x = torch.randn(2, 3, 8)
+    compiled: Any = oxidiff.compile(Model(), cache=False, strict=True)
+    torch.testing.assert_close(compiled(x), Model()(x))
