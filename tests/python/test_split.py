@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,3 +208,33 @@ def test_numbers_in_attributes_are_no_symbols_of_a_piece(monkeypatch: pytest.Mon
     assert len(traces) == 3
     module.scales[2] = 7.0
     assert_close(compiled(x, 0.4), module(x, 0.4))
+
+
+IMPORTED = """
+from torch import nn
+methods = [nn.Module.__call__, nn.Module.__setattr__, nn.Module.__init__, nn.Module.add_module]
+call, set_attribute, init, add = methods
+"""
+
+
+@torch.no_grad()
+def test_what_a_forward_imports_gets_the_own_methods_of_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Dynamo, which an op of torch's imports."""
+    (tmp_path / "imported_by_a_forward.py").write_text(IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]
+
+    class Imports(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            import imported_by_a_forward  # type: ignore[import-not-found]
+
+            return x * len(imported_by_a_forward.methods)
+
+    compiled = compiled_of(Imports())
+    assert torch.equal(compiled(torch.ones(2, 3)), torch.full((2, 3), 4.0))
+    found = sys.modules.pop("imported_by_a_forward")
+    assert found.init is nn.Module.__init__
+    assert found.call is nn.Module.__call__
+    assert found.set_attribute is nn.Module.__setattr__
+    assert found.add is nn.Module.add_module

@@ -29,7 +29,7 @@ import traceback
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -1394,6 +1394,7 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         return method
 
     outer, _current = _current, recorder
+    imported = set(sys.modules)
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
     torch.nn.Module.__init__ = initialize  # type: ignore[method-assign]
@@ -1403,12 +1404,31 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
         with adapters.watched():
             yield
     finally:
+        ours = [(getattr(torch.nn.Module, name), write) for name, write in writers.items()]
         for name, write in writers.items():
             setattr(torch.nn.Module, name, write)
         torch.nn.Module.__init__ = make  # type: ignore[method-assign]
         torch.nn.Module.__setattr__ = set_original  # type: ignore[method-assign]
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]
         _current = outer
+        _take_back([*ours, (call, original), (set_attribute, set_original), (initialize, make)], imported)
+
+
+def _take_back(ours: Sequence[tuple[Any, Any]], imported: Collection[str]) -> None:
+    """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
+    torch's imports Dynamo, which could compile nothing that makes a module from then on.
+
+    Args:
+        ours: What stood in a method's place, and the method.
+        imported: The names of the modules that were there before.
+    """
+    if len(sys.modules) == len(imported):
+        return
+    methods = {id(stand_in): method for stand_in, method in ours}
+    for space in [module.__dict__ for name, module in list(sys.modules.items()) if name not in imported]:
+        for name, value in list(space.items()):
+            if id(value) in methods:
+                space[name] = methods[id(value)]
 
 
 _ABSENT = object()
