@@ -71,6 +71,10 @@ _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
 _PASSING = (ChangedError, NotFiniteError)
 """Errors of a call that say nothing of the next."""
+_MAX_RENEWALS = 2
+"""Calls that change the module and make Dynamo compile other pieces; further ones run eager."""
+_MAX_SETTLED = 8
+"""How often a module may seem to be done with changing itself."""
 _OTHERS = "what forward reads out of tensors makes another program nearly each time"
 
 Fallback = tuple[str, str, str]
@@ -82,11 +86,13 @@ _Key = tuple[Any, ...]
 class _Eager:
     """A key whose calls run eager, or in pieces, and why."""
 
-    __slots__ = ("is_split", "module", "op", "reason", "type")
+    __slots__ = ("is_split", "module", "op", "reason", "renewals", "type")
 
     def __init__(self, error: Error) -> None:
         # What cannot be traced may have parts that can; an op that is not supported is not so in any part.
         self.is_split = type(error) is CaptureError
+        self.renewals = 0
+        """Calls in which Dynamo found other pieces, of a module that each call changes."""
         # Not the exception itself: its traceback would keep the call's arguments alive.
         self.type = UnsupportedError if isinstance(error, UnsupportedError) else type(error)
         self.reason = str(error)
@@ -203,6 +209,8 @@ class _Epoch:
         self.entries: dict[_Key, _Numbers] = {}
         self.former: set[_Key] = set()
         """Keys of entries that were made for other numbers in attributes."""
+        self.changing: dict[_Key, _Eager] = {}
+        """Keys whose calls change the module itself, also into what this is for; shared with the epochs of these."""
         self.split: Split | None = None
         """Set once a call of this structure could not be captured."""
 
@@ -215,6 +223,8 @@ class _Epoch:
         """What stands for a call. Where that reads values of tensors, these are leaves then, too."""
         numbers = self.entries.get(key)
         found = None if numbers is None else numbers.entries.get(numbers.key(leaves))
+        if found is None:
+            return self.changing.get(key)
         return found.find(leaves) if isinstance(found, _Reading) else found
 
     def add(self, key: _Key, leaves: Sequence[Leaf], entry: Ready | _Eager, is_new: bool = False) -> None:
@@ -254,6 +264,7 @@ class _Epoch:
         """Lets go of the module's tensors; the programs stay for when this structure comes back."""
         self.entries.clear()
         self.former.clear()
+        self.changing = {}
         self.split = None
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
@@ -316,6 +327,9 @@ class Dispatcher:
         self._pending: set[_Key] = set()
         self._warned: set[Fallback] = set()
         self._kept: set[str] = set()
+        self._changing: set[_Key] = set()
+        """Keys whose last call changed the module itself."""
+        self._settled = 0
         self.effective = EffectiveWeights()
         """The weights of its LoRA layers."""
         self._scaled: dict[int, dict[str, Any]] = {}
@@ -396,8 +410,11 @@ class Dispatcher:
                 return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             return self._first_call(key, args, kwargs, leaves)
         if entry.is_split and not self.options.strict:
-            return self._run_split(epoch, entry, args, kwargs)
-        return self._fall_back(entry.error(), args, kwargs)
+            result = self._run_split(epoch, entry, args, kwargs)
+        else:
+            result = self._fall_back(entry.error(), args, kwargs)
+        self._follow(epoch, key, entry, leaves)
+        return result
 
     def _call_plain(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: tuple[Any, ...], plain_kwargs: dict[str, Any]
@@ -561,6 +578,7 @@ class Dispatcher:
             # What another thread did is nothing to remember, nor is a number that is not finite this time.
             if epoch is not None and not isinstance(error, _PASSING) and not is_set_up:
                 epoch.add(key, leaves, entry)
+                self._follow(epoch, key, entry, leaves)
             if self.options.strict:
                 raise
             return result
@@ -600,6 +618,34 @@ class Dispatcher:
         self._kept.add(str(error))
         return True
 
+    def _follow(self, epoch: _Epoch, key: _Key, entry: _Eager, leaves: Sequence[Leaf]) -> None:
+        """After a call without a program: where such calls change the module, as one that counts its steps, what is known of
+        them holds of what it has become."""
+        if not epoch.watch.poll() & STRUCTURE:
+            if key in self._changing:
+                self._changing.discard(key)
+                # Perhaps it has a program now.
+                if self._settled < _MAX_SETTLED and epoch.changing.pop(key, None) is not None:
+                    self._settled += 1
+            return
+        if is_captured(leaves) or not self._lock.acquire(blocking=not self.options.background):
+            return
+        try:
+            if self._epoch is not epoch:
+                return
+            split, changing = epoch.split, epoch.changing
+            after = self._current_epoch()
+            if after is epoch:
+                return
+            # What a first call sets up, later ones leave as it is.
+            if key in self._changing and after.structure.obstacle is None and len(changing) < _MAX_KEYS:
+                changing[key] = entry
+                after.split, after.changing = split, changing
+            elif len(self._changing) < _MAX_KEYS:
+                self._changing.add(key)
+        finally:
+            self._lock.release()
+
     def _run_split(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that cannot be captured whole, in pieces."""
         with self._lock:
@@ -609,6 +655,7 @@ class Dispatcher:
                 options = self.options.replace(cache=False, graph_file=None)
                 make = functools.partial(Dispatcher, options=options, budget=self.budget)
                 split = epoch.split = Split(self.forward(), self.options.dynamic, make)
+        known = len(split.pieces)
         try:
             result, compiled, problems = split(*self._given.get(id(kwargs), (args, kwargs)))
         except CaptureError as error:
@@ -618,6 +665,11 @@ class Dispatcher:
             self._record(entry.error(), f"runs in {len(split.pieces)} pieces with Python between them")
             for problem, what in problems:
                 self._record(problem, f"has a piece that {what}")
+            if entry in epoch.changing.values() and len(split.pieces) > known:
+                entry.renewals += 1
+                if entry.renewals == _MAX_RENEWALS:
+                    entry.is_split = False
+                    entry.reason += "; each call makes other pieces of it, and what it calls may be compiled instead"
         else:
             # Dynamo's bookkeeping gains nothing here.
             entry.is_split = False

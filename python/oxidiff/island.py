@@ -68,7 +68,8 @@ class Island(nn.Module):
             args[i] = self._parameters[name]
         for i, (source, dim) in self._sizes.items():
             args[i] = args[source].shape[dim]
-        return self.graph(*args)
+        # Not called as a module: what it raises at sizes that are only tried, it would print.
+        return self.graph.forward(*args)
 
 
 class _Float:

@@ -210,6 +210,81 @@ def test_numbers_in_attributes_are_no_symbols_of_a_piece(monkeypatch: pytest.Mon
     assert_close(compiled(x, 0.4), module(x, 0.4))
 
 
+class Steps(nn.Module):
+    """Counts its calls, up to a last one."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.last = last
+        self.step = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step = min(self.step + 1, self.last)
+        return self.layer(x) * self.step
+
+
+class Sums(Steps):
+    """Has a number that Dynamo takes for an argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale = getattr(self, "scale", 0.5) * 1.25
+        return self.layer(x) * self.scale
+
+
+class Turns(Steps):
+    """Does two things in turns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.is_odd = not getattr(self, "is_odd", False)
+        return self.layer(x) * 2 if self.is_odd else self.layer(x) + 1
+
+
+class Logs(Steps):
+    """Dynamo compiles each length of a list anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log = [*getattr(self, "log", ()), "called"]
+        return self.layer(x) * len(self.log)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize(("cls", "is_split"), [(Steps, False), (Logs, False), (Sums, True), (Turns, True)])
+def test_module_that_each_call_changes_is_captured_a_few_times(cls: type[Steps], is_split: bool) -> None:
+    """What is known of its calls holds of what they make of it."""
+    torch.manual_seed(0)
+    module = cls(100)
+    compiled: Any = oxidiff.compile(module)
+    other = cls(100)
+    other.load_state_dict(module.state_dict())
+    captures = 0
+    for call in range(16):
+        x = image(3 + call % 2, 4, seed=call)
+        assert_close(compiled(x), other(x))
+        if call == 9:
+            captures = oxidiff.report(compiled).captures
+    report = oxidiff.report(compiled)
+    assert report.captures == captures
+    assert (report.eager_calls == 0) == is_split
+    # A change from outside is another matter.
+    module.layer.weight = nn.Parameter(torch.ones(4, 4))
+    other.layer.weight = nn.Parameter(torch.ones(4, 4))
+    assert_close(compiled(image(3, 4)), other(image(3, 4)))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_module_that_changes_no_more_has_a_program() -> None:
+    module = Steps(5)
+    compiled: Any = oxidiff.compile(module)
+    for call in range(9):
+        x = image(3, 4, seed=call)
+        assert_close(compiled(x), module.layer(x) * min(call + 1, 5))
+    report = oxidiff.report(compiled)
+    assert (report.programs, report.eager_calls) == (1, 6)
+
+
 IMPORTED = """
 from torch import nn
 methods = [nn.Module.__call__, nn.Module.__setattr__, nn.Module.__init__, nn.Module.add_module]

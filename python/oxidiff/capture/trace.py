@@ -78,7 +78,8 @@ CHANGED = "the module was changed while it was being captured"
 
 
 class KeptError(CaptureError):
-    """``forward`` keeps a tensor for later calls: once a call has really run, there is perhaps nothing left to keep."""
+    """``forward`` keeps a tensor or a count for later calls: once a call has really run, there is perhaps nothing left to
+    keep."""
 
 
 class ChangedError(CaptureError):
@@ -1989,6 +1990,10 @@ def _run_again(
     settled = False
     try:
         record, again, leaked = run()
+        for change in again:
+            if type(change.after) is int:
+                # Of which Dynamo compiles each value anew.
+                raise KeptError(f"forward changes the attribute {change.label}; what it calls may be compiled instead")
         if again:
             raise CaptureError(f"forward changes the attribute {again[0].label}")
         if leaked:
