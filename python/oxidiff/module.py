@@ -27,7 +27,7 @@ from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
 from .memory import Estimate, estimate_of
 from .options import CompileOptions
-from .outside import Outside
+from .outside import Outside, Reading
 from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
 from .warmup import warm_up
 
@@ -205,51 +205,28 @@ class CompiledFunction(Generic[P, R]):
         return dispatcher_of(self).eager()
 
 
-class _Function(nn.Module):
+class _Function(Reading):
     """Holds a function, and what it reads from outside, as a module would."""
 
-    # No attribute, which would be looked into.
-    __slots__ = ("_outside",)
+    __slots__ = ()
 
     forward: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
+        super().__init__(function)
         self.function = function
         self.forward = function
         self.__class__ = type(getattr(function, "__name__", "function"), (_Function,), {})
-        self._take_over(Outside(function))
 
-    def sync(self) -> None:
-        """Takes over what the function would read now."""
-        if not self._outside.is_same():
-            self._take_over(Outside(self.function))
-
-    @property
-    def objects_beside(self) -> list[tuple[str, Any]]:
-        """Objects of which the function reads attributes, with labels."""
-        return self._outside.objects
+    def _look(self, *functions: Callable[..., Any]) -> Outside:
+        return Outside(*functions, called=functions[0])
 
     def _take_over(self, outside: Outside) -> None:
-        values = {f"{_OUTSIDE}{name}": value for name, value in outside.values.items()}
-        for name in list(self.__dict__):
-            if name.startswith(_OUTSIDE) and name not in values:
-                self.__dict__.pop(name, None)
-        for name in list(self._modules):
-            if name not in outside.modules:
-                self._modules.pop(name, None)
-        tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (self.__dict__, values),
-            (self._modules, outside.modules),
-        ]
-        for table, wanted in tables:
-            for name, value in wanted.items():
-                if table.get(name, self) is not value:
-                    table[name] = value
-        self._outside = outside
+        super()._take_over(outside)
+        self._put(cast(dict[str, Any], self._modules), outside.modules)
 
-
-_OUTSIDE = "outside."
+    def _attributes(self, outside: Outside) -> dict[str, Any]:
+        return outside.values
 
 
 # --- the subclass ---------------------------------------------------------------------------------------------------

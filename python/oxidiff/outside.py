@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Outside", "modules_held"]
+__all__ = ["Outside", "Reading", "functions_held", "modules_held"]
 
 _ABSENT: Any = object()
 _MAX_FOLLOWED = 256
@@ -51,28 +51,38 @@ _LIFECYCLE = frozenset(
 
 
 class Outside:
-    """What a function reads from outside, as it is now.
+    """What functions read from outside, as it is now.
+
+    Args:
+        functions: The functions.
+        called: The one that is compiled itself: its defaults are arguments.
 
     Attributes:
+        functions: The functions.
         modules: The modules, by what code calls them.
         values: Everything else that may decide what is computed, by what code calls it.
         objects: The objects of which attributes are read, by what code calls them.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, *functions: Callable[..., Any], called: Callable[..., Any] | None = None) -> None:
+        self.functions = functions
+        self._called = called
         self.modules: dict[str, nn.Module] = {}
         self.values: dict[str, Any] = {}
         self.objects: list[tuple[str, Any]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
         self._unset: list[types.CellType] = []
         self._entries: list[tuple[dict[str, Any], str, Any]] = []
+        self._noted: set[tuple[int, str]] = set()
+        self._labels: dict[str, int] = {}
         self._names: dict[str, None] = {}
         """Names in the code that may be those of attributes."""
         self._spaces: list[types.ModuleType] = []
         self._seen: dict[int, Any] = {}
         self._waiting: list[Any] = []
-        self._look_at("self", self._function, is_root=True)
+        self._most = _MAX_FOLLOWED + len(functions)
+        for function in functions:
+            self._look_at("self", function, is_root=True)
         looked: set[tuple[int, str]] = set()
         while True:
             while self._waiting:
@@ -98,11 +108,15 @@ class Outside:
                 return False
         return all(cell == _EMPTY for cell in self._unset)
 
+    def follows(self, function: Any) -> bool:
+        """Whether this has what another function reads, too."""
+        return id(function) in self._seen
+
     def _look_in(self, label: str, holder: Any, name: str) -> None:
         """Looks at an attribute of an object or a Python module, if it has one of this name."""
         table = holder.__dict__
         if name in table:
-            self._entry(f"{label}.{name}", table, name)
+            self._enter(f"{label}.{name}", table, name)
         elif not isinstance(holder, types.ModuleType):
             for cls in type(holder).__mro__:
                 if name in cls.__dict__:
@@ -110,7 +124,10 @@ class Outside:
                     self._look_at(f"{label}.{name}", _code_of(cls.__dict__[name]))
                     break
 
-    def _entry(self, label: str, table: dict[str, Any], name: str) -> None:
+    def _enter(self, label: str, table: dict[str, Any], name: str) -> None:
+        if (id(table), name) in self._noted:
+            return
+        self._noted.add((id(table), name))
         value = table.get(name, _ABSENT)
         self._entries.append((table, name, value))
         if value is not _ABSENT:
@@ -134,12 +151,14 @@ class Outside:
             value = value.__wrapped__
         elif isinstance(value, _OPAQUE):
             return
-        if id(value) in self._seen or len(self._seen) >= _MAX_FOLLOWED:
+        if id(value) in self._seen or len(self._seen) >= self._most:
             return
         self._seen[id(value)] = value
         if isinstance(value, _FUNCTIONS):
             if not is_root:
                 self._put(self.values, label, value)
+            if isinstance(value, types.FunctionType) and value.__dict__:
+                self.objects.append((label, value))
             self._waiting.append(value)
         elif type(value).__module__.partition(".")[0] not in _CLOSED and type(getattr(value, "__dict__", None)) is dict:
             self.objects.append((label, value))
@@ -150,10 +169,10 @@ class Outside:
 
     def _put(self, into: dict[str, Any], label: str, value: Any) -> None:
         known = into.get(label, _ABSENT)
-        while known is not _ABSENT and known is not value:
+        if known is not _ABSENT and known is not value:
             # Another function's variable of the same name.
-            label += "'"
-            known = into.get(label, _ABSENT)
+            self._labels[label] = self._labels.get(label, 1) + 1
+            label = f"{label}'{self._labels[label]}"
         into[label] = value
 
     def _follow(self, function: Any) -> None:
@@ -180,9 +199,9 @@ class Outside:
             self._look_at(name, cell.cell_contents)
         named = (function.__kwdefaults__ or {}).items()
         for name, value in itertools.chain(zip(code.co_varnames, _defaults(function), strict=False), named):
-            if value is not _ABSENT and not isinstance(value, _VALUES):
+            if value is not _ABSENT and (function is not self._called or not isinstance(value, _VALUES)):
                 self._look_at(name, value)
-        if _is_library(code.co_filename) and function is not self._function:
+        if _is_library(code.co_filename) and function not in self.functions:
             return
         loaded, others = _names_in(code)
         for name in others:
@@ -190,9 +209,62 @@ class Outside:
         table = function.__globals__
         for name in loaded:
             if name in table or not hasattr(builtins, name):
-                self._entry(name, table, name)
+                self._enter(name, table, name)
 
 
+class Reading(nn.Module):
+    """What functions read from outside, as attributes of a module.
+
+    Args:
+        functions: The functions.
+    """
+
+    # No attribute, which would be looked into.
+    __slots__ = ("_outside",)
+
+    def __init__(self, *functions: Callable[..., Any]) -> None:
+        super().__init__()
+        self._take_over(self._look(*functions))
+
+    def sync(self) -> None:
+        """Takes over what the functions would read now."""
+        if not self._outside.is_same():
+            self._take_over(self._look(*self._outside.functions))
+
+    def _look(self, *functions: Callable[..., Any]) -> Outside:
+        return Outside(*functions)
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The functions."""
+        return self._outside.functions
+
+    @property
+    def objects_beside(self) -> list[tuple[str, Any]]:
+        """Objects of which the functions read attributes, with labels."""
+        return self._outside.objects
+
+    def follows(self, function: Any) -> bool:
+        """Whether what another function reads is here, too."""
+        return self._outside.follows(function)
+
+    def _take_over(self, outside: Outside) -> None:
+        self._put(self.__dict__, {f"{_OUTSIDE}{name}": value for name, value in self._attributes(outside).items()})
+        self._outside = outside
+
+    def _attributes(self, outside: Outside) -> dict[str, Any]:
+        return {**outside.values, **outside.modules}
+
+    def _put(self, table: dict[str, Any], wanted: dict[str, Any]) -> None:
+        for name in list(table):
+            if name not in wanted and (table is not self.__dict__ or name.startswith(_OUTSIDE)):
+                table.pop(name, None)
+        for name, value in wanted.items():
+            if table.get(name, self) is not value:
+                table[name] = value
+
+
+_OUTSIDE = "outside."
 _EMPTY = types.CellType()
 
 
@@ -234,6 +306,17 @@ def _names_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
             loaded += inner[0]
             others += inner[1]
     return tuple(dict.fromkeys(loaded)), tuple(dict.fromkeys(others))
+
+
+def functions_held(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """The program's own functions that are seen in one: itself, or what a decorator of a library put into its closure."""
+    waiting = [(function, _HELD_DEEP)]
+    for held, depth in waiting:
+        if not _is_library(held.__code__.co_filename):
+            yield held
+        elif depth:
+            contents = [cell.cell_contents for cell in held.__closure__ or () if cell != _EMPTY]
+            waiting += [(inner, depth - 1) for inner in contents if isinstance(inner, types.FunctionType)]
 
 
 def modules_held(value: Any) -> Iterator[nn.Module]:

@@ -23,7 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
-from .outside import modules_held
+from .outside import Reading, functions_held, modules_held
 
 __all__ = ["STRUCTURE", "SURROUNDINGS", "WEIGHTS", "Structure", "Watch", "weight_state"]
 
@@ -74,18 +74,26 @@ class Structure:
     def __init__(self, module: torch.nn.Module, inputs: Callable[[bytes], tuple[int, ...]] = lambda _: ()) -> None:
         self.root = module
         """The module, or one that has it and further ones as submodules: those that it reaches through lists, objects,
-        partials or closures. Paths in the module are the same in either."""
+        partials or closures, and what its functions read. Paths in the module are the same in either."""
+        self.reading: Reading | None = None
+        """What functions in its attributes read from outside."""
         tree, beside = _read(module, module), []
-        while found := _modules_beside(tree):
+        while True:
+            found, functions = _modules_beside(tree), _functions_beside(tree, module, self.reading)
+            if not found and not functions:
+                break
             beside += found
-            self.root = _together(module, beside)
+            if functions:
+                known = self.reading.functions if self.reading is not None else ()
+                self.reading = Reading(*known, *functions)
+            self.root = _together(module, beside, self.reading)
             tree = _read(self.root, module)
         self.tree = tree
         self.form = tree.form
         """A digest of everything but floats."""
         self.floats = tree.floats
         """The floats in its attributes."""
-        self.inputs = tuple([i for i in inputs(self.form) if _is_ordinary(self.floats[i])])
+        self.inputs = tuple([i for i in inputs(self.form) if _is_ordinary(self.floats[i]) and not self._is_read(i)])
         """The indices of those that are arguments of programs, as far as their values can be."""
         self.numbers = tuple([self.floats[i] for i in self.inputs])
         """The values of these."""
@@ -101,6 +109,10 @@ class Structure:
             self.obstacle = tied, "an adapter is added to a weight that another layer shares"
             digest += b"tied"
         self.fingerprint = Fingerprint(digest, tree.kept)
+
+    def _is_read(self, index: int) -> bool:
+        """Whether a float is one that a function reads from outside: a copy of the module has the same function."""
+        return self.reading is not None and self.place(index)[2].startswith(f"{_READ}.")
 
     def _tied(self) -> str | None:
         """The path of a LoRA layer whose weight another module has, too."""
@@ -199,11 +211,24 @@ def _modules_beside(tree: _native.Tree) -> list[torch.nn.Module]:
     return list(found.values())
 
 
-def _together(module: torch.nn.Module, beside: Sequence[torch.nn.Module]) -> torch.nn.Module:
+_READ = "read"
+
+
+def _functions_beside(tree: _native.Tree, module: torch.nn.Module, reading: Reading | None) -> list[types.FunctionType]:
+    """The program's own functions in the attributes of a tree of which it is not there yet what they read."""
+    known = [one for one in (module, reading) if isinstance(one, Reading)]
+    held = (value for value in tree.kept if isinstance(value, types.FunctionType))
+    found = {id(function): function for value in held for function in functions_held(value)}
+    return [function for function in found.values() if not any(one.follows(function) for one in known)]
+
+
+def _together(module: torch.nn.Module, beside: Sequence[torch.nn.Module], reading: Reading | None) -> torch.nn.Module:
     root = torch.nn.Module()
     root._modules[""] = module
     for i, other in enumerate(beside):
         root._modules[f"outside:{i}"] = other
+    if reading is not None:
+        root._modules[_READ] = reading
     return root
 
 
@@ -249,10 +274,14 @@ class Watch:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors, surroundings)
-        self.poll: Callable[[], int] = self._watch.poll
+        self.poll: Callable[[], int] = self._watch.poll if structure.reading is None else self._poll_reading
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, ``SURROUNDINGS``, or 0."""
         self._others = tensors
         self._surroundings = surroundings
+
+    def _poll_reading(self) -> int:
+        cast(Reading, self.structure.reading).sync()
+        return self._watch.poll()
 
     @functools.cached_property
     def _every(self) -> list[Tensor]:

@@ -355,3 +355,161 @@ def test_gradients_of_modules_that_are_no_submodules() -> None:
         compiled = oxidiff.compile(make(net))
         with pytest.warns(oxidiff.FallbackWarning, match="gradients"):
             assert compiled(x).requires_grad
+
+
+_settings = {"factor": 1.0}
+
+
+def _set(key: str, value: Any) -> None:
+    _settings[key] = value
+
+
+def in_dictionary() -> tuple[Call, Callable[[float], Any]]:
+    state = {"factors": [1.0]}
+    return lambda x: x * sum(state["factors"]), state["factors"].append
+
+
+def in_variable() -> tuple[Call, Callable[[float], Any]]:
+    factor = 1.0
+
+    def change(value: float) -> None:
+        nonlocal factor
+        factor = value
+
+    return lambda x: x * factor, change
+
+
+def in_object() -> tuple[Call, Callable[[float], Any]]:
+    holder = types.SimpleNamespace(factor=1.0)
+    return lambda x: x * holder.factor, lambda value: setattr(holder, "factor", value)
+
+
+def in_default() -> tuple[Call, Callable[[float], Any]]:
+    state = {"factor": 1.0}
+
+    def function(x: Tensor, state: dict[str, float] = state) -> Tensor:
+        return x * state["factor"]
+
+    return function, functools.partial(state.__setitem__, "factor")
+
+
+def in_global() -> tuple[Call, Callable[[float], Any]]:
+    return lambda x: x * _settings["factor"], functools.partial(_set, "factor")
+
+
+def in_function() -> tuple[Call, Callable[[float], Any]]:
+    def function(x: Tensor) -> Tensor:
+        return x * function.factor  # type: ignore[attr-defined, no-any-return]
+
+    function.factor = 1.0  # type: ignore[attr-defined]
+    return function, lambda value: setattr(function, "factor", value)
+
+
+def in_helper() -> tuple[Call, Callable[[float], Any]]:
+    inner, change = in_variable()
+    return lambda x: inner(x) + 1, change
+
+
+def in_tensor() -> tuple[Call, Callable[[float], Any]]:
+    state = [torch.ones(4)]
+    return lambda x: x * state[0], lambda value: state.__setitem__(0, torch.full((4,), value))
+
+
+class Hooked(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: dict[str, Any] = {"patches": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        for patch in self.options["patches"]:
+            x = patch(x)
+        return x
+
+
+def as_patch(net: Hooked, function: Call) -> None:
+    net.options["patches"].append(function)
+
+
+def as_forward(net: Hooked, function: Call) -> None:
+    forward = net.forward
+    net.forward = lambda x: function(forward(x))  # type: ignore[method-assign]
+
+
+def as_decorated_forward(net: Hooked, function: Call) -> None:
+    forward = net.forward
+    net.forward = torch.no_grad()(lambda x: function(forward(x)))  # type: ignore[method-assign]
+
+
+def as_method(net: Hooked, function: Call) -> None:
+    net.forward = types.MethodType(lambda self, x: function(Hooked.forward(self, x)), net)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("put", [as_patch, as_forward, as_decorated_forward, as_method])
+@pytest.mark.parametrize(
+    "make",
+    [in_dictionary, in_variable, in_object, in_default, in_global, in_function, in_helper, in_tensor],
+)
+@torch.no_grad()
+def test_what_a_function_in_an_attribute_reads_is_live(
+    put: Callable[[Hooked, Call], None], make: Callable[[], tuple[Call, Callable[[float], Any]]]
+) -> None:
+    module = Hooked()
+    function, change = make()
+    put(module, function)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = image(3, 4)
+    change(1.0)
+    for value in (1.0, 2.0, -0.5, 3.0):
+        assert_close(compiled(x), module(x))
+        change(value)
+        assert_close(compiled(x), module(x))
+    captures = oxidiff.report(compiled).captures
+    assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == captures
+
+
+@torch.no_grad()
+def test_functions_in_containers_of_a_function_are_live() -> None:
+    """Options of a sampler: functions in lists in a dictionary."""
+    net, x = Net(), image(3, 4)
+    post, change = in_dictionary()
+    options: dict[str, Any] = {"post": [post]}
+
+    def function(x: Tensor) -> Tensor:
+        x = net(x)
+        for after in options["post"]:
+            x = after(x)
+        return x
+
+    compiled: Any = oxidiff.compile(function, strict=True)
+    assert_close(compiled(x), function(x))
+    change(2.0)
+    assert_close(compiled(x), function(x))
+    options["post"].append(lambda x: x + 1)
+    assert_close(compiled(x), function(x))
+
+
+@torch.no_grad()
+def test_a_factor_beside_what_a_function_reads_stays_an_argument() -> None:
+    class Scaled(Hooked):
+        factor = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.factor
+
+    module = Scaled()
+    function, change = in_variable()
+    as_patch(module, function)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = image(3, 4)
+    for factor in (1.5, 0.5, 0.25):
+        module.factor = factor
+        assert_close(compiled(x), module(x))
+    captures = oxidiff.report(compiled).captures
+    for factor in (0.7, 0.9, 0.3):
+        module.factor = factor
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == captures
+    change(2.0)
+    assert_close(compiled(x), module(x))
