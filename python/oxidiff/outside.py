@@ -16,7 +16,7 @@ import itertools
 import os
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
@@ -107,6 +107,11 @@ class Outside:
             if table.get(name, _ABSENT) is not value:
                 return False
         return all(cell == _EMPTY for cell in self._unset)
+
+    @property
+    def places(self) -> Set[tuple[int, str]]:
+        """The dictionaries, by id, and names in them that are looked at."""
+        return self._noted
 
     def follows(self, function: Any) -> bool:
         """Whether this has what another function reads, too."""
@@ -243,6 +248,11 @@ class Reading(nn.Module):
     def objects_beside(self) -> list[tuple[str, Any]]:
         """Objects of which the functions read attributes, with labels."""
         return self._outside.objects
+
+    @property
+    def places(self) -> Set[tuple[int, str]]:
+        """The dictionaries, by id, and names in them of which this has the values."""
+        return self._outside.places
 
     def follows(self, function: Any) -> bool:
         """Whether what another function reads is here, too."""

@@ -252,6 +252,23 @@ def test_compiled_functions(space: Any) -> None:
         undo()
 
 
+_factor = 2.0
+
+
+@torch.no_grad()
+def test_a_number_that_a_compiled_function_reads_is_followed_without_end() -> None:
+    """It is there as an attribute is, and not looked for a second time."""
+    global _factor
+    linear = nn.Linear(4, 4).eval()
+    compiled: Any = oxidiff.compile(lambda x: linear(x) * _factor, cache=False, strict=True)
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(40):
+            _factor = i + 0.5
+            torch.testing.assert_close(compiled(x), linear(x) * _factor)
+
+
 class _Doubled:
     """A function that is an object, as wrappers of attention are."""
 

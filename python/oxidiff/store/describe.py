@@ -33,6 +33,7 @@ from torch import Tensor
 
 from .. import _native
 from ..adapters import adapter_class
+from ..outside import Reading
 from ..watch import RECORDERS, SKIPPED, is_idle
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
@@ -155,7 +156,7 @@ def describe(
     if inputs:
         lines["inputs"] = {name: "a number" for _, _, name in inputs}
     description = Description(lines)
-    description.surroundings = code.surroundings()
+    description.surroundings = code.surroundings(module)
     return description
 
 
@@ -172,7 +173,7 @@ def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> _nativ
     with contextlib.suppress(*UNDESCRIBED):
         code.reach_value(forward)
         code.finish()
-    return code.surroundings()
+    return code.surroundings(module)
 
 
 class _Tree:
@@ -436,8 +437,8 @@ class _Code:
                 self._methods(cls, names)
         return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
 
-    def surroundings(self) -> _native.Surroundings:
-        """What all of it finds in files and classes, as it is now."""
+    def surroundings(self, module: torch.nn.Module) -> _native.Surroundings:
+        """What all of it finds in files and classes, as it is now, other than what modules inside of ``module`` have."""
         for space in _SPACES:
             self._table(_dict_of(space))[1].update(
                 n for n, v in vars(space).items() if callable(v) and n not in _SET_BY_DYNAMO
@@ -446,8 +447,12 @@ class _Code:
             if cls.__flags__ & _IS_HEAP_TYPE:
                 names = {name for base in cls.__mro__ for name in base.__dict__.keys() & self._names}
                 self._table(_dict_of(cls))[1].update(names - _SET_BY_TRACES if _is_set_by_traces(cls) else names)
+        had = {place for child in module.modules() if isinstance(child, Reading) for place in child.places}
         return _native.Surroundings(
-            [(table, list(names), functions) for table, names, functions in self._read.values()]
+            [
+                (table, [name for name in names if (id(table), name) not in had], functions)
+                for table, names, functions in self._read.values()
+            ]
         )
 
     def _table(self, table: dict[str, Any]) -> tuple[dict[str, Any], set[str], list[types.FunctionType]]:
