@@ -185,13 +185,13 @@ class EffectiveWeights:
         self._made: dict[str, tuple[list[Tensor], list[Any], Tensor]] = {}
         self._merged: dict[str, list[Any]] = {}
 
-    def merged_anew(self, layers: Mapping[str, nn.Module]) -> set[int]:
-        """Ids of weights into which adapters were merged, or from which they were taken, since the last time: PEFT writes
-        them where torch does not count."""
+    def note_merged(self, layers: Mapping[str, nn.Module], suspects: set[int]) -> None:
+        """Adds the ids of weights into which adapters were merged, or from which they were taken, since the last time: PEFT
+        writes them where torch does not count."""
         now = {path: _merged_into(layer) for path, layer in layers.items()}
-        before, self._merged = self._merged, now
-        changed = [path for path, merged in now.items() if merged != before.get(path, [])]
-        return {id(p) for path in changed for p in layers[path].base_layer.parameters()}  # type: ignore[union-attr]
+        changed = [path for path, merged in now.items() if merged != self._merged.get(path, [])]
+        suspects.update(id(p) for path in changed for p in layers[path].base_layer.parameters())  # type: ignore[union-attr]
+        self._merged = now
 
     def weight(self, path: str, layer: Any, suspects: Collection[int] = ()) -> Tensor:
         """The effective weight of one layer: its own where no adapter is active.

@@ -77,10 +77,10 @@ def tensor_obstacle(tensor: Tensor) -> str | None:
 
 
 class _Paused:
-    """How many are in :func:`collection_paused`, and whether the first of them found the collector on."""
+    """Who is in :func:`collection_paused`, and whether the first of them found the collector on."""
 
-    lock = threading.Lock()
-    depth = 0
+    lock = threading.RLock()
+    inside: set[object] = set()  # noqa: RUF012
     was_enabled = False
 
 
@@ -92,24 +92,27 @@ def collection_paused() -> Iterator[None]:
     full collections, each of which walks everything that torch and diffusers hold: a quarter of a second that a restart
     has not got.
     """
-    with _Paused.lock:
-        if _Paused.depth == 0:
-            _Paused.was_enabled = gc.isenabled()
-            gc.disable()
-        _Paused.depth += 1
+    own = object()
     try:
+        with _Paused.lock:
+            if not _Paused.inside:
+                _Paused.was_enabled = gc.isenabled()
+            _Paused.inside.add(own)
+            gc.disable()
         yield
     finally:
         with _Paused.lock:
-            _Paused.depth -= 1
-            if _Paused.depth == 0 and _Paused.was_enabled:
+            # No call until the collector is on: an interrupt comes after one.
+            _Paused.inside -= {own}
+            if not _Paused.inside and _Paused.was_enabled:
+                _Paused.was_enabled = False
                 gc.enable()
 
 
 def reset_pause() -> None:
     """In a child process: threads of the parent that paused the collector are not there to go on."""
-    _Paused.lock = threading.Lock()
-    if _Paused.depth:
-        _Paused.depth = 0
-        if _Paused.was_enabled:
-            gc.enable()
+    _Paused.lock = threading.RLock()
+    _Paused.inside.clear()
+    if _Paused.was_enabled:
+        _Paused.was_enabled = False
+        gc.enable()

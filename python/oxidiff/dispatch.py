@@ -17,7 +17,6 @@ import os
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, cast
@@ -317,7 +316,8 @@ class Dispatcher:
         self._report = report
         self.name = type(module).__name__
         self.fallbacks: dict[Fallback, int] = {}
-        self.eager_depth = 0
+        self._eager: set[object] = set()
+        """Contexts in which its calls run eager."""
         self.disabled = _native.is_on("OXIDIFF_DISABLE")
         self.captures = 0
         self.obstacle: str | None = None
@@ -345,7 +345,10 @@ class Dispatcher:
         self._missed: set[int] = set()
         """Ids of tensors that may have been written since their weights were bound."""
         self._epoch: _Epoch | None = None
-        self._epochs: OrderedDict[Any, _Epoch] = OrderedDict()
+        self._entered: _Epoch | None = None
+        """The epoch that is the current one, or was until its weights were to be bound anew."""
+        self._epochs: dict[bytes, _Epoch] = {}
+        """By the digest of the fingerprint of their structure, which they hold; what was entered last is the last."""
         self._remembered: tuple[_Epoch, ...] = ()
         """The same, for those who only look and do not wait for a thread that compiles."""
         self._lock = threading.RLock()
@@ -365,7 +368,7 @@ class Dispatcher:
         next(self._calls)
         if torch.get_num_threads() != _threads:
             follow_threads()
-        if self.disabled or self.eager_depth:
+        if self.disabled or self._eager:
             next(self._eager_calls)
             return self._forward(args, kwargs)
         if kwargs:
@@ -458,14 +461,21 @@ class Dispatcher:
         """A call without such a factor, where others may have had one: nobody puts theirs in the weights meanwhile."""
         if self.effective.scale != 1.0 and self._is_captured():
             return self._fall_back(UnsupportedError(_COLD), args, kwargs)
-        if not self._lock.acquire(blocking=not self.options.background):
+        if not self.options.background:
+            # An interrupt cannot come between taking the lock and being ready to give it back.
+            with self._lock:
+                return self._call_at_one(args, kwargs)
+        if not self._lock.acquire(blocking=False):
             return self._run_meanwhile(args, kwargs)
         try:
-            if self.effective.scale != 1.0:
-                self._rescale(1.0)
-            return self._call(args, kwargs)
+            return self._call_at_one(args, kwargs)
         finally:
             self._lock.release()
+
+    def _call_at_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.effective.scale != 1.0:
+            self._rescale(1.0)
+        return self._call(args, kwargs)
 
     def _is_captured(self) -> bool:
         """Whether work on the module's device is only recorded now."""
@@ -475,8 +485,10 @@ class Dispatcher:
 
     def _rescale(self, scale: float) -> None:
         with self._lock:
+            epoch = self._current_epoch()
+            self._epoch = None
             self.effective.scale = scale
-            self._refresh(self._current_epoch())
+            self._refresh(epoch)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
         """Captures and compiles for this call without running it.
@@ -729,7 +741,9 @@ class Dispatcher:
 
     def _idle_epoch(self) -> _Epoch | None:
         """The current epoch; ``None`` where that would have to wait for the background thread."""
-        if not self._lock.acquire(blocking=not self.options.background):
+        if not self.options.background:
+            return self._current_epoch()
+        if not self._lock.acquire(blocking=False):
             return None
         try:
             return self._current_epoch()
@@ -846,12 +860,11 @@ class Dispatcher:
             if epoch is None:
                 with collection_paused():
                     epoch = self._enter(self._first_look())
-                self._refresh(epoch, self.effective.merged_anew(epoch.structure.layers))
+                self._refresh(epoch)
             while bits := epoch.watch.poll():
                 suspects = epoch.watch.changed_tensors()
                 if bits & SURROUNDINGS:
                     epoch = self._leave_outdated(epoch)
-                    suspects |= self.effective.merged_anew(epoch.structure.layers)
                     self._refresh(epoch, suspects)
                     continue
                 is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
@@ -861,20 +874,12 @@ class Dispatcher:
                         if self.lifting.learn(epoch.structure, structure):
                             structure = self._look()
                         epoch = self._enter(structure)
-                        suspects |= self.effective.merged_anew(structure.layers)
                         self._refresh(epoch, suspects)
                         continue
                     if structure.numbers != epoch.structure.numbers:
                         epoch.renumber()
                     epoch.engine.structure = structure
-                    suspects |= self.effective.merged_anew(structure.layers)
-                is_covered = False
-                while not is_covered:
-                    # Watched first, bound then: what changes in between shows.
-                    epoch.watch = Watch(epoch.structure, epoch.engine.watched(), epoch.engine.surroundings)
-                    self._refresh(epoch, suspects)
-                    # A tensor in an attribute may have been replaced by another.
-                    is_covered = epoch.watch.covers(epoch.engine.watched(), epoch.engine.surroundings)
+                self._rebind(epoch, suspects)
             return epoch
 
     def _leave_outdated(self, epoch: _Epoch) -> _Epoch:
@@ -894,15 +899,25 @@ class Dispatcher:
                 del self._epochs[fingerprint]
         return self._enter(self._look())
 
+    def _rebind(self, epoch: _Epoch, suspects: Set[int]) -> None:
+        """Binds the weights as they are now, and watches them."""
+        watch = None
+        # A tensor in an attribute may have been replaced by another.
+        while watch is None or not watch.covers(epoch.engine.watched(), epoch.engine.surroundings):
+            # Watched first, bound then: what changes in between shows.
+            watch = Watch(epoch.structure, epoch.engine.watched(), epoch.engine.surroundings)
+            self._refresh(epoch, suspects)
+        # Not before they are bound: until then the old one has other threads, and a call after an interrupt, look again.
+        epoch.watch = watch
+
     def _refresh(self, epoch: _Epoch, suspects: Set[int] = frozenset()) -> None:
-        """Binds the weights as they are now. If that fails, whatever with, the next call starts over: the changes were
-        seen, and would not be seen again."""
+        """Binds the weights as they are now, which makes an epoch the current one. If that fails, whatever with, the next
+        call starts over: the changes were seen, and would not be seen again."""
+        self._epoch = None
         self._missed |= suspects
-        try:
-            epoch.engine.refresh(self._missed)
-        except BaseException:
-            self._epoch = None
-            raise
+        self.effective.note_merged(epoch.structure.layers, self._missed)
+        epoch.engine.refresh(self._missed)
+        self._epoch = epoch
         self._missed.clear()
 
     def _look(self) -> Structure:
@@ -922,28 +937,28 @@ class Dispatcher:
         return self._look() if self.lifting.adopt(structure, names) else structure
 
     def _enter(self, structure: Structure) -> _Epoch:
-        old = self._epoch
-        epoch = self._epochs.pop(structure.fingerprint, None)
+        """The epoch of a structure, whose weights are to be bound next."""
+        # An exception that comes from outside must leave behind none that watches nothing, or is bound to nothing.
+        self._epoch = None
+        epoch = self._epochs.pop(structure.fingerprint.digest, None)
         if epoch is None:
             epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective, self.budget))
         else:
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
-        self._epochs[structure.fingerprint] = epoch
-        if old is not None and old is not epoch:
-            # An exception that comes from outside must not leave one behind that watches nothing.
-            self._epoch = None
-            old.retire()
+        self._epochs[structure.fingerprint.digest] = epoch
+        if self._entered is not None and self._entered is not epoch:
+            self._entered.retire()
+        self._entered = epoch
         while len(self._epochs) > _MAX_EPOCHS:
-            self._epochs.popitem(last=False)
+            del self._epochs[next(iter(self._epochs))]
         self._remembered = tuple(self._epochs.values())
-        self._epoch = epoch
         return epoch
 
     def _reentered(self) -> _Epoch:
         """The epoch of the module after other numbers of it were found to be arguments."""
         epoch = self._enter(self._look())
-        self._refresh(epoch, self.effective.merged_anew(epoch.structure.layers))
+        self._refresh(epoch)
         return epoch
 
     def _watch(self, epoch: _Epoch) -> None:
@@ -957,10 +972,8 @@ class Dispatcher:
                 epoch.engine.surroundings.forget_changed(with_code=False)
                 if epoch.engine.is_outdated():
                     raise ChangedError(CHANGED)
-            suspects = epoch.watch.changed_tensors()
             epoch.engine.structure = structure
-            epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
-            self._refresh(epoch, suspects)
+            self._rebind(epoch, epoch.watch.changed_tensors())
 
     def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:
         is_needed = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
@@ -1046,7 +1059,7 @@ class Dispatcher:
                 epochs = list(member._epochs.values())
                 member._epochs.clear()
                 member._remembered = ()
-                member._epoch = None
+                member._epoch = member._entered = None
                 member.effective.clear()
             for epoch in epochs:
                 epoch.retire()
@@ -1055,17 +1068,14 @@ class Dispatcher:
     def eager(self) -> Iterator[torch.nn.Module]:
         """Runs calls in eager PyTorch meanwhile, in every thread."""
         members = [member for _, member in self.family()]
-        for member in members:
-            member._add_eager(1)
+        own = object()
         try:
+            for member in members:
+                member._eager.add(own)
             yield self.module
         finally:
             for member in members:
-                member._add_eager(-1)
-
-    def _add_eager(self, count: int) -> None:
-        with self._lock:
-            self.eager_depth += count
+                member._eager.discard(own)
 
     # -- eager ---------------------------------------------------------------------------------------------------------
 

@@ -160,15 +160,16 @@ class Variant:
         Returns:
             Whether anything was bound anew or will be derived again.
         """
+        is_new = self._executable is None
         if self._executable is None:
             if self.captured.may_overflow:
                 self._executable = Guarded(self.captured, tensors, self._notice)
             else:
                 self._executable = _native.Executable(self.captured.program, tensors)
-        elif not self._executable.set_weights(tensors, suspects, since):
-            return False
+        else:
+            is_new = self._executable.set_weights(tensors, suspects, since)
         self._tensors = tensors
-        return True
+        return is_new
 
     def release(self) -> None:
         """Lets go of the module's tensors and of what was derived from them."""

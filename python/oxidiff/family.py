@@ -112,7 +112,7 @@ class Family:
 
 
 _families: weakref.WeakValueDictionary[Any, Family] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def family_of(structure: Structure, options: CompileOptions) -> Family:
@@ -128,6 +128,6 @@ def family_of(structure: Structure, options: CompileOptions) -> Family:
 def reset_locks() -> None:
     """In a child process: another thread of the parent may have held a lock, which nobody would ever release here."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     for family in list(_families.values()):
         family.lock = threading.RLock()

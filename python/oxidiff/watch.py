@@ -51,9 +51,6 @@ class Fingerprint:
         self.digest = digest
         self._kept = kept
 
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Fingerprint) and self.digest == other.digest)
 

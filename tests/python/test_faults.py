@@ -3,6 +3,9 @@ eager raises, its exception arrives; a good call afterwards works."""
 
 from __future__ import annotations
 
+import functools
+import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -20,8 +23,12 @@ from torch import Tensor, nn
 import oxidiff
 from nets import Net, Returns, assert_close, image
 from oxidiff import dispatch, engine, testing
+from oxidiff.ambient import collection_paused
 
 pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+
+
+PACKAGE = os.path.dirname(oxidiff.__file__) + os.sep
 
 
 @pytest.fixture
@@ -642,6 +649,95 @@ def test_deep_long_and_wide() -> None:
 
 
 # --- interruption -----------------------------------------------------------------------------------------------------
+
+
+def interrupted_at(n: int, run: Any, is_counted: Any) -> bool:
+    """Runs ``run`` with a `KeyboardInterrupt` at the n-th event of those that count (`sys.settrace`); false if it had fewer.
+    Python raises one as a function begins, after a call and as a loop begins again."""
+    left = n
+
+    def follow(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if is_counted(frame.f_code, event):
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return follow
+
+    sys.settrace(follow)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def is_function_of(*places: str) -> Any:
+    """Whether an event is that a function of a file with one of these in its path begins."""
+    return lambda code, event: event == "call" and any(place in code.co_filename for place in places)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["written", "replaced", "another structure"])
+def test_interrupt_while_changes_are_noticed(module: Net, compiled: Any, change: str) -> None:
+    structures = [nn.GELU(), nn.SiLU()] if change == "another structure" else [module.act]
+    for module.act in structures:
+        compiled(image())
+    for n in itertools.count(1):
+        module.act = structures[n % len(structures)]
+        if change == "replaced":
+            module.conv.weight = nn.Parameter(module.conv.weight + 0.5)
+        else:
+            module.conv.weight.add_(0.5)
+        if not interrupted_at(n, functools.partial(compiled, image()), is_function_of(PACKAGE)):
+            break
+        assert_works(compiled)
+    assert n > 10 and not oxidiff.report(compiled).fallbacks
+
+
+def test_interrupt_leaves_a_process_that_works() -> None:
+    """A capture has much of torch look elsewhere meanwhile."""
+    before = {name: vars(nn.Module).get(name) for name in ("__call__", "__setattr__", "__init__", "add_module")}
+    is_counted = is_function_of("capture/trace.py", "contextlib.py", "_python_dispatch.py", "torch/overrides.py")
+    latest: dict[Any, int] = {}
+
+    def noted(code: Any, event: str) -> bool:
+        if is_counted(code, event):
+            latest[code] = count[0] = count[0] + 1
+        return False
+
+    count = [0]
+    compiled = oxidiff.compile(Net().eval(), cache=False)
+    with torch.no_grad():
+        interrupted_at(0, functools.partial(compiled, image()), noted)
+    assert len(latest) > 30
+    for n in latest.values():
+        compiled = oxidiff.compile(Net().eval(), cache=False)
+        with torch.no_grad():
+            interrupted_at(n, functools.partial(compiled, image()), is_counted)
+        assert {name: vars(nn.Module).get(name) for name in before} == before
+        assert not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+        assert gc.isenabled() and torch.is_grad_enabled() and not engine.is_tracing()
+    assert_works(compiled)
+
+
+def test_interrupt_as_a_context_is_entered(compiled: Any) -> None:
+    def enter(make: Any) -> None:
+        with make():
+            sys.settrace(None)
+
+    def is_line(code: Any, event: str) -> bool:
+        return (
+            event == "line" and code.co_filename.startswith(PACKAGE) and code.co_name in ("eager", "collection_paused")
+        )
+
+    for make in (compiled.eager, collection_paused):
+        n = next(n for n in itertools.count(1) if not interrupted_at(n, functools.partial(enter, make), is_line))
+        assert n > 3 and gc.isenabled()
+    assert_works(compiled)
 
 
 @torch.no_grad()

@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
+_C = torch._C
 
 
 CHANGED = "the module was changed while it was being captured"
@@ -1318,10 +1319,10 @@ class _Adapters:
             for owner in [next((cls for cls in kind.__mro__ if name in cls.__dict__), None)]
             if owner is not None
         }
-        for owner, name in owners:
-            replaced.append((owner, name, owner.__dict__[name]))
-            setattr(owner, name, self._refusing(owner.__dict__[name]))
         try:
+            for owner, name in owners:
+                replaced.append((owner, name, owner.__dict__[name]))
+                setattr(owner, name, self._refusing(owner.__dict__[name]))
             yield
         finally:
             for owner, name, write in replaced:
@@ -1333,7 +1334,7 @@ class _Adapters:
     def _refusing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)
         def method(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(layer) in self._layers and threading.get_ident() == self._recorder.thread:
+            if id(layer) in self._layers and is_tracing() and _current is self._recorder:
                 raise self._changed(f"{write.__name__} of {self._recorder.weights.paths[id(self.bases[id(layer)])]}")
             result = write(layer, *args, **kwargs)
             if id(layer) in self._layers:
@@ -1343,13 +1344,12 @@ class _Adapters:
         return method
 
 
-@contextmanager
-def _following_modules(recorder: Recorder) -> Iterator[None]:
-    """Keeps ``recorder.path`` at the submodule that is running."""
+def _following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives, with ``recorder.path`` kept at the submodule that is running."""
     global _current
-    original, set_original = torch.nn.Module.__call__, torch.nn.Module.__setattr__
-    make = torch.nn.Module.__init__
-    writers = {name: getattr(torch.nn.Module, name) for name in ("register_parameter", "add_module", "__delattr__")}
+    kind: Any = torch.nn.Module
+    original, set_original, make = kind.__call__, kind.__setattr__, kind.__init__
+    register, add, delete = kind.register_parameter, kind.add_module, kind.__delattr__
     paths = recorder.weights.paths
     thread = recorder.thread
     adapters = _Adapters(recorder)
@@ -1394,25 +1394,26 @@ def _following_modules(recorder: Recorder) -> Iterator[None]:
 
         return method
 
-    outer, _current = _current, recorder
-    imported = set(sys.modules)
-    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-    torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
-    torch.nn.Module.__init__ = initialize  # type: ignore[method-assign]
-    for name, write in writers.items():
-        setattr(torch.nn.Module, name, noting(write))
+    outer, modes, imported = _current, _Modes(), set(sys.modules)
+    noted = noting(register), noting(add), noting(delete)
     try:
+        _current = recorder
+        kind.__call__, kind.__setattr__, kind.__init__ = call, set_attribute, initialize
+        kind.register_parameter, kind.add_module, kind.__delattr__ = noted
         with adapters.watched():
-            yield
+            return run()
     finally:
-        ours = [(getattr(torch.nn.Module, name), write) for name, write in writers.items()]
-        for name, write in writers.items():
-            setattr(torch.nn.Module, name, write)
-        torch.nn.Module.__init__ = make  # type: ignore[method-assign]
-        torch.nn.Module.__setattr__ = set_original  # type: ignore[method-assign]
-        torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+        # No call before all is back: an interrupt comes after one.
+        kind.__call__, kind.__setattr__, kind.__init__ = original, set_original, make
+        kind.register_parameter, kind.add_module, kind.__delattr__ = register, add, delete
         _current = outer
-        _take_back([*ours, (call, original), (set_attribute, set_original), (initialize, make)], imported)
+        modes.put_back(recorder)
+        stood_in = zip(
+            (call, set_attribute, initialize, *noted),
+            (original, set_original, make, register, add, delete),
+            strict=True,
+        )
+        _take_back(list(stood_in), imported)
 
 
 def _take_back(ours: Sequence[tuple[Any, Any]], imported: Collection[str]) -> None:
@@ -1430,6 +1431,25 @@ def _take_back(ours: Sequence[tuple[Any, Any]], imported: Collection[str]) -> No
         for name, value in list(space.items()):
             if id(value) in methods:
                 space[name] = methods[id(value)]
+
+
+class _Modes:
+    """The modes of this thread, as they were: an interrupt that comes as the ``__exit__`` of one of torch's begins leaves
+    it as it is."""
+
+    def __init__(self) -> None:
+        self._dispatch, self._function = _C._len_torch_dispatch_stack(), _C._len_torch_function_stack()
+        self._is_grad_enabled = torch.is_grad_enabled()
+
+    def put_back(self, recorder: Recorder) -> None:
+        while _C._len_torch_function_stack() > self._function:
+            _C._pop_torch_function_stack()
+        while _C._len_torch_dispatch_stack() > self._dispatch:
+            if recorder.old_dispatch_mode_flags:
+                recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            else:
+                _C._pop_torch_dispatch_stack(None)
+        _C._set_grad_enabled(self._is_grad_enabled)
 
 
 _ABSENT = object()
@@ -1650,25 +1670,24 @@ def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any],
 
 
 @contextmanager
-def _past_caches(weights: WeightIndex, thread: int) -> Iterator[None]:
+def _past_caches(weights: WeightIndex) -> Iterator[None]:
     """Lets the tracing thread compute what the module's cached functions have in their caches, or would put there: it would
     be of another size, and calls of other threads would find meta tensors."""
     if weights.cached is None:
         weights.cached = _caches_of([module for _, module in weights.modules])
-    for put, cached in weights.cached:
-        put(_past(cached, thread))
     try:
+        for put, cached in weights.cached:
+            put(_past(cached))
         yield
     finally:
         for put, cached in weights.cached:
             put(cached)
 
 
-def _past(cached: Any, thread: int) -> Any:
+def _past(cached: Any) -> Any:
     @functools.wraps(cached)
     def function(*args: Any, **kwargs: Any) -> Any:
-        is_traced = threading.get_ident() == thread
-        return cached.__wrapped__(*args, **kwargs) if is_traced else cached(*args, **kwargs)
+        return cached.__wrapped__(*args, **kwargs) if is_tracing() else cached(*args, **kwargs)
 
     function.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
     function.cache_info = cached.cache_info  # type: ignore[attr-defined]
@@ -1842,7 +1861,7 @@ def _remove_from_containers(value: Any, depth: int = 3) -> None:
 
 
 @contextmanager
-def _telling_transformers(thread: int) -> Iterator[None]:
+def _telling_transformers() -> Iterator[None]:
     """Lets transformers build masks without looking at their values, as it does for every tracer it knows."""
     library = sys.modules.get("transformers.utils.import_utils")
     original = getattr(library, "is_jit_tracing", None)
@@ -1851,7 +1870,7 @@ def _telling_transformers(thread: int) -> Iterator[None]:
         return
 
     def is_jit_tracing() -> Any:
-        return threading.get_ident() == thread or original()
+        return is_tracing() or original()
 
     library.is_jit_tracing = is_jit_tracing  # type: ignore[attr-defined]
     try:
@@ -1870,9 +1889,9 @@ def _following_lengths(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
     ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it."""
     spaces = [space for space in _own_spaces(modules) if "len" not in space]
-    for space in spaces:
-        space["len"] = _length
     try:
+        for space in spaces:
+            space["len"] = _length
         yield
     finally:
         for space in spaces:
@@ -1908,8 +1927,8 @@ def trace(
     """
     with _lock:
         collecting = gc.isenabled()
-        gc.disable()
         try:
+            gc.disable()
             run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader, has_doubles)
             return _without_draws(lambda: _settled(run))
         finally:
@@ -2032,27 +2051,35 @@ def _run(
         reader.begin()
     try:
         return _recorded(call, inputs, before, recorder)
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            # An interrupt, perhaps in the middle of this.
+            before.restore(recorder.foreign, recorder.own)
+        raise
     finally:
         recorder.close()
+
+
+def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder) -> Any:
+    with (
+        torch.no_grad(),
+        _C._AutoDispatchBelowAutograd(),
+        _telling_transformers(),
+        _past_caches(recorder.weights),
+        _following_lengths(module for _, module in recorder.weights.modules),
+        recorder,
+        _RealDevice(recorder),
+    ):
+        for tensor, label in inputs:
+            recorder.add_input(tensor, label)
+        return call()
 
 
 def _recorded(
     call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: _Before, recorder: Recorder
 ) -> tuple[Trace, list[_Change | _Content], bool]:
     try:
-        with (
-            torch.no_grad(),
-            torch._C._AutoDispatchBelowAutograd(),
-            _following_modules(recorder),
-            _telling_transformers(recorder.thread),
-            _past_caches(recorder.weights, recorder.thread),
-            _following_lengths(module for _, module in recorder.weights.modules),
-            recorder,
-            _RealDevice(recorder),
-        ):
-            for tensor, label in inputs:
-                recorder.add_input(tensor, label)
-            result = call()
+        result = _following_modules(recorder, functools.partial(_called, call, inputs, recorder))
         if recorder.stranger is not None:
             raise recorder.stranger
         record = recorder.finish(result)
@@ -2073,9 +2100,6 @@ def _recorded(
         if isinstance(error, Error):
             raise
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
-    except BaseException:
-        before.restore(recorder.foreign, recorder.own)
-        raise
     changes = before.restore(recorder.foreign, recorder.own)
     if recorder.is_disturbed:
         before.forget(recorder)
