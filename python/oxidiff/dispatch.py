@@ -375,7 +375,12 @@ class Dispatcher:
             plain, scale = split_scale(self.module, kwargs)
             if plain is not kwargs:
                 return self._call_scaled(args, kwargs, plain, scale)
-        return self._call_unscaled(args, kwargs) if self._is_rescaled else self._call(args, kwargs)
+        if not self._is_rescaled:
+            result = self._call(args, kwargs)
+            if not self._is_rescaled:
+                return result
+            # Another thread was the first with a factor, perhaps before this call took its weights.
+        return self._call_unscaled(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode = self.obstacle or ambient_mode()

@@ -400,6 +400,30 @@ def test_threads_with_and_without_a_factor(monkeypatch: pytest.MonkeyPatch) -> N
             assert max(found) < 2e-5
 
 
+@torch.no_grad()
+def test_the_first_factor_during_a_call_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxidiff import dispatch
+
+    subject = Subject()
+    subject.add("ink")
+    subject.set("ink")
+    subject.check()
+    key_of = dispatch.key_of
+
+    def meanwhile() -> None:
+        with torch.no_grad():
+            subject.result(cross_attention_kwargs={"scale": 0.25})
+
+    def slowly(*args: Any) -> Any:
+        monkeypatch.setattr(dispatch, "key_of", key_of)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(meanwhile).result()
+        return key_of(*args)
+
+    monkeypatch.setattr(dispatch, "key_of", slowly)
+    subject.check()
+
+
 class Tied(torch.nn.Module):
     """Its output layer has the weight of its embedding."""
 

@@ -121,6 +121,31 @@ def test_weights_switched_during_calls() -> None:
         assert_close(compiled(image()), module(image()))
 
 
+def test_a_call_after_a_change_waits_for_the_thread_that_binds_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    refresh, is_binding, goes_on = engine.Engine.refresh, threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> bool:
+        is_binding.set()
+        goes_on.wait(30)
+        return refresh(*args)
+
+    def work(i: int) -> None:
+        if i:
+            assert is_binding.wait(30)
+            # Once the call below is on its way.
+            threading.Timer(0.3, goes_on.set).start()
+        assert_close(compiled(image()), expected)
+
+    with torch.no_grad():
+        compiled(image())
+        module.linear.weight.add_(1.0)
+        expected = module(image())
+    monkeypatch.setattr(engine.Engine, "refresh", slowly)
+    in_threads(2, work)
+
+
 def test_module_deleted_and_unloaded_during_calls() -> None:
     compiled: Any = oxidiff.compile(Net().eval(), strict=True)
     with torch.no_grad():
