@@ -239,7 +239,8 @@ class EffectiveWeights:
     @property
     def bytes(self) -> int:
         """Memory of the weights that were computed."""
-        return sum(weight.nbytes for *_, weight in self._made.values())
+        # Other threads put more there meanwhile.
+        return sum(weight.nbytes for *_, weight in list(self._made.values()))
 
 
 def _merged_into(layer: Any) -> list[Any]:

@@ -34,7 +34,7 @@ from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
 from .check import compare
 from .device import device_of, is_captured, named
-from .engine import Engine, Reads, Ready, Variant
+from .engine import Engine, Part, Reads, Ready
 from .errors import (
     ArtifactError,
     CaptureError,
@@ -548,8 +548,8 @@ class Dispatcher:
         function = table["_old_forward"] if self._is_hooked() else self.module.forward
         return cast(Callable[..., Any], function)
 
-    def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Variant, list[int]]]:
-        """What would run this call, each with the sizes at which it would; raises as :meth:`prepare`."""
+    def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
+        """What would run this call, see :attr:`Ready.parts`; raises as :meth:`prepare`."""
         args, kwargs = self._as_captured(args, kwargs)
         with torch.no_grad():
             ready = self.prepare(args, kwargs)

@@ -40,7 +40,7 @@ from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
 from .tune import Budget
 from .watch import Structure
 
-__all__ = ["Engine", "Ready", "Variant", "is_tracing"]
+__all__ = ["Engine", "Part", "Ready", "Variant", "is_tracing"]
 
 Number = int | float
 
@@ -50,13 +50,18 @@ _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
 
 
+Part = tuple["Variant", _native.Executable, list[int]]
+"""A program of a call, with the weights that it is bound to, and the sizes at which it runs."""
+
+
 class Ready:
     """A call of one key, ready to run.
 
     Attributes:
         run: Takes the call's leaves and gives what the module would return.
         profile: Takes the call's leaves and gives a timed run's steps.
-        parts: Takes the call's leaves and gives what runs it, each with the sizes at which it does.
+        parts: Takes the call's leaves and gives what runs it, each with the sizes at which it does. The programs with their
+            weights are those of the call, whatever other threads let go of meanwhile.
         free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
         problems: Why some of its ops run in eager PyTorch, once per kind of op.
         writes: Where it writes into lists and dictionaries that it is given; :attr:`run` then gives a pair of what the
@@ -71,7 +76,7 @@ class Ready:
         self,
         run: Callable[[list[Leaf]], Any],
         profile: Callable[[list[Leaf]], list[dict[str, Any]]],
-        parts: Callable[[list[Leaf]], list[tuple[Variant, list[int]]]],
+        parts: Callable[[list[Leaf]], list[Part]],
         free_numbers: frozenset[int] = frozenset(),
         problems: Sequence[UnsupportedError] = (),
     ) -> None:
@@ -178,8 +183,9 @@ class Variant:
 
     def unload(self) -> None:
         """Drops specializations, derived weights and idle workspace."""
-        if self._executable is not None:
-            self._executable.unload()
+        executable = self._executable
+        if executable is not None:
+            executable.unload()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -199,8 +205,9 @@ class Variant:
     @property
     def executable(self) -> _native.Executable | Guarded:
         """The program with its weights."""
-        assert self._executable is not None, "a variant is bound before it runs"
-        return self._executable
+        executable = self._executable
+        assert executable is not None, "a variant is bound before it runs"
+        return executable
 
     @property
     def body(self) -> Body:
@@ -219,7 +226,8 @@ class Variant:
 
     def stats(self) -> dict[str, Any]:
         """See ``_native.Executable.stats``; empty while nothing is bound."""
-        return {} if self._executable is None else self._executable.stats()
+        executable = self._executable
+        return {} if executable is None else executable.stats()
 
     def explain(self) -> dict[str, Any]:
         """What it was captured from and compiled to."""
@@ -845,10 +853,12 @@ class _Binding:
             execute(leaves, steps)
             return steps
 
-        def parts(leaves: list[Leaf]) -> list[tuple[Variant, list[int]]]:
+        def parts(leaves: list[Leaf]) -> list[Part]:
             leaves = leaves + defaults
             point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
-            return [(variant, variant.lowered.sizes(point)) for variant in staged.variants]
+            held = [executable for executable in executables if executable is not None]
+            pairs = zip(staged.variants, held, strict=True)
+            return [(variant, executable, variant.lowered.sizes(point)) for variant, executable in pairs]
 
         return Ready(execute, profile, parts, frozenset(live.values()), staged.problems)
 
@@ -883,7 +893,7 @@ class _Binding:
             leaves = leaves + defaults
             return executable.profile(arguments_of(leaves), sizes_of(leaves))
 
-        def parts(leaves: list[Leaf]) -> list[tuple[Variant, list[int]]]:
-            return [(variant, sizes_of(leaves + defaults))]
+        def parts(leaves: list[Leaf]) -> list[Part]:
+            return [(variant, executable, sizes_of(leaves + defaults))]
 
         return Ready(run, profile, parts, frozenset(live.values()))

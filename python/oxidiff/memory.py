@@ -363,7 +363,7 @@ def _model_seconds(found: Mapping[str, Any]) -> float:
 def estimate_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Estimate:
     """See :func:`oxidiff.estimate`."""
     try:
-        parts = [_part_estimate(variant, dims) for variant, dims in dispatcher.parts_of(args, kwargs)]
+        parts = [_part_estimate(*part) for part in dispatcher.parts_of(args, kwargs)]
     except _native.NativeError as error:
         raise from_native(error) from error
     largest = max(parts, key=lambda part: part["arena_bytes"], default=None)
@@ -384,10 +384,10 @@ def estimate_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str,
     )
 
 
-def _part_estimate(variant: Variant, dims: Sequence[int]) -> dict[str, Any]:
+def _part_estimate(variant: Variant, executable: _native.Executable, dims: Sequence[int]) -> dict[str, Any]:
     """What one program of a call needs."""
     found = variant.program.memory(dims)
-    stats = variant.stats()
+    stats = executable.stats()
     ran = [row for row in stats["sizes"] if row["ms"] > 0]
     same = next((row for row in ran if row["dims"] == list(dims)), None)
     seconds, based_on = _model_seconds(found), "nominal speed"
@@ -399,7 +399,7 @@ def _part_estimate(variant: Variant, dims: Sequence[int]) -> dict[str, Any]:
         based_on = "another size"
     return {
         **found,
-        "derived_bytes": variant.executable.derived_bytes_for(dims),
+        "derived_bytes": executable.derived_bytes_for(dims),
         "weight_bytes": stats["weight_bytes"],
         "seconds": seconds,
         "based_on": based_on,

@@ -32,8 +32,8 @@ def warm_up(
     with _progress(dispatcher.name, len(calls)) as done:
         for some_args, some_kwargs in calls:
             try:
-                for variant, dims in dispatcher.parts_of(some_args, some_kwargs):
-                    variant.executable.prepare(dims)
+                for _, executable, dims in dispatcher.parts_of(some_args, some_kwargs):
+                    executable.prepare(dims)
             except _native.NativeError as error:
                 raise from_native(error) from error
             done()

@@ -146,6 +146,21 @@ def test_a_call_after_a_change_waits_for_the_thread_that_binds_the_weights(monke
     in_threads(2, work)
 
 
+def test_estimates_while_others_unload() -> None:
+    compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+    parts_of = dispatch.Dispatcher.parts_of
+
+    def found(dispatcher: Any, *args: Any) -> Any:
+        parts = parts_of(dispatcher, *args)
+        in_threads(1, lambda _: compiled.unload())
+        return parts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch.Dispatcher, "parts_of", found)
+        assert oxidiff.estimate(compiled, image()).peak_bytes > 0
+        oxidiff.warmup(compiled, image())
+
+
 def test_module_deleted_and_unloaded_during_calls() -> None:
     compiled: Any = oxidiff.compile(Net().eval(), strict=True)
     with torch.no_grad():
