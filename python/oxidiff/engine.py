@@ -50,7 +50,7 @@ _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
 
 
-Part = tuple["Variant", _native.Executable, list[int]]
+Part = tuple["Variant", _native.Executable | Guarded, list[int]]
 """A program of a call, with the weights that it is bound to, and the sizes at which it runs."""
 
 

@@ -19,6 +19,7 @@ from .errors import UnsupportedError, from_native
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
     from .engine import Variant
+    from .nan_guard import Guarded
 
 __all__ = ["Buffer", "Estimate", "Timeline", "bytes_text", "estimate_of", "page", "timeline_of"]
 
@@ -384,7 +385,7 @@ def estimate_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str,
     )
 
 
-def _part_estimate(variant: Variant, executable: _native.Executable, dims: Sequence[int]) -> dict[str, Any]:
+def _part_estimate(variant: Variant, executable: _native.Executable | Guarded, dims: Sequence[int]) -> dict[str, Any]:
     """What one program of a call needs."""
     found = variant.program.memory(dims)
     stats = executable.stats()
