@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from .capture.objects import taken_apart
+
 __all__ = ["compare"]
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -23,8 +25,8 @@ def compare(result: Any, expected: Any, tolerance: float | None = None, is_guard
             for 16-bit types.
         is_guarded: Whether ``result`` may be finite where ``expected`` is not.
     """
-    got, got_spec = tree_flatten(result)
-    want, want_spec = tree_flatten(expected)
+    got, got_spec = tree_flatten(taken_apart(result))
+    want, want_spec = tree_flatten(taken_apart(expected))
     if got_spec != want_spec:
         return f"its structure is {got_spec} instead of {want_spec}"
     for i, (a, b) in enumerate(zip(got, want, strict=True)):

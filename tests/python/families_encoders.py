@@ -110,18 +110,9 @@ ENCODERS: tuple[Family, ...] = (
     Family("gemma2", "transformers.Gemma2Model", _GEMMA, _right_states, _TEXTS),
     Family("gemma3-text", "transformers.Gemma3TextModel", {**_GEMMA, "num_hidden_layers": 6}, _left_states, _TEXTS),
     Family("llama", "transformers.LlamaModel", _DECODER, _right_states, _TEXTS),
-    # A cache of keys and values that nobody reads: no graph can return it.
-    Family(
-        "llama-cache",
-        "transformers.LlamaModel",
-        _DECODER,
-        _masked_states,
-        ((19,),),
-        batches=(1,),
-        fallbacks=("DynamicCache",),
-        captures_by_size=True,
-        programs_by_size=True,
-    ),
+    # They return a cache of keys and values that nobody reads.
+    Family("llama-cache", "transformers.LlamaModel", _DECODER, _masked_states, _TEXTS),
+    Family("gemma2-cache", "transformers.Gemma2Model", _GEMMA, _masked_states, _TEXTS),
     Family("mistral", "transformers.MistralModel", {**_DECODER, "head_dim": 8}, _left_states, _TEXTS),
     Family("qwen2", "transformers.Qwen2Model", _DECODER, _right_states, _TEXTS),
     Family(

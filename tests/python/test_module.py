@@ -1247,3 +1247,47 @@ def test_transposed_convolutions_of_all_ranks(rank: int) -> None:
     for batch, size in ((2, 20), (2, 9), (1, 13), (3, 21)):
         x = torch.randn(batch, 8, *range(size - rank + 1, size + 1))
         assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Gemma2", "T5"])
+@torch.no_grad()
+def test_cache_of_keys_and_values_is_returned(kind: str, tmp_path: Path) -> None:
+    """By every language model that is not told to make none; what goes on with it finds what eager would have made."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more = {"num_key_value_heads": 1, "vocab_size": 50, "pad_token_id": 0, "head_dim": 8}
+    if kind == "Gemma2":
+        more["sliding_window"] = 6
+    if kind == "T5":
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+        more = {"vocab_size": 50, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    module = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes, **more)).eval()
+    path = tmp_path / "graphs.oxi"
+    for start in range(2):
+        compiled = oxidiff.compile(module, strict=True, cache=False, graph_file=path)
+        for batch, length in ((2, 9), (1, 5)):
+            ids = torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(length))
+            inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            if kind == "T5":
+                inputs["decoder_input_ids"] = ids[:, :3]
+            result, expected = compiled(**inputs), module(**inputs)
+            assert_close(result.last_hidden_state, expected.last_hidden_state)
+            cache, wanted = result.past_key_values, expected.past_key_values
+            assert type(cache) is type(wanted)
+            assert cache.get_seq_length() == wanted.get_seq_length()
+            if kind == "T5":
+                assert cache.is_updated == wanted.is_updated
+                cache, wanted = cache.self_attention_cache, wanted.self_attention_cache
+            for layer, other in zip(cache.layers, wanted.layers, strict=True):
+                assert type(layer) is type(other)
+                assert vars(layer).keys() == vars(other).keys()
+                for name, value in vars(other).items():
+                    assert_close(getattr(layer, name), value) if torch.is_tensor(value) else None
+                    assert torch.is_tensor(value) or getattr(layer, name) == value
+            if kind != "T5":
+                step = {"input_ids": ids[:, :1], "attention_mask": torch.ones(batch, length + 1, dtype=torch.long)}
+                after = module(**step, past_key_values=cache).last_hidden_state
+                assert_close(after, module(**step, past_key_values=wanted).last_hidden_state)
+        # An activation of Llama's that is no submodule keeps its graphs from being stored.
+        assert oxidiff.report(compiled).captures == (1 if kind == "Llama" else 1 - start)

@@ -45,6 +45,7 @@ from ..errors import CaptureError, Error
 from .aliasing import Aliases, functional_overload, is_view_op
 from .guards import Ledger, plain
 from .meta import META_DEVICE, RULES
+from .objects import taken_apart
 from .signature import Answer, Number, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
@@ -596,6 +597,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves, spec = tree_flatten(result)
         if not _is_same(result, tree_unflatten(leaves, spec)):
             raise self.error("forward returns an object that torch's pytree does not make again as it was")
+        leaves, spec = tree_flatten(taken_apart(result))
         tokens: list[Any] = []
         numbers: list[int | float] = []
         self.path = ""
@@ -962,9 +964,21 @@ def _unsupported(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[s
     raise rec.error(f"{func} writes into its arguments", func)
 
 
-def _decomposed(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _diff(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Differences of neighbours, by slices whose ends are no sizes."""
+
+    def diff(
+        x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+    ) -> Tensor:
+        ends = [part for part in (prepend, x, append) if part is not None]
+        x = torch.cat(ends, dim) if len(ends) > 1 else x
+        for _ in range(n):
+            after, before = aten.slice.Tensor(x, dim, 1), aten.slice.Tensor(x, dim, 0, -1)
+            x = torch.logical_xor(after, before) if x.dtype is torch.bool else after - before
+        return x
+
     with rec:
-        return func.decompose(*args, **kwargs)
+        return diff(*args, **kwargs)
 
 
 def _query(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -1023,6 +1037,7 @@ _HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),
     aten.cat.default: _cat,
     aten.one_hot.default: _one_hot,
+    aten.diff.default: _diff,
 }  # fmt: skip
 
 
