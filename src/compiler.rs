@@ -105,9 +105,9 @@ fn compile_new(
     let mut timings = Timings::default();
     timings.time("verify", || ir::verify_graph(&graph, "capture"))?;
     dump.write("00-captured.ir", || ir::print_graph(&graph));
+    let ctx = PassCtx { precision, kept_bytes: options.memory.kept_bytes() };
     let wide = options.widen.then(|| ir::widened(&graph));
-    let optimized = Arc::new(optimize(wide.as_ref().unwrap_or(&graph), precision, &dump, &mut timings)?);
-    let ctx = PassCtx { precision };
+    let optimized = Arc::new(optimize(wide.as_ref().unwrap_or(&graph), &ctx, &dump, &mut timings)?);
     let target = backend.target();
     let device = options.profile.unwrap_or_else(|| backend.profile());
     let groups = timings.time("form_groups", || passes::form_groups_for(&optimized, &ctx, &device))?;
@@ -141,9 +141,9 @@ fn compile_new(
     Ok(program)
 }
 
-fn optimize(graph: &Graph, precision: Precision, dump: &Dump, timings: &mut Timings) -> Result<Graph> {
+fn optimize(graph: &Graph, ctx: &PassCtx, dump: &Dump, timings: &mut Timings) -> Result<Graph> {
     let mut at = 10;
-    passes::run_pipeline(graph.clone(), &PassCtx { precision }, &mut |pass, graph, changed, time| {
+    passes::run_pipeline(graph.clone(), ctx, &mut |pass, graph, changed, time| {
         timings.stages.push((pass.to_owned(), time));
         if changed == Changed::Yes {
             dump.write(&format!("{at}-{pass}.ir"), || ir::print_graph(graph));

@@ -18,7 +18,7 @@ const SEEDS: std::ops::Range<u64> = 0..120;
 const NODES: usize = 40;
 
 fn raw_plan(graph: &oxidiff::ir::Graph, precision: Precision, device: &Profile) -> Plan {
-    let groups = form_groups_for(graph, &PassCtx { precision }, device).unwrap();
+    let groups = form_groups_for(graph, &PassCtx { precision, ..PassCtx::default() }, device).unwrap();
     let target = oxidiff::backend::by_name("cpu").unwrap().target();
     let plan = plan::build(Arc::new(graph.clone()), groups, &target, PlanOptions::default()).unwrap();
     plan::verify::verify(&plan).unwrap_or_else(|e| panic!("{e}\n{plan}"));

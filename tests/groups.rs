@@ -18,7 +18,7 @@ return %5, %3
 
 fn groups() -> (Graph, Vec<Group>) {
     let graph = parse_graph(GRAPH).unwrap();
-    let groups = form_groups(&graph, &PassCtx { precision: Precision::Fast }).unwrap();
+    let groups = form_groups(&graph, &PassCtx { precision: Precision::Fast, ..PassCtx::default() }).unwrap();
     verify(&graph, &groups).unwrap();
     (graph, groups)
 }

@@ -43,7 +43,7 @@ fn each_pass_keeps_the_meaning() {
     for seed in SEEDS {
         let random = random_graph(seed, NODES);
         for (pass, precision) in passes().iter().flat_map(|p| PRECISIONS.map(|r| (*p, r))) {
-            let new = apply(&pass, &random.graph, &PassCtx { precision }, seed);
+            let new = apply(&pass, &random.graph, &PassCtx { precision, ..PassCtx::default() }, seed);
             check(&random, seed, pass.name, |bindings, inputs, parameters| {
                 interp::run(&new, bindings, inputs, parameters)
                     .unwrap_or_else(|e| panic!("{e}: seed {seed}, {}:\n{}", pass.name, print_graph(&new)))
@@ -57,7 +57,7 @@ fn pipeline_and_groups_keep_the_meaning() {
     for seed in SEEDS {
         let random = random_graph(seed, NODES);
         for precision in PRECISIONS {
-            let ctx = PassCtx { precision };
+            let ctx = PassCtx { precision, ..PassCtx::default() };
             let raw = random.graph.clone();
             let whole = PIPELINE.iter().fold(random.graph.clone(), |g, (pass, _)| apply(pass, &g, &ctx, seed));
             for graph in [raw, whole] {
@@ -77,7 +77,7 @@ fn pipeline_and_groups_keep_the_meaning() {
 /// change places from run to run.
 #[test]
 fn pipeline_settles() {
-    let ctx = PassCtx { precision: Precision::Fast };
+    let ctx = PassCtx { precision: Precision::Fast, ..PassCtx::default() };
     for seed in SEEDS {
         let run = |graph: Graph| PIPELINE.iter().fold(graph, |g, (pass, _)| apply(pass, &g, &ctx, seed));
         let once = run(random_graph(seed, NODES).graph);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use oxidiff::ir::Graph;
 use oxidiff::passes::{PassCtx, Precision, form_groups};
-use oxidiff::plan::{MemoryMode, Plan, PlanOptions, Workspace, build};
+use oxidiff::plan::{BufferKind, MemoryMode, Plan, PlanOptions, Workspace, build};
 use oxidiff::target::Target;
 use support::{graph_of, plan_of, program_of};
 
@@ -88,7 +88,7 @@ return %6, %7
 
 fn plan_in_order(graph: Graph) -> Plan {
     let graph = Arc::new(graph);
-    let groups = form_groups(&graph, &PassCtx { precision: Precision::Eager }).unwrap();
+    let groups = form_groups(&graph, &PassCtx { precision: Precision::Eager, ..PassCtx::default() }).unwrap();
     build(graph, groups, &Target::host(), PlanOptions::default()).unwrap()
 }
 
@@ -105,4 +105,55 @@ fn a_large_value_is_used_up_before_the_next_one_is_made() {
     oxidiff::plan::verify::verify(&plan).unwrap();
     assert_eq!(arena_bytes(plan.clone()), one);
     assert!(!plan.reorder().unwrap(), "nothing is left to gain");
+}
+
+/// Two weights of 8 MiB that `forward` makes of bytes, and a bias that it makes of another vector.
+const DEQUANTISED: &str = "symbol s0 \"batch\" = [2, 24]
+input 0 \"x\": f32[s0,512]
+parameter 0 \"first\": i8[4096,512]
+parameter 1 \"first_scale\": f32[4096,1]
+parameter 2 \"second\": i8[512,4096]
+parameter 3 \"second_scale\": f32[512,1]
+parameter 4 \"bias\": f32[512]
+%0: f32[s0,512] = input() {index=0}
+%1: i8[4096,512] = parameter() {index=0}
+%2: f32[4096,1] = parameter() {index=1}
+%3: i8[512,4096] = parameter() {index=2}
+%4: f32[512,1] = parameter() {index=3}
+%5: f32[512] = parameter() {index=4}
+%6: f32[4096,512] = convert(%1)
+%7: f32[4096,512] = mul(%6, %2)
+%8: f32[s0,4096] = linear(%0, %7)
+%9: f32[512,4096] = convert(%3)
+%10: f32[512,4096] = mul(%9, %4)
+%11: f32[512] = exp(%5)
+%12: f32[s0,512] = linear(%8, %10, %11)
+return %12
+";
+
+#[test]
+fn what_is_as_large_as_a_weight_is_kept_if_memory_allows() {
+    let graph = Arc::new(graph_of(DEQUANTISED));
+    let one = 4096 * 512 * 4;
+    for (memory, kept) in [
+        // Both weights, as numbers and scaled, and the bias.
+        (MemoryMode::Fast, 4 * one + 512 * 4),
+        (MemoryMode::Balanced, 512 * 4),
+        (MemoryMode::Low, 512 * 4),
+    ] {
+        let ctx = PassCtx { kept_bytes: memory.kept_bytes(), ..PassCtx::default() };
+        let groups = form_groups(&graph, &ctx).unwrap();
+        let options = PlanOptions { memory, ..PlanOptions::default() };
+        let mut plan = build(graph.clone(), groups, &Target::host(), options).unwrap();
+        plan.reorder().unwrap();
+        oxidiff::plan::verify::verify(&plan).unwrap();
+        let bytes = plan.buffers_of(|kind| kind == BufferKind::Derived).map(|(_, buffer)| {
+            usize::try_from(buffer.numel.as_constant().unwrap()).unwrap() * buffer.dtype.size_bytes()
+        });
+        assert_eq!(bytes.sum::<usize>(), kept, "{memory:?}");
+        if memory != MemoryMode::Fast {
+            // One weight at a time, and no more of it than what the product reads and what that is made of.
+            assert!(arena_bytes(plan) <= 2 * one + 24 * 4096 * 4);
+        }
+    }
 }

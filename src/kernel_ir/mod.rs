@@ -3,7 +3,8 @@
 //! A [`Group`] is one step of the plan. A *contraction* or *norm* group computes its `root` node and runs its `body` on the
 //! results before they reach memory; a *loop* group is its body alone; a *direct* group is one op that is a kernel of its
 //! own (gather, reduction, padding, ...); a *view* group costs nothing (its value is a strided view); a *weight* group
-//! depends on parameters, constants and sizes alone, is evaluated once per weight set and kept as a derived weight.
+//! depends on parameters, constants and fixed sizes alone, is evaluated once per weight set and kept as a derived weight
+//! (see [`kept_values`](crate::analysis::kept_values)).
 //!
 //! A [`Body`] is a straight-line program of pointwise ops over one iteration space, in the compute type; stores round. Both
 //! backends lower it: the CPU to a tile program, CUDA to source text.

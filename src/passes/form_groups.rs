@@ -1,6 +1,6 @@
 //! Decides which nodes become one kernel.
 //!
-//! *What:* every node ends in exactly one [`Group`]. Sources, views and what depends on weights alone are set aside; each
+//! *What:* every node ends in exactly one [`Group`]. Sources, views and what is kept with the weights are set aside; each
 //! contraction and norm takes the pointwise work behind it as its epilogue; what is left of the pointwise work becomes
 //! loops, as large as they get. *Why faster:* a value that stays in registers is neither written nor read; at 16 bits a
 //! pointwise op costs as much as a tenth of the contraction before it. *Requires:* canonical form; layout and views
@@ -25,7 +25,7 @@
 //!
 //! A scalar [`full`](Op::Full) becomes a constant of every body that reads it; its own group then has nothing to do.
 
-use crate::analysis::{ComputeClass, node_class};
+use crate::analysis::{ComputeClass, kept_values, node_class};
 use crate::error::Result;
 use crate::ir::{BinaryOp, DType, Dim, Graph, Op, UnaryOp, ValueId};
 use crate::kernel_ir::{Body, Group, GroupKind, Instr, Reg};
@@ -53,7 +53,7 @@ pub fn form_groups(graph: &Graph, ctx: &PassCtx) -> Result<Vec<Group>> {
 /// # Errors
 /// As [`form_groups`].
 pub fn form_groups_for(graph: &Graph, ctx: &PassCtx, device: &Profile) -> Result<Vec<Group>> {
-    let mut former = Former::new(graph, device);
+    let mut former = Former::new(graph, device, ctx.kept_bytes);
     for v in graph.values() {
         former.place(v);
     }
@@ -88,7 +88,7 @@ fn is_body_kind(kind: GroupKind) -> bool {
 }
 
 impl<'g> Former<'g> {
-    fn new(graph: &'g Graph, device: &'g Profile) -> Self {
+    fn new(graph: &'g Graph, device: &'g Profile, kept_bytes: usize) -> Self {
         let mut is_output = vec![false; graph.nodes.len()];
         graph.outputs.iter().for_each(|o| is_output[o.index()] = true);
         Self {
@@ -97,7 +97,7 @@ impl<'g> Former<'g> {
             sizes: graph.sample_bindings().into_iter().next().unwrap_or_default(),
             users: graph.users(),
             is_output,
-            is_weight: weight_only(graph),
+            is_weight: kept_values(graph, kept_bytes),
             group_of: vec![None; graph.nodes.len()],
             drafts: Vec::new(),
         }
@@ -425,25 +425,6 @@ fn has_vector_form(graph: &Graph, v: ValueId) -> bool {
     let node = graph.node(v);
     let is_slow = matches!(node.op, Op::Binary(Atan2 | FloorDivide | Remainder));
     !is_slow && node.inputs.iter().all(|i| graph.ty(*i).dtype != DType::I8)
-}
-
-/// For each node, whether it depends on parameters, constants and fixed sizes alone.
-fn weight_only(graph: &Graph) -> Vec<bool> {
-    let mut weight = vec![false; graph.nodes.len()];
-    for v in graph.values() {
-        let node = graph.node(v);
-        let fixed = node.ty.shape.iter().all(|d| d.as_constant().is_some());
-        let own = match &node.op {
-            Op::Input { .. } => false,
-            Op::SizeOf { size } => size.as_constant().is_some(),
-            Op::Arange { start, step } => start.as_constant().is_some() && step.as_constant().is_some(),
-            Op::Slice { start, .. } | Op::SliceScatter { start, .. } => start.as_constant().is_some(),
-            Op::Pad { before, .. } => before.iter().all(|d| d.as_constant().is_some()),
-            _ => true,
-        };
-        weight[v.index()] = own && fixed && node.inputs.iter().all(|i| weight[i.index()]);
-    }
-    weight
 }
 
 /// Writes the instructions of one group.

@@ -38,10 +38,18 @@ pub enum Precision {
 }
 
 /// What passes may ask about the compile that they are part of.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct PassCtx {
     /// Rounding rules.
     pub precision: Precision,
+    /// Most bytes of values that depend on weights alone and are kept between runs.
+    pub kept_bytes: usize,
+}
+
+impl Default for PassCtx {
+    fn default() -> Self {
+        Self { precision: Precision::default(), kept_bytes: usize::MAX }
+    }
 }
 
 /// One pass.

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use super::{Access, Buffer, BufferId, BufferKind};
+use crate::analysis::fixed_values;
 use crate::codegen::{TileBody, lower_body};
 use crate::ir::{Dim, Graph, Op, ValueId};
 use crate::kernel_ir::{Body, Group, GroupKind, Instr, Reg};
@@ -37,7 +38,7 @@ pub(super) struct Context<'a> {
 
 impl<'a> Context<'a> {
     pub fn new(graph: &'a Graph, groups: Vec<Group>) -> Result<Self> {
-        let is_static = static_values(graph);
+        let is_static = static_values(graph, &groups);
         let mut covered = vec![false; graph.nodes.len()];
         groups.iter().flat_map(|g| &g.nodes).for_each(|v| covered[v.index()] = true);
         let mut flat: Vec<Group> = Vec::with_capacity(groups.len());
@@ -80,21 +81,13 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Values that depend on parameters and constants alone.
-fn static_values(graph: &Graph) -> Vec<bool> {
-    let mut is_static = vec![false; graph.nodes.len()];
+/// Values that depend on parameters and constants alone, and that no group computes in each run.
+fn static_values(graph: &Graph, groups: &[Group]) -> Vec<bool> {
+    let mut is_static = fixed_values(graph);
+    let runs = |g: &&Group| !matches!(g.kind, GroupKind::Weight | GroupKind::View | GroupKind::Source);
+    groups.iter().filter(runs).flat_map(|g| &g.nodes).for_each(|v| is_static[v.index()] = false);
     for v in graph.values() {
-        let node = graph.node(v);
-        let mut sized = node.ty.shape.iter().any(|d| d.as_constant().is_none());
-        for (_, attr) in node.op.attributes() {
-            sized |= match attr {
-                crate::ir::Attr::Dim(d) => d.as_constant().is_none(),
-                crate::ir::Attr::Dims(d) => d.iter().any(|d| d.as_constant().is_none()),
-                _ => false,
-            };
-        }
-        is_static[v.index()] =
-            !sized && !matches!(node.op, Op::Input { .. }) && node.inputs.iter().all(|i| is_static[i.index()]);
+        is_static[v.index()] &= graph.node(v).inputs.iter().all(|i| is_static[i.index()]);
     }
     is_static
 }

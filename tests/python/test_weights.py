@@ -190,6 +190,41 @@ def test_ties_between_weights_are_structure() -> None:
     assert_close(compiled(x), module(x))
 
 
+# --- weights that forward makes of others ---------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Two layers whose weights are bytes and a factor per row."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        for name, shape in (("first", (hidden, width)), ("second", (width, hidden))):
+            self.register_buffer(name, torch.randint(-128, 128, shape, dtype=torch.int8))
+            self.register_buffer(f"{name}_scale", torch.rand(shape[0], 1) / 2**10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.linear(x, self.first * self.first_scale)
+        return x + nn.functional.linear(hidden, self.second * self.second_scale)
+
+
+@pytest.mark.parametrize("memory", ["low", "balanced", "fast"])
+def test_dequantised_weights_are_kept_as_memory_allows(memory: str) -> None:
+    module = Scaled(512, 4096).eval()
+    compiled: Any = oxidiff.compile(module, strict=True, memory=memory)
+    x = image(3, 512)
+    assert_close(compiled(x), module(x))
+    one = 4 * module.first.numel()
+    report = oxidiff.report(compiled)
+    if memory == "fast":
+        assert report.derived_bytes >= 2 * one
+    else:
+        assert report.derived_bytes <= {"low": 0, "balanced": 4 << 20}[memory]
+        # As numbers and scaled, one weight at a time: eager holds no less.
+        assert report.arena_bytes < 2 * one + (1 << 20)
+    module.first.neg_()
+    assert_close(compiled(x), module(x))
+
+
 # --- one program, many modules --------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ pub fn graph_of(text: &str) -> Graph {
 }
 
 pub fn plan_of(graph: Graph, precision: Precision, memory: MemoryMode) -> Plan {
-    let ctx = PassCtx { precision };
+    let ctx = PassCtx { precision, ..PassCtx::default() };
     let graph = passes::run_pipeline(graph, &ctx, &mut |_, _, _, _| {}).unwrap();
     let groups = passes::form_groups(&graph, &ctx).unwrap();
     let target = backend::by_name("cpu").unwrap().target();

@@ -7,8 +7,8 @@
 //! (`packs_while_used`). Keeping saves the more per byte the less often
 //! panels are used for each byte of them: [`Keeps::choose`] takes the most profitable ones until the limit is reached.
 //!
-//! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"`
-//! [`BALANCED_BYTES`]. A memory budget lowers it further.
+//! The limit: everything under `memory="fast"`; nothing under `"low"`; under `"balanced"` what
+//! [`kept_bytes`](MemoryMode::kept_bytes) leaves. A memory budget lowers it further.
 
 use std::collections::BTreeSet;
 
@@ -23,9 +23,6 @@ use super::specialize::Maker;
 use crate::backend::KeptForm;
 use crate::plan::{MemoryMode, PlanOptions};
 
-/// What `"balanced"` may keep: all of a small model's. More, and arena and kept forms of a text encoder take more than eager
-/// does, whose activations are as small; of a large model, 100 MB save some ten milliseconds of seconds by the rate below.
-const BALANCED_BYTES: usize = 4 << 20;
 /// Multiply-adds that take as long as packing a byte, measured (30 GFLOP/s for every GB/s of packing).
 const FLOPS_PER_PACKED_BYTE: f64 = 30.0;
 /// A product of a few rows reads its weight as it lies; packed, it is read a little faster.
@@ -41,12 +38,11 @@ pub(super) fn most_work_bytes(maker: &Maker<'_>) -> usize {
     if maker.slim { SLIM_CHUNK_BYTES } else { 2 * most_bytes() }
 }
 
-/// Bytes of kept forms that an option allows.
-pub(super) const fn limit(memory: MemoryMode) -> usize {
+/// Bytes of panels that an option allows beside `prepared` bytes of values that are kept, too.
+pub(super) const fn limit(memory: MemoryMode, prepared: usize) -> usize {
     match memory {
-        MemoryMode::Fast => usize::MAX,
         MemoryMode::Low => 0,
-        MemoryMode::Balanced => BALANCED_BYTES,
+        MemoryMode::Fast | MemoryMode::Balanced => memory.kept_bytes().saturating_sub(prepared),
     }
 }
 

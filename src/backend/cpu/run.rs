@@ -204,10 +204,11 @@ fn cost(step: &Step, bindings: &[i64]) -> Result<(u64, u64)> {
 impl SpecializedCpu {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
+        let always = program.places.derived_bytes;
         let making = Making {
             program: &program,
             bindings,
-            limit: packing::limit(plan.options.memory),
+            limit: packing::limit(plan.options.memory, always),
             slim: false,
             preparing: false,
         };
@@ -215,7 +216,6 @@ impl SpecializedCpu {
         if !prepare.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
-        let always = program.places.derived_bytes;
         let (Calls { calls, scratch, kept }, workspace, limit) = fitting(making, always)?;
         let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
