@@ -92,7 +92,13 @@ fn binary_ops() {
         let first: Vec<f64> = (0..n * n).map(|i| values[i / n]).collect();
         let second: Vec<f64> = (0..n * n).map(|i| values[i % n]).collect();
         let inputs = [first, second].map(|v| tensor(dtype, &[(n * n) as i64], &v));
-        let bitwise = [BinaryOp::BitwiseAnd, BinaryOp::BitwiseOr, BinaryOp::BitwiseXor];
+        let bitwise = [
+            BinaryOp::BitwiseAnd,
+            BinaryOp::BitwiseOr,
+            BinaryOp::BitwiseXor,
+            BinaryOp::BitwiseLeftShift,
+            BinaryOp::BitwiseRightShift,
+        ];
         for op in BinaryOp::ALL.iter().filter(|o| !bitwise.contains(o)) {
             let result = if op.is_predicate() { DType::Bool } else { dtype };
             let n = n * n;

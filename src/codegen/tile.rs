@@ -449,7 +449,11 @@ impl<'a> Lowering<'a> {
             BinaryOp::LogicalAnd | BinaryOp::BitwiseAnd => Binary::And,
             BinaryOp::LogicalOr | BinaryOp::BitwiseOr => Binary::Or,
             BinaryOp::LogicalXor | BinaryOp::BitwiseXor => return self.exclusive_or(a, b),
-            BinaryOp::FloorDivide | BinaryOp::Remainder | BinaryOp::Atan2 => return None,
+            BinaryOp::FloorDivide
+            | BinaryOp::Remainder
+            | BinaryOp::Atan2
+            | BinaryOp::BitwiseLeftShift
+            | BinaryOp::BitwiseRightShift => return None,
         };
         self.push2(simple, a, b)
     }

@@ -79,6 +79,10 @@ named_enum! {
         Eq = "eq", Ne = "ne", Lt = "lt", Le = "le", Gt = "gt", Ge = "ge",
         LogicalAnd = "logical_and", LogicalOr = "logical_or", LogicalXor = "logical_xor",
         BitwiseAnd = "bitwise_and", BitwiseOr = "bitwise_or", BitwiseXor = "bitwise_xor",
+        /// 0 where the type has not so many bits, or the number of bits is negative.
+        BitwiseLeftShift = "bitwise_left_shift",
+        /// The sign where the type has not so many bits, or the number of bits is negative.
+        BitwiseRightShift = "bitwise_right_shift",
     }
 }
 

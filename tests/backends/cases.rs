@@ -125,6 +125,7 @@ pub const CASES: &[Case] = cases! {
     "bitwise_and" 1 ["a: i64[s0,s1]", "b: i64[s1]", "y = i64[s0,s1] bitwise_and(a, b)"]
     "bitwise_or" 1 ["a: bool[s0,s1]", "b: bool[s1]", "y = bool[s0,s1] bitwise_or(a, b)"]
     "bitwise_xor" 1 ["a: i32[s0,s1]", "b: i32[s1]", "y = i32[s0,s1] bitwise_xor(a, b)"]
+    "shifts" 1 ["a: i64[s0,s1]", "b: i64[s1]", "c = i64[s0,s1] bitwise_left_shift(a, b)", "d = i64[] full() {value=1}", "y = i64[s0,s1] bitwise_right_shift(c, d)"]
     "integer arithmetic" 1 ["a: i64[s0,s1]", "b: i64[s1]", "c = i64[] full() {value=3}", "d = i64[s0,s1] sub(a, c)", "e = i64[s0,s1] mul(d, b)", "f = i64[s0,s1] floor_divide(e, c)", "g = i64[s0,s1] remainder(e, c)", "y = i64[s0,s1] maximum(f, g)"]
     "a number given in the call" 1 ["x: T[s0,s1]", "t: f64[]", "y = T[s0,s1] mul(x, t)"]
     "an integer given in the call" 1 ["x: T[s0,s1]", "t: i64[]", "y = T[s0,s1] mul(x, t)"]

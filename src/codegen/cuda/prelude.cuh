@@ -273,6 +273,8 @@ OX_FN i64 i_floor_divide(i64 a, i64 b) {
     if (b == 0) return 0;
     return b == -1 ? i_neg(a) : i_sub(a, i_remainder(a, b)) / b;
 }
+OX_FN i64 i_shift_left(i64 a, i64 b) { return b >= 0 && b < 64 ? (i64)((u64)a << b) : 0; }
+OX_FN i64 i_shift_right(i64 a, i64 b) { return a >> (b >= 0 && b < 64 ? b : 63); }
 OX_FN i64 i_pow(i64 base, i64 exponent) {
     if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent % 2 == 0 ? 1 : -1) : 0;
     i64 result = 1;

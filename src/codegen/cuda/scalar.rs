@@ -853,7 +853,9 @@ fn predicate(op: BinaryOp, a: &str, b: &str) -> Option<String> {
         | BinaryOp::Atan2
         | BinaryOp::BitwiseAnd
         | BinaryOp::BitwiseOr
-        | BinaryOp::BitwiseXor => return None,
+        | BinaryOp::BitwiseXor
+        | BinaryOp::BitwiseLeftShift
+        | BinaryOp::BitwiseRightShift => return None,
     })
 }
 
@@ -884,6 +886,8 @@ fn int_binary(op: BinaryOp, a: &str, b: &str) -> String {
         BinaryOp::BitwiseAnd => format!("{a} & {b}"),
         BinaryOp::BitwiseOr => format!("{a} | {b}"),
         BinaryOp::BitwiseXor => format!("{a} ^ {b}"),
+        BinaryOp::BitwiseLeftShift => format!("i_shift_left({a}, {b})"),
+        BinaryOp::BitwiseRightShift => format!("i_shift_right({a}, {b})"),
         _ => format!("i_floor_divide({a}, {b})"),
     })
 }

@@ -115,6 +115,9 @@ fn check_binary(op: BinaryOp, operands: &[DType], result: DType) -> Check {
         B::Sub | B::FloorDivide | B::Remainder | B::Pow => expect(result != DType::Bool, "the result must be a number"),
         B::Div | B::Atan2 => expect(result.is_float(), "the result must be a float"),
         B::BitwiseAnd | B::BitwiseOr | B::BitwiseXor => expect(!result.is_float(), "bitwise ops need integers or bool"),
+        B::BitwiseLeftShift | B::BitwiseRightShift => {
+            expect(!result.is_float() && result != DType::Bool, "shifts need integers")
+        }
         B::Eq | B::Ne | B::Lt | B::Le | B::Gt | B::Ge | B::LogicalAnd | B::LogicalOr | B::LogicalXor => Ok(()),
     }
 }

@@ -165,7 +165,9 @@ fn compare<T: PartialOrd>(op: BinaryOp, a: &T, b: &T, zero: &T) -> bool {
         | BinaryOp::Atan2
         | BinaryOp::BitwiseAnd
         | BinaryOp::BitwiseOr
-        | BinaryOp::BitwiseXor => unreachable!("not a predicate"),
+        | BinaryOp::BitwiseXor
+        | BinaryOp::BitwiseLeftShift
+        | BinaryOp::BitwiseRightShift => unreachable!("not a predicate"),
     }
 }
 
@@ -211,7 +213,9 @@ fn float_binary(op: BinaryOp) -> fn(f64, f64) -> f64 {
         | BinaryOp::LogicalXor
         | BinaryOp::BitwiseAnd
         | BinaryOp::BitwiseOr
-        | BinaryOp::BitwiseXor => unreachable!("has no float result: ir/infer"),
+        | BinaryOp::BitwiseXor
+        | BinaryOp::BitwiseLeftShift
+        | BinaryOp::BitwiseRightShift => unreachable!("has no float result: ir/infer"),
     }
 }
 
@@ -263,6 +267,8 @@ fn int_binary(op: BinaryOp) -> fn(i64, i64) -> Check<i64> {
         BinaryOp::BitwiseAnd => |a, b| Ok(a & b),
         BinaryOp::BitwiseOr => |a, b| Ok(a | b),
         BinaryOp::BitwiseXor => |a, b| Ok(a ^ b),
+        BinaryOp::BitwiseLeftShift => |a, b| Ok(if (0..64).contains(&b) { a << b } else { 0 }),
+        BinaryOp::BitwiseRightShift => |a, b| Ok(a >> if (0..64).contains(&b) { b } else { 63 }),
         BinaryOp::Div
         | BinaryOp::Atan2
         | BinaryOp::Eq

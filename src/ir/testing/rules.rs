@@ -196,6 +196,7 @@ fn integer_binary(g: &mut Generator) -> Option<ValueId> {
         (BinaryOp::BitwiseAnd, k.plus(l)),
         (BinaryOp::BitwiseOr, k.plus(l)),
         (BinaryOp::BitwiseXor, k.plus(l)),
+        (BinaryOp::BitwiseRightShift, k),
     ]);
     // Bitwise results stay below twice the larger power of two.
     g.emit(Op::Binary(op), &[x, y], ty.dtype, ty.shape, known.plus(known))

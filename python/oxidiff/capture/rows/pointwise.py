@@ -35,6 +35,11 @@ _BITWISE = {
     "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
 }  # fmt: skip
 
+_SHIFTS = {
+    "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift",
+    "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift",
+}  # fmt: skip
+
 
 def _register_tables() -> None:
     for name, op in _UNARY.items():
@@ -43,6 +48,8 @@ def _register_tables() -> None:
         row(f"{name}.Tensor", f"{name}.Scalar")(_comparison_row(op))
     for name, op in _BITWISE.items():
         row(f"{name}.Tensor", f"{name}.Scalar")(_binary_row(op))
+    for name, op in _SHIFTS.items():
+        row(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Tensor_Scalar")(_shift_row(op))
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "remainder"):
         row(f"{name}.Scalar_Tensor")(_binary_row(name))
     for name in ("logical_and", "logical_or", "logical_xor"):
@@ -69,6 +76,16 @@ def _binary_row(op: str) -> Callable[..., T]:
         return cx.binary(op, cx.scalar(x, dtype), cx.scalar(y, dtype), cx.result()[0])
 
     return lower_binary
+
+
+def _shift_row(op: str) -> Callable[..., T]:
+    def lower_shift(cx: Lowering, x: T, bits: Any) -> T:
+        dtype = cx.result()[0]
+        if dtype.is_floating_point:
+            raise cx.unsupported("a shift of floats")
+        return cx.binary(op, x, cx.scalar(bits, x.dtype), dtype)
+
+    return lower_shift
 
 
 def _comparison_row(op: str) -> Callable[..., T]:
