@@ -26,7 +26,7 @@ from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
 from .capture.signature import Answer, Place, labels
 from .capture.stages import Stage
-from .capture.weights import as_pairs
+from .capture.weights import as_stored
 from .device import Device, device_of
 from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
@@ -302,7 +302,7 @@ class Engine:
         """Captures of calls with tensors that have attributes."""
         self._passed: dict[Any, tuple[list[Number], set[int]]] = {}
         """Of each structure of calls, the numbers of the first that was captured, and which of them were others since."""
-        self._pairs = _Pairs()
+        self._stored = _Stored()
         """By id of a tensor that a graph holds, its place among those in attributes; -1 if it is elsewhere. Also the tensor,
         so that no id is used twice."""
         self._effective = effective
@@ -628,7 +628,7 @@ class Engine:
         self.store.load_s += time.perf_counter() - start
 
     def _weights(self, variant: Variant, suspects: Set[int] = frozenset()) -> list[Tensor]:
-        return list(map(self._pairs.of, self._weights_held(variant, suspects)))
+        return list(map(self._stored.of, self._weights_held(variant, suspects)))
 
     def _weights_held(self, variant: Variant, suspects: Set[int]) -> list[Tensor]:
         slots, structure, known = variant.lowered.weights, self.structure, variant.captured.places
@@ -678,7 +678,7 @@ class Engine:
             for slot, tensor in zip(variant.lowered.weights, variant.tensors, strict=False)
             if slot.kind not in ("parameter", "buffer")
         ]
-        return [*bound, *self._pairs.tensors()]
+        return [*bound, *self._stored.tensors()]
 
     @property
     def surroundings(self) -> _native.Surroundings | None:
@@ -713,7 +713,7 @@ class Engine:
             # Effective weights of LoRA layers are made on this stream and read on others, also while they are replaced.
             device.synchronize()
         weights = [self._weights(variant, suspects) for variant in self.variants]
-        suspects = suspects | self._pairs.among(suspects)
+        suspects = suspects | self._stored.among(suspects)
         if device is not None:
             device.synchronize()
         changes = [v.bind(tensors, suspects, since) for v, tensors in zip(self.variants, weights, strict=True)]
@@ -726,7 +726,7 @@ class Engine:
         """Lets go of the module's tensors."""
         self.store.inputs, self._capturer.lifted = (), None
         self.store.root = self._capturer.whole = self.module
-        self._pairs = _Pairs()
+        self._stored = _Stored()
         for variant in self.variants:
             variant.release()
 
@@ -736,29 +736,30 @@ class Engine:
             variant.unload()
 
 
-class _Pairs:
-    """Weights of complex numbers, and the same memory as pairs of real ones, which programs are bound to."""
+class _Stored:
+    """Weights of types that programs do not have, and the same memory as what programs are bound to: pairs of real numbers
+    for complex ones, bytes for floats of 8 bits."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
         """What a program is bound to for a weight: the same object for as long as the weight's memory is the same."""
-        if not tensor.is_complex():
+        fresh = as_stored(tensor)
+        if fresh is tensor:
             return tensor
-        fresh = as_pairs(tensor)
         known = self._known.get(id(tensor), (None, fresh))
         if known[0] is not tensor or not known[1].is_set_to(fresh):
             known = self._known[id(tensor)] = tensor, fresh
         return known[1]
 
     def tensors(self) -> list[Tensor]:
-        """The complex ones."""
+        """Those weights."""
         return [tensor for tensor, _ in self._known.values()]
 
     def among(self, ids: Set[int]) -> Set[int]:
-        """The ids of what programs are bound to for those of the complex ones that are among these."""
-        return {id(pairs) for tensor, pairs in self._known.values() if id(tensor) in ids}
+        """The ids of what programs are bound to for those of them that are among these."""
+        return {id(view) for tensor, view in self._known.values() if id(tensor) in ids}
 
 
 class _Number:

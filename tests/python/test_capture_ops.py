@@ -15,7 +15,7 @@ native = pytest.importorskip("oxidiff._native")
 import oxidiff  # noqa: E402
 from oxidiff.capture import Capturer  # noqa: E402
 from oxidiff.capture.aten import ROWS  # noqa: E402
-from oxidiff.capture.weights import as_pairs  # noqa: E402
+from oxidiff.capture.weights import as_stored  # noqa: E402
 
 SIZES = ((2, 8, 6), (3, 16, 10))
 """Batch, height and width at the capture, and at a call that the same graph must serve."""
@@ -478,7 +478,7 @@ def run(function, makers, dtype=torch.float32):
         assert point is not None
         assert graph.accepts(point) or capturer.extend(graph, call)
         inputs = [(call.numbers if a.is_number else call.tensors)[a.index] for a in lowered.arguments]
-        weights = [as_pairs(slot.fetch(None)) for slot in lowered.weights]
+        weights = [as_stored(slot.fetch(None)) for slot in lowered.weights]
         outputs = lowered.builder.interpret(lowered.sizes(point), inputs, weights)
         yield lowered.outputs.build(outputs, point), function(*args)
 

@@ -225,6 +225,93 @@ def test_dequantised_weights_are_kept_as_memory_allows(memory: str) -> None:
     assert_close(compiled(x), module(x))
 
 
+def _parameter(data: Tensor) -> nn.Parameter:
+    return data if isinstance(data, nn.Parameter) else nn.Parameter(data, requires_grad=False)
+
+
+class Quantised(nn.Module):
+    """A layer whose weight is made of bytes."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor], stored: Tensor) -> None:
+        super().__init__()
+        self.make = make
+        self.weight = _parameter(stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.make(self.weight).to(x.dtype))
+
+
+def _of_nibbles(packed: Tensor) -> Tensor:
+    halves = torch.stack([packed & 0xF, packed >> 4], -1).flatten(1)
+    return (halves.to(torch.int8) - 8) / 16
+
+
+def _of_words(packed: Tensor) -> Tensor:
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    return ((torch.bitwise_right_shift(packed[..., None], shifts) & 0xF).flatten(1) - 8) / 16
+
+
+def _of_table(packed: Tensor) -> Tensor:
+    indices = torch.stack([packed >> 4, packed & 15], -1).flatten(1).int()
+    return torch.index_select(torch.linspace(-1, 1, 16), 0, indices.flatten()).view(indices.shape)
+
+
+def _bytes(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+QUANTISED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
+    "nibbles": (_of_nibbles, lambda: _bytes(32, 32)),
+    "words": (_of_words, lambda: torch.randint(-(2**31), 2**31, (32, 8)).int()),
+    "table": (_of_table, lambda: _bytes(32, 32)),
+    "e4m3fn": (lambda weight: weight.float(), lambda: torch.randn(32, 64).to(torch.float8_e4m3fn)),
+    "e5m2": (lambda weight: weight.t().to(torch.bfloat16).t() / 2, lambda: torch.randn(32, 64).to(torch.float8_e5m2)),
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_weights_are_compiled_and_live(name: str) -> None:
+    make, stored = QUANTISED[name]
+    module = Quantised(make, stored()).eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = image(5, 64)
+    before = module(x)
+    assert_close(compiled(x), before)
+    module.weight.copy_(stored())
+    assert not torch.equal(module(x), before)
+    assert_close(compiled(x), module(x))
+    module.weight = _parameter(stored())
+    assert_close(compiled(image(9, 64)), module(image(9, 64)))
+    report = oxidiff.report(compiled)
+    assert (report.captures + report.programs <= 2, report.eager_calls) == (True, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])
+def test_every_number_is_read_exactly_from_its_bits(dtype: torch.dtype) -> None:
+    size = dtype.itemsize
+    bits = torch.arange(2 ** (8 * size)).to(torch.uint8 if size == 1 else torch.uint16).view(torch.uint8)
+    weight = bits.view(dtype if size == 1 else torch.uint8).view(16, -1)
+    read = (lambda x: x.float()) if size == 1 else lambda x: x.view(torch.float16).float()
+    module = WithBits(read, weight)
+    compiled: Any = oxidiff.compile(module, strict=True)
+    zeros = torch.zeros(16, 2 ** (8 * size) // 16)
+    actual, expected = (torch.where(x.isnan(), torch.nan, x) for x in (compiled(zeros), module(zeros)))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(actual[~actual.isnan()].signbit(), expected[~expected.isnan()].signbit())
+
+
+class WithBits(nn.Module):
+    """What its bits stand for, where ``x`` is 0."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor], bits: Tensor) -> None:
+        super().__init__()
+        self.read = read
+        self.register_buffer("bits", bits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x == 0, self.read(self.bits), x)
+
+
 # --- one program, many modules --------------------------------------------------------------------------------------
 
 

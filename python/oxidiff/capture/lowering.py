@@ -23,7 +23,7 @@ from .dim import Dim, Real, Size, dim_of, dim_or_int
 from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value, leaves_of, symbols_in
 from .guards import Guard
 from .signature import Number, memory_orders
-from .weights import WeightSlot
+from .weights import FLOAT8, WeightSlot
 
 if TYPE_CHECKING:
     from .._native import GraphBuilder
@@ -234,23 +234,24 @@ class Lowering:
             if isinstance(result, Complex):
                 part = COMPLEX_PARTS[declared.dtype]
                 result = Complex(self.convert(result.real, part), self.convert(result.imag, part))
-            elif result.dtype is not declared.dtype:
-                result = self.convert(result, declared.dtype)
+            elif result.dtype is not (dtype := stored(declared.dtype)):
+                result = self.convert(result, dtype)
             if isinstance(result, T) and result.shape != declared.shape:
                 # As large wherever the graph is right, by other sizes: operands of one op must have the same ones.
                 result = self.reshape(result, declared.shape)
             self.lowered[value] = result
 
     def row(self, node: Node) -> Callable[..., Any] | None:
-        """The row of an op, by whether it has to do with complex numbers."""
-        from .aten import COMPLEX_ROWS, ROWS
+        """The row of an op, by whether it has to do with numbers that the compiler does not have."""
+        from .aten import COMPLEX_ROWS, FLOAT8_ROWS, ROWS
 
         values = (
             *node.outputs,
             *(leaf.value for leaf in leaves_of([*node.args, *node.kwargs.values()]) if isinstance(leaf, Ref)),
         )
-        is_complex = any(self.graph.values[value].dtype.is_complex for value in values)
-        return (COMPLEX_ROWS if is_complex else ROWS).get(node.op)
+        dtypes = {self.graph.values[value].dtype for value in values}
+        rows = FLOAT8_ROWS if dtypes & FLOAT8.keys() else COMPLEX_ROWS if dtypes & COMPLEX_PARTS.keys() else ROWS
+        return rows.get(node.op)
 
     def compute(self, node: Node) -> bool:
         """Computes an op over constants, if it is small, and says whether that stands for it in the graph.
@@ -322,11 +323,12 @@ class Lowering:
         if self.on_error is not None and index not in self.lowered and index not in self.known:
             return
         value = self.value(index)
-        if isinstance(value, T):
+        if isinstance(value, T) and self.graph.values[index].dtype not in FLOAT8:
             self.builder.output(value.id)
         elif self.on_error is None:
             self.node = self.graph.nodes[self.graph.values[index].node]
-            raise self.unsupported("complex numbers are no results of a program")
+            what = "floats of 8 bits" if isinstance(value, T) else "complex numbers"
+            raise self.unsupported(f"{what} are no results of a program")
 
     def stand_in(self, node: Node) -> None:
         """Takes the results of a node that was not lowered for inputs, where the compiler has their type at all: what reads
@@ -443,10 +445,11 @@ class Lowering:
                 self.known[value] = torch.tensor(list(node.args), dtype=meta.dtype, device="cpu").reshape(shape)
 
     def parameter(self, slot: WeightSlot, dtype: torch.dtype, shape: tuple[int, ...]) -> T | Complex:
-        """The next weight that the graph is bound to: complex numbers as pairs of real ones."""
+        """The next weight that the graph is bound to: complex numbers as pairs of real ones, floats of 8 bits as bytes."""
         self.weights.append(slot)
         part = COMPLEX_PARTS.get(dtype)
         if part is None:
+            dtype = stored(dtype)
             return T(self.builder.parameter(slot.name, self.dtype_name(dtype), shape), dtype, shape)
         pairs = T(self.builder.parameter(slot.name, self.dtype_name(part), (*shape, 2)), part, (*shape, 2))
         return self.pairs(pairs)
@@ -503,9 +506,9 @@ class Lowering:
 
     def result(self, index: int = 0) -> tuple[torch.dtype, Shape]:
         """Dtype and shape that the trace saw as result ``index`` of the node being lowered: of complex numbers, those of
-        each part."""
+        each part, of floats of 8 bits those of their bytes."""
         value = self.graph.values[self.node.outputs[index]]
-        return COMPLEX_PARTS.get(value.dtype, value.dtype), value.shape
+        return stored(value.dtype), value.shape
 
     def static(self, size: Any, what: str) -> int:
         """``size`` as a plain int; it must not depend on the call."""
@@ -745,6 +748,11 @@ def wrapped(number: Any, dtype: torch.dtype) -> Any:
 def is_double(number: int | float) -> bool:
     """Whether a number is an f64, as attributes of the compiler's ops are: all but integers of more than 53 bits."""
     return isinstance(number, float) or int(float(number)) == number
+
+
+def stored(dtype: torch.dtype) -> torch.dtype:
+    """The type of what stands for a value of this type in the compiler's graph."""
+    return torch.uint8 if dtype in FLOAT8 else COMPLEX_PARTS.get(dtype, dtype)
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:

@@ -21,6 +21,7 @@ from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, number_at, operands
 from .lowering import LoweredGraph, Lowering
 from .signature import Number, memory_orders
+from .weights import FLOAT8
 
 if TYPE_CHECKING:
     from .._native import GraphBuilder
@@ -96,7 +97,7 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
         UnsupportedError: Nothing would be left for the compiler.
     """
     errors = _unknown(graph, make_builder())
-    _keep_complex_inside(graph, errors)
+    _keep_foreign_inside(graph, errors)
     levels = _levels(graph, errors)
     needed = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
     last_use = dict.fromkeys(needed, max(levels.values(), default=0) + 1)
@@ -119,7 +120,8 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
         elif eager:
             stages.append(Stage(None, (), (), tuple(eager), dead))
     if all(stage.part is None for stage in stages):
-        nothing = UnsupportedError("it gives complex numbers, or nothing but what it is given: no program does that")
+        what = "complex numbers, floats of 8 bits, or nothing but what it is given"
+        nothing = UnsupportedError(f"it gives {what}: no program does that")
         raise next(iter(errors.values()), nothing)
     return stages
 
@@ -135,18 +137,19 @@ def _unknown(graph: CapturedGraph, builder: GraphBuilder) -> dict[int, Unsupport
     return errors
 
 
-def _keep_complex_inside(graph: CapturedGraph, errors: dict[int, UnsupportedError]) -> None:
-    """Gives to eager PyTorch, too, what would take complex numbers from one part to another: programs have none."""
+def _keep_foreign_inside(graph: CapturedGraph, errors: dict[int, UnsupportedError]) -> None:
+    """Gives to eager PyTorch, too, what would take numbers that programs do not have from one part to another: complex ones
+    and floats of 8 bits."""
     returned = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
     readers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.nodes):
         for value in operands(node):
             readers.setdefault(value, []).append(index)
-    is_complex = [value for value, meta in enumerate(graph.values) if meta.dtype.is_complex]
+    foreign = [v for v, meta in enumerate(graph.values) if meta.dtype.is_complex or meta.dtype in FLOAT8]
     count = -1
     while count < len(errors):
         count, levels = len(errors), _levels(graph, errors)
-        for value in is_complex:
+        for value in foreign:
             maker = graph.values[value].node
             if maker not in levels:
                 continue
@@ -155,14 +158,18 @@ def _keep_complex_inside(graph: CapturedGraph, errors: dict[int, UnsupportedErro
                 leaving, reason = [i for i in mine if i not in errors], errors[maker]
             else:
                 # An op that the compiler does not know is why what it reads is made beside it.
-                reason = next((errors[i] for i in mine if i in errors), _leaves_part(graph.nodes[maker]))
+                reason = next(
+                    (errors[i] for i in mine if i in errors),
+                    _leaves_part(graph.nodes[maker], graph.values[value].dtype),
+                )
                 is_apart = any(i in errors or levels[i] != levels[maker] for i in mine)
                 leaving = [maker] if is_apart or value in returned else []
             errors.update(dict.fromkeys(leaving, reason))
 
 
-def _leaves_part(node: Node) -> UnsupportedError:
-    what = f"{node.op}: complex numbers leave what is compiled, and programs neither take nor give any"
+def _leaves_part(node: Node, dtype: torch.dtype) -> UnsupportedError:
+    kind = "floats of 8 bits" if dtype in FLOAT8 else "complex numbers"
+    what = f"{node.op}: {kind} leave what is compiled, and programs neither take nor give any"
     return UnsupportedError(f"{node.path}: {what}" if node.path else what, module=node.path, op=str(node.op))
 
 

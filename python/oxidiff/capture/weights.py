@@ -17,7 +17,10 @@ from torch import Tensor
 from ..adapters import adapter_class, walk
 from .meta import META_DEVICE
 
-__all__ = ["WeightIndex", "WeightSlot", "as_pairs"]
+__all__ = ["FLOAT8", "WeightIndex", "WeightSlot", "as_stored"]
+
+FLOAT8: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}
+"""Floats of 8 bits, values of which are bytes in programs: how many bits are the fraction, and the bias of the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,12 @@ class WeightSlot:
         return value
 
 
-def as_pairs(tensor: Tensor) -> Tensor:
-    """What a program is bound to for a weight: the tensor, or if that is complex, the same memory as pairs of numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def as_stored(tensor: Tensor) -> Tensor:
+    """What a program is bound to for a weight: the tensor, or the same memory as pairs of numbers if that is complex, as
+    bytes if it has floats of 8 bits."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor.detach().view(torch.uint8) if tensor.dtype in FLOAT8 else tensor
 
 
 class WeightIndex:

@@ -16,12 +16,12 @@ from ..lowering import Complex, Lowering, T
 from . import indexing, movement, pointwise
 from .registry import row
 
-__all__ = ["COMPLEX_ROWS"]
+__all__ = ["BY_PARTS", "COMPLEX_ROWS"]
 
 COMPLEX_ROWS: dict[Any, Callable[..., Any]] = {}
 """ATen overload -> row, for ops that take or give complex numbers."""
 
-_BY_PARTS: dict[Callable[..., Any], tuple[str, ...]] = {
+BY_PARTS: dict[Callable[..., Any], tuple[str, ...]] = {
     movement.reshape: ("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "unsqueeze", "squeeze",
                        "squeeze.dim", "squeeze.dims", "view_as", "reshape_as", "ravel", "_reshape_alias", "atleast_1d",
                        "atleast_2d", "atleast_3d"),
@@ -79,7 +79,7 @@ def _by_parts(of_real: Callable[..., Any]) -> Callable[..., Any]:
     return lower
 
 
-for _row, _overloads in _BY_PARTS.items():
+for _row, _overloads in BY_PARTS.items():
     complex_row(*_overloads)(_by_parts(_row))
 
 

@@ -21,7 +21,7 @@ def reshape(cx: Lowering, x: T, *_: Any) -> T:
     return cx.reshape(x, cx.result()[1])
 
 
-@row("alias.default", "detach.default", "contiguous.default", "clone.default", "lift_fresh.default", "view.dtype")
+@row("alias.default", "detach.default", "contiguous.default", "clone.default", "lift_fresh.default")
 def same(cx: Lowering, x: T, *_: Any) -> T:
     if cx.result()[0] is not x.dtype:
         raise cx.unsupported("bits are read as another type")
