@@ -285,6 +285,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._constants: dict[int, Tensor] = {}
         self._effective: dict[int, WeightSlot] = {}
         """Of weights that are bound with adapters in them, by the weight's id."""
+        self._others: dict[int, tuple[Tensor, Tensor, str]] = {}
+        """Tensors that are all of a weight's memory, as `torch.Tensor._make_subclass` makes them, with the weight and its
+        name, by their id."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -336,7 +339,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if slot is None and tensor.is_meta:
             raise self.error("forward uses a tensor that was made where tracing cannot see it")
         if slot is None and (owner := self.weights.owner_of_memory(tensor)) is not None:
-            raise self.error(f"forward uses a part of {owner} that was taken outside of it")
+            weight = self.weights.whole(tensor)
+            if weight is None:
+                raise self.error(f"forward uses a part of {owner} that was taken outside of it")
+            value = self._value(weight)
+            self._others[id(tensor)] = tensor, weight, owner
+            self.values[id(tensor)] = value
+            # Writes into one of them would be the other's.
+            self.aliases.protected.update(dict.fromkeys((id(tensor), id(weight)), f"its weight {owner}"))
+            return value
         twin = self.weights.twin(tensor)
         if slot is not None:
             self._append("weight", (slot.name,), (), (twin,))
@@ -365,6 +376,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The meta tensor that ops see for ``tensor``."""
+        if id(tensor) in self._others:
+            tensor = self._others[id(tensor)][1]
         return self.weights.twins.get(id(tensor), tensor)
 
     def error(self, reason: str, op: Any = "") -> CaptureError:
@@ -571,7 +584,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def release(self) -> list[weakref.ref[Tensor]]:
         """Lets go of all tensors; gives references to those made while tracing."""
-        inputs = self.kept[: len(self.aliases.protected)]
+        inputs = self.kept[: len(self.inputs)]
         own = {id(t) for t in (*self.weights.twins.values(), *inputs)}
         made = [weakref.ref(t) for t in self.kept if id(t) not in own]
         inputs.clear()
@@ -581,6 +594,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._answers.clear()
         self.aliases = Aliases(self)
         return made
+
+    def check_others(self) -> None:
+        """Raises an error if ``forward`` did not make what it uses in place of a weight: it may be a former one."""
+        refs = [(weakref.ref(tensor), owner) for tensor, _, owner in self._others.values()]
+        self._others.clear()
+        for ref, owner in refs:
+            if ref() is not None:
+                raise self.error(f"forward uses a part of {owner} that was taken outside of it")
 
     def close(self) -> None:
         """Lets go of the module: whatever holds the recorder no longer holds that."""
@@ -2121,4 +2142,6 @@ def _recorded(
         raise ChangedError(CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
     leaked = before.is_kept or (not changes and before.forget(recorder))
+    if not (changes or leaked):
+        recorder.check_others()
     return record, changes, leaked

@@ -140,6 +140,15 @@ class WeightIndex:
             self._storages = {t.untyped_storage()._cdata: slot.name for t, slot in slots if slot is not None}
         return self._storages.get(tensor.untyped_storage()._cdata)
 
+    def whole(self, tensor: Tensor) -> Tensor | None:
+        """The weight that ``tensor`` is another object for: all of its memory in the same order."""
+
+        def layout(t: Tensor) -> tuple[Any, ...]:
+            return t.untyped_storage()._cdata, t.storage_offset(), tuple(t.shape), t.stride(), t.dtype
+
+        wanted = layout(tensor)
+        return next((t for t in tuple(self._held) if self.find(t) is not None and layout(t) == wanted), None)
+
     def twin(self, tensor: Tensor) -> Tensor:
         """A meta tensor of the same sizes, strides and dtype."""
         twin = self.twins.get(id(tensor))
