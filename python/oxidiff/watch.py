@@ -10,6 +10,7 @@ reads the version counters of the tensors); only then is what changed looked at.
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 import types
@@ -23,6 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
+from .capture.signature import PLAIN
 from .outside import Reading, functions_held, modules_held
 
 __all__ = ["STRUCTURE", "SURROUNDINGS", "WEIGHTS", "Structure", "Watch", "weight_state"]
@@ -105,7 +107,15 @@ class Structure:
             # An adapter changes the weight of one of them, and a graph has one weight for all.
             self.obstacle = tied, "an adapter is added to a weight that another layer shares"
             digest += b"tied"
-        self.fingerprint = Fingerprint(digest, tree.kept)
+        kept: list[Any] = []
+        self.marked = [(table, dict(table)) for table in (tensor.__dict__ for tensor in self._all_tensors()) if table]
+        """The attributes that Python code put on tensors of the module, as tables, and what was in them."""
+        if marks := [mark for i, tensor in enumerate(self._all_tensors()) for mark in _marks(i, tensor, kept)]:
+            digest += repr(marks).encode()
+        self.fingerprint = Fingerprint(digest, [*tree.kept, *kept])
+
+    def _all_tensors(self) -> list[Tensor]:
+        return [*self.tensors, *self.attribute_tensors]
 
     def _is_read(self, index: int) -> bool:
         """Whether a float is one that a function reads from outside: a copy of the module has the same function."""
@@ -175,6 +185,32 @@ def _is_ordinary(value: float) -> bool:
     """Whether a value equals itself and nothing but itself, and can be reckoned with: not so are infinite ones, NaN, and
     -0.0, which is another number than the 0.0 that it equals."""
     return math.isfinite(value) and (value != 0 or math.copysign(1.0, value) > 0)
+
+
+_ORDINARY = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _marks(index: int, tensor: Tensor, kept: list[Any]) -> list[Any]:
+    """What tells a tensor from another of the same dtype, shape and device: its class, and what Python code put on it, as
+    blocks of bytes have the type of what they stand for. What identities are of is ``kept``."""
+    if type(tensor) in _ORDINARY and not tensor.__dict__:
+        return []
+    attributes = [
+        (name, _mark(value, kept)) for name, value in tensor.__dict__.items() if not name.startswith("_dynamo")
+    ]
+    return [(index, _mark(type(tensor), kept), attributes)]
+
+
+def _mark(value: Any, kept: list[Any]) -> Any:
+    kind = type(value)
+    if kind in PLAIN:
+        return kind.__name__, repr(value)
+    if isinstance(value, enum.Enum):
+        return _mark(kind, kept), value.name
+    if isinstance(value, tuple):
+        return _mark(kind, kept), [_mark(item, kept) for item in value]
+    kept.append(value)
+    return id(value)
 
 
 _IS_HEAP_TYPE = 1 << 9
@@ -271,14 +307,18 @@ class Watch:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors, surroundings)
-        self.poll: Callable[[], int] = self._watch.poll if structure.reading is None else self._poll_reading
+        is_plain = structure.reading is None and not structure.marked
+        self.poll: Callable[[], int] = self._watch.poll if is_plain else self._poll_more
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, ``SURROUNDINGS``, or 0."""
         self._others = tensors
         self._surroundings = surroundings
 
-    def _poll_reading(self) -> int:
-        cast(Reading, self.structure.reading).sync()
-        return self._watch.poll()
+    def _poll_more(self) -> int:
+        structure = self.structure
+        if structure.reading is not None:
+            structure.reading.sync()
+        is_same = all(_is_same(table, before) for table, before in structure.marked)
+        return int(self._watch.poll()) | (0 if is_same else STRUCTURE)
 
     @functools.cached_property
     def _every(self) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import gc
 import pickle
 import random
@@ -330,6 +331,48 @@ class WithBits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.where(x == 0, self.read(self.bits), x)
+
+
+class Kind(enum.Enum):
+    DOUBLED = 1
+    SHIFTED = 2
+
+
+class Marked(nn.Module):
+    """What stands on its weight says what that means."""
+
+    def __init__(self, kind: Any, cls: Any = nn.Parameter) -> None:
+        super().__init__()
+        self.weight = self.marked(kind, cls)
+
+    @staticmethod
+    def marked(kind: Any, cls: Any = nn.Parameter) -> Any:
+        weight = cls(torch.arange(64, dtype=torch.uint8).view(8, 8), requires_grad=False)
+        weight.kind = kind
+        return weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.Tensor._make_subclass(Tensor, self.weight, False).float() / 64
+        if isinstance(self.weight, Blocks):
+            weight = -weight
+        return x @ (2 * weight if self.weight.kind in (1, Kind.DOUBLED) else weight - 1)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (Kind.DOUBLED, Kind.SHIFTED)])
+def test_attributes_and_classes_of_weights_select_the_program(one: Any, other: Any) -> None:
+    modules = Marked(one), Marked(other), Marked(one, Blocks), Marked(one)
+    compiled: list[Any] = [oxidiff.compile(module, strict=True) for module in modules]
+    x = image(2, 8)
+    for module, twin in zip(modules, compiled, strict=True):
+        assert_close(twin(x), module(x))
+    assert [oxidiff.report(twin).captures for twin in compiled] == [1, 1, 1, 0]
+    module, twin = modules[0], compiled[0]
+    module.weight.kind = other
+    assert_close(twin(x), module(x))
+    module.weight = Marked.marked(one)
+    assert_close(twin(x), module(x))
+    module.weight = Marked.marked(one, Blocks)
+    assert_close(twin(x), module(x))
 
 
 class Hidden:

@@ -26,6 +26,7 @@ __all__ = [
     "Answer",
     "Binder",
     "Call",
+    "PLAIN",
     "Number",
     "Place",
     "Question",
@@ -279,7 +280,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         raise CaptureError(f"an argument of type {type(value).__name__}")
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 """Types of values whose text says all."""
 
 
@@ -301,7 +302,7 @@ def attributes_of(tensor: Tensor) -> dict[str, tuple[Any, str]]:
 
 
 def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if type(value) is tuple else type(value) in _PLAIN
+    return all(map(_is_plain, value)) if type(value) is tuple else type(value) in PLAIN
 
 
 def first_places(tensors: Sequence[Tensor]) -> list[int]:

@@ -222,7 +222,15 @@ class _Tree:
         first = self._tensors.setdefault(id(tensor), name)
         if first != name:
             return f"the same tensor as {first.lstrip('.')}"
-        return _tensor_text(tensor)
+        return self._marked(tensor, _DEPTH)
+
+    def _marked(self, tensor: Tensor, depth: int) -> str:
+        """Sizes and layout of a tensor, and what Python code put on it."""
+        text = _tensor_text(tensor)
+        if type(tensor) not in _TENSORS:
+            text = f"{self.code.reach_class(type(tensor))} {text}"
+        marks = [f"{name}={self._inner(value, depth)}" for name, value in tensor.__dict__.items()]
+        return f"{text} with {', '.join(marks)}" if marks else text
 
     def value(self, value: Any, depth: int) -> str:
         """An attribute's value."""
@@ -236,7 +244,7 @@ class _Tree:
         if isinstance(value, _TORCH):
             return value.type if isinstance(value, torch.device) else str(value)
         if isinstance(value, Tensor):
-            return _tensor_text(value)
+            return self._marked(value, depth)
         if isinstance(value, numpy.ndarray):
             return f"array {value.dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
         if isinstance(value, type):
@@ -309,6 +317,9 @@ class _Raw:
 
     def __repr__(self) -> str:
         return self.text
+
+
+_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _tensor_text(tensor: Tensor) -> str:
