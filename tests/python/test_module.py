@@ -1291,3 +1291,58 @@ def test_cache_of_keys_and_values_is_returned(kind: str, tmp_path: Path) -> None
                 assert_close(after, module(**step, past_key_values=wanted).last_hidden_state)
         # An activation of Llama's that is no submodule keeps its graphs from being stored.
         assert oxidiff.report(compiled).captures == (1 if kind == "Llama" else 1 - start)
+
+
+class CacheKeeping(nn.Module):
+    def __init__(self, cache: Any, is_returned: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.cache = cache
+        self.is_returned = is_returned
+
+    def forward(self, x: torch.Tensor) -> Any:
+        keys, values = self.cache.update(self.layer(x)[:, None], x[:, None], 0)
+        result = (keys * values).sum(dim=2)
+        return (result, self.cache) if self.is_returned else result
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_returned", [False, True])
+@torch.no_grad()
+def test_objects_in_lists_of_objects_keep_what_they_had(is_returned: bool) -> None:
+    """A cache of keys and values has a list of layers: an attempt to capture what writes there took their keys away."""
+    transformers = pytest.importorskip("transformers")
+    module = CacheKeeping(transformers.DynamicCache(), is_returned)
+    other = CacheKeeping(transformers.DynamicCache(), is_returned)
+    compiled: Any = oxidiff.compile(other)
+    for length in (3, 2, 2, 4):
+        x = torch.randn(2, length, 4)
+        result, expected = compiled(x), module(x)
+        if is_returned:
+            assert result[1] is other.cache
+            result, expected = result[0], expected[0]
+        assert_close(result, expected)
+        assert other.cache.get_seq_length() == module.cache.get_seq_length()
+
+
+@torch.no_grad()
+def test_cache_without_a_configuration_is_returned() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Makes(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            cache = transformers.DynamicCache()
+            cache.update(x, x * 2, 0)
+            return {"caches": [cache, transformers.DynamicCache()], "twice": x * 2}
+
+    compiled = oxidiff.compile(Makes(), strict=True)
+    for length in (3, 5):
+        x = torch.randn(2, 1, length, 4)
+        (cache, empty), expected = compiled(x)["caches"], Makes()(x)["caches"]
+        assert list(vars(cache)) == list(vars(expected[0]))
+        assert list(vars(cache.layers[0])) == list(vars(expected[0].layers[0]))
+        assert cache.layer_class_to_replicate is expected[0].layer_class_to_replicate
+        assert_close(cache.layers[0].values, x * 2)
+        assert cache.layers[0].device == x.device
+        assert not empty.layers

@@ -7,25 +7,25 @@ A text encoder that is a language model returns one unless it is told not to, mo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Made", "found_class", "taken_apart"]
+__all__ = ["Made", "fits", "found_class", "taken_apart"]
 
 _MODULE = "transformers.cache_utils"
-_DEVICE = "device"
 
 
 class Made:
     """An object of a class with an own ``__dict__``, by what is in it.
 
     Attributes:
-        context: The name of its class, then those of its attributes.
-        values: What these are. A device is that of the first tensor.
+        context: The name of its class, then those of its attributes. Behind a colon is the class that one is; nothing is
+            there for the device of the tensors.
+        values: What the others are.
     """
 
     __slots__ = ("context", "values")
@@ -41,24 +41,32 @@ def found_class(name: str) -> type | None:
     return found if isinstance(found, type) and found.__module__ == _MODULE and _is_open(found) else None
 
 
-def taken_apart(value: Any) -> Any:
-    """A result with :class:`Made` in the place of the caches in it; they are leaves to pytree."""
-    return pytree.tree_map(_taken_apart, value)
+def taken_apart(value: Any, held: Collection[int] = ()) -> Any:
+    """A result with :class:`Made` in the place of the caches in it; they are leaves to pytree.
+
+    Args:
+        value: The result.
+        held: Ids of objects that were there before: a caller is to get these themselves.
+    """
+    return pytree.tree_map(lambda leaf: _taken_apart(leaf, held), value)
 
 
-def _taken_apart(leaf: Any) -> Any:
+def _taken_apart(leaf: Any, held: Collection[int]) -> Any:
     kind = type(leaf)
-    if found_class(kind.__name__) is not kind:
+    if found_class(kind.__name__) is not kind or id(leaf) in held:
         return leaf
-    attributes = {name: value for name, value in vars(leaf).items() if not isinstance(value, torch.device)}
-    values = [taken_apart(value) for value in attributes.values()]
-    if len(attributes) < len(vars(leaf)):
-        is_alone = list(vars(leaf).keys() - attributes.keys()) == [_DEVICE]
-        if not is_alone or not any(isinstance(value, Tensor) for value in values):
-            return leaf
-        attributes[_DEVICE] = None
-        values.append(None)
-    return Made([kind.__name__, *attributes], values)
+    context = [kind.__name__]
+    values: list[Any] = []
+    for name, value in vars(leaf).items():
+        if isinstance(value, type) and found_class(value.__name__) is value:
+            context.append(f"{name}:{value.__name__}")
+        elif isinstance(value, torch.device):
+            context.append(f"{name}:")
+        else:
+            context.append(name)
+            values.append(taken_apart(value, held))
+    is_placed = any(isinstance(value, Tensor) for value in values)
+    return Made(context, values) if is_placed or not any(name.endswith(":") for name in context) else leaf
 
 
 def _is_open(kind: type) -> bool:
@@ -72,14 +80,34 @@ def _flatten(made: Made) -> tuple[list[Any], list[str]]:
 
 
 def _unflatten(values: Iterable[Any], context: Any) -> Any:
-    name, *names = context
+    kind, *names = context
+    made: Any = object.__new__(_class(kind))
+    values = list(values)
+    rest = iter(values)
+    for name in names:
+        name, is_constant, of = name.partition(":")
+        if not is_constant:
+            made.__dict__[name] = next(rest)
+        elif of:
+            made.__dict__[name] = _class(of)
+        else:
+            made.__dict__[name] = next(value.device for value in values if isinstance(value, Tensor))
+    return made
+
+
+def fits(context: Any, count: int) -> bool:
+    """Whether a context from a file makes an object of so many values."""
+    if not context or not all(isinstance(part, str) for part in context):
+        return False
+    constants = [part.partition(":")[2] for part in context if ":" in part]
+    classes = [context[0], *filter(None, constants)]
+    return all(found_class(name) is not None for name in classes) and len(context) - 1 - len(constants) == count
+
+
+def _class(name: str) -> type:
     kind = found_class(name)
     assert kind is not None, "a class that was found once"
-    made: Any = object.__new__(kind)
-    made.__dict__.update(zip(names, values, strict=True))
-    if names[-1:] == [_DEVICE]:
-        made.device = next(value.device for value in vars(made).values() if isinstance(value, Tensor))
-    return made
+    return kind
 
 
 pytree.register_pytree_node(Made, cast(Any, _flatten), _unflatten)

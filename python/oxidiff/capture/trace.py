@@ -281,6 +281,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Ids of modules that `forward` makes."""
         self.stranger: StrangerError | None = None
         self.has_doubles = False
+        self.held: Set[int] = frozenset()
+        """Ids of modules and objects that were there before."""
         self._count = 0
         self._constants: dict[int, Tensor] = {}
         self._effective: dict[int, WeightSlot] = {}
@@ -618,7 +620,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves, spec = tree_flatten(result)
         if not _is_same(result, tree_unflatten(leaves, spec)):
             raise self.error("forward returns an object that torch's pytree does not make again as it was")
-        leaves, spec = tree_flatten(taken_apart(result))
+        leaves, spec = tree_flatten(taken_apart(result, self.held))
         tokens: list[Any] = []
         numbers: list[int | float] = []
         self.path = ""
@@ -1551,6 +1553,7 @@ class _Before:
 
     Attributes:
         is_kept: Whether it put something that the trace made into a list or a dictionary.
+        held: Ids of modules and objects that were there.
     """
 
     def __init__(self, weights: WeightIndex) -> None:
@@ -1565,6 +1568,7 @@ class _Before:
         self._tables += [
             (label, id(value), table, dict(table)) for label, value, table in _tables_beside(weights.modules)
         ]
+        self.held = frozenset(holder for _, holder, *_ in self._tables)
         # What other threads do here need not go through methods: what is not seen to be forward's stays.
         self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
             (path, id(module), table, dict(table))
@@ -1840,6 +1844,9 @@ class _Cells(MutableMapping[str, Any]):
         return len(self._cells)
 
 
+_PLAIN = (type(None), bool, int, float, str, Tensor)
+
+
 def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any, Any]]:
     """The attributes of objects that are no modules and that modules hold, or that such objects hold, and the variables of
     functions that modules hold: a label, what they are of, and the table."""
@@ -1862,6 +1869,11 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
             yield label, value, value.__dict__
             if depth > 1:
                 waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
+        elif isinstance(value, (list, tuple, dict)) and depth > 1 and len(waiting) < _MAX_NESTED:
+            seen.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            held = ((key, item) for key, item in items if not isinstance(item, _PLAIN))
+            waiting += [(f"{label}[{key!r}]", item, depth - 1) for key, item in held]
     for _, module in modules:
         for label, value in getattr(module, "objects_beside", ()):
             if id(value) not in seen:
@@ -2083,6 +2095,7 @@ def _run(
     before = _Before(weights)
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
+    recorder.held = before.held
     if reader is not None:
         reader.begin()
     try:

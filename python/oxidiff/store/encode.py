@@ -28,7 +28,7 @@ from ..capture.dim import Dim, Real, dim_of
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Ref, Value, children_of
 from ..capture.guards import OPERATIONS, Expression, Guard, symbols_of
 from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
-from ..capture.objects import Made, found_class
+from ..capture.objects import Made, fits
 from ..capture.signature import Place
 from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
@@ -233,8 +233,7 @@ def _decode_spec(data: Data, depth: int = 0) -> TreeSpec:
     else:
         check(context is None or all(type(item) in (str, int) for item in context), "a context of results")
     if cls is Made:
-        check(bool(context) and found_class(as_text(context[0])) is not None, "a result of a class that is not loaded")
-        check(len(context) == len(children) + 1, "attributes that do not fit their names")
+        check(fits(context, len(children)), "a result of a class that is not loaded, or of other attributes")
     return TreeSpec(cls, context, [_decode_spec(child, depth + 1) for child in children])
 
 
