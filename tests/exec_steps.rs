@@ -199,6 +199,29 @@ fn wide_convolutions() {
     check_all(WIDE, 1200);
 }
 
+/// The same over three dimensions, with the first frame repeated before it, as causal convolutions do.
+const WIDE_VIDEO: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "frames" = [1, 3]
+symbol s2 "height" = [9, 16]
+input 0 "x": T[s0,s1,s2,8,32]
+parameter 0 "w": T[32,32,3,3,3]
+parameter 1 "b": T[32]
+%0: T[s0,s1,s2,8,32] = input() {index=0}
+%1: T[32,32,3,3,3] = parameter() {index=0}
+%2: T[32] = parameter() {index=1}
+%3: T[s0,1,s2,8,32] = slice(%0) {dim=1, start=0, step=1}
+%4: T[s0,2+s1,s2,8,32] = cat(%3, %3, %0) {dim=1}
+%5: T[s0,s1,s2,8,32] = convolution(%4, %1, %2) {stride=[1, 1, 1], padding=[0, 1, 1], dilation=[1, 1, 1], groups=1, channels_last=true}
+%6: T[s0,s1,s2,8,32] = add(%5, %0)
+%7: T[s0,s1,s2,8,32] = convolution(%6, %1) {stride=[1, 1, 1], padding=[1, 1, 1], dilation=[1, 1, 1], groups=1, channels_last=true}
+return %7, %5
+"#;
+
+#[test]
+fn wide_convolutions_of_three_dimensions() {
+    check_all(WIDE_VIDEO, 1800);
+}
+
 /// A residual block with a skip concatenation and both ways through it, as in the up path of a UNet.
 const UNET_BLOCK: &str = r#"symbol s0 "batch" = [1, 2, 3]
 symbol s1 "height" = [4, 7, 16]

@@ -13,6 +13,9 @@
 //!   after the last block: Y = A' M A  -> epilogue, a few tiles of one tile row at a time
 //! ```
 //!
+//! A kernel of several planes (3x3x3) is one of 3x3 whose input channels are those of every plane that it reads: a row of V
+//! has the channels of the first plane, then those of the next.
+//!
 //! V must stay in cache, so an image is cut: into bands, each of which transforms the weight anew, or into blocks of input
 //! channels, between which M stays in memory. Blocks pay where there are many channels and few tiles.
 //!
@@ -61,21 +64,23 @@ const TASK_VECTORS: usize = 64;
 /// Bytes of a tap's input channels that are brought side by side at a time: a vector of every instruction set.
 const GATHERED_BYTES: usize = 64;
 
-/// Whether [`conv_winograd`] computes this convolution: two spatial dimensions, kernel 3x3, stride and dilation 1, one
-/// group. The input may be upsampled as it is read.
+/// Planes of a kernel at most: a chunk of sixteen channels of all of them fits into U.
+const MAX_PLANES: usize = 3;
+
+/// Whether [`conv_winograd`] computes this convolution: kernel 3x3, stride and dilation 1 along height and width, one group;
+/// along depth up to three taps and any stride, dilation and padding. The input may be upsampled as it is read.
 pub fn is_winograd(conv: &Conv) -> bool {
     conv.in_channels > 0
-        && conv.kernel == [1, 3, 3]
-        && conv.stride == [1; 3]
-        && conv.dilation == [1; 3]
-        && conv.upsample[0] == 1
+        && (1..=MAX_PLANES).contains(&conv.kernel[0])
+        && conv.kernel[1..] == [3, 3]
+        && conv.stride[1..] == [1, 1]
+        && conv.dilation[1..] == [1, 1]
         && conv.groups == 1
-        && conv.padding[0] == 0
-        && conv.output[0] == conv.input[0]
 }
 
 /// Multiply-adds' worth of time that `o x o` tiles take for each pair of an input and an output channel: the products,
-/// the transform of the weight for every band, and the shares of the transforms of tiles.
+/// the transform of the weight for every band, and the shares of the transforms of tiles. Each plane of the kernel has its
+/// own products, weights and transform of the input.
 pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     let tiles = count(conv, o)[3] as f64;
     let (points, tile) = if o == 4 { (36.0, TILE_COST) } else { (16.0, 0.4 * TILE_COST) };
@@ -83,9 +88,10 @@ pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     // Below seven rows a micro-kernel waits for its panel.
     let rows = tiles.max(7.0);
     let width = select(Isa::detect(), DType::F32, DType::F32).nr;
-    points * rows / PRODUCT_RATE
+    let planes = conv.kernel[0] as f64;
+    planes * points * rows / PRODUCT_RATE
         + Cut::new(conv, o, width, room).cost(conv, o, width)
-        + tile * tiles * (1.0 / channels[0] + 1.0 / channels[1])
+        + tile * tiles * (1.0 / channels[0] + planes / channels[1])
 }
 
 /// Share of the multiply-add rate that the products of the points reach.
@@ -131,7 +137,7 @@ struct Cut {
     tiles: usize,
     /// Tiles of a band.
     band: usize,
-    /// Input channels of a chunk, number of chunks, and how many of them a block has.
+    /// Input channels of a chunk, of each plane of the kernel; number of chunks, and how many of them a block has.
     chunk: usize,
     chunks: usize,
     block: usize,
@@ -154,25 +160,28 @@ impl Cut {
             Room::Slim => (SLIM_BAND_BYTES, MIN_BAND / 2),
         };
         let points = (o + 2) * (o + 2);
-        let longest = (chunk_bytes() / (points * width * 4)).clamp(LANES, MAX_CHUNK);
+        let planes = conv.kernel[0];
+        let longest = (chunk_bytes() / (points * planes * width * 4)).clamp(LANES, MAX_CHUNK / planes);
         let channels = conv.in_channels.max(1);
         let chunk = channels.div_ceil(channels.div_ceil(longest)).next_multiple_of(LANES);
         let chunks = channels.div_ceil(chunk);
         let tiles = count(conv, o)[3];
-        // Tiles of which `channels` numbers at every point take so many bytes.
-        let most = |bytes: usize, channels: usize| bytes / (points * channels.next_multiple_of(LANES) * 4);
+        // Tiles of which `channels` numbers at every point, of each of `planes`, take so many bytes.
+        let most = |bytes: usize, channels: usize, planes: usize| {
+            bytes / (points * planes * channels.next_multiple_of(LANES) * 4)
+        };
         let of_tiles = |most: usize, block: usize| {
             let band = tiles.div_ceil(tiles.div_ceil(most.max(least)).max(1)).max(1);
             let block = chunks.div_ceil(chunks.div_ceil(block.clamp(1, chunks)));
-            let (v_stride, m_stride) = (odd_lines(band * chunk), odd_lines(band * width));
+            let (v_stride, m_stride) = (odd_lines(band * planes * chunk), odd_lines(band * width));
             Cut { tiles, band, chunk, chunks, block, v_stride, m_stride }
         };
-        let bands = of_tiles(most(bytes, channels), chunks);
+        let bands = of_tiles(most(bytes, channels, planes), chunks);
         if room == Room::Slim || bands.band == tiles {
             return bands;
         }
-        let band = most(RESULT_BYTES, conv.out_channels.max(1)).min(most(bytes, chunk));
-        let blocks = of_tiles(band, most(bytes, chunk) / band.clamp(least, tiles));
+        let band = most(RESULT_BYTES, conv.out_channels.max(1), 1).min(most(bytes, chunk, planes));
+        let blocks = of_tiles(band, most(bytes, chunk, planes) / band.clamp(least, tiles));
         if blocks.cost(conv, o, width) < bands.cost(conv, o, width) { blocks } else { bands }
     }
 
@@ -186,7 +195,7 @@ impl Cut {
         let moved = 2.0 * 4.0 * points * self.tiles as f64 * (self.blocks() - 1) as f64 / conv.in_channels as f64;
         let groups = self.band.div_ceil(most_tiles((o + 2) * (o + 2), width));
         let transforms = (self.tiles.div_ceil(self.band) * groups) as f64;
-        WEIGHT_COST * transforms + MOVED_COST * moved
+        WEIGHT_COST * conv.kernel[0] as f64 * transforms + MOVED_COST * moved
     }
 
     /// f32 of M for all `panels` panels of output channels, where it stays in memory.
@@ -252,7 +261,7 @@ pub(crate) unsafe fn winograd_with(
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
     if !is_winograd(conv) {
-        return Err(KernelError::Shape("not a 3x3 convolution of stride 1 in one group"));
+        return Err(KernelError::Shape("not a 3x3 convolution of stride 1 in one group, of at most three planes"));
     }
     if !matches!(o, 2 | 4) {
         return Err(KernelError::Shape("output tiles are 2 or 4 pixels wide"));
@@ -303,6 +312,8 @@ struct Job<'a> {
     t: usize,
     /// Tiles along height and width.
     grid: [usize; 2],
+    /// Planes of the kernel.
+    planes: usize,
     cut: Cut,
     /// Tiles of a task at most.
     group: usize,
@@ -330,13 +341,16 @@ enum Order {
     Any,
 }
 
-fn order_of(weight: &Weight, channels: usize) -> Order {
-    let [_, channel, _, row, col] = weight.strides;
+fn order_of(weight: &Weight, channels: usize, planes: usize) -> Order {
+    let [_, channel, plane, row, col] = weight.strides;
     let per_tap = channels as isize;
-    match [channel, row, col] {
-        [9, 3, 1] => Order::Taps,
-        [1, row, col] if row == 3 * per_tap && col == per_tap => Order::Channels,
-        _ => Order::Any,
+    let is_dense = |tap: isize| (planes == 1 || plane == 9 * tap) && row == 3 * tap && col == tap;
+    if is_dense(1) && channel == 9 * planes as isize {
+        Order::Taps
+    } else if is_dense(per_tap) && channel == 1 {
+        Order::Channels
+    } else {
+        Order::Any
     }
 }
 
@@ -359,6 +373,7 @@ impl<'a> Job<'a> {
         let t = o + 2;
         let points = t * t;
         let [_, rows, cols, _] = count(conv, o);
+        let planes = conv.kernel[0];
         let cut = Cut::new(conv, o, kernel.nr, work.room);
         let panels = conv.out_channels.div_ceil(kernel.nr);
         let mut groups = cut.band.div_ceil(most_tiles(points, kernel.nr));
@@ -368,11 +383,11 @@ impl<'a> Job<'a> {
         let group = cut.band.div_ceil(groups);
         let width = kernel.nr;
         let m = (cut.blocks() > 1).then(|| SendMut(work.ptr.wrapping_add(4 * cut.block * points * cut.v_stride)));
-        let u_stride = odd_lines(cut.chunk * width);
+        let u_stride = odd_lines(planes * cut.chunk * width);
         let m_stride = if m.is_some() { cut.m_stride } else { odd_lines(group * width) };
         let m_bytes = if m.is_some() { 0 } else { points * m_stride * 4 };
         let gathered = GATHERED_BYTES / weight.dtype.size_bytes();
-        let taps_bytes = (9 * gathered + 2) * width * 4;
+        let taps_bytes = (9 * planes * gathered + 2) * width * 4;
         let sizes = [points * u_stride * 4, m_bytes, o * STRIP * o * width * 4, taps_bytes, taps_bytes];
         let mut ends = [0; 5];
         let mut at = 0usize;
@@ -386,10 +401,11 @@ impl<'a> Job<'a> {
             x,
             dtype,
             weight,
-            order: order_of(weight, conv.in_channels),
+            order: order_of(weight, conv.in_channels, planes),
             o,
             t,
             grid: [rows, cols],
+            planes,
             cut,
             group,
             gathered,
@@ -410,11 +426,11 @@ impl<'a> Job<'a> {
 
     /// Where V starts for a chunk, at its first point, for the band's tile.
     fn v_at(&self, chunk: usize, tile: usize) -> *mut f32 {
-        let at = chunk % self.cut.block * self.t * self.t * self.cut.v_stride + tile * self.cut.chunk;
+        let at = chunk % self.cut.block * self.t * self.t * self.cut.v_stride + tile * self.planes * self.cut.chunk;
         self.v.get().cast::<f32>().wrapping_add(at)
     }
 
-    /// Transforms one chunk of channels of one tile of the input.
+    /// Transforms one chunk of channels of one tile of the input, in every plane that the kernel reads.
     ///
     /// # Safety
     /// As [`conv_winograd`]; nobody else may touch that part of V.
@@ -422,19 +438,35 @@ impl<'a> Job<'a> {
         let conv = self.conv;
         let size = self.dtype.size_bytes() as isize;
         let [plane, tile_row, tile_col] = self.place(first + tile);
-        let planes = conv.output[0];
+        let (image, depth) = (plane / conv.output[0], plane % conv.output[0]);
         let channel = chunk * self.cut.chunk;
         let channels = self.cut.chunk.min(conv.in_channels - channel);
-        let image = (plane / planes) as isize * conv.strides[0] + (plane % planes) as isize * conv.strides[1];
-        let base = self.x.wrapping_byte_offset((image + channel as isize) * size);
+        let image = image as isize * conv.strides[0] + channel as isize;
         let [row0, col0] = [tile_row * self.o, tile_col * self.o].map(|at| at as isize);
-        let mut pixels = [ZEROS.as_ptr().cast::<u8>(); MAX_POINTS];
+        for tap in 0..self.planes {
+            let z = (depth * conv.stride[0] + tap * conv.dilation[0]) as isize - conv.padding[0];
+            let mut pixels = [ZEROS.as_ptr().cast::<u8>(); MAX_POINTS];
+            if z >= 0 && z < (conv.input[0] * conv.upsample[0]) as isize {
+                let offset = image + z / conv.upsample[0] as isize * conv.strides[1];
+                self.locate(self.x.wrapping_byte_offset(offset * size), row0, col0, &mut pixels);
+            }
+            let to = self.v_at(chunk, tile).wrapping_add(tap * channels);
+            // SAFETY: the pixels lie inside the image or are zeros. A plane's channels are followed by those of the next, which
+            // are written later, or by the end of a row of whole vectors.
+            unsafe { transform_input(self.kernel.isa, self.t, self.dtype, &pixels, channels, to, self.cut.v_stride) };
+        }
+    }
+
+    /// Where the pixels of the tile at `row0` and `col0` of a plane lie, if inside the image.
+    fn locate(&self, plane: *const u8, row0: isize, col0: isize, pixels: &mut [*const u8; MAX_POINTS]) {
+        let conv = self.conv;
+        let size = self.dtype.size_bytes() as isize;
         for row in 0..self.t {
             let y = row0 + row as isize - conv.padding[1];
             if y < 0 || y >= (conv.input[1] * conv.upsample[1]) as isize {
                 continue;
             }
-            let line = base.wrapping_byte_offset(y / conv.upsample[1] as isize * conv.strides[2] * size);
+            let line = plane.wrapping_byte_offset(y / conv.upsample[1] as isize * conv.strides[2] * size);
             for col in 0..self.t {
                 let x = col0 + col as isize - conv.padding[2];
                 if x >= 0 && x < (conv.input[2] * conv.upsample[2]) as isize {
@@ -443,9 +475,6 @@ impl<'a> Job<'a> {
                 }
             }
         }
-        let to = self.v_at(chunk, tile);
-        // SAFETY: the pixels lie inside the image or are zeros, the chunk's rows of V are whole vectors long.
-        unsafe { transform_input(self.kernel.isa, self.t, self.dtype, &pixels, channels, to, self.cut.v_stride) };
     }
 
     /// The products of a block of chunks for `range` of the band's tiles, which start at tile `first`, in the panel of output
@@ -483,7 +512,11 @@ impl<'a> Job<'a> {
                 for from in (0..channels).step_by(self.gathered) {
                     let gathered = self.gathered.min(channels - from);
                     let taps = self.gather(n0, width, channel + from, gathered, taps, wide);
-                    transform_weights(self.kernel.isa, self.t, &taps, u.add(from * width), self.u_stride);
+                    for plane in 0..self.planes {
+                        let taps = Taps { from: taps.from.add(9 * plane * taps.tap), ..taps };
+                        let to = u.add((plane * channels + from) * width);
+                        transform_weights(self.kernel.isa, self.t, &taps, to, self.u_stride);
+                    }
                 }
                 self.multiply(chunk, channels, range[0], count, (u, n0, width), m);
             }
@@ -502,48 +535,50 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Brings the taps of `count` input channels side by side, one vector of output channels each, as f32.
+    /// Brings the taps of `count` input channels side by side, one vector of output channels each, as f32. Those of a plane
+    /// of the kernel are followed by those of the next.
     ///
     /// # Safety
     /// `to` and `wide` must each hold the taps of `self.gathered` channels.
     unsafe fn gather(&self, n0: usize, width: usize, channel: usize, count: usize, to: *mut u8, wide: *mut u8) -> Taps {
         let Self { kernel, weight, conv, .. } = *self;
-        let (outs, isa) = (conv.out_channels, kernel.isa);
+        let (outs, isa, all) = (conv.out_channels, kernel.isa, 9 * self.planes);
         let rows = Matrix { ptr: weight.ptr, dtype: weight.dtype, row_stride: weight.strides[0], col_stride: 1 };
         let taps = |from: *const u8, tap, channel| Taps { from: from.cast(), tap, channel, channels: count, width };
         // SAFETY: every term lies inside the weight, every row inside `to` or `wide`.
         unsafe {
             match self.order {
                 Order::Taps => {
-                    pack_panel(isa, &rows, n0, outs, kernel.nr, 9 * channel, 9 * count, to);
-                    taps(widened(kernel, weight.dtype, to, 9 * count, width, wide), width, 9 * width)
+                    pack_panel(isa, &rows, n0, outs, kernel.nr, all * channel, all * count, to);
+                    taps(widened(kernel, weight.dtype, to, all * count, width, wide), width, all * width)
                 }
                 Order::Channels => {
                     let step = units(count, weight.dtype) * width * 4;
-                    for tap in 0..9 {
+                    for tap in 0..all {
                         let k0 = tap * conv.in_channels + channel;
                         pack_panel(isa, &rows, n0, outs, kernel.nr, k0, count, to.add(tap * step));
                     }
-                    let terms = 9 * units(count, weight.dtype) * (4 / weight.dtype.size_bytes());
+                    let terms = all * units(count, weight.dtype) * (4 / weight.dtype.size_bytes());
                     let from = widened(kernel, weight.dtype, to, terms, width, wide);
-                    taps(from, terms / 9 * width, width)
+                    taps(from, terms / all * width, width)
                 }
                 Order::Any => {
                     let to: *mut f32 = wide.cast();
-                    to.write_bytes(0, 9 * count * width);
-                    let [out_stride, channel_stride, _, row_stride, col_stride] = weight.strides;
-                    for (tap, index) in (0..9).flat_map(|tap| (0..count).map(move |index| (tap, index))) {
+                    to.write_bytes(0, all * count * width);
+                    let [out_stride, channel_stride, plane_stride, row_stride, col_stride] = weight.strides;
+                    for (tap, index) in (0..all).flat_map(|tap| (0..count).map(move |index| (tap, index))) {
                         let term = (channel + index) as isize * channel_stride
-                            + (tap / 3) as isize * row_stride
+                            + (tap / 9) as isize * plane_stride
+                            + (tap / 3 % 3) as isize * row_stride
                             + (tap % 3) as isize * col_stride;
                         for lane in 0..width.min(outs - n0) {
                             let at = (n0 + lane) as isize * out_stride + term;
                             let from = weight.ptr.byte_offset(at * weight.dtype.size_bytes() as isize);
                             let value = load(from, weight.dtype, 0);
-                            to.add((index * 9 + tap) * width + lane).write(value);
+                            to.add((index * all + tap) * width + lane).write(value);
                         }
                     }
-                    taps(to.cast(), width, 9 * width)
+                    taps(to.cast(), width, all * width)
                 }
             }
         }
@@ -562,7 +597,8 @@ impl<'a> Job<'a> {
         (u, n0, width): (*const f32, usize, usize),
         m: *mut f32,
     ) {
-        let (kernel, row) = (self.kernel, self.cut.chunk);
+        let (kernel, row) = (self.kernel, self.planes * self.cut.chunk);
+        let terms = self.planes * channels;
         let mut runner = Runner::new(kernel);
         let pieces = count.div_ceil(kernel.mr);
         let points = self.t * self.t;
@@ -574,7 +610,7 @@ impl<'a> Job<'a> {
             let (v, u) = (v.wrapping_add(point * self.cut.v_stride), u.wrapping_add(point * self.u_stride));
             let m = m.wrapping_add(point * self.m_stride);
             // SAFETY: a panel of U.
-            unsafe { runner.take_panel(u.cast(), width, channels) };
+            unsafe { runner.take_panel(u.cast(), width, terms) };
             for piece in 0..pieces {
                 let (from, to) = (piece * count / pieces, (piece + 1) * count / pieces);
                 let (a, ahead) = (v.wrapping_add(from * row), v.wrapping_add(to * row));
@@ -594,12 +630,13 @@ impl<'a> Job<'a> {
         }
         let size = self.weight.dtype.size_bytes();
         let channel = chunk * self.cut.chunk;
-        let lines = (9 * self.cut.chunk.min(self.conv.in_channels - channel) * size).div_ceil(64);
+        let taps = 9 * self.planes;
+        let lines = (taps * self.cut.chunk.min(self.conv.in_channels - channel) * size).div_ceil(64);
         let rows = width.min(self.conv.out_channels - n0);
         for line in part * lines / of..(part + 1) * lines / of {
             for lane in 0..rows {
                 let row = (n0 + lane) as isize * self.weight.strides[0] * size as isize;
-                fetch(self.weight.ptr.wrapping_byte_offset(row).wrapping_add(9 * channel * size + 64 * line));
+                fetch(self.weight.ptr.wrapping_byte_offset(row).wrapping_add(taps * channel * size + 64 * line));
             }
         }
     }

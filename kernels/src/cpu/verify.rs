@@ -404,7 +404,8 @@ fn winograd_bar(tile: usize) -> f64 {
 /// Every layout of a weight that is read differently: contiguous, channels last, neither.
 fn weight_layouts(conv: &Conv) -> [[isize; 5]; 3] {
     let (ins, outs) = (conv.in_channels as isize, conv.out_channels as isize);
-    [[9 * ins, 9, 9, 3, 1], [9 * ins, 1, 9 * ins, 3 * ins, ins], [1, 9 * outs, 9 * outs, outs, 3 * outs]]
+    let taps = 9 * conv.kernel[0] as isize;
+    [[taps * ins, taps, 9, 3, 1], [taps * ins, 1, 9 * ins, 3 * ins, ins], [1, taps * outs, 9 * outs, outs, 3 * outs]]
 }
 
 fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
@@ -420,6 +421,11 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
         Conv::new_2d(1, [41, 60], 40, 35, [3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [28, 28], 160, 17, [3, 3]).padding([0, 1, 1]), // several chunks; several bands where memory is short
         Conv::new_2d(1, [9, 9], 20, 20, [3, 3]).padding([0, -1, 0]),
+        Conv::new_3d(2, [3, 6, 7], 20, 33, [3, 3, 3]).padding([1, 1, 1]),
+        Conv::new_3d(1, [4, 5, 9], 35, 40, [3, 3, 3]).padding([0, 1, 1]),
+        Conv::new_3d(1, [7, 6, 5], 17, 20, [2, 3, 3]).padding([1, 1, 1]).stride([2, 1, 1]).dilation([3, 1, 1]),
+        Conv::new_3d(1, [2, 5, 6], 24, 16, [3, 3, 3]).padding([1, 1, 1]).upsample([2, 2, 2]),
+        Conv::new_3d(1, [3, 40, 40], 84, 20, [3, 3, 3]).padding([1, 1, 1]), // several chunks and bands
     ];
     let cases = shapes.iter().flat_map(|shape| {
         [2, 4].into_iter().flat_map(move |tile| {
@@ -435,10 +441,12 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
         let mut laid_out = Buffer::zeroed(dtype, shape.out_channels * shape.terms());
         let terms = shape.terms();
         for index in 0..shape.out_channels * terms {
-            let (out, channel, tap) = (index / terms, index % terms / 9, index % 9);
+            let taps = 9 * shape.kernel[0];
+            let (out, channel, tap) = (index / terms, index % terms / taps, index % taps);
             let at = out as isize * strides[0]
                 + channel as isize * strides[1]
-                + (tap / 3) as isize * strides[3]
+                + (tap / 9) as isize * strides[2]
+                + (tap / 3 % 3) as isize * strides[3]
                 + (tap % 3) as isize * strides[4];
             laid_out.set(at as usize, w.get(index) as f32);
         }
