@@ -389,6 +389,23 @@ case(
 )
 case("conv_transpose2d", lambda x: F.conv_transpose2d(x, fixed(4, 5, 3, 3), fixed(5), stride=2, padding=1, output_padding=1),
      image)  # fmt: skip
+case("conv_transpose2d_uneven", lambda x: F.conv_transpose2d(x, fixed(4, 5, 5, 2), fixed(5), stride=(3, 1), padding=(4, 0)),
+     image)  # fmt: skip
+case(
+    "conv_transpose2d_cropped", lambda x: F.conv_transpose2d(x, fixed(4, 5, 3, 2), stride=(2, 3), padding=(4, 2)), image
+)
+case("conv_transpose2d_beyond", lambda x: F.conv_transpose2d(x, fixed(4, 5, 1, 3), stride=4, output_padding=(3, 2)),
+     image)  # fmt: skip
+case(
+    "conv_transpose2d_dilated",
+    lambda x: F.conv_transpose2d(x, fixed(4, 5, 3, 3), fixed(5), stride=2, dilation=2),
+    image,
+)
+case(
+    "conv_transpose3d",
+    lambda x: F.conv_transpose3d(x[:, None], fixed(1, 3, 2, 3, 4), fixed(3), stride=2, padding=1),
+    image,
+)
 case("conv_transpose2d_groups", lambda x: F.conv_transpose2d(x, fixed(4, 3, 2, 2), stride=2, groups=2), image)
 case("conv_transpose1d", lambda x: F.conv_transpose1d(x.transpose(1, 2), fixed(8, 5, 4), stride=2, padding=1), tokens)
 
@@ -584,6 +601,21 @@ def test_row_16_bit(name, dtype):
 def test_every_row_is_a_known_overload():
     assert len(ROWS) > 300
     assert all(isinstance(op, torch._ops.OpOverload) for op in ROWS)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        nn.ConvTranspose2d(4, 5, 4, stride=2, padding=1).eval().requires_grad_(False),
+    ],
+    ids=["conv_transpose"],
+)
+@torch.no_grad()
+def test_is_no_slow_step(function):
+    """Nothing is interpreted, and no zeros are put between the elements of an image."""
+    compiled, x = oxidiff.compile(function, cache=False, strict=True), image(2, 8, 6)
+    torch.testing.assert_close(compiled(x), function(x))
+    assert {step["kernel"] for step in compiled.profile(x).steps}.isdisjoint({"interpret", "pad"})
 
 
 @torch.no_grad()

@@ -301,7 +301,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> T:
-    """A convolution of x with zeros between its elements, and the kernel reversed."""
+    """A convolution of x with zeros between its elements, and the kernel reversed; or one for all phases of the stride."""
     dtype, shape = cx.result()
     groups = cx.static(groups, "the number of groups")
     n = weight.rank - 2
@@ -309,6 +309,8 @@ def conv_transpose(
     extra = _each(output_padding, n)
     if x.rank == n + 1:
         x = cx.reshape(x, (1, *x.shape))
+    if groups == 1 and dilations == [1] * n and strides != [1] * n:
+        return cx.reshape(_by_phases(cx, x, weight, bias, strides, paddings, extra, dtype), shape)
     kernel = [cx.static(k, "the kernel") for k in weight.shape[2:]]
     for axis in range(n):
         x = _spread(cx, x, 2 + axis, strides[axis])
@@ -330,6 +332,62 @@ def conv_transpose(
     full_shape = shape if len(shape) == n + 2 else (1, *shape)
     out = _convolution(cx, x, flipped, bias, [1] * n, [0] * n, dilations, groups, dtype, full_shape)
     return cx.reshape(out, shape)
+
+
+def _by_phases(
+    cx: Lowering,
+    x: T,
+    weight: T,
+    bias: T | None,
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    extra: Sequence[int],
+    dtype: torch.dtype,
+) -> T:
+    """Results whose places are equal modulo the stride see the same taps of the kernel: channels of one convolution over x.
+
+    Place ``m`` of what is not cut off at its edges is ``sum over t of x[m // s - t] w[m % s + t s]``.
+    """
+    n = len(strides)
+    inputs, outputs, *kernel = (cx.static(size, "the weight") for size in weight.shape)
+    taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    axes = range(2, 2 + n)
+    whole = [k * s for k, s in zip(taps, strides, strict=True)]
+    if whole != kernel:
+        weight = cx.emit("pad", (weight,), weight.dtype, (inputs, outputs, *whole), before=[0] * (n + 2), value=0.0)
+    split = [size for pair in zip(taps, strides, strict=True) for size in pair]
+    weight = cx.reshape(weight, (inputs, outputs, *split))
+    weight = cx.emit("flip", (weight,), weight.dtype, weight.shape, dims=[2 + 2 * i for i in range(n)])
+    # [I, O, taps and phases in turn] -> [phases, O, I, taps]
+    weight = cx.permute(weight, [*(3 + 2 * i for i in range(n)), 1, 0, *(2 + 2 * i for i in range(n))])
+    phases = math.prod(strides)
+    weight = cx.reshape(weight, (phases * outputs, inputs, *taps))
+    if bias is not None:
+        bias = cx.reshape(cx.expand(cx.reshape(bias, (1, outputs)), (phases, outputs)), (phases * outputs,))
+    # The first and the last place that are kept, by the element of x that they begin at.
+    first = [p // s for p, s in zip(paddings, strides, strict=True)]
+    beyond = [(k + e - p - 1) // s for k, e, p, s in zip(kernel, extra, paddings, strides, strict=True)]
+    before = [k - 1 - f for k, f in zip(taps, first, strict=True)]
+    lengths = [cx.result()[1][i - n] for i in range(n)]
+    counts = [dim_of(x.shape[axis]) + beyond[axis - 2] - first[axis - 2] for axis in axes]
+    if before != beyond or min(before) < 0:
+        for i, axis in enumerate(axes):
+            cut = dim_of(x.shape[axis]) + min(before[i], 0) + min(beyond[i], 0)
+            x = cx.slice(x, axis, max(-before[i], 0), cut)
+        sizes = [dim_of(x.shape[axis]) + max(before[axis - 2], 0) + max(beyond[axis - 2], 0) for axis in axes]
+        at = [0, 0, *(max(b, 0) for b in before)]
+        x = cx.emit("pad", (x,), x.dtype, (*x.shape[:2], *map(dim_or_int, sizes)), before=at, value=0.0)
+        before = [0] * n
+    batch = x.shape[0]
+    out_shape = (batch, phases * outputs, *map(dim_or_int, counts))
+    out = _convolution(cx, x, weight, bias, [1] * n, before, [1] * n, 1, dtype, out_shape)
+    out = cx.reshape(out, (batch, *strides, outputs, *counts))
+    # [batch, phases, O, places] -> [batch, O, places and phases in turn]
+    out = cx.permute(out, [0, 1 + n, *(d for i in range(n) for d in (2 + n + i, 1 + i))])
+    out = cx.reshape(out, (batch, outputs, *(dim_of(c) * s for c, s in zip(counts, strides, strict=True))))
+    for i, axis in enumerate(axes):
+        out = cx.slice(out, axis, paddings[i] - first[i] * strides[i], lengths[i])
+    return out
 
 
 def _spread(cx: Lowering, x: T, dim: int, stride: int) -> T:
