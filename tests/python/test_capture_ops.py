@@ -434,6 +434,12 @@ case("bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), im
 case("avg_pool", lambda x: F.avg_pool2d(x, 2), image)
 case("avg_pool_padded", lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False), image)
 case("max_pool", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), image)
+case("avg_pool_overlapping", lambda x: F.avg_pool2d(x, (3, 2), stride=(2, 1), padding=(1, 0)), image)
+case("avg_pool_large", lambda x: F.avg_pool2d(x, 5, stride=1), image)
+case("avg_pool_1d", lambda x: F.avg_pool1d(x.transpose(1, 2), 2), tokens)
+case("avg_pool_3d", lambda x: F.avg_pool3d(x[:, None], (1, 2, 2)), image)
+case("max_pool_plain", lambda x: F.max_pool2d(x, 3, stride=2), image)
+case("adaptive_half", lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, x.shape[3])), image)
 case("adaptive_one", lambda x: F.adaptive_avg_pool2d(x, 1), image)
 
 # -- in-place and aliasing -------------------------------------------------------------------------------------------------
@@ -606,9 +612,11 @@ def test_every_row_is_a_known_overload():
 @pytest.mark.parametrize(
     "function",
     [
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.max_pool2d(x, 2),
         nn.ConvTranspose2d(4, 5, 4, stride=2, padding=1).eval().requires_grad_(False),
     ],
-    ids=["conv_transpose"],
+    ids=["avg_pool", "max_pool", "conv_transpose"],
 )
 @torch.no_grad()
 def test_is_no_slow_step(function):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -197,6 +199,9 @@ def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, c
             size = cx.static(x.shape[first + i], "a size with ceil_mode")
             if (size + 2 * paddings[i] - kernels[i]) % strides[i]:
                 raise cx.unsupported("ceil_mode with a window that overhangs")
+    is_plain = not any(paddings) or (op == "avg_pool" and include)
+    if is_plain and math.prod(kernels) <= _FEW_TAPS and dtype.is_floating_point:
+        return _pool_by_taps(cx, op, x, kernels, strides, paddings)
     return cx.emit(
         op,
         (x,),
@@ -208,6 +213,33 @@ def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, c
         padding=paddings,
         count_include_pad=include,
     )
+
+
+_FEW_TAPS = 16
+"""A window of at most so many elements is a loop over strided views, which is a kernel with what is beside it."""
+
+
+def _pool_by_taps(cx: Lowering, op: str, x: T, kernels: list[int], strides: list[int], paddings: list[int]) -> T:
+    """The sum or maximum of a slice for each place in the window."""
+    dtype, shape = cx.result()
+    first = x.rank - len(kernels)
+    if any(paddings):
+        before = [0] * first + paddings
+        sizes = [dim_or_int(dim_of(size) + 2 * p) for size, p in zip(x.shape, before, strict=True)]
+        x = cx.emit("pad", (x,), dtype, sizes, before=before, value=0.0)
+    wide = opmath(dtype) if op == "avg_pool" else dtype
+    total: T | None = None
+    for tap in itertools.product(*map(range, kernels)):
+        part = x
+        for i, at in enumerate(tap):
+            part = cx.slice(part, first + i, at, shape[first + i], strides[i])
+        part = cx.convert(part, wide)
+        combine = "add" if op == "avg_pool" else "maximum"
+        total = part if total is None else cx.binary(combine, total, part, wide)
+    assert total is not None
+    if op == "avg_pool":
+        total = cx.binary("div", total, cx.full(math.prod(kernels), wide), wide)
+    return cx.convert(total, dtype)
 
 
 @row("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
@@ -249,6 +281,8 @@ def adaptive_avg_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> T:
         if value is None:
             return _adaptive(cx, x, first)
         kernel.append(value)
+    if math.prod(kernel) <= _FEW_TAPS:
+        return _pool_by_taps(cx, "avg_pool", x, kernel, kernel, [0] * count)
     return cx.emit(
         "avg_pool", (x,), dtype, shape, first_dim=first, kernel=kernel, stride=kernel, padding=[0] * count,
         count_include_pad=True,
