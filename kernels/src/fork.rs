@@ -88,6 +88,33 @@ pub fn after_in_child() {
     FORKS.store(0, SeqCst);
 }
 
+/// Has the C library do all this around every fork, and nothing between it and the fork. Python's own handlers would not do:
+/// others run between these and the fork, which let go of the GIL, and whoever gets it then waits for it at the gate.
+///
+/// Whoever forks may hold the GIL: nobody inside asks for it.
+#[cfg(unix)]
+pub fn register() {
+    extern "C" fn prepare() {
+        before();
+    }
+    extern "C" fn parent() {
+        after_in_parent();
+    }
+    extern "C" fn child() {
+        after_in_child();
+    }
+    unsafe extern "C" {
+        fn pthread_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn())
+        -> std::ffi::c_int;
+    }
+    static ONCE: sync::Once = sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the functions are there as long as the process, whose extension modules are never unloaded, and do not
+        // panic. It fails only where there is no memory left.
+        let _: std::ffi::c_int = unsafe { pthread_atfork(prepare, parent, child) };
+    });
+}
+
 /// `f`, which no fork interrupts: for what is made once, while others wait for it.
 pub fn shielded<T>(f: impl FnOnce() -> T) -> T {
     let _pass = Pass::enter();

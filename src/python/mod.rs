@@ -17,7 +17,6 @@ mod cuda;
 mod device;
 mod errors;
 mod executable;
-mod fork;
 mod kernels;
 mod layout;
 mod lists;
@@ -67,7 +66,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cuda_emulate, m)?)?;
     m.add_function(wrap_pyfunction!(is_on, m)?)?;
     m.add_function(wrap_pyfunction!(knobs, m)?)?;
-    fork::register(m)?;
+    #[cfg(unix)]
+    oxidiff_kernels::fork::register();
     store::register(m)?;
     tune::register(m)?;
     sites::register(m)?;

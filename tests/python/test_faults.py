@@ -937,6 +937,52 @@ assert codes == [7] * 100, codes
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_fork_is_not_held_up_by_handlers_of_others() -> None:
+    """Handlers that were registered before run last, and let go of the GIL, as `logging`'s do in a busy process."""
+    program = """
+import os, threading, time, warnings
+warnings.simplefilter("ignore")
+os.register_at_fork(before=lambda: time.sleep(0.05), after_in_parent=lambda: time.sleep(0.05))
+import torch
+from torch import nn
+import oxidiff
+
+torch.set_grad_enabled(False)
+module = nn.Linear(64, 64).eval()
+compiled = oxidiff.compile(module, strict=True, cache=False, tune="off")
+x = torch.ones(128, 64)
+compiled(x)
+is_over = threading.Event()
+
+def loop():
+    torch.set_grad_enabled(False)
+    while not is_over.is_set():
+        # Weights are bound with the GIL held.
+        module.weight.add_(0.0)
+        compiled(x)
+
+threads = [threading.Thread(target=loop) for _ in range(2)]
+for thread in threads:
+    thread.start()
+started = time.monotonic()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+seconds = time.monotonic() - started
+is_over.set()
+for thread in threads:
+    thread.join()
+# Those who wait for each other give up after five.
+assert seconds < 5, seconds
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=100, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_lock_held_while_forking(compiled: Any) -> None:
     """A child gets fresh locks: the thread that held one does not exist there."""
     dispatcher = oxidiff.module.dispatcher_of(compiled)
