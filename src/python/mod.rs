@@ -3,8 +3,9 @@
 //! [`builder`] takes a captured graph in, [`executable`] holds a program with its weights and runs it, [`tensor`] moves
 //! tensors across by DLPack, [`device`] asks torch about a GPU, [`store`] reads and writes what outlives the process,
 //! [`tune`] and [`sites`] time what a program leaves open, [`tree`] reads what a module computes, [`watch`] notices changes
-//! of it by the [`versions`] of its dictionaries and the [`layout`] of its tensors, [`kernels`] measures single kernels,
-//! [`fork`] keeps locks out of forked children, [`errors`] turns Rust errors into one Python exception with a kind. The GIL is released while compiling and while kernels
+//! of it by the [`versions`] of its dictionaries and the [`layout`] of its tensors, [`surroundings`] what its code finds outside
+//! of it, [`kernels`] measures single kernels, [`errors`] turns Rust errors into one Python exception with a kind. Forked
+//! children find no lock held ([`oxidiff_kernels::fork`]). The GIL is released while compiling and while kernels
 //! run. `python/oxidiff/_native.pyi` documents every name for Python.
 //!
 //! Invariant: no panic crosses: entry points go through [`errors::guarded`] or [`errors::shielded`], but those that hand out or
