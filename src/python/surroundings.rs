@@ -80,18 +80,20 @@ impl Table {
     fn each_changed(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
         let dict = self.dict.bind(py);
         for name in &self.names {
-            if !name.is_forgotten.load(Ordering::Relaxed) && !name.is_same(dict)? {
-                let is_code = name.value.as_ref().is_some_and(|value| value.bind(py).is_callable());
-                if !visit(name.name.bind(py).to_string(), is_code, &name.is_forgotten) {
-                    return Ok(false);
-                }
+            if name.is_forgotten.load(Ordering::Relaxed) || name.is_same(dict)? {
+                continue;
+            }
+            let is_code = name.value.as_ref().is_some_and(|value| value.bind(py).is_callable());
+            if !visit(name.name.bind(py).to_string(), is_code, &name.is_forgotten) {
+                return Ok(false);
             }
         }
         for function in &self.functions {
-            if !function.is_forgotten.load(Ordering::Relaxed) && !function.is_same(py)? {
-                if !visit(function.function.bind(py).to_string(), true, &function.is_forgotten) {
-                    return Ok(false);
-                }
+            if function.is_forgotten.load(Ordering::Relaxed) || function.is_same(py)? {
+                continue;
+            }
+            if !visit(function.function.bind(py).to_string(), true, &function.is_forgotten) {
+                return Ok(false);
             }
         }
         Ok(true)
