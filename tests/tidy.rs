@@ -33,6 +33,7 @@ const UNSHIELDED: &[(&str, &str)] = &[
     ("mod", "is_on knobs"),
     ("sites", "op bucket count kept expected chosen installed candidates name"),
     ("store", "cache_dir release __enter__ __exit__ complaint"),
+    ("surroundings", "__traverse__"),
     ("tree", "form floats fingerprint is_listed_changed kept has_other_adapters obstacle dicts copies"),
     ("tree", "own_tensors tensors modules layers parents __traverse__"),
     ("tune", "op bucket count kept flops name forget_choices"),

@@ -22,7 +22,7 @@ from torch import Tensor
 import oxidiff
 from oxidiff import _native
 from oxidiff.capture import Capturer
-from oxidiff.capture.weights import as_pairs
+from oxidiff.capture.weights import as_stored
 
 OPS = tuple(
     line.split()[1]
@@ -426,7 +426,7 @@ def test_interpreted(case: Case, dtype: torch.dtype) -> None:
         assert graph.accepts(point) or capturer.extend(graph, call)
         inputs = [(call.numbers if a.is_number else call.tensors)[a.index] for a in lowered.arguments]
         weights = [
-            as_pairs(slot.fetch(module if isinstance(module, torch.nn.Module) else None)) for slot in lowered.weights
+            as_stored(slot.fetch(module if isinstance(module, torch.nn.Module) else None)) for slot in lowered.weights
         ]
         outputs = lowered.builder.interpret(lowered.sizes(point), inputs, weights)
         check(lowered.outputs.build(outputs, point), case, module, args, dtype)

@@ -196,6 +196,7 @@ fn integer_binary(g: &mut Generator) -> Option<ValueId> {
         (BinaryOp::BitwiseAnd, k.plus(l)),
         (BinaryOp::BitwiseOr, k.plus(l)),
         (BinaryOp::BitwiseXor, k.plus(l)),
+        (BinaryOp::BitwiseLeftShift, k.times(Known::exact(16.0))),
         (BinaryOp::BitwiseRightShift, k),
     ]);
     // Bitwise results stay below twice the larger power of two.
