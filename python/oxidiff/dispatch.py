@@ -968,16 +968,17 @@ class Dispatcher:
 
     def _watch(self, epoch: _Epoch) -> None:
         """Makes sure that the module is watched, and that it is as the engine knows it."""
-        while epoch.watch.poll() or not epoch.watch.covers(epoch.engine.watched(), epoch.engine.surroundings):
-            structure = self._look()
-            if not structure.is_as(epoch.structure):
-                raise ChangedError(CHANGED)
-            if epoch.engine.surroundings is not None:
+        while (bits := epoch.watch.poll()) or not epoch.watch.covers(epoch.engine.watched(), epoch.engine.surroundings):
+            if bits:
+                structure = self._look()
+                if not structure.is_as(epoch.structure):
+                    raise ChangedError(CHANGED)
+                epoch.engine.structure = structure
+            if bits & SURROUNDINGS and epoch.engine.surroundings is not None:
                 # A counter, or a warning that is given once: forward itself wrote it.
                 epoch.engine.surroundings.forget_changed(with_code=False)
                 if epoch.engine.is_outdated():
                     raise ChangedError(CHANGED)
-            epoch.engine.structure = structure
             self._rebind(epoch, epoch.watch.changed_tensors())
 
     def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:
