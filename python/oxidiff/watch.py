@@ -24,7 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
-from .capture.signature import PLAIN
+from .capture.signature import PLAIN, PLAIN_TENSORS
 from .outside import Reading, functions_held, modules_held
 
 __all__ = ["STRUCTURE", "SURROUNDINGS", "WEIGHTS", "Structure", "Watch", "weight_state"]
@@ -187,13 +187,10 @@ def _is_ordinary(value: float) -> bool:
     return math.isfinite(value) and (value != 0 or math.copysign(1.0, value) > 0)
 
 
-_ORDINARY = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
 def _marks(index: int, tensor: Tensor, kept: list[Any]) -> list[Any]:
     """What tells a tensor from another of the same dtype, shape and device: its class, and what Python code put on it, as
     blocks of bytes have the type of what they stand for. What identities are of is ``kept``."""
-    if type(tensor) in _ORDINARY and not tensor.__dict__:
+    if type(tensor) in PLAIN_TENSORS and not tensor.__dict__:
         return []
     attributes = [
         (name, _mark(value, kept)) for name, value in tensor.__dict__.items() if not name.startswith("_dynamo")
@@ -213,7 +210,7 @@ def _mark(value: Any, kept: list[Any]) -> Any:
     return id(value)
 
 
-_IS_HEAP_TYPE = 1 << 9
+IS_HEAP_TYPE = 1 << 9
 """Flag of classes that are made by a class statement."""
 
 
@@ -221,7 +218,7 @@ _IS_HEAP_TYPE = 1 << 9
 def _is_plain(kind: Hashable) -> bool:
     """Whether the ``__dict__`` of instances is all the state they have. A compiled module's is that of its module."""
     classes = [cls for cls in cast(type, kind).__mro__ if cls is not object and "_oxidiff" not in cls.__dict__]
-    return all(cls.__flags__ & _IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
+    return all(cls.__flags__ & IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
 
 
 def _read(root: torch.nn.Module, module: torch.nn.Module) -> _native.Tree:

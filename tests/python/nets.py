@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from oxidiff.dispatch import find_dispatcher
 
 # The longest reduction in these nets has 72 terms: sqrt(72) roundings of 2^-24, with a margin for three layers.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -47,3 +51,15 @@ def image(*shape: int, seed: int = 0) -> Tensor:
 def assert_close(actual: Any, expected: Any) -> None:
     """Same structure, shapes, dtypes, and values up to rounding."""
     torch.testing.assert_close(actual, expected, **TOLERANCE)
+
+
+def programs_go_with(held: list[Any]) -> bool:
+    """Whether the programs of the compiled module that a list alone holds go with it, without the collector's help."""
+    gone = weakref.ref(find_dispatcher(held[0]).engines()[0])  # type: ignore[union-attr]
+    gc.collect()
+    gc.disable()
+    try:
+        held.clear()
+        return gone() is None
+    finally:
+        gc.enable()

@@ -27,6 +27,7 @@ __all__ = [
     "Binder",
     "Call",
     "PLAIN",
+    "PLAIN_TENSORS",
     "Number",
     "Place",
     "Question",
@@ -280,6 +281,8 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         raise CaptureError(f"an argument of type {type(value).__name__}")
 
 
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Classes of tensors that are no more than their memory."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 """Types of values whose text says all."""
 

@@ -46,7 +46,7 @@ from .aliasing import Aliases, functional_overload, is_view_op
 from .guards import Ledger, plain
 from .meta import META_DEVICE, RULES
 from .objects import taken_apart
-from .signature import Answer, Number, Place, Question, Written
+from .signature import PLAIN_TENSORS, Answer, Number, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
 __all__ = [
@@ -326,7 +326,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _bind(self, tensor: Tensor) -> int:
         """The value of a tensor that comes from outside the trace."""
-        if type(tensor) not in _PLAIN_TENSORS:
+        if type(tensor) not in PLAIN_TENSORS:
             if not isinstance(tensor, torch.nn.Parameter) or hasattr(tensor, "__tensor_flatten__"):
                 raise self.error(f"forward uses a tensor subclass, {type(tensor).__name__}")
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -673,7 +673,6 @@ _SOURCES = frozenset(("input", "weight", "constant", "extern", "read"))
 _NEGATIONS = frozenset((aten.bitwise_not.default, aten.logical_not.default))
 _MAX_PRELUDE = 256
 """Ops that may lead to what is read."""
-_PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 _KEYWORDS: dict[str, Keyword] = {}
 

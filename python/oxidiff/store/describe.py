@@ -33,8 +33,9 @@ from torch import Tensor
 
 from .. import _native
 from ..adapters import adapter_class
+from ..capture.signature import PLAIN_TENSORS
 from ..outside import Reading
-from ..watch import RECORDERS, SKIPPED, is_idle
+from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED, is_idle
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
 
@@ -227,7 +228,7 @@ class _Tree:
     def _marked(self, tensor: Tensor, depth: int) -> str:
         """Sizes and layout of a tensor, and what Python code put on it."""
         text = _tensor_text(tensor)
-        if type(tensor) not in _TENSORS:
+        if type(tensor) not in PLAIN_TENSORS:
             text = f"{self.code.reach_class(type(tensor))} {text}"
         marks = [f"{name}={self._inner(value, depth)}" for name, value in tensor.__dict__.items()]
         return f"{text} with {', '.join(marks)}" if marks else text
@@ -319,9 +320,6 @@ class _Raw:
         return self.text
 
 
-_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
 def _tensor_text(tensor: Tensor) -> str:
     strides = "" if tensor.is_contiguous() else f" strides {tuple(tensor.stride())}"
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device.type}{strides}"
@@ -347,7 +345,6 @@ _PACKAGES = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name i
 _TORCH_AND_NUMPY = tuple(p for p in _PLATFORM if os.path.basename(p[:-1]) in ("torch", "numpy"))
 _SPACES: tuple[Any, ...] = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special, torch.fft)
 """Where functions are that people replace for all code that calls them."""
-_IS_HEAP_TYPE = 1 << 9
 _SET_BY_TRACES = frozenset(
     {
         "__call__", "__delattr__", "__init__", "__setattr__", "add_module", "register_parameter",
@@ -455,7 +452,7 @@ class _Code:
                 n for n, v in vars(space).items() if callable(v) and n not in _SET_BY_DYNAMO
             )
         for cls in self._classes:
-            if cls.__flags__ & _IS_HEAP_TYPE:
+            if cls.__flags__ & IS_HEAP_TYPE:
                 names = {name for base in cls.__mro__ for name in base.__dict__.keys() & self._names}
                 self._table(_dict_of(cls))[1].update(names - _SET_BY_TRACES if _is_set_by_traces(cls) else names)
         had = {place for child in module.modules() if isinstance(child, Reading) for place in child.places}
