@@ -47,9 +47,12 @@ from .errors import (
     from_native,
 )
 from .family import reset_locks
+from .hooks import Wrapped
+from .island import Island
 from .lifted import Lifting
 from .nan_guard import reset_lock
 from .options import CompileOptions
+from .regions import Regions
 from .sets import WeightSet
 from .split import RUNS_EAGER, Split
 from .store import read_artifact, save
@@ -72,6 +75,9 @@ _PASSING = (ChangedError, NotFiniteError)
 """Errors of a call that say nothing of the next."""
 _MAX_RENEWALS = 2
 """Calls that change the module and make Dynamo compile other pieces; further ones run eager."""
+_MAX_REGIONS = 4
+"""Ways in which Python may lie between the submodules of a module, as its hooks come and go, for which what is compiled is
+kept."""
 _MAX_SETTLED = 8
 """How often a module may seem to be done with changing itself."""
 _OTHERS = "what forward reads out of tensors makes another program nearly each time"
@@ -85,11 +91,13 @@ _Key = tuple[Any, ...]
 class _Eager:
     """A key whose calls run eager, or in pieces, and why."""
 
-    __slots__ = ("is_split", "module", "op", "reason", "renewals", "type")
+    __slots__ = ("has_regions", "is_split", "module", "op", "reason", "renewals", "type")
 
     def __init__(self, error: Error) -> None:
         # What cannot be traced may have parts that can; an op that is not supported is not so in any part.
         self.is_split = type(error) is CaptureError
+        self.has_regions = isinstance(error, CaptureError) and not isinstance(error, UnsupportedError)
+        """Whether its submodules may have programs, where it has none nor pieces."""
         self.renewals = 0
         """Calls in which Dynamo found other pieces, of a module that each call changes."""
         # Not the exception itself: its traceback would keep the call's arguments alive.
@@ -212,6 +220,8 @@ class _Epoch:
         """Keys whose calls change the module itself, also into what this is for; shared with the epochs of these."""
         self.split: Split | None = None
         """Set once a call of this structure could not be captured."""
+        self.regions: Regions | None = None
+        """Set once Python had to run between its submodules."""
 
     @property
     def structure(self) -> Structure:
@@ -265,6 +275,10 @@ class _Epoch:
         self.former.clear()
         self.changing = {}
         self.split = None
+        if self.regions is not None:
+            for part in self.regions.parts.values():
+                part.rest()
+            self.regions = None
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
         self.engine.structure = self.structure.bare()
@@ -329,6 +343,8 @@ class Dispatcher:
         self._kept: set[str] = set()
         self._changing: set[_Key] = set()
         """Keys whose last call changed the module itself."""
+        self._alike: dict[Any, _Eager] = {}
+        """For calls with leaves of the same sorts as those that change the module, what is known of these."""
         self._settled = 0
         self.effective = EffectiveWeights()
         """The weights of its LoRA layers."""
@@ -349,6 +365,10 @@ class Dispatcher:
         """The epoch that is the current one, or was until its weights were to be bound anew."""
         self._epochs: dict[bytes, _Epoch] = {}
         """By the digest of the fingerprint of their structure, which they hold; what was entered last is the last."""
+        self._regions: tuple[Regions, ...] = ()
+        """What ran with Python between its submodules, what was made last at the end."""
+        self.path = ""
+        """Where it is in the module that this is a part of."""
         self._remembered: tuple[_Epoch, ...] = ()
         """The same, for those who only look and do not wait for a thread that compiles."""
         self._lock = threading.RLock()
@@ -420,7 +440,7 @@ class Dispatcher:
         if entry.is_split and not self.options.strict:
             result = self._run_split(epoch, entry, args, kwargs)
         else:
-            result = self._fall_back(entry.error(), args, kwargs)
+            result = self._run_regions(epoch, entry, args, kwargs)
         self._follow(epoch, key, entry, leaves)
         return result
 
@@ -504,7 +524,6 @@ class Dispatcher:
         if self._used is not None:
             used = self._used.follow(self._current_epoch().structure)
             return used.prepare(args, kwargs)
-        self.hook()
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             raise UnsupportedError(mode)
@@ -522,31 +541,13 @@ class Dispatcher:
         kwargs, _ = split_scale(self.module, kwargs)
         return plain_numbers(args, kwargs) or (args, kwargs)
 
-    def hook(self) -> Any:
-        """Accelerate's hook around the module's ``forward``.
+    def forward(self) -> Callable[..., Any]:
+        """What a program stands for: the module's ``forward`` without the hooks of accelerate and diffusers around it.
 
         Raises:
-            UnsupportedError: There is one, and something else around it: ``forward`` was set since.
+            UnsupportedError: Something else is around these.
         """
-        table = self.module.__dict__
-        if "_hf_hook" not in table or "_old_forward" not in table:
-            return None
-        if not self._is_hooked():
-            raise UnsupportedError("its forward was replaced after an accelerate hook was attached")
-        return table["_hf_hook"]
-
-    def _is_hooked(self) -> bool:
-        """Whether ``forward`` is what accelerate puts around another one."""
-        table = self.module.__dict__
-        if "_hf_hook" not in table or "_old_forward" not in table:
-            return False
-        return getattr(self.module.forward, "__wrapped__", None) is table["_old_forward"]
-
-    def forward(self) -> Callable[..., Any]:
-        """What a program stands for: the module's ``forward`` without an accelerate hook around it."""
-        table = self.module.__dict__
-        function = table["_old_forward"] if self._is_hooked() else self.module.forward
-        return cast(Callable[..., Any], function)
+        return Wrapped(self.module).forward
 
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
         """What would run this call, see :attr:`Ready.parts`; raises as :meth:`prepare`."""
@@ -574,6 +575,14 @@ class Dispatcher:
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
         if is_patient and self._start_background(key, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
+        if self._alike and (known := self._alike.get(_sorts_of(leaves))) is not None:
+            now = self._current_epoch()
+            if now.changing:
+                # Another size of calls that change the module.
+                result = self._run_regions(now, known, args, kwargs)
+                self._changing.add(key)
+                self._follow(now, key, known, leaves)
+                return result
         try:
             with self._lock:
                 ready = self._ready(key, args, kwargs, leaves)
@@ -584,13 +593,17 @@ class Dispatcher:
             # A wrong argument fails in eager as well, with the exception that its caller expects.
             entry = _Eager(error)
             # A piece is not split again.
-            entry.is_split = entry.is_split and self._report is None
+            if isinstance(self.module, Island):
+                entry.is_split = entry.has_regions = False
             # An exception that `forward` itself raised is eager's to raise, or to do without.
             is_set_up = self._may_be_set_up(error)
-            if entry.is_split and not is_set_up and error.__cause__ is None and not self.options.strict:
+            is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
+            if self.options.strict or is_for_now:
+                result = self._fall_back(error, args, kwargs, is_strict=False)
+            elif entry.is_split and not self._regions:
                 result = self._run_split(self._current_epoch(), entry, args, kwargs)
             else:
-                result = self._fall_back(error, args, kwargs, is_strict=False)
+                result = self._run_regions(self._current_epoch(), entry, args, kwargs)
             epoch = self._epoch
             # What another thread did is nothing to remember, nor is a number that is not finite this time.
             if epoch is not None and not isinstance(error, _PASSING) and not is_set_up:
@@ -644,6 +657,7 @@ class Dispatcher:
                 # Perhaps it has a program now.
                 if self._settled < _MAX_SETTLED and epoch.changing.pop(key, None) is not None:
                     self._settled += 1
+                    self._alike.clear()
             return
         if is_captured(leaves) or not self._lock.acquire(blocking=not self.options.background):
             return
@@ -655,8 +669,11 @@ class Dispatcher:
             if after is epoch:
                 return
             # What a first call sets up, later ones leave as it is.
-            if key in self._changing and after.structure.obstacle is None and len(changing) < _MAX_KEYS:
+            is_as_hooked = (after.structure.obstacle is None) == (epoch.structure.obstacle is None)
+            if key in self._changing and is_as_hooked and len(changing) < _MAX_KEYS:
                 changing[key] = entry
+                if entry.has_regions and not entry.is_split and len(self._alike) < _MAX_KEYS:
+                    self._alike[_sorts_of(leaves)] = entry
                 after.split, after.changing = split, changing
             elif len(self._changing) < _MAX_KEYS:
                 self._changing.add(key)
@@ -677,7 +694,7 @@ class Dispatcher:
             result, compiled, problems = split(*self._given.get(id(kwargs), (args, kwargs)))
         except CaptureError as error:
             entry.is_split, entry.reason = False, f"{entry.reason}; {error}"
-            return self._fall_back(entry.error(), args, kwargs)
+            return self._run_regions(epoch, entry, args, kwargs)
         if compiled:
             self._record(entry.error(), f"runs in {len(split.pieces)} pieces with Python between them")
             for problem, what in problems:
@@ -686,13 +703,54 @@ class Dispatcher:
                 entry.renewals += 1
                 if entry.renewals == _MAX_RENEWALS:
                     entry.is_split = False
-                    entry.reason += "; each call makes other pieces of it, and what it calls may be compiled instead"
+                    entry.reason += "; each call makes other pieces of it"
         else:
             # Dynamo's bookkeeping gains nothing here.
             entry.is_split = False
             next(self._eager_calls)
             self._record(entry.error())
         return result
+
+    def _run_regions(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call for which there is no program and no piece: in Python, with submodules that are compiled."""
+        regions = None
+        if not self.options.strict and (entry.has_regions or epoch.structure.obstacle is not None):
+            regions = self._regions_of(epoch)
+        if not regions:
+            return self._fall_back(entry.error(), args, kwargs)
+        args, kwargs = self._given.get(id(kwargs), (args, self._scaled.get(id(kwargs), kwargs)))
+        result, compiled, problems = regions(args, kwargs)
+        if compiled:
+            self._record(entry.error(), f"runs in {len(regions.parts)} parts with Python between them")
+        else:
+            next(self._eager_calls)
+            self._record(entry.error())
+        for problem, what in problems:
+            self._record(problem, what)
+        return result
+
+    def _regions_of(self, epoch: _Epoch) -> Regions:
+        """The submodules of an epoch that have programs of their own."""
+        if epoch.regions is not None:
+            return epoch.regions
+        with self._lock:
+            forward = self.forward()
+            regions = next((one for one in self._regions if one.fits(self.module, forward)), None)
+            if regions is None:
+                known = {id(part.module): part for one in self._regions for part in one.parts.values()}
+                options = self.options.replace(graph_file=None)
+
+                def make(module: torch.nn.Module, report: Callable[[Error, str], None]) -> Dispatcher:
+                    part = known.get(id(module))
+                    if part is None:
+                        return Dispatcher(module, options, report=report, budget=self.budget)
+                    part._report = report
+                    return part
+
+                regions = Regions(self.module, forward, make)
+                self._regions = (*self._regions, regions)[-_MAX_REGIONS:]
+            epoch.regions = regions
+            return regions
 
     # -- in the background ---------------------------------------------------------------------------------------------
 
@@ -731,7 +789,8 @@ class Dispatcher:
                 self._ready(key, args, kwargs, leaves)
         except Error as error:
             entry = _Eager(error)
-            entry.is_split = entry.is_split and self._report is None
+            if isinstance(self.module, Island):
+                entry.is_split = entry.has_regions = False
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
             if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error)):
@@ -952,6 +1011,7 @@ class Dispatcher:
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
         self._epochs[structure.fingerprint.digest] = epoch
+        self._regions = tuple(one for one in self._regions if one.is_within(self.module))
         if self._entered is not None and self._entered is not epoch:
             self._entered.retire()
         self._entered = epoch
@@ -1031,9 +1091,19 @@ class Dispatcher:
             self._sets.pop(name, None)
 
     def pieces(self) -> list[Dispatcher]:
-        """The dispatchers of the pieces that this module runs in where it cannot be captured whole."""
+        """The dispatchers of the pieces and parts that this module runs in where it cannot be captured whole, and of their
+        own."""
         splits = [split for epoch in self._remembered if (split := epoch.split) is not None]
-        return [piece for split in splits for piece in list(split.pieces)]
+        found = [piece for split in splits for piece in list(split.pieces)]
+        parts = {id(part): part for regions in self._regions for part in regions.parts.values()}
+        return [*found, *parts.values(), *(piece for part in parts.values() for piece in part.pieces())]
+
+    def rest(self) -> None:
+        """Lets go of the module's tensors until its next call; programs stay."""
+        with self._lock:
+            epoch, self._epoch, self._entered = self._entered, None, None
+            if epoch is not None:
+                epoch.retire()
 
     def save_graph(self, path: str | os.PathLike[str]) -> None:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
@@ -1066,6 +1136,7 @@ class Dispatcher:
                 member._epochs.clear()
                 member._remembered = ()
                 member._epoch = member._entered = None
+                member._regions = ()
                 member.effective.clear()
             for epoch in epochs:
                 epoch.retire()
@@ -1144,6 +1215,11 @@ class Dispatcher:
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()
         self._pending.clear()
+
+
+def _sorts_of(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
+    """Dtypes and dimensions of tensors, types of numbers."""
+    return tuple([(leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves])
 
 
 def find_dispatcher(compiled: object) -> Dispatcher | None:

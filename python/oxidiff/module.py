@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from .dispatch import Dispatcher, find_dispatcher
 from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
+from .hooks import Wrapped, is_idle, run_around
 from .memory import Estimate, estimate_of
 from .options import CompileOptions
 from .outside import Outside, Reading
@@ -318,6 +319,7 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             or table["_backward_hooks"]
             or table["_backward_pre_hooks"]
             or "_hf_hook" in table
+            or ("_diffusers_hook" in table and not is_idle(table["_diffusers_hook"]))
             or any(_global_hooks)
         ):
             return _call_with_hooks(self, cls, args, kwargs)
@@ -378,7 +380,7 @@ def _reduce_ex(self: Any, protocol: int) -> Any:
 
 
 def _call_with_hooks(self: Any, cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call with the hooks of the module itself around it, as `nn.Module._call_impl` runs them."""
+    """The call with the hooks of the module itself around it."""
     table = self.__dict__
     dispatcher = find_dispatcher(self)
     if dispatcher is None:
@@ -388,34 +390,10 @@ def _call_with_hooks(self: Any, cls: type[nn.Module], args: tuple[Any, ...], kwa
         reason = "a global, backward or always-called hook is registered"
         return dispatcher.run_eager(UnsupportedError(reason), lambda: cls.__call__(self, *args, **kwargs))
     try:
-        offload = dispatcher.hook()
+        wrapped = Wrapped(dispatcher.module)
     except UnsupportedError as error:
         return dispatcher.run_eager(error, lambda: cls.__call__(self, *args, **kwargs))
-    for number, hook in tuple(table["_forward_pre_hooks"].items()):
-        if number in table["_forward_pre_hooks_with_kwargs"]:
-            changed = hook(self, args, kwargs)
-            if changed is not None:
-                args, kwargs = changed
-        else:
-            changed = hook(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-    if offload is None:
-        result = dispatcher(args, kwargs)
-    else:
-        args, kwargs = offload.pre_forward(self, *args, **kwargs)
-        with torch.no_grad() if offload.no_grad else torch.set_grad_enabled(torch.is_grad_enabled()):
-            result = dispatcher(args, kwargs)
-        result = offload.post_forward(self, result)
-    for number, hook in tuple(table["_forward_hooks"].items()):
-        changed = (
-            hook(self, args, kwargs, result)
-            if number in table["_forward_hooks_with_kwargs"]
-            else hook(self, args, result)
-        )
-        if changed is not None:
-            result = changed
-    return result
+    return run_around(wrapped, self, lambda *args, **kwargs: dispatcher(args, kwargs), args, kwargs)
 
 
 # --- compile --------------------------------------------------------------------------------------------------------

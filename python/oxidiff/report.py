@@ -325,7 +325,8 @@ def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation
         for i, piece in enumerate(member.pieces()):
             held = piece.engines()
             for variant in held[-1].variants if held else []:
-                variants.append({"module": f"{path or member.name}, piece {i}", **variant.explain()})
+                name = ".".join(filter(None, (path, piece.path))) if piece.path else f"{path or member.name}, piece {i}"
+                variants.append({"module": name, **variant.explain()})
     return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), advice)
 
 

@@ -25,9 +25,10 @@ from torch.nn.utils.weight_norm import WeightNorm
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
 from .capture.signature import PLAIN, PLAIN_TENSORS
+from .hooks import Around, casting, is_idle, replaced
 from .outside import Reading, functions_held, modules_held
 
-__all__ = ["STRUCTURE", "SURROUNDINGS", "WEIGHTS", "Structure", "Watch", "weight_state"]
+__all__ = ["STRUCTURE", "SURROUNDINGS", "WEIGHTS", "Structure", "Watch", "obstacle_of", "weight_state"]
 
 STRUCTURE = 1
 """Bit of :attr:`Watch.poll`: a dictionary, list or set of the module tree was written, or a module has another class."""
@@ -224,9 +225,12 @@ def _is_plain(kind: Hashable) -> bool:
 def _read(root: torch.nn.Module, module: torch.nn.Module) -> _native.Tree:
     def obstacle(child: torch.nn.Module) -> str | None:
         # Its own hooks are run around the program.
-        return None if child is module else _obstacle(child)
+        return None if child is module else obstacle_of(child)
 
-    return _native.Tree(root, base_of, obstacle, _is_plain, adapter_class())
+    def around(child: torch.nn.Module) -> Around | None:
+        return replaced(child, child is module)
+
+    return _native.Tree(root, base_of, obstacle, around, _is_plain, adapter_class())
 
 
 def _modules_beside(tree: _native.Tree) -> list[torch.nn.Module]:
@@ -262,7 +266,8 @@ def _together(module: torch.nn.Module, beside: Sequence[torch.nn.Module], readin
     return root
 
 
-def _obstacle(child: torch.nn.Module) -> str | None:
+def obstacle_of(child: torch.nn.Module) -> str | None:
+    """Why a module that another one calls is Python that no program runs."""
     for hooks in (child._forward_hooks, child._forward_pre_hooks):
         # Both are run when it is traced: one that notes hidden states, and one that computes a weight from two others.
         if any(getattr(h, "__module__", None) != RECORDERS and type(h) is not WeightNorm for h in hooks.values()):
@@ -270,14 +275,9 @@ def _obstacle(child: torch.nn.Module) -> str | None:
     table = child.__dict__
     if "_hf_hook" in table:
         return "an accelerate hook (offloading, device placement) is attached to it"
-    if "_diffusers_hook" in table and not is_idle(table["_diffusers_hook"]):
-        return "a diffusers hook (offloading, caching, layerwise casting) is attached to it"
+    if "_diffusers_hook" in table and not is_idle(table["_diffusers_hook"]) and casting(child) is None:
+        return "a diffusers hook (caching, offloading) is attached to it"
     return None
-
-
-def is_idle(registry: Any) -> bool:
-    """Whether a registry of diffusers' hooks has none: ``cache_context`` leaves one on every transformer."""
-    return registry is None or not getattr(registry, "hooks", True)
 
 
 def weight_state(tensors: Sequence[Tensor]) -> list[TensorState]:

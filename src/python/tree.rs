@@ -76,10 +76,14 @@ unsafe fn each_item<'py>(
 struct Questions<'py> {
     base_of: Bound<'py, PyAny>,
     obstacle: Bound<'py, PyAny>,
+    around: Bound<'py, PyAny>,
     is_plain: Bound<'py, PyAny>,
     /// The class of the layers that PEFT puts around others, where it is imported.
     adapter: Option<Bound<'py, PyType>>,
 }
+
+/// Attributes of a module that are about what is around it, and what stands for them: by value, and by identity.
+type Around<'py> = (Vec<String>, Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
 
 /// A float in an attribute, or in a container there.
 struct Float {
@@ -303,7 +307,21 @@ impl<'py> Scan<'py> {
             self.tokens.0.truncate(start);
             self.floats.truncate(first_float);
             later.clear();
-            for (name, value) in table.iter().collect::<Vec<_>>() {
+            let mut items: Vec<_> = table.iter().collect();
+            if table.contains(intern!(self.py, "_diffusers_hook"))?
+                && let Some(around) = self.questions.around.call1((module,))?.extract::<Option<Around<'py>>>()?
+            {
+                has_hooks = true;
+                items.retain(|(name, _)| !around.0.iter().any(|hidden| name.eq(hidden.as_str()).unwrap_or(false)));
+                for value in around.1 {
+                    self.tokens.tag(PARTS);
+                    self.token(&value, DEPTH)?;
+                }
+                for value in around.2 {
+                    self.identity(&value)?;
+                }
+            }
+            for (name, value) in items {
                 has_hooks |= self.attribute(at, table, &name, &value, is_model, &mut later, false)?;
             }
         }
@@ -751,6 +769,7 @@ impl Tree {
         module: Bound<'py, PyAny>,
         base_of: Bound<'py, PyAny>,
         obstacle: Bound<'py, PyAny>,
+        around: Bound<'py, PyAny>,
         is_plain: Bound<'py, PyAny>,
         adapter: Option<Bound<'py, PyType>>,
     ) -> PyResult<Self> {
@@ -760,7 +779,7 @@ impl Tree {
                 py,
                 classes: Classes::get(py)?,
                 exchange: Exchange::get(py)?,
-                questions: Questions { base_of, obstacle, is_plain, adapter },
+                questions: Questions { base_of, obstacle, around, is_plain, adapter },
                 tokens: Tokens::default(),
                 kinds: ByAddress::default(),
                 roles: ByAddress::default(),

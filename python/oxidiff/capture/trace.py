@@ -42,6 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..errors import CaptureError, Error
+from ..hooks import cast_weights, casting
 from .aliasing import Aliases, functional_overload, is_view_op
 from .guards import Ledger, plain
 from .meta import META_DEVICE, RULES
@@ -1401,6 +1402,8 @@ def _following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
         if id(self) not in paths:
             recorder.check_known(self)
         recorder.path = paths.get(id(self), before)
+        if "_diffusers_hook" in self.__dict__ and (dtype := casting(self)) is not None:
+            self = cast_weights(self, dtype)
         result = original(self, *args, **kwargs)
         # Not in a `finally`: after an exception the path says where it was raised.
         recorder.path = before
@@ -2059,7 +2062,7 @@ def _run_again(
         for change in again:
             if type(change.after) is int:
                 # Of which Dynamo compiles each value anew.
-                raise KeptError(f"forward changes the attribute {change.label}; what it calls may be compiled instead")
+                raise KeptError(f"forward changes the attribute {change.label}")
         if again:
             raise CaptureError(f"forward changes the attribute {again[0].label}")
         if leaked:

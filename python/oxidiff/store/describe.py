@@ -34,8 +34,9 @@ from torch import Tensor
 from .. import _native
 from ..adapters import adapter_class
 from ..capture.signature import PLAIN_TENSORS
+from ..hooks import replaced
 from ..outside import Reading
-from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED, is_idle
+from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
 
@@ -199,9 +200,13 @@ class _Tree:
             name = self._classes[cls] = self.code.reach_class(cls)
         parts: list[Any] = [name]
         skipped = SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else SKIPPED
+        if "_diffusers_hook" in child.__dict__:
+            hidden, *kept = replaced(child, self.paths.get(id(child)) == "") or (("_diffusers_hook",), [], [])
+            skipped = skipped | {*hidden}
+            parts.extend(_Raw(self.value(value, _DEPTH)) for values in kept for value in values)
         inputs = self.inputs.get(id(child.__dict__), ())
         for key, value in child.__dict__.items():
-            if key not in skipped and not (key == "_diffusers_hook" and is_idle(value)):
+            if key not in skipped:
                 parts.append(key)
                 is_plain = type(value) in _SCALARS and key not in inputs
                 parts.append(value if is_plain else _Raw(self._item(child.__dict__, key, value, _DEPTH)))

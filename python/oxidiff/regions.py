@@ -1,0 +1,253 @@
+"""A module that runs Python between its layers, with what lies below that compiled, each part by itself.
+
+Hooks on blocks (diffusers' caches, offloading of groups, skipped layers, a ``register_forward_hook``) are Python that has
+to run, with values of its own, between the layers they are on; so does a ``forward`` that changes its module. Neither is
+part of a program. Here ``forward`` runs as it is, on a stand-in for the module: an object with the same ``__dict__``,
+whose submodules are found by way of :meth:`Regions._replaced`. The largest submodules without such Python in them have
+dispatchers of their own; they are often many of one class and configuration, which are captured once
+(:mod:`oxidiff.family`). What contains both is a stand-in too. Layers of PyTorch alone run eager.
+
+Threads: stand-ins are made once, under the lock of who owns this, and then only read.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from .adapters import adapter_class
+from .errors import Error, UnsupportedError
+from .hooks import Wrapped, run_around
+from .split import RUNS_EAGER
+from .watch import obstacle_of
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+
+__all__ = ["Regions"]
+
+
+class Regions:
+    """What stands for a ``forward`` between whose layers Python has to run.
+
+    Args:
+        module: The module.
+        forward: Its ``forward`` without hooks around it.
+        make: Makes the dispatcher of a part: ``make(module, report=...)``.
+
+    Attributes:
+        parts: The dispatchers of the parts, by path.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], make: Callable[..., Dispatcher]) -> None:
+        self.parts: dict[str, Dispatcher] = {}
+        self._make = make
+        self._local = threading.local()
+        self._known: dict[int, nn.Module | None] = {}
+        self._whole = forward
+        self._held = {id(child): child for child in module.modules()}
+        self._hooked = _hooked(module)
+        self._forward: Callable[..., Any] | None = None
+        if isinstance(forward, types.MethodType) and forward.__self__ is module:
+            self._with_children(module, "")
+            if self.parts:
+                self._forward = types.MethodType(forward.__func__, _stand_in(self, module, None))
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to compile."""
+        return self._forward is not None
+
+    def fits(self, module: nn.Module, forward: Callable[..., Any]) -> bool:
+        """Whether the module is made of the same submodules still, with hooks in the same places."""
+        return (
+            forward == self._whole
+            and {id(child) for child in module.modules()} == self._held.keys()
+            and _hooked(module) == self._hooked
+        )
+
+    def is_within(self, module: nn.Module) -> bool:
+        """Whether all that it is made of is part of the module still."""
+        return self._held.keys() <= {id(child) for child in module.modules()}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int, list[tuple[Error, str]]]:
+        """The result of a call, how many parts ran compiled, and what ran eager and why."""
+        local = self._local
+        outer = getattr(local, "compiled", 0), getattr(local, "problems", None)
+        local.compiled, local.problems = 0, []
+        try:
+            assert self._forward is not None, "only what has parts is called"
+            return self._forward(*args, **kwargs), local.compiled, local.problems
+        finally:
+            local.compiled, local.problems = outer
+
+    def _replaced(self, child: Any) -> Any:
+        """What runs in the place of a submodule: itself, if nothing else does."""
+        return self._known.get(id(child)) or child
+
+    def _with_children(self, module: nn.Module, path: str) -> bool:
+        """Whether one of its children is run otherwise than as it is."""
+        found = False
+        for name, child in module._modules.items():
+            if child is not None:
+                below = f"{path}.{name}" if path else name
+                if id(child) not in self._known:
+                    self._known[id(child)] = None
+                    self._known[id(child)] = self._part(child, below)
+                found = found or self._known[id(child)] is not None
+        return found
+
+    def _part(self, child: nn.Module, path: str) -> nn.Module | None:
+        """What runs in the place of a submodule; ``None`` if that is itself."""
+        cls = type(child)
+        if isinstance(child, torch.jit.ScriptModule) or _calls_itself(cls) or _is_adapter(child):
+            return None
+        try:
+            wrapped = Wrapped(child)
+        except UnsupportedError:
+            return None
+        is_container = cls.forward is nn.Module.forward
+        if not is_container and not any(id(m) in self._hooked for m in child.modules() if m is not child):
+            if not child._modules and (cls.__module__.startswith("torch.nn.modules.") or not child._parameters):
+                return None
+            part = self._make(child, report=functools.partial(self._report, path))
+            part.path = path
+            self.parts[path] = part
+            return _stand_in(self, child, part)
+        if not is_container and not (wrapped.is_own and "_hf_hook" not in child.__dict__):
+            return None
+        return _stand_in(self, child, None) if self._with_children(child, path) else None
+
+    def _report(self, path: str, error: Error, what: str) -> None:
+        place = ".".join(filter(None, (path, getattr(error, "module", ""))))
+        moved = UnsupportedError(str(error), module=place, op=getattr(error, "op", ""))
+        self._local.problems.append((moved, what))
+
+    def run(self, module: nn.Module, stand_in: nn.Module, part: Dispatcher | None, args: Any, kwargs: Any) -> Any:
+        """A call of a submodule.
+
+        Args:
+            module: The submodule.
+            stand_in: What stands for it.
+            part: Its dispatcher; ``None`` if its ``forward`` runs as it is.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+        """
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if part is None:
+                return types.MethodType(type(module).forward, stand_in)(*args, **kwargs)
+            problems = getattr(self._local, "problems", None)
+            if problems is None:
+                # Kept by somebody, and called from elsewhere.
+                return part.forward()(*args, **kwargs)
+            known = len(problems)
+            result = part(args, kwargs)
+            self._local.compiled += not any(what == RUNS_EAGER for _, what in problems[known:])
+            return result
+
+        table = module.__dict__
+        if table["_backward_hooks"] or table["_backward_pre_hooks"] or table["_forward_hooks_always_called"]:
+            return module(*args, **kwargs)
+        return run_around(Wrapped(module), module, forward, args, kwargs)
+
+
+def _hooked(module: nn.Module) -> frozenset[int]:
+    """The ids of the submodules with Python around them that no program runs."""
+    return frozenset(id(child) for child in module.modules() if child is not module and obstacle_of(child) is not None)
+
+
+def _calls_itself(cls: type) -> bool:
+    return any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object))
+
+
+def _is_adapter(module: nn.Module) -> bool:
+    adapter = adapter_class()
+    return adapter is not None and isinstance(module, adapter)
+
+
+# --- stand-ins ------------------------------------------------------------------------------------------------------
+
+
+class _Children(MutableMapping[str, Any]):
+    """The submodules of a module, with what runs in their place."""
+
+    def __init__(self, regions: Regions, modules: dict[str, nn.Module | None]) -> None:
+        self._regions = regions
+        self._modules = modules
+
+    def __getitem__(self, name: str) -> Any:
+        return self._regions._replaced(self._modules[name])
+
+    def __setitem__(self, name: str, module: nn.Module | None) -> None:
+        self._modules[name] = module
+
+    def __delitem__(self, name: str) -> None:
+        del self._modules[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+def _stand_in(regions: Regions, module: nn.Module, part: Dispatcher | None) -> nn.Module:
+    """An object that is called in the place of a module, and is it in all else."""
+    made = object.__new__(_class_of(type(module)))
+    object.__setattr__(made, "__dict__", module.__dict__)
+    if sys.version_info >= (3, 13):
+        # Its attributes may lie beside its dictionary, where writes to them are not noticed; this moves them into it.
+        object.__setattr__(module, "__dict__", module.__dict__)
+    made._oxidiff_place = (regions, module, part)
+    return cast(nn.Module, made)
+
+
+_classes: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
+
+
+def _class_of(cls: type[nn.Module]) -> Any:
+    """The class of stand-ins for modules of a class."""
+    made = _classes.get(cls)
+    if made is not None:
+        return made
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        regions, module, part = place(self)
+        return regions.run(module, self, part, args, kwargs)
+
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807
+        found = cls.__getattr__(self, name)
+        return place(self)[0]._replaced(found) if isinstance(found, nn.Module) else found
+
+    def children(self: Any) -> _Children:
+        return _Children(place(self)[0], self.__dict__["_modules"])
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace.update(
+            __slots__=("_oxidiff_place",),
+            __module__=cls.__module__,
+            __qualname__=cls.__qualname__,
+            __doc__=cls.__doc__,
+            __call__=__call__,
+            __getattr__=__getattr__,
+            # A list of modules makes slices of itself with its class.
+            __class__=property(lambda _: cls),
+            _modules=property(children),
+            __reduce_ex__=lambda self, protocol: place(self)[1].__reduce_ex__(protocol),
+            __copy__=lambda self: copy.copy(place(self)[1]),
+            __deepcopy__=lambda self, memo: copy.deepcopy(place(self)[1], memo),
+        )
+
+    made = types.new_class(cls.__name__, (cls,), {}, fill)
+    place = made.__dict__["_oxidiff_place"].__get__
+    _classes[cls] = made
+    return made
