@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
+import dis
 import functools
+import inspect
+import json.decoder
+import types
 from collections.abc import Callable
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -14,8 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
+from oxidiff.outside import globals_read
 
 Function = Callable[[Tensor], Tensor]
+
+
+class Silu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+silu = Silu()
 
 
 class Applies(nn.Module):
@@ -195,3 +210,32 @@ def test_a_replaced_function_of_torch_is_another_graph(
         compiled: Any = oxidiff.compile(module, cache=True)
         torch.testing.assert_close(compiled(x), module(x))
         oxidiff.unload(compiled)
+
+
+class ActivatesByGlobal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, silu(x))
+
+
+@torch.no_grad()
+def test_an_attribute_named_like_a_global(tmp_path: Path) -> None:
+    """What calls `F.silu` does not use the `silu` of its file, a module that is in no tree."""
+    compiled: Any = oxidiff.compile(Silu())
+    compiled(torch.randn(5))
+    compiled.save_graph(tmp_path / "graph")
+    compiled = oxidiff.compile(ActivatesByGlobal())
+    compiled(torch.randn(5))
+    with pytest.raises(oxidiff.ArtifactError, match="Silu is used that is no submodule"):
+        compiled.save_graph(tmp_path / "other")
+
+
+@pytest.mark.parametrize("module", [argparse, inspect, collections, json.decoder])
+def test_globals_are_found_as_dis_finds_them(module: types.ModuleType) -> None:
+    names = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+    assert module.__file__ is not None
+    waiting = [compile(Path(module.__file__).read_text(encoding="utf-8"), module.__file__, "exec")]
+    for code in waiting:
+        expected = {i.argval for i in dis.get_instructions(code) if i.opname in names}
+        assert set(globals_read(code)) == expected, code
+        waiting += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    assert len(waiting) > 10

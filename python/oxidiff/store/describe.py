@@ -35,7 +35,7 @@ from .. import _native
 from ..adapters import adapter_class
 from ..capture.signature import PLAIN_TENSORS
 from ..hooks import replaced
-from ..outside import Reading
+from ..outside import Reading, globals_read
 from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
@@ -552,9 +552,9 @@ class _Code:
     def _follow(self, code: types.CodeType, table: dict[str, Any], state: list[str]) -> None:
         used: list[types.ModuleType] = []
         missing = object()
-        for name in code.co_names:
-            if name not in self._names:
-                self._new_names.add(name)
+        self._new_names.update(name for name in code.co_names if name not in self._names)
+        # `functional.silu` is none of the file's own names.
+        for name in globals_read(code):
             value = table.get(name, missing)
             if value is not missing:
                 self._table(table)[1].add(name)
