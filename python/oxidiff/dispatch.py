@@ -29,7 +29,7 @@ from .adapters import EffectiveWeights, disabled_while_merged, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, plain_numbers
-from .capture import CHANGED, ChangedError, KeptError, NotFiniteError
+from .capture import CHANGED, ChangedError, KeptError, LeftError, NotFiniteError, leads_to
 from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
 from .check import compare
@@ -91,13 +91,14 @@ _Key = tuple[Any, ...]
 class _Eager:
     """A key whose calls run eager, or in pieces, and why."""
 
-    __slots__ = ("has_regions", "is_split", "module", "op", "reason", "renewals", "type")
+    __slots__ = ("changing", "is_split", "module", "op", "reason", "renewals", "type")
 
     def __init__(self, error: Error) -> None:
         # What cannot be traced may have parts that can; an op that is not supported is not so in any part.
-        self.is_split = type(error) is CaptureError
-        self.has_regions = isinstance(error, CaptureError) and not isinstance(error, UnsupportedError)
-        """Whether its submodules may have programs, where it has none nor pieces."""
+        self.is_split = type(error) in (CaptureError, LeftError)
+        self.changing: frozenset[int] = frozenset()
+        """The ids of the modules, this one and below, that have what its calls change: between these are parts that have
+        programs."""
         self.renewals = 0
         """Calls in which Dynamo found other pieces, of a module that each call changes."""
         # Not the exception itself: its traceback would keep the call's arguments alive.
@@ -275,10 +276,7 @@ class _Epoch:
         self.former.clear()
         self.changing = {}
         self.split = None
-        if self.regions is not None:
-            for part in self.regions.parts.values():
-                part.rest()
-            self.regions = None
+        self.regions = None
         self.engine.release()
         self.watch = Watch(Structure(_EMPTY), ())
         self.engine.structure = self.structure.bare()
@@ -594,7 +592,9 @@ class Dispatcher:
             entry = _Eager(error)
             # A piece is not split again.
             if isinstance(self.module, Island):
-                entry.is_split = entry.has_regions = False
+                entry.is_split = False
+            elif isinstance(error, LeftError):
+                entry.changing = self._modules_with(error.changed)
             # An exception that `forward` itself raised is eager's to raise, or to do without.
             is_set_up = self._may_be_set_up(error)
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
@@ -672,7 +672,7 @@ class Dispatcher:
             is_as_hooked = (after.structure.obstacle is None) == (epoch.structure.obstacle is None)
             if key in self._changing and is_as_hooked and len(changing) < _MAX_KEYS:
                 changing[key] = entry
-                if entry.has_regions and not entry.is_split and len(self._alike) < _MAX_KEYS:
+                if entry.changing and not entry.is_split and len(self._alike) < _MAX_KEYS:
                     self._alike[_sorts_of(leaves)] = entry
                 after.split, after.changing = split, changing
             elif len(self._changing) < _MAX_KEYS:
@@ -714,8 +714,8 @@ class Dispatcher:
     def _run_regions(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call for which there is no program and no piece: in Python, with submodules that are compiled."""
         regions = None
-        if not self.options.strict and (entry.has_regions or epoch.structure.obstacle is not None):
-            regions = self._regions_of(epoch)
+        if not self.options.strict and (entry.changing or epoch.structure.obstacle is not None):
+            regions = self._regions_of(epoch, entry.changing)
         if not regions:
             return self._fall_back(entry.error(), args, kwargs)
         args, kwargs = self._given.get(id(kwargs), (args, self._scaled.get(id(kwargs), kwargs)))
@@ -729,13 +729,19 @@ class Dispatcher:
             self._record(problem, what)
         return result
 
-    def _regions_of(self, epoch: _Epoch) -> Regions:
+    def _modules_with(self, tables: Sequence[Any]) -> frozenset[int]:
+        """The ids of the modules, this one and below, that lead to one of these dictionaries, lists and sets."""
+        known = frozenset(map(id, tables))
+        return frozenset(id(child) for child in self.module.modules() if leads_to(child, known))
+
+    def _regions_of(self, epoch: _Epoch, changing: frozenset[int]) -> Regions:
         """The submodules of an epoch that have programs of their own."""
-        if epoch.regions is not None:
+        if epoch.regions is not None and epoch.regions.changing == changing:
             return epoch.regions
         with self._lock:
             forward = self.forward()
-            regions = next((one for one in self._regions if one.fits(self.module, forward)), None)
+            structure = epoch.structure
+            regions = next((one for one in self._regions if one.fits(structure, forward, changing)), None)
             if regions is None:
                 known = {id(part.module): part for one in self._regions for part in one.parts.values()}
                 options = self.options.replace(graph_file=None)
@@ -747,7 +753,7 @@ class Dispatcher:
                     part._report = report
                     return part
 
-                regions = Regions(self.module, forward, make)
+                regions = Regions(structure, self.module, forward, changing, make)
                 self._regions = (*self._regions, regions)[-_MAX_REGIONS:]
             epoch.regions = regions
             return regions
@@ -790,7 +796,9 @@ class Dispatcher:
         except Error as error:
             entry = _Eager(error)
             if isinstance(self.module, Island):
-                entry.is_split = entry.has_regions = False
+                entry.is_split = False
+            elif isinstance(error, LeftError):
+                entry.changing = self._modules_with(error.changed)
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
             if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error)):
@@ -866,6 +874,9 @@ class Dispatcher:
             raise CaptureError(f"internal: {type(error).__name__}: {error}") from error
         finally:
             self.captures += epoch.engine.captures - before
+        for part in (part for regions in self._regions for part in regions.parts.values()):
+            # What is bound to weights is the whole again.
+            part.rest()
         self._watch(epoch)
         epoch.add(key, leaves, ready, is_new=epoch.engine.captures > before)
         if epoch.engine.pinned:
@@ -1011,7 +1022,7 @@ class Dispatcher:
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
         self._epochs[structure.fingerprint.digest] = epoch
-        self._regions = tuple(one for one in self._regions if one.is_within(self.module))
+        self._regions = tuple(one for one in self._regions if one.is_within(structure))
         if self._entered is not None and self._entered is not epoch:
             self._entered.retire()
         self._entered = epoch

@@ -28,7 +28,7 @@ from .adapters import adapter_class
 from .errors import Error, UnsupportedError
 from .hooks import Wrapped, run_around
 from .split import RUNS_EAGER
-from .watch import obstacle_of
+from .watch import Structure, obstacle_of
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -40,7 +40,9 @@ class Regions:
     """What stands for a ``forward`` between whose layers Python has to run.
 
     Args:
+        structure: What the module looks like.
         module: The module.
+        changing: The ids of modules that ``forward`` changes, which run as they are.
         forward: Its ``forward`` without hooks around it.
         make: Makes the dispatcher of a part: ``make(module, report=...)``.
 
@@ -48,14 +50,24 @@ class Regions:
         parts: The dispatchers of the parts, by path.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any], make: Callable[..., Dispatcher]) -> None:
+    def __init__(
+        self,
+        structure: Structure,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        changing: frozenset[int],
+        make: Callable[..., Dispatcher],
+    ) -> None:
         self.parts: dict[str, Dispatcher] = {}
         self._make = make
         self._local = threading.local()
         self._known: dict[int, nn.Module | None] = {}
         self._whole = forward
-        self._held = {id(child): child for child in module.modules()}
-        self._hooked = _hooked(module)
+        self.changing = changing
+        self._held = structure.modules
+        self._ids = _ids(structure)
+        self._hooked = _hooked(structure)
+        self._opaque = self._hooked | changing
         self._forward: Callable[..., Any] | None = None
         if isinstance(forward, types.MethodType) and forward.__self__ is module:
             self._with_children(module, "")
@@ -66,17 +78,14 @@ class Regions:
         """Whether there is anything to compile."""
         return self._forward is not None
 
-    def fits(self, module: nn.Module, forward: Callable[..., Any]) -> bool:
+    def fits(self, structure: Structure, forward: Callable[..., Any], changing: frozenset[int]) -> bool:
         """Whether the module is made of the same submodules still, with hooks in the same places."""
-        return (
-            forward == self._whole
-            and {id(child) for child in module.modules()} == self._held.keys()
-            and _hooked(module) == self._hooked
-        )
+        is_same = forward == self._whole and changing == self.changing and _ids(structure) == self._ids
+        return is_same and _hooked(structure) == self._hooked
 
-    def is_within(self, module: nn.Module) -> bool:
+    def is_within(self, structure: Structure) -> bool:
         """Whether all that it is made of is part of the module still."""
-        return self._held.keys() <= {id(child) for child in module.modules()}
+        return self._ids <= _ids(structure)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int, list[tuple[Error, str]]]:
         """The result of a call, how many parts ran compiled, and what ran eager and why."""
@@ -115,7 +124,9 @@ class Regions:
         except UnsupportedError:
             return None
         is_container = cls.forward is nn.Module.forward
-        if not is_container and not any(id(m) in self._hooked for m in child.modules() if m is not child):
+        below = (module for module in child.modules() if module is not child)
+        is_whole = id(child) not in self.changing and not any(id(m) in self._opaque for m in below)
+        if is_whole and not is_container:
             if not child._modules and (cls.__module__.startswith("torch.nn.modules.") or not child._parameters):
                 return None
             part = self._make(child, report=functools.partial(self._report, path))
@@ -160,9 +171,17 @@ class Regions:
         return run_around(Wrapped(module), module, forward, args, kwargs)
 
 
-def _hooked(module: nn.Module) -> frozenset[int]:
-    """The ids of the submodules with Python around them that no program runs."""
-    return frozenset(id(child) for child in module.modules() if child is not module and obstacle_of(child) is not None)
+def _ids(structure: Structure) -> frozenset[int]:
+    """The ids of all modules of a tree."""
+    return frozenset(map(id, (*structure.modules.values(), *structure.layers.values())))
+
+
+def _hooked(structure: Structure) -> frozenset[int]:
+    """The ids of the modules with Python around them that no program runs; the root's own is run around the program."""
+    if structure.obstacle is None:
+        return frozenset()
+    modules = (*structure.modules.values(), *structure.layers.values())
+    return frozenset(id(module) for module in modules if obstacle_of(module) is not None)
 
 
 def _calls_itself(cls: type) -> bool:

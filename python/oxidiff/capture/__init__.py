@@ -11,7 +11,7 @@ from .dim import Dim
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .signature import Binder, Call
 from .sizes import SizePlan, Symbol
-from .trace import CHANGED, ChangedError, KeptError, NotFiniteError, is_tracing
+from .trace import CHANGED, ChangedError, KeptError, LeftError, NotFiniteError, is_tracing, leads_to
 from .weights import WeightSlot
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Capturer",
     "ChangedError",
     "KeptError",
+    "LeftError",
     "NotFiniteError",
     "Dim",
     "GraphInput",
@@ -37,4 +38,5 @@ __all__ = [
     "WeightSlot",
     "capture",
     "is_tracing",
+    "leads_to",
 ]

@@ -63,11 +63,13 @@ __all__ = [
     "LongerError",
     "NotFiniteError",
     "KeptError",
+    "LeftError",
     "StrangerError",
     "Keyword",
     "Trace",
     "first_of",
     "is_tracing",
+    "leads_to",
     "passed",
     "trace",
 ]
@@ -80,7 +82,21 @@ CHANGED = "the module was changed while it was being captured"
 """What a :class:`ChangedError` says."""
 
 
-class KeptError(CaptureError):
+class LeftError(CaptureError):
+    """``forward`` changes its module, or what that holds, in a way that a trace does not show.
+
+    Attributes:
+        changed: The dictionaries, lists and sets that it wrote.
+    """
+
+    def __init__(
+        self, reason: str, changes: Sequence[_Change | _Content] = (), *, module: str = "", op: str = ""
+    ) -> None:
+        super().__init__(reason, module=module, op=op)
+        self.changed: list[Any] = [c.holder if isinstance(c, _Content) else c.table for c in changes]
+
+
+class KeptError(LeftError):
     """``forward`` keeps a tensor or a count for later calls: once a call has really run, there is perhaps nothing left to
     keep."""
 
@@ -1883,6 +1899,26 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
                 yield label, value, value.__dict__
 
 
+def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
+    """Whether a module itself, or what is in its attributes, has one of these dictionaries, lists and sets (ids)."""
+    own = (module.__dict__, module._buffers, module._parameters, module._modules)
+    if any(id(table) in tables for table in (*own, *(module.__dict__[name] for name in _HOOKS))):
+        return True
+    seen: set[int] = set()
+    waiting = [value for name, value in module.__dict__.items() if name not in _OF_MODULES]
+    for value in waiting:
+        if _is_plain_object(type(value)):
+            value = value.__dict__
+        if not isinstance(value, (*_CONTAINERS, tuple)) or id(value) in seen:
+            continue
+        if id(value) in tables:
+            return True
+        seen.add(id(value))
+        if len(waiting) < _MAX_NESTED:
+            waiting += [v for v in (value.values() if isinstance(value, dict) else value) if not isinstance(v, _PLAIN)]
+    return False
+
+
 def _is_plain_object(kind: type) -> bool:
     """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
     if kind.__dictoffset__ == 0 or issubclass(kind, (type, dict, list, tuple, torch.nn.Module, Tensor)):
@@ -2049,11 +2085,11 @@ def _run_again(
     """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
     for change in changes:
         if _holds_tensor(change.after):
-            raise KeptError(f"forward keeps a tensor in the attribute {change.label}")
+            raise KeptError(f"forward keeps a tensor in the attribute {change.label}", changes)
         if isinstance(change, _Content) or change.is_item or isinstance(change.table, _Cells):
             # What it holds may be another thing at each size. And Dynamo, which would find the parts of such a forward,
             # loses what functions that are attributes write into variables around them.
-            raise KeptError(f"forward changes {change.label}, which later calls see")
+            raise KeptError(f"forward changes {change.label}, which later calls see", changes)
     for change in changes:
         change.redo()
     settled = False
@@ -2062,9 +2098,9 @@ def _run_again(
         for change in again:
             if type(change.after) is int:
                 # Of which Dynamo compiles each value anew.
-                raise KeptError(f"forward changes the attribute {change.label}")
+                raise KeptError(f"forward changes the attribute {change.label}", again)
         if again:
-            raise CaptureError(f"forward changes the attribute {again[0].label}")
+            raise LeftError(f"forward changes the attribute {again[0].label}", again)
         if leaked:
             raise CaptureError("a tensor made in forward outlived it, so forward keeps state between calls")
         settled = True
