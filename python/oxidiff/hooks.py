@@ -25,6 +25,7 @@ from .errors import UnsupportedError
 __all__ = ["Around", "Wrapped", "cast_weights", "casting", "is_idle", "replaced", "run_around"]
 
 _AROUND = ("_diffusers_hook", "forward", "_old_forward")
+_HOOKED = "hooks"
 _REPLACED = "its forward was replaced after a hook of accelerate or diffusers was attached"
 _Function = Callable[..., Any]
 
@@ -206,11 +207,12 @@ def replaced(module: nn.Module, is_root: bool) -> Around | None:
     """Which attributes of a module are about the hooks of diffusers around it, not about what it computes, and what says
     more: values, then objects by which they are told apart. ``None`` where it has no such hooks.
 
-    Of the module that they are run around that is the ``forward`` below them, unless that is its class's; of one that
-    another's ``forward`` calls the hooks themselves, but not their state.
+    Of the module that they are run around that is the ``forward`` below them, unless that is its class's. Of one that
+    another's ``forward`` calls it is that there are some: no program runs them, whichever they are, and what tells
+    structures apart is kept for as long as these are, with all that hooks have kept of earlier steps.
     """
     table = module.__dict__
-    if is_idle(registry := table.get("_diffusers_hook")):
+    if is_idle(table.get("_diffusers_hook")):
         # Hooks that are taken away leave the method of its class behind.
         is_left = "forward" in table and "_hf_hook" not in table and Wrapped(module).is_own
         return (_AROUND, [], []) if is_left else None
@@ -223,7 +225,7 @@ def replaced(module: nn.Module, is_root: bool) -> Around | None:
             pass
     elif (dtype := casting(module)) is not None:
         return _AROUND, [("layerwise casting", dtype)], []
-    return _AROUND, [], [registry, table.get("forward")]
+    return _AROUND, [_HOOKED], []
 
 
 def run_around(

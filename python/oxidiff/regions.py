@@ -62,6 +62,7 @@ class Regions:
         self._make = make
         self._local = threading.local()
         self._known: dict[int, nn.Module | None] = {}
+        self._paths: dict[int, str] = {}
         self._whole = forward
         self.changing = changing
         self._held = structure.modules
@@ -110,6 +111,7 @@ class Regions:
                 below = f"{path}.{name}" if path else name
                 if id(child) not in self._known:
                     self._known[id(child)] = None
+                    self._paths[id(child)] = below
                     self._known[id(child)] = self._part(child, below)
                 found = found or self._known[id(child)] is not None
         return found
@@ -155,6 +157,8 @@ class Regions:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if part is None:
+                if not wrapped.is_own:
+                    return wrapped.forward(*args, **kwargs)
                 return types.MethodType(type(module).forward, stand_in)(*args, **kwargs)
             problems = getattr(self._local, "problems", None)
             if problems is None:
@@ -168,7 +172,14 @@ class Regions:
         table = module.__dict__
         if table["_backward_hooks"] or table["_backward_pre_hooks"] or table["_forward_hooks_always_called"]:
             return module(*args, **kwargs)
-        return run_around(Wrapped(module), module, forward, args, kwargs)
+        try:
+            wrapped = Wrapped(module)
+        except UnsupportedError as error:
+            # It was set after hooks of the same module were found.
+            if getattr(self._local, "problems", None) is not None:
+                self._report(self._paths[id(module)], error, RUNS_EAGER)
+            return module(*args, **kwargs)
+        return run_around(wrapped, module, forward, args, kwargs)
 
 
 def _ids(structure: Structure) -> frozenset[int]:

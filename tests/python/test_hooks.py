@@ -4,7 +4,9 @@ module. What lies between is compiled, and results are eager's."""
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -253,6 +255,55 @@ def test_a_forward_around_hooks_runs_eager() -> None:
     report = oxidiff.report(compiled)
     assert report.eager_calls == 1
     assert "its forward was replaced" in report.fallbacks[0]["reason"]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacks = nn.ModuleList(Stack() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stack in self.stacks:
+            x = stack(x)
+        return x
+
+
+@pytest.mark.parametrize("path", ["stacks.0", "stacks.0.blocks.1", "stacks.0.blocks.2"])
+def test_a_forward_replaced_after_hooks(path: str) -> None:
+    """Of a module with hooks on it, with hooks inside of it, and of a part; once they have run."""
+    torch.manual_seed(0)
+    eager = Nested().eval()
+    compiled: Any = oxidiff.compile(copy.deepcopy(eager))
+    x = torch.randn(3, 16)
+    for net in (eager, compiled):
+        HookRegistry.check_if_exists_or_initialize(net.stacks[0].blocks[1]).register_hook(_Doubling(), "hook")
+    close(compiled(x), eager(x))
+    for net in (eager, compiled):
+        module = net.get_submodule(path)
+        module.forward = lambda x, below=module.forward: below(x) + 1
+    for _ in range(2):
+        close(compiled(x), eager(x))
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    assert path != "stacks.0.blocks.1" or "its forward was replaced" in str(report.fallbacks)
+    if path != "stacks.0.blocks.1":
+        for net in (eager, compiled):
+            del net.get_submodule(path).forward
+        close(compiled(x), eager(x))
+
+
+def test_hooks_taken_away_are_let_go() -> None:
+    """With what they keep of earlier steps: as much as a model's activations. Others like them find what is compiled."""
+    compiled: Any = oxidiff.compile(testing.build("flux"))
+    steps(compiled, 1)
+    for _ in range(3):
+        compiled.enable_cache(CACHES["first block"]())
+        steps(compiled, 1)
+        hook = weakref.ref(next(iter(compiled.transformer_blocks[0]._diffusers_hook.hooks.values())))
+        compiled.disable_cache()
+        steps(compiled, 1)
+        gc.collect()
+        assert hook() is None
 
 
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
