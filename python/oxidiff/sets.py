@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .adapters import walk
 from .errors import ShapeError, UnsupportedError
+from .hooks import is_idle
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -70,6 +71,13 @@ class WeightSet:
 
     def _copy(self) -> nn.Module:
         assert self._tensors is not None, "a module that was given is not copied"
+        for path, child in self._module.named_modules():
+            if not is_idle(child.__dict__.get("_diffusers_hook")):
+                # What is around the forward of a copy is a function, which holds the module that it was made for.
+                place = f"{type(self._module).__name__}{path and '.'}{path}"
+                raise UnsupportedError(
+                    f"a copy of {place} would not run its hooks of diffusers: bind a module of its own instead of tensors"
+                )
         memo: dict[int, Any] = {}
         for name, own in _tensors_of(self._module).items():
             given = self._tensors.get(name, own)

@@ -354,6 +354,26 @@ def test_threads_run_parts_at_once() -> None:
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+def test_tensors_are_not_bound_below_hooks() -> None:
+    """A copy of the module would run the blocks of the module, with its weights."""
+    eager, compiled, x = stacks()
+    torch.manual_seed(7)
+    other = Stack().eval()
+    oxidiff.bind(compiled, other.state_dict(), name="before")
+    for net in (eager, compiled, other):
+        HookRegistry.check_if_exists_or_initialize(net.blocks[1]).register_hook(_Doubling(), "hook")
+    with pytest.raises(oxidiff.UnsupportedError, match=r"Stack\.blocks\.1 .*bind a module of its own"):
+        oxidiff.bind(compiled, other.state_dict(), name="after")
+    oxidiff.use(compiled, "before")
+    with pytest.raises(oxidiff.UnsupportedError, match="bind a module of its own"):
+        compiled(x)
+    oxidiff.use(compiled, None)
+    close(compiled(x), eager(x))
+    oxidiff.bind(compiled, other, name="module")
+    oxidiff.use(compiled, "module")
+    close(compiled(x), other(x))
+
+
 def test_unload_and_new_submodules() -> None:
     eager, compiled, x = stacks()
     for net in (eager, compiled):
