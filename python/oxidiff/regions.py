@@ -218,7 +218,7 @@ class _Children(MutableMapping[str, Any]):
         return self._regions._replaced(self._modules[name])
 
     def __setitem__(self, name: str, module: nn.Module | None) -> None:
-        self._modules[name] = module
+        self._modules[name] = _itself(module)
 
     def __delitem__(self, name: str) -> None:
         del self._modules[name]
@@ -230,6 +230,12 @@ class _Children(MutableMapping[str, Any]):
         return len(self._modules)
 
 
+def _itself(value: Any) -> Any:
+    """The module that a stand-in stands for; anything else as it is."""
+    place = type(value).__dict__.get("_oxidiff_place")
+    return value if place is None else place.__get__(value)[1]
+
+
 def _stand_in(regions: Regions, module: nn.Module, part: Dispatcher | None) -> nn.Module:
     """An object that is called in the place of a module, and is it in all else."""
     made = object.__new__(_class_of(type(module)))
@@ -237,7 +243,7 @@ def _stand_in(regions: Regions, module: nn.Module, part: Dispatcher | None) -> n
     if sys.version_info >= (3, 13):
         # Its attributes may lie beside its dictionary, where writes to them are not noticed; this moves them into it.
         object.__setattr__(module, "__dict__", module.__dict__)
-    made._oxidiff_place = (regions, module, part)
+    object.__setattr__(made, "_oxidiff_place", (regions, module, part))
     return cast(nn.Module, made)
 
 
@@ -258,6 +264,10 @@ def _class_of(cls: type[nn.Module]) -> Any:
         found = cls.__getattr__(self, name)
         return place(self)[0]._replaced(found) if isinstance(found, nn.Module) else found
 
+    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
+        # What forward keeps outlives the call, and is the module's.
+        cls.__setattr__(self, name, _itself(value))
+
     def children(self: Any) -> _Children:
         return _Children(place(self)[0], self.__dict__["_modules"])
 
@@ -269,6 +279,7 @@ def _class_of(cls: type[nn.Module]) -> Any:
             __doc__=cls.__doc__,
             __call__=__call__,
             __getattr__=__getattr__,
+            __setattr__=__setattr__,
             # A list of modules makes slices of itself with its class.
             __class__=property(lambda _: cls),
             _modules=property(children),

@@ -417,6 +417,32 @@ def test_forward_hands_its_submodules_on() -> None:
     assert type(compiled.blocks[0]) is Block
 
 
+def test_forward_keeps_submodules() -> None:
+    """What it makes an attribute or a submodule is the module, not what stands for it in the call."""
+
+    class Keeping(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = self.blocks[2]
+            self.blocks[3] = self.blocks[2]
+            self._modules["first"] = self.blocks[0]
+            return super().forward(x) + self.last(x)
+
+    torch.manual_seed(0)
+    eager = Keeping().eval()
+    compiled: Any = oxidiff.compile(copy.deepcopy(eager))
+    for net in (eager, compiled):
+        net.blocks[1].register_forward_hook(lambda _module, _args, result: result + 1)
+    x = torch.randn(3, 16)
+    for _ in range(3):
+        close(compiled(x), eager(x))
+    assert compiled.last is compiled.blocks[2] is compiled.blocks[3]
+    assert compiled.first is compiled.blocks[0]
+    assert {type(child) for child in compiled.blocks} == {Block}
+    for net in (eager, compiled):
+        net.blocks[1]._forward_hooks.clear()
+    close(compiled(x), eager(x))
+
+
 # --- layerwise casting ----------------------------------------------------------------------------------------------
 
 
