@@ -550,31 +550,31 @@ def test_a_forward_that_touches_its_adapters(use: str) -> None:
 class Inner(torch.nn.Module):
     """A model that passes a scale on to one of diffusers'."""
 
-    def __init__(self, unet: torch.nn.Module) -> None:
+    def __init__(self, net: torch.nn.Module) -> None:
         super().__init__()
-        self.unet = unet
+        self.net = net
 
     def forward(self, scale: float, **inputs: Any) -> Tensor:
-        result: Tensor = self.unet(**inputs, cross_attention_kwargs={"scale": scale})[0]
+        result: Tensor = self.net(**inputs, joint_attention_kwargs={"scale": scale})[0]
         return result
 
 
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 def test_scale_passed_on_by_a_model_around() -> None:
-    subject = Subject()
+    subject = Subject("flux")
     subject.add("one")
-    inner = Inner(testing.build("sd15-unet"))
+    inner = Inner(testing.build("flux"))
     peft.inject_adapter_in_model(
-        peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS["sd15-unet"], init_lora_weights=False),
-        inner.unet,
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS["flux"], init_lora_weights=False),
+        inner.net,
         adapter_name="one",
     )
-    inner.unet.load_state_dict(subject.module.state_dict())
+    inner.net.load_state_dict(subject.module.state_dict())
     outer: Any = oxidiff.compile(inner.eval())
     for scale in (0.5, 1.0, 0.2):
         given = {"scale": scale}
         ours = outer(scale=scale, **subject.inputs)
-        assert testing.relative_error(ours, subject.result(cross_attention_kwargs=given)) < 2e-5
+        assert testing.relative_error(ours, subject.result(joint_attention_kwargs=given)) < 2e-5
 
 
 class Scales(dict[str, float]):
@@ -613,15 +613,15 @@ def test_a_model_that_ignores_the_scale() -> None:
 
 
 def test_a_tensor_as_scale_leaves_the_adapters_as_they_are() -> None:
-    subject = Subject()
+    subject = Subject("flux")
     subject.add("one")
     before = [dict(layer.scaling) for layer in subject.layers()]
     compiled: Any = oxidiff.compile(subject.module)
     given = {"scale": torch.tensor(0.6)}
     with pytest.warns(oxidiff.FallbackWarning):
-        ours = subject.result(compiled, cross_attention_kwargs=given)
+        ours = subject.result(compiled, joint_attention_kwargs=given)
     assert [dict(layer.scaling) for layer in subject.layers()] == before
-    assert testing.relative_error(ours, subject.result(cross_attention_kwargs={"scale": 0.6})) < 2e-5
+    assert testing.relative_error(ours, subject.result(joint_attention_kwargs={"scale": 0.6})) < 2e-5
 
 
 class Seamless(torch.nn.Module):
