@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _tasks: deque[Callable[[], None]] = deque()
-_is_running = False
+_worker: object | None = None
+"""Whose turn it is: what the thread at work was given as it was made."""
 
 
 def is_ending() -> bool:
@@ -29,45 +30,57 @@ def is_ending() -> bool:
 
 def submit(task: Callable[[], None]) -> bool:
     """Has ``task``, which handles its errors, run in the background; false if the process is ending."""
-    global _is_running
+    global _worker
     with _lock:
         if is_ending():
             return False
-        if not _is_running:
-            # Under the lock, for which the thread then waits: whoever comes meanwhile is told what became of it.
-            _is_running = True
-            try:
-                threading.Thread(target=_work, name="oxidiff").start()
-            except RuntimeError:
-                # The system has no thread left, or the interpreter is on its way out.
-                _is_running = False
-                return False
-        _tasks.append(task)
-        return True
+        is_first = _worker is None
+        try:
+            _tasks.append(task)
+            if is_first:
+                # Under the lock, for which the thread then waits: whoever comes meanwhile is told what became of it.
+                _worker = object()
+                threading.Thread(target=_work, name="oxidiff", args=(_worker,)).start()
+            return True
+        except BaseException as error:
+            # An interrupt leaves open whether there is a thread: if so, it finds that it is not its turn.
+            if is_first:
+                _worker = None
+            if task in _tasks:
+                _tasks.remove(task)
+            if not isinstance(error, RuntimeError):
+                raise
+            # The system has no thread left, or the interpreter is on its way out.
+            return False
 
 
-def _work() -> None:
-    global _is_running
+def _work(own: object) -> None:
+    global _worker
     while True:
         with _lock:
+            if _worker is not own:
+                return
             if is_ending():
                 _tasks.clear()
             if not _tasks:
-                _is_running = False
+                _worker = None
                 return
             task = _tasks.popleft()
         try:
             task()
-        except Exception:
+        except BaseException:
+            # `sys.exit()` in somebody's forward is none of this thread's.
             log.exception("a module is not compiled in the background")
+        # What it holds goes before the next one comes.
+        del task
 
 
 def _after_fork() -> None:
     # Threads are not inherited: the child's tasks need one of its own.
-    global _is_running, _lock
+    global _worker, _lock
     _lock = threading.Lock()
     _tasks.clear()
-    _is_running = False
+    _worker = None
 
 
 if hasattr(os, "register_at_fork"):

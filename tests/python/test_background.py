@@ -161,7 +161,7 @@ def test_a_process_that_ends_does_not_wait_for_what_is_left() -> None:
 
 def test_a_thread_that_cannot_start_drops_no_other_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one caller finds that the system has no thread left, another one comes with a task of its own."""
-    wait_for(lambda: not background._is_running)
+    wait_for(lambda: background._worker is None)
     done, answers = threading.Event(), []
     other = threading.Thread(target=lambda: answers.append(submit(done.set)))
 
@@ -233,3 +233,36 @@ def test_a_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFix
     assert submit(lambda: 1 // 0) and submit(done.set)  # type: ignore[arg-type, func-returns-value]
     assert done.wait(10)
     assert "ZeroDivisionError" in caplog.text
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_started", [False, True], ids=["before", "after"])
+def test_an_interrupt_as_the_thread_starts(is_started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call starts over, whether there is a thread by then or not."""
+    wait_for(lambda: background._worker is None)
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            monkeypatch.setattr(background.threading, "Thread", thread)
+            if is_started:
+                super().start()
+            raise KeyboardInterrupt
+
+    thread = threading.Thread
+    monkeypatch.setattr(background.threading, "Thread", Interrupted)
+    compiled: Any = oxidiff.compile(Net().eval(), background=True, cache=False)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(image())
+    compiled(image())
+    wait_for(lambda: background._worker is None)
+    eager = oxidiff.report(compiled).eager_calls
+    assert_close(compiled(image()), compiled._orig_mod(image()))
+    assert oxidiff.report(compiled).eager_calls == eager
+
+
+def test_a_task_that_exits_leaves_the_thread_at_work(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    assert submit(sys.exit)
+    assert submit(done.set) and done.wait(20)
+    assert "SystemExit" in caplog.text
+    wait_for(lambda: background._worker is None)
