@@ -27,6 +27,7 @@ __all__ = [
     "adapter_class",
     "base_of",
     "disabled_while_merged",
+    "named_modules",
     "split_scale",
     "tensor_state",
     "walk",
@@ -124,6 +125,21 @@ def _is_plain(module: nn.Module, base: nn.Module, library: Any) -> bool:
     return type(base) is _CONVOLUTIONS[kinds.index(type(module))] and getattr(base, "groups", 0) == 1
 
 
+def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """``root.named_modules()`` while another thread may add modules and remove some."""
+    seen: set[nn.Module] = set()
+    stack: list[tuple[str, nn.Module]] = [("", root)]
+    while stack:
+        path, module = stack.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        yield path, module
+        prefix = f"{path}." if path else ""
+        children = list(module._modules.items())
+        stack.extend((prefix + name, child) for name, child in reversed(children) if child is not None)
+
+
 def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
     """``root.named_modules()`` as if no adapter was loaded: ``(path, module, LoRA layer around it)``."""
     has_adapters = _LAYERS in sys.modules
@@ -140,7 +156,9 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
             seen.add(base)
         yield path, module, layer
         prefix = f"{path}." if path else ""
-        stack.extend((prefix + name, child) for name, child in reversed(module._modules.items()) if child is not None)
+        stack.extend(
+            (prefix + name, child) for name, child in reversed(list(module._modules.items())) if child is not None
+        )
 
 
 def split_scale(module: nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, Any], float]:

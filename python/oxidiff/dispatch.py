@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .adapters import EffectiveWeights, disabled_while_merged, split_scale
+from .adapters import EffectiveWeights, disabled_while_merged, named_modules, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, plain_numbers
@@ -37,6 +37,7 @@ from .device import device_of, is_captured, named
 from .engine import Engine, Part, Reads, Ready
 from .errors import (
     ArtifactError,
+    CacheWarning,
     CaptureError,
     CheckError,
     Error,
@@ -764,7 +765,6 @@ class Dispatcher:
         """Has the entry of a key made by the background thread; false if there can be none."""
         if key in self._pending:
             return True
-        self._pending.add(key)
         this = weakref.ref(self)
 
         def task() -> None:
@@ -772,10 +772,15 @@ class Dispatcher:
             if dispatcher is not None:
                 dispatcher._prepare_in_background(key, args, kwargs, leaves)
 
-        if submit(task):
-            return True
-        self._pending.discard(key)
-        return False
+        is_submitted = False
+        try:
+            self._pending.add(key)
+            is_submitted = submit(task)
+        finally:
+            # After an interrupt, too: the next call starts over.
+            if not is_submitted:
+                self._pending.discard(key)
+        return is_submitted
 
     def _is_at_hand(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call was ready until numbers in attributes changed, and has a program for the new ones."""
@@ -855,7 +860,7 @@ class Dispatcher:
         before = epoch.engine.captures
         try:
             ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self._confirm, epoch))
-        except ChangedError:
+        except (ChangedError, CacheWarning, FallbackWarning):
             raise
         except Error:
             self._confirm(epoch)
@@ -871,6 +876,8 @@ class Dispatcher:
             # Arguments that do not fit the signature: eager says so in its own words.
             raise CaptureError(str(error)) from error
         except Exception as error:
+            # A table that another thread changed while it was read.
+            self._confirm(epoch)
             raise CaptureError(f"internal: {type(error).__name__}: {error}") from error
         finally:
             self.captures += epoch.engine.captures - before
@@ -905,6 +912,8 @@ class Dispatcher:
             epoch.engine.unload()
             try:
                 return self._run_writing(ready, args, kwargs, leaves) if ready.writes else ready.run(leaves)
+            except Warning:
+                raise
             except Exception as again:
                 raise from_native(again) from None
         return self._fall_back(error, args, kwargs)
@@ -1063,7 +1072,7 @@ class Dispatcher:
     def family(self) -> list[tuple[str, Dispatcher]]:
         """This dispatcher, those of its further weight sets and those of compiled submodules, with names and paths."""
         sets = [(name, one.dispatcher) for name, one in self._sets.copy().items()]
-        found = ((path, find_dispatcher(child)) for path, child in self.module.named_modules() if path)
+        found = ((path, find_dispatcher(child)) for path, child in named_modules(self.module) if path)
         return [("", self), *sets, *((path, other) for path, other in found if other is not None)]
 
     def bind(self, source: torch.nn.Module | Mapping[str, Tensor], name: str | None = None) -> str:

@@ -807,6 +807,18 @@ def test_out_of_memory(module: Net, compiled: Any, times: int, monkeypatch: pyte
 
 
 @torch.no_grad()
+def test_warnings_that_are_errors(compiled: Any) -> None:
+    """They are the caller's, not a reason to run eager from then on."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", oxidiff.CacheWarning)
+        os.environ["OXIDIFF_CACHE_DIR"] += "/file"
+        with open(os.environ["OXIDIFF_CACHE_DIR"], "w") as file:
+            file.write("no folder")
+        with pytest.raises(oxidiff.CacheWarning):
+            compiled(image())
+    assert_works(compiled)
+
+
 def test_index_out_of_range() -> None:
     module = nn.Embedding(5, 4).eval()
     compiled: Any = oxidiff.compile(module)

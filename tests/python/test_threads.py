@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import oxidiff
 from nets import Net, assert_close, image
@@ -246,3 +248,46 @@ def test_the_collector_is_as_it_was_after_pauses_of_many_threads() -> None:
         assert not gc.isenabled(), "whoever had turned it off has it off"
     finally:
         gc.enable()
+
+
+class Reordered(Net):
+    """Takes an attribute away and sets it anew, as it was: behind all others."""
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        # Past `setattr` and `delattr`.
+        own = self.__dict__
+        own["training"] = own.pop("training")
+        return super().forward(x, factor)
+
+
+def test_attributes_are_never_absent_while_they_are_put_in_their_old_order() -> None:
+    module = Reordered().eval()
+    before = list(vars(module))
+    missing = set()
+
+    def look(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename.endswith("trace.py") and event == "line":
+            missing.update(set(before) - set(vars(module)))
+        return look
+
+    compiled: Any = oxidiff.compile(module, cache=False)
+    sys.settrace(look)
+    try:
+        with torch.no_grad():
+            compiled(image())
+    finally:
+        sys.settrace(None)
+    assert list(vars(module)) == before and not missing
+
+
+def test_submodules_that_come_while_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: Any = oxidiff.compile(Net().eval())
+    names = (f"later{i}" for i in range(100))
+
+    def find(module: Any) -> Any:
+        compiled.add_module(next(names), nn.Identity())
+        return found(module)
+
+    found = dispatch.find_dispatcher
+    monkeypatch.setattr(dispatch, "find_dispatcher", find)
+    assert [path for path, _ in oxidiff.module.dispatcher_of(compiled).family()] == [""]

@@ -14,6 +14,7 @@ Invariant: whatever happens inside ``forward``, the module, its caches and the i
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import gc
 import inspect
@@ -28,7 +29,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -1552,8 +1553,12 @@ class _Content:
 
 
 def _fill(holder: list[Any] | set[Any], content: list[Any]) -> None:
-    holder.clear()
-    (holder.extend if isinstance(holder, list) else holder.update)(content)
+    # Never empty in between, for threads that read it.
+    if isinstance(holder, list):
+        holder[:] = content
+    else:
+        holder.intersection_update(content)
+        holder.update(content)
 
 
 _HOOKS = (
@@ -1632,9 +1637,7 @@ class _Before:
                     mine.append(_Change(f"{path}.{name}" if path else name, table, name, old, new))
                     mine[-1].undo()
             if mine and _is_same_table(table, before) and list(table) != list(before):
-                # In the old order, too.
-                table.clear()
-                table.update(before)
+                _reorder(table, before)
             changes += mine
         for path, module, table, before in self._tables:
             if len(table) == len(before) and all(map(operator.is_, table.values(), before.values())):
@@ -1651,9 +1654,7 @@ class _Before:
                     if (module, name) not in self._computed and not _has_same_items(old, new):
                         changes.append(change)
             if not foreign and list(table) != list(before):
-                # In the old order, too.
-                table.clear()
-                table.update(before)
+                _reorder(table, before)
         return changes
 
     def forget(self, recorder: Recorder) -> bool:
@@ -1689,6 +1690,14 @@ class _Before:
 def _is_same_table(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two dictionaries have the same objects under the same names, in whatever order."""
     return one.keys() == other.keys() and all(one[name] is value for name, value in other.items())
+
+
+def _reorder(table: dict[str, Any], before: dict[str, Any]) -> None:
+    """Puts the items of a dictionary in their old order, others behind them. Threads that read it miss none of them."""
+    names = [*before, *(name for name in list(table) if name not in before)]
+    # One call into C: nobody else runs between an item's leaving its place and its coming back.
+    with contextlib.suppress(KeyError):
+        deque(map(table.__setitem__, names, map(table.pop, names)), maxlen=0)
 
 
 def _has_same_items(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..adapters import adapter_class, walk
+from ..adapters import adapter_class, named_modules, walk
 from .meta import META_DEVICE
 
 __all__ = ["FLOAT8", "WeightIndex", "WeightSlot", "as_stored"]
@@ -86,7 +86,7 @@ class WeightIndex:
         """Cached functions elsewhere that were seen to keep what a trace made."""
         self.cached: list[tuple[Callable[[Any], None], Any]] | None = None
         """Those of the modules' own code, each with what puts another one in its place; once they were looked for."""
-        self.modules: list[tuple[str, torch.nn.Module]] = list(root.named_modules()) if root is not None else []
+        self.modules: list[tuple[str, torch.nn.Module]] = list(named_modules(root)) if root is not None else []
         adapter = adapter_class()
         self.shared = {id(module) for _, module in self.modules if adapter is not None and isinstance(module, adapter)}
         """Ids of layers of adapters, whose lists and dictionaries other threads write: ``set_adapters``."""

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..adapters import adapter_class
+from ..adapters import adapter_class, named_modules
 from ..capture.signature import PLAIN_TENSORS
 from ..hooks import replaced
 from ..outside import Reading, globals_read
@@ -144,10 +144,10 @@ def describe(
     tree = code.tree
     for holder, key, _ in inputs:
         tree.inputs.setdefault(id(holder), set()).add(key)
-    tree.paths = {id(child): path for path, child in module.named_modules()}
+    tree.paths = {id(child): path for path, child in named_modules(module)}
     rows: dict[str, str] = {}
     tensors: dict[str, str] = {}
-    for path, child in module.named_modules():
+    for path, child in named_modules(module):
         rows[path or "the module"] = tree.module(child)
         for table in (child._parameters, child._buffers):
             for name, tensor in table.items():
@@ -166,7 +166,7 @@ def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> _nativ
     """What the code of ``forward`` finds outside of ``module``, also where that cannot be described: as far as it can be
     followed then."""
     code = _Code()
-    code.tree.paths = {id(child): path for path, child in module.named_modules()}
+    code.tree.paths = {id(child): path for path, child in named_modules(module)}
     for child in module.modules():
         code.reach_class(type(child))
         for value in child.__dict__.values():
