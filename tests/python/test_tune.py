@@ -902,3 +902,13 @@ def test_one_database_one_result() -> None:
         del compiled
         gc.collect()
     assert torch.equal(*results) and bundle.entries() == rows
+
+
+def test_a_database_that_cannot_be_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that somebody else's rights are needed for: one warning each, and a program."""
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", str(tmp_path / ("long" * 100)))
+    module = net()
+    with pytest.warns(oxidiff.CacheWarning, match="are not read: cannot read .*tuning.sqlite"):
+        compiled = compiled_of(module)
+        assert_close(compiled(X), module(X))
+    assert not oxidiff.report(compiled).eager_calls

@@ -75,9 +75,14 @@ def entries(path: str | PathLike[str] | None = None) -> list[Row]:
         CacheError: The file cannot be read or is damaged.
     """
     file = database_path() if path is None else Path(path)
-    # One that another process is about to begin is empty.
-    if not file.exists() or not file.stat().st_size:
+    try:
+        # One that another process is about to begin is empty.
+        if not file.stat().st_size:
+            return []
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CacheError(f"cannot read {file}: {error.strerror}") from error
     try:
         return _native.TuningDatabase(fspath(file), read_only=True).entries()
     except _native.NativeError as error:
