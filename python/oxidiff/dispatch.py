@@ -567,8 +567,13 @@ class Dispatcher:
             return ready.profile(ready.complete(leaves))
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self._as_given(args, kwargs)
+        return self.forward()(*args, **kwargs)
+
+    def _as_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A running call as its caller made it: with numpy's numbers, and the factor for adapters."""
         args, kwargs = self._given.get(id(kwargs), (args, kwargs))
-        return self.forward()(*args, **self._scaled.get(id(kwargs), kwargs))
+        return args, self._scaled.get(id(kwargs), kwargs)
 
     def _first_call(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
@@ -601,7 +606,7 @@ class Dispatcher:
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
-            elif entry.is_split and not self._regions:
+            elif entry.is_split and not (entry.changing and any(self._regions)):
                 result = self._run_split(self._current_epoch(), entry, args, kwargs)
             else:
                 result = self._run_regions(self._current_epoch(), entry, args, kwargs)
@@ -692,7 +697,7 @@ class Dispatcher:
                 split = epoch.split = Split(self.forward(), self.options.dynamic, make)
         known = len(split.pieces)
         try:
-            result, compiled, problems = split(*self._given.get(id(kwargs), (args, kwargs)))
+            result, compiled, problems = split(*self._as_given(args, kwargs))
         except CaptureError as error:
             entry.is_split, entry.reason = False, f"{entry.reason}; {error}"
             return self._run_regions(epoch, entry, args, kwargs)
@@ -719,8 +724,7 @@ class Dispatcher:
             regions = self._regions_of(epoch, entry.changing)
         if not regions:
             return self._fall_back(entry.error(), args, kwargs)
-        args, kwargs = self._given.get(id(kwargs), (args, self._scaled.get(id(kwargs), kwargs)))
-        result, compiled, problems = regions(args, kwargs)
+        result, compiled, problems = regions(*self._as_given(args, kwargs))
         if compiled:
             self._record(entry.error(), f"runs in {len(regions.parts)} parts with Python between them")
         else:

@@ -101,7 +101,8 @@ class Regions:
 
     def _replaced(self, child: Any) -> Any:
         """What runs in the place of a submodule: itself, if nothing else does."""
-        return self._known.get(id(child)) or child
+        found = self._known.get(id(child))
+        return child if found is None else found
 
     def _with_children(self, module: nn.Module, path: str) -> bool:
         """Whether one of its children is run otherwise than as it is."""

@@ -194,6 +194,31 @@ def test_a_forward_that_changes_its_module() -> None:
     assert any("calls" in row["reason"] for row in report.fallbacks)
 
 
+@pytest.mark.parametrize("path", ["blocks.1", "inside"])
+def test_pieces_once_a_hook_is_gone(path: str) -> None:
+    """Dynamo takes it apart, also after a hook was there: on a part, or on a layer, where nothing was compiled then."""
+
+    class Choosing(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            return -x if x.sum() > 1e9 else x
+
+    torch.manual_seed(0)
+    eager = Choosing(1 if path == "inside" else 4).eval()
+    if path == "inside":
+        eager.blocks[0] = nn.Linear(16, 16)
+    compiled: Any = oxidiff.compile(copy.deepcopy(eager))
+    x = torch.randn(3, 16)
+    handle = compiled.get_submodule(path).register_forward_hook(lambda *_: None)
+    close(compiled(x), eager(x))
+    handle.remove()
+    before = oxidiff.report(compiled).eager_calls
+    for _ in range(2):
+        close(compiled(x), eager(x))
+    assert oxidiff.report(compiled).eager_calls == before
+    assert any("is_nonzero" in row["reason"] for row in oxidiff.report(compiled).fallbacks)
+
+
 class _Doubling(ModelHook):  # type: ignore[misc]
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return tuple(arg * 2 for arg in args), kwargs

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -610,6 +611,55 @@ def test_a_model_that_ignores_the_scale() -> None:
     expected = copy.deepcopy(module).double()(*(x.double() if x.is_floating_point() else x for x in inputs))[0]
     compiled = oxidiff.compile(module)
     assert testing.relative_error(compiled(*inputs, cross_attention_kwargs={"scale": 0.3})[0], expected) < 2e-5
+
+
+class Scaled(torch.nn.Module):
+    """Scales its adapters as diffusers' models do, and cannot be captured whole."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls = kind, 0
+        self.up, self.gate, self.down = Gate(), Gate(), Gate()
+        if kind == "hooked":
+            self.gate.register_forward_hook(lambda _module, _args, result: result + 1)
+
+    def forward(self, x: Tensor, steps: int = 1, cross_attention_kwargs: dict[str, Any] | None = None) -> Tensor:
+        from diffusers.utils import scale_lora_layers, unscale_lora_layers
+
+        scale = (cross_attention_kwargs or {}).copy().pop("scale", 1.0)
+        scale_lora_layers(self, scale)
+        x = self.up(x)
+        if self.kind == "pieces" and x.sum() > 1e9:
+            x = -x
+        self.calls += self.kind == "counting"
+        x = self.down(self.gate(x)) * steps
+        unscale_lora_layers(self, scale)
+        return x
+
+
+class Gate(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.linear(x))
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("kind", ["pieces", "counting", "hooked"])
+def test_scale_of_what_runs_in_pieces_or_parts(kind: str) -> None:
+    torch.manual_seed(0)
+    module: Any = _adapted(Scaled(kind), ["linear"])
+    eager = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(module)
+    for scale in (None, 0.5, 0.5, 2.0, None):
+        given = {} if scale is None else {"cross_attention_kwargs": {"scale": scale}}
+        x = torch.randn(3, 8)
+        assert testing.relative_error(compiled(x, **given), eager(x, **given)) < 2e-5
+        assert testing.relative_error(compiled(x, numpy.int64(2), **given), eager(x, 2, **given)) < 2e-5
+    # The first call of either kind finds out that it counts.
+    assert oxidiff.report(compiled).eager_calls <= 2
 
 
 def test_a_tensor_as_scale_leaves_the_adapters_as_they_are() -> None:
