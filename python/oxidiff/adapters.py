@@ -127,22 +127,15 @@ def _is_plain(module: nn.Module, base: nn.Module, library: Any) -> bool:
 
 def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """``root.named_modules()`` while another thread may add modules and remove some."""
-    seen: set[nn.Module] = set()
-    stack: list[tuple[str, nn.Module]] = [("", root)]
-    while stack:
-        path, module = stack.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        yield path, module
-        prefix = f"{path}." if path else ""
-        children = list(module._modules.items())
-        stack.extend((prefix + name, child) for name, child in reversed(children) if child is not None)
+    return ((path, module) for path, module, _ in _walk(root, has_adapters=False))
 
 
 def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
-    """``root.named_modules()`` as if no adapter was loaded: ``(path, module, LoRA layer around it)``."""
-    has_adapters = _LAYERS in sys.modules
+    """The same as if no adapter was loaded: ``(path, module, LoRA layer around it)``."""
+    return _walk(root, has_adapters=_LAYERS in sys.modules)
+
+
+def _walk(root: nn.Module, has_adapters: bool) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
     seen: set[nn.Module] = set()
     stack: list[tuple[str, nn.Module]] = [("", root)]
     while stack:
@@ -156,9 +149,8 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
             seen.add(base)
         yield path, module, layer
         prefix = f"{path}." if path else ""
-        stack.extend(
-            (prefix + name, child) for name, child in reversed(list(module._modules.items())) if child is not None
-        )
+        children = list(module._modules.items())
+        stack.extend((prefix + name, child) for name, child in reversed(children) if child is not None)
 
 
 def split_scale(module: nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, Any], float]:
