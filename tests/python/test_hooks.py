@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import oxidiff
 from oxidiff import testing
+from oxidiff.module import dispatcher_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 
@@ -192,6 +193,91 @@ def test_a_forward_that_changes_its_module() -> None:
     report = oxidiff.report(compiled)
     assert (report.captures, report.eager_calls) == (captured, eager_calls)
     assert any("calls" in row["reason"] for row in report.fallbacks)
+
+
+class Controller:
+    """What attention processors share: it counts, and keeps what passes by."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.kept: dict[str, list[Tensor]] = {}
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        self.step += 1
+        self.kept.setdefault(name, []).append(x)
+        return x * (1 + self.step % 3)
+
+
+class Controlled(nn.Module):
+    def __init__(self, controller: Controller, name: str) -> None:
+        super().__init__()
+        self.controller, self.name = controller, name
+        self.gate, self.block = nn.Linear(16, 16), Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) * self.controller(self.name, self.gate(x))
+
+
+class Reader(Block):
+    """Reads the step of the model around it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = (model,)
+        self.inner = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(super().forward(x)) * self.model[0].calls
+
+
+def test_what_is_changed_below() -> None:
+    """Parts are what the changed object is not reached from: none is captured anew because another one wrote it."""
+    torch.manual_seed(0)
+    eager = Stack()
+    controller = Controller()
+    for i in (1, 2):
+        eager.blocks[i] = Controlled(controller, f"{i}")
+    compiled: Any = oxidiff.compile(copy.deepcopy(eager.eval()))
+    for i in range(8):
+        x = torch.randn(3 + i // 4, 16)
+        close(compiled(x), eager(x))
+        if i == 3:
+            report = oxidiff.report(compiled)
+    ours = compiled.blocks[1].controller
+    assert (ours.step, ours.kept.keys()) == (controller.step, controller.kept.keys())
+    close(ours.kept["2"], controller.kept["2"])
+    again = oxidiff.report(compiled)
+    assert (again.captures, again.eager_calls) == (report.captures, 1)
+    assert {path for path, _ in _parts(compiled)} == {"blocks.0", "blocks.1.block", "blocks.2.block", "blocks.3"}
+
+
+def test_a_part_that_reads_what_the_model_counts() -> None:
+    class Counting(Stack):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model = Counting().eval()
+        model.blocks[1] = Reader(model)
+        return model
+
+    eager, module = make(), make()
+    compiled: Any = oxidiff.compile(module)
+    captures = []
+    for _ in range(8):
+        x = torch.randn(3, 16)
+        close(compiled(x), eager(x))
+        captures.append(oxidiff.report(compiled).captures)
+    assert captures[3] == captures[-1]
+    assert "blocks.1.inner" in {path for path, _ in _parts(compiled)}
+
+
+def _parts(compiled: nn.Module) -> list[tuple[str, Any]]:
+    return [(part.path, part) for part in dispatcher_of(compiled).pieces() if part.path]
 
 
 @pytest.mark.parametrize("path", ["blocks.1", "inside"])

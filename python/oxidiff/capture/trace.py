@@ -1916,6 +1916,10 @@ def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
     seen: set[int] = set()
     waiting = [value for name, value in module.__dict__.items() if name not in _OF_MODULES]
     for value in waiting:
+        if isinstance(value, torch.nn.Module):
+            if id(value.__dict__) in tables:
+                return True
+            continue
         if _is_plain_object(type(value)):
             value = value.__dict__
         if not isinstance(value, (*_CONTAINERS, tuple)) or id(value) in seen:
