@@ -162,7 +162,7 @@ CACHES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", CACHES)
 def test_what_hooks_carry_from_step_to_step_is_never_stale(name: str) -> None:
-    """Caches are Python between blocks: while one is on, the transformer runs eager and says so."""
+    """Caches are Python between blocks: while one is on, the transformer runs in parts and says so."""
     eager, compiled = pair("FluxPipeline")
     plain = assert_same(eager, compiled, draw_flux, FLUX_STEPS)
     before = eager_calls(compiled)["transformer"]
@@ -172,13 +172,13 @@ def test_what_hooks_carry_from_step_to_step_is_never_stale(name: str) -> None:
         # It warns once, of each place that has a hook.
         cached = assert_same(eager, compiled, draw_flux, FLUX_STEPS)
         assert not torch.equal(cached, plain), "the cache was never used"
-        assert eager_calls(compiled)["transformer"] == before + FLUX_STEPS
+        assert eager_calls(compiled)["transformer"] == before
         assert any("caching" in row["reason"] for row in oxidiff.report(compiled.transformer).fallbacks)
     finally:
         for pipe in (eager, compiled):
             pipe.transformer.disable_cache()
     assert torch.equal(assert_same(eager, compiled, draw_flux, FLUX_STEPS), plain)
-    assert eager_calls(compiled)["transformer"] == before + FLUX_STEPS
+    assert eager_calls(compiled)["transformer"] == before
 
 
 # --- further networks -------------------------------------------------------------------------------------------------
