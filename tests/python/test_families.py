@@ -27,6 +27,8 @@ HALF_ERROR_RATIO = 1.25
 """Promised for 16-bit models: the error against f64, over eager's own."""
 HALF_INPUTS = 5
 """Inputs of an autoencoder in 16 bits: of the few pixels of one, both errors are as random as rounding is."""
+UNSTORED = ("bria-fibo2", "z-image", "hidream")
+"""What is captured anew at each start: a table that an object which is no module makes at its first call, or pieces."""
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 VAE_FAMILIES = {family.name: family for family in AUTOENCODERS}
 FAMILIES = {family.name: family for family in (*UNETS, *VAES, *IMAGES, *VIDEOS, *ENCODERS)}
@@ -79,7 +81,7 @@ def test_close_to_f64_at_every_size(name: str, dtype: str, tmp_path: Path) -> No
         assert report.programs == first.programs or family.programs_by_size, f"{case} compiled again"
         assert report.captures == first.captures or family.captures_by_size, f"{case} captured again"
     assert report.programs == family.graphs or family.programs_by_size
-    if dtype == "f32" and not family.fallbacks:
+    if dtype == "f32" and not family.fallbacks and not name.startswith(UNSTORED):
         # What cannot be told from something else could not be loaded at the next start.
         oxidiff.save_graph(compiled, tmp_path / "graph")
     reasons = [row["reason"] for row in report.fallbacks]
