@@ -595,12 +595,7 @@ class Dispatcher:
             if isinstance(error, OutOfMemoryError) or (self.options.strict and isinstance(error, UnsupportedError)):
                 raise
             # A wrong argument fails in eager as well, with the exception that its caller expects.
-            entry = _Eager(error)
-            # A piece is not split again.
-            if isinstance(self.module, Island):
-                entry.is_split = False
-            elif isinstance(error, LeftError):
-                entry.changing = self._modules_with(error.changed)
+            entry = self._entry_without_program(error)
             # An exception that `forward` itself raised is eager's to raise, or to do without.
             is_set_up = self._may_be_set_up(error)
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
@@ -734,10 +729,16 @@ class Dispatcher:
             self._record(problem, what)
         return result
 
-    def _modules_with(self, tables: Sequence[Any]) -> frozenset[int]:
-        """The ids of the modules, this one and below, that lead to one of these dictionaries, lists and sets."""
-        known = frozenset(map(id, tables))
-        return frozenset(id(child) for child in self.module.modules() if leads_to(child, known))
+    def _entry_without_program(self, error: Error) -> _Eager:
+        """What is known of calls after an attempt to capture one failed."""
+        entry = _Eager(error)
+        if isinstance(self.module, Island):
+            # A piece is not split again.
+            entry.is_split = False
+        elif isinstance(error, LeftError):
+            tables = frozenset(map(id, error.changed))
+            entry.changing = frozenset(id(child) for child in self.module.modules() if leads_to(child, tables))
+        return entry
 
     def _regions_of(self, epoch: _Epoch, changing: frozenset[int]) -> Regions:
         """The submodules of an epoch that have programs of their own."""
@@ -803,11 +804,7 @@ class Dispatcher:
             with self._lock, torch.no_grad():
                 self._ready(key, args, kwargs, leaves)
         except Error as error:
-            entry = _Eager(error)
-            if isinstance(self.module, Island):
-                entry.is_split = False
-            elif isinstance(error, LeftError):
-                entry.changing = self._modules_with(error.changed)
+            entry = self._entry_without_program(error)
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
             if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -22,12 +23,37 @@ from torch import nn
 
 from .errors import UnsupportedError
 
-__all__ = ["Around", "Wrapped", "cast_weights", "casting", "is_idle", "replaced", "run_around"]
+__all__ = [
+    "Around",
+    "Wrapped",
+    "calls_itself",
+    "cast_weights",
+    "casting",
+    "is_idle",
+    "replaced",
+    "run_around",
+    "sharing",
+]
 
 _AROUND = ("_diffusers_hook", "forward", "_old_forward")
 _HOOKED = "hooks"
 _REPLACED = "its forward was replaced after a hook of accelerate or diffusers was attached"
 _Function = Callable[..., Any]
+
+
+def sharing(cls: type, other: Any) -> Any:
+    """An instance of a class that has the ``__dict__`` of another object, without being initialised."""
+    made: Any = object.__new__(cls)
+    object.__setattr__(made, "__dict__", other.__dict__)
+    if sys.version_info >= (3, 13):
+        # Its attributes may lie beside its dictionary, where writes to them are not noticed; this moves them into it.
+        object.__setattr__(other, "__dict__", other.__dict__)
+    return made
+
+
+def calls_itself(cls: type) -> bool:
+    """Whether a class of modules says itself what a call is."""
+    return any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object))
 
 
 def is_idle(registry: Any) -> bool:
@@ -72,8 +98,7 @@ class _Diffusers:
     def run(self, _: nn.Module, inner: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._reference.pre_forward(self._module, *args, **kwargs)
         if self.is_around:
-            hook = object.__new__(_class_with_reference(cast(Hashable, type(self._hook))))
-            object.__setattr__(hook, "__dict__", self._hook.__dict__)
+            hook = sharing(_class_with_reference(cast(Hashable, type(self._hook))), self._hook)
             hook._oxidiff_reference = copy.copy(self._reference)
             hook._oxidiff_reference.original_forward = inner
             result = hook.new_forward(self._module, *args, **kwargs)
@@ -165,8 +190,7 @@ def _layer_of(forward: _Function, registry: Any) -> _Diffusers | None:
 
 def casting(module: nn.Module) -> torch.dtype | None:
     """The dtype that weights of a layer of PyTorch's have while it runs, where diffusers' layerwise casting keeps them in
-    another; ``None`` unless that is all there is around it. A trace does the same
-    (:func:`cast_weights`)."""
+    another; ``None`` unless that is all there is around it. A trace does the same (:func:`cast_weights`)."""
     table: dict[str, Any] = module.__dict__
     registry: Any = table.get("_diffusers_hook")
     if is_idle(registry) or not type(module).__module__.startswith("torch.nn.modules."):

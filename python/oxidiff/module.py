@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import types
 import warnings
 import weakref
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from .dispatch import Dispatcher, find_dispatcher
 from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
-from .hooks import Wrapped, is_idle, run_around
+from .hooks import Wrapped, calls_itself, is_idle, run_around, sharing
 from .memory import Estimate, estimate_of
 from .options import CompileOptions
 from .outside import Outside, Reading
@@ -429,13 +428,9 @@ def compile_module(module: M, options: CompileOptions) -> M:
             raise UnsupportedError(f"{cls.__name__} cannot be compiled: {reason}")
         warnings.warn(f"{cls.__name__} runs in eager PyTorch: {reason}", FallbackWarning, stacklevel=3)
         return module
-    compiled = object.__new__(made)
-    object.__setattr__(compiled, "__dict__", module.__dict__)
-    if sys.version_info >= (3, 13):
-        # Its attributes may lie beside its dictionary, where writes to them are not noticed; this moves them into it.
-        object.__setattr__(module, "__dict__", module.__dict__)
+    compiled = sharing(made, module)
     dispatcher = Dispatcher(module, options)
-    if any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):
+    if calls_itself(cls):
         dispatcher.obstacle = "its class defines __call__ itself"
     made.__dict__["_oxidiff"].__set__(compiled, dispatcher)
     _live.setdefault(made, weakref.WeakSet()).add(dispatcher)

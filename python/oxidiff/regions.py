@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import threading
 import types
 import weakref
@@ -26,7 +25,7 @@ from torch import nn
 
 from .adapters import adapter_class
 from .errors import Error, UnsupportedError
-from .hooks import Wrapped, run_around
+from .hooks import Wrapped, calls_itself, run_around, sharing
 from .split import RUNS_EAGER
 from .watch import Structure, obstacle_of
 
@@ -42,8 +41,8 @@ class Regions:
     Args:
         structure: What the module looks like.
         module: The module.
-        changing: The ids of modules that ``forward`` changes, which run as they are.
         forward: Its ``forward`` without hooks around it.
+        changing: The ids of modules that ``forward`` changes, which run as they are.
         make: Makes the dispatcher of a part: ``make(module, report=...)``.
 
     Attributes:
@@ -120,7 +119,7 @@ class Regions:
     def _part(self, child: nn.Module, path: str) -> nn.Module | None:
         """What runs in the place of a submodule; ``None`` if that is itself."""
         cls = type(child)
-        if isinstance(child, torch.jit.ScriptModule) or _calls_itself(cls) or _is_adapter(child):
+        if isinstance(child, torch.jit.ScriptModule) or calls_itself(cls) or isinstance(child, adapter_class() or ()):
             return None
         try:
             wrapped = Wrapped(child)
@@ -196,15 +195,6 @@ def _hooked(structure: Structure) -> frozenset[int]:
     return frozenset(id(module) for module in modules if obstacle_of(module) is not None)
 
 
-def _calls_itself(cls: type) -> bool:
-    return any("__call__" in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object))
-
-
-def _is_adapter(module: nn.Module) -> bool:
-    adapter = adapter_class()
-    return adapter is not None and isinstance(module, adapter)
-
-
 # --- stand-ins ------------------------------------------------------------------------------------------------------
 
 
@@ -239,11 +229,7 @@ def _itself(value: Any) -> Any:
 
 def _stand_in(regions: Regions, module: nn.Module, part: Dispatcher | None) -> nn.Module:
     """An object that is called in the place of a module, and is it in all else."""
-    made = object.__new__(_class_of(type(module)))
-    object.__setattr__(made, "__dict__", module.__dict__)
-    if sys.version_info >= (3, 13):
-        # Its attributes may lie beside its dictionary, where writes to them are not noticed; this moves them into it.
-        object.__setattr__(module, "__dict__", module.__dict__)
+    made = sharing(_class_of(type(module)), module)
     object.__setattr__(made, "_oxidiff_place", (regions, module, part))
     return cast(nn.Module, made)
 

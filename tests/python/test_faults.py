@@ -806,7 +806,6 @@ def test_out_of_memory(module: Net, compiled: Any, times: int, monkeypatch: pyte
     assert oxidiff.report(compiled).eager_calls == 0
 
 
-@torch.no_grad()
 def test_warnings_that_are_errors(compiled: Any) -> None:
     """They are the caller's, not a reason to run eager from then on."""
     with torch.no_grad(), warnings.catch_warnings():
@@ -819,6 +818,7 @@ def test_warnings_that_are_errors(compiled: Any) -> None:
     assert_works(compiled)
 
 
+@torch.no_grad()
 def test_index_out_of_range() -> None:
     module = nn.Embedding(5, 4).eval()
     compiled: Any = oxidiff.compile(module)
