@@ -366,14 +366,14 @@ class Tree:
         module: Module,
         base_of: Callable[[Module], Module | None],
         obstacle: Callable[[Module], str | None],
-        around: Callable[[Module], tuple[Sequence[str], list[Any], list[Any]] | None],
+        around: Callable[[Module], tuple[Sequence[str], list[Any]] | None],
         is_plain: Callable[[type], bool],
         adapter: type | None,
     ) -> Self:
         """Reads the tree. `base_of` gives the layer inside a LoRA layer and is asked of instances of `adapter`; `obstacle`
         says why the hooks of a module forbid a program; `around`, of a module with a registry of diffusers' hooks, which of
-        its attributes are about what is around it, and what stands for them, by value and by identity; `is_plain` whether
-        the `__dict__` of instances is all the state they have."""
+        its attributes are about what is around it, and what stands for them; `is_plain` whether the `__dict__` of
+        instances is all the state they have."""
     @property
     def form(self) -> bytes:
         """A digest of all but the values of its floats; some of it is addresses of what `kept` holds."""

@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 _AROUND = ("_diffusers_hook", "forward", "_old_forward")
-_HOOKED = "hooks"
 _REPLACED = "its forward was replaced after a hook of accelerate or diffusers was attached"
 _Function = Callable[..., Any]
 
@@ -224,12 +223,12 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return made
 
 
-Around = tuple[tuple[str, ...], list[Any], list[Any]]
+Around = tuple[tuple[str, ...], list[Any]]
 
 
 def replaced(module: nn.Module, is_root: bool) -> Around | None:
     """Which attributes of a module are about the hooks of diffusers around it, not about what it computes, and what says
-    more: values, then objects by which they are told apart. ``None`` where it has no such hooks.
+    more. ``None`` where it has no such hooks.
 
     Of the module that they are run around that is the ``forward`` below them, unless that is its class's. Of one that
     another's ``forward`` calls it is that there are some: no program runs them, whichever they are, and what tells
@@ -239,17 +238,17 @@ def replaced(module: nn.Module, is_root: bool) -> Around | None:
     if is_idle(table.get("_diffusers_hook")):
         # Hooks that are taken away leave the method of its class behind.
         is_left = "forward" in table and "_hf_hook" not in table and Wrapped(module).is_own
-        return (_AROUND, [], []) if is_left else None
+        return (_AROUND, []) if is_left else None
     if is_root:
         try:
             wrapped = Wrapped(module)
-            return _AROUND, [] if wrapped.is_own else [wrapped.forward], []
+            return _AROUND, [] if wrapped.is_own else [wrapped.forward]
         except UnsupportedError:
             # No call of it runs compiled.
             pass
     elif (dtype := casting(module)) is not None:
-        return _AROUND, [("layerwise casting", dtype)], []
-    return _AROUND, [_HOOKED], []
+        return _AROUND, [("layerwise casting", dtype)]
+    return _AROUND, ["hooks"]
 
 
 def run_around(

@@ -82,8 +82,8 @@ struct Questions<'py> {
     adapter: Option<Bound<'py, PyType>>,
 }
 
-/// Attributes of a module that are about what is around it, and what stands for them: by value, and by identity.
-type Around<'py> = (Vec<String>, Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
+/// Attributes of a module that are about what is around it, and what stands for them.
+type Around<'py> = (Vec<String>, Vec<Bound<'py, PyAny>>);
 
 /// A float in an attribute, or in a container there.
 struct Float {
@@ -316,9 +316,6 @@ impl<'py> Scan<'py> {
                 for value in around.1 {
                     self.tokens.tag(PARTS);
                     self.token(&value, DEPTH)?;
-                }
-                for value in around.2 {
-                    self.identity(&value)?;
                 }
             }
             for (name, value) in items {

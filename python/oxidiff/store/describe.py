@@ -201,9 +201,9 @@ class _Tree:
         parts: list[Any] = [name]
         skipped = SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else SKIPPED
         if "_diffusers_hook" in child.__dict__:
-            hidden, *kept = replaced(child, self.paths.get(id(child)) == "") or (("_diffusers_hook",), [], [])
+            hidden, kept = replaced(child, self.paths.get(id(child)) == "") or (("_diffusers_hook",), [])
             skipped = skipped | {*hidden}
-            parts.extend(_Raw(self.value(value, _DEPTH)) for values in kept for value in values)
+            parts.extend(_Raw(self.value(value, _DEPTH)) for value in kept)
         inputs = self.inputs.get(id(child.__dict__), ())
         for key, value in child.__dict__.items():
             if key not in skipped:
