@@ -894,10 +894,17 @@ class Dispatcher:
             leaves += ready.reads.answers
         return ready
 
-    def _confirm(self, epoch: _Epoch) -> None:
-        """Raises a :class:`ChangedError` if the module is no longer as the engine knows it."""
-        if epoch.watch.poll() & STRUCTURE and not self._look().is_as(epoch.structure):
-            raise ChangedError(CHANGED)
+    def _confirm(self, epoch: _Epoch, holds_others: bool = False) -> None:
+        """Raises a :class:`ChangedError` if the module is no longer as the engine knows it.
+
+        Args:
+            epoch: What it was.
+            holds_others: Whether a graph holds tensors that were found in no module. They may be weights that another
+                thread replaced meanwhile.
+        """
+        if epoch.watch.poll() & STRUCTURE:
+            if not self._look().is_as(epoch.structure) or (holds_others and epoch.watch.is_rebound()):
+                raise ChangedError(CHANGED)
 
     def _rescue(
         self,

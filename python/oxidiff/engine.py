@@ -328,7 +328,7 @@ class Engine:
         self.pinned.update(i for i, form in forms if not isinstance(form, Dim) and form != 0)
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf], confirm: Callable[[], None]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf], confirm: Callable[[bool], None]
     ) -> Ready:
         """Makes a call ready: finds the variant that is valid for it, or captures and compiles one.
 
@@ -336,7 +336,8 @@ class Engine:
             args: Positional arguments.
             kwargs: Keyword arguments.
             leaves: The leaves of both.
-            confirm: Raises an exception if the module is no longer what the structure says; a graph is kept only then.
+            confirm: Raises an exception if the module is no longer what the structure says; a graph is kept only then. It is
+                told whether the graph holds tensors that are none of the module's.
 
         Raises:
             CaptureError, UnsupportedError: Why no program can stand for this call.
@@ -392,7 +393,7 @@ class Engine:
             if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
                 raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
 
-    def _variant(self, call: Call, confirm: Callable[[], None]) -> _Found:
+    def _variant(self, call: Call, confirm: Callable[[bool], None]) -> _Found:
         """The variant that is valid for a call, captured and compiled if there is none."""
         with self._family.lock, collection_paused():
             if self._family.surroundings is None:
@@ -436,7 +437,7 @@ class Engine:
         names = labels(call.bound)[len(call.tensors) :]
         return {name for i, name in enumerate(names) if type(first[i]) is float and i not in changed}
 
-    def _capture(self, call: Call, confirm: Callable[[], None]) -> Variant | Staged:
+    def _capture(self, call: Call, confirm: Callable[[bool], None]) -> Variant | Staged:
         if any(isinstance(part, tuple) and part[:1] == ("attributes",) for part in call.key):
             self._attributed += 1
             if self._attributed > _MAX_ATTRIBUTED:
@@ -447,7 +448,7 @@ class Engine:
         self._capturer.held = self._held_floats(call)
         try:
             graph, lowered = self._capturer.lowered(call, _native.GraphBuilder)
-            confirm()
+            confirm(bool(graph.externs))
             captured = Captured(graph, lowered, self.options, self.device)
         except UnsupportedError:
             if self.options.strict:
@@ -455,10 +456,10 @@ class Engine:
             return self._stage(call, confirm)
         return self._add(captured, captured.is_new)
 
-    def _stage(self, call: Call, confirm: Callable[[], None]) -> Staged:
+    def _stage(self, call: Call, confirm: Callable[[bool], None]) -> Staged:
         """Compiles what the compiler knows of a call's graph."""
         graph, stages = self._capturer.staged(call, _native.GraphBuilder)
-        confirm()
+        confirm(bool(graph.externs))
         parts = [None if stage.part is None else Captured(*stage.part, self.options, self.device) for stage in stages]
         return self._add_stages(graph, stages, parts, is_own=True)
 

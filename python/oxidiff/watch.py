@@ -329,6 +329,12 @@ class Watch:
         """Whether all of these are watched."""
         return self._surroundings is surroundings and self._watch.covers(tensors)
 
+    def is_rebound(self) -> bool:
+        """Whether a table of parameters or buffers was written, so that a tensor may be another one."""
+        tables = {id(t) for module in self.structure.modules.values() for t in (module._parameters, module._buffers)}
+        dicts = self.structure.tree.dicts
+        return any(id(dicts[i]) in tables for i in self._watch.changed_dicts())
+
     def changed_tensors(self) -> frozenset[int]:
         """The ids of the tensors that may have changed: those that were written, and those of modules that were taken out
         and put back, which an adapter may have written meanwhile where torch does not count."""

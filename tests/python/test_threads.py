@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -248,6 +249,53 @@ def test_the_collector_is_as_it_was_after_pauses_of_many_threads() -> None:
         assert not gc.isenabled(), "whoever had turned it off has it off"
     finally:
         gc.enable()
+
+
+class Interrupted(nn.Module):
+    """Another thread does something at two places of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _meanwhile("before")
+        weight = self.linear.weight
+        _meanwhile("after")
+        return torch.nn.functional.linear(x, weight, self.linear.bias)
+
+
+_TASKS: dict[str, Callable[[], object]] = {}
+
+
+def _meanwhile(place: str) -> None:
+    if place in _TASKS:
+        thread = threading.Thread(target=_TASKS[place])
+        thread.start()
+        thread.join()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_weights_that_are_replaced_while_it_is_captured(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the module's all the same: what takes their place later is noticed."""
+    module, x = Interrupted().eval(), torch.randn(3, 8)
+    states = itertools.cycle([Interrupted().state_dict() for _ in range(3)])
+    compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+    confirm = dispatch.Dispatcher._confirm
+
+    def once(*args: Any) -> None:
+        _TASKS.clear()
+        confirm(*args)
+
+    monkeypatch.setattr(dispatch.Dispatcher, "_confirm", once)
+    monkeypatch.setitem(_TASKS, place, lambda: module.load_state_dict(next(states), assign=True))
+    assert_close(compiled(x), module(x))
+    assert not _TASKS
+    for _ in range(2):
+        module.load_state_dict(next(states), assign=True)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).programs == 1
 
 
 class Reordered(Net):

@@ -107,9 +107,14 @@ class WeightIndex:
                 self.bases[id(layer)] = module
                 self.layers[id(layer)] = layer
                 self._effective.add(path)
+        self._read_tables()
+
+    def _read_tables(self) -> None:
+        """Gives all parameters and buffers that have none yet their slots."""
+        for path, module in self._walked:
             prefix = f"{path}." if path else ""
             for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for key, tensor in table.items():
+                for key, tensor in list(table.items()):
                     if tensor is not None and id(tensor) not in self.slots:
                         self.slots[id(tensor)] = WeightSlot(f"{prefix}{key}", kind, path, key)
                         self._held.append(tensor)
@@ -119,6 +124,10 @@ class WeightIndex:
         slot = self.slots.get(id(tensor))
         if slot is not None:
             return slot
+        # Another thread may have put it in the place of what was there at first.
+        if any(one is tensor for _, m in self._walked for t in (m._parameters, m._buffers) for one in list(t.values())):
+            self._read_tables()
+            return self.slots[id(tensor)]
         if self._attributes is None:
             self._attributes = dict(self._scan_attributes())
         return self._attributes.get(id(tensor))
