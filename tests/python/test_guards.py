@@ -315,6 +315,18 @@ def test_a_call_that_goes_another_way_is_not_served(function: Callable[..., Tens
         assert oxidiff.report(compiled).eager_calls == 0
 
 
+@torch.no_grad()
+def test_a_trace_that_fails_at_its_results_leaves_nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a frame held on to would be looked for in all that Python has, after each of the traces."""
+    collected: list[int] = []
+    compiled = oxidiff.compile(Asks(strides), cache=False, tune="off")
+    monkeypatch.setattr("oxidiff.capture.trace.gc.collect", collected.append)
+    for width in (16, 17, 30):
+        compiled(torch.randn(2, 4, 8, width))
+    assert oxidiff.report(compiled).captures == 3
+    assert not collected
+
+
 def middle(x: Tensor, n: int) -> Tensor:
     return x * sorted([3, n, 8])[1]
 

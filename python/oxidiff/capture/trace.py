@@ -2175,15 +2175,19 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         return call()
 
 
+def _finished(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder) -> Trace:
+    """The trace. Results are of this frame alone, of which an error is cleared: nothing else would hold them."""
+    result = _following_modules(recorder, functools.partial(_called, call, inputs, recorder))
+    if recorder.stranger is not None:
+        raise recorder.stranger
+    return recorder.finish(result)
+
+
 def _recorded(
     call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: _Before, recorder: Recorder
 ) -> tuple[Trace, list[_Change | _Content], bool]:
     try:
-        result = _following_modules(recorder, functools.partial(_called, call, inputs, recorder))
-        if recorder.stranger is not None:
-            raise recorder.stranger
-        record = recorder.finish(result)
-        del result
+        record = _finished(call, inputs, recorder)
     except Exception as error:
         before.restore(recorder.foreign, recorder.own)
         # The frames of the tracebacks hold what forward made, also of what the error was raised from.
