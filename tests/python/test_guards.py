@@ -327,6 +327,30 @@ def test_a_trace_that_fails_at_its_results_leaves_nothing_to_collect(monkeypatch
     assert not collected
 
 
+class Positioned(nn.Module):
+    """Learned positions of at most 64 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[: x.shape[1]]
+
+
+@pytest.mark.parametrize("first", [2, 4, 5, 6, 9, 40])
+@torch.no_grad()
+def test_texts_of_few_tokens_are_one_program_with_those_of_a_whole_table(first: int) -> None:
+    module = Positioned().eval()
+    compiled = oxidiff.compile(module, cache=False, tune="off", strict=True)
+    for length in (first, 3, 6, 17, 63, 64):
+        x = torch.randn(2, length, 3)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        compiled(torch.randn(2, 65, 3))
+
+
 def middle(x: Tensor, n: int) -> Tensor:
     return x * sorted([3, n, 8])[1]
 

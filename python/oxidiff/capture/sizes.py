@@ -597,6 +597,8 @@ def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [v for v in below if v > 1]
     yield [value + 64 * k for k in (1, 3, 7)]
     yield [value - 64 * k for k in (1, 2, 3) if value > 64 * k + 1]
+    # A few tokens, of at most some dozens: a short table of positions.
+    yield [value + index + k for k in (3, 7, 12)]
 
 
 def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:
