@@ -27,8 +27,8 @@ HALF_ERROR_RATIO = 1.25
 """Promised for 16-bit models: the error against f64, over eager's own."""
 HALF_INPUTS = 5
 """Inputs of an autoencoder in 16 bits: of the few pixels of one, both errors are as random as rounding is."""
-UNSTORED = ("bria-fibo2", "z-image", "hidream")
-"""What is captured anew at each start: a table that an object which is no module makes at its first call, or pieces."""
+UNSTORED = ("hidream",)
+"""What is captured anew at each start: pieces."""
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 VAE_FAMILIES = {family.name: family for family in AUTOENCODERS}
 FAMILIES = {family.name: family for family in (*UNETS, *VAES, *IMAGES, *VIDEOS, *ENCODERS)}

@@ -126,6 +126,55 @@ class AsksWhetherOne(nn.Module):
         return x * (2 if states is x else 3) + states
 
 
+class Positions:
+    """No module: makes its tables when it is first asked."""
+
+    def __init__(self, base: float) -> None:
+        self.base = base
+        self.tables: list[torch.Tensor] | None = None
+
+    def __call__(self, length: int) -> torch.Tensor:
+        if self.tables is None:
+            self.tables = [torch.arange(64.0)[:, None] * self.base, torch.ones(64, 1)]
+        return self.tables[0][:length] + self.tables[1][:length]
+
+
+class AsksPositions(nn.Module):
+    def __init__(self, base: float = 2.0) -> None:
+        super().__init__()
+        self.positions = Positions(base)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.positions(x.shape[1])
+
+
+@torch.no_grad()
+def test_tables_that_an_object_makes_at_the_first_call_are_weights() -> None:
+    expected = torch.arange(5.0)[:, None] * 2 + 1 + torch.ones(2, 5, 3)
+    # The first call keeps the tables, in eager: what it would be captured as is not what later ones are.
+    for captures in (2, 1):
+        module = AsksPositions()
+        compiled: Any = oxidiff.compile(module)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(2, 5, 3)), expected)
+        report = oxidiff.report(compiled)
+        assert (report.captures, report.eager_calls) == (captures, 1)
+        assert module.positions.tables is not None
+        module.positions.tables[0] = torch.full((64, 1), 7.0)
+        torch.testing.assert_close(compiled(torch.ones(2, 5, 3)), torch.full((2, 5, 3), 9.0))
+        module.positions.tables[1].zero_()
+        torch.testing.assert_close(compiled(torch.ones(2, 4, 3)), torch.full((2, 4, 3), 8.0))
+        assert oxidiff.report(compiled).captures == captures, "as weights do"
+        del module, compiled, report
+        gc.collect()
+    module = AsksPositions(3.0)
+    other: Any = oxidiff.compile(module)
+    for _ in range(2):
+        torch.testing.assert_close(other(torch.ones(2, 5, 3)), torch.arange(5.0)[:, None] * 3 + 1 + torch.ones(2, 5, 3))
+    assert module.positions.tables is not None and module.positions.tables[0].max() == 189
+
+
 @torch.no_grad()
 def test_graphs_of_one_tensor_and_of_two_are_told_apart_in_the_cache() -> None:
     x, y = torch.ones(2, 3), torch.ones(2, 3)

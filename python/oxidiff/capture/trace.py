@@ -30,7 +30,7 @@ import traceback
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -49,7 +49,7 @@ from .guards import Ledger, plain
 from .meta import META_DEVICE, RULES
 from .objects import taken_apart
 from .signature import PLAIN_TENSORS, Answer, Number, Place, Question, Written
-from .weights import WeightIndex, WeightSlot
+from .weights import OBJECTS_DEEP, WeightIndex, WeightSlot, is_plain_object
 
 __all__ = [
     "CHANGED",
@@ -1451,7 +1451,7 @@ def _following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
 
         return method
 
-    outer, modes, imported = _current, _Modes(), set(sys.modules)
+    outer, modes, imported = _current, _Modes(), len(sys.modules)
     noted = noting(register), noting(add), noting(delete)
     try:
         _current = recorder
@@ -1473,18 +1473,19 @@ def _following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
         _take_back(list(stood_in), imported)
 
 
-def _take_back(ours: Sequence[tuple[Any, Any]], imported: Collection[str]) -> None:
+def _take_back(ours: Sequence[tuple[Any, Any]], imported: int) -> None:
     """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
     torch's imports Dynamo, which could compile nothing that makes a module from then on.
 
     Args:
         ours: What stood in a method's place, and the method.
-        imported: The names of the modules that were there before.
+        imported: How many modules there were before.
     """
-    if len(sys.modules) == len(imported):
+    if len(sys.modules) == imported:
         return
     methods = {id(stand_in): method for stand_in, method in ours}
-    for space in [module.__dict__ for name, module in list(sys.modules.items()) if name not in imported]:
+    # Those that were there before have none: to tell which they are, each trace would list thousands of names.
+    for space in [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]:
         for name, value in list(space.items()):
             if id(value) in methods:
                 space[name] = methods[id(value)]
@@ -1831,20 +1832,12 @@ def _is_made(value: Any, depth: int = 6) -> bool:
         inner: Iterable[Any] = value.values()
     elif isinstance(value, (tuple, list, set)):
         inner = value
-    elif _is_plain_object(type(value)):
+    elif is_plain_object(type(value)):
         inner = vars(value).values()
     else:
         return False
     # Records may hold each other.
     return depth > 0 and any(_is_made(item, depth - 1) for item in list(inner))
-
-
-_NOT_OWN = frozenset(("torch", "builtins", __name__.partition(".")[0], *sys.stdlib_module_names))
-"""Packages whose objects keep nothing that a forward would make."""
-
-
-_OBJECTS_DEEP = 3
-"""As deep as a module's structure is watched."""
 
 
 class _Cells(MutableMapping[str, Any]):
@@ -1879,7 +1872,7 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
     functions that modules hold: a label, what they are of, and the table."""
     seen: set[int] = set()
     waiting = [
-        (f"{path}.{name}" if path else name, value, _OBJECTS_DEEP)
+        (f"{path}.{name}" if path else name, value, OBJECTS_DEEP)
         for path, module in modules
         for name, value in module.__dict__.items()
         if name not in _OF_MODULES
@@ -1891,7 +1884,7 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
             if value.__closure__:
                 seen.add(id(value))
                 yield label, value, _Cells(value)
-        elif _is_plain_object(type(value)):
+        elif is_plain_object(type(value)):
             seen.add(id(value))
             yield label, value, value.__dict__
             if depth > 1:
@@ -1920,7 +1913,7 @@ def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
             if id(value.__dict__) in tables:
                 return True
             continue
-        if _is_plain_object(type(value)):
+        if is_plain_object(type(value)):
             value = value.__dict__
         if not isinstance(value, (*_CONTAINERS, tuple)) or id(value) in seen:
             continue
@@ -1930,13 +1923,6 @@ def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
         if len(waiting) < _MAX_NESTED:
             waiting += [v for v in (value.values() if isinstance(value, dict) else value) if not isinstance(v, _PLAIN)]
     return False
-
-
-def _is_plain_object(kind: type) -> bool:
-    """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
-    if kind.__dictoffset__ == 0 or issubclass(kind, (type, dict, list, tuple, torch.nn.Module, Tensor)):
-        return False
-    return kind.__module__.partition(".")[0] not in _NOT_OWN
 
 
 def _is_foreign(cache: Any) -> bool:

@@ -1,12 +1,13 @@
 """Where the tensors come from that a traced program uses but was not passed.
 
 Parameters and buffers go by their fully qualified name, tied ones by the first. A plain tensor kept as an attribute of a
-module (also inside a list, tuple or dict there) goes by the attribute's path and is bound like a weight. A tensor found
-nowhere, such as one in a closure or an ``lru_cache``, is held by reference.
+module (also inside a list, tuple, dict or object there) goes by the attribute's path and is bound like a weight. A tensor
+found nowhere, such as one in a closure or an ``lru_cache``, is held by reference.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,33 @@ from torch import Tensor
 from ..adapters import adapter_class, named_modules, walk
 from .meta import META_DEVICE
 
-__all__ = ["FLOAT8", "WeightIndex", "WeightSlot", "as_stored"]
+__all__ = ["FLOAT8", "OBJECTS_DEEP", "Member", "WeightIndex", "WeightSlot", "as_stored", "is_plain_object"]
 
 FLOAT8: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}
 """Floats of 8 bits, values of which are bytes in programs: how many bits are the fraction, and the bias of the exponent."""
+
+OBJECTS_DEEP = 3
+"""As deep as a module's structure is watched: objects, lists and dictionaries inside of each other."""
+
+_NOT_OWN = frozenset(("torch", "builtins", __name__.partition(".")[0], *sys.stdlib_module_names))
+"""Packages whose objects keep nothing that a forward would make."""
+
+
+def is_plain_object(kind: type) -> bool:
+    """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
+    if kind.__dictoffset__ == 0 or issubclass(kind, (type, dict, list, tuple, torch.nn.Module, Tensor)):
+        return False
+    return kind.__module__.partition(".")[0] not in _NOT_OWN
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The key of an attribute of an object that is no module."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f".{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +52,11 @@ class WeightSlot:
     """One tensor a graph is bound to.
 
     Attributes:
-        name: Fully qualified name; with ``[key]`` parts for a tensor in a container.
+        name: Fully qualified name; with ``[key]`` parts for a tensor in a container, ``.name`` for one in an object.
         kind: ``"parameter"``, ``"buffer"``, ``"attribute"`` or ``"captured"``.
         module: Path of the holding module (``""`` is the root).
         attribute: The name under which the module holds it.
-        keys: Indices and keys that lead from the attribute to the tensor.
+        keys: Indices, keys and members that lead from the attribute to the tensor.
         tensor: The tensor itself, for ``"captured"`` only.
     """
 
@@ -61,7 +85,7 @@ class WeightSlot:
         holder = root.get_submodule(self.module) if modules is None else modules[self.module]
         value: Any = getattr(holder, self.attribute)
         for key in self.keys:
-            value = value[key]
+            value = value.__dict__[key.name] if isinstance(key, Member) else value[key]
         if not isinstance(value, Tensor):
             raise TypeError(f"{self.name} is no tensor any more but {type(value).__name__}")
         return value
@@ -174,11 +198,11 @@ class WeightIndex:
             for key, value in module.__dict__.items():
                 if key in ("_parameters", "_buffers", "_modules"):
                     continue
-                for keys, tensor in _tensors_in(value, 2):
+                for keys, tensor in _tensors_in(value, OBJECTS_DEEP):
                     if id(tensor) not in seen:
                         seen.add(id(tensor))
                         self._held.append(tensor)
-                        name = prefix + key + "".join(f"[{k!r}]" for k in keys)
+                        name = prefix + key + "".join(map(str, (k if isinstance(k, Member) else [k] for k in keys)))
                         yield id(tensor), WeightSlot(name, "attribute", path, key, keys)
 
 
@@ -193,3 +217,7 @@ def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tenso
         for k, item in value.items():
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (k, *keys), tensor
+    elif depth and is_plain_object(type(value)):
+        for name, item in value.__dict__.items():
+            for keys, tensor in _tensors_in(item, depth - 1):
+                yield (Member(name), *keys), tensor

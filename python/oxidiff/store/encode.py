@@ -32,7 +32,7 @@ from ..capture.objects import Made, fits
 from ..capture.signature import Place
 from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
 from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
-from ..capture.weights import WeightSlot
+from ..capture.weights import Member, WeightSlot
 from ..errors import ArtifactError
 
 __all__ = [
@@ -481,9 +481,10 @@ def encode_slot(slot: WeightSlot) -> Data:
     Raises:
         UnstorableError: Only this process can find it.
     """
-    if not all(type(key) in (int, str) for key in slot.keys):
+    if not all(type(key) in (int, str, Member) for key in slot.keys):
         raise UnstorableError(f"{slot.name} is found by a key that is neither text nor number")
-    return [slot.name, slot.kind, slot.module, slot.attribute, slot.keys]
+    keys = [[key.name] if isinstance(key, Member) else key for key in slot.keys]
+    return [slot.name, slot.kind, slot.module, slot.attribute, keys]
 
 
 def _encode_classes(graph: CapturedGraph) -> dict[str, Data]:
@@ -682,8 +683,9 @@ def decode_slot(data: Data) -> WeightSlot:
     """Where a weight is found; for use within :func:`decoding`."""
     name, kind, module, attribute, keys = data
     check(kind in ("parameter", "buffer", "attribute"), f"a weight of kind {kind!r}")
-    check(all(type(key) in (int, str) for key in keys), f"the keys of weight {name}")
-    return WeightSlot(as_text(name), kind, as_text(module), as_text(attribute), tuple(keys))
+    found = [Member(as_text(*key)) if type(key) is list else key for key in keys]
+    check(all(type(key) in (int, str, Member) for key in found), f"the keys of weight {name}")
+    return WeightSlot(as_text(name), kind, as_text(module), as_text(attribute), tuple(found))
 
 
 def _decode_plan(data: Data) -> SizePlan:
