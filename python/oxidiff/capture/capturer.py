@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -41,6 +41,7 @@ from .signature import (
     written,
 )
 from .sizes import (
+    FRAMES_STEP,
     HELD_OUT,
     PATCHES,
     RESIDUES,
@@ -260,6 +261,24 @@ class Capturer:
 
 class _Disagreement(Exception):
     """Traces at two points are not of the same program."""
+
+
+_MANY_ALIKE = 4
+"""So many symbols of one kind are tried together before each is tried alone."""
+
+
+def _are_halved_alike(symbols: Sequence[Symbol], values: Sequence[Sequence[Number]]) -> bool:
+    """Whether the values of sizes of images differ from the symbols' own by multiples of what they are mostly halved by."""
+    edges = [(s.value, found) for s, found in zip(symbols, values, strict=True) if s.role == "spatial"]
+    return all((v - value) % FRAMES_STEP == 0 for value, found in edges for v in found)
+
+
+def _alike(symbols: Sequence[Symbol]) -> Iterable[list[Symbol]]:
+    """Symbols of one place in tensors, such as the heights of several."""
+    places: dict[str, list[Symbol]] = {}
+    for symbol in symbols:
+        places.setdefault(symbol.name.rstrip("0123456789"), []).append(symbol)
+    return places.values()
 
 
 class _Session:
@@ -495,7 +514,7 @@ class _Session:
 
     def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
         """The base trace and three more at other values of every symbol, all of the same program."""
-        for attempt in range(3):
+        for attempt in range(4):
             if not self.plan.symbols:
                 break
             records, points = [base], [self.point()]
@@ -515,6 +534,10 @@ class _Session:
                 self.drop_area()
             elif attempt == 0:
                 self.try_each_symbol(base)
+            elif attempt == 1:
+                # All of them at once may be so much that a model does it in several goes.
+                for first, *_ in _alike(self.plan.symbols):
+                    self.is_free(base, [first], is_small=True)
             else:
                 self.fix_all()
         return [base], [self.point()]
@@ -550,8 +573,18 @@ class _Session:
         return [s for s in self.plan.symbols if s.limit]
 
     def bound_symbols(self, base: Trace, symbols: Sequence[Symbol]) -> list[Symbol]:
-        """Those of these symbols that are not free alone; values for the others are chosen."""
-        return [s for s in symbols if not self.is_free(base, [s])]
+        """Those of these symbols that are not free alone; values for the others are chosen. Where one place of many tensors
+        has a symbol each beside the first one's, as in the caches of a video, these are tried together first."""
+        bound: list[Symbol] = []
+        for first, *others in _alike(symbols):
+            is_bound = not self.is_free(base, [first])
+            bound += [first] * is_bound
+            if len(others) >= _MANY_ALIKE and self.is_free(base, others):
+                continue
+            # Channels mostly, of which no number but their own is right.
+            sets = 1 if is_bound and len(others) >= _MANY_ALIKE else None
+            bound += [s for s in others if not self.is_free(base, [s], sets=sets)]
+        return sorted(bound, key=symbols.index)
 
     def try_ties(self, base: Trace, bound: Sequence[Symbol]) -> Set[str]:
         """Lets symbols that are not free alone follow from others, which are free then: all their names, none if there is
@@ -565,10 +598,21 @@ class _Session:
         self.plan = untied
         return frozenset()
 
-    def is_free(self, base: Trace, symbols: Sequence[Symbol]) -> bool:
-        """Whether there are values of these symbols, together, at which the program is the same; chooses them."""
+    def is_free(self, base: Trace, symbols: Sequence[Symbol], is_small: bool = False, sets: int | None = None) -> bool:
+        """Whether there are values of these symbols, together, at which the program is the same; chooses them.
+
+        Args:
+            base: The trace of the call.
+            symbols: The symbols.
+            is_small: Whether the smallest of those that are halved as often are tried first.
+            sets: How many sets of values are tried; all if ``None``.
+        """
         here = self.point()
-        for values in zip(*(candidates(s, self.order[s.name]) for s in symbols), strict=False):
+        tried: Iterable[tuple[tuple[Number, ...], ...]]
+        tried = zip(*(candidates(s, self.order[s.name]) for s in symbols), strict=False)
+        if is_small:
+            tried = sorted(tried, key=lambda found: (not _are_halved_alike(symbols, found), max(map(max, found))))
+        for values in itertools.islice(tried, sets):
             # The extremes decide mostly: a limit that one of them exceeds shows first.
             first, *others, last = zip(*map(sorted, values), strict=True)
             points = [dict(zip([s.name for s in symbols], row, strict=True)) for row in (last, first, *others)]
