@@ -597,8 +597,9 @@ def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [v for v in below if v > 1]
     yield [value + 64 * k for k in (1, 3, 7)]
     yield [value - 64 * k for k in (1, 2, 3) if value > 64 * k + 1]
-    # A few tokens, of at most some dozens: a short table of positions.
-    yield [value + index + k for k in (3, 7, 12)]
+    if value < 9:
+        # Of at most some dozens, as a table of positions has. Padding to multiples of 32 shows.
+        yield [value + index + k for k in (11, 29, 43)]
 
 
 def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:
