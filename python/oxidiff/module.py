@@ -234,7 +234,6 @@ class _Function(Reading):
 _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
 _live: weakref.WeakKeyDictionary[type, weakref.WeakSet[Dispatcher]] = weakref.WeakKeyDictionary()
 """Of each class that was made, the states of its instances."""
-_module_call = nn.Module.__call__
 _global_hooks = tuple(
     getattr(nn.modules.module, name)
     for name in (

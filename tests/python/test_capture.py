@@ -14,6 +14,7 @@ from torch import nn
 
 from oxidiff import testing
 from oxidiff.capture import CaptureError, Capturer, Dim, Ref, capture, is_tracing
+from oxidiff.capture import trace as tracing
 from oxidiff.capture.graph import number_at
 
 
@@ -757,6 +758,66 @@ def test_global_state_is_as_before(net):
     assert not is_tracing()
     assert not any(p.is_meta for p in net.parameters())
     assert not any(p.grad_fn for p in net.parameters())
+
+
+METHODS = ("__call__", "__setattr__", "__init__", "register_parameter", "add_module", "__delattr__")
+
+
+def methods_of_modules():
+    return [getattr(nn.Module, name) for name in METHODS]
+
+
+def test_methods_of_modules_are_replaced_once_for_a_capture(net, monkeypatch):
+    """Each time goes through all classes of modules there are."""
+    own, made, begun = methods_of_modules(), [], []
+    make, begin = tracing._stand_ins_of, tracing._following.begin
+    monkeypatch.setattr(tracing, "_stand_ins_of", lambda *methods: made.append(methods) or make(*methods))
+    monkeypatch.setattr(tracing._following, "begin", lambda: begun.append(begin()))
+    capture(net, (image(),))
+    assert made == [tuple(own)]
+    assert len(begun) > 3
+    assert methods_of_modules() == own
+    with pytest.raises(CaptureError):
+        capture(Failing(), (image(),))
+    assert methods_of_modules() == own
+
+
+def test_captures_of_two_threads_keep_what_stands_in_for_methods(net):
+    own, seen = methods_of_modules(), []
+    inner, outer = tracing.following(), tracing.following()
+    with outer:
+        with inner:
+            capture(net, (image(),))
+            assert methods_of_modules() != own
+        # Whoever began last is not who needs it last.
+        seen.append(methods_of_modules())
+        assert nn.Linear(2, 3)(torch.ones(1, 2)).shape == (1, 3)
+    assert seen[0] != own and methods_of_modules() == own
+
+
+def test_an_interrupt_at_the_end_of_a_capture_leaves_nothing(net, monkeypatch):
+    own = methods_of_modules()
+
+    class Interrupted:
+        """A lock that is taken at the second attempt."""
+
+        def __init__(self):
+            self.lock, self.count = tracing._lock, 0
+
+        def __enter__(self):
+            self.count += 1
+            if self.count == 1:
+                raise KeyboardInterrupt
+            return self.lock.__enter__()
+
+        def __exit__(self, *args):
+            return self.lock.__exit__(*args)
+
+    with pytest.raises(KeyboardInterrupt), tracing.following():
+        capture(net, (image(),))
+        monkeypatch.setattr(tracing, "_lock", interrupted := Interrupted())
+    assert interrupted.count == 2
+    assert methods_of_modules() == own and not tracing._following.holders
 
 
 def test_other_threads_are_not_traced(net):

@@ -70,7 +70,7 @@ from .sizes import (
     ties,
 )
 from .stages import Stage, cut
-from .trace import ChangedError, LongerError, Trace, passed, trace
+from .trace import ChangedError, LongerError, Trace, following, passed, trace
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -162,11 +162,13 @@ class Capturer:
         return call
 
     @_recording
+    @following()
     def capture(self, call: Call) -> CapturedGraph:
         """Captures the program of ``call``; see :func:`capture`."""
         return self._captured(call)
 
     @_recording
+    @following()
     def lowered(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, LoweredGraph]:
         """Captures the program of ``call`` and lowers it. A size that the compiler must know becomes a constant.
 
@@ -181,6 +183,7 @@ class Capturer:
         return self._fixing(call, lambda graph: lower(graph, make_builder()))
 
     @_recording
+    @following()
     def staged(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, list[Stage]]:
         """As :meth:`lowered`, for a graph with ops that the compiler does not know: cut at these.
 
@@ -214,6 +217,7 @@ class Capturer:
         return graph
 
     @_recording
+    @following()
     def extend(self, graph: CapturedGraph, call: Call) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
 

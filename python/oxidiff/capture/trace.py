@@ -69,6 +69,7 @@ __all__ = [
     "Keyword",
     "Trace",
     "first_of",
+    "following",
     "is_tracing",
     "leads_to",
     "passed",
@@ -224,10 +225,6 @@ class Trace:
 _lock = threading.RLock()
 _current: Recorder | None = None
 
-if hasattr(os, "register_at_fork"):
-    # A process forks between traces: what they replace meanwhile, and the garbage collector, are as always in the child.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-
 
 def passed(place: int, number: Number) -> Number:
     """What a program that is being traced is passed for the number at this place among the sizes of its call."""
@@ -297,6 +294,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the program may be another since."""
         self.made: set[int] = set()
         """Ids of modules that `forward` makes."""
+        self.adapters = _Adapters(self)
         self.stranger: StrangerError | None = None
         self.has_doubles = False
         self.held: Set[int] = frozenset()
@@ -626,7 +624,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def close(self) -> None:
         """Lets go of the module: whatever holds the recorder no longer holds that."""
         self.trace.ledger.is_open = False
-        del self.aliases, self.weights
+        del self.aliases, self.weights, self.adapters
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
@@ -1399,96 +1397,171 @@ class _Adapters:
         return method
 
 
-def _following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
-    """What ``run`` gives, with ``recorder.path`` kept at the submodule that is running."""
-    global _current
-    kind: Any = torch.nn.Module
-    original, set_original, make = kind.__call__, kind.__setattr__, kind.__init__
-    register, add, delete = kind.register_parameter, kind.add_module, kind.__delattr__
-    paths = recorder.weights.paths
-    thread = recorder.thread
-    adapters = _Adapters(recorder)
+class _Following:
+    """What stands in for methods of ``nn.Module`` so that a trace notices what its thread does with modules; other threads,
+    and everybody between traces, get the methods themselves.
 
-    @functools.wraps(original)
+    To put something in their place goes through all classes of modules there are: ten milliseconds where all of diffusers is
+    imported. So it stays while someone holds it, as a capture of many traces does. Written under the lock of traces.
+    """
+
+    def __init__(self) -> None:
+        self.holders: set[object] = set()
+        self.own: tuple[Any, ...] | None = None
+        """The methods that are stood in for: ``_METHODS``, in this order."""
+        self._stand_ins: tuple[Any, ...] = ()
+        self._imported = 0
+
+    def begin(self) -> None:
+        """Puts everything in its place, if it is not there."""
+        if self.own is not None:
+            return
+        kind: Any = torch.nn.Module
+        own = tuple([getattr(kind, name) for name in _METHODS])
+        self._stand_ins = stand_ins = _stand_ins_of(*own)
+        self._imported = len(sys.modules)
+        self.own = own
+        kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
+        kind.register_parameter, kind.add_module, kind.__delattr__ = stand_ins[3:]
+
+    def take_back(self) -> None:
+        """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
+        torch's imports Dynamo, which could compile nothing that makes a module from then on."""
+        if len(sys.modules) == self._imported or self.own is not None:
+            return
+        # Those that were there before have none: to tell which they are, each trace would list thousands of names.
+        self._imported = len(sys.modules)
+        names = {id(stand_in): name for stand_in, name in zip(self._stand_ins, _METHODS, strict=False)}
+        for space in [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]:
+            for name, value in list(space.items()):
+                if id(value) in names:
+                    space[name] = getattr(torch.nn.Module, names[id(value)])
+
+
+_METHODS = ("__call__", "__setattr__", "__init__", "register_parameter", "add_module", "__delattr__")
+_following = _Following()
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """Keeps what traces need in its place from one to the next; for a capture."""
+    holder, kind = object(), torch.nn.Module
+    interrupt: KeyboardInterrupt | None = None
+    is_held = True
+    try:
+        with _lock:
+            _following.holders.add(holder)
+        yield
+    finally:
+        while is_held:
+            try:
+                with _lock:
+                    _following.holders.discard(holder)
+                    if not _following.holders and _following.own is not None and _current is None:
+                        _put_back_methods(kind)
+                    is_held = False
+                _following.take_back()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+
+def _put_back_methods(kind: Any) -> None:
+    own = _following.own
+    if own is not None:
+        kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
+        kind.register_parameter, kind.add_module, kind.__delattr__ = own[3:]
+        _following.own = None
+
+
+def _forked() -> None:
+    """In a child no other thread captures anything."""
+    _put_back_methods(torch.nn.Module)
+    _following.holders.clear()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    # A process forks between traces: what they replace meanwhile, and the garbage collector, are as always in the child.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)
+
+
+def _stand_ins_of(own: Any, set_own: Any, make: Any, *writes: Any) -> tuple[Any, ...]:
+    """What stands in for methods of ``nn.Module``."""
+
+    @functools.wraps(own)
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(self, *args, **kwargs)
+        recorder = _current
+        if recorder is None or threading.get_ident() != recorder.thread:
+            return own(self, *args, **kwargs)
         before = recorder.path
-        if adapters.bases:
-            self = adapters.called(self, args, kwargs)
+        if recorder.adapters.bases:
+            self = recorder.adapters.called(self, args, kwargs)
+        paths = recorder.weights.paths
         if id(self) not in paths:
             recorder.check_known(self)
         recorder.path = paths.get(id(self), before)
         if "_diffusers_hook" in self.__dict__ and (dtype := casting(self)) is not None:
             self = cast_weights(self, dtype)
-        result = original(self, *args, **kwargs)
+        result = own(self, *args, **kwargs)
         # Not in a `finally`: after an exception the path says where it was raised.
         recorder.path = before
         return result
 
-    @functools.wraps(set_original)
+    @functools.wraps(set_own)
     def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
-        if threading.get_ident() != thread:
+        recorder = _current
+        if recorder is None:
+            pass
+        elif threading.get_ident() != recorder.thread:
             recorder.foreign.add((id(self), name))
             # Tensors change no program.
             recorder.is_disturbed |= not isinstance(value, Tensor)
         else:
             recorder.own.add((id(self), name))
-        set_original(self, name, value)
+        set_own(self, name, value)
 
     @functools.wraps(make)
     def initialize(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() == thread:
+        recorder = _current
+        if recorder is not None and threading.get_ident() == recorder.thread:
             recorder.made.add(id(self))
         make(self, *args, **kwargs)
 
     def noting(write: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(write)
         def method(self: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
-            if threading.get_ident() == thread:
+            recorder = _current
+            if recorder is not None and threading.get_ident() == recorder.thread:
                 recorder.own.add((id(self), name))
             write(self, name, *args, **kwargs)
 
         return method
 
-    outer, modes, imported = _current, _Modes(), len(sys.modules)
-    noted = noting(register), noting(add), noting(delete)
+    return (call, set_attribute, initialize, *map(noting, writes))
+
+
+def _following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives, with ``recorder.path`` kept at the submodule that is running."""
+    global _current
+    kind: Any = torch.nn.Module
+    outer, modes = _current, _Modes()
     try:
+        _following.begin()
         _current = recorder
-        kind.__call__, kind.__setattr__, kind.__init__ = call, set_attribute, initialize
-        kind.register_parameter, kind.add_module, kind.__delattr__ = noted
-        with adapters.watched():
+        with recorder.adapters.watched():
             return run()
     finally:
         # No call before all is back: an interrupt comes after one.
-        kind.__call__, kind.__setattr__, kind.__init__ = original, set_original, make
-        kind.register_parameter, kind.add_module, kind.__delattr__ = register, add, delete
         _current = outer
+        if not _following.holders and outer is None:
+            if (own := _following.own) is not None:
+                kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
+                kind.register_parameter, kind.add_module, kind.__delattr__ = own[3:]
+                _following.own = None
         modes.put_back(recorder)
-        stood_in = zip(
-            (call, set_attribute, initialize, *noted),
-            (original, set_original, make, register, add, delete),
-            strict=True,
-        )
-        _take_back(list(stood_in), imported)
-
-
-def _take_back(ours: Sequence[tuple[Any, Any]], imported: int) -> None:
-    """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
-    torch's imports Dynamo, which could compile nothing that makes a module from then on.
-
-    Args:
-        ours: What stood in a method's place, and the method.
-        imported: How many modules there were before.
-    """
-    if len(sys.modules) == imported:
-        return
-    methods = {id(stand_in): method for stand_in, method in ours}
-    # Those that were there before have none: to tell which they are, each trace would list thousands of names.
-    for space in [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]:
-        for name, value in list(space.items()):
-            if id(value) in methods:
-                space[name] = methods[id(value)]
+        _following.take_back()
 
 
 class _Modes:
