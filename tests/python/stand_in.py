@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import os
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -31,20 +34,11 @@ class NoCompilerError(Exception):
     """There is no g++, or it does not compile what it is given."""
 
 
-def _build(library: Path, source: Path, *options: str) -> None:
-    command = [
-        "g++",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-fwrapv",
-        "-w",
-        *options,
-        "-o",
-        str(library),
-        str(source),
-        "-ldl",
-    ]
+_KERNEL = ("-O1", "-fno-gnu-unique")
+"""How kernels are compiled."""
+
+
+def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -53,11 +47,46 @@ def _build(library: Path, source: Path, *options: str) -> None:
         raise NoCompilerError(done.stderr[:4000])
 
 
+@functools.cache
+def _kept() -> Path:
+    """Where g++'s results are kept for the next process: a folder for each state of the sources, which `cargo clean`
+    removes."""
+    state = hashlib.sha256(Path(__file__).read_bytes())
+    for file in sorted((_ROOT / "tests/cuda").iterdir()):
+        if file.is_file():
+            state.update(file.read_bytes())
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or _ROOT / "target")
+    folder = target / "tmp/emulator" / f"python-{state.hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _build(made: Path, source: Path, *options: str) -> Path:
+    """What g++ makes of ``source``, unless an earlier process has made it. Several may make it at once: it comes by a
+    rename."""
+    if not made.exists():
+        making = made.with_name(f"{made.name}.{os.getpid()}-{threading.get_ident()}")
+        libraries = ("-ldl",) if "-shared" in options else ()
+        _run(["g++", "-std=c++17", "-fPIC", "-fwrapv", "-w", *options, "-o", str(making), str(source), *libraries])
+        making.rename(made)
+    return made
+
+
 def driver(folder: Path, *options: str) -> Path:
     """The stand-in driver, under the name that the driver has."""
+    name = hashlib.sha256(repr(options).encode()).hexdigest()[:16]
+    options = ("-shared", "-O1", "-Wl,-soname,libcuda.so.1", *options)
+    made = _build(_kept() / f"driver-{name}.so", _ROOT / "tests/cuda/fake_driver.cpp", *options)
     library = folder / "libcuda.so.1"
-    _build(library, _ROOT / "tests/cuda/fake_driver.cpp", "-O1", "-Wl,-soname,libcuda.so.1", *options)
+    shutil.copy(made, library)
     return library
+
+
+@functools.cache
+def _shim() -> Path:
+    """What to include for `shim.h`: beside it lies what g++ made of it before, which it reads instead."""
+    compiled = _build(_kept() / "shim.h.gch", _ROOT / "tests/cuda/shim.h", *_KERNEL, "-x", "c++-header")
+    return compiled.with_suffix("")
 
 
 _folder = tempfile.TemporaryDirectory()
@@ -183,15 +212,16 @@ class StandIn:
         return current.value
 
     def _compile(self, source: str, arch: int) -> bytes:
+        text = self._host_source(source)
+        made = _kept() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-            file, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-            file.write_text(self._host_source(source))
-            _build(library, file, "-O1", "-fno-gnu-unique")
-            return library.read_bytes()
+            file = Path(folder, "kernels.cpp")
+            file.write_text(text)
+            return _build(made, file, "-shared", *_KERNEL, "-include", str(_shim())).read_bytes()
 
     def _host_source(self, source: str) -> str:
         """Kernel text as C++: the shim in place of the prelude's device part, and a door to each entry point."""
-        text = [f'#include "{_ROOT / "tests/cuda/shim.h"}"', source.replace(self._device_part, "")]
+        text = [source.replace(self._device_part, "")]
         for line in re.findall(r'^extern "C" __global__ .*', source, re.MULTILINE):
             head, params = line.split(") {")[0].rsplit("(", 1)
             name = head.rsplit(" ", 1)[1]
