@@ -94,6 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (oxidiff.Error, OSError, ValueError) as error:
         print(f"oxidiff: {error}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has a class of its own for GPUs alone.
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate" not in str(error):
+            raise
+        print(f"oxidiff: there is not enough memory for it: {error}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import oxidiff
 from nets import Net, assert_close, image
 from oxidiff import CompileOptions
+from oxidiff.__main__ import main
 from oxidiff.options import parse_bytes
 
 
@@ -319,8 +320,6 @@ def test_variables_hold_from_their_first_use_on() -> None:
 
 
 def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from oxidiff.__main__ import main
-
     assert main(["doctor"]) in (0, 1)
     shown = capsys.readouterr().out
     for word in ("torch", "cpu", "changes of a module", "OXIDIFF_DEBUG"):
@@ -330,6 +329,23 @@ def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compiled" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["bench", "no-such-model"])
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_a_model_that_does_not_fit_into_memory_is_an_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # Petabytes: more than an address space has.
+    assert main([command, "sd15-unet", "--tiny", "--batch", str(10**12)]) == 1
+    assert "there is not enough memory for it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_an_error_of_a_model_is_no_lack_of_memory(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> Any:
+        raise RuntimeError("another one")
+
+    monkeypatch.setattr("oxidiff.testing.example_inputs", fails)
+    with pytest.raises(RuntimeError, match="another one"):
+        main([command, "sd15-unet", "--tiny"])
 
 
 @pytest.mark.parametrize(
@@ -344,8 +360,6 @@ def test_doctor_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_argument_is_named(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from oxidiff.__main__ import main
-
     try:
         status = main(arguments.split())
     except SystemExit as stop:
@@ -367,8 +381,6 @@ def test_a_reader_that_has_seen_enough() -> None:
 
 
 def test_bench_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from oxidiff.__main__ import main
-
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch, oxidiff\n"

@@ -218,6 +218,6 @@ def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tenso
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (k, *keys), tensor
     elif depth and is_plain_object(type(value)):
-        for name, item in value.__dict__.items():
+        for name, item in list(value.__dict__.items()):
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (Member(name), *keys), tensor
