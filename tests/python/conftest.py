@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -25,29 +24,23 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _libraries_are_there() -> None:
+def _libraries_are_not_garbage() -> None:
+    """What the libraries hold is there to stay: without it a collection takes a millisecond, not a hundred."""
     import diffusers.models
     import transformers.models
 
     import oxidiff
 
     assert diffusers.models and transformers.models and oxidiff
-
-
-_imported = 0
-"""How many modules there were when what they hold was last set aside."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """A module of an earlier test that is still alive, in a cycle of the library that it came from, would share its
-    programs with those of the next test. What the libraries hold is there to stay: without it a collection takes a
-    millisecond, not two hundred."""
-    global _imported
+    programs with those of the next test."""
     gc.collect()
-    if len(sys.modules) != _imported:
-        _imported = len(sys.modules)
-        gc.freeze()
     yield
 
 
