@@ -11,7 +11,8 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(VENV)/bin
 GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 NATIVE := python/oxidiff/_native.abi3.so
-CLIPPY := $(CARGO) clippy --release --workspace --all-targets
+SOURCES := Cargo.toml Cargo.lock build.rs $(shell find src kernels -type f)
+CLIPPY := $(CARGO) clippy --release --workspace
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The command's own arguments, e.g. `make test-python ARGS="-k unet"`.
@@ -46,10 +47,15 @@ $(VENV)/.package-stamp: pyproject.toml $(VENV)/.demo-stamp
 
 setup: $(VENV)/.test-stamp build ## create .venv with pinned torch and tools, build the extension
 
+# The installation builds the extension, too, which a make of its own sees.
 build: $(VENV)/.package-stamp ## build the extension in release mode into python/oxidiff
+	@$(MAKE) --no-print-directory $(NATIVE)
+
+$(NATIVE): $(SOURCES)
 	$(CARGO) build --release --features python
-	@cmp --silent $(TARGET_DIR)/release/liboxidiff.so $(NATIVE) || \
-		{ cp $(TARGET_DIR)/release/liboxidiff.so $(NATIVE).new && mv $(NATIVE).new $(NATIVE); }
+	@cmp --silent $(TARGET_DIR)/release/liboxidiff.so $@ || \
+		{ cp $(TARGET_DIR)/release/liboxidiff.so $@.new && mv $@.new $@; }
+	@touch $@
 
 # --- the main job ---------------------------------------------------------------------------------------------------
 
@@ -109,8 +115,8 @@ lint: lint-rust lint-python ## formatting, clippy, ruff, mypy and the stubs of t
 
 lint-rust:
 	$(CARGO) fmt --all --check
-	$(CLIPPY) -- -D warnings
-	$(CLIPPY) --features python -- -D warnings
+	$(CLIPPY) --lib -- -D warnings
+	$(CLIPPY) --all-targets --features python -- -D warnings
 
 lint-python: $(VENV)/.test-stamp build
 	$(BIN)/ruff check
