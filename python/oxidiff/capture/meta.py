@@ -23,6 +23,7 @@ RULES: dict[Any, Rule] = {}
 
 aten = torch.ops.aten
 _empty_strided = torch.empty_strided
+_NHWC = torch.channels_last
 
 
 def _rule(*overloads: Any) -> Callable[[Rule], Rule]:
@@ -44,67 +45,39 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return _empty_strided(shape, _strides(shape), dtype=dtype, device=META_DEVICE)
 
 
+def _empty_nhwc(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    order = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return torch.empty(tuple(shape), dtype=dtype, device=META_DEVICE, memory_format=order)
+
+
 def _like(x: Tensor) -> Tensor | None:
-    if x.is_contiguous():
-        return _empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META_DEVICE)
-    strides = _dense_strides(x)
-    return None if strides is None else _empty_strided(x.shape, strides, dtype=x.dtype, device=META_DEVICE)
+    return _pointwise(x.dtype, x)
 
 
-def _dense_strides(x: Tensor) -> list[int] | None:
-    """Strides of a pointwise result: no gaps, dimensions in the order in which ``x`` has them in memory."""
-    shape, strides = x.shape, x.stride()
-    if len(set(strides)) != len(strides) or 0 in strides:
-        return None
+def _pointwise(dtype: torch.dtype, *operands: Tensor) -> Tensor | None:
+    """The result of a pointwise op, as torch's ``TensorIterator`` lays it out; ``None`` if the shapes do not fit."""
+    first = operands[0]
+    shape: Sequence[int] = first.shape
+    for x in operands:
+        if x.shape != shape:
+            broadcast = _broadcast(shape, x.shape)
+            if broadcast is None:
+                return None
+            shape = broadcast
+    if all(x.is_contiguous() for x in operands):
+        return _empty(shape, dtype)
+    strides = first.stride()
+    if all(x.shape == shape and x.stride() == strides for x in operands) and _is_dense(shape, strides):
+        return _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
+    if len(shape) == 4 and all(x.shape == shape and x.is_contiguous(memory_format=_NHWC) for x in operands):
+        return _empty_nhwc(shape, dtype)
+    order = _order_in_memory(shape, [_expanded(shape, x) for x in operands])
     out = [1] * len(shape)
     step = 1
-    for i in sorted(range(len(shape)), key=strides.__getitem__):
+    for i in order:
         out[i] = step
         step *= max(shape[i], 1)
-    return out
-
-
-@_rule(
-    aten.silu.default, aten.gelu.default, aten.sigmoid.default, aten.tanh.default, aten.exp.default, aten.sin.default,
-    aten.cos.default, aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default, aten.neg.default,
-    aten.relu.default, aten.abs.default, aten.softmax.int, aten.log.default,
-)  # fmt: skip
-def _unary(x: Tensor, *rest: Any, **kwargs: Any) -> Tensor | None:
-    # That of softmax, which may have no name.
-    has_dtype = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in rest)
-    if has_dtype or not x.dtype.is_floating_point:
-        return None
-    return _like(x)
-
-
-@_rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-def _binary(x: Any, y: Any, **_: Any) -> Tensor | None:
-    if not isinstance(y, Tensor):
-        floating = x.dtype.is_floating_point
-        return _like(x) if floating and not isinstance(y, complex) else None
-    if not isinstance(x, Tensor):
-        return None
-    if x.dtype is y.dtype:
-        dtype = x.dtype
-        if not dtype.is_floating_point:
-            return None
-    else:
-        dtype = torch.result_type(x, y)
-        if not dtype.is_floating_point:
-            return None
-    if x.shape == y.shape:
-        shape: Sequence[int] = x.shape
-        if x.stride() == y.stride() and not x.is_contiguous():
-            strides = _dense_strides(x)
-            return None if strides is None else _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
-    else:
-        broadcast = _broadcast(x.shape, y.shape)
-        if broadcast is None:
-            return None
-        shape = broadcast
-    if not (x.is_contiguous() and y.is_contiguous()):
-        return None
-    return _empty(shape, dtype)
+    return _empty_strided(shape, out, dtype=dtype, device=META_DEVICE)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
@@ -112,19 +85,189 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
         a, b = b, a
     out = list(a)
     lead = len(a) - len(b)
-    for i, size in enumerate(b):
-        have = out[lead + i]
-        if have != size:
-            if have == 1:
-                out[lead + i] = size
+    for i, size in enumerate(b, lead):
+        if out[i] != size:
+            if out[i] == 1:
+                out[i] = size
             elif size != 1:
                 return None
     return out
 
 
-@_rule(aten.pow.Tensor_Scalar, aten.rsub.Scalar, aten.add.Scalar, aten.mul.Scalar, aten.sub.Scalar, aten.div.Scalar)
-def _with_scalar(x: Tensor, other: Any, *_: Any) -> Tensor | None:
-    return _like(x) if x.dtype.is_floating_point and not isinstance(other, complex) else None
+def _expanded(shape: Sequence[int], x: Tensor) -> list[int]:
+    """The strides of ``x`` in a broadcast shape: 0 where it has one element for many."""
+    lead = len(shape) - x.dim()
+    own = zip(x.shape, x.stride(), shape[lead:], strict=True)
+    return [0] * lead + [stride if size == whole else 0 for size, stride, whole in own]
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie side by side, in whatever order of the dimensions."""
+    step = 1
+    for stride, size in sorted([(stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1]):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _order_in_memory(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+    """The dimensions of a pointwise result, the innermost first: as the first operand has any two of them that it does not
+    repeat. An insertion sort, as that of ``TensorIterator``, since the relation is none of an order."""
+    order = list(range(len(shape) - 1, -1, -1))
+    for i in range(1, len(order)):
+        at = i
+        for before in range(i - 1, -1, -1):
+            outcome = _compared(shape, strides, order[before], order[at])
+            if outcome > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif outcome < 0:
+                break
+    return order
+
+
+def _compared(shape: Sequence[int], strides: Sequence[Sequence[int]], one: int, other: int) -> int:
+    for operand in strides:
+        a, b = operand[one], operand[other]
+        if a and b:
+            if a != b:
+                return -1 if a < b else 1
+            if shape[one] > shape[other]:
+                return 1
+    return 0
+
+
+@_rule(
+    aten.silu.default, aten.gelu.default, aten.sigmoid.default, aten.tanh.default, aten.exp.default, aten.sin.default,
+    aten.cos.default, aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default, aten.log.default, aten.mish.default,
+    aten.leaky_relu.default, aten.softplus.default, aten.elu.default, aten.erf.default,
+)  # fmt: skip
+def _unary(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
+    return _like(x) if x.dtype.is_floating_point else None
+
+
+@_rule(aten.neg.default, aten.abs.default, aten.relu.default, aten.square.default)
+def _signed(x: Tensor) -> Tensor | None:
+    return None if x.dtype is torch.bool or x.dtype.is_complex else _like(x)
+
+
+@_rule(aten.clamp.default, aten.clip.default, aten.clamp_min.default, aten.clamp_max.default)
+def _clamp(x: Tensor, *limits: Any, **named: Any) -> Tensor | None:
+    given = [limit for limit in (*limits, *named.values()) if limit is not None]
+    if not given or x.dtype.is_complex or any(not isinstance(limit, (int, float)) for limit in given):
+        return None
+    if not x.dtype.is_floating_point and (x.dtype is torch.bool or any(isinstance(limit, float) for limit in given)):
+        return None
+    return _like(x)
+
+
+@_rule(aten.softmax.int)
+def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor | None:
+    if dtype is not None or not x.dtype.is_floating_point or not -x.dim() <= dim < x.dim():
+        return None
+    return _empty(x.shape, x.dtype)
+
+
+@_rule(
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar,
+    aten.rsub.Scalar, aten.maximum.default, aten.minimum.default,
+)  # fmt: skip
+def _binary(x: Any, y: Any, *alpha: Any, **named: Any) -> Tensor | None:
+    if not isinstance(x, Tensor):
+        return None
+    dtype = torch.result_type(x, y)
+    if dtype is torch.bool or ((alpha or named) and not dtype.is_floating_point):
+        return None
+    return _pointwise(dtype, x, y) if isinstance(y, Tensor) else _pointwise(dtype, x)
+
+
+@_rule(aten.rsub.Tensor)
+def _rsub(x: Tensor, y: Tensor, *alpha: Any, **named: Any) -> Tensor | None:
+    return _binary(y, x, *alpha, **named)
+
+
+@_rule(aten.div.Tensor, aten.div.Scalar)
+def _div(x: Any, y: Any) -> Tensor | None:
+    if not isinstance(x, Tensor):
+        return None
+    dtype = torch.result_type(x, y)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        dtype = torch.get_default_dtype()
+    return _pointwise(dtype, x, y) if isinstance(y, Tensor) else _pointwise(dtype, x)
+
+
+@_rule(aten.pow.Tensor_Scalar)
+def _pow(x: Tensor, exponent: Any) -> Tensor | None:
+    return _like(x) if x.dtype.is_floating_point and not isinstance(exponent, complex) else None
+
+
+@_rule(aten.pow.Scalar)
+def _scalar_pow(base: Any, exponent: Tensor) -> Tensor | None:
+    is_real = isinstance(base, (int, float)) and exponent.dtype.is_floating_point
+    return _empty(exponent.shape, exponent.dtype) if is_real else None
+
+
+@_rule(
+    aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor,
+    aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar,
+)  # fmt: skip
+def _comparison(x: Tensor, y: Any) -> Tensor | None:
+    if torch.result_type(x, y).is_complex:
+        return None
+    return _pointwise(torch.bool, x, y) if isinstance(y, Tensor) else _pointwise(torch.bool, x)
+
+
+@_rule(aten.__and__.Tensor, aten.__or__.Tensor, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor)
+def _bits(x: Tensor, y: Tensor) -> Tensor | None:
+    dtype = torch.result_type(x, y)
+    return None if dtype.is_floating_point or dtype.is_complex else _pointwise(dtype, x, y)
+
+
+@_rule(aten.bitwise_not.default)
+def _bits_not(x: Tensor) -> Tensor | None:
+    return None if x.dtype.is_floating_point or x.dtype.is_complex else _like(x)
+
+
+@_rule(aten.logical_not.default)
+def _logical_not(x: Tensor) -> Tensor | None:
+    return _pointwise(torch.bool, x)
+
+
+@_rule(aten.where.self)
+def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
+    return _pointwise(torch.result_type(x, y), condition, x, y) if condition.dtype is torch.bool else None
+
+
+@_rule(aten.addcmul.default)
+def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor | None:
+    is_alike = x.dtype is y.dtype is z.dtype and x.dtype.is_floating_point
+    return _pointwise(x.dtype, x, y, z) if is_alike else None
+
+
+@_rule(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+def _made_like(
+    x: Tensor, *_: Any, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None, **__: Any
+) -> Tensor | None:
+    if memory_format not in (None, torch.preserve_format):
+        return None
+    return _pointwise(dtype or x.dtype, x)
+
+
+@_rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def _arange(*bounds: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
+    start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if not all(type(bound) is int for bound in (start, end, step)) or step <= 0 or end < start:
+        # torch rounds otherwise where there are floats.
+        return None
+    return _empty_strided(((end - start + step - 1) // step,), (1,), dtype=dtype or torch.int64, device=META_DEVICE)
+
+
+@_rule(aten.outer.default)
+def _outer(x: Tensor, y: Tensor) -> Tensor | None:
+    if x.dim() != 1 or y.dim() != 1:
+        return None
+    return _empty((x.shape[0], y.shape[0]), torch.result_type(x, y))
 
 
 @_rule(aten.linear.default)
@@ -160,7 +303,8 @@ def _conv(
             f"a convolution of {weight.shape[1] * groups} channels (weight {list(weight.shape)}, groups {groups}) does not "
             f"fit an input of {list(x.shape)}"
         )
-    if not (x.is_contiguous() and weight.is_contiguous()):
+    # A 1x1 weight is contiguous whichever way it lies; its strides tell that it has its channels innermost.
+    if not (x.is_contiguous() and weight.is_contiguous()) or _is_nhwc(weight):
         return None
     if bias is not None and bias.dtype is not x.dtype:
         return None
@@ -187,12 +331,12 @@ def _layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | Non
     n = len(normalized_shape)
     if list(x.shape[x.dim() - n :]) != list(normalized_shape) or (weight is not None and weight.dtype is not x.dtype):
         return None
-    return _like(x)
+    return _empty(x.shape, x.dtype)
 
 
 @_rule(aten.rms_norm.default)
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, *_: Any) -> Tensor | None:
-    return _layer_norm(x, normalized_shape, weight)
+    return None if _layer_norm(x, normalized_shape, weight) is None else _by_channels(x.shape, x)
 
 
 @_rule(aten.group_norm.default)
@@ -201,15 +345,49 @@ def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, *_: An
         return None
     if weight is not None and (weight.dtype is not x.dtype or weight.shape != (x.shape[1],)):
         return None
-    return _like(x)
+    return _by_channels(x.shape, x)
+
+
+def _by_channels(shape: Sequence[int], x: Tensor) -> Tensor | None:
+    """The result of an op on images that has its channels where ``x`` has them: innermost or not."""
+    return _empty_nhwc(shape, x.dtype) if _is_nhwc(x) else _empty(shape, x.dtype)
+
+
+def _is_nhwc(x: Tensor) -> bool:
+    """Whether strides of images say that their channels are innermost, as ``suggest_memory_format`` of torch reads them."""
+    shape, strides, rank = x.shape, x.stride(), x.dim()
+    if rank not in (4, 5):
+        return False
+    least = 0
+    for dim in (1, *range(rank - 1, 1, -1), 0):
+        if strides[dim] < max(least, dim == 1) or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(shape[dim], 1)
+    return x.numel() > 0
+
+
+@_rule(aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec)
+def _upsample(x: Tensor, output_size: Sequence[int] | None, *rest: Any) -> Tensor | None:
+    if x.dim() != 4 or not x.numel():
+        return None
+    factors = rest[-1] if rest else None
+    if output_size is None:
+        if not isinstance(factors, (list, tuple)) or len(factors) != 2:
+            return None
+        output_size = [int(size * factor) for size, factor in zip(x.shape[2:], factors, strict=True)]
+    if len(output_size) != 2 or min(output_size) < 1:
+        return None
+    return _by_channels((*x.shape[:2], *output_size), x)
 
 
 @_rule(aten.scaled_dot_product_attention.default)
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **kwargs: Any) -> Tensor | None:
-    if query.dim() != 4 or key.dim() != 4 or kwargs.get("enable_gqa") or not query.dtype is key.dtype is value.dtype:
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **named: Any) -> Tensor | None:
+    if query.dim() != 4 or key.dim() != 4 or not query.dtype is key.dtype is value.dtype:
         return None
     batch, heads, length, size = query.shape
-    if key.shape[:2] != query.shape[:2] or key.shape[3] != size or value.shape[:3] != key.shape[:3]:
+    if key.shape[0] != batch or key.shape[3] != size or value.shape[:3] != key.shape[:3]:
+        return None
+    if key.shape[1] != heads and not (named.get("enable_gqa") and key.shape[1] and heads % key.shape[1] == 0):
         return None
     width = value.shape[3]
     # As the flash kernels of every device lay it out: the heads of a position side by side.
@@ -217,7 +395,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **kwargs: Any
     return _empty_strided((batch, heads, length, width), strides, dtype=query.dtype, device=META_DEVICE)
 
 
-@_rule(aten.cat.default, aten.concat.default)
+@_rule(aten.cat.default, aten.concat.default, aten.concatenate.default)
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = tensors[0]
     rank = first.dim()
@@ -227,7 +405,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
         return None
     total = 0
     for t in tensors:
-        if t.dtype is not first.dtype or t.dim() != rank or not t.is_contiguous():
+        if t.dtype is not first.dtype or t.dim() != rank:
             return None
         other = list(t.shape)
         total += other[dim]
@@ -235,21 +413,59 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
         if other != shape:
             return None
     shape[dim] = total
-    return _empty(shape, first.dtype)
+    return _empty_nhwc(shape, first.dtype) if all(map(_is_nhwc, tensors)) else _empty(shape, first.dtype)
+
+
+@_rule(aten.stack.default)
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    first = tensors[0]
+    rank = first.dim() + 1
+    dim = dim + rank if dim < 0 else dim
+    if not 0 <= dim < rank or any(t.dtype is not first.dtype or t.shape != first.shape for t in tensors):
+        return None
+    return _empty((*first.shape[:dim], len(tensors), *first.shape[dim:]), first.dtype)
+
+
+@_rule(aten.index.Tensor)
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
+    index = indices[0]
+    if len(indices) > 1 or index is None or index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        return None
+    if not x.dim() or not x.is_contiguous() or not x.numel():
+        return None
+    return _empty((index.shape[0], *x.shape[1:]), x.dtype)
+
+
+@_rule(aten._weight_norm.default)
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor | None:
+    return _empty(v.shape, v.dtype) if v.is_contiguous() and v.dtype is g.dtype else None
+
+
+@_rule(aten.sum.dim_IntList)
+def _sum(
+    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    if dtype is None and not (x.dtype.is_floating_point or x.dtype.is_complex):
+        dtype = torch.int64
+    return _reduced(x, dim, keepdim, dtype or x.dtype)
 
 
 @_rule(aten.mean.dim)
 def _mean(
     x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    if dim is None or not dim or dtype is not None or not x.dtype.is_floating_point:
+    return _reduced(x, dim, keepdim, x.dtype) if dtype is None and x.dtype.is_floating_point else None
+
+
+def _reduced(x: Tensor, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype) -> Tensor | None:
+    if not dim:
         return None
     rank = x.dim()
     dims = {d % rank for d in dim} if rank else set()
-    if len(dims) != len(dim):
+    if len(dims) != len(dim) or any(not -rank <= d < rank for d in dim):
         return None
     shape = [1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims]
-    return _empty(shape, x.dtype)
+    return _empty(shape, dtype)
 
 
 @_rule(aten.linalg_vector_norm.default)

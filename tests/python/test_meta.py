@@ -1,0 +1,320 @@
+"""Result sizes without meta kernels: what a rule says is what torch makes on the CPU."""
+
+import random
+
+import pytest
+import torch
+
+from oxidiff.capture.meta import META_DEVICE, RULES
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float32, torch.bfloat16)
+NUMBERS = (*FLOATS, torch.int64, torch.int32)
+ANY = (*NUMBERS, torch.bool)
+
+
+def tensor(rng, shape, dtype=torch.float32):
+    """A tensor of a shape, laid out somehow: its dimensions in another order, a part of a larger one, repeated."""
+    order = list(range(len(shape)))
+    kind = rng.choice(["plain", "plain", "permuted", "part", "repeated", "channels_last"])
+    if kind == "permuted":
+        rng.shuffle(order)
+    if kind == "channels_last" and len(shape) in (4, 5):
+        order = [0, *order[2:], 1]
+    sizes = [shape[i] for i in order]
+    pads = [rng.choice([0, 0, 2]) if kind == "part" else 0 for _ in sizes]
+    whole = torch.ones([size + pad for size, pad in zip(sizes, pads, strict=True)], dtype=dtype)
+    x = whole[tuple(slice(0, size) for size in sizes)]
+    x = x.permute([order.index(i) for i in range(len(shape))])
+    if kind == "repeated" and shape:
+        dim = rng.randrange(len(shape))
+        x = x.narrow(dim, 0, 1).expand(shape) if shape[dim] else x
+    assert list(x.shape) == list(shape)
+    return x
+
+
+def shape_of(rng, rank=None):
+    return [rng.choice([1, 2, 3, 5]) for _ in range(rng.randint(0, 5) if rank is None else rank)]
+
+
+def beside(rng, shape):
+    """A shape that is broadcast to another, or to which that is."""
+    return [
+        1 if rng.random() < 0.3 else size for size in shape[rng.randint(0, len(shape)) if rng.random() < 0.3 else 0 :]
+    ]
+
+
+def unary(rng):
+    return [tensor(rng, shape_of(rng), rng.choice(FLOATS))], {}
+
+
+def signed(rng):
+    return [tensor(rng, shape_of(rng), rng.choice(NUMBERS))], {}
+
+
+def clamp(rng):
+    dtype = rng.choice(NUMBERS)
+    low, high = (0.5, 2.5) if dtype.is_floating_point else (0, 2)
+    return [tensor(rng, shape_of(rng), dtype), *rng.choice([(low,), (None, high), (low, high)])], {}
+
+
+def clamp_one(rng):
+    (x, *_), _ = clamp(rng)
+    return [x, 1], {}
+
+
+def softmax(rng):
+    shape = shape_of(rng, rng.randint(1, 5))
+    return [tensor(rng, shape, rng.choice(FLOATS)), rng.randrange(len(shape)) - rng.choice([0, len(shape)])], {}
+
+
+def pair(rng, dtypes=NUMBERS):
+    shape = shape_of(rng)
+    return tensor(rng, shape, rng.choice(dtypes)), tensor(rng, beside(rng, shape), rng.choice(dtypes))
+
+
+def binary(rng):
+    x, y = pair(rng)
+    return [*rng.choice([(x, y), (y, x)])], {}
+
+
+def same_kind(rng):
+    dtype = rng.choice(FLOATS)
+    return [*pair(rng, (dtype,))], {}
+
+
+def with_number(rng):
+    return [tensor(rng, shape_of(rng), rng.choice(NUMBERS)), rng.choice([2, 0.5])], {}
+
+
+def number_first(rng):
+    return [rng.choice([2, 0.5]), tensor(rng, shape_of(rng), rng.choice(NUMBERS))], {}
+
+
+def bits(rng):
+    return [*pair(rng, (torch.bool, torch.int64))], {}
+
+
+def one_of_bits(rng):
+    return [tensor(rng, shape_of(rng), rng.choice((torch.bool, torch.int32)))], {}
+
+
+def anything(rng):
+    return [tensor(rng, shape_of(rng), rng.choice(ANY))], {}
+
+
+def where(rng):
+    x, y = pair(rng)
+    return [tensor(rng, beside(rng, list(x.shape)), torch.bool), x, y], {}
+
+
+def addcmul(rng):
+    shape, dtype = shape_of(rng), rng.choice(FLOATS)
+    return [tensor(rng, beside(rng, shape), dtype) for _ in range(3)], {}
+
+
+def made_like(rng):
+    return [tensor(rng, shape_of(rng), rng.choice(ANY))], rng.choice([{}, {"dtype": torch.float16}])
+
+
+def full_like(rng):
+    (x,), named = made_like(rng)
+    return [x, 1], named
+
+
+def arange(count):
+    def make(rng):
+        bounds = [rng.randint(-4, 4), rng.randint(4, 30), rng.choice([1, 2, 3])][:count]
+        return bounds if count > 1 else [rng.randint(0, 9)], rng.choice([{}, {"dtype": torch.float32}])
+
+    return make
+
+
+def outer(rng):
+    return [tensor(rng, shape_of(rng, 1), rng.choice(NUMBERS)) for _ in range(2)], {}
+
+
+def linear(rng):
+    shape, dtype = shape_of(rng, rng.randint(1, 4)), rng.choice(FLOATS)
+    weight = tensor(rng, [4, shape[-1]], dtype)
+    return [tensor(rng, shape, dtype), weight, *rng.choice([(), (tensor(rng, [4], dtype),)])], {}
+
+
+def conv(rank):
+    def make(rng):
+        x = tensor(rng, [2, 4, *(rng.randint(3, 7) for _ in range(rank))])
+        groups = rng.choice([1, 2])
+        weight = tensor(rng, [6, 4 // groups, *(rng.choice([1, 3]) for _ in range(rank))])
+        return [x, weight, None, [rng.choice([1, 2])] * rank, [rng.choice([0, 1])], [1], groups], {}
+
+    return make
+
+
+def conv_transpose(rank):
+    def make(rng):
+        return [tensor(rng, [2, 4, *([5] * rank)]), tensor(rng, [4, 6, *([3] * rank)])], {}
+
+    return make
+
+
+def normed(rng):
+    shape, dtype = shape_of(rng, rng.randint(1, 5)), rng.choice(FLOATS)
+    shape[-1] = 6
+    return [tensor(rng, shape, dtype), [6], *rng.choice([(), (tensor(rng, [6], dtype),)])], {}
+
+
+def group_norm(rng):
+    dtype = rng.choice(FLOATS)
+    shape = shape_of(rng, rng.randint(2, 5))
+    shape[1] = 6
+    weights = (tensor(rng, [6], dtype), tensor(rng, [6], dtype))
+    return [tensor(rng, shape, dtype), 3, *rng.choice([(), weights])], {}
+
+
+def upsample(*rest):
+    def make(rng):
+        x = tensor(rng, [2, 3, rng.randint(2, 5), rng.randint(2, 5)])
+        size = rng.choice([[7, 6], [2, 3], None])
+        return [x, size, *rest, None if size else [rng.choice([2.0, 1.5]), 2.0]], {}
+
+    return make
+
+
+def attention(rng):
+    heads, length, keys, size = rng.choice([2, 4]), 5, 7, 8
+    shared = rng.choice([1, 2])
+    query = torch.ones(2, length, heads, size).transpose(1, 2)
+    key, value = (torch.ones(2, keys, heads // shared, size).transpose(1, 2) for _ in range(2))
+    return [query, key, value], {"enable_gqa": True} if shared > 1 else {}
+
+
+def cat(rng):
+    shape = shape_of(rng, rng.randint(1, 5))
+    dim = rng.randrange(len(shape))
+    parts = [tensor(rng, [*shape[:dim], rng.randint(1, 3), *shape[dim + 1 :]]) for _ in range(rng.randint(1, 3))]
+    return [parts, dim - rng.choice([0, len(shape)])], {}
+
+
+def stack(rng):
+    shape = shape_of(rng)
+    dim = rng.randint(0, len(shape))
+    return [[tensor(rng, shape, torch.int64) for _ in range(3)], dim - rng.choice([0, len(shape) + 1])], {}
+
+
+def index(rng):
+    x = tensor(rng, shape_of(rng, rng.randint(1, 3)), rng.choice(ANY))
+    return [x, [torch.zeros(4, 2, dtype=rng.choice((torch.int32, torch.int64)))[:, rng.choice([0, slice(0, 2)])]]], {}
+
+
+def weight_norm(rng):
+    return [tensor(rng, [4, 3, 5]), tensor(rng, [4, 1, 1])], {}
+
+
+def reduced(dtypes):
+    def make(rng):
+        shape = shape_of(rng, rng.randint(1, 5))
+        dims = rng.sample(range(len(shape)), rng.randint(1, len(shape)))
+        return [tensor(rng, shape, rng.choice(dtypes)), dims, rng.choice([False, True])], {}
+
+    return make
+
+
+def vector_norm(rng):
+    (x, dims, keep), _ = reduced(FLOATS)(rng)
+    return [x, rng.choice([1, 2]), dims, keep], {}
+
+
+def converted(rng):
+    return [tensor(rng, shape_of(rng), rng.choice(ANY)), rng.choice(ANY)], {}
+
+
+ARGUMENTS = {
+    **dict.fromkeys(
+        (aten.silu.default, aten.gelu.default, aten.sigmoid.default, aten.tanh.default, aten.exp.default, aten.sin.default,
+         aten.cos.default, aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default, aten.log.default,
+         aten.mish.default, aten.leaky_relu.default, aten.softplus.default, aten.elu.default, aten.erf.default),
+        unary,
+    ),
+    **dict.fromkeys((aten.neg.default, aten.abs.default, aten.relu.default, aten.square.default), signed),
+    **dict.fromkeys((aten.clamp.default, aten.clip.default), clamp),
+    **dict.fromkeys((aten.clamp_min.default, aten.clamp_max.default), clamp_one),
+    aten.softmax.int: softmax,
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Tensor,
+                     aten.maximum.default, aten.minimum.default), binary),
+    **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar,
+                     aten.pow.Tensor_Scalar), with_number),
+    aten.pow.Scalar: number_first,
+    **dict.fromkeys((aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor),
+                    binary),
+    **dict.fromkeys((aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
+                    with_number),
+    **dict.fromkeys((aten.__and__.Tensor, aten.__or__.Tensor, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor), bits),
+    aten.bitwise_not.default: one_of_bits,
+    aten.logical_not.default: anything,
+    aten.where.self: where,
+    aten.addcmul.default: addcmul,
+    **dict.fromkeys((aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default), made_like),
+    aten.full_like.default: full_like,
+    aten.arange.default: arange(1),
+    aten.arange.start: arange(2),
+    aten.arange.start_step: arange(3),
+    aten.outer.default: outer,
+    aten.linear.default: linear,
+    aten.conv1d.default: conv(1),
+    aten.conv2d.default: conv(2),
+    aten.conv3d.default: conv(3),
+    aten.conv_transpose1d.default: conv_transpose(1),
+    aten.conv_transpose2d.input: conv_transpose(2),
+    aten.conv_transpose3d.input: conv_transpose(3),
+    aten.layer_norm.default: normed,
+    aten.rms_norm.default: normed,
+    aten.group_norm.default: group_norm,
+    aten.upsample_nearest2d.vec: upsample(),
+    aten.upsample_bilinear2d.vec: upsample(False),
+    aten.upsample_bicubic2d.vec: upsample(False),
+    aten.scaled_dot_product_attention.default: attention,
+    **dict.fromkeys((aten.cat.default, aten.concat.default, aten.concatenate.default), cat),
+    aten.stack.default: stack,
+    aten.index.Tensor: index,
+    aten._weight_norm.default: weight_norm,
+    aten.mean.dim: reduced(FLOATS),
+    aten.sum.dim_IntList: reduced(ANY),
+    aten.linalg_vector_norm.default: vector_norm,
+    aten.to.dtype: converted,
+}  # fmt: skip
+"""What an overload is called with, of a random generator."""
+
+NEVER_SAID = {aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input}
+"""Rules that only refuse what does not fit."""
+
+
+def placed(x):
+    """Where elements lie: what strides say of dimensions that have several."""
+    return [(size, stride) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+def on_meta(value):
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META_DEVICE)
+    return [on_meta(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("overload", RULES, ids=str)
+def test_rule_is_what_torch_does(overload):
+    rng = random.Random(str(overload))
+    said = 0
+    for _ in range(150):
+        args, named = ARGUMENTS[overload](rng)
+        result = RULES[overload](*map(on_meta, args), **named)
+        if result is None:
+            continue
+        said += 1
+        expected = overload(*args, **named)
+        shown = [(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+        assert result.is_meta
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype), shown
+        if len({a.dtype for a in args if isinstance(a, torch.Tensor)} - {torch.bool}) < 2:
+            # Others are converted first, on some devices.
+            assert placed(result) == placed(expected), shown
+    assert (said > 20) is (overload not in NEVER_SAID)
