@@ -312,6 +312,8 @@ class _Session:
         """Names of sizes that are to be constants."""
         self.asking: Asking | None = None
         """Who answers what is read out of tensors, in the first trace."""
+        self.agreed: dict[tuple[Number, ...], bool] = {}
+        """By the sizes of calls, whether their traces are of the program of the first trace."""
         self.escaped: set[str] = set()
         """Free sizes with which something was computed that could not be followed."""
         self.is_rounded = False
@@ -518,7 +520,7 @@ class _Session:
 
     def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
         """The base trace and three more at other values of every symbol, all of the same program."""
-        for attempt in range(4):
+        for attempt in range(5):
             if not self.plan.symbols:
                 break
             records, points = [base], [self.point()]
@@ -539,6 +541,8 @@ class _Session:
             elif attempt == 0:
                 self.try_each_symbol(base)
             elif attempt == 1:
+                self.try_each_symbol(base, is_thorough=True)
+            elif attempt == 2:
                 # All of them at once may be so much that a model does it in several goes.
                 for first, *_ in _alike(self.plan.symbols):
                     self.is_free(base, [first], is_small=True)
@@ -560,14 +564,14 @@ class _Session:
             crossed.append(point)
         return records, crossed
 
-    def try_each_symbol(self, base: Trace) -> None:
+    def try_each_symbol(self, base: Trace, is_thorough: bool = False) -> None:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
         not free together with others that follow from it."""
-        bound = self.bound_symbols(base, self.plan.symbols)
+        bound = self.bound_symbols(base, self.plan.symbols, is_thorough)
         if self.pad_lengths(base, _in_one_list(bound)):
             bound = [s for s in bound if all(s.name != r.of for r in self.plan.rounded)]
         while settled := self.try_ties(base, bound):
-            bound = self.bound_symbols(base, [s for s in bound if s.name not in settled])
+            bound = self.bound_symbols(base, [s for s in bound if s.name not in settled], is_thorough)
         for symbol in bound:
             self.fix(symbol)
         self.chosen.update(counts_apart(self.counts(), self.chosen))
@@ -576,18 +580,26 @@ class _Session:
         """The symbols that are numbers of places read out of tensors."""
         return [s for s in self.plan.symbols if s.limit]
 
-    def bound_symbols(self, base: Trace, symbols: Sequence[Symbol]) -> list[Symbol]:
+    def bound_symbols(self, base: Trace, symbols: Sequence[Symbol], is_thorough: bool) -> list[Symbol]:
         """Those of these symbols that are not free alone; values for the others are chosen. Where one place of many tensors
-        has a symbol each beside the first one's, as in the caches of a video, these are tried together first."""
+        has a symbol each beside the first one's, as in the caches of a video, these are tried together first.
+
+        Args:
+            base: The trace of the call.
+            symbols: The symbols.
+            is_thorough: Whether all values that are chosen are tried, instead of that which decides mostly: where all
+                symbols move is traced anyway.
+        """
         bound: list[Symbol] = []
+        values = None if is_thorough else 1
         for first, *others in _alike(symbols):
-            is_bound = not self.is_free(base, [first])
+            is_bound = not self.is_free(base, [first], first_values=values)
             bound += [first] * is_bound
-            if len(others) >= _MANY_ALIKE and self.is_free(base, others):
+            if len(others) >= _MANY_ALIKE and self.is_free(base, others, first_values=values):
                 continue
             # Channels mostly, of which no number but their own is right.
             sets = 1 if is_bound and len(others) >= _MANY_ALIKE else None
-            bound += [s for s in others if not self.is_free(base, [s], sets=sets)]
+            bound += [s for s in others if not self.is_free(base, [s], sets=sets, first_values=values)]
         return sorted(bound, key=symbols.index)
 
     def try_ties(self, base: Trace, bound: Sequence[Symbol]) -> Set[str]:
@@ -602,7 +614,14 @@ class _Session:
         self.plan = untied
         return frozenset()
 
-    def is_free(self, base: Trace, symbols: Sequence[Symbol], is_small: bool = False, sets: int | None = None) -> bool:
+    def is_free(
+        self,
+        base: Trace,
+        symbols: Sequence[Symbol],
+        is_small: bool = False,
+        sets: int | None = None,
+        first_values: int | None = None,
+    ) -> bool:
         """Whether there are values of these symbols, together, at which the program is the same; chooses them.
 
         Args:
@@ -610,20 +629,29 @@ class _Session:
             symbols: The symbols.
             is_small: Whether the smallest of those that are halved as often are tried first.
             sets: How many sets of values are tried; all if ``None``.
+            first_values: How many values of the first set are tried; all if ``None``. Of others, where one has failed
+                already, a single one may be right by chance.
         """
         here = self.point()
         tried: Iterable[tuple[tuple[Number, ...], ...]]
         tried = zip(*(candidates(s, self.order[s.name]) for s in symbols), strict=False)
         if is_small:
             tried = sorted(tried, key=lambda found: (not _are_halved_alike(symbols, found), max(map(max, found))))
-        for values in itertools.islice(tried, sets):
+        for i, found in enumerate(itertools.islice(tried, sets)):
             # The extremes decide mostly: a limit that one of them exceeds shows first.
-            first, *others, last = zip(*map(sorted, values), strict=True)
+            first, *others, last = zip(*map(sorted, found), strict=True)
             points = [dict(zip([s.name for s in symbols], row, strict=True)) for row in (last, first, *others)]
-            if all(self.try_trace(base, {**here, **point}) is not None for point in points):
-                self.chosen.update(zip([s.name for s in symbols], values, strict=True))
+            if all(self.agrees(base, {**here, **point}) for point in points[: None if i else first_values]):
+                self.chosen.update(zip([s.name for s in symbols], found, strict=True))
                 return True
         return False
+
+    def agrees(self, base: Trace, point: Mapping[str, Number]) -> bool:
+        """Whether the program is the same at ``point``; each is traced once."""
+        sizes = tuple(self.plan.sizes(point) or ())
+        if sizes not in self.agreed:
+            self.agreed[sizes] = self.try_trace(base, point) is not None
+        return self.agreed[sizes]
 
     def pad_lengths(self, base: Trace, lengths: Sequence[Symbol]) -> bool:
         """Lets these lengths be padded to multiples of something, or to the longest of them, if the program is the same and
