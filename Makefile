@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-tools test-rust-built test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
+.PHONY: help setup build demo test test-archs test-tools test-rust-built test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
 	bench bench-contenders bench-kernels dump doc docs-models wheel wheel-manylinux train clean all
 
 help: ## list the targets
@@ -89,6 +89,10 @@ test-rust: ## Rust unit, golden, property and tidy tests (no Python needed), e.g
 # Two processes: much of a test is one thread's work. A test that is stolen from the slower one may run in either.
 test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"
 	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal $(ARGS)
+
+test-archs: $(VENV)/.test-stamp build ## every CUDA kernel for every architecture, of which `test` takes turns (no GPU; ten minutes)
+	OXIDIFF_CUDA_ARCHS=all $(TEST_RUST) --test cuda_kernels
+	OXIDIFF_CUDA_ARCHS=all $(BIN)/python -m pytest --quiet tests/python/test_cuda_zoo.py
 
 fuzz: ## thousands of random graphs on the CPU backend against the interpreter (minutes)
 	$(CARGO) test --release --test backends -- --ignored many_random
