@@ -220,6 +220,19 @@ fn a_lock_keeps_others_out_until_it_is_dropped() {
     files::Lock::take(&path, Duration::ZERO).expect("it is free again");
 }
 
+/// To open a pipe for writing waits for somebody who reads it.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_lock() {
+    let folder = folder("pipe");
+    let pipe = folder.join("lock");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+    let (done, outcome) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(files::Lock::take(&pipe, Duration::ZERO).map(drop)));
+    let outcome = outcome.recv_timeout(Duration::from_secs(20)).expect("nobody is waited for");
+    assert!(outcome.expect_err("it is no file").to_string().contains("is no file"));
+}
+
 fn entry(op: &str, choice: &str, measured_at: i64) -> Entry {
     let text = str::to_owned;
     let key = Key { op: text(op), bucket: text("m 4096"), device: text("cpu"), library: text("1") };

@@ -110,8 +110,9 @@ impl Lock {
     /// Takes the lock that is the file `path`, waiting at most `patience`.
     ///
     /// # Errors
-    /// [`Error::Cache`] if the file cannot be opened or somebody else keeps the lock.
+    /// [`Error::Cache`] if the file cannot be opened, is no file or somebody else keeps the lock.
     pub fn take(path: &Path, patience: Duration) -> Result<Self> {
+        let path = &target(path)?;
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(|e| cannot("make", folder, &e))?;
         }
