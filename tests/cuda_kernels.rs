@@ -21,7 +21,7 @@ const ARCHS: &[u32] = &[75, 80, 86, 89, 90, 100, 120];
 /// Lines of bytes, start of a name, reason: kernels that may spill so much of their registers on some architecture.
 const SPILLS: &str = include_str!("cuda/data/spills.txt");
 
-/// Compiles everything for every architecture, which takes ten minutes: `OXIDIFF_CUDA_ARCHS=all`.
+/// Compiles everything for every architecture, which takes minutes: `OXIDIFF_CUDA_ARCHS=all`.
 const ALL: &str = "OXIDIFF_CUDA_ARCHS";
 
 /// Kernels of these graphs, once.
@@ -78,34 +78,19 @@ fn check(kernels: &[Kernel], chosen: impl Fn(usize) -> Vec<u32>) {
     assert!(failures.is_empty(), "{} of {} kernels:\n{}", failures.len(), kernels.len(), failures.join("\n"));
 }
 
-/// `count` architectures for a unit: units take turns.
-fn in_turn(at: usize, count: usize) -> Vec<u32> {
-    (0..count).map(|i| ARCHS[(at + 3 * i) % ARCHS.len()]).collect()
-}
-
-/// How many architectures a unit is compiled for, if not for all.
-fn unless_all(count: usize) -> usize {
-    if std::env::var(ALL).is_ok_and(|v| v == "all") { ARCHS.len() } else { count }
+fn wants_all() -> bool {
+    std::env::var(ALL).is_ok_and(|v| v == "all")
 }
 
 #[test]
-fn architectures_take_turns() {
-    let all: Vec<u32> = (0..ARCHS.len()).flat_map(|at| in_turn(at, 1)).collect();
-    assert_eq!(all, ARCHS);
-    assert_eq!(in_turn(1, 2), [80, 90]);
-    let mut each = in_turn(4, ARCHS.len());
-    each.sort_unstable();
-    assert_eq!(each, ARCHS);
+fn every_kernel_of_a_unet_compiles_for_every_architecture() {
+    check(&kernels_of_unet(), |_| ARCHS.to_vec());
 }
 
-#[test]
-fn every_kernel_of_a_unet_compiles() {
-    check(&kernels_of_unet(), |at| in_turn(at, unless_all(2)));
-}
-
+/// Units take turns among the architectures.
 #[test]
 fn every_kernel_of_every_op_compiles() {
-    check(&kernels_of_cases(), |at| in_turn(at, unless_all(1)));
+    check(&kernels_of_cases(), |at| if wants_all() { ARCHS.to_vec() } else { vec![ARCHS[at % ARCHS.len()]] });
 }
 
 /// Attention on tensor cores with the head sizes that models have, the last ones with the most registers.
