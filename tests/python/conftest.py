@@ -25,7 +25,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session", autouse=True)
 def _libraries_are_not_garbage() -> None:
-    """What the libraries hold is there to stay: without it a collection takes a millisecond, not a hundred."""
+    """What the libraries hold is there to stay: no collection goes through it."""
     import diffusers.models
     import transformers.models
 
@@ -39,10 +39,11 @@ def _libraries_are_not_garbage() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """A module of an earlier test that is still alive, in a cycle of the library that it came from, would share its
-    programs with those of the next test. To look for it takes 0.1 to 0.4 s, so only where there is one."""
+    programs with those of the next test. To look for it takes 0.1 to 0.4 s once
+    tests have imported more, so only where there is one."""
     from oxidiff import family
 
-    if len(family._families):
+    if family._families:
         gc.collect()
     yield
 

@@ -79,11 +79,6 @@ def binary(rng):
     return [*rng.choice([(x, y), (y, x)])], {}
 
 
-def same_kind(rng):
-    dtype = rng.choice(FLOATS)
-    return [*pair(rng, (dtype,))], {}
-
-
 def with_number(rng):
     return [tensor(rng, shape_of(rng), rng.choice(NUMBERS)), rng.choice([2, 0.5])], {}
 

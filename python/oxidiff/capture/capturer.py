@@ -23,7 +23,7 @@ from .fit import denominators, fit_all, fit_floats
 from .graph import CapturedGraph, Literal, build_graph
 from .guards import Guard, Ledger, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
-from .meta import META_DEVICE
+from .meta import META_DEVICE, strides_in
 from .reads import Asking, Given
 from .signature import (
     ANSWERS,
@@ -591,15 +591,14 @@ class _Session:
                 symbols move is traced anyway.
         """
         bound: list[Symbol] = []
-        values = None if is_thorough else 1
         for first, *others in _alike(symbols):
-            is_bound = not self.is_free(base, [first], first_values=values)
+            is_bound = not self.is_free(base, [first], is_thorough=is_thorough)
             bound += [first] * is_bound
-            if len(others) >= _MANY_ALIKE and self.is_free(base, others, first_values=values):
+            if len(others) >= _MANY_ALIKE and self.is_free(base, others, is_thorough=is_thorough):
                 continue
             # Channels mostly, of which no number but their own is right.
             sets = 1 if is_bound and len(others) >= _MANY_ALIKE else None
-            bound += [s for s in others if not self.is_free(base, [s], sets=sets, first_values=values)]
+            bound += [s for s in others if not self.is_free(base, [s], sets=sets, is_thorough=is_thorough)]
         return sorted(bound, key=symbols.index)
 
     def try_ties(self, base: Trace, bound: Sequence[Symbol]) -> Set[str]:
@@ -620,7 +619,7 @@ class _Session:
         symbols: Sequence[Symbol],
         is_small: bool = False,
         sets: int | None = None,
-        first_values: int | None = None,
+        is_thorough: bool = True,
     ) -> bool:
         """Whether there are values of these symbols, together, at which the program is the same; chooses them.
 
@@ -629,8 +628,8 @@ class _Session:
             symbols: The symbols.
             is_small: Whether the smallest of those that are halved as often are tried first.
             sets: How many sets of values are tried; all if ``None``.
-            first_values: How many values of the first set are tried; all if ``None``. Of others, where one has failed
-                already, a single one may be right by chance.
+            is_thorough: Whether all values of the first set are tried, instead of one. Of others all are: where one set has
+                failed, a single value may be right by chance.
         """
         here = self.point()
         tried: Iterable[tuple[tuple[Number, ...], ...]]
@@ -641,7 +640,7 @@ class _Session:
             # The extremes decide mostly: a limit that one of them exceeds shows first.
             first, *others, last = zip(*map(sorted, found), strict=True)
             points = [dict(zip([s.name for s in symbols], row, strict=True)) for row in (last, first, *others)]
-            if all(self.agrees(base, {**here, **point}) for point in points[: None if i else first_values]):
+            if all(self.agrees(base, {**here, **point}) for point in (points if is_thorough or i else points[:1])):
                 self.chosen.update(zip([s.name for s in symbols], found, strict=True))
                 return True
         return False
@@ -996,12 +995,8 @@ def _meta_tensor(shape: Sequence[Any], like: Tensor) -> Tensor:
     if like.is_contiguous():
         return torch.empty(tuple(shape), dtype=like.dtype, device=META_DEVICE)
     strides = like.stride()
-    out = [1] * len(shape)
-    step = 1
-    for i in sorted(range(len(shape)), key=lambda i: (-strides[i], i), reverse=True):
-        out[i] = step
-        step *= shape[i]
-    return torch.empty_strided(tuple(shape), out, dtype=like.dtype, device=META_DEVICE)
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], i), reverse=True)
+    return torch.empty_strided(tuple(shape), strides_in(order, shape), dtype=like.dtype, device=META_DEVICE)
 
 
 def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:

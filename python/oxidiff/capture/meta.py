@@ -7,13 +7,13 @@ arguments at a glance, invalid ones included: then torch's own meta kernel decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["META_DEVICE", "RULES"]
+__all__ = ["META_DEVICE", "RULES", "strides_in"]
 
 META_DEVICE = torch.device("meta")
 
@@ -23,7 +23,6 @@ RULES: dict[Any, Rule] = {}
 
 aten = torch.ops.aten
 _empty_strided = torch.empty_strided
-_NHWC = torch.channels_last
 
 
 def _rule(*overloads: Any) -> Callable[[Rule], Rule]:
@@ -34,15 +33,18 @@ def _rule(*overloads: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
+def strides_in(order: Iterable[int], shape: Sequence[int]) -> list[int]:
+    """The strides of a tensor without gaps whose dimensions lie in memory in this order, the innermost first."""
     out = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        out[i] = out[i + 1] * max(shape[i + 1], 1)
+    step = 1
+    for i in order:
+        out[i] = step
+        step *= max(shape[i], 1)
     return out
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return _empty_strided(shape, _strides(shape), dtype=dtype, device=META_DEVICE)
+    return _empty_strided(shape, strides_in(range(len(shape) - 1, -1, -1), shape), dtype=dtype, device=META_DEVICE)
 
 
 def _empty_nhwc(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -54,8 +56,10 @@ def _like(x: Tensor) -> Tensor | None:
     return _pointwise(x.dtype, x)
 
 
-def _pointwise(dtype: torch.dtype, *operands: Tensor) -> Tensor | None:
-    """The result of a pointwise op, as torch's ``TensorIterator`` lays it out; ``None`` if the shapes do not fit."""
+def _pointwise(dtype: torch.dtype, *given: Any) -> Tensor | None:
+    """The result of a pointwise op on tensors and numbers, as torch's ``TensorIterator`` lays it out; ``None`` if the shapes
+    do not fit."""
+    operands = [x for x in given if isinstance(x, Tensor)]
     first = operands[0]
     shape: Sequence[int] = first.shape
     for x in operands:
@@ -69,15 +73,12 @@ def _pointwise(dtype: torch.dtype, *operands: Tensor) -> Tensor | None:
     strides = first.stride()
     if all(x.shape == shape and x.stride() == strides for x in operands) and _is_dense(shape, strides):
         return _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
-    if len(shape) == 4 and all(x.shape == shape and x.is_contiguous(memory_format=_NHWC) for x in operands):
+    if len(shape) == 4 and all(
+        x.shape == shape and x.is_contiguous(memory_format=torch.channels_last) for x in operands
+    ):
         return _empty_nhwc(shape, dtype)
     order = _order_in_memory(shape, [_expanded(shape, x) for x in operands])
-    out = [1] * len(shape)
-    step = 1
-    for i in order:
-        out[i] = step
-        step *= max(shape[i], 1)
-    return _empty_strided(shape, out, dtype=dtype, device=META_DEVICE)
+    return _empty_strided(shape, strides_in(order, shape), dtype=dtype, device=META_DEVICE)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
@@ -179,7 +180,7 @@ def _binary(x: Any, y: Any, *alpha: Any, **named: Any) -> Tensor | None:
     dtype = torch.result_type(x, y)
     if dtype is torch.bool or ((alpha or named) and not dtype.is_floating_point):
         return None
-    return _pointwise(dtype, x, y) if isinstance(y, Tensor) else _pointwise(dtype, x)
+    return _pointwise(dtype, x, y)
 
 
 @_rule(aten.rsub.Tensor)
@@ -194,7 +195,7 @@ def _div(x: Any, y: Any) -> Tensor | None:
     dtype = torch.result_type(x, y)
     if not (dtype.is_floating_point or dtype.is_complex):
         dtype = torch.get_default_dtype()
-    return _pointwise(dtype, x, y) if isinstance(y, Tensor) else _pointwise(dtype, x)
+    return _pointwise(dtype, x, y)
 
 
 @_rule(aten.pow.Tensor_Scalar)
@@ -213,9 +214,7 @@ def _scalar_pow(base: Any, exponent: Tensor) -> Tensor | None:
     aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar,
 )  # fmt: skip
 def _comparison(x: Tensor, y: Any) -> Tensor | None:
-    if torch.result_type(x, y).is_complex:
-        return None
-    return _pointwise(torch.bool, x, y) if isinstance(y, Tensor) else _pointwise(torch.bool, x)
+    return None if torch.result_type(x, y).is_complex else _pointwise(torch.bool, x, y)
 
 
 @_rule(aten.__and__.Tensor, aten.__or__.Tensor, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor)
