@@ -99,24 +99,27 @@ impl Database {
     /// Opens the database at `path`, made if it is new. A damaged one is moved aside; one that cannot be written is read.
     ///
     /// # Errors
-    /// [`Error::Cache`] if there is none and none can be made.
+    /// [`Error::Cache`] if there is none and none can be made, with what was in the way.
     pub fn open(path: &Path) -> Result<Self> {
+        use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
         if let Some(folder) = path.parent() {
             // If this fails, so does opening, with the better message.
             let _ = std::fs::create_dir_all(folder);
         }
-        match writable(path) {
+        let error = match writable(path) {
             Ok(connection) => return Ok(Self::of(connection, path, None)),
-            Err(error) if is_damage(&error) => {
-                let aside = path.with_extension("damaged");
-                if std::fs::rename(path, &aside).is_ok() {
-                    let what = format!("{}; kept as {}, begun anew", failed(path, &error), aside.display());
-                    return writable(path).map(|c| Self::of(c, path, Some(what))).map_err(|error| failed(path, &error));
-                }
+            Err(error) => error,
+        };
+        if is_damage(&error) {
+            let aside = path.with_extension("damaged");
+            if std::fs::rename(path, &aside).is_ok() {
+                let what = format!("{}; kept as {}, begun anew", failed(path, &error), aside.display());
+                return writable(path).map(|c| Self::of(c, path, Some(what))).map_err(|error| failed(path, &error));
             }
-            Err(_) => {}
         }
-        Self::open_read_only(path)
+        // What a failed attempt to make one left behind, say on a full disk, is no database: the attempt says more.
+        let is_for_reading = matches!(error.sqlite_error_code(), Some(CannotOpen | PermissionDenied | ReadOnly));
+        Self::open_read_only(path).map_err(|reading| if is_for_reading { reading } else { failed(path, &error) })
     }
 
     /// Opens the database at `path` for reading, also from a file system that cannot be written.

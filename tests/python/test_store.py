@@ -532,7 +532,9 @@ def test_a_full_disk_is_a_warning() -> None:
             # Another file.
             oxidiff.compile(nn.Sequential(*net, nn.SiLU()).eval(), strict=True, tune="off")(x)
         assert oxidiff.report(compiled).tune_s > 0 and all(w.category is oxidiff.CacheWarning for w in caught)
-        print(*sorted(str(w.message).split()[0] for w in caught), oxidiff.report(compiled).captures)
+        said = sorted(str(w.message) for w in caught)
+        assert said[1].endswith("disk I/O error"), said
+        print(*(what.split()[0] for what in said), oxidiff.report(compiled).captures)
     """
     # The graph and the choices are each not kept, and each said so once.
     assert python(TUNED, then=code).split() == ["compiled", "tuning", "1"]
