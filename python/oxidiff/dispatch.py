@@ -46,6 +46,7 @@ from .errors import (
     UnsupportedError,
     caller_level,
     from_native,
+    is_interrupt,
 )
 from .family import reset_locks
 from .hooks import Wrapped
@@ -431,6 +432,8 @@ class Dispatcher:
             except Warning:
                 raise
             except Exception as error:
+                if is_interrupt(error):
+                    raise
                 return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
         if entry is None:
             if is_captured(leaves):
@@ -626,6 +629,8 @@ class Dispatcher:
         except Warning:
             raise
         except Exception as error:
+            if is_interrupt(error):
+                raise
             epoch = self._current_epoch()
             return self._rescue(epoch, ready, from_native(error), args, kwargs, leaves)
         if is_checked:
@@ -873,10 +878,12 @@ class Dispatcher:
             return self._made_ready(key, args, kwargs, leaves)
         except _native.NativeError as error:
             raise from_native(error) from error
-        except TypeError as error:
-            # Arguments that do not fit the signature: eager says so in its own words.
-            raise CaptureError(str(error)) from error
         except Exception as error:
+            if is_interrupt(error):
+                raise
+            if isinstance(error, TypeError):
+                # Arguments that do not fit the signature: eager says so in its own words.
+                raise CaptureError(str(error)) from error
             # A table that another thread changed while it was read.
             self._confirm(epoch)
             raise CaptureError(f"internal: {type(error).__name__}: {error}") from error
@@ -923,6 +930,8 @@ class Dispatcher:
             except Warning:
                 raise
             except Exception as again:
+                if is_interrupt(again):
+                    raise
                 raise from_native(again) from None
         return self._fall_back(error, args, kwargs)
 

@@ -6,6 +6,7 @@ into the class of its cause. Nothing else in the package looks at the kind.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 
@@ -25,6 +26,7 @@ __all__ = [
     "UnsupportedError",
     "caller_level",
     "from_native",
+    "is_interrupt",
 ]
 
 
@@ -92,6 +94,21 @@ def caller_level() -> int:
         frame = frame.f_back
         level += 1
     return level
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception has nothing to do with what it was raised in: Ctrl-C was pressed, or a handler of a signal raised
+    it (a limit of time, the end of the process). Such a handler is called with the frame that it interrupts."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    entry = error.__traceback__
+    while entry is not None and (inner := entry.tb_next) is not None:
+        names, others, _, held = inspect.getargvalues(inner.tb_frame)
+        given = [held.get(name) for name in names] + list(held.get(others, ()) if others else ())
+        if any(value is entry.tb_frame for value in given):
+            return True
+        entry = inner
+    return False
 
 
 _OF_KIND: dict[str, type[Error]] = {

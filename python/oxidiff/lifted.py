@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .errors import CaptureError
+from .errors import CaptureError, is_interrupt
 from .watch import Structure
 
 __all__ = ["Lifted", "Lifting", "Twin"]
@@ -88,6 +88,8 @@ class Twin:
             with _SharedTensors():
                 copied = copy.deepcopy(module, {id(tensor): tensor for tensor in structure.tree.tensors})
         except Exception as error:
+            if is_interrupt(error):
+                raise
             raise CaptureError(f"{type(module).__name__} cannot be copied: {type(error).__name__}: {error}") from error
         self.forward = types.MethodType(forward.__func__, copied)
         seen = Structure(copied)

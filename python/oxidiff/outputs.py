@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .call import Leaf
 from .capture.graph import OutputSpec, children_of
+from .errors import is_interrupt
 
 __all__ = ["builder"]
 
@@ -73,7 +74,9 @@ def _record_builder(spec: TreeSpec) -> Build | None:
     probes = [torch.empty(0) for _ in range(spec.num_leaves)]
     try:
         made = tree_unflatten(probes, spec)
-    except Exception:
+    except Exception as error:
+        if is_interrupt(error):
+            raise
         # It looks at its tensors.
         return None
     names = list(made)

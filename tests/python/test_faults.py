@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -740,13 +742,32 @@ def test_interrupt_as_a_context_is_entered(compiled: Any) -> None:
     assert_works(compiled)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("where", ["capture", "compile", "run"])
-def test_interrupt_leaves_a_module_that_works(compiled: Any, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
+@contextmanager
+def raised_by_a_handler(kind: type[BaseException]) -> Iterator[Callable[[], None]]:
+    """A function that sends this process a signal, whose handler raises an exception."""
 
-    with monkeypatch.context() as patch:
+    def handle(*_: Any) -> None:
+        raise kind("a signal")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield functools.partial(signal.raise_signal, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimeoutError, TypeError])
+@pytest.mark.parametrize("where", ["capture", "compile", "run"])
+def test_interrupt_leaves_a_module_that_works(
+    compiled: Any, where: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with raised_by_a_handler(kind) as send, monkeypatch.context() as patch:
+
+        def interrupt(*_: Any, **__: Any) -> Any:
+            send()
+            raise AssertionError("it was not interrupted")
+
         if where == "capture":
             patch.setattr(engine.Capturer, "lowered", interrupt)
         elif where == "compile":
@@ -756,10 +777,41 @@ def test_interrupt_leaves_a_module_that_works(compiled: Any, where: str, monkeyp
             (numbers,) = compiled_epoch(compiled).entries.values()
             ((key, ready),) = numbers.entries.items()
             patch.setitem(numbers.entries, key, engine.Ready(interrupt, ready.profile, ready.free_numbers))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(kind):
             compiled(image())
     assert_works(compiled)
     assert not oxidiff.report(compiled).fallbacks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [SystemExit, TimeoutError])
+def test_interrupt_of_a_trial_reaches_the_caller(kind: type[BaseException]) -> None:
+    """Of another size, which may fail."""
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] != 3:
+                send()
+            return x + 1
+
+    with raised_by_a_handler(kind) as send, pytest.raises(kind, match="a signal"):
+        oxidiff.compile(Net().eval())(image(3, 4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+def test_forward_that_exits_at_another_size(kind: type[BaseException]) -> None:
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] != 3:
+                raise kind("not three")
+            return x + 1
+
+    compiled: Any = oxidiff.compile(Picky().eval())
+    assert_close(compiled(image(3, 4)), image(3, 4) + 1)
+    assert not oxidiff.report(compiled).eager_calls
+    with pytest.raises(kind, match="not three"):
+        compiled(image(4, 4))
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, is_interrupt
 from .dim import Dim, Real, Size, dim_of, dim_or_int
 from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value, leaves_of, symbols_in
 from .guards import Guard
@@ -274,7 +274,9 @@ class Lowering:
         try:
             with _disable_current_modes(), torch.no_grad():
                 made = node.op(*args, **kwargs)
-        except Exception:
+        except Exception as error:
+            if is_interrupt(error):
+                raise
             # Not on a CPU, or not at all: its row says what it means.
             return False
         results = [made] if isinstance(made, Tensor) else list(made)

@@ -42,7 +42,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..errors import CaptureError, Error
+from ..errors import CaptureError, Error, is_interrupt
 from ..hooks import cast_weights, casting
 from .aliasing import Aliases, functional_overload, is_view_op
 from .guards import Ledger, plain
@@ -2211,7 +2211,7 @@ def _run(
     try:
         return _recorded(call, inputs, before, recorder)
     except BaseException as error:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Error):
             # An interrupt, perhaps in the middle of this.
             before.restore(recorder.foreign, recorder.own)
         raise
@@ -2247,7 +2247,10 @@ def _recorded(
 ) -> tuple[Trace, list[_Change | _Content], bool]:
     try:
         record = _finished(call, inputs, recorder)
-    except Exception as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        # `sys.exit()` in forward, too: eager may never get there, at another size.
         before.restore(recorder.foreign, recorder.own)
         # The frames of the tracebacks hold what forward made, also of what the error was raised from.
         chained: BaseException | None = error
