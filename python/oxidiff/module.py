@@ -151,6 +151,9 @@ class CompiledFunction(Generic[P, R]):
     when they change, also those that its own helpers read.
     """
 
+    # Who looks into an object that holds it finds the function alone, in ``__wrapped__``: it is one like any other there.
+    __slots__ = ("__dict__", "__weakref__", "_compiled", "_holder")
+
     def __init__(self, function: Callable[P, R], options: CompileOptions) -> None:
         self._holder = _Function(function)
         self._compiled = compile_module(self._holder, options)
@@ -159,6 +162,8 @@ class CompiledFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function, compiled where possible."""
+        if torch.compiler.is_compiling() or (_C._len_torch_dispatch_stack() and is_tracing()):
+            return self.__wrapped__(*args, **kwargs)
         self._holder.sync()
         return cast(R, self._compiled(*args, **kwargs))
 

@@ -150,10 +150,8 @@ class Outside:
         if isinstance(value, _VALUES):
             self._put(self.values, label, value)
             return
-        holder = getattr(value, "_holder", None) if type(value).__module__ == "oxidiff.module" else None
-        if isinstance(holder, nn.Module):
-            # A function that is compiled itself.
-            self._put(self.modules, label, holder)
+        if type(value).__module__ == "oxidiff.module":
+            # A function that is compiled itself, which runs as it is in a program of another.
             value = value.__wrapped__
         elif isinstance(value, _OPAQUE):
             return

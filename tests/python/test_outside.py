@@ -513,3 +513,38 @@ def test_a_factor_beside_what_a_function_reads_stays_an_argument() -> None:
     assert oxidiff.report(compiled).captures == captures
     change(2.0)
     assert_close(compiled(x), module(x))
+
+
+@torch.no_grad()
+def test_compiled_functions_in_attributes_are_as_others() -> None:
+    weight, holder = torch.ones(10), types.SimpleNamespace(layer=nn.Linear(10, 10), factor=3.0)
+
+    def function(x: Tensor) -> Tensor:
+        return holder.layer(x * weight) * holder.factor
+
+    class Net(nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(x) + 1
+
+    eager = Net(function)
+    compiled = oxidiff.compile(Net(oxidiff.compile(function)).eval(), strict=True)
+
+    def check() -> None:
+        for x in (image(3, 10), image(5, 10)):
+            assert_close(compiled(x), eager(x))
+
+    check()
+    weight = torch.full((10,), 2.0)
+    check()
+    weight.mul_(2)
+    check()
+    holder.factor = 5.0
+    check()
+    holder.layer.weight.mul_(2)
+    check()
+    holder.layer = nn.Linear(10, 10)
+    check()
