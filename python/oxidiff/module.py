@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 import warnings
 import weakref
@@ -169,6 +170,19 @@ class CompiledFunction(Generic[P, R]):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
+        """Of a function that is a method or holds objects; others are their own copies."""
+        copied = copy.deepcopy(self.__wrapped__, memo)
+        return self if copied is self.__wrapped__ else CompiledFunction(copied, dispatcher_of(self).options)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Its name, as of any function, where that leads here; else what it was made of."""
+        name: str = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (CompiledFunction, (self.__wrapped__, dispatcher_of(self).options))
 
     def warmup(self, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
         """See :func:`oxidiff.warmup`."""

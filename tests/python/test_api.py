@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,35 @@ def test_decorator() -> None:
     assert with_options.__doc__ == "Doubles."
     assert oxidiff.report(plain).calls == 2
     assert with_options.report().eager_calls == 0
+
+
+@oxidiff.compile
+def doubled(x: Tensor) -> Tensor:
+    """Found by its name."""
+    return x * 2
+
+
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_functions_are_copied_as_functions_are(duplicate: Callable[[Any], Any]) -> None:
+    assert duplicate(doubled) is doubled
+    other: Any = oxidiff.compile(tripled, strict=True)
+    assert_close(duplicate(other)(image()), image() * 3)
+    assert duplicate(other).__wrapped__ is tripled
+
+    net = Net().eval()
+    net.function = doubled
+    assert duplicate(net).function is doubled
+    method = duplicate(oxidiff.compile(net.forward, strict=True))
+    assert_close(method(image()), net(image()))
+    if duplicate is not copy.copy:
+        assert_close(oxidiff.compile(duplicate(net))(image()), net(image()))
+        net.linear.weight.zero_()
+        assert not torch.equal(method(image()), net(image()))
 
 
 @torch.no_grad()
