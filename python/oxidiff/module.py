@@ -388,7 +388,10 @@ def _copy(self: Any) -> Any:
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     dispatcher = dispatcher_of(self)
-    return compile_module(copy.deepcopy(dispatcher.module, memo), dispatcher.options)
+    copied = copy.deepcopy(dispatcher.module, memo)
+    # What the module holds may lead back here (a registry of hooks, a list), and was then copied on the way.
+    made = memo.get(id(self))
+    return compile_module(copied, dispatcher.options) if made is None else made
 
 
 def _reduce_ex(self: Any, protocol: int) -> Any:

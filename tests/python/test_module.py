@@ -304,6 +304,17 @@ def test_copies_are_independent(module: Net, compiled: Any) -> None:
     assert_close(compiled(image()), module(image()))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_module_that_leads_to_what_was_compiled_of_it(compiled: Any, duplicate: Callable[[Any], Any]) -> None:
+    compiled.owners = [compiled]
+    twin = duplicate(compiled)
+    assert twin.owners[0] is twin
+    twin.conv.weight.mul_(2)
+    assert_close(twin(image()), twin._orig_mod(image()))
+    assert not torch.equal(twin(image()), compiled(image()))
+
+
 def test_compile_of_compiled(compiled: Any) -> None:
     assert oxidiff.compile(compiled) is compiled
     assert oxidiff.compile(compiled, strict=True) is compiled
