@@ -14,7 +14,7 @@ from torch import nn
 
 from oxidiff import testing
 from oxidiff.capture import CaptureError, Capturer, Dim, Ref, capture, is_tracing
-from oxidiff.capture import trace as tracing
+from oxidiff.capture import following as stand_ins
 from oxidiff.capture.graph import number_at
 
 
@@ -770,9 +770,9 @@ def methods_of_modules():
 def test_methods_of_modules_are_replaced_once_for_a_capture(net, monkeypatch):
     """Each time goes through all classes of modules there are."""
     own, made, begun = methods_of_modules(), [], []
-    make, begin = tracing._stand_ins_of, tracing._following.begin
-    monkeypatch.setattr(tracing, "_stand_ins_of", lambda *methods: made.append(methods) or make(*methods))
-    monkeypatch.setattr(tracing._following, "begin", lambda: begun.append(begin()))
+    make, begin = stand_ins._stand_ins_of, stand_ins._following.begin
+    monkeypatch.setattr(stand_ins, "_stand_ins_of", lambda *methods: made.append(methods) or make(*methods))
+    monkeypatch.setattr(stand_ins._following, "begin", lambda: begun.append(begin()))
     capture(net, (image(),))
     assert made == [tuple(own)]
     assert len(begun) > 3
@@ -784,7 +784,7 @@ def test_methods_of_modules_are_replaced_once_for_a_capture(net, monkeypatch):
 
 def test_captures_of_two_threads_keep_what_stands_in_for_methods(net):
     own, seen = methods_of_modules(), []
-    inner, outer = tracing.following(), tracing.following()
+    inner, outer = stand_ins.following(), stand_ins.following()
     with outer:
         with inner:
             capture(net, (image(),))
@@ -802,7 +802,7 @@ def test_an_interrupt_at_the_end_of_a_capture_leaves_nothing(net, monkeypatch):
         """A lock that is taken at the second attempt."""
 
         def __init__(self):
-            self.lock, self.count = tracing._lock, 0
+            self.lock, self.count = stand_ins.LOCK, 0
 
         def __enter__(self):
             self.count += 1
@@ -813,11 +813,11 @@ def test_an_interrupt_at_the_end_of_a_capture_leaves_nothing(net, monkeypatch):
         def __exit__(self, *args):
             return self.lock.__exit__(*args)
 
-    with pytest.raises(KeyboardInterrupt), tracing.following():
+    with pytest.raises(KeyboardInterrupt), stand_ins.following():
         capture(net, (image(),))
-        monkeypatch.setattr(tracing, "_lock", interrupted := Interrupted())
+        monkeypatch.setattr(stand_ins, "LOCK", interrupted := Interrupted())
     assert interrupted.count == 2
-    assert methods_of_modules() == own and not tracing._following.holders
+    assert methods_of_modules() == own and not stand_ins._following.holders
 
 
 def test_other_threads_are_not_traced(net):

@@ -703,7 +703,8 @@ def test_interrupt_while_changes_are_noticed(module: Net, compiled: Any, change:
 def test_interrupt_leaves_a_process_that_works() -> None:
     """A capture has much of torch look elsewhere meanwhile."""
     before = {name: vars(nn.Module).get(name) for name in ("__call__", "__setattr__", "__init__", "add_module")}
-    is_counted = is_function_of("capture/trace.py", "contextlib.py", "_python_dispatch.py", "torch/overrides.py")
+    traced = [f"capture/{name}.py" for name in ("trace", "recorder", "handlers", "pretence", "following", "leftovers")]
+    is_counted = is_function_of(*traced, "contextlib.py", "_python_dispatch.py", "torch/overrides.py")
     latest: dict[Any, int] = {}
 
     def noted(code: Any, event: str) -> bool:

@@ -19,12 +19,15 @@ from torch import Tensor
 
 from ..errors import CaptureError
 from .dim import Dim, Real
+from .failures import ChangedError, LongerError
 from .fit import denominators, fit_all, fit_floats
+from .following import following, passed
 from .graph import CapturedGraph, Literal, build_graph
 from .guards import Guard, Ledger, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE, strides_in
 from .reads import Asking, Given
+from .record import Trace
 from .signature import (
     ANSWERS,
     Binder,
@@ -70,7 +73,7 @@ from .sizes import (
     ties,
 )
 from .stages import Stage, cut
-from .trace import ChangedError, LongerError, Trace, following, passed, trace
+from .trace import trace
 from .weights import WeightIndex
 
 if TYPE_CHECKING:

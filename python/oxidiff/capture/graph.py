@@ -15,9 +15,9 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
 from .guards import Guard, symbols_of, value_at
+from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from .signature import Call, Number, Place, Question
 from .sizes import SizePlan, ranks_of
-from .trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from .weights import WeightSlot
 
 __all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "OutputSpec", "Read", "Ref", "Value"]

@@ -22,11 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CaptureError
 from .dim import Dim
+from .failures import NotFiniteError
 from .graph import CapturedGraph, Node, Read, arguments_of, number_at, prelude_of
 from .guards import symbols_of
+from .record import Trace, first_of
 from .signature import Answer, Call, Number, Question, share_of, with_answers
 from .stages import run_op
-from .trace import NotFiniteError, Trace, first_of
 
 __all__ = ["QUESTIONS", "TENSORS", "Asking", "Given", "Prelude", "answered"]
 

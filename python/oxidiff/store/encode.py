@@ -29,9 +29,9 @@ from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, R
 from ..capture.guards import OPERATIONS, Expression, Guard, symbols_of
 from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
 from ..capture.objects import Made, fits
+from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.signature import Place
 from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
-from ..capture.trace import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.weights import Member, WeightSlot
 from ..errors import ArtifactError
 

@@ -1,0 +1,318 @@
+"""Whose trace runs, in which submodule it is, and what its thread does with modules meanwhile.
+
+Methods of ``nn.Module`` have stand-ins for as long as a capture takes. They are those of all threads: each stand-in asks
+whose call it is first. One trace runs at a time, under :data:`LOCK`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureError
+from ..hooks import cast_weights, casting
+from .signature import Number
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+__all__ = ["Adapters", "LOCK", "following", "following_modules", "is_tracing", "passed"]
+
+_C = torch._C
+
+
+LOCK = threading.RLock()
+"""Held by whoever traces, or puts something in the place of methods of ``nn.Module``."""
+_current: Recorder | None = None
+
+
+def passed(place: int, number: Number) -> Number:
+    """What a program that is being traced is passed for the number at this place among the sizes of its call."""
+    return number if _current is None else _current.trace.ledger.argument(place, number)
+
+
+def is_tracing() -> bool:
+    """True inside a ``forward`` that is being traced, in the tracing thread."""
+    return _current is not None and _current.thread == threading.get_ident()
+
+
+class Adapters:
+    """The LoRA layers of a module that is traced without them, and a look at whether that is all the same to ``forward``.
+
+    What adapters add is in the weights that programs are bound to, as the layers are between calls. A ``forward`` that
+    changes them on its way (a scale that it passes on to a model inside, adapters that it disables for a while), or that
+    looks behind them, is not what its trace says.
+    """
+
+    _WRITERS = (
+        "scale_layer",
+        "unscale_layer",
+        "set_scale",
+        "set_adapter",
+        "enable_adapters",
+        "delete_adapter",
+        "merge",
+        "unmerge",
+    )
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.bases = recorder.weights.bases
+        self._recorder = recorder
+        self._inside = {id(base) for base in self.bases.values()}
+        self._layers = recorder.weights.layers
+        self._scaling = {at: dict(layer.scaling) for at, layer in self._layers.items()}
+        self._is_written = False
+
+    def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.nn.Module:
+        """The module that runs where ``module`` is called."""
+        base = self.bases.get(id(module))
+        if base is None:
+            if id(module) in self._inside:
+                raise self._recorder.error("forward calls a layer to which adapters are added without them")
+            return module
+        if kwargs or len(args) != 1 or module._forward_pre_hooks or module._forward_hooks:
+            raise self._recorder.error("forward says which adapters a layer uses in this call")
+        if dict(self._layers[id(module)].scaling) != self._scaling[id(module)]:
+            self._is_written = True
+            raise self._changed("their scaling is written")
+        return base
+
+    def _changed(self, what: str) -> CaptureError:
+        return self._recorder.error(
+            f"forward changes adapters while it runs ({what}); change them, or pass their scale, from outside"
+        )
+
+    def _put_back(self) -> None:
+        for at, layer in self._layers.items():
+            if layer.scaling != self._scaling[at]:
+                layer.scaling.clear()
+                layer.scaling.update(self._scaling[at])
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Lets no method change the adapters in this thread. What others change is in the weights that are bound next."""
+        replaced = []
+        owners = {
+            (owner, name)
+            for kind in {type(layer) for layer in self._layers.values()}
+            for name in self._WRITERS
+            for owner in [next((cls for cls in kind.__mro__ if name in cls.__dict__), None)]
+            if owner is not None
+        }
+        try:
+            for owner, name in owners:
+                replaced.append((owner, name, owner.__dict__[name]))
+                setattr(owner, name, self._refusing(owner.__dict__[name]))
+            yield
+        finally:
+            for owner, name, write in replaced:
+                setattr(owner, name, write)
+            if self._is_written:
+                # Now, as what `forward` does when it is left by an exception is done.
+                self._put_back()
+
+    def _refusing(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def method(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(layer) in self._layers and is_tracing() and _current is self._recorder:
+                raise self._changed(f"{write.__name__} of {self._recorder.weights.paths[id(self.bases[id(layer)])]}")
+            result = write(layer, *args, **kwargs)
+            if id(layer) in self._layers:
+                self._scaling[id(layer)] = dict(layer.scaling)
+            return result
+
+        return method
+
+
+class _Following:
+    """What stands in for methods of ``nn.Module`` so that a trace notices what its thread does with modules; other threads,
+    and everybody between traces, get the methods themselves.
+
+    To put something in their place goes through all classes of modules there are: ten milliseconds where all of diffusers is
+    imported. So it stays while someone holds it, as a capture of many traces does. Written under the lock of traces.
+    """
+
+    def __init__(self) -> None:
+        self.holders: set[object] = set()
+        self.own: tuple[Any, ...] | None = None
+        """The methods that are stood in for: ``_METHODS``, in this order."""
+        self._stand_ins: tuple[Any, ...] = ()
+        self._imported = 0
+
+    def begin(self) -> None:
+        """Puts everything in its place, if it is not there."""
+        if self.own is not None:
+            return
+        kind: Any = torch.nn.Module
+        own = tuple([getattr(kind, name) for name in _METHODS])
+        self._stand_ins = stand_ins = _stand_ins_of(*own)
+        self._imported = len(sys.modules)
+        self.own = own
+        kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
+        kind.register_parameter, kind.add_module, kind.__delattr__ = stand_ins[3:]
+
+    def take_back(self) -> None:
+        """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
+        torch's imports Dynamo, which could compile nothing that makes a module from then on."""
+        if len(sys.modules) == self._imported or self.own is not None:
+            return
+        # Those that were there before have none: to tell which they are, each trace would list thousands of names.
+        self._imported = len(sys.modules)
+        names = {id(stand_in): name for stand_in, name in zip(self._stand_ins, _METHODS, strict=False)}
+        for space in [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]:
+            for name, value in list(space.items()):
+                if id(value) in names:
+                    space[name] = getattr(torch.nn.Module, names[id(value)])
+
+
+_METHODS = ("__call__", "__setattr__", "__init__", "register_parameter", "add_module", "__delattr__")
+_following = _Following()
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """Keeps what traces need in its place from one to the next; for a capture."""
+    holder, kind = object(), torch.nn.Module
+    interrupt: KeyboardInterrupt | None = None
+    is_held = True
+    try:
+        with LOCK:
+            _following.holders.add(holder)
+        yield
+    finally:
+        while is_held:
+            try:
+                with LOCK:
+                    _following.holders.discard(holder)
+                    if not _following.holders and _following.own is not None and _current is None:
+                        _put_back_methods(kind)
+                    is_held = False
+                _following.take_back()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+
+def _put_back_methods(kind: Any) -> None:
+    own = _following.own
+    if own is not None:
+        kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
+        kind.register_parameter, kind.add_module, kind.__delattr__ = own[3:]
+        _following.own = None
+
+
+def _forked() -> None:
+    """In a child no other thread captures anything."""
+    _put_back_methods(torch.nn.Module)
+    _following.holders.clear()
+    LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    # A process forks between traces: what they replace meanwhile, and the garbage collector, are as always in the child.
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_forked)
+
+
+def _stand_ins_of(own: Any, set_own: Any, make: Any, *writes: Any) -> tuple[Any, ...]:
+    """What stands in for methods of ``nn.Module``."""
+
+    @functools.wraps(own)
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = _current
+        if recorder is None or threading.get_ident() != recorder.thread:
+            return own(self, *args, **kwargs)
+        before = recorder.path
+        if recorder.adapters.bases:
+            self = recorder.adapters.called(self, args, kwargs)
+        paths = recorder.weights.paths
+        if id(self) not in paths:
+            recorder.check_known(self)
+        recorder.path = paths.get(id(self), before)
+        if "_diffusers_hook" in self.__dict__ and (dtype := casting(self)) is not None:
+            self = cast_weights(self, dtype)
+        result = own(self, *args, **kwargs)
+        # Not in a `finally`: after an exception the path says where it was raised.
+        recorder.path = before
+        return result
+
+    @functools.wraps(set_own)
+    def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
+        recorder = _current
+        if recorder is None:
+            pass
+        elif threading.get_ident() != recorder.thread:
+            recorder.foreign.add((id(self), name))
+            # Tensors change no program.
+            recorder.is_disturbed |= not isinstance(value, Tensor)
+        else:
+            recorder.own.add((id(self), name))
+        set_own(self, name, value)
+
+    @functools.wraps(make)
+    def initialize(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        recorder = _current
+        if recorder is not None and threading.get_ident() == recorder.thread:
+            recorder.made.add(id(self))
+        make(self, *args, **kwargs)
+
+    def noting(write: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(write)
+        def method(self: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+            recorder = _current
+            if recorder is not None and threading.get_ident() == recorder.thread:
+                recorder.own.add((id(self), name))
+            write(self, name, *args, **kwargs)
+
+        return method
+
+    return (call, set_attribute, initialize, *map(noting, writes))
+
+
+def following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives, with ``recorder.path`` kept at the submodule that is running."""
+    global _current
+    kind: Any = torch.nn.Module
+    outer, modes = _current, _Modes()
+    try:
+        _following.begin()
+        _current = recorder
+        with recorder.adapters.watched():
+            return run()
+    finally:
+        # No call before all is back: an interrupt comes after one.
+        _current = outer
+        if not _following.holders and outer is None:
+            if (own := _following.own) is not None:
+                kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
+                kind.register_parameter, kind.add_module, kind.__delattr__ = own[3:]
+                _following.own = None
+        modes.put_back(recorder)
+        _following.take_back()
+
+
+class _Modes:
+    """The modes of this thread, as they were: an interrupt that comes as the ``__exit__`` of one of torch's begins leaves
+    it as it is."""
+
+    def __init__(self) -> None:
+        self._dispatch, self._function = _C._len_torch_dispatch_stack(), _C._len_torch_function_stack()
+        self._is_grad_enabled = torch.is_grad_enabled()
+
+    def put_back(self, recorder: Recorder) -> None:
+        while _C._len_torch_function_stack() > self._function:
+            _C._pop_torch_function_stack()
+        while _C._len_torch_dispatch_stack() > self._dispatch:
+            if recorder.old_dispatch_mode_flags:
+                recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            else:
+                _C._pop_torch_dispatch_stack(None)
+        _C._set_grad_enabled(self._is_grad_enabled)

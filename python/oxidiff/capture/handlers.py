@@ -1,0 +1,388 @@
+"""How each kind of ATen op is recorded: a function for each, and a table of the ops whose kind is not in their schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from .aliasing import functional_overload, is_view_op
+from .meta import META_DEVICE
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+__all__ = ["HANDLERS", "MAX_CONSTANT", "classify", "data_dependent"]
+
+aten = torch.ops.aten
+
+
+Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _plain(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.emit(func, args, kwargs)
+
+
+def _view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = rec.emit(func, args, kwargs)
+    parent = args[0]
+    if isinstance(result, Tensor):
+        if result is not parent and isinstance(parent, Tensor):
+            rec.aliases.add_view(result, parent, func, args, kwargs, None)
+    else:
+        for i, part in enumerate(result):
+            rec.aliases.add_view(part, parent, func, args, kwargs, i)
+    return result
+
+
+def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target = args[0]
+    functional = functional_overload(func)
+    if functional is None or not isinstance(target, Tensor):
+        raise rec.error(f"{func} works in place in a way that is not supported", func)
+    _check_target(rec, func, target)
+    return _written(rec, func, target, rec.emit(functional, args, kwargs))
+
+
+def _check_target(rec: Recorder, func: Any, target: Tensor) -> None:
+    """Raises an exception where a tensor may not be written into."""
+    root = rec.aliases.root(target)
+    if id(root) not in rec.values or id(root) in rec.weights.twins:
+        rec.value(root)
+        slot = rec.weights.find(root)
+        raise rec.error(f"{func} writes into {slot.name if slot else 'a tensor from outside'}", func)
+    rec.value(target)
+
+
+def _written(rec: Recorder, func: Any, target: Tensor, result: Tensor) -> Tensor:
+    """``target`` after ``result`` was written into it."""
+    if result.dtype is not target.dtype:
+        result = rec.emit(aten.to.dtype, (result, target.dtype), {})
+    if result.shape != target.shape:
+        raise rec.error(f"{func} broadcasts what it writes into", func)
+    rec.aliases.write(target, result)
+    return target
+
+
+def _put(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x[mask] = rows``: each place where the mask holds takes the next row."""
+    x, indices, values, *rest = args
+    given = [(at, index) for at, index in enumerate(indices) if index is not None]
+    is_in_place = func is aten.index_put_.default
+    if len(given) == 1 and not (rest and rest[0]) and not kwargs.get("accumulate"):
+        at, mask = given[0]
+        behind = x.dim() - at - mask.dim()
+        is_mask = mask.dtype is torch.bool and mask.dim() > 0 and values.dtype is x.dtype
+        is_rows = any(size != 1 for size in values.shape[: max(0, values.dim() - behind)])
+        if is_mask and is_rows and rec.can_read(mask):
+            _check_mask(x, at, mask)
+            if is_in_place:
+                _check_target(rec, func, x)
+            result = _put_rows(rec, func, x, at, mask, values)
+            return _written(rec, func, x, result) if is_in_place else result
+    return _in_place(rec, func, args, kwargs) if is_in_place else rec.emit(func, args, kwargs)
+
+
+def _check_mask(x: Tensor, at: int, mask: Tensor) -> None:
+    """As torch does for a mask as an index: nobody would look, once there are places for it."""
+    if mask.shape != x.shape[at : at + mask.dim()]:
+        raise IndexError(f"a mask of {list(mask.shape)} for {list(x.shape)}, from dimension {at} on")
+
+
+def _put_rows(rec: Recorder, func: Any, x: Tensor, at: int, mask: Tensor, values: Tensor) -> Tensor:
+    shape, behind = list(x.shape), list(x.shape[at + mask.dim() :])
+    rows = rec.read(func, "nonzero", mask).shape[0]
+    if not rows:
+        rec.stand_in(values).expand([*shape[:at], 0, *behind])
+        same: Tensor = _same_value(rec, aten.clone.default, (x,), {})
+        return same
+    places = rec.emit(aten.to.dtype, (rec.emit(aten.reshape.default, (mask, [-1]), {}), torch.int64), {})
+    places = rec.emit(aten.sub.Tensor, (rec.emit(aten.cumsum.default, (places, 0), {}), 1), {})
+    places = rec.emit(aten.clamp.default, (places, 0), {})
+    every = rec.emit(aten.expand.default, (values, [*shape[:at], rows, *behind]), {})
+    spread = rec.emit(aten.reshape.default, (rec.emit(aten.index_select.default, (every, at, places), {}), shape), {})
+    holds = rec.emit(aten.reshape.default, (mask, [*mask.shape, *(1 for _ in behind)]), {})
+    result: Tensor = rec.emit(aten.where.self, (holds, spread, x), {})
+    return result
+
+
+def _shape_changing(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x.unsqueeze_()`` and its like: the same memory, and another shape from here on."""
+    target = args[0]
+    if id(target) not in rec.values or id(target) in rec.aliases.protected or not rec.aliases.is_alone(target):
+        raise rec.error(f"{func} changes the shape of a tensor that others see, too", func)
+    result = rec.emit(functional_overload(func), args, kwargs)
+    func(*args, **kwargs)
+    rec.values[id(target)] = rec.values[id(result)]
+    return target
+
+
+def _fill_diagonal(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """No op gives what it writes."""
+    target, value, *wrap = args
+    if target.dim() != 2 or any(wrap) or kwargs.get("wrap"):
+        raise rec.error(f"{func} is supported for matrices, and without wrap", func)
+    place = rec.emit(aten.eye.m, tuple(target.shape), {"dtype": torch.bool, "device": target.device})
+    return _in_place(rec, aten.masked_fill_.Scalar, (target, place, value), {})
+
+
+def _unchanged(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+def _nothing(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None
+
+
+def _dropout(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, p, train = args
+    if train and p > 0:
+        raise rec.error(f"{func} is random in training mode", func)
+    return x
+
+
+def _same_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``contiguous``, ``clone``, ``detach``: another tensor object, or the same, with the same elements."""
+    x = args[0]
+    value = rec.value(x)
+    source = rec.stand_in(x)
+    result = func(source, *args[1:], **kwargs)
+    if result is source:
+        return x
+    rec.values[id(result)] = value
+    rec.kept.append(result)
+    rec.aliases.add_view(result, x, func, args, kwargs, None)
+    return result
+
+
+def _fresh_constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.tensor(...)`` in forward: small ones go in by their elements, which may depend on the sizes."""
+    x = args[0]
+    if id(x) in rec.values:
+        return x
+    if x.is_meta:
+        raise rec.error("forward uses a tensor that was made where tracing cannot see it")
+    if x.numel() > MAX_CONSTANT or x.dtype.is_complex:
+        rec.bind(x)
+        return rec.weights.twin(x)
+    flat = x.flatten().tolist()
+    if x.dim() and not x.dtype.is_floating_point and not any(flat):
+        # As many zeros as the batch has items: a tensor whose size depends on the call, not data.
+        twin = rec.emit(aten.zeros.default, (list(x.shape),), {"dtype": x.dtype})
+        rec.constants[id(twin)] = x
+        return twin
+    numbers = [int(e) if isinstance(e, bool) else e for e in flat]
+    if x.dtype.is_floating_point and rec.scalars:
+        # An argument that became an element is known by its value before it was rounded.
+        rounded = {torch.tensor(s, dtype=x.dtype).item(): s for s in rec.scalars}
+        numbers = [rounded.get(n, n) for n in numbers]
+    twin = torch.empty(x.shape, dtype=x.dtype, device=META_DEVICE)
+    if all(math.isfinite(n) for n in numbers):
+        rec.append("constant", (), numbers, (twin,))
+    else:
+        rec.append("constant", tuple(map(repr, numbers)), (), (twin,))
+    rec.constants[id(twin)] = x
+    return twin
+
+
+MAX_CONSTANT = 64
+
+
+def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every ``to``: devices do not matter here, so it is a conversion of dtype or nothing."""
+    x = args[0]
+    dtype = kwargs.get("dtype")
+    for a in args[1:]:
+        if isinstance(a, torch.dtype):
+            dtype = a
+        elif isinstance(a, Tensor):
+            dtype = a.dtype
+    if dtype is not None and dtype is not x.dtype:
+        return rec.emit(aten.to.dtype, (x, dtype), {})
+    copies = func is aten._to_copy.default or kwargs.get("copy", False) or True in args[3:4]
+    return _same_value(rec, aten.clone.default, (x,), {}) if copies else x
+
+
+def _item(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    constant = rec.constants.get(id(args[0])) if args else None
+    if constant is not None and constant.numel() == 1:
+        return constant.item()
+    name = "is_nonzero" if func is aten.is_nonzero.default else "item"
+    return rec.leave(rec.read(func, name, args[0]))
+
+
+def _nonzero(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.read(func, "nonzero", args[0])
+
+
+def _nonzero_parts(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As indices, one per dimension: ``nonzero(as_tuple=True)``, ``where`` of a condition alone."""
+    if not args[0].dim():
+        return data_dependent(rec, func, args, kwargs)
+    found = rec.read(func, "nonzero", args[0])
+    return [rec.emit(aten.select.int, (found, 1, dim), {}) for dim in range(args[0].dim())]
+
+
+def _masked_select(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+    x, mask = (t if t.shape == shape else _view(rec, aten.expand.default, (t, list(shape)), {}) for t in args)
+    return _index(rec, aten.index.Tensor, (x, [mask]), {})
+
+
+def _repeats(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.read(func, "repeat_interleave", args[0])
+
+
+def _repeated(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, repeats, *rest = args
+    dim = rest[0] if rest else kwargs.get("dim")
+    if dim is None:
+        x, dim = _view(rec, aten.flatten.using_ints, (x,), {}), 0
+    if repeats.dim() != 1 or repeats.shape[0] != x.shape[dim]:
+        return data_dependent(rec, func, args, kwargs)
+    return rec.emit(aten.index_select.default, (x, dim, rec.read(func, "repeat_interleave", repeats)), {})
+
+
+def _equal(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rec.read(func, "equal", *args)
+
+
+def data_dependent(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> NoReturn:
+    """The handler of what depends on data that nobody has."""
+    raise rec.error(f"{func}: what forward does depends on the values of a tensor", func)
+
+
+def _random(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise rec.error(f"{func} draws random numbers", func)
+
+
+def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
+        return _random(rec, func, args, kwargs)
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    if mask is not None:
+        # On meta tensors nobody looks whether its rows are the queries': sizes that are tied would seem free.
+        query, key = args[:2]
+        scores = (key.shape[-2], query.shape[-2])
+        others = reversed(query.shape[:-2])
+        if any(own not in (1, size) for own, size in zip(reversed(mask.shape), (*scores, *others), strict=False)):
+            raise RuntimeError(f"a mask of {list(mask.shape)} for {scores[1]} queries and {scores[0]} keys")
+    return rec.emit(func, args, kwargs)
+
+
+def _index(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    places: list[Tensor | None] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+        elif not index.dim():
+            return data_dependent(rec, func, args, kwargs)
+        else:
+            _check_mask(args[0], len(places), index)
+            # Where it is true, along each of its dimensions.
+            found = rec.read(func, "nonzero", index)
+            places += [rec.emit(aten.select.int, (found, 1, dim), {}) for dim in range(index.dim())]
+    return rec.emit(func, (args[0], places), kwargs)
+
+
+def _cat(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without parts in which nothing is, which the compiler does not have."""
+    tensors, *rest = args
+    filled = [t for t in tensors if t.numel()]
+    if 0 < len(filled) < len(tensors) and len({t.dtype for t in tensors}) == 1:
+        # Their shapes are to fit all the same.
+        func([rec.stand_in(t) for t in tensors], *rest, **kwargs)
+        return rec.emit(func, (filled, *rest), kwargs)
+    return rec.emit(func, args, kwargs)
+
+
+def _one_hot(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) < 2 or args[1] < 0:
+        return data_dependent(rec, func, args, kwargs)
+    return rec.emit(func, args, kwargs)
+
+
+def _unsupported(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise rec.error(f"{func} writes into its arguments", func)
+
+
+def _diff(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Differences of neighbours, by slices whose ends are no sizes."""
+
+    def diff(
+        x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+    ) -> Tensor:
+        ends = [part for part in (prepend, x, append) if part is not None]
+        x = torch.cat(ends, dim) if len(ends) > 1 else x
+        for _ in range(n):
+            after, before = aten.slice.Tensor(x, dim, 1), aten.slice.Tensor(x, dim, 0, -1)
+            x = torch.logical_xor(after, before) if x.dtype is torch.bool else after - before
+        return x
+
+    with rec:
+        return diff(*args, **kwargs)
+
+
+def _query(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ops that ask about metadata and give no tensor."""
+    return func(*map(rec.stand_in, args), **kwargs)
+
+
+def classify(func: Any) -> Handler:
+    """The handler of an op that is not in :data:`HANDLERS`, by its schema."""
+    schema = func._schema
+    tags = func.tags
+    if torch.Tag.nondeterministic_seeded in tags:
+        return _random
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return data_dependent
+    if schema.is_mutable:
+        return _in_place if functional_overload(func) is not None else _unsupported
+    if not any("Tensor" in str(r.type) for r in schema.returns):
+        return _query
+    return _view if is_view_op(func) else _plain
+
+
+HANDLERS: dict[Any, Handler] = {
+    **dict.fromkeys(
+        (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.alpha_dropout.default), _dropout
+    ),
+    **dict.fromkeys((aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default), _same_value),
+    **dict.fromkeys((aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default), _fresh_constant),
+    **dict.fromkeys(
+        (
+            aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default,
+            aten.type_as.default,
+        ),
+        _convert,
+    ),
+    **dict.fromkeys((aten.item.default, aten._local_scalar_dense.default, aten.is_nonzero.default), _item),
+    **dict.fromkeys((aten.nonzero.default, aten.argwhere.default), _nonzero),
+    **dict.fromkeys((aten.nonzero_numpy.default, aten.where.default), _nonzero_parts),
+    aten.masked_select.default: _masked_select,
+    aten.repeat_interleave.Tensor: _repeats,
+    aten.repeat_interleave.self_Tensor: _repeated,
+    aten.equal.default: _equal,
+    aten.allclose.default: data_dependent,
+    **dict.fromkeys((aten.detach_.default, aten.requires_grad_.default), _unchanged),
+    **dict.fromkeys((aten.resolve_conj.default, aten.resolve_neg.default), _unchanged),
+    aten._assert_tensor_metadata.default: _nothing,
+    aten.fill_diagonal_.default: _fill_diagonal,
+    **dict.fromkeys(
+        (
+            aten.unsqueeze_.default, aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims,
+            aten.transpose_.default, aten.t_.default,
+        ),
+        _shape_changing,
+    ),
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.index.Tensor: _index,
+    **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),
+    aten.cat.default: _cat,
+    aten.one_hot.default: _one_hot,
+    aten.diff.default: _diff,
+}  # fmt: skip

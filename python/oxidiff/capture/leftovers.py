@@ -1,0 +1,434 @@
+"""What ``forward`` leaves behind: in attributes of its modules and of objects there, in lists, caches, other places.
+
+A trace must leave nothing, so it is noticed and undone; what a first call sets up once is put back for a second trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import operator
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.weight_norm import WeightNorm
+
+from ..errors import CaptureError
+from .guards import plain
+from .weights import OBJECTS_DEEP, WeightIndex, is_plain_object
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+__all__ = ["Before", "Cells", "Change", "Content", "KeptError", "LeftError", "leads_to"]
+
+
+class LeftError(CaptureError):
+    """``forward`` changes its module, or what that holds, in a way that a trace does not show.
+
+    Attributes:
+        changed: The dictionaries, lists and sets that it wrote.
+    """
+
+    def __init__(
+        self, reason: str, changes: Sequence[Change | Content] = (), *, module: str = "", op: str = ""
+    ) -> None:
+        super().__init__(reason, module=module, op=op)
+        self.changed: list[Any] = [c.holder if isinstance(c, Content) else c.table for c in changes]
+
+
+class KeptError(LeftError):
+    """``forward`` keeps a tensor or a count for later calls: once a call has really run, there is perhaps nothing left to
+    keep."""
+
+
+_ABSENT = object()
+
+
+@dataclass(slots=True)
+class Change:
+    """An attribute that ``forward`` changed, or an item of a dictionary there."""
+
+    label: str
+    table: dict[Any, Any]
+    name: Any
+    before: Any
+    after: Any
+    is_item: bool = False
+
+    def undo(self) -> None:
+        """Puts back what was there."""
+        self._put(self.before)
+
+    def redo(self) -> None:
+        """Puts there what ``forward`` did."""
+        self._put(self.after)
+
+    def _put(self, value: Any) -> None:
+        if value is _ABSENT:
+            self.table.pop(self.name, None)
+        else:
+            self.table[self.name] = value
+
+
+@dataclass(slots=True)
+class Content:
+    """A list or set in an attribute that ``forward`` changed."""
+
+    label: str
+    holder: Any
+    before: list[Any]
+    after: list[Any]
+
+    def undo(self) -> None:
+        """Puts back what was in it."""
+        _fill(self.holder, self.before)
+
+    def redo(self) -> None:
+        """Puts in what ``forward`` did."""
+        _fill(self.holder, self.after)
+
+
+def _fill(holder: list[Any] | set[Any], content: list[Any]) -> None:
+    # Never empty in between, for threads that read it.
+    if isinstance(holder, list):
+        holder[:] = content
+    else:
+        holder.intersection_update(content)
+        holder.update(content)
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""Tables of a module that `register_forward_hook` and `register_forward_pre_hook` write into."""
+
+
+class Before:
+    """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places.
+
+    Attributes:
+        is_kept: Whether it put something that the trace made into a list or a dictionary.
+        held: Ids of modules and objects that were there.
+    """
+
+    def __init__(self, weights: WeightIndex) -> None:
+        self._weights = weights
+        self.is_kept = False
+        self._tables = [
+            (path, id(module), table, dict(table))
+            for path, module in weights.modules
+            for table in (module.__dict__, module._buffers, *(module.__dict__[name] for name in _HOOKS))
+        ]
+        # Objects that are no modules keep what they made, too: the tables of a rotary embedding, the steps of a controller.
+        self._tables += [
+            (label, id(value), table, dict(table)) for label, value, table in _tables_beside(weights.modules)
+        ]
+        self.held = frozenset(holder for _, holder, *_ in self._tables)
+        # What other threads do here need not go through methods: what is not seen to be forward's stays.
+        self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+            (path, id(module), table, dict(table))
+            for path, module in weights.modules
+            for table in (module.__dict__["_parameters"], module.__dict__["_modules"])
+        ]
+        own = {
+            id(v): (f"{path}.{name}" if path else name, v)
+            for path, module, _, before in self._tables
+            for name, v in before.items()
+            if name not in _OF_MODULES and isinstance(v, _CONTAINERS) and module not in weights.shared
+        }
+        self._kept = [(label, holder, _copy_of(holder)) for label, holder in _containers(own.values())]
+        # Set anew by each call: nobody is to find what it was in the last.
+        self._computed = {
+            (id(module), hook.name)
+            for _, module in weights.modules
+            for hook in module._forward_pre_hooks.values()
+            if type(hook) is WeightNorm
+        }
+        # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
+        self._clear_caches()
+
+    def _clear_caches(self) -> None:
+        for cache in self._weights.caches:
+            cache.cache_clear()
+
+    def restore(self, foreign: Set[tuple[int, str]], own: Set[tuple[int, str]]) -> list[Change | Content]:
+        """Undoes changes of attributes but those of other threads, and lists them."""
+        self._clear_caches()
+        changes: list[Change | Content] = []
+        for label, holder, copied in self._kept:
+            if _restore(holder, copied):
+                self.is_kept = True
+            changes += _content_changes(label, holder, copied)
+        for change in changes:
+            change.undo()
+        for path, module, table, before in self._members:
+            mine = []
+            for name in [name for name in dict.fromkeys((*table, *before)) if (module, name) in own]:
+                old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                if old is not new:
+                    mine.append(Change(f"{path}.{name}" if path else name, table, name, old, new))
+                    mine[-1].undo()
+            if mine and _is_same_table(table, before) and list(table) != list(before):
+                _reorder(table, before)
+            changes += mine
+        for path, module, table, before in self._tables:
+            if len(table) == len(before) and all(map(operator.is_, table.values(), before.values())):
+                continue
+            prefix = f"{path}." if path else ""
+            for name in dict.fromkeys((*table, *before)):
+                old, left = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                new = plain(left)
+                if old is new and new is not left:
+                    table[name] = old
+                if old is not new and (module, name) not in foreign:
+                    change = Change(f"{prefix}{name}", table, name, old, new)
+                    change.undo()
+                    if (module, name) not in self._computed and not _has_same_items(old, new):
+                        changes.append(change)
+            if not foreign and list(table) != list(before):
+                _reorder(table, before)
+        return changes
+
+    def forget(self, recorder: Recorder) -> bool:
+        """Looks for meta tensors that outlive their trace, in caches and containers, and removes them from there.
+
+        Returns:
+            True if there were some.
+        """
+        made = recorder.release()
+        if not any(ref() is not None for ref in made):
+            return False
+        # What the trace made is young, as nothing was collected meanwhile; all that there is takes a quarter of a second.
+        for generation in (0, 2):
+            gc.collect(generation)
+            if not any(ref() is not None for ref in made):
+                return False
+        known = self._weights.caches
+        # Objects that were there at `gc.freeze()` are not listed; most caches are found by their names.
+        named = (
+            value for module in list(sys.modules.values()) for value in list(getattr(module, "__dict__", {}).values())
+        )
+        for found in itertools.chain(gc.get_objects(), named):
+            if type(found) is functools._lru_cache_wrapper and found not in known and _is_foreign(found):
+                known.append(found)
+        self._clear_caches()
+        for ref in made:
+            tensor = ref()
+            if tensor is not None:
+                _remove_from_containers(tensor)
+        return True
+
+
+def _is_same_table(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two dictionaries have the same objects under the same names, in whatever order."""
+    return one.keys() == other.keys() and all(one[name] is value for name, value in other.items())
+
+
+def _reorder(table: dict[str, Any], before: dict[str, Any]) -> None:
+    """Puts the items of a dictionary in their old order, others behind them. Threads that read it miss none of them."""
+    names = [*before, *(name for name in list(table) if name not in before)]
+    # One call into C: nobody else runs between an item's leaving its place and its coming back.
+    with contextlib.suppress(KeyError):
+        deque(map(table.__setitem__, names, map(table.pop, names)), maxlen=0)
+
+
+def _has_same_items(one: Any, other: Any) -> bool:
+    """Whether a list was replaced by another one of the very same objects: tables that are moved to where they are."""
+    if type(one) is not type(other) or not isinstance(one, (list, tuple)) or len(one) != len(other):
+        return False
+    return all(map(operator.is_, one, other))
+
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""What every module has in its `__dict__`."""
+_MAX_NESTED = 10_000
+"""Lists and dictionaries in attributes that are looked at."""
+
+
+_CONTAINERS = (dict, list, set)
+
+
+def _containers(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The lists, dictionaries and sets among these values, and those in them, with the names of the values."""
+    found: dict[int, tuple[str, Any]] = {}
+    waiting = list(values)
+    while waiting and len(found) < _MAX_NESTED:
+        label, holder = waiting.pop()
+        if isinstance(holder, _CONTAINERS) and id(holder) not in found:
+            found[id(holder)] = label, holder
+            if not isinstance(holder, set):
+                waiting += [(label, v) for v in (holder.values() if isinstance(holder, dict) else holder)]
+    return list(found.values())
+
+
+def _copy_of(holder: Any) -> Any:
+    return dict(holder) if isinstance(holder, dict) else list(holder)
+
+
+def _content_changes(label: str, holder: Any, before: Any) -> list[Change | Content]:
+    """What is otherwise in a list, dictionary or set than before, but for numbers in the place of others: nothing shows who
+    writes there, and a factor is more likely set by another thread than by ``forward``. Where that does it, the module
+    never stays as it was and runs eager, but the factor is changed by the attempts to capture it, too."""
+    if isinstance(holder, dict):
+        names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, _ABSENT) is not holder.get(n, _ABSENT)]
+        items = ((n, before.get(n, _ABSENT), plain(holder.get(n, _ABSENT))) for n in names)
+        changed = ((n, old, new) for n, old, new in items if not type(old) is type(new) is float)
+        return [Change(f"{label}[{n!r}]", holder, n, old, new, is_item=True) for n, old, new in changed]
+    now = list(holder)
+    if isinstance(holder, set) and holder == set(before):
+        return []
+    pairs = zip(now, before, strict=False)
+    if len(now) == len(before) and all(a is b or type(a) is type(b) is float for a, b in pairs):
+        return []
+    return [Content(label, holder, before, list(map(plain, now)))]
+
+
+def _restore(holder: Any, before: Any) -> bool:
+    """Undoes what put something of a trace into a list, dictionary or set; says whether there was any."""
+    if isinstance(holder, dict):
+        made = [key for key, value in list(holder.items()) if value is not before.get(key, _ABSENT) and _is_made(value)]
+        for key in made:
+            if key in before:
+                holder[key] = before[key]
+            else:
+                del holder[key]
+        return bool(made)
+    known = set(map(id, before))
+    if all(id(value) in known or not _is_made(value) for value in list(holder)):
+        return False
+    _fill(holder, before)
+    return True
+
+
+def _is_made(value: Any, depth: int = 6) -> bool:
+    """Whether there is something of a trace in a value."""
+    if isinstance(value, Tensor):
+        return value.is_meta
+    if isinstance(value, dict):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, (tuple, list, set)):
+        inner = value
+    elif is_plain_object(type(value)):
+        inner = vars(value).values()
+    else:
+        return False
+    # Records may hold each other.
+    return depth > 0 and any(_is_made(item, depth - 1) for item in list(inner))
+
+
+class Cells(MutableMapping[str, Any]):
+    """What a function that replaces a module's own remembers in variables around it, by their names."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        # An empty one is not assigned to yet.
+        self._cells = {name: cell for name, cell in cells if cell != types.CellType()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._cells[name].cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"the variable {name} stays")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+_PLAIN = (type(None), bool, int, float, str, Tensor)
+
+
+def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any, Any]]:
+    """The attributes of objects that are no modules and that modules hold, or that such objects hold, and the variables of
+    functions that modules hold: a label, what they are of, and the table."""
+    seen: set[int] = set()
+    waiting = [
+        (f"{path}.{name}" if path else name, value, OBJECTS_DEEP)
+        for path, module in modules
+        for name, value in module.__dict__.items()
+        if name not in _OF_MODULES
+    ]
+    for label, value, depth in waiting:
+        if id(value) in seen:
+            continue
+        if isinstance(value, types.FunctionType):
+            if value.__closure__:
+                seen.add(id(value))
+                yield label, value, Cells(value)
+        elif is_plain_object(type(value)):
+            seen.add(id(value))
+            yield label, value, value.__dict__
+            if depth > 1:
+                waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
+        elif isinstance(value, (list, tuple, dict)) and depth > 1 and len(waiting) < _MAX_NESTED:
+            seen.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            held = ((key, item) for key, item in items if not isinstance(item, _PLAIN))
+            waiting += [(f"{label}[{key!r}]", item, depth - 1) for key, item in held]
+    for _, module in modules:
+        for label, value in getattr(module, "objects_beside", ()):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield label, value, value.__dict__
+
+
+def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
+    """Whether a module itself, or what is in its attributes, has one of these dictionaries, lists and sets (ids)."""
+    own = (module.__dict__, module._buffers, module._parameters, module._modules)
+    if any(id(table) in tables for table in (*own, *(module.__dict__[name] for name in _HOOKS))):
+        return True
+    seen: set[int] = set()
+    waiting = [value for name, value in module.__dict__.items() if name not in _OF_MODULES]
+    for value in waiting:
+        if isinstance(value, torch.nn.Module):
+            if id(value.__dict__) in tables:
+                return True
+            continue
+        if is_plain_object(type(value)):
+            value = value.__dict__
+        if not isinstance(value, (*_CONTAINERS, tuple)) or id(value) in seen:
+            continue
+        if id(value) in tables:
+            return True
+        seen.add(id(value))
+        if len(waiting) < _MAX_NESTED:
+            waiting += [v for v in (value.values() if isinstance(value, dict) else value) if not isinstance(v, _PLAIN)]
+    return False
+
+
+def _is_foreign(cache: Any) -> bool:
+    """A cache of the program's own, of which one may forget the contents."""
+    module = str(getattr(cache, "__module__", "") or "")
+    return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
+
+
+def _remove_from_containers(value: Any, depth: int = 3) -> None:
+    """Takes what a trace made out of the lists and dictionaries that hold it, or a tuple or a record of it."""
+    for holder in gc.get_referrers(value):
+        if type(holder) is list:
+            holder[:] = [item for item in holder if item is not value]
+        elif isinstance(holder, dict) and "__builtins__" not in holder:
+            # Not by its class, which may not allow it: model outputs of diffusers do not.
+            kind: type[dict[Any, Any]] = OrderedDict if isinstance(holder, OrderedDict) else dict
+            for name in [k for k, v in kind.items(holder) if v is value]:
+                kind.__delitem__(holder, name)
+        elif isinstance(holder, tuple) and depth:
+            _remove_from_containers(holder, depth - 1)

@@ -1,0 +1,357 @@
+"""What a program is led to believe while it is traced.
+
+Its tensors live on the real device and tell their sizes as numbers that are followed; an index means what it means in
+eager, whatever sizes it happens to name; no function of its own has a cache; transformers knows the tracer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+from .following import is_tracing
+from .guards import plain
+from .handlers import MAX_CONSTANT, data_dependent
+from .weights import WeightIndex
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+__all__ = ["RealDevice", "following_lengths", "past_caches", "telling_transformers"]
+
+aten = torch.ops.aten
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_NEW_TENSOR = torch.Tensor.new_tensor
+_MAKING = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor))
+
+
+class RealDevice(TorchFunctionMode):
+    """Answers questions about the device of traced tensors with the real one."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        device = recorder.device
+        kind = device.type
+        self._autocast_type = kind if kind != "meta" else "cpu"
+        self._answers: dict[Any, Any] = {
+            torch.Tensor.device.__get__: device,
+            torch.Tensor.is_meta.__get__: kind == "meta",  # type: ignore[attr-defined]
+            torch.Tensor.is_cpu.__get__: kind == "cpu",  # type: ignore[attr-defined]
+            torch.Tensor.is_cuda.__get__: kind == "cuda",  # type: ignore[attr-defined]
+            torch.Tensor.is_mps.__get__: kind == "mps",  # type: ignore[attr-defined]
+            torch.Tensor.is_xpu.__get__: kind == "xpu",  # type: ignore[attr-defined]
+            torch.Tensor.get_device: -1 if device.index is None else device.index,
+        }
+        ledger, values = recorder.trace.ledger, recorder.values
+        self._ledger = ledger
+
+        def shape(x: Tensor) -> torch.Size:
+            value = values.get(id(x))
+            return x.shape if value is None else torch.Size(ledger.shape(value, x.shape))
+
+        def size(x: Tensor, dim: int | None = None) -> Any:
+            return shape(x) if dim is None else shape(x)[dim]
+
+        def numel(x: Tensor) -> int:
+            return math.prod(shape(x))
+
+        def length(x: Tensor) -> int:
+            if not x.dim():
+                raise TypeError("len() of a 0-d tensor")
+            # Python makes a plain int of it.
+            ledger.pin(shape(x)[0])
+            return x.shape[0]
+
+        def stride(x: Tensor, dim: int | None = None) -> Any:
+            strides = list(itertools.accumulate(shape(x)[:0:-1], operator.mul, initial=1))[::-1]
+            found = x.stride() if x.dim() else ()
+            if found != tuple(strides):
+                for n in shape(x):
+                    ledger.pin(n)
+                strides = list(found)
+            return tuple(strides) if dim is None else strides[dim]
+
+        def nbytes(x: Tensor) -> int:
+            return numel(x) * x.itemsize
+
+        self._sizes: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.shape.__get__: shape,  # type: ignore[attr-defined]
+            torch.Tensor.size: size,
+            torch.Tensor.numel: numel,
+            torch.Tensor.nelement: numel,
+            torch.numel: numel,
+            torch.Tensor.__len__: length,
+            torch.Tensor.stride: stride,
+            torch.Tensor.nbytes.__get__: nbytes,  # type: ignore[attr-defined]
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_torchs(func):
+            func = _asking(func)
+        if torch.is_autocast_enabled(self._autocast_type):
+            # Meta tensors are not cast, so the trace would not show what eager does.
+            raise self._recorder.error("autocast is on; convert the module to the lower precision instead", func)
+        if func in self._answers and args[0].is_meta:
+            return self._answers[func]
+        if func in self._sizes and args and args[0].is_meta:
+            return self._sizes[func](*args, **(kwargs or {}))
+        if func in _SETTING_DATA:
+            raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
+        self._ledger.use(args)
+        if kwargs:
+            self._ledger.use(tuple(kwargs.values()))
+        if func in _MAKING and self._recorder.has_doubles and len(args) < 2 and not (kwargs and kwargs.get("dtype")):
+            data = args[0] if args else kwargs.get("data")
+            if any(isinstance(number, float) for number in tree_flatten(data)[0]):
+                raise self._recorder.error(
+                    "forward makes a tensor of a number, which may be numpy's, without a dtype", func
+                )
+        if func is _NEW_TENSOR and args[0].is_meta:
+            # On the meta device it would not keep the data.
+            wanted = dict(kwargs) if kwargs else {}
+            data = wanted.pop("data") if "data" in wanted else args[1]
+            wanted.setdefault("dtype", args[0].dtype)
+            return torch.tensor(data, **wanted)
+        if func is torch.Tensor.tolist and args[0].is_meta:
+            constant = self._recorder.constants.get(id(args[0]))
+            return constant.tolist() if constant is not None else _listed(self._recorder, args[0])
+        if func is torch.Tensor.item and args[0].is_meta and id(args[0]) not in self._recorder.constants:
+            return self._recorder.read("item", "item", args[0])
+        if func is _GETITEM or func is _SETITEM:
+            index = self._with_numbers(_without_lists(args[1]))
+            view = _basic_index(args[0], index)
+            if view is not None:
+                return view if func is _GETITEM else _assign(view, args[2])
+            if func is _SETITEM and isinstance(args[2], Tensor) and (places := _places(args[0], index)) is not None:
+                # torch's own way strips leading ones off the shape of what is written: another program at batch 1.
+                aten.index_put_.default(args[0], places, args[2].to(args[0].dtype))
+                return None
+            return func(args[0], index, *args[2:])
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _with_numbers(self, index: Any) -> Any:
+        """``index`` with numbers for the tensors that are edges of slices."""
+        if isinstance(index, tuple):
+            return tuple(map(self._with_numbers, index))
+        if not isinstance(index, slice):
+            return index
+        edges = (index.start, index.stop, index.step)
+        read = self._recorder.read
+        return slice(*(read("item", "item", e) if isinstance(e, Tensor) and e.is_meta else e for e in edges))
+
+
+def _is_torchs(func: Any) -> bool:
+    """Whether what torch says is called is a function of torch's."""
+    if type(func) is types.FunctionType:
+        return func.__code__.co_filename.startswith(_TORCH)
+    return inspect.isroutine(func)
+
+
+def _asking(func: Any) -> Any:
+    """What asks, where somebody put ``func`` in the place of a function of torch's and it calls that. torch's finds ``func``
+    under its own name, and says that this is called."""
+    frame = sys._getframe(2)
+    asking = frame.f_back if frame.f_code.co_name == "handle_torch_function" else None
+    if asking is None or asking.f_code is getattr(func, "__code__", None):
+        return func
+    # All its arguments are passed on, so that it needs no defaults.
+    return types.FunctionType(asking.f_code, asking.f_globals)
+
+
+def _listed(rec: Recorder, x: Tensor) -> Any:
+    """``tolist()`` of a traced tensor, each number an answer of its own."""
+    if not x.dim():
+        return rec.read("tolist", "item", x)
+    if x.numel() > MAX_CONSTANT:
+        data_dependent(rec, "tolist", (x,), {})
+    return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
+
+
+_SETTING_DATA = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
+_GETITEM = torch.Tensor.__getitem__
+_SETITEM = torch.Tensor.__setitem__
+
+
+def _without_lists(index: Any) -> Any:
+    """``index`` with lists of numbers as tensors: torch would make them on the meta device, without their data."""
+    if isinstance(index, list):
+        return torch.tensor(index)
+    if isinstance(index, tuple):
+        return tuple(torch.tensor(item) if isinstance(item, list) else item for item in index)
+    return index
+
+
+def _basic_index(x: Tensor, index: Any) -> Tensor | None:
+    """``x[index]`` for ints, slices, ``None`` and ``...``; ``None`` for other indices.
+
+    torch leaves out slices that take everything, so that ``x[:, :n]`` would be another program where ``n`` happens to
+    be the size. Here a slice with bounds is always an op.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    taken = 0
+    for item in items:
+        if item is None or item is Ellipsis:
+            continue
+        if not isinstance(item, slice) and type(plain(item)) is not int:
+            return None
+        if isinstance(item, slice) and any(isinstance(edge, Tensor) for edge in (item.start, item.stop, item.step)):
+            return None
+        taken += 1
+    if taken > x.dim() or items.count(Ellipsis) > 1:
+        return None
+    dim = 0
+    for item in items:
+        if item is None:
+            x = x.unsqueeze(dim)
+            dim += 1
+        elif item is Ellipsis:
+            dim += x.dim() - dim - _consumed(items[items.index(Ellipsis) + 1 :])
+        elif isinstance(item, slice):
+            if not (item.start is None and item.stop is None and item.step is None):
+                x = aten.slice.Tensor(x, dim, item.start, item.stop, 1 if item.step is None else item.step)
+            dim += 1
+        else:
+            x = x.select(dim, item)
+    return aten.alias.default(x) if all(item is Ellipsis or item == slice(None) for item in items) else x
+
+
+def _places(x: Tensor, index: Any) -> list[Tensor | None] | None:
+    """An index of tensors of integers, and of whole dimensions, as ``index_put_`` takes it; ``None`` if it is another."""
+    items = index if isinstance(index, tuple) else (index,)
+    whole = slice(None)
+    places: list[Tensor | None] = []
+    for item in items:
+        if item is Ellipsis:
+            places += [None] * (x.dim() - len(items) + 1)
+        elif isinstance(item, Tensor) and item.dim() and item.dtype in (torch.int32, torch.int64):
+            places.append(item)
+        elif isinstance(item, slice) and item == whole:
+            places.append(None)
+        else:
+            return None
+    return places
+
+
+def _consumed(items: Sequence[Any]) -> int:
+    """How many dimensions indices take."""
+    return sum(item is not None for item in items)
+
+
+def _assign(view: Tensor, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        view.fill_(value)
+        return
+    while value.dim() > view.dim() and value.shape[0] == 1:
+        value = value.squeeze(0)
+    view.copy_(value)
+
+
+def _own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+    """The global names of the code of the modules' classes, but for torch's."""
+    names = {kind.__module__ for module in modules for kind in type(module).__mro__}
+    return [vars(sys.modules[name]) for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
+
+
+def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any], None], Any]]:
+    """The cached functions of the code of modules, each with what puts another one in its place: methods, those that a
+    method asks, and those with a global name where they are written."""
+    found: list[tuple[Callable[[Any], None], Any]] = []
+    types = {cls for module in modules for cls in type(module).__mro__}
+    methods = [(functools.partial(setattr, cls, name), value) for cls in types for name, value in vars(cls).items()]
+    for space in _own_spaces(modules):
+        own = ((n, v) for n, v in space.items() if getattr(v, "__module__", None) == space.get("__name__"))
+        methods += [(functools.partial(space.__setitem__, name), value) for name, value in own]
+    for put, value in methods:
+        if isinstance(value, functools._lru_cache_wrapper):
+            found.append((put, value))
+        for cell in getattr(value, "__closure__", None) or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                # Nothing is in it yet.
+                continue
+            if isinstance(held, functools._lru_cache_wrapper):
+                found.append((functools.partial(setattr, cell, "cell_contents"), held))
+    return found
+
+
+@contextmanager
+def past_caches(weights: WeightIndex) -> Iterator[None]:
+    """Lets the tracing thread compute what the module's cached functions have in their caches, or would put there: it would
+    be of another size, and calls of other threads would find meta tensors."""
+    if weights.cached is None:
+        weights.cached = _caches_of([module for _, module in weights.modules])
+    try:
+        for put, cached in weights.cached:
+            put(_past(cached))
+        yield
+    finally:
+        for put, cached in weights.cached:
+            put(cached)
+
+
+def _past(cached: Any) -> Any:
+    @functools.wraps(cached)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return cached.__wrapped__(*args, **kwargs) if is_tracing() else cached(*args, **kwargs)
+
+    function.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    function.cache_info = cached.cache_info  # type: ignore[attr-defined]
+    function.cache_parameters = cached.cache_parameters  # type: ignore[attr-defined]
+    return function
+
+
+@contextmanager
+def telling_transformers() -> Iterator[None]:
+    """Lets transformers build masks without looking at their values, as it does for every tracer it knows."""
+    library = sys.modules.get("transformers.utils.import_utils")
+    original = getattr(library, "is_jit_tracing", None)
+    if library is None or original is None:
+        yield
+        return
+
+    def is_jit_tracing() -> Any:
+        return is_tracing() or original()
+
+    library.is_jit_tracing = is_jit_tracing  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library.is_jit_tracing = original  # type: ignore[attr-defined]
+
+
+def _length(value: Any, /) -> int:
+    """``len()``, of a tensor the size itself."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)
+
+
+@contextmanager
+def following_lengths(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
+    ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it."""
+    spaces = [space for space in _own_spaces(modules) if "len" not in space]
+    try:
+        for space in spaces:
+            space["len"] = _length
+        yield
+    finally:
+        for space in spaces:
+            if space.get("len") is _length:
+                del space["len"]

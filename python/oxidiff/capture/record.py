@@ -1,0 +1,133 @@
+"""What one run of a module did, made for comparing.
+
+Everything that must agree between two sizes is in :attr:`Trace.nodes`, a list that is compared with ``==``; everything
+that may depend on the size is in :attr:`Trace.numbers`, one flat list.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec
+
+from .guards import Ledger
+from .signature import Place
+from .weights import WeightSlot
+
+__all__ = ["CLOSE", "FALSE", "FLOAT", "INT", "Keyword", "NONE", "OPEN", "TRUE", "Trace", "WRITES", "first_of"]
+
+
+class _Token:
+    """A mark in a node's argument list."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+INT = _Token("int")
+FLOAT = _Token("float")
+TRUE = _Token("true")
+FALSE = _Token("false")
+NONE = _Token("none")
+OPEN = _Token("[")
+CLOSE = _Token("]")
+
+
+class Keyword(str):
+    """The name of a keyword argument; the argument's tokens follow."""
+
+    __slots__ = ()
+
+
+WRITES = Keyword("writes")
+
+Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
+"""``(op, argument tokens, (dtype, rank) of each result)``.
+
+The op is an ATen overload, or one of ``"input"``, ``"weight"``, ``"constant"``, ``"extern"``, ``"read"``, ``"sized"``,
+``"output"``. An int token is the number of a value; values are numbered in the order in which nodes produce them.
+"""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one run of a module did.
+
+    Attributes:
+        nodes: The structure. Two runs are isomorphic if these lists are equal.
+        numbers: Every integer and float of the arguments, and every result's sizes, in order.
+        starts: For each node, where its numbers start in ``numbers``.
+        paths: For each node, the path of the submodule that was running.
+        weights: The tensors of the ``"weight"`` nodes, by name.
+        externs: The data of the ``"extern"`` nodes: real tensors that no module holds.
+        output_spec: How results are put together, in torch's pytree form.
+        output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
+        is_copied: For each tensor returned, whether it is another one than all arguments, though it may equal one.
+        ledger: What the program asked about sizes on its way.
+        is_sized: Whether it read values of tensors that follow from sizes alone: numbers like those that it computes.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    numbers: list[int | float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    weights: dict[str, WeightSlot] = field(default_factory=dict)
+    externs: list[Tensor] = field(default_factory=list)
+    output_spec: TreeSpec | None = None
+    output_orders: list[tuple[int, ...]] = field(default_factory=list)
+    is_copied: list[bool] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    is_sized: bool = False
+    _shapes: list[int] = field(default_factory=list)
+
+    def places(self) -> tuple[Place, ...]:
+        """Where the program writes into lists and dictionaries that it is given."""
+        tokens = self.nodes[-1][1]
+        found: tuple[Place, ...] = ast.literal_eval(tokens[-1]) if WRITES in tokens[-2:-1] else ()
+        return found
+
+    def number_of(self, value: int, dim: int) -> int:
+        """Where in :attr:`numbers` a dimension of a value is."""
+        if not self._shapes:
+            for i, (_, _, results) in enumerate(self.nodes):
+                at = self.end_of(i) - sum(rank for _, rank in results)
+                for _, rank in results:
+                    self._shapes.append(at)
+                    at += rank
+        return self._shapes[value] + dim
+
+    def end_of(self, node: int) -> int:
+        """Where the numbers of a node end in :attr:`numbers`."""
+        return self.starts[node + 1] if node + 1 < len(self.starts) else len(self.numbers)
+
+    def difference(self, other: Trace) -> str | None:
+        """Where the structure of ``other`` first differs, ``None`` if the two are isomorphic."""
+        if self.nodes == other.nodes:
+            # Data made in forward is as many numbers as it has elements.
+            # A stored trace has none; there the graph's own forms show it.
+            if self.starts and (self.starts != other.starts or len(self.numbers) != len(other.numbers)):
+                return "a constant made in forward has a length that depends on the sizes"
+            for a, b in zip(self.externs, other.externs, strict=True):
+                if a is not b and not (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)):
+                    return "a constant made in forward depends on the sizes"
+            return None
+        for i, (a_node, b_node) in enumerate(zip(self.nodes, other.nodes, strict=False)):
+            if a_node != b_node:
+                return f"node {i} ({self.paths[i] or 'the module'}): {a_node[0]} and {b_node[0]}"
+        return f"{len(self.nodes)} and {len(other.nodes)} nodes"
+
+
+def first_of(value: int, makers: Sequence[int]) -> int:
+    """The first result of the node that makes a value; ``makers`` has the number of the node of each."""
+    first = value
+    while first and makers[first - 1] == makers[value]:
+        first -= 1
+    return first
