@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
+import threading
 
 import torch
 
@@ -101,6 +103,9 @@ def is_interrupt(error: BaseException) -> bool:
     it (a limit of time, the end of the process). Such a handler is called with the frame that it interrupts."""
     if isinstance(error, KeyboardInterrupt):
         return True
+    if not _can_be_interrupted():
+        # The arguments of a frame are all its variables, which it keeps from then on.
+        return False
     entry = error.__traceback__
     while entry is not None and (inner := entry.tb_next) is not None:
         names, others, _, held = inspect.getargvalues(inner.tb_frame)
@@ -109,6 +114,14 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         entry = inner
     return False
+
+
+def _can_be_interrupted() -> bool:
+    """Whether a signal has a handler in Python that may raise something in this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    return any(callable(handler) and handler is not signal.default_int_handler for handler in handlers)
 
 
 _OF_KIND: dict[str, type[Error]] = {
