@@ -90,7 +90,7 @@ test-rust: ## Rust unit, golden, property and tidy tests (no Python needed), e.g
 test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"
 	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal $(ARGS)
 
-test-archs: $(VENV)/.test-stamp build ## every CUDA kernel for every architecture, of which `test` takes turns (no GPU; minutes)
+test-archs: $(VENV)/.test-stamp build ## every CUDA kernel for every architecture, of which `test` takes turns (no GPU; more than ten minutes)
 	OXIDIFF_CUDA_ARCHS=all $(TEST_RUST) --test cuda_kernels
 	OXIDIFF_CUDA_ARCHS=all $(BIN)/python -m pytest --quiet tests/python/test_cuda_zoo.py
 
