@@ -145,6 +145,11 @@ for _name in (
     setattr(CompiledModule, _name, _Method(getattr(CompiledModule, _name)))
 
 
+def _is_followed() -> bool:
+    """Whether a tracer follows this call, Dynamo's or ours: what was compiled runs as it is, as a part of what is traced."""
+    return torch.compiler.is_compiling() or bool(_C._len_torch_dispatch_stack() and is_tracing())
+
+
 class CompiledFunction(Generic[P, R]):
     """What :func:`compile` makes of a plain function: call it like the function.
 
@@ -163,7 +168,7 @@ class CompiledFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function, compiled where possible."""
-        if torch.compiler.is_compiling() or (_C._len_torch_dispatch_stack() and is_tracing()):
+        if _is_followed():
             return self.__wrapped__(*args, **kwargs)
         self._holder.sync()
         return cast(R, self._compiled(*args, **kwargs))
@@ -327,7 +332,7 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         return made
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if torch.compiler.is_compiling() or (_C._len_torch_dispatch_stack() and is_tracing()):
+        if _is_followed():
             return cls.__call__(self, *args, **kwargs)
         table = self.__dict__
         if (

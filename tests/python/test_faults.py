@@ -784,31 +784,33 @@ def test_interrupt_leaves_a_module_that_works(
     assert not oxidiff.report(compiled).fallbacks
 
 
+def picky(leave: Callable[[], None]) -> nn.Module:
+    """A module that leaves by an exception at all sizes but one."""
+
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] != 3:
+                leave()
+            return x + 1
+
+    return Picky().eval()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [SystemExit, TimeoutError])
 def test_interrupt_of_a_trial_reaches_the_caller(kind: type[BaseException]) -> None:
     """Of another size, which may fail."""
-
-    class Net(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.shape[0] != 3:
-                send()
-            return x + 1
-
     with raised_by_a_handler(kind) as send, pytest.raises(kind, match="a signal"):
-        oxidiff.compile(Net().eval())(image(3, 4))
+        oxidiff.compile(picky(send))(image(3, 4))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
 def test_forward_that_exits_at_another_size(kind: type[BaseException]) -> None:
-    class Picky(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.shape[0] != 3:
-                raise kind("not three")
-            return x + 1
+    def leave() -> None:
+        raise kind("not three")
 
-    compiled: Any = oxidiff.compile(Picky().eval())
+    compiled: Any = oxidiff.compile(picky(leave))
     assert_close(compiled(image(3, 4)), image(3, 4) + 1)
     assert not oxidiff.report(compiled).eager_calls
     with pytest.raises(kind, match="not three"):
