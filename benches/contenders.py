@@ -182,51 +182,43 @@ def measure(case: Case, against: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def write_results(figures: dict[str, dict[str, Any]]) -> None:
-    """The tables, from every pair's last figures."""
+def _row(name: str, against: str, answer: dict[str, Any]) -> list[str]:
+    """A line of a machine's table of contenders."""
+    if "error" in answer:
+        return [f"`{name}`", against, f"failed: {answer['error']}", "", "", "", "", answer["at"]]
+    return [
+        f"`{name}`",
+        against,
+        f"{answer['contender_s']:.3f} s ± {answer['contender_spread']:.0%}",
+        f"{answer['oxidiff_s']:.3f} s",
+        f"{answer['ratio']:.2f} ± {answer['spread']:.2f}",
+        f"{answer['prepare_s']:.0f} s / {answer['own_prepare_s']:.1f} s",
+        f"{answer['apart']:.0e}",
+        answer["at"],
+    ]
+
+
+def _tables(figures: dict[str, dict[str, Any]]) -> list[str]:
+    """The best contender of every row, and all of them, from a machine's last figures."""
     best_rows, rows = [], []
     for name, case in CASES.items():
         answers = {against: figures[f"{name}/{against}"] for against in case.against if f"{name}/{against}" in figures}
-        for against, answer in answers.items():
-            if "error" in answer:
-                rows.append(
-                    [
-                        f"`{name}`",
-                        against,
-                        f"failed: {answer['error']}",
-                        "",
-                        "",
-                        "",
-                        "",
-                        answer["at"],
-                        answer["machine"],
-                    ]
-                )
-                continue
-            rows.append(
-                [
-                    f"`{name}`",
-                    against,
-                    f"{answer['contender_s']:.3f} s ± {answer['contender_spread']:.0%}",
-                    f"{answer['oxidiff_s']:.3f} s",
-                    f"{answer['ratio']:.2f} ± {answer['spread']:.2f}",
-                    f"{answer['prepare_s']:.0f} s / {answer['own_prepare_s']:.1f} s",
-                    f"{answer['apart']:.0e}",
-                    answer["at"],
-                    answer["machine"],
-                ]
-            )
+        rows += [_row(name, against, answer) for against, answer in answers.items()]
         measured = {against: answer for against, answer in answers.items() if "error" not in answer}
         if measured:
-            # Contenders are compared on one machine: that of the latest figure.
-            machine = max(measured.values(), key=lambda answer: str(answer["at"]))["machine"]
-            measured = {against: answer for against, answer in measured.items() if answer["machine"] == machine}
             best = max(measured, key=lambda against: measured[against]["ratio"])
             ratio, spread = measured[best]["ratio"], measured[best]["spread"]
             verdict = "yes" if ratio <= case.bar else "no"
-            best_rows.append(
-                [f"`{name}`", case.figure, best, f"{ratio:.2f} ± {spread:.2f}", str(case.bar), verdict, machine]
-            )
+            best_rows.append([f"`{name}`", case.figure, best, f"{ratio:.2f} ± {spread:.2f}", str(case.bar), verdict])
+    return [
+        *table(["row", "figure", "best contender measured", "oxidiff over it", "bar", "met"], best_rows),
+        "",
+        *table(["row", "contender", "its step", "oxidiff's", "ratio", "ready", "apart", "taken"], rows),
+    ]
+
+
+def write_results(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """The tables of every machine, from every pair's last figures there."""
     versions = []
     for package in ("openvino", "onnxruntime", "onnx"):
         try:
@@ -239,20 +231,17 @@ def write_results(figures: dict[str, dict[str, Any]]) -> None:
         "`make bench-contenders` writes this file: whole models with random weights, oxidiff and one contender at a time "
         "in one process, in turns. A ratio is oxidiff's time over the contender's. Contenders: eager PyTorch; "
         "`torch.compile` with freezing and max-autotune; OpenVINO in f32 for latency, sizes constant; onnxruntime with all "
-        "optimisations, sizes constant. The best contender is that of those measured on the machine of the row's latest "
-        "figure.",
+        "optimisations, sizes constant. *Ready* is the time from the model to the first result: theirs / ours. *Apart* is "
+        "how far the two results are from each other, relative. The bars are those of the machine with AVX-512.",
+        "",
+        "Taken last with:",
         "",
         *describe_machine(),
         f"- {', '.join(versions)}",
         "",
-        *table(["row", "figure", "best contender", "oxidiff over it", "bar", "met", "on"], best_rows),
-        "",
-        "*Ready* is the time from the model to the first result: theirs / ours. *Apart* is how far the two results are "
-        "from each other, relative.",
-        "",
-        *table(["row", "contender", "its step", "oxidiff's", "ratio", "ready", "apart", "taken", "on"], rows),
-        "",
     ]
+    for machine, own in sorted(figures.items()):
+        lines += [f"## {machine}", "", *_tables(own), ""]
     RESULTS.write_text("\n".join(lines))
     FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
 
@@ -281,7 +270,7 @@ def main() -> None:
                 continue
             answer = run_in_process("contenders.py", "--pair", name, against, "--rounds", str(arguments.rounds))
             at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-            figures[f"{name}/{against}"] = {**answer, "at": at, "machine": cpu_name()}
+            figures.setdefault(cpu_name(), {})[f"{name}/{against}"] = {**answer, "at": at}
             print(f"{name} / {against}: {answer.get('error') or round(answer['ratio'], 3)}", flush=True)
             write_results(figures)
     print(f"wrote {RESULTS.relative_to(ROOT)}")
