@@ -46,7 +46,7 @@ fn exp_split<S: Simd>(s: S, x: S::F, low: S::F) -> S::F {
 pub fn exp2_nonpositive<S: Simd>(s: S, x: S::F) -> S::F {
     let (r, n) = s.split_exponent(x);
     let p = poly(s, r, [1.867_130_4e-3, 9.017_03e-3, 5.579_991_4e-2, 2.401_644_4e-1, 6.931_513e-1, 1.0]);
-    s.scale2(p, n)
+    s.scale2_down(p, n)
 }
 
 /// As [`exp2_nonpositive`] within 8e-5 relative: for results that are rounded to bf16.
@@ -54,7 +54,7 @@ pub fn exp2_nonpositive<S: Simd>(s: S, x: S::F) -> S::F {
 pub fn exp2_nonpositive_rough<S: Simd>(s: S, x: S::F) -> S::F {
     let (r, n) = s.split_exponent(x);
     let p = poly(s, r, [7.802_452e-2, 2.260_671_7e-1, 6.958_335e-1, 9.999_252e-1]);
-    s.scale2(p, n)
+    s.scale2_down(p, n)
 }
 
 /// Natural logarithm; NaN below 0, -infinity at 0.

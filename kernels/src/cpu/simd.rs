@@ -62,13 +62,21 @@ pub trait Simd: Copy {
     fn trunc(self, a: Self::F) -> Self::F;
     /// `p * 2^n` for integral `n` in -300..=300, rounded once except where the result is denormal.
     fn scale2(self, p: Self::F, n: Self::F) -> Self::F;
-    /// `x - floor(x)`, and what [`scale2`](Self::scale2) takes for `floor(x)`: for `x <= 0`, of which all below -150 may
-    /// count as -150. NaN stays NaN in the first.
+    /// `x - floor(x)`, and what [`scale2_down`](Self::scale2_down) takes for `floor(x)`: for `x <= 0`, of which all below
+    /// -127 may count as -127. NaN stays NaN in the first.
     #[inline(always)]
     fn split_exponent(self, x: Self::F) -> (Self::F, Self::F) {
-        let x = self.max_raw(self.splat(-150.0), x);
+        let x = self.max_raw(self.splat(-127.0), x);
         let n = self.floor(x);
         (self.sub(x, n), n)
+    }
+    /// `p * 2^n` for `p` in 1..=2 and the other half of what [`split_exponent`](Self::split_exponent) gave, rounded once;
+    /// denormal results may be 0. NaN in `p` stays.
+    #[inline(always)]
+    fn scale2_down(self, p: Self::F, n: Self::F) -> Self::F {
+        // Exponent bits of -127 are those of 0.
+        let exponent = self.add_i(self.to_int(n), self.splat_i(127));
+        self.mul(p, self.of_bits(self.shl_i::<23>(exponent)))
     }
 
     fn lt(self, a: Self::F, b: Self::F) -> Self::M;
@@ -658,6 +666,10 @@ mod x86 {
             has!((_mm512_reduce_ps::<0x09>(x), x))
         }
         #[inline(always)]
+        fn scale2_down(self, p: __m512, n: __m512) -> __m512 {
+            self.scale2(p, n)
+        }
+        #[inline(always)]
         fn lt(self, a: __m512, b: __m512) -> __mmask16 {
             has!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b))
         }
@@ -818,21 +830,29 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn load16_n(p: *const u16, n: usize) -> __m128i {
+        if n >= 8 {
+            // SAFETY: the caller vouches for them.
+            return unsafe { _mm_loadu_si128(p.cast()) };
+        }
         let mut u = [0u16; 8];
         // SAFETY: the caller vouches for `n <= 8` elements.
         unsafe {
-            std::ptr::copy_nonoverlapping(p, u.as_mut_ptr(), n.min(8));
+            std::ptr::copy_nonoverlapping(p, u.as_mut_ptr(), n);
             _mm_loadu_si128(u.as_ptr().cast())
         }
     }
 
     #[inline(always)]
     unsafe fn store16_n(p: *mut u16, v: __m128i, n: usize) {
+        if n >= 8 {
+            // SAFETY: the caller vouches for them.
+            return unsafe { _mm_storeu_si128(p.cast(), v) };
+        }
         let mut u = [0u16; 8];
         // SAFETY: the caller vouches for `n <= 8` elements.
         unsafe {
             _mm_storeu_si128(u.as_mut_ptr().cast(), v);
-            std::ptr::copy_nonoverlapping(u.as_ptr(), p, n.min(8));
+            std::ptr::copy_nonoverlapping(u.as_ptr(), p, n);
         }
     }
 
@@ -860,7 +880,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_n(self, p: *mut f32, v: __m256, n: usize) {
-            mem!(_mm256_maskstore_ps(p, mask8(n), v))
+            // AMD's masked stores take a dozen cycles and more.
+            mem!(if n >= 8 { _mm256_storeu_ps(p, v) } else { _mm256_maskstore_ps(p, mask8(n), v) })
         }
         #[inline(always)]
         unsafe fn stream(self, p: *mut f32, v: __m256) {
