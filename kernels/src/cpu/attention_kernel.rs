@@ -5,7 +5,7 @@
 
 use super::attention::{Attention, BLOCK_KEYS, Heads};
 use super::gemm::is_readable;
-use super::gemm_driver::run_tiles;
+use super::gemm_driver::{Ahead, run_tiles};
 use super::gemm_kernel::{Form, Kernel, Runner, of_form, select};
 use super::math;
 use super::pack::{Matrix, pack_panel, units, width_at};
@@ -427,7 +427,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                 } else {
                     (task.packed.add(key * terms).cast(), terms * 4)
                 };
-                run_tiles(&mut runner, keys, width, terms, rows, lda, panel, scores, width, false, panel);
+                run_tiles(&mut runner, keys, width, terms, rows, lda, panel, scores, width, false, Ahead::NONE);
                 if let Some(mask) = &a.mask {
                     add_mask(s, kernel, mask, task, &group, key, keys, scores, strips, before);
                 }
@@ -454,7 +454,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                     group.results,
                     width,
                     key > 0,
-                    panel,
+                    Ahead::NONE,
                 );
             }
         }

@@ -32,8 +32,13 @@ unsafe fn tile<const MR: usize, const NV: usize, const CHAINS: usize>(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
-    _prefetch: *const u8,
+    prefetch: *const u8,
 ) {
+    if prefetch != panel {
+        for line in 0..terms / 16 {
+            _mm_prefetch::<_MM_HINT_T1>(prefetch.wrapping_add(64 * line).cast());
+        }
+    }
     // SAFETY: see above.
     unsafe {
         let mut sums = [[[_mm256_setzero_ps(); NV]; MR]; CHAINS];

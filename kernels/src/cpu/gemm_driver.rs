@@ -211,27 +211,40 @@ pub(crate) unsafe fn run<A: ASource>(
     }
     let blocking = Blocking::choose(problem, pool.threads());
     let per_pair = blocking.row_blocks * blocking.col_blocks;
-    pool.run_scratch(problem.count * per_pair, blocking.scratch_bytes, |task, worker| {
+    let (tasks, threads) = (problem.count * per_pair, pool.threads());
+    let place = |task: usize| {
         let (z, block) = (task / per_pair, task % per_pair);
-        let col0 = block / blocking.row_blocks * blocking.nc;
-        let row0 = block % blocking.row_blocks * blocking.mc;
+        Place { z, row0: block % blocking.row_blocks * blocking.mc, col0: block / blocking.row_blocks * blocking.nc }
+    };
+    pool.run_scratch(tasks, blocking.scratch_bytes, |task, worker| {
+        let next = (task + threads < tasks).then(|| place(task + threads));
         // SAFETY: blocks lie inside the problem and are disjoint; scratch has the size `Blocking` asked for.
-        unsafe { run_block(problem, &blocking, worker, z, row0, col0, epilogue) }
+        unsafe { run_block(problem, &blocking, worker, place(task), next, epilogue) }
     })?;
     Ok(())
 }
 
+/// A task's pair, and its first row and column.
+#[derive(Clone, Copy)]
+struct Place {
+    z: usize,
+    row0: usize,
+    col0: usize,
+}
+
+/// `next` is where this thread goes on, as far as one can know.
+///
 /// # Safety
 /// As [`run`]; the block must start inside the problem.
 unsafe fn run_block<A: ASource>(
     problem: &Problem<'_, A>,
     blocking: &Blocking,
     worker: Worker,
-    z: usize,
-    row0: usize,
-    col0: usize,
+    at: Place,
+    next: Option<Place>,
     epilogue: &dyn Epilogue,
 ) {
+    let Place { z, row0, col0 } = at;
     let rows = blocking.mc.min(problem.m - row0);
     let cols = blocking.nc.min(problem.n - col0);
     // SAFETY: offsets lie inside the scratch memory; see `Blocking::choose`.
@@ -244,14 +257,18 @@ unsafe fn run_block<A: ASource>(
         for k0 in (0..problem.k).step_by(blocking.kc) {
             let kc = blocking.kc.min(problem.k - k0);
             let (a, lda) = problem.a.block(z, row0, rows, k0, kc, worker.scratch, blocking.a_ld);
+            let mut next_rows = next_rows(problem, blocking, worker, at, next, k0 + kc);
             let mut n0 = col0;
             while n0 < col0 + cols {
                 let width = width_at(problem.n, n0, problem.kernel.nr);
                 let panel = ready_panel(problem, blocking, worker, z, n0, k0, kc);
                 let terms = units(kc, problem.kernel.form.dtype());
                 let c = c.add(n0 - col0);
-                let next = next_panel(problem, z, n0, k0, kc, panel);
-                run_tiles(&mut runner, rows, width, terms, a, lda, panel, c, blocking.c_ld, k0 > 0, next);
+                let ahead = match &mut next_rows {
+                    Some(next_rows) => next_rows.take(rows.div_ceil(problem.kernel.mr)),
+                    None => next_panel(problem, z, n0, k0, kc),
+                };
+                run_tiles(&mut runner, rows, width, terms, a, lda, panel, c, blocking.c_ld, k0 > 0, ahead);
                 n0 += width;
             }
         }
@@ -317,22 +334,70 @@ pub(crate) unsafe fn widened(
     wide
 }
 
-/// Where the panel after the one at `n0` starts, to be fetched ahead; `current` where it needs preparation first.
-fn next_panel<A: ASource>(
+/// What is needed soon, in pieces: each tile may fetch one into L2.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    first: *const u8,
+    /// Bytes from one piece to the next.
+    step: usize,
+    count: usize,
+}
+
+impl Ahead {
+    /// Nothing.
+    pub(crate) const NONE: Ahead = Ahead { first: std::ptr::null(), step: 0, count: 0 };
+
+    /// The piece of a tile.
+    fn piece(&self, tile: usize) -> Option<*const u8> {
+        (tile < self.count).then(|| self.first.wrapping_add(tile * self.step))
+    }
+
+    /// The first pieces, which it has no longer.
+    fn take(&mut self, count: usize) -> Ahead {
+        let taken = Ahead { count: count.min(self.count), ..*self };
+        *self =
+            Ahead { first: self.first.wrapping_add(taken.count * self.step), count: self.count - taken.count, ..*self };
+        taken
+    }
+}
+
+/// The rows that are multiplied after those at hand, for kernels that fetch rows ahead: of the next terms, from `k0` on, or
+/// those of the next task. Panels follow one another in memory, which processors notice by themselves; rows do not.
+///
+/// # Safety
+/// As [`run_block`].
+unsafe fn next_rows<A: ASource>(
     problem: &Problem<'_, A>,
-    z: usize,
-    n0: usize,
+    blocking: &Blocking,
+    worker: Worker,
+    at: Place,
+    next: Option<Place>,
     k0: usize,
-    kc: usize,
-    current: *const u8,
-) -> *const u8 {
+) -> Option<Ahead> {
+    if !problem.kernel.fetches_rows() || !problem.a.is_in_place() {
+        return None;
+    }
+    let (place, k0) = if k0 < problem.k { (Some(at), k0) } else { (next, 0) };
+    let Some(Place { z, row0, .. }) = place else { return Some(Ahead::NONE) };
+    let rows = blocking.mc.min(problem.m - row0);
+    let kc = blocking.kc.min(problem.k - k0);
+    // SAFETY: rows in place, of which this is the address; they lie inside the problem.
+    let (first, step) = unsafe { problem.a.block(z, row0, rows, k0, kc, worker.scratch, blocking.a_ld) };
+    Some(Ahead { first, step, count: rows })
+}
+
+/// The panel after the one at `n0`; nothing where it needs preparation first.
+fn next_panel<A: ASource>(problem: &Problem<'_, A>, z: usize, n0: usize, k0: usize, kc: usize) -> Ahead {
     match &problem.b {
         BSource::Packed { ptr, dtype, stride } if *dtype == problem.kernel.form.dtype() => {
             let width = problem.kernel.nr;
             let (n0, k0) = if n0 + width < problem.n { (n0 + width, k0) } else { (0, k0 + kc) };
-            ptr.wrapping_add(z * stride + (n0 * units(problem.k, *dtype) + units(k0, *dtype) * width) * 4)
+            let first = ptr.wrapping_add(z * stride + (n0 * units(problem.k, *dtype) + units(k0, *dtype) * width) * 4);
+            let terms = units(kc, *dtype);
+            let step = terms / 4 * 64;
+            Ahead { first, step, count: (terms * width * 4).div_ceil(step.max(1)) }
         }
-        _ => current,
+        _ => Ahead::NONE,
     }
 }
 
@@ -351,10 +416,8 @@ pub(crate) unsafe fn run_tiles(
     c: *mut f32,
     ldc: usize,
     accumulate: bool,
-    next: *const u8,
+    ahead: Ahead,
 ) {
-    let lines = terms / 4 * 64;
-    let panel_bytes = terms * width * 4;
     let tiles = rows.div_ceil(runner.kernel().mr);
     // SAFETY: the caller vouches for the panel.
     unsafe { runner.take_panel(panel, width, terms) };
@@ -363,7 +426,7 @@ pub(crate) unsafe fn run_tiles(
         let height = runner.next_height(rows - row, tiles - tile);
         // SAFETY: the tile lies inside the A block, the panel and the C block.
         unsafe {
-            let ahead = if tile * lines < panel_bytes { next.wrapping_add(tile * lines) } else { panel };
+            let ahead = ahead.piece(tile).unwrap_or(panel);
             let (a, c) = ((a.add(row * lda), lda), (c.add(row * ldc), ldc));
             runner.tile(height, a, c, accumulate, ahead);
         }

@@ -65,7 +65,8 @@ pub(crate) const TILE_UNITS: usize = 16;
 /// `(units, a, lda in bytes, panel, c, ldc in elements, accumulate, prefetch)`.
 ///
 /// `a` holds the tile's rows of `units` units, `panel` `units` rows of the panel's width, `c` the tile's rows of the
-/// panel's width. `prefetch` is any address: a kernel may fetch `units / 4` lines from there into L2.
+/// panel's width. `prefetch` is any address: a kernel may fetch `units / 4` lines from there into L2, or `units / 16` if it
+/// [fetches rows](Kernel::fetches_rows); that of the panel stands for nothing.
 pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool, *const u8);
 
 /// Micro-kernels by where they keep their results: `[half panel, full panel][rows - 1]`.
@@ -141,6 +142,11 @@ impl Kernel {
         let terms = self.form.elements_per_unit() as f64;
         // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
         if self.is_amx() { 8.0 * terms } else { terms }
+    }
+
+    /// Whether its tiles fetch a row of A each, not a part of the next panel.
+    pub(crate) fn fetches_rows(&self) -> bool {
+        self.isa == Isa::Avx2
     }
 
     /// Elements of k that blocks should be multiples of.
