@@ -293,6 +293,10 @@ fn random_space(rng: &mut Rng) -> Space {
     if rng.below(8) == 0 {
         sizes = vec![rng.pick(&[3000, 70_001])];
     }
+    if rng.below(6) == 0 {
+        // Many places of a few numbers each.
+        sizes = vec![rng.pick(&[1, 3, 17]), rng.pick(&[64, 130, 1100]), rng.pick(&[2, 3, 4])];
+    }
     if rng.below(30) == 0 && !sizes.is_empty() {
         sizes[0] = 0;
     }

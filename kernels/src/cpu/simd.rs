@@ -880,8 +880,24 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_n(self, p: *mut f32, v: __m256, n: usize) {
-            // AMD's masked stores take a dozen cycles and more.
-            mem!(if n >= 8 { _mm256_storeu_ps(p, v) } else { _mm256_maskstore_ps(p, mask8(n), v) })
+            // AMD's masked stores take 19 cycles (Zen 3), these one to three.
+            mem!({
+                if n >= 8 {
+                    return _mm256_storeu_ps(p, v);
+                }
+                let (mut p, mut rest) = (p, _mm256_castps256_ps128(v));
+                if n & 4 != 0 {
+                    _mm_storeu_ps(p, rest);
+                    (p, rest) = (p.add(4), _mm256_extractf128_ps::<1>(v));
+                }
+                if n & 2 != 0 {
+                    _mm_storel_pd(p.cast(), _mm_castps_pd(rest));
+                    (p, rest) = (p.add(2), _mm_movehl_ps(rest, rest));
+                }
+                if n & 1 != 0 {
+                    _mm_store_ss(p, rest);
+                }
+            })
         }
         #[inline(always)]
         unsafe fn stream(self, p: *mut f32, v: __m256) {

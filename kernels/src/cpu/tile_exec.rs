@@ -302,6 +302,8 @@ pub struct BoundProgram<'a> {
     tile: usize,
     /// Results go past the caches where a function can do that.
     past_caches: bool,
+    /// The innermost rows are a short dimension of one place in memory, which tiles hold together.
+    interleaved: bool,
 }
 
 // SAFETY: the raw pointers are only followed by `run_block`, whose caller vouches for the memory and for blocks being
@@ -374,6 +376,7 @@ impl<'a> BoundProgram<'a> {
             slots: 0,
             tile: TILE,
             past_caches: false,
+            interleaved: layout.interleaved,
         };
         bound.past_caches = loop_beyond.is_some_and(|cache| bound.bytes() > cache);
         bound.infer_kinds();
@@ -622,7 +625,7 @@ impl<'a> BoundProgram<'a> {
 
     /// Works on `run` rows of the block from its row `done` on; they lie in one run of the innermost row dimension.
     unsafe fn run_rows_of_run(&self, block: &Block<'_>, done: usize, run: usize, spots: &mut [Spot]) {
-        let (tile_rows, tile_cols) = tile_shape(run, block.cols, self.tile);
+        let (tile_rows, tile_cols) = tile_shape(run, block.cols, self.tile, self.interleaved);
         let row = block.row0 + done;
         // The row as an index of every row dimension.
         let (mut index, mut rest) = ([0isize; MAX_DIMS], row);
@@ -742,8 +745,12 @@ struct Registers<const SLOTS: usize>([[f32; TILE]; SLOTS]);
 /// A program has at most [`MAX_REGS`] live values, and an instruction's result beside its dying operands.
 const MAX_SLOTS: usize = MAX_REGS + 1;
 
-/// Rows and columns of a tile of at most `tile` elements: whole rows if they fit, several of them if they are short.
-fn tile_shape(rows: usize, cols: usize, tile: usize) -> (usize, usize) {
+/// Rows and columns of a tile of at most `tile` elements: whole rows if they fit, several of them if they are short, or a
+/// part of each of them if all lie `together`.
+fn tile_shape(rows: usize, cols: usize, tile: usize, together: bool) -> (usize, usize) {
+    if together {
+        return (rows, cols.min(tile / rows.max(1)));
+    }
     if cols <= tile {
         return ((tile / cols.max(1)).min(rows), cols);
     }
@@ -757,7 +764,11 @@ struct Layout {
     rank: usize,
     cols: usize,
     operands: Vec<Operand>,
+    interleaved: bool,
 }
+
+/// A dimension that is too short for columns: each step would be a call for a few elements.
+const SHORT: usize = 4;
 
 impl Layout {
     fn new(space: &Space, bounds: &[(Bound, DType)], loads: usize, free: bool) -> Layout {
@@ -765,6 +776,7 @@ impl Layout {
         let mut dims: Vec<(usize, Vec<isize>)> = (0..space.rank)
             .map(|d| (space.dims[d], bounds.iter().map(|(b, t)| b.strides[d] * t.size_bytes() as isize).collect()))
             .collect();
+        let mut interleaved = false;
         let cols = if free {
             // Any order gives the same result: follow the first result's memory.
             dims.retain(|(n, _)| *n != 1);
@@ -773,6 +785,14 @@ impl Layout {
                 dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[lead].unsigned_abs()));
             }
             merge(&mut dims);
+            if let [.., outer, inner] = &mut dims[..]
+                && inner.0 <= SHORT
+                && outer.0 >= 16 * SHORT
+            {
+                // Pairs of a rotation, the colours of a pixel: vectors run over the places, with a stride.
+                std::mem::swap(outer, inner);
+                interleaved = true;
+            }
             dims.pop()
         } else {
             let cols = dims.pop();
@@ -795,7 +815,7 @@ impl Layout {
             sizes[d] = *n;
             operands.iter_mut().zip(strides).for_each(|(o, &s)| o.rows[d] = s);
         }
-        Layout { dims: sizes, rank: dims.len(), cols, operands }
+        Layout { dims: sizes, rank: dims.len(), cols, operands, interleaved }
     }
 }
 
@@ -838,13 +858,20 @@ pub unsafe fn run_loop(pool: &Pool, program: &Prepared, space: &Space, loads: &[
 }
 
 impl BoundProgram<'_> {
-    /// Splits the space over the threads.
+    /// Splits the space over the threads; rows that lie together stay so.
     unsafe fn run_all(&self, pool: &Pool) {
-        let (rows, cols) = (self.rows(), self.cols);
+        let together = if self.interleaved { self.dims[self.rank - 1] } else { 1 };
+        let (rows, cols) = (self.rows() / together, self.cols);
         let types = self.program.loads.iter().chain(&self.program.stores);
         let bytes = types.map(|t| t.size_bytes()).sum::<usize>().max(1);
-        let tasks = (rows * cols * bytes / GRAIN_BYTES).clamp(1, pool.threads() * 4);
-        let block = |row0, col0, rows, cols| Block { row0, col0, rows, cols, ..Block::default() };
+        let tasks = (rows * together * cols * bytes / GRAIN_BYTES).clamp(1, pool.threads() * 4);
+        let block = |row0, col0, rows, cols| Block {
+            row0: row0 * together,
+            col0,
+            rows: rows * together,
+            cols,
+            ..Block::default()
+        };
         if rows >= 4 * tasks || cols <= TILE {
             let tasks = tasks.min(rows);
             pool.run(tasks, |task, _| {

@@ -493,13 +493,21 @@ unsafe fn store_body<S: Simd, const T: u8, const SCALAR: bool>(s: S, g: &Move) {
     }
 }
 
-/// Element by element, the dimension with the smaller memory stride inside: the register is in L1, memory is not.
+/// Whether columns are the outer loop of a strided transfer: the dimension with the smaller stride in memory is inside, as the
+/// register is in L1 and memory is not. But a loop over a few rows costs more than reading the lines of L1 again.
+#[inline(always)]
+fn by_columns(g: &Move) -> bool {
+    let [row, col] = [g.row_stride, g.col_stride].map(isize::unsigned_abs);
+    row < col && (g.rows > 4 || col > 32)
+}
+
+/// Element by element.
 #[inline(always)]
 unsafe fn strided_load<const T: u8>(g: &Move) {
     let (dtype, rows, cols) = (dtype_of(T), g.rows as isize, g.cols as isize);
     // SAFETY: the caller vouches for `rows x cols` elements of both sides at their strides.
     unsafe {
-        if g.row_stride.unsigned_abs() < g.col_stride.unsigned_abs() {
+        if by_columns(g) {
             for c in 0..cols {
                 let (m, d) = (g.mem.offset(c * g.col_stride), g.reg.offset(c));
                 for r in 0..rows {
@@ -523,7 +531,7 @@ unsafe fn strided_store<const T: u8, const SCALAR: bool>(g: &Move) {
     let step = if SCALAR { 0 } else { 1 };
     // SAFETY: the caller vouches for `rows x cols` elements of both sides at their strides.
     unsafe {
-        if g.row_stride.unsigned_abs() < g.col_stride.unsigned_abs() {
+        if by_columns(g) {
             for c in 0..cols {
                 let (m, p) = (g.mem.offset(c * g.col_stride), g.reg.offset(c * step));
                 for r in 0..rows {
