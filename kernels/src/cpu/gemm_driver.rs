@@ -361,8 +361,8 @@ impl Ahead {
     }
 }
 
-/// The rows that are multiplied after those at hand, for kernels that fetch rows ahead: of the next terms, from `k0` on, or
-/// those of the next task. Panels follow one another in memory, which processors notice by themselves; rows do not.
+/// For kernels that fetch rows ahead: those that are multiplied after the ones at hand, of the next terms, from `k0` on, or of
+/// the next task. Panels follow one another in memory, which processors notice by themselves; rows do not.
 ///
 /// # Safety
 /// As [`run_block`].
@@ -374,11 +374,11 @@ unsafe fn next_rows<A: ASource>(
     next: Option<Place>,
     k0: usize,
 ) -> Option<Ahead> {
-    if !problem.kernel.fetches_rows() || !problem.a.is_in_place() {
+    if !problem.kernel.fetches_rows() {
         return None;
     }
     let (place, k0) = if k0 < problem.k { (Some(at), k0) } else { (next, 0) };
-    let Some(Place { z, row0, .. }) = place else { return Some(Ahead::NONE) };
+    let Some(Place { z, row0, .. }) = place.filter(|_| problem.a.is_in_place()) else { return Some(Ahead::NONE) };
     let rows = blocking.mc.min(problem.m - row0);
     let kc = blocking.kc.min(problem.k - k0);
     // SAFETY: rows in place, of which this is the address; they lie inside the problem.
