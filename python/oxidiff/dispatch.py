@@ -810,10 +810,11 @@ class Dispatcher:
                 self._ready(key, args, kwargs, leaves)
         except Error as error:
             entry = self._entry_without_program(error)
-            self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
             epoch = self._epoch
             if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error)):
                 epoch.add(key, leaves, entry)
+            # Last: whoever reads the reason in the report finds calls running as it says.
+            self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
         finally:
             self._pending.discard(key)
 
