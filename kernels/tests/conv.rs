@@ -116,6 +116,36 @@ fn sliced_inputs_are_read_in_place() {
     }
 }
 
+/// To few channels, the pixels of an image that no cache holds are copied first.
+#[test]
+fn a_copied_image_gives_the_same_as_one_read_in_place() {
+    let (height, width, channels, outs, wide) = (33, 32, 24, 3, 4100);
+    let shape = Conv::new_2d(1, [height, width], channels, outs, [3, 3]).padding([0, 1, 1]);
+    let dense = Buffer::random(DType::F32, height * width * channels, 1);
+    // More than 16 MB from its first pixel to its last.
+    let mut image = Buffer::zeroed(DType::F32, height * width * wide);
+    for index in 0..height * width * channels {
+        image.set(index / channels * wide + index % channels, dense.get(index) as f32);
+    }
+    let strides = [0, 0, (width * wide) as isize, wide as isize];
+    let w = Buffer::random(DType::F32, outs * shape.terms(), 2);
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let results = [(shape, &dense), (Conv { strides, ..shape }, &image)].map(|(conv_shape, x)| {
+            let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(DType::F32, isa));
+            let mut y = Buffer::zeroed(DType::F32, shape.rows() * outs);
+            let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, outs as isize);
+            // SAFETY: the image has the pixels that its strides say.
+            unsafe {
+                let weight = Weight::contiguous(w.ptr(), DType::F32, &shape);
+                let packed = pack_conv_weight(Pool::global(), isa, &shape, &weight, memory.ptr_mut());
+                conv(Pool::global(), isa, &conv_shape, x.ptr(), DType::F32, &packed, &store).unwrap();
+            }
+            (0..shape.rows() * outs).map(|index| y.get(index)).collect::<Vec<f64>>()
+        });
+        assert!(results[0] == results[1], "{isa:?}");
+    }
+}
+
 /// The same layer through the chosen form and through the direct one.
 #[test]
 fn every_form_gives_the_same_convolution() {

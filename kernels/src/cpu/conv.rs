@@ -34,6 +34,7 @@
 use super::KernelError;
 use super::conv_depthwise::{self, Depthwise};
 use super::conv_direct::{self, Direct};
+use super::conv_few::{self, Few};
 use super::gemm::check_dtypes;
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, spread_rows};
@@ -385,6 +386,10 @@ pub(crate) unsafe fn conv_with(
         let depthwise = Depthwise { isa: kernel.isa, conv, x, dtype, weight };
         // SAFETY: forwarded.
         return unsafe { depthwise.run(pool, epilogue) };
+    }
+    if conv_few::suits(kernel, conv, weight.dtype) {
+        // SAFETY: forwarded.
+        return unsafe { Few::new(kernel, conv, x, dtype, weight, pool.threads()).run(pool, epilogue) };
     }
     if !conv.is_plain() && conv_direct::suits(conv, weight.dtype) {
         // SAFETY: forwarded.

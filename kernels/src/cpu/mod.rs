@@ -26,6 +26,7 @@ pub mod conv_algorithm;
 pub mod conv_choice;
 pub(crate) mod conv_depthwise;
 pub(crate) mod conv_direct;
+pub(crate) mod conv_few;
 pub mod conv_winograd;
 pub mod copy;
 pub mod gather;
