@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! columns [channel][(kh, kw, oc)], one matrix a plane of taps: three channels out and 3x3 taps fill 27 of 32 lanes
-//! task = (image, output plane, band of output rows, at most 128 columns)
+//! task = (image, output plane, band of output rows, block of columns)
 //!   gather the columns out of the packed weight
 //!   for each output row:
 //!     for each plane of taps, each input row that its windows reach and no row before had:
@@ -27,8 +27,9 @@ use crate::epilogue::Epilogue;
 use crate::isa::features;
 use crate::pool::{Pool, Worker};
 
-/// Output pixels of a task's rows at most, and its rows.
-const MAX_WIDTH: usize = 128;
+/// Bytes of the ring that decide how wide a block is, its columns at least, and its rows at most.
+const RING: usize = 64 << 10;
+const MIN_COLUMNS: usize = 128;
 const MAX_ROWS: usize = 64;
 /// Rows of a task at least, in rows that windows of neighbouring bands share.
 const MIN_BANDS: usize = 4;
@@ -124,14 +125,16 @@ impl<'a> Few<'a> {
         let [planes, kh, kw] = conv.kernel;
         let [depth, height, width] = conv.output;
         let reach = |axis: usize, block: usize| block + (conv.kernel[axis] - 1) * conv.dilation[axis];
-        let columns = width.div_ceil(width.div_ceil(MAX_WIDTH));
-        let images = conv.batch * depth * width.div_ceil(columns);
-        let bands = if threads == 1 { 1 } else { (4 * threads).div_ceil(images) };
-        let least = (MIN_BANDS * (reach(1, 1) - 1)).max(1);
-        let rows = height.div_ceil(bands).clamp(least.min(MAX_ROWS), MAX_ROWS).min(height);
-        let rows = height.div_ceil(height.div_ceil(rows));
-
         let lanes = lanes(kh * kw * conv.out_channels, kernel.nr);
+        let least = (MIN_BANDS * (reach(1, 1) - 1)).clamp(1, MAX_ROWS);
+        let wanted = if threads == 1 { 1 } else { (4 * threads).div_ceil(conv.batch * depth) };
+        // Bands first: products and sums run along rows.
+        let widest = RING / (planes * reach(1, 1) * lanes * 4);
+        let pieces = wanted.div_ceil(height.div_ceil(least)).min(width.div_ceil(MIN_COLUMNS));
+        let columns = width.div_ceil(pieces.max(width.div_ceil(widest.max(MIN_COLUMNS))));
+        let bands = wanted.div_ceil(width.div_ceil(columns));
+        let rows = height.div_ceil(bands).clamp(least, MAX_ROWS).min(height);
+        let rows = height.div_ceil(height.div_ceil(rows));
         let window = [reach(1, 1), reach(2, columns)];
         let chunk = conv.in_channels.div_ceil(conv.in_channels.div_ceil(CHUNK));
         let extent = conv.input.iter().product::<usize>() * conv.strides[3].unsigned_abs() * 4;
