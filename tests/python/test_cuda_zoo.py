@@ -65,16 +65,15 @@ def kernels(name: str, dtype: torch.dtype, profiles: list[str]) -> dict[str, str
 
 
 def units(texts: Mapping[str, str]) -> Iterator[tuple[list[str], int]]:
-    """What is compiled at once, for an architecture: two in turn, one for attention, which takes as long as a dozen others.
+    """What is compiled at once, for one architecture in turn: attention alone, as it takes as long as a dozen others.
     `tests/cuda_kernels.rs` has attention of every head size for all."""
     archs = list(ARCHS)
     attention = [[text] for name, text in texts.items() if name.startswith("attention_")]
     others = [text for name, text in texts.items() if not name.startswith("attention_")]
     chunks = [others[at : at + UNIT] for at in range(0, len(others), UNIT)]
-    for parts, count in ((attention, 1), (chunks, 2)):
+    for parts in attention, chunks:
         for at, part in enumerate(parts):
-            turns = range(len(archs)) if EVERYTHING else range(at, at + 3 * count, 3)
-            yield from ((part, archs[turn % len(archs)]) for turn in turns)
+            yield from ((part, arch) for arch in (archs if EVERYTHING else [archs[at % len(archs)]]))
 
 
 def test_every_model_has_a_type() -> None:

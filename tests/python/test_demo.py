@@ -104,5 +104,9 @@ def test_notebook_runs() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     notebook = nbformat.read(EXAMPLES / "demo.ipynb", as_version=4)
+    # Three of its digits: twenty take a minute.
+    every, few = "LABELS = [digit for digit in range(10) for _ in range(2)]", "LABELS = [3, 1, 4]"
+    (cell,) = [cell for cell in notebook.cells if every in cell.source]
+    cell.source = cell.source.replace(every, few)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     assert all(not cell.get("outputs") for cell in nbformat.read(EXAMPLES / "demo.ipynb", as_version=4).cells)

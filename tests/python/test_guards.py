@@ -26,6 +26,8 @@ from oxidiff.capture.dim import Dim
 from oxidiff.capture.guards import OPERATIONS, Guard, Ledger, TracedFloat, TracedInt, plain
 from oxidiff.errors import CaptureError
 
+pytestmark = pytest.mark.usefixtures("one_long_capture")
+
 h, w = Dim.symbol("h"), Dim.symbol("w")
 
 

@@ -1,4 +1,4 @@
-"""Every model of the zoo, compiled, against its own f64 run: in three dtypes, two sizes, two batches."""
+"""Every model of the zoo, compiled, against its own f64 run: in f32 at two sizes in two batches, in 16 bits at one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 @torch.no_grad()
 def test_close_to_f64_at_every_size_with_one_program(name: str, dtype: str) -> None:
     module = testing.build(name, dtype=DTYPES[dtype])
-    compiled = oxidiff.compile(module)
+    # That one program serves all sizes does not depend on the type, and takes most of a capture.
+    is_dynamic = dtype == "f32"
+    sizes = testing.ZOO[name].tiny_sizes if is_dynamic else testing.ZOO[name].tiny_sizes[-1:]
+    batches = BATCHES if is_dynamic else BATCHES[-1:]
+    compiled = oxidiff.compile(module, dynamic=is_dynamic)
     first = None
-    for size in testing.ZOO[name].tiny_sizes:
-        for batch in BATCHES:
+    for size in sizes:
+        for batch in batches:
             case = f"{name} {dtype} size {size} batch {batch}"
             inputs = testing.example_inputs(name, batch=batch, size=size, dtype=DTYPES[dtype])
             exact = testing.reference(module, inputs)
@@ -44,25 +48,25 @@ def test_close_to_f64_at_every_size_with_one_program(name: str, dtype: str) -> N
             assert report.captures == first[0] or name in CHECKED_BY_SIZE, f"{case} captured again"
     assert not report.fallbacks
     assert report.eager_calls == 0
-    assert report.calls == len(testing.ZOO[name].tiny_sizes) * len(BATCHES)
+    assert report.calls == len(sizes) * len(batches)
 
 
 @pytest.mark.parametrize("name", ["sd15-unet", "sdxl-unet", "sd15-vae-decoder"])
-@pytest.mark.parametrize("size", [(1, 1), (7, 9), (12, 8), (13, 16)])
 @torch.no_grad()
-def test_any_size_equals_eager(name: str, size: tuple[int, int]) -> None:
+def test_any_size_equals_eager(name: str) -> None:
     """Odd sizes and sizes that the UNet's levels do not divide take other paths in the model."""
     module = testing.build(name)
     compiled = oxidiff.compile(module)
     compiled(**testing.example_inputs(name, size=(16, 16)))
-    inputs = testing.example_inputs(name, batch=2, size=size)
-    try:
-        expected = testing.reference(module, inputs)
-    except RuntimeError as eager_error:
-        with pytest.raises(type(eager_error)):
-            compiled(**inputs)
-        return
-    assert testing.relative_error(compiled(**inputs), expected) <= F32_ERROR
+    for size in (1, 1), (7, 9), (12, 8), (13, 16):
+        inputs = testing.example_inputs(name, batch=2, size=size)
+        try:
+            expected = testing.reference(module, inputs)
+        except RuntimeError as eager_error:
+            with pytest.raises(type(eager_error)):
+                compiled(**inputs)
+            continue
+        assert testing.relative_error(compiled(**inputs), expected) <= F32_ERROR, size
 
 
 @torch.no_grad()

@@ -24,6 +24,8 @@ from oxidiff import _native
 from oxidiff.capture import Capturer
 from oxidiff.capture.weights import as_stored
 
+pytestmark = pytest.mark.usefixtures("one_long_capture")
+
 OPS = tuple(
     line.split()[1]
     for line in (Path(__file__).parent / "data" / "aten_ops.txt").read_text().splitlines()

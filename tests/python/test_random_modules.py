@@ -14,6 +14,8 @@ import oxidiff
 from oxidiff import testing
 from random_modules import Chain, arguments, random_chain, reading_chain, sizes
 
+pytestmark = pytest.mark.usefixtures("one_long_capture")
+
 CALLS = 10
 SEEDS = (*range(24), 78, 118, 147, 290, 299, 364, 381, 444, 746, 806, 1198)
 """The first ones, and those with which sizes were once served that a graph was not for."""
