@@ -387,8 +387,8 @@ pub(crate) unsafe fn conv_with(
         // SAFETY: forwarded.
         return unsafe { depthwise.run(pool, epilogue) };
     }
-    if conv_few::suits(kernel, conv, weight.dtype) {
-        // SAFETY: forwarded.
+    if let Some(kernel) = conv_few::suited(kernel, conv, weight.dtype) {
+        // SAFETY: forwarded; the kernel's panels are as wide as those that the weight was packed for.
         return unsafe { Few::new(kernel, conv, x, dtype, weight, pool.threads()).run(pool, epilogue) };
     }
     if !conv.is_plain() && conv_direct::suits(conv, weight.dtype) {

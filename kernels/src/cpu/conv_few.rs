@@ -20,7 +20,7 @@
 use super::KernelError;
 use super::conv::{Conv, PackedWeight};
 use super::gemm_driver::widened;
-use super::gemm_kernel::{CopyRow, Form, Kernel, Runner, copy_row};
+use super::gemm_kernel::{CopyRow, Form, Kernel, Runner, copy_row, of_form};
 use super::pack::{elements_per_unit, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -44,13 +44,20 @@ const SUMS: usize = 4;
 const MIN_CHANNELS: usize = 16;
 const MIN_WIDTH: usize = 8;
 
-/// Whether this form is the better one for a convolution: where it needs at most three quarters of the lanes.
-pub(crate) fn suits(kernel: &Kernel, conv: &Conv, weight: DType) -> bool {
+/// The kernel to multiply with in this form, if that is the better one for a convolution: where it needs at most three
+/// quarters of the lanes.
+///
+/// Pairs of bf16 save half of the instructions, the form more, so that bf16 is widened. AMX saves more than the form.
+pub(crate) fn suited(kernel: &'static Kernel, conv: &Conv, weight: DType) -> Option<&'static Kernel> {
+    let kernel = match kernel.form {
+        Form::F32 => kernel,
+        Form::Bf16Pairs if !kernel.is_amx() => of_form(kernel.isa, Form::F32),
+        _ => return None,
+    };
     let [planes, kh, kw] = conv.kernel;
     let per_plane = kh * kw * conv.out_channels;
     let held = planes * conv.in_channels * lanes(per_plane, kernel.nr) * 4;
-    kernel.form == Form::F32
-        && conv.groups == 1
+    let is_better = conv.groups == 1
         && conv.stride[1..] == [1, 1]
         && conv.upsample == [1; 3]
         && conv.in_channels >= MIN_CHANNELS
@@ -58,7 +65,8 @@ pub(crate) fn suits(kernel: &Kernel, conv: &Conv, weight: DType) -> bool {
         && conv.output[2] >= MIN_WIDTH
         && conv.out_channels <= kernel.nr / 2
         && 4 * lanes(per_plane, kernel.nr) <= 3 * kh * kw * lanes(conv.out_channels, kernel.nr)
-        && held <= features().l2_bytes / 2
+        && held <= features().l2_bytes / 2;
+    is_better.then_some(kernel)
 }
 
 /// Lanes of the panels of `n` columns.
