@@ -33,6 +33,8 @@ const MIN_COLUMNS: usize = 128;
 const MAX_ROWS: usize = 64;
 /// Rows of a task at least, in rows that windows of neighbouring bands share.
 const MIN_BANDS: usize = 4;
+/// Rows and columns that windows of neighbouring blocks share at most: they are multiplied for each of them.
+const MAX_SHARED: [usize; 2] = [8, 32];
 /// Channels of one accumulation chain.
 const CHUNK: usize = 320;
 /// Bytes of an image from which on its pixels are copied to be multiplied: a copy reads memory in order, a tile does not
@@ -56,6 +58,8 @@ pub(crate) fn suited(kernel: &'static Kernel, conv: &Conv, weight: DType) -> Opt
     };
     let [planes, kh, kw] = conv.kernel;
     let per_plane = kh * kw * conv.out_channels;
+    let is_compact =
+        (0..2).all(|axis| (conv.kernel[axis + 1].max(1) - 1) * conv.dilation[axis + 1] <= MAX_SHARED[axis]);
     let held = planes * conv.in_channels * lanes(per_plane, kernel.nr) * 4;
     let is_better = conv.groups == 1
         && conv.stride[1..] == [1, 1]
@@ -63,6 +67,7 @@ pub(crate) fn suited(kernel: &'static Kernel, conv: &Conv, weight: DType) -> Opt
         && conv.in_channels >= MIN_CHANNELS
         && conv.in_channels.is_multiple_of(elements_per_unit(weight))
         && conv.output[2] >= MIN_WIDTH
+        && is_compact
         && conv.out_channels <= kernel.nr / 2
         && 4 * lanes(per_plane, kernel.nr) <= 3 * kh * kw * lanes(conv.out_channels, kernel.nr)
         && held <= features().l2_bytes / 2;
