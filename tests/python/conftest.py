@@ -67,7 +67,8 @@ def _nothing_is_left(_staying: weakref.WeakSet[Any]) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def one_long_capture() -> Iterator[None]:
     """What captures put in the place of methods of modules stays there from one test to the next, as within a capture: for
-    files of many small ones. With all libraries imported it takes 20 ms to put it there and back."""
+    files of many small ones, none of which runs Dynamo, which would follow what stands there. With all libraries imported it
+    takes 20 ms to put it there and back."""
     from oxidiff.capture.following import following
 
     with following():

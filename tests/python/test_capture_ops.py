@@ -17,8 +17,6 @@ from oxidiff.capture import Capturer  # noqa: E402
 from oxidiff.capture.aten import ROWS  # noqa: E402
 from oxidiff.capture.weights import as_stored  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_long_capture")
-
 SIZES = ((2, 8, 6), (3, 16, 10))
 """Batch, height and width at the capture, and at a call that the same graph must serve."""
 

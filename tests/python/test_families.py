@@ -21,8 +21,6 @@ from families_vaes import AUTOENCODERS, VAES, Autoencoder, result
 from families_videos import VIDEOS
 from oxidiff import testing
 
-pytestmark = pytest.mark.usefixtures("one_long_capture")
-
 F32_ERROR = 2e-5
 """Promised for a whole model in f32, relative to f64."""
 HALF_ERROR_RATIO = 1.25
