@@ -186,6 +186,17 @@ impl Conv {
         Ok(())
     }
 
+    /// Places along an axis that the windows of so many neighbouring outputs reach.
+    pub(crate) fn reach(&self, axis: usize, outputs: usize) -> usize {
+        (outputs - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+    }
+
+    /// The input plane that a plane of taps reads for an output plane, in upsampled coordinates; none if that is padding.
+    pub(crate) fn plane(&self, depth: usize, tap: usize) -> Option<usize> {
+        let at = (depth * self.stride[0] + tap * self.dilation[0]) as isize - self.padding[0];
+        usize::try_from(at).ok().filter(|&at| at < self.input[0] * self.upsample[0])
+    }
+
     /// Kernel 1, stride 1, no padding over rows of pixels at one distance: a plain matrix product.
     fn is_plain(&self) -> bool {
         let [_, depth, height, pixel] = self.strides;
@@ -339,6 +350,61 @@ unsafe fn pack_weight_panel(
     }
 }
 
+/// A convolution of one call, as its forms take it.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub kernel: &'static Kernel,
+    pub conv: &'a Conv,
+    pub x: *const u8,
+    pub dtype: DType,
+    pub weight: &'a PackedWeight,
+}
+
+// SAFETY: a description of memory that is read only.
+unsafe impl Sync for Call<'_> {}
+
+/// A block of output pixels of one plane.
+#[derive(Clone, Copy)]
+pub(crate) struct Region {
+    pub image: usize,
+    pub depth: usize,
+    pub row0: usize,
+    pub rows: usize,
+    pub pixel0: usize,
+    pub pixels: usize,
+}
+
+impl Region {
+    /// How many blocks of at most so many rows and columns a convolution has.
+    pub(crate) fn count(conv: &Conv, [rows, columns]: [usize; 2]) -> usize {
+        let [depth, height, width] = conv.output;
+        conv.batch * depth * height.div_ceil(rows) * width.div_ceil(columns)
+    }
+
+    /// One of them.
+    pub(crate) fn at(conv: &Conv, [rows, columns]: [usize; 2], index: usize) -> Region {
+        let [depth, height, width] = conv.output;
+        let across = width.div_ceil(columns);
+        let per_plane = height.div_ceil(rows) * across;
+        let (plane, block) = (index / per_plane, index % per_plane);
+        let (row0, pixel0) = (block / across * rows, block % across * columns);
+        Region {
+            image: plane / depth,
+            depth: plane % depth,
+            row0,
+            rows: rows.min(height - row0),
+            pixel0,
+            pixels: columns.min(width - pixel0),
+        }
+    }
+
+    /// The row of the product that the first pixel of a line is.
+    pub(crate) fn row(&self, conv: &Conv, line: usize) -> usize {
+        let [depth, height, width] = conv.output;
+        ((self.image * depth + self.depth) * height + self.row0 + line) * width + self.pixel0
+    }
+}
+
 /// Convolves `x` and hands `conv.rows() x conv.out_channels` results to `epilogue`.
 ///
 /// # Errors
@@ -387,13 +453,14 @@ pub(crate) unsafe fn conv_with(
         // SAFETY: forwarded.
         return unsafe { depthwise.run(pool, epilogue) };
     }
+    let call = Call { kernel, conv, x, dtype, weight };
     if let Some(kernel) = conv_few::suited(kernel, conv, weight.dtype) {
         // SAFETY: forwarded; the kernel's panels are as wide as those that the weight was packed for.
-        return unsafe { Few::new(kernel, conv, x, dtype, weight, pool.threads()).run(pool, epilogue) };
+        return unsafe { Few::new(Call { kernel, ..call }, pool.threads()).run(pool, epilogue) };
     }
     if !conv.is_plain() && conv_direct::suits(conv, weight.dtype) {
         // SAFETY: forwarded.
-        return unsafe { Direct::new(kernel, conv, x, dtype, weight, pool.threads()).run(pool, epilogue) };
+        return unsafe { Direct::new(call, pool.threads()).run(pool, epilogue) };
     }
     let source = Windows::new(kernel, conv, x, dtype);
     let problem = Problem {

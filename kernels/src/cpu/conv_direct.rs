@@ -21,9 +21,9 @@
 //! Weights are the panels of `pack`, terms in the order (depth, height, width, channel), as in the general path.
 
 use super::KernelError;
-use super::conv::{Conv, PackedWeight};
+use super::conv::{Call, Conv, Region};
 use super::gemm_driver::widened;
-use super::gemm_kernel::{CopyRow, Kernel, Runner, copy_row};
+use super::gemm_kernel::{CopyRow, Runner, copy_row};
 use super::pack::{elements_per_unit, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -61,11 +61,7 @@ const MAX_TILES: usize = 256;
 
 /// One convolution, and how it is cut.
 pub(crate) struct Direct<'a> {
-    kernel: &'static Kernel,
-    conv: &'a Conv,
-    x: *const u8,
-    dtype: DType,
-    weight: &'a PackedWeight,
+    call: Call<'a>,
     copy: CopyRow,
     in_place: bool,
     /// Channels of a chunk.
@@ -73,8 +69,8 @@ pub(crate) struct Direct<'a> {
     nc: usize,
     /// Output rows and columns of a block.
     block: [usize; 2],
-    /// Blocks along channels, rows and columns.
-    blocks: [usize; 3],
+    /// Blocks along channels.
+    col_blocks: usize,
     /// Staged pixels along height and width, and bytes between them.
     window: [usize; 2],
     stage_ld: usize,
@@ -84,21 +80,13 @@ pub(crate) struct Direct<'a> {
     scratch_bytes: usize,
 }
 
-// SAFETY: reads only.
-unsafe impl Sync for Direct<'_> {}
-
 /// What one task computes.
 #[derive(Clone, Copy)]
 struct Task {
     group: usize,
     col0: usize,
     cols: usize,
-    image: usize,
-    depth: usize,
-    row0: usize,
-    rows: usize,
-    pixel0: usize,
-    pixels: usize,
+    region: Region,
 }
 
 /// Where a tap's pixels are read: address of the pixel (0, 0) of the window, bytes between rows and pixels.
@@ -110,14 +98,8 @@ struct View {
 }
 
 impl<'a> Direct<'a> {
-    pub(crate) fn new(
-        kernel: &'static Kernel,
-        conv: &'a Conv,
-        x: *const u8,
-        dtype: DType,
-        weight: &'a PackedWeight,
-        threads: usize,
-    ) -> Direct<'a> {
+    pub(crate) fn new(call: Call<'a>, threads: usize) -> Direct<'a> {
+        let Call { kernel, conv, dtype, weight, .. } = call;
         let channels = conv.in_channels / conv.groups;
         let outs = conv.out_channels / conv.groups;
         let per_unit = kernel.form.elements_per_unit();
@@ -127,17 +109,13 @@ impl<'a> Direct<'a> {
         let most = if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 } * per_unit;
         let kc = channels.div_ceil(channels.div_ceil(most)).next_multiple_of(unit);
         let mut direct = Direct {
-            kernel,
-            conv,
-            x,
-            dtype,
-            weight,
+            call,
             copy: copy_row(kernel.isa, dtype, kernel.form),
             in_place,
             kc,
             nc: outs.div_ceil(outs.div_ceil(MAX_COLS)).next_multiple_of(kernel.nr),
             block: [1, 1],
-            blocks: [1, 1, 1],
+            col_blocks: 1,
             window: [0, 0],
             stage_ld: units(kc, kernel.form.dtype()) * 4 + 64,
             c_ld: 0,
@@ -151,16 +129,17 @@ impl<'a> Direct<'a> {
     }
 
     fn choose_blocks(&mut self, threads: usize) {
-        let [depth, height, width] = self.conv.output;
-        let outs = self.conv.out_channels / self.conv.groups;
+        let Call { kernel, conv, .. } = self.call;
+        let [depth, height, width] = conv.output;
+        let outs = conv.out_channels / conv.groups;
         let columns = width.div_ceil(width.div_ceil(MAX_WIDTH));
         let most = if features().l2_bytes < LARGE_L2 { MAX_PIXELS / 2 } else { MAX_PIXELS };
         let mut rows = (most / columns).clamp(1, height);
-        let images = self.conv.batch * self.conv.groups * depth * width.div_ceil(columns);
+        let images = conv.batch * conv.groups * depth * width.div_ceil(columns);
         let tasks = |rows: usize, nc: usize| images * height.div_ceil(rows) * outs.div_ceil(nc);
         let wanted = if threads == 1 { 1 } else { 4 * threads };
         while tasks(rows, self.nc) < wanted {
-            let halved = self.nc.div_ceil(2).next_multiple_of(self.kernel.nr);
+            let halved = self.nc.div_ceil(2).next_multiple_of(kernel.nr);
             if rows * columns > 128 && rows > 1 {
                 rows = rows.div_ceil(2);
             } else if halved < self.nc && self.nc > 64 {
@@ -171,20 +150,17 @@ impl<'a> Direct<'a> {
         }
         rows = height.div_ceil(height.div_ceil(rows));
         self.block = [rows, columns];
-        self.blocks = [outs.div_ceil(self.nc), height.div_ceil(rows), width.div_ceil(columns)];
+        self.col_blocks = outs.div_ceil(self.nc);
     }
 
     fn lay_out_scratch(&mut self) {
-        let conv = self.conv;
-        let reach = |axis: usize, block: usize| {
-            (block - 1) * conv.stride[axis] + (conv.kernel[axis] - 1) * conv.dilation[axis] + 1
-        };
-        self.window = [reach(1, self.block[0]), reach(2, self.block[1])];
+        let Call { kernel, conv, .. } = self.call;
+        self.window = [conv.reach(1, self.block[0]), conv.reach(2, self.block[1])];
         let staged = if self.in_place { 0 } else { conv.kernel[0] * self.window[0] * self.window[1] * self.stage_ld };
         self.c_ld = self.nc + 16;
         self.c_offset = staged.next_multiple_of(4096);
         self.panel_offset = self.c_offset + (self.block[0] * self.block[1] * self.c_ld * 4).next_multiple_of(4096);
-        self.scratch_bytes = self.panel_offset + ((self.kc + 2) * self.kernel.nr * 4).next_multiple_of(4096);
+        self.scratch_bytes = self.panel_offset + ((self.kc + 2) * kernel.nr * 4).next_multiple_of(4096);
     }
 
     /// Runs the convolution.
@@ -192,25 +168,16 @@ impl<'a> Direct<'a> {
     /// # Safety
     /// As [`conv`](super::conv::conv).
     pub(crate) unsafe fn run(&self, pool: &Pool, epilogue: &dyn Epilogue) -> Result<(), KernelError> {
-        let [col_blocks, row_blocks, pixel_blocks] = self.blocks;
-        let per_image = row_blocks * pixel_blocks;
-        let per_group = self.conv.batch * self.conv.output[0] * per_image;
-        let tasks = self.conv.groups * col_blocks * per_group;
-        pool.run_scratch(tasks, self.scratch_bytes, |index, worker| {
-            let (columns, place) = (index / per_group, index % per_group);
-            let (plane, place) = (place / per_image, place % per_image);
-            let col0 = columns % col_blocks * self.nc;
-            let (row0, pixel0) = (place / pixel_blocks * self.block[0], place % pixel_blocks * self.block[1]);
+        let conv = self.call.conv;
+        let (places, outs) = (Region::count(conv, self.block), conv.out_channels / conv.groups);
+        pool.run_scratch(conv.groups * self.col_blocks * places, self.scratch_bytes, |index, worker| {
+            let columns = index / places;
+            let col0 = columns % self.col_blocks * self.nc;
             let task = Task {
-                group: columns / col_blocks,
+                group: columns / self.col_blocks,
                 col0,
-                cols: self.nc.min(self.conv.out_channels / self.conv.groups - col0),
-                image: plane / self.conv.output[0],
-                depth: plane % self.conv.output[0],
-                row0,
-                rows: self.block[0].min(self.conv.output[1] - row0),
-                pixel0,
-                pixels: self.block[1].min(self.conv.output[2] - pixel0),
+                cols: self.nc.min(outs - col0),
+                region: Region::at(conv, self.block, index % places),
             };
             // SAFETY: tasks are disjoint blocks of the output; scratch has the size laid out above.
             unsafe { self.run_task(&task, worker, epilogue) }
@@ -221,18 +188,19 @@ impl<'a> Direct<'a> {
     /// # Safety
     /// As [`Self::run`].
     unsafe fn run_task(&self, task: &Task, worker: Worker, epilogue: &dyn Epilogue) {
-        let channels = self.conv.in_channels / self.conv.groups;
+        let Call { kernel, conv, .. } = self.call;
+        let channels = conv.in_channels / conv.groups;
         // SAFETY: offsets lie inside the scratch memory; channels inside the group.
         unsafe {
             let c: *mut f32 = worker.scratch.add(self.c_offset).cast();
-            c.write_bytes(0, task.rows * task.pixels * self.c_ld);
-            let mut runner = Runner::new(self.kernel);
+            c.write_bytes(0, task.region.rows * task.region.pixels * self.c_ld);
+            let mut runner = Runner::new(kernel);
             for c0 in (0..channels).step_by(self.kc) {
                 let kc = self.kc.min(channels - c0);
-                for kd in 0..self.conv.kernel[0] {
+                for kd in 0..conv.kernel[0] {
                     let Some(view) = self.view(task, worker, kd, c0, kc) else { continue };
-                    for kh in 0..self.conv.kernel[1] {
-                        for kw in 0..self.conv.kernel[2] {
+                    for kh in 0..conv.kernel[1] {
+                        for kw in 0..conv.kernel[2] {
                             self.run_tap(&mut runner, task, worker, &view, [kd, kh, kw], (c0, kc), c);
                         }
                     }
@@ -247,18 +215,18 @@ impl<'a> Direct<'a> {
     /// # Safety
     /// As [`Self::run`].
     unsafe fn finish(&self, task: &Task, c: *mut f32, epilogue: &dyn Epilogue) {
-        let [depth, height, width] = self.conv.output;
-        let col0 = task.group * (self.conv.out_channels / self.conv.groups) + task.col0;
-        let row = ((task.image * depth + task.depth) * height + task.row0) * width + task.pixel0;
+        let Call { conv, .. } = self.call;
+        let (row, width) = (task.region.row(conv, 0), conv.output[2]);
+        let col0 = task.group * (conv.out_channels / conv.groups) + task.col0;
         // SAFETY: the block lies inside C scratch and the output.
         unsafe {
-            if task.pixels == width {
-                epilogue.apply(c, self.c_ld, row, col0, task.rows * task.pixels, task.cols);
+            if task.region.pixels == width {
+                epilogue.apply(c, self.c_ld, row, col0, task.region.rows * task.region.pixels, task.cols);
                 return;
             }
-            for line in 0..task.rows {
-                let c = c.add(line * task.pixels * self.c_ld);
-                epilogue.apply(c, self.c_ld, row + line * width, col0, task.pixels, task.cols);
+            for line in 0..task.region.rows {
+                let c = c.add(line * task.region.pixels * self.c_ld);
+                epilogue.apply(c, self.c_ld, row + line * width, col0, task.region.pixels, task.cols);
             }
         }
     }
@@ -268,19 +236,16 @@ impl<'a> Direct<'a> {
     /// # Safety
     /// As [`Self::run`].
     unsafe fn view(&self, task: &Task, worker: Worker, kd: usize, c0: usize, kc: usize) -> Option<View> {
-        let conv = self.conv;
-        let size = self.dtype.size_bytes() as isize;
-        let plane = (task.depth * conv.stride[0] + kd * conv.dilation[0]) as isize - conv.padding[0];
-        if plane < 0 || plane >= (conv.input[0] * conv.upsample[0]) as isize {
-            return None;
-        }
+        let Call { conv, x, dtype, .. } = self.call;
+        let size = dtype.size_bytes() as isize;
+        let plane = conv.plane(task.region.depth, kd)?;
         let channel = task.group * (conv.in_channels / conv.groups) + c0;
-        let offset = task.image as isize * conv.strides[0]
-            + plane / conv.upsample[0] as isize * conv.strides[1]
+        let offset = task.region.image as isize * conv.strides[0]
+            + (plane / conv.upsample[0]) as isize * conv.strides[1]
             + channel as isize;
-        let plane = self.x.wrapping_byte_offset(offset * size);
-        let row = (task.row0 * conv.stride[1]) as isize - conv.padding[1];
-        let pixel = (task.pixel0 * conv.stride[2]) as isize - conv.padding[2];
+        let plane = x.wrapping_byte_offset(offset * size);
+        let row = (task.region.row0 * conv.stride[1]) as isize - conv.padding[1];
+        let pixel = (task.region.pixel0 * conv.stride[2]) as isize - conv.padding[2];
         if self.in_place {
             let origin = plane.wrapping_byte_offset((row * conv.strides[2] + pixel * conv.strides[3]) * size);
             return Some(View { origin, row_bytes: conv.strides[2] * size, pixel_bytes: conv.strides[3] * size });
@@ -297,17 +262,14 @@ impl<'a> Direct<'a> {
     /// # Safety
     /// `plane` must be an image plane at the chunk's first channel; `stage` must hold the window.
     unsafe fn fill_stage(&self, task: &Task, plane: *const u8, [row, pixel]: [isize; 2], kc: usize, stage: *mut u8) {
-        let conv = self.conv;
-        let size = self.dtype.size_bytes() as isize;
+        let Call { kernel, conv, dtype, .. } = self.call;
+        let size = dtype.size_bytes() as isize;
         let limits = [1, 2].map(|axis| (conv.input[axis] * conv.upsample[axis]) as isize);
-        let reach = |axis: usize, block: usize| {
-            (block - 1) * conv.stride[axis] + (conv.kernel[axis] - 1) * conv.dilation[axis] + 1
-        };
-        let padded = units(kc, self.kernel.form.dtype()) * 4;
-        let filled = kc * self.kernel.form.element_bytes();
-        for line in 0..reach(1, task.rows) {
+        let padded = units(kc, kernel.form.dtype()) * 4;
+        let filled = kc * kernel.form.element_bytes();
+        for line in 0..conv.reach(1, task.region.rows) {
             let at = row + line as isize;
-            for column in 0..reach(2, task.pixels) {
+            for column in 0..conv.reach(2, task.region.pixels) {
                 let place = pixel + column as isize;
                 // SAFETY: inside the window and, where read, inside the image.
                 unsafe {
@@ -344,8 +306,8 @@ impl<'a> Direct<'a> {
         if count == 0 {
             return;
         }
-        let conv = self.conv;
-        let (kernel, dtype) = (self.kernel, self.weight.dtype);
+        let Call { kernel, conv, weight, .. } = self.call;
+        let dtype = weight.dtype;
         let tap = (tap[0] * conv.kernel[1] + tap[1]) * conv.kernel[2] + tap[2];
         let k0 = tap * (conv.in_channels / conv.groups) + c0;
         let outs = conv.out_channels / conv.groups;
@@ -353,8 +315,8 @@ impl<'a> Direct<'a> {
         let terms = units(kc, kernel.form.dtype());
         let panel_at = |n0: usize| {
             let row = units(k0, dtype) * width_at(outs, n0, kernel.nr);
-            let offset = (n0 * units(self.weight.terms, dtype) + row) * 4;
-            self.weight.ptr.wrapping_add(task.group * self.weight.group_bytes + offset)
+            let offset = (n0 * units(weight.terms, dtype) + row) * 4;
+            weight.ptr.wrapping_add(task.group * weight.group_bytes + offset)
         };
         let mut n0 = task.col0;
         while n0 < task.col0 + task.cols {
@@ -383,30 +345,30 @@ impl<'a> Direct<'a> {
 
     /// Cuts the pixels of a task that a tap reads inside the window into tiles; returns their number.
     fn tiles(&self, task: &Task, view: &View, tap: [usize; 3], c: *mut f32, jobs: &mut [TileJob; MAX_TILES]) -> usize {
-        let conv = self.conv;
+        let Call { kernel, conv, .. } = self.call;
         let mut count = 0;
-        let (from, to) = self.inside(2, task.pixel0, task.pixels, tap[2]);
+        let (from, to) = self.inside(2, task.region.pixel0, task.region.pixels, tap[2]);
         if from >= to {
             return 0;
         }
-        let (pieces, shift) = ((to - from).div_ceil(self.kernel.mr), tap[2] * conv.dilation[2]);
-        let (lines_from, lines_to) = self.inside(1, task.row0, task.rows, tap[1]);
+        let (pieces, shift) = ((to - from).div_ceil(kernel.mr), tap[2] * conv.dilation[2]);
+        let (lines_from, lines_to) = self.inside(1, task.region.row0, task.region.rows, tap[1]);
         for line in lines_from..lines_to {
             let row = (line * conv.stride[1] + tap[1] * conv.dilation[1]) as isize * view.row_bytes;
             let mut first = from;
             for piece in 0..pieces {
-                let rows = self.kernel.next_height(to - first, pieces - piece);
+                let rows = kernel.next_height(to - first, pieces - piece);
                 let pixel = (first * conv.stride[2] + shift) as isize * view.pixel_bytes;
                 jobs[count] = TileJob {
                     a: view.origin.wrapping_byte_offset(row + pixel),
-                    c: c.wrapping_add((line * task.pixels + first) * self.c_ld),
+                    c: c.wrapping_add((line * task.region.pixels + first) * self.c_ld),
                     rows,
                 };
                 count += 1;
                 first += rows;
             }
         }
-        if self.kernel.is_amx() {
+        if kernel.is_amx() {
             // Tile registers are set up once for each height.
             jobs[..count].sort_unstable_by_key(|job| job.rows);
         }
@@ -418,7 +380,7 @@ impl<'a> Direct<'a> {
         if !self.in_place {
             return (0, count);
         }
-        let conv = self.conv;
+        let conv = self.call.conv;
         let stride = conv.stride[axis] as isize;
         let start = (first * conv.stride[axis] + tap * conv.dilation[axis]) as isize - conv.padding[axis];
         let low = (-start).max(0).div_euclid(stride) + isize::from((-start).max(0) % stride != 0);

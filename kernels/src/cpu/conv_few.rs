@@ -13,12 +13,12 @@
 //!
 //! A tap alone has as many columns as there are output channels, and a panel of few is mostly padding: three channels take
 //! 9 x 8 lanes with AVX2 and 9 x 16 with AVX-512. Side by side the taps fill their panels. What that costs is the rows that
-//! bands share, one or two per cent, and the sum, a vector of four floats per tap and pixel.
+//! bands share, two per cent of a large image and more of a small one, and the sum, a vector of four floats per tap and pixel.
 //!
 //! The weight is packed as for the other forms: gathering takes as long as a few dozen pixels.
 
 use super::KernelError;
-use super::conv::{Conv, PackedWeight};
+use super::conv::{Call, Conv, Region};
 use super::gemm_driver::widened;
 use super::gemm_kernel::{CopyRow, Form, Kernel, Runner, copy_row, of_form};
 use super::pack::{elements_per_unit, units, width_at};
@@ -82,28 +82,20 @@ fn lanes(n: usize, nr: usize) -> usize {
 
 /// One convolution, and how it is cut.
 pub(crate) struct Few<'a> {
-    kernel: &'static Kernel,
-    conv: &'a Conv,
-    x: *const u8,
-    dtype: DType,
-    weight: &'a PackedWeight,
+    call: Call<'a>,
     copy: CopyRow,
     /// Pixels are multiplied where they lie.
     in_place: bool,
     /// Columns of a plane of taps, with the padding of their panels.
     lanes: usize,
-    /// Output rows and columns of a block, and blocks along both.
+    /// Output rows and columns of a block.
     block: [usize; 2],
-    blocks: [usize; 2],
     /// Input rows and columns that a block's windows reach: of a row of outputs, and of a block's columns.
     window: [usize; 2],
     /// Channels of a chunk.
     chunk: usize,
     scratch: Scratch,
 }
-
-// SAFETY: reads only.
-unsafe impl Sync for Few<'_> {}
 
 /// Where a task's scratch memory holds what, in bytes.
 #[derive(Clone, Copy)]
@@ -115,40 +107,22 @@ struct Scratch {
     bytes: usize,
 }
 
-/// What one task computes.
-#[derive(Clone, Copy)]
-struct Task {
-    image: usize,
-    depth: usize,
-    row0: usize,
-    rows: usize,
-    pixel0: usize,
-    pixels: usize,
-}
-
 impl<'a> Few<'a> {
-    pub(crate) fn new(
-        kernel: &'static Kernel,
-        conv: &'a Conv,
-        x: *const u8,
-        dtype: DType,
-        weight: &'a PackedWeight,
-        threads: usize,
-    ) -> Few<'a> {
+    pub(crate) fn new(call: Call<'a>, threads: usize) -> Few<'a> {
+        let Call { kernel, conv, dtype, weight, .. } = call;
         let [planes, kh, kw] = conv.kernel;
         let [depth, height, width] = conv.output;
-        let reach = |axis: usize, block: usize| block + (conv.kernel[axis] - 1) * conv.dilation[axis];
         let lanes = lanes(kh * kw * conv.out_channels, kernel.nr);
-        let least = (MIN_BANDS * (reach(1, 1) - 1)).clamp(1, MAX_ROWS);
+        let least = (MIN_BANDS * (conv.reach(1, 1) - 1)).clamp(1, MAX_ROWS);
         let wanted = if threads == 1 { 1 } else { (4 * threads).div_ceil(conv.batch * depth) };
         // Bands first: products and sums run along rows.
-        let widest = RING / (planes * reach(1, 1) * lanes * 4);
+        let widest = RING / (planes * conv.reach(1, 1) * lanes * 4);
         let pieces = wanted.div_ceil(height.div_ceil(least)).min(width.div_ceil(MIN_COLUMNS));
         let columns = width.div_ceil(pieces.max(width.div_ceil(widest.max(MIN_COLUMNS))));
         let bands = wanted.div_ceil(width.div_ceil(columns));
         let rows = height.div_ceil(bands).clamp(least, MAX_ROWS).min(height);
         let rows = height.div_ceil(height.div_ceil(rows));
-        let window = [reach(1, 1), reach(2, columns)];
+        let window = [conv.reach(1, 1), conv.reach(2, columns)];
         let chunk = conv.in_channels.div_ceil(conv.in_channels.div_ceil(CHUNK));
         let extent = conv.input.iter().product::<usize>() * conv.strides[3].unsigned_abs() * 4;
         let page = |bytes: usize| bytes.next_multiple_of(4096);
@@ -159,16 +133,11 @@ impl<'a> Few<'a> {
         let staged = kernel.mr * (chunk * 4 + 64);
         let bytes = stage + page(staged.max((conv.in_channels + 2) * weight.width * 4));
         Few {
-            kernel,
-            conv,
-            x,
-            dtype,
-            weight,
+            call,
             copy: copy_row(kernel.isa, dtype, kernel.form),
             in_place: dtype == DType::F32 && conv.strides[3] > 0 && extent <= FAR,
             lanes,
             block: [rows, columns],
-            blocks: [height.div_ceil(rows), width.div_ceil(columns)],
             window,
             chunk,
             scratch: Scratch { ring, sums, stage, bytes },
@@ -180,31 +149,19 @@ impl<'a> Few<'a> {
     /// # Safety
     /// As [`conv`](super::conv::conv).
     pub(crate) unsafe fn run(&self, pool: &Pool, epilogue: &dyn Epilogue) -> Result<(), KernelError> {
-        let [depth, height, width] = self.conv.output;
-        let [row_blocks, pixel_blocks] = self.blocks;
-        let tasks = self.conv.batch * depth * row_blocks * pixel_blocks;
-        pool.run_scratch(tasks, self.scratch.bytes, |index, worker| {
-            let (plane, place) = (index / (row_blocks * pixel_blocks), index % (row_blocks * pixel_blocks));
-            let (row0, pixel0) = (place / pixel_blocks * self.block[0], place % pixel_blocks * self.block[1]);
-            let task = Task {
-                image: plane / depth,
-                depth: plane % depth,
-                row0,
-                rows: self.block[0].min(height - row0),
-                pixel0,
-                pixels: self.block[1].min(width - pixel0),
-            };
+        let conv = self.call.conv;
+        pool.run_scratch(Region::count(conv, self.block), self.scratch.bytes, |index, worker| {
+            let region = Region::at(conv, self.block, index);
             // SAFETY: tasks are disjoint blocks of the output; scratch has the size laid out above.
-            unsafe { self.run_task(&task, worker, epilogue) }
+            unsafe { self.run_block(&region, worker, epilogue) }
         })?;
         Ok(())
     }
 
     /// # Safety
     /// As [`Self::run`].
-    unsafe fn run_task(&self, task: &Task, worker: Worker, epilogue: &dyn Epilogue) {
-        let conv = self.conv;
-        let [_, height, width] = conv.output;
+    unsafe fn run_block(&self, region: &Region, worker: Worker, epilogue: &dyn Epilogue) {
+        let conv = self.call.conv;
         let sums: *mut f32 = worker.scratch.wrapping_add(self.scratch.sums).cast();
         let ld = conv.out_channels.next_multiple_of(SUMS);
         // SAFETY: offsets lie inside the scratch memory.
@@ -214,15 +171,14 @@ impl<'a> Few<'a> {
             self.gather_columns(worker);
             // The first input row that no output row had so far.
             let mut next = isize::MIN;
-            for line in task.row0..task.row0 + task.rows {
-                let first = line as isize - conv.padding[1];
+            for line in 0..region.rows {
+                let first = (region.row0 + line) as isize - conv.padding[1];
                 for row in next.max(first)..first + self.window[0] as isize {
-                    self.multiply_row(task, worker, row);
+                    self.multiply_row(region, worker, row);
                 }
                 next = first + self.window[0] as isize;
-                self.sum_row(task, worker, first, sums);
-                let row = ((task.image * conv.output[0] + task.depth) * height + line) * width + task.pixel0;
-                epilogue.apply(sums, ld, row, 0, task.pixels, conv.out_channels);
+                self.sum_row(region, worker, first, sums);
+                epilogue.apply(sums, ld, region.row(conv, line), 0, region.pixels, conv.out_channels);
             }
         }
     }
@@ -232,7 +188,7 @@ impl<'a> Few<'a> {
     /// # Safety
     /// As [`Self::run`]; the room for the columns must be zero.
     unsafe fn gather_columns(&self, worker: Worker) {
-        let Few { conv, kernel, weight, .. } = *self;
+        let Call { conv, kernel, weight, .. } = self.call;
         let (channels, outs) = (conv.in_channels, conv.out_channels);
         let per_plane = conv.kernel[1] * conv.kernel[2];
         let columns = per_plane * outs;
@@ -263,38 +219,31 @@ impl<'a> Few<'a> {
     ///
     /// # Safety
     /// As [`Self::run`].
-    unsafe fn multiply_row(&self, task: &Task, worker: Worker, row: isize) {
-        let conv = self.conv;
+    unsafe fn multiply_row(&self, region: &Region, worker: Worker, row: isize) {
+        let Call { conv, x, dtype, .. } = self.call;
         if row < 0 || row >= conv.input[1] as isize {
             return;
         }
         // The columns of the window inside the image.
-        let left = task.pixel0 as isize - conv.padding[2];
-        let reach = (task.pixels + self.window[1] - self.block[1]) as isize;
+        let left = region.pixel0 as isize - conv.padding[2];
+        let reach = (region.pixels + self.window[1] - self.block[1]) as isize;
         let (from, to) = (left.max(0), (left + reach).min(conv.input[2] as isize));
         if from >= to {
             return;
         }
         for kd in 0..conv.kernel[0] {
-            let Some(plane) = self.plane(task, kd) else { continue };
-            let offset = task.image as isize * conv.strides[0]
+            let Some(plane) = conv.plane(region.depth, kd) else { continue };
+            let offset = region.image as isize * conv.strides[0]
                 + plane as isize * conv.strides[1]
                 + row * conv.strides[2]
                 + from * conv.strides[3];
-            let x = self.x.wrapping_byte_offset(offset * self.dtype.size_bytes() as isize);
+            let x = x.wrapping_byte_offset(offset * dtype.size_bytes() as isize);
             // SAFETY: these pixels lie in the image, and their places in the ring.
             unsafe {
                 let y = self.slot(worker, kd, row).add((from - left) as usize * self.lanes);
                 self.multiply(worker, kd, x, (to - from) as usize, y);
             }
         }
-    }
-
-    /// The input plane of a plane of taps; none if that is padding.
-    fn plane(&self, task: &Task, kd: usize) -> Option<usize> {
-        let conv = self.conv;
-        let at = (task.depth * conv.stride[0] + kd * conv.dilation[0]) as isize - conv.padding[0];
-        usize::try_from(at).ok().filter(|&at| at < conv.input[0])
     }
 
     /// Where Y of an input row lies.
@@ -309,9 +258,9 @@ impl<'a> Few<'a> {
     /// # Safety
     /// There must be `pixels` at `x`, and room for their results at `y`.
     unsafe fn multiply(&self, worker: Worker, kd: usize, x: *const u8, pixels: usize, y: *mut f32) {
-        let Few { conv, kernel, chunk, .. } = *self;
+        let (Call { conv, kernel, dtype, .. }, chunk) = (self.call, self.chunk);
         let columns = conv.kernel[1] * conv.kernel[2] * conv.out_channels;
-        let size = self.dtype.size_bytes() as isize;
+        let size = dtype.size_bytes() as isize;
         let panels = worker.scratch.wrapping_add(kd * conv.in_channels * self.lanes * 4);
         let stage = worker.scratch.wrapping_add(self.scratch.stage);
         let stage_ld = chunk * 4 + 64;
@@ -354,8 +303,8 @@ impl<'a> Few<'a> {
     ///
     /// # Safety
     /// As [`Self::run`].
-    unsafe fn sum_row(&self, task: &Task, worker: Worker, first: isize, sums: *mut f32) {
-        let conv = self.conv;
+    unsafe fn sum_row(&self, region: &Region, worker: Worker, first: isize, sums: *mut f32) {
+        let conv = self.call.conv;
         let [planes, kh, kw] = conv.kernel;
         let outs = conv.out_channels;
         let ld = outs.next_multiple_of(SUMS);
@@ -364,13 +313,13 @@ impl<'a> Few<'a> {
             (0..conv.input[1] as isize).contains(&row).then_some(row)
         };
         let mut is_first = true;
-        for kd in (0..planes).filter(|&kd| self.plane(task, kd).is_some()) {
+        for kd in (0..planes).filter(|&kd| conv.plane(region.depth, kd).is_some()) {
             for (tap, row) in (0..kh).filter_map(|tap| is_inside(tap).map(|row| (tap, row))) {
                 let y = self.slot(worker, kd, row).wrapping_add(tap * kw * outs);
                 for oc in (0..outs).step_by(SUMS) {
                     // SAFETY: a window's columns lie in the ring, which has room for a vector more.
                     unsafe {
-                        for pixel in 0..task.pixels {
+                        for pixel in 0..region.pixels {
                             let to: *mut [f32; SUMS] = sums.add(pixel * ld + oc).cast();
                             let mut sum = if is_first { [0.0; SUMS] } else { to.read() };
                             for tap in 0..kw {
@@ -387,7 +336,7 @@ impl<'a> Few<'a> {
         }
         if is_first {
             // SAFETY: as above.
-            unsafe { sums.write_bytes(0, task.pixels * ld) };
+            unsafe { sums.write_bytes(0, region.pixels * ld) };
         }
     }
 }
