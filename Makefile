@@ -68,7 +68,9 @@ train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about ten 
 # --- tests ----------------------------------------------------------------------------------------------------------
 
 TEST_RUST := $(CARGO) test --release --workspace --quiet
-RUST_TESTS := $(sort $(wildcard tests/cuda_*.rs)) $(filter-out tests/cuda_%,$(wildcard tests/*.rs kernels/tests/*.rs))
+# Those that take the most first, so that none is left alone at the end.
+RUST_LONG := tests/cuda_kernels.rs tests/cuda_emulated.rs kernels/tests/registry.rs tests/cuda_libraries.rs
+RUST_TESTS := $(RUST_LONG) $(filter-out $(RUST_LONG),$(wildcard tests/*.rs kernels/tests/*.rs))
 
 # Rust first: the extension with and without the feature `python` is one file, and is compiled again when the other was.
 # Before its tests PyTorch: those of CUDA use its libraries, and are left out where there are none.
@@ -81,7 +83,7 @@ test-tools:
 test-rust-built: lint-rust
 	$(TEST_RUST) --no-run
 
-# Two files of tests at a time: those of CUDA, which are first and take the most, wait for one compiler each.
+# Two files of tests at a time: those of CUDA wait for one compiler each.
 test-rust: ## Rust unit, golden, property and tidy tests (no Python needed), e.g. ARGS="--test golden"
 	$(TEST_RUST) $(or $(ARGS),--no-run)
 	$(if $(ARGS),,echo $(addprefix --test=,$(notdir $(basename $(RUST_TESTS)))) --lib --doc | xargs -n 1 -P 2 $(TEST_RUST))

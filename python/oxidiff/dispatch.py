@@ -674,8 +674,11 @@ class Dispatcher:
             after = self._current_epoch()
             if after is epoch:
                 return
-            # What a first call sets up, later ones leave as it is.
             is_as_hooked = (after.structure.obstacle is None) == (epoch.structure.obstacle is None)
+            if is_as_hooked and after.split is None:
+                # Dynamo checks what its pieces depend on; to find them again takes as long as the first time.
+                after.split = split
+            # What a first call sets up, later ones leave as it is.
             if key in self._changing and is_as_hooked and len(changing) < _MAX_KEYS:
                 changing[key] = entry
                 if entry.changing and not entry.is_split and len(self._alike) < _MAX_KEYS:

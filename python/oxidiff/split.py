@@ -8,6 +8,7 @@ Threads: Dynamo compiles under a lock of its own; the list of pieces only grows.
 
 from __future__ import annotations
 
+import logging
 import threading
 import types
 import weakref
@@ -44,6 +45,7 @@ class Split:
         # Dynamo takes longer to import than everything else here together, and most modules are captured whole.
         from torch._dynamo.exc import TorchDynamoException
 
+        _limits.watch()
         self._failure = TorchDynamoException
         self.pieces: list[Dispatcher] = []
         self._make = make
@@ -70,12 +72,14 @@ class Split:
         local.compiled, local.problems = 0, []
         outside = getattr(local, "runs", False)
         local.runs = True
+        told, _limits.problems = _limits.problems, local.problems
         try:
             return self._run(*args, **kwargs), local.compiled, local.problems
         except self._failure as error:
             raise CaptureError(f"Dynamo cannot split it: {str(error).splitlines()[0]}") from error
         finally:
             local.runs = outside
+            _limits.problems = told
 
     def _compile(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         island = Island(graph, examples)
@@ -97,6 +101,33 @@ class Split:
             return result
 
         return run
+
+
+class _Limits(threading.local):
+    """Where a call of this thread is told that Dynamo compiled a function so often that it will no more, and runs it eager
+    for all else. Dynamo says so in its log alone, once."""
+
+    problems: list[tuple[Error, str]] | None = None
+
+    def watch(self) -> None:
+        """Reads Dynamo's log from now on."""
+        log = logging.getLogger("torch._dynamo.convert_frame")
+        if _log_reader not in log.handlers:
+            log.addHandler(_log_reader)
+
+
+class _LogReader(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        args = record.args
+        if _limits.problems is None or not isinstance(args, tuple) or len(args) < 3 or "limit" not in str(args[0]):
+            return
+        # The function's name, and where it is.
+        reason = f"Dynamo has compiled {args[2]} {args[1]} times (torch._dynamo.config.{args[0]})"
+        _limits.problems.append((CaptureError(reason), f"{RUNS_EAGER} for what it was not compiled for"))
+
+
+_limits = _Limits()
+_log_reader = _LogReader(logging.WARNING)
 
 
 def _with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -125,6 +125,54 @@ def test_wrong_arguments_raise_what_eager_raises() -> None:
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+class Keeps(Branches):
+    """Has something else in an attribute after its first call, as models that keep the offsets of positions."""
+
+    kept: Tensor | None = None
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        self.kept = x[:1] * 2
+        return super().forward(x, scale)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_pieces_stay_when_a_call_keeps_something() -> None:
+    module = Keeps()
+    compiled = compiled_of(module)
+    assert_close(compiled(image(3, 4)), module(image(3, 4)))
+    captures = oxidiff.report(compiled).captures
+    for seed in range(3):
+        # Not another branch than the first call's.
+        assert_close(compiled(image(3, 4) + 0.01 * seed), module(image(3, 4) + 0.01 * seed))
+    report = oxidiff.report(compiled)
+    # The module as it is now might have been captured whole.
+    assert (report.captures, report.eager_calls) == (captures + 1, 0)
+
+
+class Parts(Branches):
+    """Does something with each of as many parts as a tensor says."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = self.first(x)
+        parts = x.split((x[:, 0] * 0 + 1).long().tolist())
+        return self.second(torch.cat([part.softmax(1) for part in parts])) * scale
+
+
+@torch.no_grad()
+def test_what_dynamo_compiles_no_more_is_reported() -> None:
+    module = Parts()
+    compiled = compiled_of(module)
+    most = torch._dynamo.config.recompile_limit
+    with pytest.warns(oxidiff.FallbackWarning, match="piece that runs in eager PyTorch .* Dynamo has compiled"):
+        for batch in [*range(2, most + 4), 2, most + 3]:
+            x = image(batch, 4)
+            assert_close(compiled(x), module(x))
+    reasons = [one["reason"] for one in oxidiff.report(compiled).fallbacks if "recompile_limit" in one["reason"]]
+    assert len(reasons) == 1
+    assert f"{most} times" in reasons[0]
+
+
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 def test_many_modules_of_one_class() -> None:
