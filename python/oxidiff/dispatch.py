@@ -93,14 +93,14 @@ _Key = tuple[Any, ...]
 class _Eager:
     """A key whose calls run eager, or in pieces, and why."""
 
-    __slots__ = ("changing", "is_split", "module", "op", "reason", "renewals", "type")
+    __slots__ = ("is_split", "module", "op", "open_ids", "reason", "renewals", "type")
 
     def __init__(self, error: Error) -> None:
         # What cannot be traced may have parts that can; an op that is not supported is not so in any part.
         self.is_split = type(error) in (CaptureError, LeftError)
-        self.changing: frozenset[int] = frozenset()
-        """The ids of the modules, this one and below, that have what its calls change: between these are parts that have
-        programs."""
+        self.open_ids: frozenset[int] = frozenset()
+        """The ids of the modules, this one and below, that have what its calls change, or of which data decide what they do:
+        between these are parts that have programs."""
         self.renewals = 0
         """Calls in which Dynamo found other pieces, of a module that each call changes."""
         # Not the exception itself: its traceback would keep the call's arguments alive.
@@ -604,7 +604,7 @@ class Dispatcher:
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
-            elif entry.is_split and not (entry.changing and any(self._regions)):
+            elif entry.is_split and not (entry.open_ids and any(self._regions)):
                 result = self._run_split(self._current_epoch(), entry, args, kwargs)
             else:
                 result = self._run_regions(self._current_epoch(), entry, args, kwargs)
@@ -681,7 +681,7 @@ class Dispatcher:
             # What a first call sets up, later ones leave as it is.
             if key in self._changing and is_as_hooked and len(changing) < _MAX_KEYS:
                 changing[key] = entry
-                if entry.changing and not entry.is_split and len(self._alike) < _MAX_KEYS:
+                if entry.open_ids and not entry.is_split and len(self._alike) < _MAX_KEYS:
                     self._alike[_sorts_of(leaves)] = entry
                 after.split, after.changing = split, changing
             elif len(self._changing) < _MAX_KEYS:
@@ -723,8 +723,8 @@ class Dispatcher:
     def _run_regions(self, epoch: _Epoch, entry: _Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call for which there is no program and no piece: in Python, with submodules that are compiled."""
         regions = None
-        if not self.options.strict and (entry.changing or epoch.structure.obstacle is not None):
-            regions = self._regions_of(epoch, entry.changing)
+        if not self.options.strict and (entry.open_ids or epoch.structure.obstacle is not None):
+            regions = self._regions_of(epoch, entry.open_ids)
         if not regions:
             return self._fall_back(entry.error(), args, kwargs)
         result, compiled, problems = regions(*self._as_given(args, kwargs))
@@ -745,17 +745,31 @@ class Dispatcher:
             entry.is_split = False
         elif isinstance(error, LeftError):
             tables = frozenset(map(id, error.changed))
-            entry.changing = frozenset(id(child) for child in self.module.modules() if leads_to(child, tables))
+            entry.open_ids = frozenset(id(child) for child in self.module.modules() if leads_to(child, tables))
+        elif entry.is_split:
+            # Dynamo takes half a minute for what its own parts are captured in within a second.
+            open_ids = self._way_to(error)
+            if open_ids and self._regions_of(self._current_epoch(), open_ids).have_most(self.module):
+                entry.open_ids, entry.is_split = open_ids, False
         return entry
 
-    def _regions_of(self, epoch: _Epoch, changing: frozenset[int]) -> Regions:
+    def _way_to(self, error: Error) -> frozenset[int]:
+        """The ids of the modules from this one down to where an attempt to capture it failed; none if that is not known."""
+        module: torch.nn.Module | None = self.module
+        found = {id(module)}
+        for name in filter(None, getattr(error, "module", "").split(".")):
+            module = module._modules.get(name) if module is not None else None
+            found.add(id(module))
+        return frozenset(found) if module is not None else frozenset()
+
+    def _regions_of(self, epoch: _Epoch, open_ids: frozenset[int]) -> Regions:
         """The submodules of an epoch that have programs of their own."""
-        if epoch.regions is not None and epoch.regions.changing == changing:
+        if epoch.regions is not None and epoch.regions.open_ids == open_ids:
             return epoch.regions
         with self._lock:
             forward = self.forward()
             structure = epoch.structure
-            regions = next((one for one in self._regions if one.fits(structure, forward, changing)), None)
+            regions = next((one for one in self._regions if one.fits(structure, forward, open_ids)), None)
             if regions is None:
                 known = {id(part.module): part for one in self._regions for part in one.parts.values()}
                 options = self.options.replace(graph_file=None)
@@ -767,7 +781,7 @@ class Dispatcher:
                     part._report = report
                     return part
 
-                regions = Regions(structure, self.module, forward, changing, make)
+                regions = Regions(structure, self.module, forward, open_ids, make)
                 self._regions = (*self._regions, regions)[-_MAX_REGIONS:]
             epoch.regions = regions
             return regions

@@ -1,11 +1,11 @@
 """A module that runs Python between its layers, with what lies below that compiled, each part by itself.
 
 Hooks on blocks (diffusers' caches, offloading of groups, skipped layers, a ``register_forward_hook``) are Python that has
-to run, with values of its own, between the layers they are on; so does a ``forward`` that changes its module. Neither is
-part of a program. Here ``forward`` runs as it is, on a stand-in for the module: an object with the same ``__dict__``,
-whose submodules are found by way of :meth:`Regions._replaced`. The largest submodules without such Python in them have
-dispatchers of their own; they are often many of one class and configuration, which are captured once
-(:mod:`oxidiff.family`). What contains both is a stand-in too. Layers of PyTorch alone run eager.
+to run, with values of its own, between the layers they are on; so does a ``forward`` that changes its module, and one that
+data decide about. None of these is part of a program. Here ``forward`` runs as it is, on a stand-in for the module: an
+object with the same ``__dict__``, whose submodules are found by way of :meth:`Regions._replaced`. The largest submodules
+without such Python in them have dispatchers of their own; they are often many of one class and configuration, which are
+captured once (:mod:`oxidiff.family`). What contains both is a stand-in too. Layers of PyTorch alone run eager.
 
 Threads: stand-ins are made once, under the lock of who owns this, and then only read.
 """
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Regions"]
 
+_MOST = 0.8
+"""The share of a module's weights from which on what is not in its parts may run eager."""
+
 
 class Regions:
     """What stands for a ``forward`` between whose layers Python has to run.
@@ -42,7 +45,7 @@ class Regions:
         structure: What the module looks like.
         module: The module.
         forward: Its ``forward`` without hooks around it.
-        changing: The ids of modules that ``forward`` changes, which run as they are.
+        open_ids: The ids of modules whose ``forward`` has to run in Python.
         make: Makes the dispatcher of a part: ``make(module, report=...)``.
 
     Attributes:
@@ -54,7 +57,7 @@ class Regions:
         structure: Structure,
         module: nn.Module,
         forward: Callable[..., Any],
-        changing: frozenset[int],
+        open_ids: frozenset[int],
         make: Callable[..., Dispatcher],
     ) -> None:
         self.parts: dict[str, Dispatcher] = {}
@@ -63,11 +66,11 @@ class Regions:
         self._known: dict[int, nn.Module | None] = {}
         self._paths: dict[int, str] = {}
         self._whole = forward
-        self.changing = changing
+        self.open_ids = open_ids
         self._held = structure.modules
         self._ids = _ids(structure)
         self._hooked = _hooked(structure)
-        self._opaque = self._hooked | changing
+        self._opaque = self._hooked | open_ids
         self._forward: Callable[..., Any] | None = None
         if isinstance(forward, types.MethodType) and forward.__self__ is module:
             self._with_children(module, "")
@@ -78,9 +81,24 @@ class Regions:
         """Whether there is anything to compile."""
         return self._forward is not None
 
-    def fits(self, structure: Structure, forward: Callable[..., Any], changing: frozenset[int]) -> bool:
+    def have_most(self, module: nn.Module) -> bool:
+        """Whether of each module that runs in Python most weights are in parts, but for tables that rows are looked up in.
+
+        Args:
+            module: The module that this is for.
+        """
+        compiled = {id(weight) for part in self.parts.values() for weight in part.module.parameters()}
+        tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+        for one in module.modules():
+            if id(one) in self.open_ids:
+                sizes = {id(weight): weight.numel() for weight in one.parameters() if id(weight) not in tables}
+                if sum(size for key, size in sizes.items() if key in compiled) < _MOST * sum(sizes.values()):
+                    return False
+        return bool(self)
+
+    def fits(self, structure: Structure, forward: Callable[..., Any], open_ids: frozenset[int]) -> bool:
         """Whether the module is made of the same submodules still, with hooks in the same places."""
-        is_same = forward == self._whole and changing == self.changing and _ids(structure) == self._ids
+        is_same = forward == self._whole and open_ids == self.open_ids and _ids(structure) == self._ids
         return is_same and _hooked(structure) == self._hooked
 
     def is_within(self, structure: Structure) -> bool:
@@ -127,7 +145,7 @@ class Regions:
             return None
         is_container = cls.forward is nn.Module.forward
         below = (module for module in child.modules() if module is not child)
-        is_whole = id(child) not in self.changing and not any(id(m) in self._opaque for m in below)
+        is_whole = id(child) not in self.open_ids and not any(id(m) in self._opaque for m in below)
         if is_whole and not is_container:
             if not child._modules and (cls.__module__.startswith("torch.nn.modules.") or not child._parameters):
                 return None

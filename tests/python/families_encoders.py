@@ -12,6 +12,7 @@ from families import Family, Inputs, Random
 Size = tuple[int, ...]
 
 _VOCABULARY = 200
+_IMAGE_TOKEN = _VOCABULARY
 _TEXTS = ((19,), (31,))
 """Tokens of a padded prompt."""
 
@@ -30,6 +31,22 @@ def _masked(random: Random, batch: int, size: Size, *, is_left: bool = False, **
 
 def _image(random: Random, batch: int, size: Size, **extra: Any) -> Inputs:
     return {"pixel_values": random.normal(batch, 3, *size), **extra}
+
+
+def _text_with_image(random: Random, batch: int, size: Size) -> Inputs:
+    """Prompts around an image of `size` patches, of which four are one token: the prompt of an edit."""
+    height, width = size
+    text = random.tokens(_VOCABULARY, batch, 7)
+    places = torch.full((batch, height * width // 4), _IMAGE_TOKEN)
+    start, end = (torch.full((batch, 1), token) for token in (_IMAGE_TOKEN + 1, _IMAGE_TOKEN + 2))
+    tokens = torch.cat((text[:, :3], start, places, end, text[:, 3:]), dim=1)
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "pixel_values": random.normal(batch * height * width, 3 * 2 * 14 * 14),
+        "image_grid_thw": torch.tensor([[1, height, width]] * batch),
+        "output_hidden_states": True,
+    }
 
 
 def _spectrogram(random: Random, batch: int, size: Size) -> Inputs:
@@ -121,6 +138,37 @@ ENCODERS: tuple[Family, ...] = (
         {**_DECODER, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}},
         _right_states,
         _TEXTS,
+    ),
+    Family(
+        "qwen25-vl",
+        "transformers.Qwen2_5_VLForConditionalGeneration",
+        {
+            "text_config": {
+                **_DECODER,
+                "vocab_size": _VOCABULARY + 4,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 40,
+                "num_heads": 4,
+                "out_hidden_size": 32,
+                "window_size": 56,
+                "fullatt_block_indexes": [1],
+            },
+            "image_token_id": _IMAGE_TOKEN,
+            "vision_start_token_id": _IMAGE_TOKEN + 1,
+            "vision_end_token_id": _IMAGE_TOKEN + 2,
+            "video_token_id": _IMAGE_TOKEN + 3,
+        },
+        _text_with_image,
+        ((8, 8), (8, 12)),
+        batches=(1,),
+        # The values of a tensor are the sizes of the images; windows of the image are attended to one by one.
+        fallbacks=("depends on the values of a tensor",),
+        captures_by_size=True,
+        programs_by_size=True,
     ),
     Family("qwen3", "transformers.Qwen3Model", {**_DECODER, "head_dim": 8}, _left_states, _TEXTS),
     Family(

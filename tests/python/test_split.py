@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close, image
+from oxidiff import dispatch
 from oxidiff.capture import capturer
 from oxidiff.capture.trace import trace
 from oxidiff.split import Split
@@ -148,6 +149,67 @@ def test_pieces_stay_when_a_call_keeps_something() -> None:
     report = oxidiff.report(compiled)
     # The module as it is now might have been captured whole.
     assert (report.captures, report.eager_calls) == (captures + 1, 0)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(self.norm(x)).tanh()
+
+
+class Way(nn.Module):
+    """Data decide which of its blocks run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x)
+        return self.blocks[1](x) if x.sum() > 0 else self.blocks[2](x)
+
+
+class Inside(nn.Module):
+    """Data decide in a submodule, beside which there is more; the share of it that is in no block of its own is small."""
+
+    def __init__(self, *, own: int) -> None:
+        super().__init__()
+        self.way, self.last = Way(), Block()
+        self.own = nn.Parameter(torch.ones(own))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.way(x)) * self.own.mean()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("own", "has_parts"), [(8, True), (800, False)])
+def test_blocks_around_which_data_decide_are_parts(own: int, has_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there is much beside them, which Dynamo finds pieces in."""
+    if has_parts:
+        # It takes long for what is not needed here.
+        monkeypatch.delattr(dispatch, "Split")
+    module = Inside(own=own)
+    compiled = compiled_of(module)
+    ways = set()
+    with pytest.warns(oxidiff.FallbackWarning, match="parts" if has_parts else "pieces") as seen:
+        for seed in range(8):
+            x = image(3 + seed % 2, 8, seed=seed)
+            ways.add(bool(module.way.blocks[0](x).sum() > 0))
+            assert_close(compiled(x), module(x))
+    assert ways == {True, False}
+    assert "Inside.way runs in" in str(seen[0].message)
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    if has_parts:
+        # Blocks are alike: one capture serves all, at all sizes. The others were attempts at the whole.
+        assert (report.programs, len(report.fallbacks)) == (1, 1)
+        module.way.blocks[1].layer.weight.mul_(-3)
+        module.last.layer.weight = nn.Parameter(torch.randn(8, 8))
+        assert_close(compiled(image(3, 8)), module(image(3, 8)))
+        assert oxidiff.report(compiled).programs == 1
 
 
 class Parts(Branches):

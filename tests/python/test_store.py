@@ -739,6 +739,26 @@ def test_the_cache_travels(
     assert len(stored_files()) == 1
 
 
+def test_an_export_replaces_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A link stays one, to the bundle; a pipe, a device or a folder is not taken away from who reads it."""
+    folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(folder / "bundle")
+    assert main(["cache", "export", str(link)]) == 0
+    assert link.is_symlink() and (folder / "bundle").stat().st_size > 0
+    for place in (pipe, folder):
+        assert main(["cache", "export", str(place)]) == 1
+        assert f"{place} is no file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert main(["cache", "export", str(tmp_path / "none" / "bundle")]) == 1
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith(f"cannot write {tmp_path / 'none' / 'bundle'}: No such file or directory")
+    )
+
+
 def kept_file(data: bytes) -> bytes:
     """As the cache keeps machine code: a hash of the rest, and the rest. An artifact begins with one, too."""
     artifact = _native.encode_artifact([("code", data)])

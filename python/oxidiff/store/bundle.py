@@ -157,13 +157,16 @@ def clear() -> int:
 def export(path: str | PathLike[str]) -> int:
     """Writes the cache as one file; gives how many artifacts, kernels, plans and rows are in it.
 
-    One file of the cache is in memory at a time. What is damaged is left out.
+    One file of the cache is in memory at a time. What is damaged is left out. The file takes its place when it is complete;
+    a link stays, and leads to it.
 
     Raises:
-        CacheError: The cache cannot be read or the file not written.
+        CacheError: The cache cannot be read or the file not written, or there is something that is no file.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise CacheError(f"{fspath(path)} is no file")
     rows, count = entries(), 0
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}{_TEMPORARY}")
     try:
         with tarfile.open(temporary, "w") as tar:
@@ -188,7 +191,7 @@ def export(path: str | PathLike[str]) -> int:
             add("end", str(count).encode())
         os.replace(temporary, target)
     except OSError as error:
-        raise CacheError(f"cannot write {target}: {error}") from error
+        raise CacheError(f"cannot write {target}: {error.strerror or error}") from error
     except _native.NativeError as error:
         raise from_native(error) from error
     finally:
