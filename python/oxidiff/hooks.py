@@ -35,7 +35,7 @@ __all__ = [
     "sharing",
 ]
 
-_AROUND = ("_diffusers_hook", "forward", "_old_forward")
+_AROUND = ("_diffusers_hook", "_hf_hook", "forward", "_old_forward")
 _REPLACED = "its forward was replaced after a hook of accelerate or diffusers was attached"
 _Function = Callable[..., Any]
 
@@ -227,17 +227,19 @@ Around = tuple[tuple[str, ...], list[Any]]
 
 
 def replaced(module: nn.Module, is_root: bool) -> Around | None:
-    """Which attributes of a module are about the hooks of diffusers around it, not about what it computes, and what says
-    more. ``None`` where it has no such hooks.
+    """Which attributes of a module are about the hooks of accelerate and diffusers around it, not about what it computes,
+    and what says more. ``None`` where it has no such hooks.
+
+    A hook may lead anywhere: accelerate's offloading of models has the model that ran before.
 
     Of the module that they are run around that is the ``forward`` below them, unless that is its class's. Of one that
     another's ``forward`` calls it is that there are some: no program runs them, whichever they are, and what tells
     structures apart is kept for as long as these are, with all that hooks have kept of earlier steps.
     """
     table = module.__dict__
-    if is_idle(table.get("_diffusers_hook")):
+    if "_hf_hook" not in table and is_idle(table.get("_diffusers_hook")):
         # Hooks that are taken away leave the method of its class behind.
-        is_left = "forward" in table and "_hf_hook" not in table and Wrapped(module).is_own
+        is_left = "forward" in table and Wrapped(module).is_own
         return (_AROUND, []) if is_left else None
     if is_root:
         try:

@@ -37,7 +37,8 @@ class WeightSet:
         structure: What the module looks like.
 
     Raises:
-        ShapeError: A tensor is missing, is one too many, or has another dtype, shape or device.
+        ShapeError: A tensor is missing, is one too many, has another dtype, shape or device, or torch's lazy negation or
+            conjugation bit.
         UnsupportedError: The module cannot be copied.
     """
 
@@ -117,6 +118,8 @@ def check_fit(module: nn.Module, source: nn.Module | Mapping[str, Any]) -> None:
             wrong.append(f"{name}: expected a tensor, got {type(other).__name__}")
         elif (other.dtype, other.shape, other.device) != (tensor.dtype, tensor.shape, tensor.device):
             wrong.append(f"{name}: expected {_text(tensor)}, got {_text(other)}")
+        elif other.is_neg() or other.is_conj():
+            wrong.append(f"{name}: negated or conjugated when it is read; pass resolve_neg() or resolve_conj() of it")
     if not wrong:
         return
     more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""

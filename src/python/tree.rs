@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple, PyType};
@@ -195,6 +195,11 @@ const ITEMS: u8 = 7;
 const PARTS: u8 = 8;
 const ABSENT: u8 = 9;
 const LONG: u8 = 10;
+const NEGATIVE: u8 = 11;
+const CONJUGATE: u8 = 12;
+
+/// DLPack's `kDLComplex`.
+const DL_COMPLEX: u8 = 5;
 
 struct Scan<'py> {
     py: Python<'py>,
@@ -308,7 +313,7 @@ impl<'py> Scan<'py> {
             self.floats.truncate(first_float);
             later.clear();
             let mut items: Vec<_> = table.iter().collect();
-            if table.contains(intern!(self.py, "_diffusers_hook"))?
+            if (table.contains(intern!(self.py, "_diffusers_hook"))? || table.contains(intern!(self.py, "_hf_hook"))?)
                 && let Some(around) = self.questions.around.call1((module,))?.extract::<Option<Around<'py>>>()?
             {
                 has_hooks = true;
@@ -713,18 +718,26 @@ fn ints(value: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
     tuple.iter().map(|item| item.cast_exact::<PyInt>().ok().and_then(|n| n.extract().ok())).collect()
 }
 
-/// Dtype, shape and device of a tensor.
+/// Dtype, shape and device of a tensor, and whether its memory holds the negative or the conjugate of what it says.
 fn type_of(tokens: &mut Tokens, exchange: Exchange, tensor: &Bound<'_, PyAny>) {
+    let mut is_complex = true;
     if let Some(view) = exchange.view(tensor) {
         tokens.tag(VALUE);
         tokens.view(&view);
-        return;
+        is_complex = view.dtype.code == DL_COMPLEX;
+    } else {
+        // What DLPack does not describe: other devices, sparse and quantized tensors.
+        tokens.tag(TEXT);
+        for name in ["dtype", "device", "shape", "layout"] {
+            let text = tensor.getattr(name).and_then(|value| Ok(value.repr()?.to_string_lossy().into_owned()));
+            tokens.bytes(text.unwrap_or_default().as_bytes());
+        }
     }
-    // What DLPack does not describe: other devices, sparse and quantized tensors.
-    tokens.tag(TEXT);
-    for name in ["dtype", "device", "shape", "layout"] {
-        let text = tensor.getattr(name).and_then(|value| Ok(value.repr()?.to_string_lossy().into_owned()));
-        tokens.bytes(text.unwrap_or_default().as_bytes());
+    let says = |name: &str| tensor.call_method0(name).and_then(|is| is.is_truthy()).unwrap_or(false);
+    for (tag, name) in [(NEGATIVE, "is_neg"), (CONJUGATE, "is_conj")] {
+        if (tag == NEGATIVE || is_complex) && says(name) {
+            tokens.tag(tag);
+        }
     }
 }
 
@@ -963,7 +976,15 @@ impl Tree {
                 let storage = match layout {
                     // SAFETY: DLPack describes tensors with a storage alone; it is live and the GIL is held.
                     Some(layout) if view.is_some() => unsafe { layout.read(tensor.as_ptr().cast()) }.storage,
-                    _ => tensor.call_method0("untyped_storage")?.getattr("_cdata")?.extract()?,
+                    _ => match tensor.call_method0("untyped_storage") {
+                        Ok(storage) => storage.getattr("_cdata")?.extract()?,
+                        // Sparse tensors, and those of a library's own layout, have neither a storage nor strides.
+                        Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
+                            tokens.tag(TEXT);
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    },
                 };
                 let order = match view {
                     Some(view) if view.is_dense() => None,

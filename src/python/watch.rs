@@ -7,7 +7,7 @@
 //! through `p.data` or numpy. It samples, so a write through these that leaves the first, middle and last eight bytes as they
 //! were goes unseen.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::PyBool;
@@ -185,7 +185,12 @@ impl WatchedTensor {
 /// Whether a tensor is on the CPU, the address of its first element, and the bytes from there to the end of its last.
 fn span(tensor: &Bound<'_, PyAny>) -> PyResult<(bool, usize, usize)> {
     let is_cpu = tensor.getattr("is_cpu")?.cast::<PyBool>()?.is_true();
-    let start: usize = tensor.call_method0("data_ptr")?.extract()?;
+    let start: usize = match tensor.call_method0("data_ptr") {
+        Ok(start) => start.extract()?,
+        // A sparse one, or of a library's own layout: without a storage. No program reads it.
+        Err(error) if error.is_instance_of::<PyRuntimeError>(tensor.py()) => return Ok((is_cpu, 0, 0)),
+        Err(error) => return Err(error),
+    };
     let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
     let strides: Vec<usize> = tensor.call_method0("stride")?.extract()?;
     if shape.contains(&0) {

@@ -356,6 +356,23 @@ def test_accelerate_around_diffusers() -> None:
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+def test_models_that_are_offloaded_in_turn_are_programs() -> None:
+    """The hook of one has the model that runs before it, which is no part of it."""
+    accelerate = pytest.importorskip("accelerate")
+    eager, compiled, x = stacks()
+    before = oxidiff.compile(Stack().eval(), strict=True)
+    _, hook = accelerate.cpu_offload_with_hook(before, CPU)
+    accelerate.cpu_offload_with_hook(compiled, CPU, prev_module_hook=hook)
+    for _ in range(2):
+        before(x)
+        close(compiled(x), eager(x))
+    report = oxidiff.report(compiled)
+    assert (report.programs + report.shared_with, report.eager_calls, report.fallbacks) == (1, 0, [])
+    accelerate.hooks.remove_hook_from_module(compiled)
+    close(compiled(x), eager(x))
+    assert oxidiff.report(compiled).fallbacks == []
+
+
 def test_a_forward_around_hooks_runs_eager() -> None:
     eager, compiled, x = stacks()
     for net in (eager, compiled):

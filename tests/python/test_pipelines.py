@@ -212,6 +212,18 @@ def test_what_is_no_pipeline_is_refused(pipe: Any) -> None:
         oxidiff.compile_pipe(pipe)
 
 
+def test_what_is_compiled_stays_as_it_is() -> None:
+    pipe = build_pipeline("StableDiffusionPipeline")
+    unet = pipe.unet = oxidiff.compile(pipe.unet, memory="low", strict=True)
+    oxidiff.bind(unet, unet.state_dict(), name="other")
+    oxidiff.use(unet, "other")
+    oxidiff.compile_pipe(pipe)
+    assert pipe.unet is unet and isinstance(pipe.vae.decoder, oxidiff.CompiledModule)
+    oxidiff.use(pipe.unet, "other")
+    oxidiff.compile_pipe(pipe, memory="fast")
+    assert pipe.unet is not unet, "options are given"
+
+
 def test_one_part_by_its_name() -> None:
     pipe = oxidiff.compile_pipe(build_pipeline("StableDiffusionPipeline"), parts="unet")
     assert isinstance(pipe.unet, oxidiff.CompiledModule)

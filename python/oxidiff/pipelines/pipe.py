@@ -34,7 +34,8 @@ def compile_pipe(
     """Compiles every part of a diffusers pipeline in place, and returns the pipeline.
 
     The pipeline keeps its schedulers, offloading, tiling and slicing; parts it does not have are passed over. Where a
-    part is a list of networks (several ControlNets), each is compiled.
+    part is a list of networks (several ControlNets), each is compiled. A part that is compiled stays as it is, or is
+    compiled anew if options are given.
 
     Args:
         pipe: The pipeline.
@@ -54,6 +55,7 @@ def compile_pipe(
         name = type(pipe).__name__
         raise TypeError(f"{name} is no pipeline with a part that can be compiled; oxidiff.compile takes modules")
     budget = Budget(chosen.tune_budget_s)
+    given = None if options is None and not fields else chosen
     for part in _without(PARTS if parts is None else tuple(parts), ignores):
         found = _find(pipe, part)
         if found is None:
@@ -61,7 +63,7 @@ def compile_pipe(
                 raise AttributeError(f"{type(pipe).__name__} has no part {part!r}")
             continue
         holder, name, module = found
-        setattr(holder, name, _compiled(module, chosen, budget))
+        setattr(holder, name, _compiled(module, given, budget))
     return pipe
 
 
@@ -149,7 +151,7 @@ def _find(pipe: object, part: str) -> tuple[Any, str, nn.Module] | None:
     return (holder, name, module) if isinstance(module, nn.Module) else None
 
 
-def _compiled(module: nn.Module, options: CompileOptions, budget: Budget) -> nn.Module:
+def _compiled(module: nn.Module, options: CompileOptions | None, budget: Budget) -> nn.Module:
     nets = _nets(module)
     if nets is not None:
         for i, net in enumerate(nets):
@@ -157,7 +159,7 @@ def _compiled(module: nn.Module, options: CompileOptions, budget: Budget) -> nn.
         return module
     compiled = compile(module, options=options)
     dispatcher = find_dispatcher(compiled)
-    if dispatcher is not None:
+    if dispatcher is not None and compiled is not module:
         dispatcher.budget = budget
     return compiled
 

@@ -200,7 +200,8 @@ class _Tree:
             name = self._classes[cls] = self.code.reach_class(cls)
         parts: list[Any] = [name]
         skipped = SKIPPED | {"meta"} if isinstance(child, torch.fx.GraphModule) else SKIPPED
-        if "_diffusers_hook" in child.__dict__:
+        # One that was hooked keeps its forward as an attribute.
+        if not child.__dict__.keys().isdisjoint(("_diffusers_hook", "_hf_hook", "forward")):
             hidden, kept = replaced(child, self.paths.get(id(child)) == "") or (("_diffusers_hook",), [])
             skipped = skipped | {*hidden}
             parts.extend(_Raw(self.value(value, _DEPTH)) for value in kept)
