@@ -17,6 +17,8 @@ pub enum DType {
     I32,
     /// Unsigned byte.
     U8,
+    /// Two's complement, 8 bits.
+    I8,
     /// One byte, 0 or 1.
     Bool,
 }
@@ -28,7 +30,7 @@ impl DType {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::U8 | DType::Bool => 1,
+            DType::U8 | DType::I8 | DType::Bool => 1,
         }
     }
 }

@@ -7,8 +7,8 @@ use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
 
-const DTYPES: [DType; 8] =
-    [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::Bool];
+const DTYPES: [DType; 9] =
+    [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::I8, DType::Bool];
 
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
@@ -37,7 +37,7 @@ fn values(dtype: DType, n: usize) -> Vec<u8> {
                 DType::F64 => (v as f64).to_le_bytes().to_vec(),
                 DType::I64 => (v as i64).to_le_bytes().to_vec(),
                 DType::I32 => (v as i32).to_le_bytes().to_vec(),
-                DType::U8 => vec![v as u8],
+                DType::U8 | DType::I8 => vec![v as u8],
                 DType::Bool => vec![(v % 2) as u8],
             }
         })
@@ -103,6 +103,13 @@ fn conversions_follow_pytorch() {
     assert_eq!(f(-1.7, DType::I32), (-1i32).to_le_bytes());
     assert_eq!(f(-1.7, DType::U8), [255]);
     assert_eq!(f(300.0, DType::U8), [44]);
+    assert_eq!(f(-1.7, DType::I8), [255]);
+    assert_eq!(f(300.0, DType::I8), [44]);
+    assert_eq!(f(f32::NAN, DType::I8), [0]);
+    assert_eq!(one(DType::I8, &[0xfe], DType::F32), (-2f32).to_le_bytes());
+    assert_eq!(one(DType::I8, &[0xfe], DType::I64), (-2i64).to_le_bytes());
+    assert_eq!(one(DType::I8, &[0xfe], DType::U8), [0xfe]);
+    assert_eq!(one(DType::I64, &(-2i64).to_le_bytes(), DType::I8), [0xfe]);
     assert_eq!(f(f32::NAN, DType::Bool), [1]);
     let big = (1i64 << 53) + 1;
     assert_eq!(one(DType::I64, &big.to_le_bytes(), DType::I64), big.to_le_bytes());

@@ -289,7 +289,8 @@ fn softmax_of_infinities_is_pytorchs() {
 fn reductions_match_the_reference() {
     use Reduction::*;
     let ops = [Sum, Mean, Prod, Max, Min, Any, All, ArgMax, ArgMin, SumSquares];
-    let types = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64, DType::I32, DType::U8, DType::Bool];
+    let floats = [DType::F32, DType::BF16, DType::F16, DType::F64];
+    let types = floats.into_iter().chain([DType::I64, DType::I32, DType::U8, DType::I8, DType::Bool]);
     for dtype in types {
         for sizes in [[3, 7, 1], [2, 300, 1], [2, 5, 70], [1, 4000, 3], [2, 0, 3], [0, 3, 3], [4, 1, 1]] {
             for nan in [false, true] {
@@ -303,6 +304,7 @@ fn reductions_match_the_reference() {
                     DType::I64 => x.iter().flat_map(|&v| ((v * 9.0) as i64).to_le_bytes()).collect(),
                     DType::I32 => x.iter().flat_map(|&v| ((v * 9.0) as i32).to_le_bytes()).collect(),
                     DType::U8 => x.iter().map(|&v| (v * 9.0).abs() as u8).collect(),
+                    DType::I8 => x.iter().map(|&v| (v * 9.0) as i8 as u8).collect(),
                     DType::Bool => x.iter().map(|&v| (v > 0.0) as u8).collect(),
                     _ => encode(dtype, &x).0,
                 };

@@ -49,8 +49,8 @@ const BINARY: [Binary; 15] = [
     Binary::And,
     Binary::Or,
 ];
-const DTYPES: [DType; 8] =
-    [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::Bool];
+const DTYPES: [DType; 9] =
+    [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::I8, DType::Bool];
 
 /// xorshift64*: seeded, printed nowhere because it never varies.
 struct Rng(u64);
@@ -231,7 +231,7 @@ impl Operand {
                 DType::BF16 => chunk.copy_from_slice(&half::bf16::from_f32(h).to_le_bytes()),
                 DType::I64 => chunk.copy_from_slice(&i.to_le_bytes()),
                 DType::I32 => chunk.copy_from_slice(&(i as i32).to_le_bytes()),
-                DType::U8 => chunk[0] = rng.below(200) as u8,
+                DType::U8 | DType::I8 => chunk[0] = rng.below(200) as u8,
                 DType::Bool => chunk[0] = rng.below(2) as u8,
             }
         }

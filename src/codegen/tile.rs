@@ -86,7 +86,7 @@ pub fn kernel_type(dtype: DType) -> Option<KernelType> {
     Some(match dtype {
         DType::Bool => KernelType::Bool,
         DType::U8 => KernelType::U8,
-        DType::I8 => return None,
+        DType::I8 => KernelType::I8,
         DType::I32 => KernelType::I32,
         DType::I64 => KernelType::I64,
         DType::F16 => KernelType::F16,

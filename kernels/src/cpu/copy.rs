@@ -544,6 +544,7 @@ unsafe fn load_number(dtype: DType, p: *const u8) -> Number {
             DType::I64 => Number::Int(p.cast::<i64>().read_unaligned()),
             DType::I32 => Number::Int(p.cast::<i32>().read_unaligned() as i64),
             DType::U8 => Number::Int(*p as i64),
+            DType::I8 => Number::Int(*p.cast::<i8>() as i64),
             DType::Bool => Number::Int((*p != 0) as i64),
         }
     }
@@ -573,6 +574,7 @@ unsafe fn store_number(dtype: DType, p: *mut u8, x: Number) {
             DType::I64 => p.cast::<i64>().write_unaligned(int),
             DType::I32 => p.cast::<i32>().write_unaligned(int32),
             DType::U8 => *p = int as u8,
+            DType::I8 => *p = int32 as u8,
             DType::Bool => *p = (real != 0.0) as u8,
         }
     }

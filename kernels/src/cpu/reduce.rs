@@ -197,6 +197,7 @@ unsafe fn load_i64(dtype: DType, p: *const u8) -> i64 {
             DType::I64 => p.cast::<i64>().read_unaligned(),
             DType::I32 => p.cast::<i32>().read_unaligned() as i64,
             DType::Bool => (*p != 0) as i64,
+            DType::I8 => *p.cast::<i8>() as i64,
             _ => *p as i64,
         }
     }
@@ -229,7 +230,7 @@ unsafe fn store_integer(op: Reduction, to: DType, q: *mut u8, from: DType, p: *c
         match to {
             DType::I64 => q.cast::<i64>().write_unaligned(acc),
             DType::I32 => q.cast::<i32>().write_unaligned(acc as i32),
-            DType::U8 => *q = acc as u8,
+            DType::U8 | DType::I8 => *q = acc as u8,
             DType::Bool => *q = (acc != 0) as u8,
             _ => store_result(to, q, finish(op, acc as f64, n)),
         }
@@ -240,7 +241,7 @@ unsafe fn position(max: bool, dtype: DType, p: *const u8, n: usize, stride: isiz
     let mut best = 0;
     // SAFETY: elements of the line, by the caller's promise; the line is not empty.
     unsafe {
-        if matches!(dtype, DType::I64 | DType::I32 | DType::U8 | DType::Bool) {
+        if matches!(dtype, DType::I64 | DType::I32 | DType::U8 | DType::I8 | DType::Bool) {
             let mut top = load_i64(dtype, p);
             for i in 1..n {
                 let x = load_i64(dtype, p.offset(i as isize * stride));

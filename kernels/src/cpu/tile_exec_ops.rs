@@ -328,6 +328,7 @@ pub(crate) unsafe fn load_scalar(dtype: DType, p: *const u8) -> f32 {
             DType::I64 => p.cast::<i64>().read_unaligned() as f32,
             DType::I32 => p.cast::<i32>().read_unaligned() as f32,
             DType::U8 => *p as f32,
+            DType::I8 => *p.cast::<i8>() as f32,
             DType::Bool => (*p != 0) as u8 as f32,
         }
     }
@@ -361,6 +362,7 @@ pub(crate) unsafe fn store_scalar(dtype: DType, p: *mut u8, x: f32) {
             DType::I64 => p.cast::<i64>().write_unaligned(to_i64(x)),
             DType::I32 => p.cast::<i32>().write_unaligned(to_i32(x)),
             DType::U8 => *p = to_i64(x) as u8,
+            DType::I8 => *p = to_i32(x) as u8,
             DType::Bool => *p = (x != 0.0) as u8,
         }
     }
@@ -375,6 +377,7 @@ const fn dtype_of(code: u8) -> DType {
         4 => DType::I64,
         5 => DType::I32,
         6 => DType::U8,
+        7 => DType::I8,
         _ => DType::Bool,
     }
 }
@@ -716,7 +719,8 @@ pub(super) fn load_fn(isa: Isa, dtype: DType) -> MoveFn {
         DType::I64 => pick_load::<4>(isa),
         DType::I32 => pick_load::<5>(isa),
         DType::U8 => pick_load::<6>(isa),
-        DType::Bool => pick_load::<7>(isa),
+        DType::I8 => pick_load::<7>(isa),
+        DType::Bool => pick_load::<8>(isa),
     }
 }
 
@@ -735,6 +739,7 @@ pub(super) fn store_fn(isa: Isa, dtype: DType, scalar: bool) -> MoveFn {
         DType::I64 => pick!(4),
         DType::I32 => pick!(5),
         DType::U8 => pick!(6),
-        DType::Bool => pick!(7),
+        DType::I8 => pick!(7),
+        DType::Bool => pick!(8),
     }
 }

@@ -12,6 +12,10 @@ fn broadcast<T: Copy>(values: Vec<T>, from: &[i64], to: &[i64]) -> Check<Vec<T>>
         return Ok(values);
     }
     let mut out = reserve(numel(to))?;
+    if let [value] = values[..] {
+        out.resize(numel(to), value);
+        return Ok(out);
+    }
     for_each_row(to, 0, &broadcast_strides(from, to), |base, stride, len| {
         out.extend((0..len).map(|i| values[(base + i * stride) as usize]));
     });
@@ -123,9 +127,8 @@ pub(super) fn binary(op: BinaryOp, operands: &[&Tensor], dtype: DType, shape: &[
         let values: Vec<f64> = a.into_iter().zip(b).map(|(a, b)| f(a, b)).collect();
         return Ok(Tensor::of_floats(dtype, shape, &values));
     }
-    let f = int_binary(op);
-    let pairs = ints(a, shape)?.into_iter().zip(ints(b, shape)?);
-    Ok(Tensor::of_ints(dtype, shape, &pairs.map(|(a, b)| f(a, b)).collect::<Check<Vec<_>>>()?))
+    let values = int_binary(op, ints(a, shape)?, &ints(b, shape)?)?;
+    Ok(Tensor::of_ints(dtype, shape, &values))
 }
 
 /// Comparisons in the widest compute type of the operands.
@@ -219,10 +222,6 @@ fn float_binary(op: BinaryOp) -> fn(f64, f64) -> f64 {
     }
 }
 
-fn nonzero(divisor: i64) -> Check<i64> {
-    if divisor == 0 { Err("integer division by zero".to_owned()) } else { Ok(divisor) }
-}
-
 /// The remainder with the sign of `b`, which is not 0.
 fn int_remainder(a: i64, b: i64) -> i64 {
     let r = a.wrapping_rem(b);
@@ -254,21 +253,28 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
     result
 }
 
-fn int_binary(op: BinaryOp) -> fn(i64, i64) -> Check<i64> {
+/// Each op has a loop of its own, which the compiler makes one over vectors.
+fn int_binary(op: BinaryOp, mut a: Vec<i64>, b: &[i64]) -> Check<Vec<i64>> {
+    fn each(a: &mut [i64], b: &[i64], f: impl Fn(i64, i64) -> i64) {
+        a.iter_mut().zip(b).for_each(|(a, b)| *a = f(*a, *b));
+    }
+    if matches!(op, BinaryOp::FloorDivide | BinaryOp::Remainder) && b.contains(&0) && !a.is_empty() {
+        return Err("integer division by zero".to_owned());
+    }
     match op {
-        BinaryOp::Add => |a, b| Ok(a.wrapping_add(b)),
-        BinaryOp::Sub => |a, b| Ok(a.wrapping_sub(b)),
-        BinaryOp::Mul => |a, b| Ok(a.wrapping_mul(b)),
-        BinaryOp::FloorDivide => |a, b| Ok(a.wrapping_sub(int_remainder(a, nonzero(b)?)).wrapping_div(b)),
-        BinaryOp::Remainder => |a, b| Ok(int_remainder(a, nonzero(b)?)),
-        BinaryOp::Pow => |a, b| Ok(int_pow(a, b)),
-        BinaryOp::Maximum => |a, b| Ok(a.max(b)),
-        BinaryOp::Minimum => |a, b| Ok(a.min(b)),
-        BinaryOp::BitwiseAnd => |a, b| Ok(a & b),
-        BinaryOp::BitwiseOr => |a, b| Ok(a | b),
-        BinaryOp::BitwiseXor => |a, b| Ok(a ^ b),
-        BinaryOp::BitwiseLeftShift => |a, b| Ok(if (0..64).contains(&b) { a << b } else { 0 }),
-        BinaryOp::BitwiseRightShift => |a, b| Ok(a >> if (0..64).contains(&b) { b } else { 63 }),
+        BinaryOp::Add => each(&mut a, b, i64::wrapping_add),
+        BinaryOp::Sub => each(&mut a, b, i64::wrapping_sub),
+        BinaryOp::Mul => each(&mut a, b, i64::wrapping_mul),
+        BinaryOp::FloorDivide => each(&mut a, b, |a, b| a.wrapping_sub(int_remainder(a, b)).wrapping_div(b)),
+        BinaryOp::Remainder => each(&mut a, b, int_remainder),
+        BinaryOp::Pow => each(&mut a, b, int_pow),
+        BinaryOp::Maximum => each(&mut a, b, i64::max),
+        BinaryOp::Minimum => each(&mut a, b, i64::min),
+        BinaryOp::BitwiseAnd => each(&mut a, b, |a, b| a & b),
+        BinaryOp::BitwiseOr => each(&mut a, b, |a, b| a | b),
+        BinaryOp::BitwiseXor => each(&mut a, b, |a, b| a ^ b),
+        BinaryOp::BitwiseLeftShift => each(&mut a, b, |a, b| if (0..64).contains(&b) { a << b } else { 0 }),
+        BinaryOp::BitwiseRightShift => each(&mut a, b, |a, b| a >> if (0..64).contains(&b) { b } else { 63 }),
         BinaryOp::Div
         | BinaryOp::Atan2
         | BinaryOp::Eq
@@ -281,6 +287,7 @@ fn int_binary(op: BinaryOp) -> fn(i64, i64) -> Check<i64> {
         | BinaryOp::LogicalOr
         | BinaryOp::LogicalXor => unreachable!("has no integer result: ir/infer"),
     }
+    Ok(a)
 }
 
 pub(super) fn select(operands: &[&Tensor], dtype: DType, shape: &[i64]) -> Check<Tensor> {

@@ -152,6 +152,10 @@ impl Tensor {
             return self.clone();
         }
         let bytes = match (self.dtype.is_float(), dtype.is_float()) {
+            // Bytes, with a sign or without.
+            (false, false) if self.dtype.size_bytes() == 1 && matches!(dtype, DType::U8 | DType::I8) => {
+                self.bytes.clone()
+            }
             (true, true) => encode_floats(dtype, self.to_f64().into_iter()),
             (true, false) => encode_ints(dtype, self.to_f64().into_iter().map(|v| truncated(dtype, v))),
             (false, _) => encode_from_ints(dtype, self.to_i64().into_iter()),
@@ -219,13 +223,18 @@ fn truncated(dtype: DType, v: f64) -> i64 {
     }
 }
 
+/// The bytes of elements, one after another; a collection of arrays is written by vectors, one of bytes is not.
+fn bytes_of<const N: usize>(elements: impl Iterator<Item = [u8; N]>) -> Vec<u8> {
+    elements.collect::<Vec<_>>().into_flattened()
+}
+
 /// 16-bit floats by way of f32, their compute type.
 fn encode_floats(dtype: DType, values: impl Iterator<Item = f64>) -> Vec<u8> {
     match dtype {
-        DType::F16 => values.flat_map(|v| f16::from_f32(v as f32).to_le_bytes()).collect(),
-        DType::BF16 => values.flat_map(|v| bf16::from_f32(v as f32).to_le_bytes()).collect(),
-        DType::F32 => values.flat_map(|v| (v as f32).to_le_bytes()).collect(),
-        DType::F64 => values.flat_map(f64::to_le_bytes).collect(),
+        DType::F16 => bytes_of(values.map(|v| f16::from_f32(v as f32).to_le_bytes())),
+        DType::BF16 => bytes_of(values.map(|v| bf16::from_f32(v as f32).to_le_bytes())),
+        DType::F32 => bytes_of(values.map(|v| (v as f32).to_le_bytes())),
+        DType::F64 => bytes_of(values.map(f64::to_le_bytes)),
         DType::Bool | DType::U8 | DType::I8 | DType::I32 | DType::I64 => unreachable!("only for float types"),
     }
 }
@@ -234,8 +243,8 @@ fn encode_ints(dtype: DType, values: impl Iterator<Item = i64>) -> Vec<u8> {
     match dtype {
         DType::Bool => values.map(|v| u8::from(v != 0)).collect(),
         DType::U8 | DType::I8 => values.map(|v| v as u8).collect(),
-        DType::I32 => values.flat_map(|v| (v as i32).to_le_bytes()).collect(),
-        DType::I64 => values.flat_map(i64::to_le_bytes).collect(),
+        DType::I32 => bytes_of(values.map(|v| (v as i32).to_le_bytes())),
+        DType::I64 => bytes_of(values.map(i64::to_le_bytes)),
         DType::F16 | DType::BF16 | DType::F32 | DType::F64 => unreachable!("only for integer types"),
     }
 }
@@ -244,7 +253,8 @@ fn encode_ints(dtype: DType, values: impl Iterator<Item = i64>) -> Vec<u8> {
 fn encode_from_ints(dtype: DType, values: impl Iterator<Item = i64>) -> Vec<u8> {
     match dtype {
         DType::F64 => encode_floats(dtype, values.map(|v| v as f64)),
-        DType::F16 | DType::BF16 | DType::F32 => encode_floats(dtype, values.map(|v| f64::from(v as f32))),
+        DType::F32 => bytes_of(values.map(|v| (v as f32).to_le_bytes())),
+        DType::F16 | DType::BF16 => encode_floats(dtype, values.map(|v| f64::from(v as f32))),
         DType::Bool | DType::U8 | DType::I8 | DType::I32 | DType::I64 => encode_ints(dtype, values),
     }
 }
