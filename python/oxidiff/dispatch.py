@@ -749,9 +749,19 @@ class Dispatcher:
         elif entry.is_split:
             # Dynamo takes half a minute for what its own parts are captured in within a second.
             open_ids = self._way_to(error)
-            if open_ids and self._regions_of(self._current_epoch(), open_ids).have_most(self.module):
+            if open_ids and self._have_most(open_ids):
                 entry.open_ids, entry.is_split = open_ids, False
         return entry
+
+    def _have_most(self, open_ids: frozenset[int]) -> bool:
+        """Whether the submodules below and beside these have most of the module; if not, nothing is kept of them."""
+        with self._lock:
+            epoch = self._current_epoch()
+            before = self._regions, epoch.regions
+            is_most = self._regions_of(epoch, open_ids).have_most(self.module)
+            if not is_most:
+                self._regions, epoch.regions = before
+            return is_most
 
     def _way_to(self, error: Error) -> frozenset[int]:
         """The ids of the modules from this one down to where an attempt to capture it failed; none if that is not known."""

@@ -117,11 +117,12 @@ class _Limits(threading.local):
 
 
 class _LogReader(logging.Handler):
+    """Passes on what Dynamo says of such a limit: its name, its value, the function and where that is."""
+
     def emit(self, record: logging.LogRecord) -> None:
         args = record.args
         if _limits.problems is None or not isinstance(args, tuple) or len(args) < 3 or "limit" not in str(args[0]):
             return
-        # The function's name, and where it is.
         reason = f"Dynamo has compiled {args[2]} {args[1]} times (torch._dynamo.config.{args[0]})"
         _limits.problems.append((CaptureError(reason), f"{RUNS_EAGER} for what it was not compiled for"))
 

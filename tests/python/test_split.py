@@ -203,6 +203,8 @@ def test_blocks_around_which_data_decide_are_parts(own: int, has_parts: bool, mo
     assert "Inside.way runs in" in str(seen[0].message)
     report = oxidiff.report(compiled)
     assert report.eager_calls == 0
+    found = dispatch.find_dispatcher(compiled)
+    assert found is not None and bool(found._regions) == has_parts
     if has_parts:
         # Blocks are alike: one capture serves all, at all sizes. The others were attempts at the whole.
         assert (report.programs, len(report.fallbacks)) == (1, 1)
