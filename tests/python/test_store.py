@@ -751,12 +751,9 @@ def test_an_export_replaces_files_alone(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["cache", "export", str(place)]) == 1
         assert f"{place} is no file" in capsys.readouterr().err
     assert pipe.is_fifo()
-    assert main(["cache", "export", str(tmp_path / "none" / "bundle")]) == 1
-    assert (
-        capsys.readouterr()
-        .err.strip()
-        .endswith(f"cannot write {tmp_path / 'none' / 'bundle'}: No such file or directory")
-    )
+    nowhere = tmp_path / "none" / "bundle"
+    assert main(["cache", "export", str(nowhere)]) == 1
+    assert capsys.readouterr().err.strip().endswith(f"cannot write {nowhere}: No such file or directory")
 
 
 def kept_file(data: bytes) -> bytes:
