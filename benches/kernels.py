@@ -71,6 +71,12 @@ def _pointwise(f: Callable[..., object], operands: int) -> Callable[..., Callabl
     return start
 
 
+def _unpack(s: Sizes, _: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    x = torch.randint(256, (s["rows"], 1, s["cols"]), dtype=torch.uint8)
+    by = torch.tensor([0, 4], dtype=torch.uint8).reshape(1, 2, 1)
+    return lambda: (x >> by) & 15
+
+
 TORCH: dict[str, Callable[[Sizes, Callable[..., torch.Tensor]], Callable[[], object]]] = {
     "linear": _linear,
     "conv": _conv,
@@ -83,6 +89,7 @@ TORCH: dict[str, Callable[[Sizes, Callable[..., torch.Tensor]], Callable[[], obj
     "gelu": _pointwise(F.gelu, 1),
     "gelu_tanh": _pointwise(lambda x: F.gelu(x, approximate="tanh"), 1),
     "geglu": _pointwise(lambda x, y: x * F.gelu(y), 2),
+    "unpack": _unpack,
 }
 """PyTorch's counterpart of every op of the registry's benches that it has one for."""
 
@@ -107,7 +114,7 @@ def measure(row: dict[str, Any], index: int, seconds: float, ceilings: dict[str,
     # One thread is charged for its own work only, whatever else the machine does.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     run = _native.KernelBench(row["name"], index)
-    dtype = DTYPES.get(row["dtype"])
+    dtype = torch.uint8 if (row["dtype"], bench["op"]) == ("u8", "unpack") else DTYPES.get(row["dtype"])
     reference = None
     if dtype is not None and bench["op"] in TORCH:
         reference = TORCH[bench["op"]](bench["sizes"], lambda *shape: torch.rand(*shape).to(dtype) * 2 - 1)

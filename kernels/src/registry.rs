@@ -21,7 +21,7 @@ pub enum Family {
     Attention,
     /// Group, layer and RMS normalisation, softmax.
     Norm,
-    /// Tile programs.
+    /// Tile programs, of floats and of integers.
     Tile,
 }
 
@@ -50,6 +50,7 @@ pub struct Row {
 pub fn rows() -> Vec<Row> {
     let mut rows = cpu::verify::rows();
     rows.extend(cpu::tile_exec_verify::rows());
+    rows.extend(cpu::integers_verify::rows());
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     rows
 }

@@ -1,11 +1,12 @@
 //! Copies, padding, gathers and resampling against plain loops.
 
 use oxidiff_kernels::cpu::copy::{Side, copy, copy_reference, fill, pad};
-use oxidiff_kernels::cpu::gather::{Indices, Rows, gather};
+use oxidiff_kernels::cpu::gather::{Elements, Indices, Rows, gather, gather_elements};
 use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
+use oxidiff_kernels::tile::{Bound, Space};
 
 const DTYPES: [DType; 9] =
     [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::I8, DType::Bool];
@@ -367,6 +368,56 @@ fn images_are_resampled_in_any_layout() {
                 let (s, d) = (s as usize * element, d as usize * element);
                 assert_eq!(dst[d..d + element], src[s..s + element]);
             }
+        }
+    }
+}
+
+/// Along each dimension, from a table that is repeated, transposed and larger than the result, in every size of element.
+#[test]
+fn elements_are_picked_or_refused() {
+    let pool = Pool::new(2);
+    let (sizes, table) = ([40usize, 9, 33], [41usize, 11, 35]);
+    for (dim, bytes, dtype) in (0..3).flat_map(|dim| {
+        [(1, DType::I64), (2, DType::I32), (4, DType::I64), (8, DType::I32)].map(|(bytes, dtype)| (dim, bytes, dtype))
+    }) {
+        let elements: Vec<u64> = (0..table.iter().product::<usize>() as u64).map(|i| i * 0x9e37_79b9).collect();
+        let src: Vec<u8> = elements.iter().flat_map(|e| e.to_le_bytes()[..bytes].to_vec()).collect();
+        // The first dimension is the innermost one in memory.
+        let src_strides = [1, (table[0] * table[2]) as isize, table[0] as isize];
+        let count: usize = sizes.iter().product();
+        let index = |i: usize| (i * 7 + i / 5) % table[dim];
+        let mut indices: Vec<u8> = (0..count)
+            .flat_map(|i| (index(i) as i64).to_le_bytes()[..if dtype == DType::I32 { 4 } else { 8 }].to_vec())
+            .collect();
+        let mut out = vec![0u8; count * bytes];
+        let space = Space::new(&sizes);
+        let mut strides = [src_strides[0], src_strides[1], src_strides[2], 0, 0, 0];
+        strides[dim] = 0;
+        let gather = Elements {
+            space,
+            element_bytes: bytes,
+            src: Bound { ptr: src.as_ptr().cast_mut(), strides },
+            size: table[dim],
+            step: src_strides[dim],
+            index: Bound::contiguous(indices.as_mut_ptr(), &space),
+            index_dtype: dtype,
+            dst: Bound::contiguous(out.as_mut_ptr(), &space),
+        };
+        // SAFETY: dense buffers of the sizes named; the table is larger in every dimension.
+        unsafe { gather_elements(&pool, &gather) }.unwrap();
+        for i in 0..count {
+            let mut at = [i / (sizes[1] * sizes[2]), i / sizes[2] % sizes[1], i % sizes[2]];
+            at[dim] = index(i);
+            let place = (0..3).map(|d| at[d] * src_strides[d] as usize).sum::<usize>();
+            assert_eq!(out[i * bytes..][..bytes], src[place * bytes..][..bytes], "{dim} {bytes} {i}");
+        }
+        for wrong in [-1i64, table[dim] as i64] {
+            let width = if dtype == DType::I32 { 4 } else { 8 };
+            indices[5 * width..6 * width].copy_from_slice(&wrong.to_le_bytes()[..width]);
+            let gather = Elements { index: Bound::contiguous(indices.as_mut_ptr(), &space), ..gather };
+            // SAFETY: as above; an index out of bounds is refused.
+            let refused = unsafe { gather_elements(&pool, &gather) }.unwrap_err();
+            assert_eq!((refused.index, refused.rows), (wrong, table[dim]));
         }
     }
 }

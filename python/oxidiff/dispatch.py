@@ -73,7 +73,7 @@ _MAX_OUTDATED = 16
 """How often a module is captured anew because a global changed."""
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
-_PASSING = (ChangedError, NotFiniteError)
+_PASSING = (ChangedError, NotFiniteError, OutOfMemoryError)
 """Errors of a call that say nothing of the next."""
 _MAX_RENEWALS = 2
 """Calls that change the module and make Dynamo compile other pieces; further ones run eager."""
@@ -470,7 +470,7 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(_COLD), args, kwargs)
         structure = self._current_epoch().structure
         if structure.has_other_adapters and scale != 1.0:
-            reason = "a scale is passed for adapters that are not plain LoRA"
+            reason = "a scale is passed for adapters that are not plain LoRA on layers of plain weights"
             return self._fall_back(UnsupportedError(reason), args, kwargs)
         if not structure.layers or scale == 1.0:
             return self._call_unscaled(args, plain)

@@ -29,6 +29,7 @@ __all__ = [
     "caller_level",
     "from_native",
     "is_interrupt",
+    "replaced_interrupt",
 ]
 
 
@@ -114,6 +115,14 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         entry = inner
     return False
+
+
+def replaced_interrupt(error: BaseException) -> BaseException | None:
+    """The interrupt in whose stead an exception was raised while a ``with`` statement ended."""
+    found = error.__context__
+    while found is not None and not is_interrupt(found):
+        found = found.__context__
+    return found
 
 
 def _can_be_interrupted() -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .adapters import walk
-from .errors import ShapeError, UnsupportedError
+from .errors import ShapeError, UnsupportedError, is_interrupt
 from .hooks import is_idle
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class WeightSet:
         try:
             return copy.deepcopy(self._module, memo)
         except (TypeError, RuntimeError, NotImplementedError) as error:
+            if is_interrupt(error):
+                raise
             what = f"{type(self._module).__name__} cannot be copied ({error}): bind a module of its own instead"
             raise UnsupportedError(what) from error
 

@@ -8,6 +8,7 @@ Threads: Dynamo compiles under a lock of its own; the list of pieces only grows.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import types
@@ -46,6 +47,7 @@ class Split:
         from torch._dynamo.exc import TorchDynamoException
 
         _limits.watch()
+        _set_device_guard()
         self._failure = TorchDynamoException
         self.pieces: list[Dispatcher] = []
         self._make = make
@@ -101,6 +103,28 @@ class Split:
             return result
 
         return run
+
+
+@functools.cache
+def _set_device_guard() -> None:
+    """Has PyTorch set what stands for CUDA's device guard where there is no device, in a thread that does not end: Dynamo
+    does it in whichever comes first, and the next one to do so crashes once that is gone (torch 2.11)."""
+    if not torch.cuda._is_compiled() or torch.cuda.is_available():
+        return
+    is_set = threading.Event()
+
+    def stay() -> None:
+        try:
+            torch._C._ensureCUDADeviceGuardSet()
+        finally:
+            is_set.set()
+        threading.Event().wait()
+
+    if threading.current_thread() is threading.main_thread():
+        torch._C._ensureCUDADeviceGuardSet()
+    else:
+        threading.Thread(target=stay, name="oxidiff-device-guard", daemon=True).start()
+        is_set.wait()
 
 
 class _Limits(threading.local):

@@ -15,7 +15,7 @@ pub mod verify;
 pub use print::print;
 pub use verify::verify;
 
-use crate::ir::{BinaryOp, DType, Dim, UnaryOp, ValueId};
+use crate::ir::{BinaryOp, DType, Dim, Graph, UnaryOp, ValueId};
 
 /// A group, `@gn` in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +89,19 @@ pub struct Group {
 }
 
 impl Group {
+    /// Values of `graph` that the group reads from outside, each once.
+    pub fn outside_reads(&self, graph: &Graph) -> Vec<ValueId> {
+        let mut reads = Vec::new();
+        for &v in &self.nodes {
+            for &i in &graph.node(v).inputs {
+                if !self.nodes.contains(&i) && !reads.contains(&i) {
+                    reads.push(i);
+                }
+            }
+        }
+        reads
+    }
+
     /// The values that later groups or the caller see: the body's stores, else the root.
     pub fn results(&self) -> Vec<ValueId> {
         if self.body.stores.is_empty() {

@@ -157,7 +157,7 @@ impl<'g> Former<'g> {
 
     fn place_pointwise(&mut self, v: ValueId) {
         let class = node_class(self.graph, v);
-        if class == ComputeClass::F32 && !has_vector_form(self.graph, v) {
+        if class == ComputeClass::F32 && !has_vector_form(self.graph.op(v)) {
             self.start(GroupKind::Loop, None, v, None);
             return;
         }
@@ -420,11 +420,9 @@ impl<'g> Former<'g> {
 }
 
 /// Whether a tile program can do the node: what it cannot do must not take a contraction down with it.
-fn has_vector_form(graph: &Graph, v: ValueId) -> bool {
+fn has_vector_form(op: &Op) -> bool {
     use BinaryOp::{Atan2, FloorDivide, Remainder};
-    let node = graph.node(v);
-    let is_slow = matches!(node.op, Op::Binary(Atan2 | FloorDivide | Remainder));
-    !is_slow && node.inputs.iter().all(|i| graph.ty(*i).dtype != DType::I8)
+    !matches!(op, Op::Binary(Atan2 | FloorDivide | Remainder))
 }
 
 /// Writes the instructions of one group.

@@ -11,7 +11,7 @@ use super::{Access, Buffer, BufferId, BufferKind, Pack, PackForm, Plan, PlanOpti
 use crate::codegen::{TileBody, TileLoad};
 use crate::ir::{DType, Dim, Graph, Op, ValueId, ValueType};
 use crate::kernel_ir::{Group, GroupKind};
-use crate::select::{Kernel, Layout, operand_layout};
+use crate::select::{Kernel, Layout, integer_reads, operand_layout};
 use crate::target::Target;
 use crate::{Error, Result};
 
@@ -78,9 +78,13 @@ impl<'a> Builder<'a> {
             }
             (GroupKind::Direct, Some(v)) if matches!(self.graph().op(v), Op::Flip { .. }) => self.emit_flip(planned, v),
             _ => match planned.kernel {
-                Kernel::Interpret | Kernel::Gather | Kernel::Upsample | Kernel::Reduce | Kernel::Pad | Kernel::Copy => {
-                    self.emit_interpreted(planned)
-                }
+                Kernel::Interpret
+                | Kernel::Integers
+                | Kernel::Gather
+                | Kernel::Upsample
+                | Kernel::Reduce
+                | Kernel::Pad
+                | Kernel::Copy => self.emit_interpreted(planned),
                 Kernel::Loop => self.emit_loop(planned),
                 Kernel::Linear => self.emit_linear(planned),
                 Kernel::Matmul => self.emit_matmul(planned),
@@ -286,7 +290,10 @@ impl<'a> Builder<'a> {
     }
 
     fn emit_interpreted(&mut self, planned: &Planned) -> Result<()> {
-        let values = place::outside_reads(self.graph(), &planned.group);
+        let values = match planned.kernel {
+            Kernel::Integers => integer_reads(self.graph(), &planned.group),
+            _ => planned.group.outside_reads(self.graph()),
+        };
         let operands = values.iter().map(|&v| self.access(v)).collect::<Result<Vec<_>>>()?;
         let results = planned.group.results();
         let stores = results.iter().map(|&v| self.place(planned, v)).collect();
@@ -582,7 +589,7 @@ impl<'a> Builder<'a> {
             let Some(root) = user.group.root.filter(|_| user.kernel == Kernel::Convolution) else { return false };
             let Op::Convolution { stride, channels_last, .. } = graph.op(root) else { return false };
             let first_spatial = if *channels_last { 1 } else { 2 };
-            let only_input = place::outside_reads(graph, &user.group).iter().filter(|&&r| r == v).count() == 1
+            let only_input = user.group.outside_reads(graph).iter().filter(|&&r| r == v).count() == 1
                 && graph.node(root).inputs[0] == v
                 && user.body.as_ref().is_some_and(|b| !b.loads.contains(&TileLoad::Value(v)));
             stride.len() == scales.len() && first_spatial == *first_dim && only_input

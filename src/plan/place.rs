@@ -120,26 +120,13 @@ fn pointwise_body(graph: &Graph, value: ValueId) -> Body {
     Body { space: node.ty.shape.clone(), instrs, stores: vec![(last, value)] }
 }
 
-/// Values a group reads from outside, each once.
-pub(super) fn outside_reads(graph: &Graph, group: &Group) -> Vec<ValueId> {
-    let mut reads = Vec::new();
-    for &v in &group.nodes {
-        for &i in &graph.node(v).inputs {
-            if !group.nodes.contains(&i) && !reads.contains(&i) {
-                reads.push(i);
-            }
-        }
-    }
-    reads
-}
-
 type Links = (Vec<Option<usize>>, Vec<Vec<usize>>);
 
 fn links(graph: &Graph, groups: &[Planned]) -> Result<Links> {
     let mut maker = vec![None; graph.nodes.len()];
     let mut users = vec![Vec::new(); graph.nodes.len()];
     for (at, planned) in groups.iter().enumerate() {
-        for read in outside_reads(graph, &planned.group) {
+        for read in planned.group.outside_reads(graph) {
             users[read.index()].push(at);
             if maker[read.index()].is_none() {
                 return Err(Error::Verify {
@@ -234,6 +221,7 @@ fn can_write(producer: &Planned, access: &Access) -> bool {
         Kernel::Attention => access.has_unit_columns(),
         Kernel::Copy
         | Kernel::Loop
+        | Kernel::Integers
         | Kernel::Linear
         | Kernel::Matmul
         | Kernel::Convolution

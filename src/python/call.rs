@@ -132,6 +132,17 @@ impl<'py> Writer<'_, 'py> {
     }
 }
 
+/// The classes of plain tensors.
+pub(super) fn tensor_types(py: Python<'_>) -> PyResult<&'static [Py<PyType>; 2]> {
+    static TENSORS: PyOnceLock<[Py<PyType>; 2]> = PyOnceLock::new();
+    TENSORS.get_or_try_init(py, || {
+        let class = |module: &str, name: &str| -> PyResult<_> {
+            Ok(py.import(module)?.getattr(name)?.cast_into::<PyType>()?.unbind())
+        };
+        Ok([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
+    })
+}
+
 /// See the stub file.
 #[pyfunction]
 pub fn key_of<'py>(
@@ -140,14 +151,8 @@ pub fn key_of<'py>(
     leaves: &Bound<'py, PyList>,
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
     shielded("reading a call", || {
-        static TENSORS: PyOnceLock<[Py<PyType>; 2]> = PyOnceLock::new();
         let py = args.py();
-        let tensor_types = TENSORS.get_or_try_init(py, || {
-            let class = |module: &str, name: &str| -> PyResult<_> {
-                Ok(py.import(module)?.getattr(name)?.cast_into::<PyType>()?.unbind())
-            };
-            Ok::<_, PyErr>([class("torch", "Tensor")?, class("torch.nn", "Parameter")?])
-        })?;
+        let tensor_types = tensor_types(py)?;
         let key = Tokens(Vec::with_capacity(512));
         let mut writer =
             Writer { key, leaves, met: Vec::with_capacity(32), exchange: Exchange::get(py)?, tensor_types };

@@ -56,13 +56,19 @@ impl Place {
     }
 }
 
-/// `torch.float16` and its like.
-fn torch_dtype<'py>(py: Python<'py>, dtype: DType) -> PyResult<&'py Bound<'py, PyAny>> {
+/// torch's names of all types, in our order.
+pub(super) fn torch_dtypes(py: Python<'_>) -> PyResult<&'static [Py<PyAny>]> {
     static DTYPES: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
     let all = DTYPES.get_or_try_init(py, || {
         let torch = py.import("torch")?;
         DType::ALL.into_iter().map(|d| Ok(torch.getattr(torch_name(d))?.unbind())).collect::<PyResult<_>>()
     })?;
+    Ok(all)
+}
+
+/// `torch.float16` and its like.
+fn torch_dtype<'py>(py: Python<'py>, dtype: DType) -> PyResult<&'py Bound<'py, PyAny>> {
+    let all = torch_dtypes(py)?;
     let at = DType::ALL.into_iter().position(|d| d == dtype).expect("the list has every type");
     Ok(all[at].bind(py))
 }

@@ -154,11 +154,13 @@ changes = [
 /// the dictionary: there alone are writes noticed in every patch release. Nothing else about the object changes.
 pub(super) fn detach(object: &Bound<'_, PyAny>, dict: &Bound<'_, PyDict>) -> PyResult<()> {
     let py = object.py();
+    object_setattr(py)?.call1(py, (object, intern!(py, "__dict__"), dict)).map(|_| ())
+}
+
+/// `object.__setattr__`.
+pub(super) fn object_setattr(py: Python<'_>) -> PyResult<&'static Py<PyAny>> {
     static SET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let set = SET.get_or_try_init(py, || {
-        PyResult::Ok(py.import("builtins")?.getattr("object")?.getattr("__setattr__")?.unbind())
-    })?;
-    set.call1(py, (object, intern!(py, "__dict__"), dict)).map(|_| ())
+    SET.get_or_try_init(py, || Ok(py.import("builtins")?.getattr("object")?.getattr("__setattr__")?.unbind()))
 }
 
 /// Asks for the memory at an address, which need not be one, past the caches that the call itself needs.

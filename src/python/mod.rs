@@ -75,7 +75,22 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<kernels::KernelBench>()?;
     m.add_function(wrap_pyfunction!(kernels::kernels, m)?)?;
     m.add_function(wrap_pyfunction!(kernels::ceilings, m)?)?;
+    fill_cells(m.py());
     Ok(())
+}
+
+/// Fills what is looked up in Python once. While a thread does that, Python may let others in; a process that one of them forks
+/// would find the cell being filled, by nobody, and wait for ever.
+fn fill_cells(py: Python<'_>) {
+    // What cannot be looked up now is asked for again, and told, where it is needed.
+    let _ = attributes::Classes::get(py);
+    let _ = call::tensor_types(py);
+    let _ = device::torch_dtypes(py);
+    let _ = layout::object_setattr(py);
+    let _ = layout::DictLayout::get(py);
+    let _ = layout::TensorLayout::get(py);
+    let _ = tensor::Exchange::get(py);
+    let _ = versions::Watcher::get(py);
 }
 
 /// Whether that flag of the environment is on now.

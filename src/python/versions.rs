@@ -33,7 +33,7 @@ type OfDict = unsafe extern "C" fn(c_int, *mut ffi::PyObject) -> c_int;
 
 /// The watcher of this process.
 #[derive(Clone, Copy)]
-struct Watcher {
+pub(super) struct Watcher {
     id: c_int,
     watch: OfDict,
     unwatch: OfDict,
@@ -81,7 +81,7 @@ unsafe extern "C" fn on_write(
 
 impl Watcher {
     /// The watcher, made once; `None` where interpreters have none or it does not see every write.
-    fn get(py: Python<'_>) -> Option<Self> {
+    pub(super) fn get(py: Python<'_>) -> Option<Self> {
         static WATCHER: PyOnceLock<Option<Watcher>> = PyOnceLock::new();
         *WATCHER.get_or_init(py, || {
             let watcher = Self::make(py)?;

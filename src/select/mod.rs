@@ -6,7 +6,7 @@
 use oxidiff_kernels::tile::MAX_DIMS;
 
 use crate::codegen::tile::kernel_type;
-use crate::codegen::{RootForm, TileBody};
+use crate::codegen::{RootForm, TileBody, lower_integers};
 use crate::ir::{DType, Graph, Op, ValueId};
 use crate::kernel_ir::{Group, GroupKind};
 
@@ -17,6 +17,8 @@ pub enum Kernel {
     Copy,
     /// A tile program over a space.
     Loop,
+    /// Pointwise work on integers.
+    Integers,
     /// `x [rows, K]` times a weight `[N, K]`.
     Linear,
     /// Products of pairs of matrices.
@@ -33,7 +35,7 @@ pub enum Kernel {
     RmsNorm,
     /// Softmax over the last dimension.
     Softmax,
-    /// Rows picked by index.
+    /// Rows or elements picked by index.
     Gather,
     /// Nearest-neighbour resampling.
     Upsample,
@@ -51,6 +53,7 @@ impl Kernel {
         match self {
             Kernel::Copy => "copy",
             Kernel::Loop => "loop",
+            Kernel::Integers => "integers",
             Kernel::Linear => "linear",
             Kernel::Matmul => "matmul",
             Kernel::Convolution => "convolution",
@@ -123,14 +126,27 @@ pub fn select(graph: &Graph, group: &Group, body: Option<&TileBody>) -> Kernel {
         return select_direct(graph, root);
     }
     let rank = group.root.map_or(group.body.space.len(), |root| graph.ty(root).rank());
-    if body.is_none() || rank > MAX_DIMS {
+    if rank > MAX_DIMS {
         return Kernel::Interpret;
+    }
+    if body.is_none() {
+        let is_loop = group.kind == GroupKind::Loop;
+        let has_loop =
+            is_loop && lower_integers(graph, &group.nodes, &integer_reads(graph, group), &group.results()).is_some();
+        return if has_loop { Kernel::Integers } else { Kernel::Interpret };
     }
     match (group.kind, group.root) {
         (GroupKind::Loop, _) => Kernel::Loop,
         (GroupKind::Contraction | GroupKind::Norm, Some(root)) => select_root(graph, root),
         _ => Kernel::Interpret,
     }
+}
+
+/// What a loop over integers reads from memory: scalars are constants of its program.
+pub fn integer_reads(graph: &Graph, group: &Group) -> Vec<ValueId> {
+    let mut reads = group.outside_reads(graph);
+    reads.retain(|v| graph.as_scalar(*v).is_none());
+    reads
 }
 
 fn select_root(graph: &Graph, root: ValueId) -> Kernel {
@@ -160,7 +176,7 @@ fn select_direct(graph: &Graph, root: ValueId) -> Kernel {
         return Kernel::Interpret;
     }
     match &node.op {
-        Op::IndexSelect { .. } => Kernel::Gather,
+        Op::IndexSelect { .. } | Op::Gather { .. } => Kernel::Gather,
         Op::UpsampleNearest { scales, .. } if scales.len() <= 3 => Kernel::Upsample,
         Op::Reduce { .. } => Kernel::Reduce,
         Op::Pad { .. } => Kernel::Pad,

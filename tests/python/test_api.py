@@ -270,11 +270,16 @@ def test_onediff_names(monkeypatch: pytest.MonkeyPatch) -> None:
     if not compat.install():
         pytest.skip("the real OneDiff is installed")
     from onediff.infer_compiler import OneflowCompileOptions, oneflow_compile
+    from onediff.torch_utils import TensorInplaceAssign
     from onediffx import compile_pipe
-    from onediffx.lora import load_and_fuse_lora
+    from onediffx.lora import load_and_fuse_lora, update_graph_with_constant_folding_info
 
     assert callable(compile_pipe)
     assert callable(load_and_fuse_lora)
+    compiled = oneflow_compile(Net(), use_graph=True, dynamic=False, options={})
+    assert not oxidiff.module.dispatcher_of(compiled).options.dynamic
+    with TensorInplaceAssign(compiled):
+        update_graph_with_constant_folding_info(compiled)
     options = OneflowCompileOptions(max_cached_graph_size=5, run_graph_by_vm=True)
     with pytest.warns(UserWarning, match="run_graph_by_vm"):
         compiled = oneflow_compile(Net(), options=options)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import operator
 import re
 
 import pytest
@@ -624,6 +625,54 @@ def test_is_no_slow_step(function):
     compiled, x = oxidiff.compile(function, cache=False, strict=True), image(2, 8, 6)
     torch.testing.assert_close(compiled(x), function(x))
     assert {step["kernel"] for step in compiled.profile(x).steps}.isdisjoint({"interpret", "pad"})
+
+
+def unpacked_nibbles(x):
+    shifted = x[:, None] >> torch.tensor([0, 4], dtype=torch.uint8).reshape(1, 2, 1)
+    return (shifted & 15).flatten(1).to(torch.int8) - 8
+
+
+def unpacked_high_bits(x):
+    """Of 32 bits that lie in four bytes."""
+    word = [x[:, i : i + 1].to(torch.int32) << 8 * i for i in range(4)]
+    bits = functools.reduce(operator.or_, word) >> torch.arange(32, dtype=torch.int32)
+    return (bits & 1).to(torch.uint8) << 4 | x[:, 4:36] & 15
+
+
+def looked_up(x):
+    values = torch.tensor([-127, -65, -10, 1, 25, 113, 7, 8], dtype=torch.float32)
+    return torch.take_along_dim(values.expand(x.shape[0], -1), (x % 8).long(), 1) * 0.5
+
+
+def bucketed(x):
+    signed = x.long() - 128
+    return torch.where(signed.abs() < 20, signed.abs() + (signed > 0) * 32, (signed.float() * 1.7).long().clamp(max=31))
+
+
+@pytest.mark.parametrize("function", [unpacked_nibbles, unpacked_high_bits, looked_up, bucketed])
+@torch.no_grad()
+def test_integers_have_kernels(function):
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for rows in (3, 70):
+        x = torch.arange(rows * 40).reshape(rows, 40).mul(37).to(torch.uint8)
+        got, wanted = compiled(x), function(x)
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+    assert "interpret" not in {step["kernel"] for step in compiled.profile(x).steps}
+
+
+@torch.no_grad()
+def test_division_of_integers_rounds_down_at_the_bounds():
+    compiled = oxidiff.compile(lambda x, y: (x // y, x % y), cache=False, strict=True)
+    bounds = torch.tensor([torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max, 1, -1, 7])
+    x, y = bounds.repeat_interleave(5), bounds.repeat(5)
+    # The smallest over -1 is no number of 64 bits, which x86 traps.
+    defined = (x != bounds[0]) | (y != -1)
+    for got, wanted in zip(
+        compiled(x[defined], y[defined]), (x[defined] // y[defined], x[defined] % y[defined]), strict=True
+    ):
+        assert torch.equal(got, wanted)
+    with pytest.raises(RuntimeError, match=r"[dD]ivi"):
+        compiled(x, torch.zeros_like(y))
 
 
 @torch.no_grad()

@@ -85,6 +85,10 @@ def _closure(factor: float) -> Function:
     return lambda x: inner(x)
 
 
+def _times(factor: float, _: Any, x: Tensor) -> Tensor:
+    return x * factor
+
+
 def _held(held: Any) -> Function:
     return lambda x: held(x)
 
@@ -168,6 +172,7 @@ MAKERS: dict[str, Callable[[float], Any]] = {
     "closure": _closure,
     "object in a closure": lambda factor: _held(Scale(factor)),
     "method in a closure": lambda factor: _held(Scale(factor).apply),
+    "partial as a method": lambda factor: types.MethodType(functools.partial(_times, factor), Scale(1.0)),
     "partial in a closure": lambda factor: _held(functools.partial(torch.mul, other=factor)),
     "routine in a closure": lambda factor: _held(torch.sin if factor == 2 else torch.cos),
     "module in a closure": _module,
@@ -189,6 +194,15 @@ def test_another_function_is_another_graph(name: str) -> None:
         function = MAKERS[name](factor)
         compiled: Any = oxidiff.compile(Applies(function), cache=True)
         torch.testing.assert_close(compiled(x), function(x))
+        oxidiff.unload(compiled)
+
+
+@torch.no_grad()
+def test_a_method_that_is_no_function_is_stored() -> None:
+    for captures in (1, 0):
+        compiled: Any = oxidiff.compile(Applies(MAKERS["partial as a method"](2.0)), cache=True)
+        compiled(torch.randn(5))
+        assert oxidiff.report(compiled).captures == captures
         oxidiff.unload(compiled)
 
 

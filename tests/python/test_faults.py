@@ -15,17 +15,21 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import oxidiff
+from files import python
 from nets import Net, Returns, assert_close, image
 from oxidiff import dispatch, engine, testing
 from oxidiff.ambient import collection_paused
+from oxidiff.store.encode import decoding
 
 pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 
@@ -743,6 +747,30 @@ def test_interrupt_as_a_context_is_entered(compiled: Any) -> None:
     assert_works(compiled)
 
 
+@torch.no_grad()
+def test_interrupt_while_torch_has_put_a_mode_away(compiled: Any) -> None:
+    """It puts it back when it is collected, which is after the call."""
+    sent = []
+
+    def send(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_return" and argument is next and frame.f_back.f_code.co_name == "handle_torch_function":
+            sent.append(event)
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sys.setprofile(send)
+            compiled(image())
+    finally:
+        sys.setprofile(None)
+    assert sent
+    gc.collect()
+    assert not torch._C._len_torch_function_stack()
+    assert_works(compiled)
+    assert not oxidiff.report(compiled).fallbacks
+
+
 @contextmanager
 def raised_by_a_handler(kind: type[BaseException]) -> Iterator[Callable[[], None]]:
     """A function that sends this process a signal, whose handler raises an exception."""
@@ -759,7 +787,7 @@ def raised_by_a_handler(kind: type[BaseException]) -> Iterator[Callable[[], None
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimeoutError, TypeError])
-@pytest.mark.parametrize("where", ["capture", "compile", "run"])
+@pytest.mark.parametrize("where", ["describe", "capture", "compile", "run"])
 def test_interrupt_leaves_a_module_that_works(
     compiled: Any, where: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -769,7 +797,9 @@ def test_interrupt_leaves_a_module_that_works(
             send()
             raise AssertionError("it was not interrupted")
 
-        if where == "capture":
+        if where == "describe":
+            patch.setattr("oxidiff.store.cache.describe", interrupt)
+        elif where == "capture":
             patch.setattr(engine.Capturer, "lowered", interrupt)
         elif where == "compile":
             patch.setattr(engine._native, "compile", interrupt)
@@ -782,6 +812,11 @@ def test_interrupt_leaves_a_module_that_works(
             compiled(image())
     assert_works(compiled)
     assert not oxidiff.report(compiled).fallbacks
+
+
+def test_an_exception_of_a_handler_is_no_malformed_file() -> None:
+    with raised_by_a_handler(ValueError) as send, pytest.raises(ValueError, match="a signal"), decoding("a file"):
+        send()
 
 
 def picky(leave: Callable[[], None]) -> nn.Module:
@@ -834,6 +869,87 @@ def test_internal_failure_is_a_fallback(
         with pytest.raises(oxidiff.CaptureError, match="a bug"):
             oxidiff.compile(module, strict=True)(image())
     assert_close(compiled(image(3, 3, 9, 9)), module(image(3, 3, 9, 9)))
+
+
+@torch.no_grad()
+def test_memory_that_is_short_during_one_capture(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("oxidiff.capture.trace.following_modules", fail)
+        with pytest.raises(oxidiff.OutOfMemoryError):
+            compiled(image())
+    assert_works(compiled)
+    assert not oxidiff.report(compiled).fallbacks
+
+
+class Flexible(nn.Module):
+    """Attention by ``flex_attention``."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = dict(self.options)
+        if given.pop("causal", False):
+            rows = x.shape[2]
+            given["block_mask"] = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, rows, rows, x.device)
+        keys = x[:, : 1 if given.get("enable_gqa") else None]
+        out: Any = flex_attention(x, keys, keys + 1, **given)
+        return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "is_compiled"),
+    [
+        ({}, True),
+        ({"scale": 0.4, "enable_gqa": True}, True),
+        ({"causal": True}, False),
+        ({"score_mod": lambda score, b, h, q, k: score + (q - k) * 0.1}, False),
+    ],
+    ids=["plain", "grouped", "masked", "changed"],
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention(options: dict[str, Any], is_compiled: bool) -> None:
+    """A trace leaves it as it is: where Dynamo gives up before the modes of one, it raises from then on."""
+    module = Flexible(options)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for rows in (16, 24):
+        x = torch.randn(2, 4, rows, 16)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).eager_calls == (0 if is_compiled else 2)
+    assert bool(oxidiff.report(compiled).fallbacks) != is_compiled
+
+
+def test_calls_look_nothing_up_for_the_first_time() -> None:
+    """A process that is forked meanwhile would wait for whoever does."""
+    script = """
+        import builtins, torch, oxidiff
+        from oxidiff import _native
+        imported = []
+        own = builtins.__import__
+        builtins.__import__ = lambda name, *rest: imported.append(name) or own(name, *rest)
+        _native.key_of((torch.ones(2),), {"x": 3}, [])
+        builtins.__import__ = own
+        print(imported)
+    """
+    assert python(script) == "[]\n"
+
+
+def test_a_cache_whose_name_the_locale_has_no_word_for(tmp_path: Path) -> None:
+    script = """
+        import torch, oxidiff
+        with torch.no_grad():
+            compiled = oxidiff.compile(torch.nn.Linear(3, 3))
+            compiled(torch.ones(2, 3))
+        print(oxidiff.report(compiled).eager_calls, oxidiff.report(compiled).captures)
+    """
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    cache = str(tmp_path / "für")
+    assert [python(script, OXIDIFF_CACHE_DIR=cache, **locale) for _ in range(2)] == ["0 1\n", "0 0\n"]
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidiff
+from files import python
 from nets import Net, assert_close, image
 from oxidiff import dispatch, engine
 from oxidiff.ambient import collection_paused
@@ -101,6 +102,28 @@ def test_short_threads_with_small_stacks() -> None:
     for _ in range(25):
         in_threads(4, lambda i: assert_close(compiled(image()), expected), stack_bytes=512 * 1024)
     assert threading.active_count() == before
+
+
+def test_pieces_that_first_run_in_a_thread_that_ends() -> None:
+    """Dynamo leaves something in the thread that comes first."""
+    script = """
+        import threading, torch, oxidiff
+        torch.set_grad_enabled(False)
+        weight = torch.randn(16, 16)
+        def forward(x):
+            x = x @ weight
+            return torch.tanh(x * 2 if x.sum().item() > 1e6 else x)
+        compiled = oxidiff.compile(forward, cache=False)
+        def call(x):
+            torch.testing.assert_close(compiled(x), forward(x))
+            print("right")
+        for rows in (4, 5, 6):
+            torch._dynamo.reset()
+            thread = threading.Thread(target=call, args=(torch.randn(rows, 16),))
+            thread.start()
+            thread.join()
+    """
+    assert python(script).count("right") == 3
 
 
 def test_weights_switched_during_calls() -> None:

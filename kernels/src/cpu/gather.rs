@@ -1,9 +1,13 @@
-//! Rows picked by index: embedding look-up and `index_select`.
+//! Rows picked by index (embedding look-up and `index_select`), and elements (`gather`).
 
 use super::copy::Shared;
+use super::tile_exec::Layout;
 use crate::dtype::DType;
 use crate::pool::Pool;
+use crate::tile::{Bound, Space};
 use std::fmt;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// An index is out of bounds. Nothing has been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,4 +117,122 @@ pub unsafe fn gather(pool: &Pool, indices: Indices, wrap: bool, rows: Rows) -> R
         }
     });
     Ok(())
+}
+
+/// `dst[i] = src[i with indices[i] in the place of one dimension]`. All operands have the result's dimensions.
+#[derive(Clone, Copy, Debug)]
+pub struct Elements {
+    /// The result's sizes.
+    pub space: Space,
+    /// Bytes of an element: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+    /// The source, with a stride of 0 along the dimension that is indexed.
+    pub src: Bound,
+    /// Its size along that dimension.
+    pub size: usize,
+    /// Its stride there, in elements.
+    pub step: isize,
+    /// The indices.
+    pub index: Bound,
+    /// I64 or I32.
+    pub index_dtype: DType,
+    /// The result.
+    pub dst: Bound,
+}
+
+/// Elements of a task at least.
+const GRAIN: usize = 1 << 13;
+
+/// Picks elements.
+///
+/// # Errors
+/// [`IndexError`] for an index out of bounds, with its position in its row of the result; results are then of no use.
+///
+/// # Safety
+/// The operands must be valid for the space, the source for every index below `size`, and the result must not overlap them.
+///
+/// # Panics
+/// If elements have another size.
+pub unsafe fn gather_elements(pool: &Pool, gather: &Elements) -> Result<(), IndexError> {
+    // The layout counts in bytes; which type of that many does not matter.
+    let element = match gather.element_bytes {
+        1 => DType::U8,
+        2 => DType::F16,
+        4 => DType::F32,
+        8 => DType::F64,
+        other => panic!("no elements of {other} bytes"),
+    };
+    if gather.space.is_empty() {
+        return Ok(());
+    }
+    let bounds = [(gather.src, element), (gather.index, gather.index_dtype), (gather.dst, element)];
+    let layout = Layout::new(&gather.space, &bounds, 2, true);
+    let step = gather.step * gather.element_bytes as isize;
+    let (rows, cols) = (layout.dims[..layout.rank].iter().product::<usize>(), layout.cols);
+    let tasks = (rows * cols / GRAIN).clamp(1, pool.threads() * 4);
+    let picked = Picked { layout, size: gather.size, step, dtype: gather.index_dtype };
+    let (failed, element_bytes) = (Mutex::new(None), gather.element_bytes);
+    let pick = |rows: Range<usize>, cols: Range<usize>| {
+        // SAFETY: the caller's promise; tasks write disjoint parts.
+        let outcome = unsafe {
+            match element_bytes {
+                1 => picked.pick::<u8>(rows, cols),
+                2 => picked.pick::<u16>(rows, cols),
+                4 => picked.pick::<u32>(rows, cols),
+                _ => picked.pick::<u64>(rows, cols),
+            }
+        };
+        if let Err(error) = outcome {
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    };
+    if rows >= tasks {
+        pool.run(tasks, |task, _| pick(rows * task / tasks..rows * (task + 1) / tasks, 0..cols));
+    } else {
+        pool.run(tasks, |task, _| pick(0..rows, cols * task / tasks..cols * (task + 1) / tasks));
+    }
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// Where elements come from and go to: source, indices, result.
+struct Picked {
+    layout: Layout,
+    size: usize,
+    /// Bytes.
+    step: isize,
+    dtype: DType,
+}
+
+// SAFETY: the addresses in the layout are followed by `pick` alone, whose caller vouches for them.
+unsafe impl Sync for Picked {}
+
+impl Picked {
+    /// # Safety
+    /// As for [`gather_elements`].
+    unsafe fn pick<T: Copy>(&self, rows: Range<usize>, cols: Range<usize>) -> Result<(), IndexError> {
+        for row in rows {
+            let [src, index, dst] = [0, 1, 2].map(|operand| self.layout.row(operand, row));
+            let [src_col, index_col, dst_col] = [0, 1, 2].map(|operand| self.layout.operands[operand].col);
+            for col in cols.clone() {
+                let at = col as isize;
+                // SAFETY: elements of the operands, and an index that is below the size of its dimension.
+                unsafe {
+                    let place = index.wrapping_offset(at * index_col);
+                    let index = match self.dtype {
+                        DType::I32 => i64::from(place.cast::<i32>().read_unaligned()),
+                        _ => place.cast::<i64>().read_unaligned(),
+                    };
+                    if usize::try_from(index).is_ok_and(|i| i < self.size) {
+                        let from = src.wrapping_offset(at * src_col + index as isize * self.step);
+                        dst.wrapping_offset(at * dst_col)
+                            .cast::<T>()
+                            .write_unaligned(from.cast::<T>().read_unaligned());
+                    } else {
+                        return Err(IndexError { index, at: col, rows: self.size });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }

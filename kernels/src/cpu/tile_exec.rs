@@ -273,10 +273,10 @@ enum Step {
 
 /// A memory operand over the merged dimensions, strides in bytes.
 #[derive(Clone, Copy)]
-struct Operand {
-    ptr: *mut u8,
-    rows: [isize; MAX_DIMS],
-    col: isize,
+pub(super) struct Operand {
+    pub(super) ptr: *mut u8,
+    pub(super) rows: [isize; MAX_DIMS],
+    pub(super) col: isize,
 }
 
 /// Pointer and row stride (in elements) of a value in the current tile.
@@ -759,11 +759,13 @@ fn tile_shape(rows: usize, cols: usize, tile: usize, together: bool) -> (usize, 
 }
 
 /// Merged dimensions.
-struct Layout {
-    dims: [usize; MAX_DIMS],
-    rank: usize,
-    cols: usize,
-    operands: Vec<Operand>,
+pub(super) struct Layout {
+    /// Row dimensions, outermost first; at least one.
+    pub(super) dims: [usize; MAX_DIMS],
+    pub(super) rank: usize,
+    pub(super) cols: usize,
+    /// Loads first, then stores.
+    pub(super) operands: Vec<Operand>,
     interleaved: bool,
 }
 
@@ -771,7 +773,8 @@ struct Layout {
 const SHORT: usize = 4;
 
 impl Layout {
-    fn new(space: &Space, bounds: &[(Bound, DType)], loads: usize, free: bool) -> Layout {
+    /// Of operands of which the first `loads` are read. Where the caller is `free` to, dimensions change their order.
+    pub(super) fn new(space: &Space, bounds: &[(Bound, DType)], loads: usize, free: bool) -> Layout {
         // (size, byte stride per operand), outermost first.
         let mut dims: Vec<(usize, Vec<isize>)> = (0..space.rank)
             .map(|d| (space.dims[d], bounds.iter().map(|(b, t)| b.strides[d] * t.size_bytes() as isize).collect()))
@@ -816,6 +819,17 @@ impl Layout {
             operands.iter_mut().zip(strides).for_each(|(o, &s)| o.rows[d] = s);
         }
         Layout { dims: sizes, rank: dims.len(), cols, operands, interleaved }
+    }
+
+    /// Where an operand begins in a row.
+    pub(super) fn row(&self, operand: usize, row: usize) -> *mut u8 {
+        let operand = &self.operands[operand];
+        let (mut rest, mut place) = (row, operand.ptr);
+        for (&size, stride) in self.dims[..self.rank].iter().zip(&operand.rows).rev() {
+            place = place.wrapping_offset((rest % size) as isize * stride);
+            rest /= size;
+        }
+        place
     }
 }
 

@@ -11,13 +11,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import CaptureError
+from ..errors import CaptureError, is_interrupt
 from ..hooks import cast_weights, casting
 from .signature import Number
 
@@ -181,7 +181,7 @@ _following = _Following()
 def following() -> Iterator[None]:
     """Keeps what traces need in its place from one to the next; for a capture."""
     holder, kind = object(), torch.nn.Module
-    interrupt: KeyboardInterrupt | None = None
+    interrupt: BaseException | None = None
     is_held = True
     try:
         with LOCK:
@@ -196,7 +196,9 @@ def following() -> Iterator[None]:
                         _put_back_methods(kind)
                     is_held = False
                 _following.take_back()
-            except KeyboardInterrupt as error:
+            except BaseException as error:
+                if not is_interrupt(error):
+                    raise
                 interrupt = error
         if interrupt is not None:
             raise interrupt
@@ -299,6 +301,19 @@ def following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
         _following.take_back()
 
 
+def _end_generators() -> None:
+    """Ends what an interrupt left halfway in functions of torch: some would put a mode back when they are collected."""
+    error = sys.exc_info()[1]
+    while error is not None:
+        entry = error.__traceback__ if isinstance(error, KeyboardInterrupt) or is_interrupt(error) else None
+        while entry is not None:
+            if str(entry.tb_frame.f_globals.get("__name__")).startswith(("torch.", "contextlib")):
+                with suppress(RuntimeError):
+                    entry.tb_frame.clear()
+            entry = entry.tb_next
+        error = error.__context__
+
+
 class _Modes:
     """The modes of this thread, as they were: an interrupt that comes as the ``__exit__`` of one of torch's begins leaves
     it as it is."""
@@ -308,6 +323,7 @@ class _Modes:
         self._is_grad_enabled = torch.is_grad_enabled()
 
     def put_back(self, recorder: Recorder) -> None:
+        _end_generators()
         while _C._len_torch_function_stack() > self._function:
             _C._pop_torch_function_stack()
         while _C._len_torch_dispatch_stack() > self._dispatch:

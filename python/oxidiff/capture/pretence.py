@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
+from .flex import flex_attention
 from .following import is_tracing
 from .guards import plain
 from .handlers import MAX_CONSTANT, data_dependent
@@ -103,6 +105,10 @@ class RealDevice(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            if str(func) == "flex_attention":
+                return flex_attention(self._recorder, *args, **(kwargs or {}))
+            raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         if not _is_torchs(func):
             func = _asking(func)
         if torch.is_autocast_enabled(self._autocast_type):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..errors import CaptureError
+from ..errors import CaptureError, is_interrupt
 from .dim import Dim
 from .failures import NotFiniteError
 from .graph import CapturedGraph, Node, Read, arguments_of, number_at, prelude_of
@@ -262,7 +262,9 @@ def answered(graph: CapturedGraph, call: Call, device: torch.device) -> tuple[Ca
             if not isinstance(answer, Tensor) and not math.isfinite(answer):
                 return None
             answers.append(answer)
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if is_interrupt(error):
+                raise
             # Of another program: eager does something else at these sizes.
             return None
         questions.append(preludes[-1].question(values))

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CaptureError, Error, is_interrupt
+from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_interrupt
 from .failures import CHANGED, ChangedError
+from .flex import uncompiled
 from .following import LOCK, following_modules
 from .leftovers import Before, Cells, Change, Content, KeptError, LeftError
 from .pretence import RealDevice, following_lengths, past_caches, telling_transformers
@@ -198,6 +199,7 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         telling_transformers(),
         past_caches(recorder.weights),
         following_lengths(module for _, module in recorder.weights.modules),
+        uncompiled(recorder.device),
         recorder,
         RealDevice(recorder),
     ):
@@ -222,6 +224,8 @@ def _recorded(
     except BaseException as error:
         if is_interrupt(error):
             raise
+        if (interrupt := replaced_interrupt(error)) is not None:
+            raise interrupt from None
         # `sys.exit()` in forward, too: eager may never get there, at another size.
         before.restore(recorder.foreign, recorder.own)
         # The frames of the tracebacks hold what forward made, also of what the error was raised from.
@@ -237,6 +241,8 @@ def _recorded(
             raise ChangedError(CHANGED) from None
         if isinstance(error, Error):
             raise
+        if isinstance(error, MemoryError):
+            raise from_native(error) from error
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
     changes = before.restore(recorder.foreign, recorder.own)
     if recorder.is_disturbed:

@@ -1,14 +1,14 @@
 """OneDiff's import names: after ``import oxidiff.compat.onediff``, scripts written for OneDiff run unchanged.
 
 ``onediff.infer_compiler`` gives ``compile``, ``oneflow_compile``, ``OneflowCompileOptions``, ``CompileOptions``,
-``compile_options`` and ``DeployableModule``; ``onediffx`` gives ``compile_pipe``, ``save_pipe`` and ``load_pipe``;
-``onediffx.lora`` the functions
-that load and fuse adapters, which are plain diffusers calls here because weights may change at any time. Where the
-real OneDiff is installed nothing happens.
+``compile_options`` and ``DeployableModule``; ``onediff.torch_utils`` gives ``TensorInplaceAssign``; ``onediffx`` gives
+``compile_pipe``, ``save_pipe`` and ``load_pipe``; ``onediffx.lora`` the functions that load, fuse and delete adapters, which
+are plain diffusers calls here because weights may change at any time. Where the real OneDiff is installed nothing happens.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -26,16 +26,21 @@ from ..options import ONEDIFF_FIELDS
 __all__ = [
     "DeployableModule",
     "OneflowCompileOptions",
+    "TensorInplaceAssign",
     "compile",
     "compile_options",
     "compile_pipe",
+    "delete_adapters",
+    "get_active_adapters",
     "install",
     "load_and_fuse_lora",
+    "load_lora_and_optionally_fuse",
     "load_pipe",
     "oneflow_compile",
     "save_pipe",
     "set_and_fuse_adapters",
     "unfuse_lora",
+    "update_graph_with_constant_folding_info",
 ]
 
 DeployableModule = CompiledModule
@@ -71,9 +76,18 @@ def compile(torch_module: nn.Module, *, backend: str = "oneflow", options: Any =
     return _compile(torch_module, options=_options(options))
 
 
-def oneflow_compile(torch_module: nn.Module, *, options: Any = None) -> Any:
-    """OneDiff's ``oneflow_compile``; see :func:`oxidiff.compile`."""
-    return _compile(torch_module, options=_options(options))
+def oneflow_compile(
+    torch_module: nn.Module, *, use_graph: bool = True, dynamic: bool = True, options: Any = None
+) -> Any:
+    """OneDiff's ``oneflow_compile``; see :func:`oxidiff.compile`.
+
+    Args:
+        torch_module: The module.
+        use_graph: Has no meaning here: nothing else is compiled but graphs.
+        dynamic: Whether sizes vary from call to call.
+        options: See :func:`oxidiff.compile`.
+    """
+    return _compile(torch_module, dynamic=dynamic, options=_options(options))
 
 
 def compile_pipe(
@@ -106,12 +120,31 @@ def load_pipe(pipe: Any, dir: str = "cached_pipe", *, ignores: Iterable[str] = (
     pipelines.load_pipe(pipe, dir, ignores=ignores)
 
 
+_OF_LOADING = ("offload_device", "use_cache", "memory_efficient", "device")
+"""How OneDiff is to load an adapter: of no meaning here."""
+
+
+def load_lora_and_optionally_fuse(
+    pipeline: Any,
+    lora: Any,
+    adapter_name: str | None = None,
+    *,
+    fuse: bool,
+    lora_scale: float | None = None,
+    **kwargs: Any,
+) -> None:
+    """Loads an adapter into a pipeline and merges it into the weights if wanted; nothing is compiled again."""
+    others = {name: value for name, value in kwargs.items() if name not in _OF_LOADING}
+    pipeline.load_lora_weights(lora, adapter_name=adapter_name, **others)
+    if fuse:
+        pipeline.fuse_lora(lora_scale=1.0 if lora_scale is None else lora_scale)
+
+
 def load_and_fuse_lora(
     pipeline: Any, lora: Any, adapter_name: str | None = None, *, lora_scale: float = 1.0, **kwargs: Any
 ) -> None:
     """Loads an adapter into a pipeline and merges it into the weights; nothing is compiled again."""
-    pipeline.load_lora_weights(lora, adapter_name=adapter_name, **kwargs)
-    pipeline.fuse_lora(lora_scale=lora_scale)
+    load_lora_and_optionally_fuse(pipeline, lora, adapter_name, fuse=True, lora_scale=lora_scale, **kwargs)
 
 
 def set_and_fuse_adapters(
@@ -129,6 +162,36 @@ def unfuse_lora(pipeline: Any) -> None:
     pipeline.unfuse_lora()
 
 
+def delete_adapters(pipeline: Any, adapter_names: str | Sequence[str] | None = None, **_: Any) -> None:
+    """Takes adapters out of a pipeline, all of them if none is named; merged ones are taken out of the weights first."""
+    if pipeline.num_fused_loras:
+        pipeline.unfuse_lora()
+    if adapter_names is None:
+        pipeline.unload_lora_weights()
+    else:
+        pipeline.delete_adapters(adapter_names)
+
+
+def get_active_adapters(pipeline: Any) -> list[str]:
+    """Names of the adapters that a pipeline uses."""
+    return list(pipeline.get_active_adapters())
+
+
+def update_graph_with_constant_folding_info(module: Any, info: Any = None) -> None:
+    """Does nothing: programs read the weights as they are."""
+
+
+class TensorInplaceAssign(contextlib.nullcontext[None]):
+    """OneDiff keeps weights in their place within it; here they may lie anywhere, and nothing is done.
+
+    Args:
+        modules: Modules whose weights are going to change.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        super().__init__()
+
+
 def install() -> bool:
     """Makes the names importable; false, and nothing done, where the real OneDiff is installed."""
     if "onediff" in sys.modules:
@@ -139,7 +202,16 @@ def install() -> bool:
         "onediff": [],
         "onediff.infer_compiler": [compile, oneflow_compile, OneflowCompileOptions, DeployableModule],
         "onediffx": [compile_pipe, save_pipe, load_pipe, OneflowCompileOptions],
-        "onediffx.lora": [load_and_fuse_lora, set_and_fuse_adapters, unfuse_lora],
+        "onediff.torch_utils": [TensorInplaceAssign],
+        "onediffx.lora": [
+            load_and_fuse_lora,
+            load_lora_and_optionally_fuse,
+            set_and_fuse_adapters,
+            unfuse_lora,
+            delete_adapters,
+            get_active_adapters,
+            update_graph_with_constant_folding_info,
+        ],
     }
     for name, members in served.items():
         module = types.ModuleType(name, f"Served by oxidiff; see {__name__}.")

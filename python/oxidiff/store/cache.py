@@ -20,7 +20,7 @@ import torch
 
 from .. import _native
 from ..capture import Call, CapturedGraph
-from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native
+from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native, is_interrupt
 from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
 from .describe import UNDESCRIBED, Description, Input, describe, surroundings
@@ -38,7 +38,8 @@ _CLOSED_SECONDS = 60.0
 def cache_folder() -> str | None:
     """The cache folder, ``None`` where the platform has none and ``OXIDIFF_CACHE_DIR`` is not set."""
     found = _native.cache_dir()
-    return None if found is None else fspath(found)
+    # Its bytes as Python writes them in this locale, which may have no word for them.
+    return None if found is None else os.fsdecode(fspath(found).encode("utf-8", "surrogateescape"))
 
 
 def graphs_folder() -> str | None:
@@ -113,6 +114,8 @@ class GraphStore:
             try:
                 self._description = describe(self.root, self._forward, self._options.dynamic, self.inputs)
             except UNDESCRIBED as error:
+                if is_interrupt(error):
+                    raise
                 raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
         return self._description
 

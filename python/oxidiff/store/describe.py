@@ -24,7 +24,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy
@@ -34,6 +34,7 @@ from torch import Tensor
 from .. import _native
 from ..adapters import adapter_class, named_modules
 from ..capture.signature import PLAIN_TENSORS
+from ..errors import is_interrupt
 from ..hooks import replaced
 from ..outside import Reading, globals_read
 from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
@@ -170,12 +171,22 @@ def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> _nativ
     for child in module.modules():
         code.reach_class(type(child))
         for value in child.__dict__.values():
-            with contextlib.suppress(*UNDESCRIBED):
+            with _undescribed():
                 code.tree.value(value, _DEPTH)
-    with contextlib.suppress(*UNDESCRIBED):
+    with _undescribed():
         code.reach_value(forward)
         code.finish()
     return code.surroundings(module)
+
+
+@contextlib.contextmanager
+def _undescribed() -> Iterator[None]:
+    """Passes over what cannot be described."""
+    try:
+        yield
+    except UNDESCRIBED as error:
+        if is_interrupt(error):
+            raise
 
 
 class _Tree:
@@ -264,7 +275,9 @@ class _Tree:
             return f"module {value.__name__}"
         if isinstance(value, types.MethodType):
             self.code.reach_value(value)
-            return f"method {value.__name__} of {self._inner(value.__self__, depth)}"
+            function = value.__func__
+            name = function.__name__ if hasattr(function, "__name__") else self._inner(function, depth)
+            return f"method {name} of {self._inner(value.__self__, depth)}"
         if isinstance(value, types.FunctionType):
             return f"function {self.code.reach(value)}"
         if isinstance(value, functools.partial):

@@ -33,7 +33,7 @@ from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword
 from ..capture.signature import Place
 from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
 from ..capture.weights import Member, WeightSlot
-from ..errors import ArtifactError
+from ..errors import ArtifactError, is_interrupt
 
 __all__ = [
     "UnstorableError",
@@ -87,6 +87,8 @@ def decoding(what: str) -> Iterator[None]:
     except (
         ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError,
     ) as error:  # fmt: skip
+        if is_interrupt(error):
+            raise
         raise ArtifactError(f"{what} is malformed: {type(error).__name__}: {error}") from error
     except _native.NativeError as error:
         raise ArtifactError(f"{what} is malformed: {error.args[1]}") from error

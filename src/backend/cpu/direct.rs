@@ -3,10 +3,11 @@
 //! Each looks at the concrete strides and leaves what its kernel cannot walk to the interpreter.
 
 use oxidiff_kernels::cpu::copy::{Side, pad};
-use oxidiff_kernels::cpu::gather::{Indices, Rows, gather};
+use oxidiff_kernels::cpu::gather::{Elements, Indices, Rows, gather, gather_elements};
 use oxidiff_kernels::cpu::reduce::{Reduce, Reduction, reduce};
 use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
 use oxidiff_kernels::dtype::DType as KernelType;
+use oxidiff_kernels::tile::{Bound, MAX_DIMS, Space};
 
 use super::run::{Call, Ctx, Slot};
 use super::specialize::{Maker, Operand};
@@ -48,7 +49,11 @@ pub(super) fn make_gather(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
     let (Some(node), [x, index], [store]) = (root, step.operands.as_slice(), step.stores.as_slice()) else {
         return interpret::make(maker);
     };
-    let Op::IndexSelect { dim } = node.op else { return interpret::make(maker) };
+    let dim = match node.op {
+        Op::IndexSelect { dim } => dim,
+        Op::Gather { dim } => return make_gather_elements(maker, dim),
+        _ => return interpret::make(maker),
+    };
     let (x, index, out) = (maker.operand(x)?, maker.operand(index)?, maker.operand(store)?);
     let (rank, index_rank, out_rank) = (x.access.shape.len(), index.access.shape.len(), out.access.shape.len());
     let size = x.access.dtype.size_bytes() as isize;
@@ -84,6 +89,57 @@ impl Call for GatherCall {
         let rows = Rows { src: ctx.at(self.src), dst: ctx.at(self.dst), ..self.rows };
         // SAFETY: operands are valid by the caller's promise.
         unsafe { gather(ctx.pool, indices, false, rows) }.map_err(|e| Error::invalid(e.to_string()))
+    }
+}
+
+/// Elements picked one by one.
+struct GatherElementsCall {
+    space: Space,
+    element_bytes: usize,
+    src: Operand,
+    dim: usize,
+    index: Operand,
+    index_dtype: KernelType,
+    dst: Operand,
+}
+
+fn make_gather_elements(maker: &Maker<'_>, dim: usize) -> Result<Box<dyn Call>> {
+    let step = maker.step;
+    let ([x, index], [store]) = (step.operands.as_slice(), step.stores.as_slice()) else {
+        return interpret::make(maker);
+    };
+    let (src, index, dst) = (maker.operand(x)?, maker.operand(index)?, maker.operand(store)?);
+    let index_dtype = kernel_type(index.access.dtype).filter(|t| matches!(t, KernelType::I64 | KernelType::I32));
+    let (Some(index_dtype), true) = (index_dtype, dim < src.access.shape.len() && dst.access.shape.len() <= MAX_DIMS)
+    else {
+        return interpret::make(maker);
+    };
+    let (space, element_bytes) = (Space::new(&dst.access.shape), src.access.dtype.size_bytes());
+    Ok(Box::new(GatherElementsCall { space, element_bytes, src, dim, index, index_dtype, dst }))
+}
+
+impl Call for GatherElementsCall {
+    unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
+        let bound = |operand: &Operand| {
+            let mut strides = [0; MAX_DIMS];
+            strides[..self.space.rank].copy_from_slice(&operand.access.strides);
+            Bound { ptr: ctx.at(operand.slot), strides }
+        };
+        let mut src = bound(&self.src);
+        src.strides[self.dim] = 0;
+        let gather = Elements {
+            space: self.space,
+            element_bytes: self.element_bytes,
+            src,
+            size: self.src.access.shape[self.dim],
+            step: self.src.access.strides[self.dim],
+            index: bound(&self.index),
+            index_dtype: self.index_dtype,
+            dst: bound(&self.dst),
+        };
+        // SAFETY: operands are valid by the caller's promise; the source has at least the result's sizes in all other
+        // dimensions.
+        unsafe { gather_elements(ctx.pool, &gather) }.map_err(|e| Error::invalid(e.to_string()))
     }
 }
 

@@ -24,6 +24,7 @@ mod convolution;
 mod copy;
 mod direct;
 mod epilogue;
+mod integers;
 mod interpret;
 mod norm;
 mod packing;

@@ -8,7 +8,7 @@ use oxidiff_kernels::isa::Isa;
 
 use super::packing::{Candidate, Keeps};
 use super::run::{Call, Slot};
-use super::{NAME, Program, attention, convolution, copy, direct, interpret, norm, product, tile};
+use super::{NAME, Program, attention, convolution, copy, direct, integers, interpret, norm, product, tile};
 use crate::plan::{Access, ConcreteAccess, Plan, Scratch, Step};
 use crate::select::Kernel;
 use crate::{Error, Result};
@@ -86,6 +86,7 @@ impl<'a> Maker<'a> {
         Ok(match self.step.kernel {
             Kernel::Copy => copy::make(&self)?,
             Kernel::Loop => tile::make(&self)?,
+            Kernel::Integers => integers::make(&self)?,
             Kernel::Linear => product::make_linear(&mut self)?,
             Kernel::Matmul => product::make_matmul(&self)?,
             Kernel::Convolution => convolution::make(&mut self)?,

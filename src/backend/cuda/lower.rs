@@ -263,7 +263,7 @@ impl Lowering<'_> {
         let graph = &self.plan.graph;
         let mut ops: Vec<String> = vec![match step.kernel {
             Kernel::Loop => "fused".to_owned(),
-            Kernel::Interpret => "element".to_owned(),
+            Kernel::Interpret | Kernel::Integers => "element".to_owned(),
             other => other.name().to_owned(),
         }];
         let mut lines = vec![format!("{}: {}", self.plan.step_name(step), step.kernel.name())];
@@ -301,7 +301,7 @@ impl Lowering<'_> {
             Kernel::LayerNorm | Kernel::RmsNorm => self.row_norm(step),
             Kernel::Softmax => self.softmax(step),
             Kernel::Reduce => self.reduce(step),
-            Kernel::Gather | Kernel::Upsample | Kernel::Pad | Kernel::Interpret => self.scalar(step),
+            Kernel::Gather | Kernel::Upsample | Kernel::Pad | Kernel::Interpret | Kernel::Integers => self.scalar(step),
         }
     }
 

@@ -271,7 +271,9 @@ OX_FN i64 i_remainder(i64 a, i64 b) {
 }
 OX_FN i64 i_floor_divide(i64 a, i64 b) {
     if (b == 0) return 0;
-    return b == -1 ? i_neg(a) : i_sub(a, i_remainder(a, b)) / b;
+    if (b == -1) return i_neg(a);
+    const i64 r = a % b;
+    return a / b - (r != 0 && (r < 0) != (b < 0));
 }
 OX_FN i64 i_shift_left(i64 a, i64 b) { return b >= 0 && b < 64 ? (i64)((u64)a << b) : 0; }
 OX_FN i64 i_shift_right(i64 a, i64 b) { return a >> (b >= 0 && b < 64 ? b : 63); }

@@ -28,6 +28,9 @@ pub fn lower_scalar(
         s.operand(at, *value, view);
     }
     for &node in needed(graph, nodes, result.0).iter() {
+        for &input in &graph.node(node).inputs {
+            s.constant(input);
+        }
         s.node(node)?;
     }
     let (value, view) = result;
@@ -125,6 +128,17 @@ impl Scalar<'_> {
         let place = if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") };
         self.w.line(format!("return {}({p}[{place}]);", convert(compute(view.dtype))));
         self.w.line("};");
+    }
+
+    /// A scalar that is read from nowhere.
+    fn constant(&mut self, value: ValueId) {
+        if self.names.contains_key(&value) {
+            return;
+        }
+        if let Some(number) = self.graph.as_scalar(value) {
+            self.open(value);
+            self.give(value, &constant(number, self.graph.ty(value).dtype));
+        }
     }
 
     /// `from`, a position in row-major order, as indices `<prefix>0, ...`.

@@ -1,5 +1,7 @@
 //! Ops on single elements.
 
+use oxidiff_kernels::cpu::integers;
+
 use super::movement::{broadcast_strides, for_each_row};
 use super::tensor::{Tensor, numel, reserve};
 use crate::ir::dtype::DType;
@@ -222,37 +224,6 @@ fn float_binary(op: BinaryOp) -> fn(f64, f64) -> f64 {
     }
 }
 
-/// The remainder with the sign of `b`, which is not 0.
-fn int_remainder(a: i64, b: i64) -> i64 {
-    let r = a.wrapping_rem(b);
-    if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
-}
-
-fn int_pow(base: i64, exponent: i64) -> i64 {
-    if exponent < 0 {
-        return match base {
-            1 => 1,
-            -1 => {
-                if exponent % 2 == 0 {
-                    1
-                } else {
-                    -1
-                }
-            }
-            _ => 0,
-        };
-    }
-    let (mut result, mut square, mut rest) = (1i64, base, exponent);
-    while rest > 0 {
-        if rest & 1 == 1 {
-            result = result.wrapping_mul(square);
-        }
-        square = square.wrapping_mul(square);
-        rest >>= 1;
-    }
-    result
-}
-
 /// Each op has a loop of its own, which the compiler makes one over vectors.
 fn int_binary(op: BinaryOp, mut a: Vec<i64>, b: &[i64]) -> Check<Vec<i64>> {
     fn each(a: &mut [i64], b: &[i64], f: impl Fn(i64, i64) -> i64) {
@@ -265,9 +236,9 @@ fn int_binary(op: BinaryOp, mut a: Vec<i64>, b: &[i64]) -> Check<Vec<i64>> {
         BinaryOp::Add => each(&mut a, b, i64::wrapping_add),
         BinaryOp::Sub => each(&mut a, b, i64::wrapping_sub),
         BinaryOp::Mul => each(&mut a, b, i64::wrapping_mul),
-        BinaryOp::FloorDivide => each(&mut a, b, |a, b| a.wrapping_sub(int_remainder(a, b)).wrapping_div(b)),
-        BinaryOp::Remainder => each(&mut a, b, int_remainder),
-        BinaryOp::Pow => each(&mut a, b, int_pow),
+        BinaryOp::FloorDivide => each(&mut a, b, integers::floor_divide),
+        BinaryOp::Remainder => each(&mut a, b, integers::remainder),
+        BinaryOp::Pow => each(&mut a, b, integers::pow),
         BinaryOp::Maximum => each(&mut a, b, i64::max),
         BinaryOp::Minimum => each(&mut a, b, i64::min),
         BinaryOp::BitwiseAnd => each(&mut a, b, |a, b| a & b),

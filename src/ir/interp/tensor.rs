@@ -1,6 +1,8 @@
 //! A dense host tensor: what the interpreter computes on.
 
 use half::{bf16, f16};
+use oxidiff_kernels::cpu::integers;
+use oxidiff_kernels::dtype::DType as KernelType;
 
 use crate::error::{Error, Place, Result};
 use crate::ir::dtype::DType;
@@ -208,17 +210,14 @@ impl Tensor {
     }
 }
 
-/// A float as an integer of that type, still in i64, as PyTorch converts on x86: what is out of range, or not a number, is the
-/// smallest i64, or i32 for types of up to 32 bits that have a sign, of which narrower types keep the low bits. Bool is "not 0".
+/// A float as an integer of that type, still in i64.
 fn truncated(dtype: DType, v: f64) -> i64 {
-    let long = if (-(2f64.powi(63))..2f64.powi(63)).contains(&v) { v as i64 } else { i64::MIN };
-    let word = i32::try_from(long).unwrap_or(i32::MIN);
     match dtype {
-        DType::Bool => i64::from(v != 0.0),
-        DType::U8 => i64::from(long as u8),
-        DType::I8 => i64::from(word as i8),
-        DType::I32 => i64::from(word),
-        DType::I64 => long,
+        DType::Bool => integers::truncated(KernelType::Bool, v),
+        DType::U8 => integers::truncated(KernelType::U8, v),
+        DType::I8 => integers::truncated(KernelType::I8, v),
+        DType::I32 => integers::truncated(KernelType::I32, v),
+        DType::I64 => integers::truncated(KernelType::I64, v),
         DType::F16 | DType::BF16 | DType::F32 | DType::F64 => unreachable!("only for integer types"),
     }
 }
