@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import oxidiff
-from nets import Net, image
+from nets import Net, assert_close, image
 from oxidiff import testing
 
 
@@ -206,3 +206,24 @@ def test_warmup_plans_every_size(capsys: pytest.CaptureFixture[str], monkeypatch
     tight: Any = oxidiff.compile(Net(channels=18).eval(), cache=False, memory_budget=1000)
     with pytest.raises(oxidiff.OutOfMemoryError, match="allowed are 1000"):
         tight.warmup(image(1, 3, 16, 16))
+
+
+class OfEightBits(nn.Module):
+    """A linear layer with a weight in 8 bits that is taken apart by dozens of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Buffer(torch.randn(512, 512).to(torch.float8_e4m3fn))
+        self.scale = nn.Buffer(torch.rand(512, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.float() * self.scale)
+
+
+@torch.no_grad()
+def test_what_only_leads_to_kept_values_is_not_kept() -> None:
+    module = OfEightBits()
+    compiled: Any = oxidiff.compile(module, memory="fast", cache=False)
+    assert_close(compiled(torch.ones(3, 512)), module(torch.ones(3, 512)))
+    # The weight as a float, and packed.
+    assert oxidiff.report(compiled).derived_bytes <= 2 * 4 * 512 * 512 + 4096

@@ -2,8 +2,8 @@
 
 use super::run::whole_parameter;
 use crate::Result;
-use crate::memory::ALIGN_BYTES;
-use crate::plan::liveness::{self, LiveRange};
+use crate::memory::{self, ALIGN_BYTES, Request};
+use crate::plan::liveness::{self, LiveRange, live_ranges};
 use crate::plan::{BufferId, BufferKind, Plan};
 
 /// The buffers of a plan by whose memory they are.
@@ -16,10 +16,14 @@ pub(super) struct Places {
     pub constants: Vec<(usize, usize)>,
     /// Buffer and result.
     pub outputs: Vec<(usize, usize)>,
-    /// Buffers computed from weights alone, and where each starts in the block that holds them all.
+    /// Buffers computed from weights alone that runs read, and where each starts in the block that holds them all.
     pub derived: Vec<(usize, usize)>,
     /// Size of that block.
     pub derived_bytes: usize,
+    /// Buffers that only lead to those, and where each starts in a block that goes once they are there.
+    pub passing: Vec<(usize, usize)>,
+    /// Size of that block.
+    pub passing_bytes: usize,
     /// By buffer: whether a step reads the buffer itself, not only a packed form of it.
     pub read: Vec<bool>,
     /// Workspace, and the steps it is needed for.
@@ -33,11 +37,22 @@ impl Places {
             buffers.filter_map(|(at, b)| pick(b.kind).map(|index| (at, index as usize))).collect()
         };
         let (mut derived, mut derived_bytes) = (Vec::new(), 0usize);
+        let (mut passing, mut requests) = (Vec::new(), Vec::new());
+        let [made, used] = [&plan.prepare, &plan.steps].map(|steps| live_ranges(steps, plan.buffers.len()));
         for (id, buffer) in plan.buffers_of(|kind| kind == BufferKind::Derived) {
-            derived.push((id.index(), derived_bytes));
             let bytes = usize::try_from(buffer.numel.eval(&[])?).unwrap_or(0) * buffer.dtype.size_bytes();
-            derived_bytes += bytes.next_multiple_of(ALIGN_BYTES);
+            match made[id.index()] {
+                Some(LiveRange { first, last }) if used[id.index()].is_none() => {
+                    passing.push(id.index());
+                    requests.push(Request { bytes, first, last });
+                }
+                _ => {
+                    derived.push((id.index(), derived_bytes));
+                    derived_bytes += bytes.next_multiple_of(ALIGN_BYTES);
+                }
+            }
         }
+        let layout = memory::solve(&requests)?;
         Ok(Self {
             inputs: of(|k| if let BufferKind::Input(i) = k { Some(i) } else { None }),
             parameters: of(|k| if let BufferKind::Parameter(i) = k { Some(i) } else { None }),
@@ -45,6 +60,8 @@ impl Places {
             outputs: of(|k| if let BufferKind::Output(i) = k { Some(i) } else { None }),
             derived,
             derived_bytes,
+            passing: passing.into_iter().zip(layout.offsets).collect(),
+            passing_bytes: layout.bytes,
             read: read_buffers(plan),
             arena: liveness::arena(plan),
         })

@@ -299,19 +299,22 @@ impl SpecializedCpu {
         if self.program.places.derived.is_empty() {
             return Ok(());
         }
-        let place = |bases: &mut [*mut u8], block: *mut u8| {
-            self.program.places.derived.iter().for_each(|&(buffer, offset)| bases[buffer] = block.wrapping_add(offset));
+        let places = &self.program.places;
+        let place = |bases: &mut [*mut u8], buffers: &[(usize, usize)], block: *mut u8| {
+            buffers.iter().for_each(|&(buffer, offset)| bases[buffer] = block.wrapping_add(offset));
         };
         let form = weights.prepared(&mut || {
-            let block = SystemMemory.allocate(self.program.places.derived_bytes, "values derived from weights")?;
+            let block = SystemMemory.allocate(places.derived_bytes, "values derived from weights")?;
+            let passing = SystemMemory.allocate(places.passing_bytes, "what leads to values derived from weights")?;
             let mut all = bases.to_vec();
-            place(&mut all, block.ptr());
+            place(&mut all, &places.derived, block.ptr());
+            place(&mut all, &places.passing, passing.ptr());
             let ctx = self.ctx(&all, weights);
-            // SAFETY: parameters and constants are valid by the caller's promise, derived buffers were just made.
+            // SAFETY: parameters and constants are valid by the caller's promise, the others were just made, and outlive this.
             self.prepare.iter().try_for_each(|call| unsafe { call.run(&ctx) })?;
             Ok(block)
         })?;
-        place(bases, form.ptr());
+        place(bases, &places.derived, form.ptr());
         held.forms.push(form);
         Ok(())
     }
