@@ -197,6 +197,21 @@ impl<'a> Builder<'a> {
         copy
     }
 
+    /// A mask that is added, with keys that are neighbours; what is broadcast stays so. Our kernels read it faster (T5's bias over
+    /// 512 tokens, Zen 4: attention takes 0.6 of the time), and cuDNN 9.26 has no engine for another one.
+    fn with_neighbouring_keys(&mut self, planned: &Planned, value: ValueId, mask: Access) -> Access {
+        let mut own = mask.clone();
+        for (size, stride) in own.shape.iter_mut().zip(&own.strides) {
+            if stride.is(0) {
+                *size = Dim::constant(1);
+            }
+        }
+        let copy = self.require(planned, value, own, Layout::UnitColumns);
+        let strides = mask.strides.iter().zip(&copy.strides);
+        let strides = strides.map(|(before, now)| if before.is(0) { before } else { now }.clone()).collect();
+        Access { shape: mask.shape, strides, ..copy }
+    }
+
     /// Whether nothing but weights is behind a place.
     fn is_static(&self, access: &Access) -> bool {
         matches!(
@@ -383,7 +398,11 @@ impl<'a> Builder<'a> {
         let mut operands = Vec::with_capacity(node.inputs.len());
         for (at, &v) in node.inputs.iter().enumerate() {
             let access = self.access(v)?;
-            operands.push(self.require(planned, v, access, operand_layout(planned.kernel, at)));
+            let is_added = planned.kernel == Kernel::Attention && at == 3 && access.dtype != DType::Bool;
+            operands.push(match is_added {
+                true => self.with_neighbouring_keys(planned, v, access),
+                false => self.require(planned, v, access, operand_layout(planned.kernel, at)),
+            });
         }
         let flops = match operands.as_slice() {
             [q, k, v, ..] => {

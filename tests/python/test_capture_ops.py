@@ -661,6 +661,22 @@ def test_integers_have_kernels(function):
 
 
 @torch.no_grad()
+def test_a_mask_whose_keys_lie_apart_is_copied_once():
+    def function(x, bias):
+        mask = bias.permute(2, 0, 1)[None].expand(x.shape[0], -1, -1, -1)
+        for _ in range(2):
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return x
+
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for rows in (9, 20):
+        x, bias = torch.randn(3, 4, rows, 8), torch.randn(rows, rows, 4)
+        torch.testing.assert_close(compiled(x, bias), function(x, bias))
+    kernels = [step["kernel"] for step in compiled.profile(x, bias).steps]
+    assert kernels.count("copy") == 1 and kernels.count("attention") == 2
+
+
+@torch.no_grad()
 def test_division_of_integers_rounds_down_at_the_bounds():
     compiled = oxidiff.compile(lambda x, y: (x // y, x % y), cache=False, strict=True)
     bounds = torch.tensor([torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max, 1, -1, 7])
