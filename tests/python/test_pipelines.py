@@ -236,6 +236,13 @@ def test_ignored_part_stays_eager() -> None:
     assert isinstance(pipe.unet, oxidiff.CompiledModule)
 
 
+def test_a_part_to_ignore_that_is_none_is_told() -> None:
+    pipe = build_pipeline("StableDiffusionPipeline")
+    with pytest.warns(UserWarning, match=r"^StableDiffusionPipeline has no part 'vea' to ignore$") as told:
+        oxidiff.compile_pipe(pipe, ignores=("vea", "vae.encoder", "transformer", "scheduler"), parts="unet")
+    assert [warning.filename for warning in told] == [__file__]
+
+
 @torch.no_grad()
 def test_parts_that_make_sounds_are_compiled() -> None:
     """An autoencoder of spectrograms by its method, and a vocoder: neither is left to eager PyTorch without a word."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ..dispatch import find_dispatcher
-from ..errors import ArtifactError
+from ..errors import ArtifactError, caller_level
 from ..module import compile, dispatcher_of
 from ..options import CompileOptions
 from ..report import report_of
@@ -40,7 +42,8 @@ def compile_pipe(
     Args:
         pipe: The pipeline.
         options: For all parts; see :class:`oxidiff.CompileOptions`. They share ``tune_budget_s``.
-        ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"`` too.
+        ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"`` too. Of a name that is
+            none of any pipeline's there is a warning.
         parts: The parts to compile instead of those of :data:`oxidiff.pipelines.PARTS`.
         fields: Single options.
 
@@ -54,6 +57,10 @@ def compile_pipe(
     if parts is None and not any(_find(pipe, part) for part in PARTS):
         name = type(pipe).__name__
         raise TypeError(f"{name} is no pipeline with a part that can be compiled; oxidiff.compile takes modules")
+    ignores = (ignores,) if isinstance(ignores, str) else tuple(ignores)
+    for name in ignores:
+        if not any(f"{part}.".startswith(f"{name}.") for part in PARTS) and not _has(pipe, name):
+            warnings.warn(f"{type(pipe).__name__} has no part {name!r} to ignore", stacklevel=caller_level())
     budget = Budget(chosen.tune_budget_s)
     given = None if options is None and not fields else chosen
     for part in _without(PARTS if parts is None else tuple(parts), ignores):
@@ -140,6 +147,14 @@ def _compiled_parts(pipe: object, ignores: Iterable[str]) -> Iterator[tuple[str,
 def _without(parts: Iterable[str], ignores: Iterable[str]) -> list[str]:
     skipped = (ignores,) if isinstance(ignores, str) else tuple(ignores)
     return [p for p in parts if not any(p == name or p.startswith(f"{name}.") for name in skipped)]
+
+
+def _has(pipe: object, name: str) -> bool:
+    try:
+        attrgetter(name)(pipe)
+    except AttributeError:
+        return False
+    return True
 
 
 def _find(pipe: object, part: str) -> tuple[Any, str, nn.Module] | None:
