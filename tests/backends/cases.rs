@@ -126,6 +126,7 @@ pub const CASES: &[Case] = cases! {
     "bytes with a sign of numbers" 1 ["i: i64[s0,s1]", "c = f64[] full() {value=-1.25}", "m = f32[s0,s1] mul(i, c)", "y = i8[s0,s1] convert(m)"]
     "the largest of bytes with a sign" 1 ["i: i64[s0,s1]", "c = i64[] full() {value=-3}", "m = i64[s0,s1] mul(i, c)", "b = i8[s0,s1] convert(m)", "y = i8[s0] amax(b) {dims=[1], keepdim=false}"]
     "bits of bytes" 1 ["i: i64[s0,s1]", "c = i64[] full() {value=3}", "b = u8[s0,s1] convert(i)", "d = u8[s0,s1] bitwise_left_shift(b, c)", "n = u8[s0,s1] bitwise_not(b)", "r = u8[s0,s1] bitwise_right_shift(n, c)", "y = u8[s0,s1] bitwise_or(d, r)"]
+    "nibbles of bytes times a scale" 16 ["x: T[s0,16]", "q @ u8[12,1,8]", "s @ T[12,1]", "n # u8[2,1] 0004", "h = u8[12,2,8] bitwise_right_shift(q, n)", "m = i64[] full() {value=15}", "b = u8[12,2,8] bitwise_and(h, m)", "c = i64[] full() {value=8}", "i = i8[12,2,8] convert(b)", "d = i8[12,2,8] sub(i, c)", "r = i8[12,16] reshape(d)", "w = T[12,16] mul(s, r)", "y = T[s0,12] linear(x, w)"]
     "bitwise_and" 1 ["a: i64[s0,s1]", "b: i64[s1]", "y = i64[s0,s1] bitwise_and(a, b)"]
     "bitwise_or" 1 ["a: bool[s0,s1]", "b: bool[s1]", "y = bool[s0,s1] bitwise_or(a, b)"]
     "bitwise_xor" 1 ["a: i32[s0,s1]", "b: i32[s1]", "y = i32[s0,s1] bitwise_xor(a, b)"]
@@ -170,6 +171,7 @@ pub const CASES: &[Case] = cases! {
     "index_select" 1 ["w @ T[5,7]", "i: i64[s0,s1]", "y = T[s0,s1,7] index_select(w, i) {dim=0}"]
     "index_select inside" 1 ["x: T[s0,5,s1]", "i: i64[2]", "y = T[s0,2,s1] index_select(x, i) {dim=1}"]
     "gather" 1 ["x: T[s0,5,3]", "i: i64[s0,2,3]", "y = T[s0,2,3] gather(x, i) {dim=1}"]
+    "gather of broadcast numbers by bytes" 1 ["t @ T[1,6]", "i: i64[s0,s1]", "b = u8[s0,s1] convert(i)", "c = i64[] full() {value=3}", "m = u8[s0,s1] bitwise_and(b, c)", "j = i64[s0,s1] convert(m)", "e = T[s0,6] expand(t)", "y = T[s0,s1] gather(e, j) {dim=1}"]
 
     // -- reductions --------------------------------------------------------------------------------------------------------------
     "sum" 180 ["x: T[s0,s1,5]", "y = T[s0] sum(x) {dims=[1, 2], keepdim=false}"]
@@ -241,6 +243,7 @@ pub const CASES: &[Case] = cases! {
     "causal attention" 36 ["q: T[s0,2,s1,8]", "k: T[s0,2,s1,8]", "v: T[s0,2,s1,8]", "y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v) {is_causal=true, scale=0.25}"]
     "attention with bool mask" 36 ["q: T[s0,2,s1,8]", "k: T[s0,2,7,8]", "v: T[s0,2,7,8]", "m: bool[s0,1,s1,7]", "y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}"]
     "attention with float mask" 36 ["q: T[s0,2,s1,8]", "k: T[s0,2,7,8]", "v: T[s0,2,7,8]", "m: T[7]", "y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}"]
+    "attention with a mask whose keys lie apart" 36 ["q: T[s0,2,s1,8]", "k: T[s0,2,7,8]", "v: T[s0,2,7,8]", "m: T[s1,7,2]", "p = T[2,s1,7] permute(m) {dims=[2, 0, 1]}", "a = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, p) {is_causal=false, scale=0.25}", "y = T[s0,2,s1,8] scaled_dot_product_attention(a, k, v, p) {is_causal=false, scale=0.25}"]
     "attention with f32 mask" 36 ["q: T[s0,2,s1,8]", "k: T[s0,2,7,8]", "v: T[s0,2,7,8]", "m: f32[s1,7]", "y = T[s0,2,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}"]
     "attention to nothing" 36 ["q: T[s0,s1,8]", "k: T[s0,7,8]", "v: T[s0,7,8]", "m = bool[1,7] full() {value=0}", "y = T[s0,s1,8] scaled_dot_product_attention(q, k, v, m) {is_causal=false, scale=0.25}"]
     "attention of other value size" 36 ["q: T[s0,s1,8]", "k: T[s0,9,8]", "v: T[s0,9,5]", "y = T[s0,s1,5] scaled_dot_product_attention(q, k, v) {is_causal=false, scale=0.25}"]
