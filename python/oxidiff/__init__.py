@@ -34,6 +34,9 @@ oneflow_compile = compile
 
 __version__ = _native.__version__
 
+# Before any thread makes its first call: see there.
+_native.fill_cells()
+
 for *_, _complaint in _native.knobs():
     if _complaint:
         _warnings.warn(_complaint, stacklevel=2)

@@ -43,6 +43,7 @@ __all__ = [
     "forget_choices",
     "is_whole",
     "kernel_version",
+    "fill_cells",
     "is_on",
     "kernels",
     "key_of",
@@ -510,6 +511,10 @@ def cuda_plans(
     """For tests without a GPU: what cuDNN makes of steps of the program on a `device` that is described (as JSON), behind a
     stand-in for the `driver`: number of the step, which of its forms (0 is all of it) and the library; or nothing, and why.
     The GIL is released. `torch` is as for `cuda_findings`."""
+
+def fill_cells() -> None:
+    """Looks up in Python what is looked up once, before any thread makes a call: a process that is forked while one does
+    would wait for it for ever."""
 
 def is_on(name: str) -> bool:
     """Whether that flag of the environment is on now."""

@@ -75,12 +75,13 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<kernels::KernelBench>()?;
     m.add_function(wrap_pyfunction!(kernels::kernels, m)?)?;
     m.add_function(wrap_pyfunction!(kernels::ceilings, m)?)?;
-    fill_cells(m.py());
+    m.add_function(wrap_pyfunction!(fill_cells, m)?)?;
     Ok(())
 }
 
 /// Fills what is looked up in Python once. While a thread does that, Python may let others in; a process that one of them forks
-/// would find the cell being filled, by nobody, and wait for ever.
+/// would find the cell being filled, by nobody, and wait for ever. Not as this is imported: that needs no PyTorch.
+#[pyfunction]
 fn fill_cells(py: Python<'_>) {
     // What cannot be looked up now is asked for again, and told, where it is needed.
     let _ = attributes::Classes::get(py);
