@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -27,6 +28,7 @@ __all__ = [
     "ShapeError",
     "UnsupportedError",
     "caller_level",
+    "chain_of",
     "from_native",
     "is_interrupt",
     "replaced_interrupt",
@@ -117,12 +119,21 @@ def is_interrupt(error: BaseException) -> bool:
     return False
 
 
-def replaced_interrupt(error: BaseException) -> BaseException | None:
-    """The interrupt in whose stead an exception was raised while a ``with`` statement ended."""
-    found = error.__context__
-    while found is not None and not is_interrupt(found):
-        found = found.__context__
-    return found
+def chain_of(error: BaseException | None, outer: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it took the place of, up to the one that was being handled before all of them."""
+    while error is not None and error is not outer:
+        yield error
+        error = error.__context__
+
+
+def replaced_interrupt(error: BaseException, outer: BaseException | None) -> BaseException | None:
+    """The interrupt in whose stead an exception was raised, as while a ``with`` statement ended.
+
+    Args:
+        error: The exception.
+        outer: What was being handled before.
+    """
+    return next((found for found in chain_of(error, outer) if is_interrupt(found)), None)
 
 
 def _can_be_interrupted() -> bool:

@@ -771,6 +771,20 @@ def test_interrupt_while_torch_has_put_a_mode_away(compiled: Any) -> None:
     assert not oxidiff.report(compiled).fallbacks
 
 
+@torch.no_grad()
+def test_a_call_while_an_interrupt_is_handled(compiled: Any) -> None:
+    """What goes wrong then was not interrupted."""
+    branches: Any = oxidiff.compile(Branches())
+    x = torch.ones(2, 3)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert_works(compiled)
+        assert_close(branches(x), branches._orig_mod(x))
+        with pytest.raises(oxidiff.CaptureError):
+            oxidiff.compile(Branches(), strict=True)(x)
+
+
 @contextmanager
 def raised_by_a_handler(kind: type[BaseException]) -> Iterator[Callable[[], None]]:
     """A function that sends this process a signal, whose handler raises an exception."""

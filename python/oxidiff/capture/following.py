@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import CaptureError, is_interrupt
+from ..errors import CaptureError, chain_of, is_interrupt
 from ..hooks import cast_weights, casting
 from .signature import Number
 
@@ -301,17 +301,19 @@ def following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
         _following.take_back()
 
 
-def _end_generators() -> None:
-    """Ends what an interrupt left halfway in functions of torch: some would put a mode back when they are collected."""
-    error = sys.exc_info()[1]
-    while error is not None:
-        entry = error.__traceback__ if isinstance(error, KeyboardInterrupt) or is_interrupt(error) else None
+def _end_generators(outer: BaseException | None) -> None:
+    """Ends what an interrupt left halfway in functions of torch: some would put a mode back when they are collected.
+
+    Args:
+        outer: What was being handled before.
+    """
+    for error in chain_of(sys.exc_info()[1], outer):
+        entry = error.__traceback__ if is_interrupt(error) else None
         while entry is not None:
             if str(entry.tb_frame.f_globals.get("__name__")).startswith(("torch.", "contextlib")):
                 with suppress(RuntimeError):
                     entry.tb_frame.clear()
             entry = entry.tb_next
-        error = error.__context__
 
 
 class _Modes:
@@ -321,9 +323,10 @@ class _Modes:
     def __init__(self) -> None:
         self._dispatch, self._function = _C._len_torch_dispatch_stack(), _C._len_torch_function_stack()
         self._is_grad_enabled = torch.is_grad_enabled()
+        self._outer = sys.exc_info()[1]
 
     def put_back(self, recorder: Recorder) -> None:
-        _end_generators()
+        _end_generators(self._outer)
         while _C._len_torch_function_stack() > self._function:
             _C._pop_torch_function_stack()
         while _C._len_torch_dispatch_stack() > self._dispatch:

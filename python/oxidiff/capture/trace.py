@@ -219,12 +219,13 @@ def _finished(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorde
 def _recorded(
     call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: Before, recorder: Recorder
 ) -> tuple[Trace, list[Change | Content], bool]:
+    outer = sys.exc_info()[1]
     try:
         record = _finished(call, inputs, recorder)
     except BaseException as error:
         if is_interrupt(error):
             raise
-        if (interrupt := replaced_interrupt(error)) is not None:
+        if (interrupt := replaced_interrupt(error, outer)) is not None:
             raise interrupt from None
         # `sys.exit()` in forward, too: eager may never get there, at another size.
         before.restore(recorder.foreign, recorder.own)
