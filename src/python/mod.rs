@@ -82,16 +82,19 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Fills what is looked up in Python once. While a thread does that, Python may let others in; a process that one of them forks
 /// would find the cell being filled, by nobody, and wait for ever. Not as this is imported: that needs no PyTorch.
 #[pyfunction]
-fn fill_cells(py: Python<'_>) {
-    // What cannot be looked up now is asked for again, and told, where it is needed.
-    let _ = attributes::Classes::get(py);
-    let _ = call::tensor_types(py);
-    let _ = device::torch_dtypes(py);
-    let _ = layout::object_setattr(py);
-    let _ = layout::DictLayout::get(py);
-    let _ = layout::TensorLayout::get(py);
-    let _ = tensor::Exchange::get(py);
-    let _ = versions::Watcher::get(py);
+fn fill_cells(py: Python<'_>) -> PyResult<()> {
+    errors::shielded("looking up what is looked up once", || {
+        // What cannot be looked up now is asked for again, and told, where it is needed.
+        let _ = attributes::Classes::get(py);
+        let _ = call::tensor_types(py);
+        let _ = device::torch_dtypes(py);
+        let _ = layout::object_setattr(py);
+        let _ = layout::DictLayout::get(py);
+        let _ = layout::TensorLayout::get(py);
+        let _ = tensor::Exchange::get(py);
+        let _ = versions::Watcher::get(py);
+        Ok(())
+    })
 }
 
 /// Whether that flag of the environment is on now.
