@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,8 +31,7 @@ def uncompiled(device: torch.device) -> Iterator[None]:
         yield
         return
     is_compiled, make, thread = getattr(module, _SWITCH), getattr(module, _NO_MASK), threading.get_ident()
-    like = torch.empty(1, 1, 1, 1, device=device)
-    no_mask = make(like, like)
+    no_mask = _no_mask(make, device)
 
     def make_here(query: torch.Tensor, key: torch.Tensor) -> Any:
         return no_mask if threading.get_ident() == thread else make(query, key)
@@ -43,6 +43,14 @@ def uncompiled(device: torch.device) -> Iterator[None]:
     finally:
         setattr(module, _SWITCH, is_compiled)
         setattr(module, _NO_MASK, make)
+
+
+@functools.cache
+def _no_mask(make: Any, device: torch.device) -> Any:
+    """What ``flex_attention`` takes for no mask, whatever the sizes: made once, for diffusers imports the function for every
+    model."""
+    like = torch.empty(1, 1, 1, 1, device=device)
+    return make(like, like)
 
 
 def flex_attention(
