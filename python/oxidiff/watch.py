@@ -16,7 +16,7 @@ import math
 import types
 from collections.abc import Callable, Hashable, Sequence
 from operator import is_
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
 from .capture.signature import PLAIN, PLAIN_TENSORS
+from .capture.weights import OBJECTS_DEEP, is_plain_object
 from .hooks import Around, casting, is_idle, replaced
 from .outside import Reading, functions_held, modules_held
 
@@ -43,6 +44,7 @@ what passes by, for the running call to return: a trace does the same."""
 SKIPPED = frozenset(_native.Tree.SKIPPED)
 """Tables of nn.Module that do not change what a call under no_grad computes, or that are handled by name."""
 _IS_NATIVE = _native.Watch.is_available()
+_C = TypeVar("_C", dict[Any, Any], list[Any])
 
 
 class Fingerprint:
@@ -108,15 +110,13 @@ class Structure:
             # An adapter changes the weight of one of them, and a graph has one weight for all.
             self.obstacle = tied, "an adapter is added to a weight that another layer shares"
             digest += b"tied"
-        kept: list[Any] = []
-        self.marked = [(table, dict(table)) for table in (tensor.__dict__ for tensor in self._all_tensors()) if table]
+        marks = _Marks([*self.tensors, *self.attribute_tensors])
+        self.marked = marks.tables
         """The attributes that Python code put on tensors of the module, as tables, and what was in them."""
-        if marks := [mark for i, tensor in enumerate(self._all_tensors()) for mark in _marks(i, tensor, kept)]:
-            digest += repr(marks).encode()
-        self.fingerprint = Fingerprint(digest, [*tree.kept, *kept])
-
-    def _all_tensors(self) -> list[Tensor]:
-        return [*self.tensors, *self.attribute_tensors]
+        self._inner = marks.inner
+        if marks.found:
+            digest += repr(marks.found).encode()
+        self.fingerprint = Fingerprint(digest, [*tree.kept, *marks.kept])
 
     def _is_read(self, index: int) -> bool:
         """Whether a float is one that a function reads from outside: a copy of the module has the same function."""
@@ -147,7 +147,7 @@ class Structure:
 
     def is_retyped(self) -> bool:
         """Whether a tensor has another dtype, shape or device now: `module.half()` replaces no object."""
-        return self.tree.is_retyped()
+        return self.tree.is_retyped() or any(_form(tensor) != form for tensor, form in self._inner)
 
     def is_as(self, other: Structure) -> bool:
         """Whether programs of the one compute what the other does, with the same numbers."""
@@ -188,27 +188,67 @@ def _is_ordinary(value: float) -> bool:
     return math.isfinite(value) and (value != 0 or math.copysign(1.0, value) > 0)
 
 
-def _marks(index: int, tensor: Tensor, kept: list[Any]) -> list[Any]:
-    """What tells a tensor from another of the same dtype, shape and device: its class, and what Python code put on it, as
-    blocks of bytes have the type of what they stand for. What identities are of is ``kept``."""
-    if type(tensor) in PLAIN_TENSORS and not tensor.__dict__:
-        return []
-    attributes = [
-        (name, _mark(value, kept)) for name, value in tensor.__dict__.items() if not name.startswith("_dynamo")
-    ]
-    return [(index, _mark(type(tensor), kept), attributes)]
+class _Marks:
+    """What tells tensors from others of the same dtypes, shapes and devices: their classes, and what Python code put on
+    them. Quantised weights keep numbers and scales there, tensors that programs are bound to as to other weights; GGUF's
+    blocks the type of what they stand for.
+
+    Args:
+        tensors: Those of a module.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.kept: list[Any] = []
+        """What identities are of."""
+        self.tables: list[tuple[Any, Any]] = []
+        """Every dictionary and list that was read, and what was in it."""
+        self.inner: list[tuple[Tensor, Hashable]] = []
+        """Tensors that others hold, and what is known of each without its contents."""
+        self._places = {id(tensor): i for i, tensor in enumerate(tensors)}
+        self.found = [(i, self._attributes(tensor)) for i, tensor in enumerate(tensors) if _is_marked(tensor)]
+
+    def _attributes(self, tensor: Tensor) -> list[Any]:
+        named = self._contents(tensor.__dict__, dict(tensor.__dict__)).items()
+        marks = [(name, self._mark(value, OBJECTS_DEEP)) for name, value in named if not name.startswith("_dynamo")]
+        return [self._mark(type(tensor), 0), marks]
+
+    def _contents(self, table: Any, contents: _C) -> _C:
+        """What is in a dictionary or list now, which is noted."""
+        self.tables.append((table, contents))
+        return contents
+
+    def _mark(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in PLAIN:
+            return kind.__name__, repr(value)
+        if isinstance(value, enum.Enum):
+            return self._mark(kind, 0), value.name
+        if isinstance(value, tuple):
+            return self._mark(kind, 0), [self._mark(item, depth) for item in value]
+        if isinstance(value, Tensor):
+            if (place := self._places.get(id(value))) is not None:
+                return "tensor", place
+            self._places[id(value)] = len(self._places)
+            self.inner.append((value, form := _form(value)))
+            return "tensor", form, self._attributes(value) if _is_marked(value) else []
+        if depth and kind is list:
+            return "list", [self._mark(item, depth - 1) for item in self._contents(value, list(value))]
+        if depth and (kind is dict or (is_plain_object(kind) and _is_plain(cast(Hashable, kind)))):
+            table = value if kind is dict else value.__dict__
+            named = self._contents(table, dict(table)).items()
+            return self._mark(kind, 0), [(self._mark(k, depth - 1), self._mark(v, depth - 1)) for k, v in named]
+        self.kept.append(value)
+        return id(value)
 
 
-def _mark(value: Any, kept: list[Any]) -> Any:
-    kind = type(value)
-    if kind in PLAIN:
-        return kind.__name__, repr(value)
-    if isinstance(value, enum.Enum):
-        return _mark(kind, kept), value.name
-    if isinstance(value, tuple):
-        return _mark(kind, kept), [_mark(item, kept) for item in value]
-    kept.append(value)
-    return id(value)
+def _is_marked(tensor: Tensor) -> bool:
+    return type(tensor) not in PLAIN_TENSORS or bool(tensor.__dict__)
+
+
+def _form(tensor: Tensor) -> Hashable:
+    """What is known of a tensor without its contents."""
+    is_strided = tensor.layout is torch.strided
+    return str((tensor.dtype, tuple(tensor.shape), tensor.stride() if is_strided else tensor.layout, tensor.device))
 
 
 IS_HEAP_TYPE = 1 << 9
@@ -373,5 +413,8 @@ class _Slow:
         return [now[0] for now, before in zip(state, self._state, strict=True) if now != before]
 
 
-def _is_same(table: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    return len(table) == len(before) and all(map(is_, table.values(), before.values()))
+def _is_same(table: Any, before: Any) -> bool:
+    """Whether a dictionary, or a list, has the values that it had."""
+    if isinstance(table, dict):
+        table, before = table.values(), before.values()
+    return len(table) == len(before) and all(map(is_, table, before))

@@ -175,6 +175,43 @@ def test_tables_that_an_object_makes_at_the_first_call_are_weights() -> None:
     assert module.positions.tables is not None and module.positions.tables[0].max() == 189
 
 
+class AsksTwo(nn.Module):
+    """What it multiplies by and what it adds may be one tensor, in two attributes."""
+
+    def __init__(self, is_one: bool, place: str) -> None:
+        super().__init__()
+        first = nn.Parameter(torch.rand(4)) if place == "a parameter" else torch.rand(4)
+        second = first if is_one else torch.rand(4)
+        self.first: Any = first
+        self.second: Any = {"a list": [second], "an object": Holder(second)}.get(place, second)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        second = self.second
+        if not isinstance(second, torch.Tensor):
+            second = second[0] if isinstance(second, list) else second.held
+        return x * self.first + second
+
+
+class Holder:
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize("place", ["an attribute", "a list", "an object", "a parameter"])
+@torch.no_grad()
+def test_graphs_of_one_tensor_in_two_attributes_and_of_two_are_told_apart_in_the_cache(place: str) -> None:
+    captures = []
+    for is_one in (True, False, True, False):
+        module = AsksTwo(is_one, place)
+        compiled: Any = oxidiff.compile(module, strict=True)
+        x = torch.rand(2, 4)
+        torch.testing.assert_close(compiled(x), module(x))
+        captures.append(oxidiff.report(compiled).captures)
+        del module, compiled
+        gc.collect()
+    assert captures == [1, 1, 0, 0]
+
+
 @torch.no_grad()
 def test_graphs_of_one_tensor_and_of_two_are_told_apart_in_the_cache() -> None:
     x, y = torch.ones(2, 3), torch.ones(2, 3)

@@ -375,6 +375,108 @@ def test_attributes_and_classes_of_weights_select_the_program(one: Any, other: A
     assert_close(twin(x), module(x))
 
 
+class Step:
+    """How a weight in whole numbers is scaled, beside that weight."""
+
+    def __init__(self, scales: list[Any]) -> None:
+        self.scales = scales
+
+
+class Scales(Tensor):
+    """Whole numbers and scales that stand for a weight, as torchao holds it."""
+
+    numbers: Tensor
+    step: Step
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, step: Step) -> Any:
+        return Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+
+    def __init__(self, numbers: Tensor, step: Step) -> None:
+        self.numbers, self.step = numbers, step
+
+    def __tensor_flatten__(self) -> Any:
+        raise AssertionError("nobody asks")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear:
+            x, weight = args
+            first, second = weight.step.scales
+            return nn.functional.linear(x, weight.numbers.float() * first) * second
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Scales(args[0].numbers, args[0].step)
+        raise AssertionError(f"{func} of a weight in whole numbers")
+
+
+class InWholeNumbers(nn.Module):
+    def __init__(self, second: Any = 0.5) -> None:
+        super().__init__()
+        self.weight = self.made(second)
+
+    @staticmethod
+    def made(second: Any = 0.5) -> Any:
+        numbers = torch.randint(-128, 128, (8, 16), dtype=torch.int8)
+        return nn.Parameter(Scales(numbers, Step([torch.rand(8, 1), second])), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+def test_tensors_inside_of_a_weight_are_weights() -> None:
+    modules = [InWholeNumbers() for _ in range(2)]
+    compiled: list[Any] = [oxidiff.compile(module, strict=True) for module in modules]
+    x = image(3, 16)
+    for module, one in zip(modules, compiled, strict=True):
+        assert_close(one(x), module(x))
+    module, one = modules[0], compiled[0]
+    weight = module.weight
+    changes: list[Callable[[], Any]] = [
+        weight.numbers.neg_,
+        lambda: weight.step.scales[0].mul_(3),
+        lambda: setattr(weight, "numbers", weight.numbers.clone().neg_()),
+        lambda: setattr(weight.step, "scales", [torch.rand(8, 1), 0.5]),
+        lambda: weight.step.scales.__setitem__(0, torch.rand(8, 1)),
+        lambda: setattr(module, "weight", InWholeNumbers.made()),
+    ]
+    for change in changes:
+        before = module(x)
+        change()
+        assert not torch.allclose(module(x), before)
+        assert_close(one(x), module(x))
+    assert [oxidiff.report(c).captures for c in compiled] == [1, 0], "one program for all"
+    # What is no tensor decides, and so do kinds and sizes of what is one.
+    module.weight.step.scales[1] = 0.25
+    assert_close(one(x), module(x))
+    module.weight.step.scales[0] = torch.rand(8, 1).double().float().half()
+    assert_close(one(x), module(x))
+    module.weight.step.scales[0].data = torch.rand(1, 16)
+    assert_close(one(x), module(x))
+    module.weight = InWholeNumbers.made(torch.rand(1))
+    assert_close(one(x), module(x))
+    module.weight.step.scales[0] = module.weight.step.scales[1]
+    assert_close(one(x), module(x))
+    module.weight.step.scales[0] = torch.rand(1)
+    assert_close(one(x), module(x))
+    assert oxidiff.report(one).eager_calls == 0
+
+
+def test_weights_in_whole_numbers_are_stored() -> None:
+    captures = []
+    for _ in range(2):
+        module = InWholeNumbers(0.125)
+        compiled: Any = oxidiff.compile(module, strict=True)
+        assert_close(compiled(image(3, 16)), module(image(3, 16)))
+        captures.append(oxidiff.report(compiled).captures)
+        del module, compiled
+        gc.collect()
+    assert captures == [1, 0]
+
+
 class Hidden:
     """What nobody looks into."""
 

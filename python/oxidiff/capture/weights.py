@@ -1,8 +1,9 @@
 """Where the tensors come from that a traced program uses but was not passed.
 
 Parameters and buffers go by their fully qualified name, tied ones by the first. A plain tensor kept as an attribute of a
-module (also inside a list, tuple, dict or object there) goes by the attribute's path and is bound like a weight. A tensor
-found nowhere, such as one in a closure or an ``lru_cache``, is held by reference.
+module (also inside a list, tuple, dict or object there, or inside of another tensor, as the numbers and the scales of a
+quantised weight are) goes by the attribute's path and is bound like a weight. A tensor found nowhere, such as one in a
+closure or an ``lru_cache``, is held by reference.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class WeightIndex:
 
     def is_effective(self, slot: WeightSlot) -> bool:
         """Whether what a graph is bound to is the weight with adapters, which only the layer itself may use."""
-        return slot.module in self._effective and slot.attribute == "weight"
+        return slot.module in self._effective and slot.attribute == "weight" and not slot.keys
 
     def owner_of_memory(self, tensor: Tensor) -> str | None:
         """The name of a weight that shares memory with ``tensor``."""
@@ -195,20 +196,25 @@ class WeightIndex:
         seen: set[int] = set()
         for path, module in self._walked:
             prefix = f"{path}." if path else ""
-            for key, value in module.__dict__.items():
-                if key in ("_parameters", "_buffers", "_modules"):
-                    continue
+            held = [one for table in (module._parameters, module._buffers) for one in list(table.items())]
+            own = len(held)
+            held += [(k, v) for k, v in module.__dict__.items() if k not in ("_parameters", "_buffers", "_modules")]
+            for i, (key, value) in enumerate(held):
                 for keys, tensor in _tensors_in(value, OBJECTS_DEEP):
-                    if id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        self._held.append(tensor)
-                        name = prefix + key + "".join(map(str, (k if isinstance(k, Member) else [k] for k in keys)))
-                        yield id(tensor), WeightSlot(name, "attribute", path, key, keys)
+                    if id(tensor) in seen or (i < own and not keys):
+                        continue
+                    seen.add(id(tensor))
+                    self._held.append(tensor)
+                    name = prefix + key + "".join(map(str, (k if isinstance(k, Member) else [k] for k in keys)))
+                    yield id(tensor), WeightSlot(name, "attribute", path, key, keys)
 
 
 def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     if isinstance(value, Tensor):
         yield (), value
+        for name, item in list(value.__dict__.items()) if depth else ():
+            for keys, tensor in _tensors_in(item, depth - 1):
+                yield (Member(name), *keys), tensor
     elif depth and isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             for keys, tensor in _tensors_in(item, depth - 1):

@@ -199,6 +199,7 @@ class _Tree:
         self.inputs: dict[int, set[Any]] = {}
         """By the id of a dictionary or list, the keys or indices of numbers whose values do not matter."""
         self._tensors: dict[int, str] = {}
+        """By id, the name of each that was met."""
         # By id, and held so that no id is used twice.
         self._seen: dict[int, Any] = {}
         self._classes: dict[type, str] = {}
@@ -237,13 +238,13 @@ class _Tree:
         """Kind, sizes and layout of a tensor, or which earlier one it is."""
         if tensor is None:
             return "nothing"
-        first = self._tensors.setdefault(id(tensor), name)
-        if first != name:
-            return f"the same tensor as {first.lstrip('.')}"
-        return self._marked(tensor, _DEPTH)
+        return self._tensor(tensor, name.lstrip("."), _DEPTH)
 
-    def _marked(self, tensor: Tensor, depth: int) -> str:
-        """Sizes and layout of a tensor, and what Python code put on it."""
+    def _tensor(self, tensor: Tensor, name: str, depth: int) -> str:
+        """Sizes and layout of a tensor, and what Python code put on it, or which earlier one it is: a graph in which two
+        are one has one weight for both."""
+        if (first := self._tensors.setdefault(id(tensor), name)) != name:
+            return f"the same tensor as {first}"
         text = _tensor_text(tensor)
         if type(tensor) not in PLAIN_TENSORS:
             text = f"{self.code.reach_class(type(tensor))} {text}"
@@ -262,7 +263,7 @@ class _Tree:
         if isinstance(value, _TORCH):
             return value.type if isinstance(value, torch.device) else str(value)
         if isinstance(value, Tensor):
-            return self._marked(value, depth)
+            return self._tensor(value, f"tensor {len(self._tensors)} of those in attributes", depth)
         if isinstance(value, numpy.ndarray):
             return f"array {value.dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
         if isinstance(value, type):
