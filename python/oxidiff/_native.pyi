@@ -424,11 +424,17 @@ class Tree:
 
 @final
 class Surroundings:
-    """What code finds under names in files and classes, as it was when this object was made."""
+    """What code finds under names in files and classes, and in what it finds there, as it was when this object was made."""
 
-    def __new__(cls, tables: Sequence[tuple[dict[str, Any], Sequence[str], Sequence[FunctionType]]]) -> Self:
+    def __new__(
+        cls,
+        tables: Sequence[tuple[dict[Any, Any], Sequence[Any], Sequence[FunctionType]]],
+        contents: Sequence[tuple[object | None, dict[Any, Any] | list[Any] | set[Any], Sequence[Any] | None]],
+    ) -> Self:
         """Tables, each with the names that are read of it, whether they are there or not, and functions of the file, whose
-        code may be changed in place when the file is loaded again."""
+        code may be changed in place when the file is loaded again. `contents` are dictionaries, lists and sets that are
+        found there, a dictionary with the object of which it is the attributes, if it is, and the names that are read of
+        it, if not all."""
     def is_changed(self) -> bool:
         """Whether something else is found now: another object that is no equal number or text."""
     def forget_changed(self, with_code: bool) -> list[str]:

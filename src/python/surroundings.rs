@@ -3,7 +3,8 @@
 //! A program is right for the code that was traced: the functions and constants that `forward` and what it calls find under
 //! names in files (tables of globals) and classes. Anybody may put others there, a cell of a notebook that is run again or a
 //! library that replaces attention. Tables are written rarely, and [`Dicts`] shows when; only then the names are looked at,
-//! since most writes are to others.
+//! since most writes are to others. What is found may be a dictionary, list, set or object itself: its contents are followed
+//! in the same way, lists and sets by comparing them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,21 +12,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
 use super::errors::shielded;
 use super::versions::Dicts;
 
-/// One table: a `__dict__` of a file or a class.
+/// One table: a `__dict__` of a file or a class, or what is found there.
 struct Table {
     dict: Py<PyDict>,
     names: Vec<Name>,
     functions: Vec<Function>,
+    /// Whether it is found somewhere: what forward puts there is no change of the code.
+    is_inside: bool,
+    /// Where all of it is read: what it held.
+    whole: Option<Whole>,
+}
+
+/// All that a dictionary held. Of what is added, numbers and texts count alone: others are mostly kept results.
+struct Whole {
+    copy: Py<PyDict>,
+    is_forgotten: AtomicBool,
+}
+
+/// A list or set.
+struct Items {
+    list: Py<PyAny>,
+    copy: Py<PyAny>,
+    is_forgotten: AtomicBool,
 }
 
 /// A name that is read of a table.
 struct Name {
-    name: Py<PyString>,
+    name: Py<PyAny>,
     /// `None` where nothing has that name.
     value: Option<Py<PyAny>>,
     is_forgotten: AtomicBool,
@@ -64,7 +82,7 @@ impl Function {
 impl Table {
     fn new(
         dict: Bound<'_, PyDict>,
-        names: Vec<Bound<'_, PyString>>,
+        names: Vec<Bound<'_, PyAny>>,
         functions: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let found = names.into_iter().map(|name| {
@@ -73,7 +91,18 @@ impl Table {
         });
         let names = found.collect::<PyResult<_>>()?;
         let functions = functions.into_iter().map(Function::new).collect::<PyResult<_>>()?;
-        Ok(Self { names, functions, dict: dict.unbind() })
+        Ok(Self { names, functions, dict: dict.unbind(), is_inside: false, whole: None })
+    }
+
+    /// Of a dictionary that is found somewhere, with the names that are read of it: all where there are none given.
+    fn inside(dict: &Bound<'_, PyDict>, names: Option<Vec<Bound<'_, PyAny>>>) -> PyResult<Self> {
+        let copy = dict.copy()?;
+        let is_whole = names.is_none();
+        let names = names.unwrap_or_else(|| copy.iter().map(|(name, _)| name).collect());
+        let mut table = Self::new(dict.clone(), names, Vec::new())?;
+        table.is_inside = true;
+        table.whole = is_whole.then(|| Whole { copy: copy.unbind(), is_forgotten: AtomicBool::new(false) });
+        Ok(table)
     }
 
     /// Calls `visit` with each name and function that is another now, until it is false.
@@ -83,7 +112,7 @@ impl Table {
             if name.is_forgotten.load(Ordering::Relaxed) || name.is_same(dict)? {
                 continue;
             }
-            let is_code = name.value.as_ref().is_some_and(|value| value.bind(py).is_callable());
+            let is_code = !self.is_inside && name.value.as_ref().is_some_and(|value| value.bind(py).is_callable());
             if !visit(name.name.bind(py).to_string(), is_code, &name.is_forgotten) {
                 return Ok(false);
             }
@@ -96,11 +125,21 @@ impl Table {
                 return Ok(false);
             }
         }
+        let Some(whole) = self.whole.as_ref().filter(|whole| !whole.is_forgotten.load(Ordering::Relaxed)) else {
+            return Ok(true);
+        };
+        // Of a copy: comparing names may run code that writes to it.
+        for (name, value) in dict.copy()?.iter() {
+            if is_value(&value) && !whole.copy.bind(py).contains(&name)? {
+                return Ok(visit(name.to_string(), false, &whole.is_forgotten));
+            }
+        }
         Ok(true)
     }
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.dict)?;
+        visit.call(self.whole.as_ref().map(|whole| &whole.copy))?;
         self.names.iter().try_for_each(|name| visit.call(&name.value))?;
         self.functions.iter().try_for_each(|function| {
             visit.call(&function.function)?;
@@ -115,16 +154,39 @@ fn state<'py>(function: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Boun
     Ok((function.getattr(intern!(py, "__code__"))?, function.getattr(intern!(py, "__defaults__"))?))
 }
 
+impl Items {
+    fn new(list: Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = list.py();
+        let copy = match list.cast::<PySet>() {
+            Ok(set) => PyFrozenSet::new(py, set.iter())?.into_any(),
+            Err(_) => list.cast::<PyList>()?.to_tuple().into_any(),
+        };
+        Ok(Self { list: list.unbind(), copy: copy.unbind(), is_forgotten: AtomicBool::new(false) })
+    }
+
+    fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
+        let (list, copy) = (self.list.bind(py), self.copy.bind(py));
+        let (Ok(list), Ok(copy)) = (list.cast::<PyList>(), copy.cast::<PyTuple>()) else {
+            return list.eq(copy);
+        };
+        let mut pairs = list.iter().zip(copy.iter());
+        Ok(list.len() == copy.len() && pairs.try_fold(true, |same, (a, b)| Ok::<_, PyErr>(same && is_equal(&a, &b)?))?)
+    }
+}
+
 /// The same object, or an equal number or text.
 fn is_equal(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<bool> {
-    if a.is(b) {
-        return Ok(true);
-    }
-    let is_value = a.is_exact_instance_of::<PyInt>()
+    Ok(a.is(b) || (is_value(a) && a.get_type().is(b.get_type()) && a.eq(b)?))
+}
+
+/// Whether it is a number or text, which says all of what it is.
+fn is_value(a: &Bound<'_, PyAny>) -> bool {
+    a.is_none()
+        || a.is_exact_instance_of::<PyInt>()
         || a.is_exact_instance_of::<PyFloat>()
         || a.is_exact_instance_of::<PyString>()
-        || a.is_exact_instance_of::<PyBool>();
-    Ok(is_value && a.get_type().is(b.get_type()) && a.eq(b)?)
+        || a.is_exact_instance_of::<PyBytes>()
+        || a.is_exact_instance_of::<PyBool>()
 }
 
 /// Takes a name, whether it is of a function or class, and whether it is forgotten; gives whether to go on.
@@ -134,27 +196,53 @@ type Visit<'a> = dyn FnMut(String, bool, &AtomicBool) -> bool + 'a;
 #[pyclass(module = "oxidiff._native", frozen)]
 pub struct Surroundings {
     tables: Vec<Table>,
+    lists: Vec<Items>,
     /// Writes since everything was as noted.
     dicts: Mutex<Arc<Dicts>>,
 }
 
-type Given<'py> = (Bound<'py, PyDict>, Vec<Bound<'py, PyString>>, Vec<Bound<'py, PyAny>>);
+type Contents<'py> = (Option<Bound<'py, PyAny>>, Bound<'py, PyAny>, Option<Vec<Bound<'py, PyAny>>>);
+type Given<'py> = (Bound<'py, PyDict>, Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
 
 #[pymethods]
 impl Surroundings {
-    /// Tables, each with the names that are read of it and functions of the file.
+    /// Tables, each with the names that are read of it and functions of the file; then dictionaries, lists and sets that are
+    /// found there, each after the object of whose attributes it is the dictionary, and with the names that are read of it if
+    /// these are not all.
     #[new]
-    fn new(py: Python<'_>, tables: Vec<Given<'_>>) -> PyResult<Self> {
+    fn new<'py>(
+        py: Python<'py>,
+        tables: Vec<Given<'py>>,
+        contents: Vec<Contents<'py>>,
+    ) -> PyResult<Self> {
         shielded("noting what code finds", || {
-            let dicts = noted(py, tables.iter().map(|(dict, ..)| dict))?;
-            let tables = tables.into_iter().map(|(dict, names, functions)| Table::new(dict, names, functions));
-            Ok(Self { tables: tables.collect::<PyResult<_>>()?, dicts: Mutex::new(Arc::new(dicts)) })
+            let (mut dicts, mut found, mut lists) = (Dicts::new(py), Vec::new(), Vec::new());
+            for (dict, names, functions) in tables {
+                dicts.note(&dict)?;
+                found.push(Table::new(dict, names, functions)?);
+            }
+            for (owner, list, names) in contents {
+                match (list.cast::<PyDict>(), owner) {
+                    (Ok(dict), Some(owner)) => dicts.note_attributes(&owner, dict)?,
+                    (Ok(dict), None) => dicts.note(dict)?,
+                    (Err(_), _) => {
+                        lists.push(Items::new(list)?);
+                        continue;
+                    }
+                }
+                found.push(Table::inside(list.cast::<PyDict>()?, names)?);
+            }
+            dicts.close();
+            Ok(Self { tables: found, lists, dicts: Mutex::new(Arc::new(dicts)) })
         })
     }
 
     /// Whether something else is found now.
     pub fn is_changed(&self, py: Python<'_>) -> PyResult<bool> {
         shielded("looking at what code finds", || {
+            if self.each_changed_list(py, &mut |_, _, _| false)? {
+                return Ok(true);
+            }
             let dicts = self.dicts();
             if !Dicts::is_available(py) {
                 return self.is_any_changed(py, 0..self.tables.len());
@@ -177,14 +265,16 @@ impl Surroundings {
     fn forget_changed(&self, py: Python<'_>, with_code: bool) -> PyResult<Vec<String>> {
         shielded("looking at what code finds", || {
             let mut found = Vec::new();
+            let mut forget = |name: String, is_code: bool, is_forgotten: &AtomicBool| {
+                if with_code || !is_code {
+                    is_forgotten.store(true, Ordering::Relaxed);
+                    found.push(name);
+                }
+                true
+            };
+            self.each_changed_list(py, &mut forget)?;
             for table in &self.tables {
-                table.each_changed(py, &mut |name, is_code, is_forgotten| {
-                    if with_code || !is_code {
-                        is_forgotten.store(true, Ordering::Relaxed);
-                        found.push(name);
-                    }
-                    true
-                })?;
+                table.each_changed(py, &mut forget)?;
             }
             Ok(found)
         })
@@ -192,6 +282,10 @@ impl Surroundings {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.tables.iter().try_for_each(|table| table.traverse(&visit))?;
+        for items in &self.lists {
+            visit.call(&items.list)?;
+            visit.call(&items.copy)?;
+        }
         // Held only while a pointer is copied.
         self.dicts.try_lock().map_or(Ok(()), |dicts| dicts.traverse(&visit))
     }
@@ -200,6 +294,19 @@ impl Surroundings {
 impl Surroundings {
     fn dicts(&self) -> Arc<Dicts> {
         self.dicts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Calls `visit` with each list and set that is another now, until it is false; gives whether it was.
+    fn each_changed_list(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
+        for items in &self.lists {
+            if items.is_forgotten.load(Ordering::Relaxed) || items.is_same(py)? {
+                continue;
+            }
+            if !visit(items.list.bind(py).to_string(), false, &items.is_forgotten) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn is_any_changed(&self, py: Python<'_>, mut at: impl Iterator<Item = usize>) -> PyResult<bool> {

@@ -7,8 +7,11 @@ import collections
 import dataclasses
 import dis
 import functools
+import importlib
 import inspect
 import json.decoder
+import sys
+import textwrap
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 import oxidiff
 from oxidiff.outside import globals_read
+from oxidiff.store.describe import describe
 
 Function = Callable[[Tensor], Tensor]
 
@@ -253,3 +257,146 @@ def test_globals_are_found_as_dis_finds_them(module: types.ModuleType) -> None:
         assert set(globals_read(code)) == expected, code
         waiting += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     assert len(waiting) > 10
+
+
+# --- what code of a program's own leads to ----------------------------------------------------------------------------
+
+_PACKAGE = {
+    "__init__": "TOP = VALUE",
+    "settings": """
+        import argparse, collections, functools, fractions, pathlib, types
+        import numpy
+        SCALE = VALUE
+        class Kinds:
+            scale = VALUE
+            class Inner:
+                scale = VALUE
+        def get(): return SCALE
+        def of_default(scale=SCALE): return scale
+        nested = {"key": {"inner": [1, (2, VALUE)]}}
+        namespace, arguments = types.SimpleNamespace(scale=VALUE), argparse.Namespace(scale=VALUE)
+        array, number = numpy.array([VALUE, 1.0]), numpy.float64(VALUE)
+        fraction, path = fractions.Fraction(VALUE), pathlib.Path(f"/{VALUE}")
+        many = collections.deque([VALUE])
+        chained = collections.ChainMap({"scale": VALUE})
+        partial = functools.partial(of_default, VALUE)
+        class Slotted:
+            __slots__ = ("scale",)
+            def __init__(self): self.scale = VALUE
+        slotted = Slotted()
+    """,
+    "inner.__init__": "",
+    "inner.deep": """
+        from ..settings import SCALE
+        def get(): return SCALE
+        class Thing:
+            shared = VALUE
+            def __init__(self): self.scale = VALUE
+            @staticmethod
+            def static(): return SCALE
+        thing = Thing()
+    """,
+    "syntax": """
+        class Meta(type):
+            @property
+            def scale(cls): return VALUE
+        class WithMeta(metaclass=Meta): pass
+        class Descriptor:
+            def __get__(self, instance, owner): return VALUE
+        class WithDescriptor:
+            scale = Descriptor()
+        def generate(): yield VALUE
+    """,
+}
+"""Files of a package, with a number that the result depends on."""
+
+_OPERATORS = {
+    "__add__": ("(self, other): return VALUE", "it + 1"),
+    "__bool__": ("(self): return VALUE > 2", "5 if it else 4"),
+    "__call__": ("(self): return VALUE", "it()"),
+    "__enter__": ("(self): return VALUE\n    def __exit__(self, *_): pass", "\n        with it as found: pass"),
+    "__eq__": ("(self, other): return VALUE > 2", "5 if it == 1 else 4"),
+    "__float__": ("(self): return float(VALUE)", "float(it)"),
+    "__getattr__": ("(self, name): return VALUE", "it.anything"),
+    "__index__": ("(self): return VALUE", "[0, 1, 2, 3][it]"),
+    "__iter__": ("(self): return iter([VALUE])", "[*it][0]"),
+}
+"""What syntax calls, each in a class of its own: how it is defined, and how it is used."""
+_PACKAGE |= {
+    f"of_{name.strip('_')}": f"class Operator:\n    def {name}{text}\nit = Operator()"
+    for name, (text, _) in _OPERATORS.items()
+}
+
+_LEADS = {
+    "an attribute of a package": ("import PACKAGE", "PACKAGE.TOP"),
+    "a module of a package": ("import PACKAGE.settings", "PACKAGE.settings.SCALE"),
+    "a module two packages deep": ("import PACKAGE.inner.deep", "PACKAGE.inner.deep.get()"),
+    "an object there": ("import PACKAGE.inner.deep", "PACKAGE.inner.deep.thing.scale"),
+    "a class there": ("import PACKAGE.inner.deep", "PACKAGE.inner.deep.Thing.shared"),
+    "a static method": ("from PACKAGE.inner.deep import Thing", "Thing.static()"),
+    "an object that is made": ("from PACKAGE.inner.deep import Thing", "Thing().scale"),
+    "a class in a class": ("from PACKAGE.settings import Kinds", "Kinds.Inner.scale"),
+    "an import where it runs": ("", "from PACKAGE.settings import SCALE; found = SCALE"),
+    "an import of a module where it runs": ("", "import PACKAGE.inner.deep as deep; found = deep.get()"),
+    "importlib": ("import importlib", "importlib.import_module('PACKAGE.settings').SCALE"),
+    "sys.modules": ("import sys, PACKAGE.settings", "sys.modules['PACKAGE.settings'].SCALE"),
+    "globals()": ("from PACKAGE.settings import SCALE", "globals()['SCALE']"),
+    "eval": ("from PACKAGE.settings import SCALE", "eval('SCALE * 2')"),
+    "getattr": ("import PACKAGE.settings as settings", "getattr(settings, 'SCALE')"),
+    "a property of a class": ("from PACKAGE.syntax import WithMeta", "WithMeta.scale"),
+    "a descriptor": ("from PACKAGE.syntax import WithDescriptor", "WithDescriptor().scale"),
+    "a generator": ("from PACKAGE.syntax import generate", "next(generate())"),
+    "nested containers": ("from PACKAGE.settings import nested", "nested['key']['inner'][1][1]"),
+    "a default": ("from PACKAGE.settings import of_default", "of_default()"),
+    "a partial": ("from PACKAGE.settings import partial", "partial()"),
+    "a namespace": ("from PACKAGE.settings import namespace", "namespace.scale"),
+    "arguments of the command line": ("from PACKAGE.settings import arguments", "arguments.scale"),
+    "an array": ("from PACKAGE.settings import array", "float(array[0])"),
+    "a number of numpy's": ("from PACKAGE.settings import number", "float(number)"),
+    "a fraction": ("from PACKAGE.settings import fraction", "float(fraction)"),
+    "a path": ("from PACKAGE.settings import path", "float(path.name)"),
+    "a deque": ("from PACKAGE.settings import many", "many[0]"),
+    "a chain": ("from PACKAGE.settings import chained", "chained['scale']"),
+    "slots": ("from PACKAGE.settings import slotted", "slotted.scale"),
+    "a variable of the environment": ("import os", "float(os.environ['OF_DESCRIBED'])"),
+    "the same, by its own name": ("from os import getenv as get", "float(get('OF_DESCRIBED'))"),
+    "the command line": ("import sys", "float(sys.argv[1])"),
+} | {name: (f"from PACKAGE.of_{name.strip('_')} import it", used) for name, (_, used) in _OPERATORS.items()}
+
+
+@pytest.mark.parametrize("lead", _LEADS)
+def test_another_number_is_another_graph_wherever_code_finds_it(
+    lead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph is stored with its numbers, and the next start may find others, in files that were edited."""
+    imports, found = (text.replace("PACKAGE", "described") for text in _LEADS[lead])
+    found = found if "found" in found else f"found = {found}"
+    net = f"""
+{imports}
+from torch import nn
+
+class Net(nn.Module):
+    def forward(self, x):
+        {found}
+        return x * found
+"""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    digests, results = [], []
+    for value in (2, 3, 3):
+        monkeypatch.setenv("OF_DESCRIBED", str(value))
+        monkeypatch.setattr(sys, "argv", ["program", str(value)])
+        for name, text in _PACKAGE.items():
+            path = tmp_path / "described" / f"{name.replace('.', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text).replace("VALUE", str(value)))
+        (tmp_path / "described_net.py").write_text(net)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("described", "described_net")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        module = importlib.import_module("described_net").Net()
+        results.append(module(torch.ones(1)).item())
+        digests.append(describe(module, module.forward).digest)
+    assert results[0] != results[1] == results[2], "the test itself"
+    assert digests[0] != digests[1]
+    assert digests[1] == digests[2], "or nothing would ever be found again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import os
 import sys
 import types
 import warnings
@@ -150,6 +151,70 @@ def test_what_is_replaced_is_noticed(space: Any, change: str, cache: bool) -> No
     _check(*pairs)
     for _, compiled in pairs:
         assert oxidiff.report(compiled).eager_calls == 0
+
+
+_SETTINGS = """
+import types
+import os
+from torch import nn
+
+class Settings:
+    shift = 1.0
+    def __init__(self):
+        self.scale, self.inner, self.steps = 2.0, types.SimpleNamespace(power=1.0), 0
+
+settings = Settings()
+table = {"scale": 2.0, "inner": {"shift": [1.0, 2.0]}, ("a", "key"): 3.0}
+kinds, listed = {"plain"}, [1.0, 2.0]
+
+class Net(nn.Module):
+    registry = {"scale": 2.0}
+    def forward(self, x):
+        x = x * settings.scale ** settings.inner.power + settings.shift
+        x = x * table["scale"] + table["inner"]["shift"][0] - table[("a", "key")] + table.get("more", 0.0)
+        x = x * listed[0] + len(listed) + ("shifted" in kinds) * 5 + self.registry["scale"]
+        return x + float(os.environ.get("OXIDIFF_TEST_SHIFT", 0))
+"""
+
+INSIDE: dict[str, Callable[[Any], object]] = {
+    "attribute of an object": lambda m: setattr(m.settings, "scale", 3.0),
+    "attribute that its class had": lambda m: setattr(m.settings, "shift", 4.0),
+    "attribute of an object in an object": lambda m: setattr(m.settings.inner, "power", 2.0),
+    "item of a dictionary": lambda m: m.table.update(scale=5.0),
+    "item of a list in dictionaries": lambda m: m.table["inner"]["shift"].__setitem__(0, 6.0),
+    "item under a tuple": lambda m: m.table.update({("a", "key"): 7.0}),
+    "new item": lambda m: m.table.update(more=8.0),
+    "item that goes": lambda m: m.table.pop("more"),
+    "item of a list": lambda m: m.listed.__setitem__(0, 9.0),
+    "length of a list": lambda m: m.listed.append(1.0),
+    "element of a set": lambda m: m.kinds.add("shifted"),
+    "item of a dictionary of a class": lambda m: m.Net.registry.update(scale=10.0),
+    "variable of the environment": lambda m: os.environ.update(OXIDIFF_TEST_SHIFT="11"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [False, True])
+def test_what_changes_inside_of_globals_is_noticed(cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDIFF_TEST_SHIFT", "0")
+    space = types.ModuleType(f"settings_{next(_NAMES)}")
+    exec(_SETTINGS, space.__dict__)
+    module, other = space.Net(), space.Net()
+    pairs = [(one, oxidiff.compile(one, cache=cache, strict=True)) for one in (module, other)]
+    _check(*pairs)
+    for name, change in INSIDE.items():
+        before = module(torch.ones(2))
+        change(space)
+        assert not torch.equal(module(torch.ones(2)), before), name
+        _check(*pairs)
+        captures = oxidiff.report(pairs[0][1]).captures
+        # What nobody reads, and what is set to what it was.
+        space.settings.steps += 1
+        space.table.update({"scale": space.table["scale"] + 0.0, name: torch.ones(1)})
+        os.environ["OXIDIFF_TEST_OTHER"] = name
+        _check(*pairs)
+        assert oxidiff.report(pairs[0][1]).captures == captures, name
+    monkeypatch.delenv("OXIDIFF_TEST_OTHER")
 
 
 @torch.no_grad()

@@ -11,20 +11,28 @@ installed package, gives another description.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import contextvars
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import gc
 import hashlib
 import inspect
+import operator
 import os
+import pathlib
 import platform
 import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from importlib.machinery import PathFinder
 from typing import Any
 
 import numpy
@@ -36,7 +44,7 @@ from ..adapters import adapter_class, named_modules
 from ..capture.signature import PLAIN_TENSORS
 from ..errors import is_interrupt
 from ..hooks import replaced
-from ..outside import Reading, globals_read
+from ..outside import Reading, attributes_read, globals_read, modules_imported
 from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
@@ -49,7 +57,14 @@ UNDESCRIBED = (AttributeError, LookupError, RecursionError, RuntimeError, TypeEr
 
 _SCALARS = (int, float, str, bool, type(None), bytes, complex)
 _TORCH = (torch.dtype, torch.device, torch.memory_format, torch.layout)
-_BY_TEXT = (range, slice, re.Pattern, numpy.generic, numpy.dtype, type(...), type(NotImplemented))
+_BY_TEXT = (
+    range, slice, re.Pattern, numpy.generic, numpy.dtype, type(...), type(NotImplemented), bytearray, array.array,
+    fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath,
+    operator.itemgetter, operator.attrgetter, operator.methodcaller,
+)  # fmt: skip
+_OF_DATA = frozenset({"argparse", "builtins", "collections", "configparser", "functools", "numpy", "types"})
+"""Modules of the platform whose objects at the top of a file may be what a program is configured by."""
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 _DEPTH = 6
 _MAX_ITEMS = 4096
 _MAX_FUNCTIONS = 20_000
@@ -154,8 +169,8 @@ def describe(
             for name, tensor in table.items():
                 tensors[f"{path}.{name}" if path else name] = tree.tensor(tensor, f"{path}.{name}")
     code.reach_value(forward)
-    environment = {**_environment(), "dynamic": str(dynamic)}
-    lines = {"environment": environment, "module": rows, "tensors": tensors, "code": code.finish()}
+    lines = {"module": rows, "tensors": tensors, "code": code.finish()}
+    lines["environment"] = {**_environment(), **code.packages(), "dynamic": str(dynamic)}
     if inputs:
         lines["inputs"] = {name: "a number" for _, _, name in inputs}
     description = Description(lines)
@@ -166,7 +181,7 @@ def describe(
 def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> _native.Surroundings:
     """What the code of ``forward`` finds outside of ``module``, also where that cannot be described: as far as it can be
     followed then."""
-    code = _Code()
+    code = _Code(is_tolerant=True)
     code.tree.paths = {id(child): path for path, child in named_modules(module)}
     for child in module.modules():
         code.reach_class(type(child))
@@ -269,9 +284,12 @@ class _Tree:
         if isinstance(value, type):
             return self.code.reach_class(value)
         if isinstance(value, torch.nn.Module):
-            if (path := self.paths.get(id(value))) is None:
+            if (path := self.paths.get(id(value))) is not None:
+                return f"submodule {path}"
+            if value._parameters or value._buffers or value._modules or not kind.__module__.startswith("torch.nn."):
                 raise ValueError(f"a {_name(kind)} is used that is no submodule")
-            return f"submodule {path}"
+            # An activation.
+            return self.module(value)
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, types.MethodType):
@@ -284,7 +302,7 @@ class _Tree:
         if isinstance(value, functools.partial):
             inner = (value.func, value.args, value.keywords)
             return f"partial({', '.join(self._inner(part, depth) for part in inner)})"
-        if inspect.isroutine(value):
+        if _is_routine(value):
             return self._routine(value, depth)
         if isinstance(value, contextvars.ContextVar):
             return f"context variable {value.name} {self._inner(value.get(None), depth)}"
@@ -292,21 +310,24 @@ class _Tree:
         # A graph of torch.fx is notes about the code that was made from it; a lock says nothing about a graph.
         if kind.__module__.startswith(("torch.fx", "torch._dynamo", "_thread")):
             return name
-        if isinstance(value, _BY_TEXT):
+        if isinstance(value, _BY_TEXT) or kind.__module__.startswith("packaging."):
             return f"{name} {value!r}"
+        self.code.note_contents(value)
         # Two things that differ must never have one text: what cannot be told apart cannot be described.
-        if not depth or (isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) > _MAX_ITEMS):
+        if not depth or (isinstance(value, _CONTAINERS) and len(value) > _MAX_ITEMS):
             raise ValueError(f"there is too much in a {name}")
         if isinstance(value, Mapping):
-            items = ((k, v) for k, v in value.items() if k not in _ORIGINS)
+            # Of a dictionary what it has, not what its class makes of that.
+            held = dict.items(value) if isinstance(value, dict) else value.items()
+            items = ((k, v) for k, v in held if k not in _ORIGINS)
             inside = ", ".join(f"{self.value(k, depth - 1)}: {self._item(value, k, v, depth - 1)}" for k, v in items)
             return f"{name}{{{inside}}}"
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | deque):
             return f"{name}[{', '.join(self._item(value, i, item, depth - 1) for i, item in enumerate(value))}]"
         if isinstance(value, set | frozenset):
             return f"{name}{{{', '.join(sorted(self.value(item, depth - 1) for item in value))}}}"
-        table = getattr(value, "__dict__", None)
-        if type(table) is not dict:
+        table = _attributes(value)
+        if table is None:
             raise ValueError(f"the state of a {name} cannot be seen")
         if id(value) in self._seen:
             return f"{name} seen"
@@ -328,6 +349,23 @@ class _Tree:
         return f"routine {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}{bound}"
 
 
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, if they are all of its state."""
+    table = getattr(value, "__dict__", None)
+    if type(table) is dict:
+        return table
+    slots: dict[str, Any] = {}
+    for cls in type(value).__mro__[:-1]:
+        names = cls.__dict__.get("__slots__")
+        if names is None or not cls.__flags__ & IS_HEAP_TYPE:
+            return None
+        for name in (names,) if isinstance(names, str) else names:
+            own = f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+            if hasattr(value, own):
+                slots[own] = getattr(value, own)
+    return slots
+
+
 class _Raw:
     """A text whose ``repr`` is itself."""
 
@@ -343,6 +381,11 @@ class _Raw:
 def _tensor_text(tensor: Tensor) -> str:
     strides = "" if tensor.is_contiguous() else f" strides {tuple(tensor.stride())}"
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device.type}{strides}"
+
+
+def _is_routine(value: Any) -> bool:
+    """Whether it is a function that is not written in Python, and not an object whose class has a ``__get__``."""
+    return inspect.isroutine(value) and isinstance(getattr(value, "__qualname__", None), str)
 
 
 def _name(thing: Any) -> str:
@@ -362,6 +405,7 @@ _PLATFORM = tuple(
     }
 )
 _PACKAGES = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib")})
+_NAMES_OF_PLATFORM = frozenset({"torch", "numpy", *sys.stdlib_module_names, *sys.builtin_module_names})
 _TORCH_AND_NUMPY = tuple(p for p in _PLATFORM if os.path.basename(p[:-1]) in ("torch", "numpy"))
 _SPACES: tuple[Any, ...] = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special, torch.fft)
 """Where functions are that people replace for all code that calls them."""
@@ -403,13 +447,40 @@ def _constant(value: Any) -> str:
     return f"{{{sorted(map(repr, value))}}}" if isinstance(value, frozenset) else repr(value)
 
 
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+"""Names in code that reads variables of the environment, whose names are texts there."""
+
+
+_OF_GLOBALS = frozenset({"eval", "exec", "globals", "vars"})
+"""Names in code that finds globals by texts."""
+_BY_NAME = _OF_GLOBALS | {"__dict__", "__import__", "attrgetter", "getattr", "import_module", "modules"}
+"""Names in code that finds things by texts."""
+_WORD = re.compile(r"[^\W\d]\w*")
+_NOT_RUN = frozenset(
+    {
+        "__class_getitem__", "__copy__", "__deepcopy__", "__del__", "__delattr__", "__dir__", "__getstate__",
+        "__init_subclass__", "__reduce__", "__reduce_ex__", "__repr__", "__set_name__", "__setstate__", "__sizeof__",
+        "__str__",
+    }
+)  # fmt: skip
+"""Special methods that no computation calls."""
+
+
+def _encoded(name: str) -> Any:
+    """The key of a variable in what ``os.environ`` keeps."""
+    encode = getattr(os.environ, "encodekey", None)
+    return encode(name) if encode is not None else name
+
+
 class _Code:
     """The functions that a forward may run, by name.
 
     Methods are reached by their names: every method of a reached class is, if any reached function uses its name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_tolerant: bool = False) -> None:
+        self.is_tolerant = is_tolerant
+        """Whether it goes on behind what cannot be described."""
         self._rows: dict[str, set[str]] = {}
         self.tree = _Tree(self)
         self._classes: dict[type, str] = {}
@@ -423,10 +494,18 @@ class _Code:
             "__len__",
             "__contains__",
         }
+        self._attributes: set[str] = set()
+        """Names of attributes that are read, and texts that may be such."""
         self._parts: set[str] = set()
         """Parts of names in code that looks for attributes by name."""
         self._read: dict[int, tuple[dict[str, Any], set[str], list[types.FunctionType]]] = {}
         """Tables by id, with what is read of each, and the functions of the file."""
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        """Dictionaries, lists and sets that are found outside of modules, by id, each after the object whose attributes it
+        is."""
+        self._is_outside = False
+        self._environment: set[str] = set()
+        """Names of variables of the environment that are read."""
         self._waiting: list[types.FunctionType] = []
         self._new_names: set[str] = set()
 
@@ -446,9 +525,12 @@ class _Code:
             for base in cls.__mro__[1:]:
                 if base not in self._classes:
                     self._classes[base] = _name(base)
-                    self._methods(base, self._names)
-            self._methods(cls, self._names)
+                    self._methods(base, self._names | _specials(base))
+            self._methods(cls, self._names | _specials(cls))
             self._named_by(cls, self._parts)
+            if _is_own(type(cls)):
+                # What is found in the class itself may be computed.
+                self.reach_class(type(cls))
         return name
 
     def finish(self) -> dict[str, str]:
@@ -465,6 +547,16 @@ class _Code:
                 self._methods(cls, names)
         return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
 
+    def packages(self) -> dict[str, str]:
+        """The versions of the installed packages that code was found in."""
+        names = {(thing.__module__ or "").partition(".")[0] for thing in (*self._functions.values(), *self._classes)}
+        modules = ((name, sys.modules.get(name)) for name in sorted(names))
+        return {
+            name: version for name, module in modules
+            if module is not None and not (_is_platform_module(module) or _is_own_module(module))
+            and isinstance(version := getattr(module, "__version__", None), str)
+        }  # fmt: skip
+
     def surroundings(self, module: torch.nn.Module) -> _native.Surroundings:
         """What all of it finds in files and classes, as it is now, other than what modules inside of ``module`` have."""
         for space in _SPACES:
@@ -473,15 +565,29 @@ class _Code:
             )
         for cls in self._classes:
             if cls.__flags__ & IS_HEAP_TYPE:
-                names = {name for base in cls.__mro__ for name in base.__dict__.keys() & self._names}
+                names = {n for base in cls.__mro__ for n in base.__dict__.keys() & self._names} | _specials(cls)
                 self._table(_dict_of(cls))[1].update(names - _SET_BY_TRACES if _is_set_by_traces(cls) else names)
         had = {place for child in module.modules() if isinstance(child, Reading) for place in child.places}
-        return _native.Surroundings(
-            [
-                (table, [name for name in names if (id(table), name) not in had], functions)
-                for table, names, functions in self._read.values()
-            ]
-        )
+        tables: list[tuple[dict[Any, Any], list[Any], list[types.FunctionType]]] = [
+            (table, [name for name in names if (id(table), name) not in had], functions)
+            for table, names, functions in self._read.values()
+        ]
+        if self._environment and isinstance(variables := getattr(os.environ, "_data", None), dict):
+            tables.append((variables, [_encoded(name) for name in self._environment], []))
+        contents = [
+            (
+                owner,
+                held,
+                None if owner is None else [name for name in self._read_of(owner) if (id(held), name) not in had],
+            )
+            for owner, held in self._contents.values()
+        ]
+        return _native.Surroundings(tables, contents)
+
+    def _read_of(self, owner: Any) -> Iterator[str]:
+        """The attributes of an object that code may read, which has names for them."""
+        spaces = (owner, *type(owner).__mro__)
+        return iter({name for space in spaces for name in space.__dict__.keys() & self._attributes})
 
     def _table(self, table: dict[str, Any]) -> tuple[dict[str, Any], set[str], list[types.FunctionType]]:
         return self._read.setdefault(id(table), (table, set(), []))
@@ -496,8 +602,33 @@ class _Code:
                 if isinstance(function, types.FunctionType) and not _is_platform(function.__code__.co_filename):
                     self._rows.setdefault(f"{space.__name__}.{name}", set()).add(self._held(value))
 
+    def note_contents(self, value: Any) -> None:
+        """Notes what is inside of something that was found outside of modules."""
+        if not self._is_outside:
+            return
+        if isinstance(value, dict | list | set):
+            if len(value) <= _MAX_ITEMS:
+                self._contents[id(value)] = None, value
+        elif type(table := getattr(value, "__dict__", None)) is dict:
+            self._contents[id(table)] = value, table
+            for held in list(table.values()) if isinstance(value, Mapping) else ():
+                self.note_contents(held)
+
+    def _found(self, value: Any, depth: int) -> str:
+        """The text of what is outside of modules, the contents of which are followed."""
+        before, self._is_outside = self._is_outside, True
+        try:
+            return self.tree.value(value, depth)
+        except UNDESCRIBED as error:
+            if not self.is_tolerant or is_interrupt(error):
+                raise
+            return ""
+        finally:
+            self._is_outside = before
+
     def note_text(self, text: str) -> None:
         """Notes a text that may be the name of a method."""
+        self._attributes.add(text)
         if text not in self._names:
             self._new_names.add(text)
 
@@ -523,7 +654,10 @@ class _Code:
             elif not name.startswith("__") and (type(value) in _SCALARS or isinstance(value, enum.Enum)):
                 self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, 1))
             elif not name.startswith("__") and isinstance(value, list | tuple | dict | set | frozenset):
-                self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, _DEPTH))
+                self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self._found(value, _DEPTH))
+            elif not name.startswith("__") and _is_own(cls):
+                with _undescribed():
+                    self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self._outside(value))
 
     def reach_value(self, value: Any) -> None:
         """Reaches what a name stands for, if it is code."""
@@ -565,35 +699,72 @@ class _Code:
         self._rows.setdefault(_name(function), set()).add(hashlib.blake2b(text, digest_size=8).hexdigest())
 
     def _follow(self, code: types.CodeType, table: dict[str, Any], state: list[str]) -> None:
-        used: list[types.ModuleType] = []
-        missing = object()
-        self._new_names.update(name for name in code.co_names if name not in self._names)
+        """Adds what code finds in files. Of installed packages, which are described by their versions, too, that is followed
+        which their own code is written like; of a program's own everything that syntax and texts lead to."""
+        is_own, names, missing = not code.co_filename.startswith(_PACKAGES), code.co_names, object()
+        self._new_names.update(name for name in names if name not in self._names)
+        self._attributes |= attributes_read(code)
         # `functional.silu` is none of the file's own names.
-        for name in globals_read(code):
+        read = globals_read(code)
+        texts = list(_texts(code.co_consts)) if is_own and not _BY_NAME.isdisjoint(names) else []
+        if not _OF_GLOBALS.isdisjoint(names):
+            read += [word for text in texts for word in _WORD.findall(text) if word in table]
+        used: list[types.ModuleType] = []
+        is_asking = not _ENVIRONMENT.isdisjoint(names)
+        for name in dict.fromkeys(read):
             value = table.get(name, missing)
             if value is not missing:
                 self._table(table)[1].add(name)
                 if isinstance(value, types.ModuleType):
                     used.append(value)
+                is_asking = is_asking or value is os.environ or value is os.getenv
                 state.append(f"{name}={self._outside(value)}")
-        for module in used:
-            self._table(module.__dict__)[1].update(name for name in code.co_names if name in module.__dict__)
-            if _is_platform(getattr(module, "__file__", None) or "<frozen"):
-                continue
-            for name in code.co_names:
-                if (value := module.__dict__.get(name, missing)) is not missing:
-                    state.append(f"{module.__name__}.{name}={self._outside(value)}")
-        is_looking = "getattr" in code.co_names
+        for name in (*modules_imported(code, table), *texts) if is_own else ():
+            if (module := sys.modules.get(name)) is not None:
+                used.append(module)
+            elif name not in texts and (file := _file_of(name)) is not None and not _is_platform(file):
+                # Imported when it runs, and not before.
+                with open(file, "rb") as source:
+                    state.append(f"{name}={hashlib.blake2b(source.read(), digest_size=8).hexdigest()}")
+        self._follow_modules(used, (*names, *texts), state, is_own)
+        is_looking = "getattr" in names
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._follow(constant, table, state)
             elif is_looking and type(constant) is str:
                 self._note_part(constant)
+        if is_asking:
+            found = (*_texts(code.co_consts), *(table.get(name) for name in read))
+            for text in dict.fromkeys(text for text in found if type(text) is str and text.isidentifier()):
+                self._environment.add(text)
+                state.append(f"{text}={os.environ.get(text)!r}")
+        if is_own and "argv" in names:
+            state.append(repr(sys.argv))
+
+    def _follow_modules(
+        self, used: list[types.ModuleType], names: Sequence[str], state: list[str], is_own: bool
+    ) -> None:
+        """Notes what code with these names in it finds in modules, and in modules there: ``package.settings.SCALE``."""
+        seen: set[int] = set()
+        while used:
+            module = used.pop(0)
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            held = dict.fromkeys(name for name in names if name in module.__dict__)
+            self._table(module.__dict__)[1].update(held)
+            if _is_platform_module(module):
+                continue
+            for name in held:
+                value = module.__dict__[name]
+                if is_own and isinstance(value, types.ModuleType) and _is_own_module(value):
+                    used.append(value)
+                state.append(f"{module.__name__}.{name}={self._outside(value)}")
 
     def _held(self, value: Any) -> str:
         """What one function object holds, and another with the same code may hold another of."""
         self.reach_value(value)
-        return self.tree.value(value, _DEPTH)
+        return self._found(value, _DEPTH)
 
     def _outside(self, value: Any) -> str:
         """What code finds under a name outside of it."""
@@ -601,23 +772,83 @@ class _Code:
         if kind in _SCALARS or isinstance(value, (enum.Enum, *_TORCH)):
             return self.tree.value(value, 1)
         if isinstance(value, list | tuple | dict | set | frozenset):
-            return self.tree.value(value, 3)
+            return self._found(value, _DEPTH)
         if isinstance(value, type) and issubclass(value, BaseException):
             return _name(value)
         self.reach_value(value)
         if isinstance(value, types.FunctionType | type):
             return _name(value)
-        if inspect.isroutine(value) or not (isinstance(value, types.ModuleType) or self._is_service(kind)):
-            return self.tree.value(value, _DEPTH)
+        # What Python, torch and numpy make at the top of a file serves a program without being part of what it computes:
+        # loggers, locks, type variables.
+        if _is_routine(value) or not (isinstance(value, types.ModuleType) or _is_of_platform(kind)):
+            return self._found(value, _DEPTH)
+        if isinstance(value, _BY_TEXT) or kind.__module__ in _OF_DATA:
+            with _undescribed():
+                return self._found(value, _DEPTH)
         if not isinstance(value, types.ModuleType):
             self.reach_class(kind)
         return kind.__name__
 
-    def _is_service(self, kind: type) -> bool:
-        """Whether objects of this class serve a program without being part of what it computes: loggers, locks, type
-        variables and whatever else Python, torch and numpy make at the top of a file."""
-        module = sys.modules.get(kind.__module__)
-        return module is None or _is_platform(getattr(module, "__file__", None) or "<frozen")
+
+def _is_of_platform(kind: type) -> bool:
+    """Whether a class is one of Python's, torch's or numpy's."""
+    module = sys.modules.get(kind.__module__)
+    return _is_platform_name(kind.__module__) if module is None else _is_platform_module(module)
+
+
+def _is_own(kind: type) -> bool:
+    """Whether a class is a program's own, and neither of the platform nor of an installed package."""
+    module = sys.modules.get(kind.__module__)
+    return not _is_of_platform(kind) and (module is None or _is_own_module(module))
+
+
+def _is_own_module(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return not (_is_platform_module(module) or file.startswith(_PACKAGES))
+
+
+def _is_platform_module(module: types.ModuleType) -> bool:
+    # Without a file are modules that are built in, parts of extensions, notebooks and folders without an `__init__.py`.
+    file = getattr(module, "__file__", None)
+    return _is_platform(file) if file else _is_platform_name(module.__name__)
+
+
+def _is_platform_name(name: str) -> bool:
+    return name != "__main__" and name.partition(".")[0] in _NAMES_OF_PLATFORM
+
+
+def _file_of(name: str) -> str | None:
+    """The file of a module that is not imported yet, without importing what it is in."""
+    parts, path, spec = name.split("."), None, None
+    for i in range(len(parts)):
+        with _undescribed():
+            spec = PathFinder.find_spec(".".join(parts[: i + 1]), path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    origin = spec.origin if spec is not None else None
+    return origin if origin is not None and os.path.isfile(origin) else None
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    """The texts among constants of code, and in tuples there."""
+    for constant in constants:
+        if type(constant) is str:
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from sorted(_texts(constant))
+
+
+@functools.cache
+def _specials(cls: type) -> frozenset[str]:
+    """The methods of a class of a program's own that syntax calls: operators, and what makes an object."""
+    if not _is_own(cls):
+        return frozenset()
+    skipped = _NOT_RUN | {"__init__", "__new__", "__setattr__"} if issubclass(cls, torch.nn.Module) else _NOT_RUN
+    return frozenset(
+        name for name, value in cls.__dict__.items()
+        if name.startswith("__") and isinstance(value, _FUNCTIONS) and name not in skipped
+    )  # fmt: skip
 
 
 def _is_set_by_traces(cls: type) -> bool:
