@@ -341,6 +341,8 @@ class Dispatcher:
         self._pending: set[_Key] = set()
         self._warned: set[Fallback] = set()
         self._kept: set[str] = set()
+        self._writing: _Eager | None = None
+        """What is known of all calls, once they were seen to write outside of the module."""
         self._changing: set[_Key] = set()
         """Keys whose last call changed the module itself."""
         self._alike: dict[Any, _Eager] = {}
@@ -590,6 +592,10 @@ class Dispatcher:
                 self._changing.add(key)
                 self._follow(now, key, known, leaves)
                 return result
+        if self._writing is not None:
+            now = self._current_epoch()
+            now.add(key, leaves, self._writing)
+            return self._run_regions(now, self._writing, args, kwargs)
         try:
             with self._lock:
                 ready = self._ready(key, args, kwargs, leaves)
@@ -609,6 +615,7 @@ class Dispatcher:
             else:
                 result = self._run_regions(self._current_epoch(), entry, args, kwargs)
             epoch = self._epoch
+            self._settle_writing(epoch, entry)
             # What another thread did is nothing to remember, nor is a number that is not finite this time.
             if epoch is not None and not isinstance(error, _PASSING) and not is_set_up:
                 epoch.add(key, leaves, entry)
@@ -637,6 +644,18 @@ class Dispatcher:
             self._check(ready, result, args, kwargs)
         return result[0] if ready.writes else result
 
+    def _settle_writing(self, epoch: _Epoch | None, entry: _Eager) -> None:
+        """After a call, if all calls turned out to write outside of the module: nobody looks there any more, and what was
+        found to have a program has none."""
+        if entry is not self._writing or epoch is None:
+            return
+        if epoch.engine.surroundings is not None:
+            epoch.engine.surroundings.forget_changed(with_code=False)
+        with self._lock:
+            self._epochs.clear()
+            self._epoch = self._entered = None
+            self._remembered = ()
+
     def _run_writing(self, ready: Ready, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
         """A call that writes into lists and dictionaries that are passed to it: once the program is through."""
         bound = ready.bind(args, kwargs)
@@ -648,8 +667,11 @@ class Dispatcher:
         return result
 
     def _may_be_set_up(self, error: Error) -> bool:
-        """Whether the module kept something for the first time, and may not the next: a table that it makes when called."""
-        if not isinstance(error, KeptError) or str(error) in self._kept:
+        """Whether the module kept something for the first time, and may not the next: a table that it makes when called. So
+        may an exception be, which perhaps came from another thread."""
+        cause = type(error.__cause__).__module__.partition(".")[0]
+        is_raised = isinstance(error, CaptureError) and cause not in ("builtins", "torch", __name__.partition(".")[0])
+        if not (isinstance(error, KeptError) or is_raised) or str(error) in self._kept:
             return False
         self._kept.add(str(error))
         return True
@@ -746,6 +768,11 @@ class Dispatcher:
         elif isinstance(error, LeftError):
             tables = frozenset(map(id, error.changed))
             entry.open_ids = frozenset(id(child) for child in self.module.modules() if leads_to(child, tables))
+            if error.is_outside:
+                entry.open_ids |= self._way_to(error)
+                if str(error) in self._kept:
+                    # Of what is outside of it nothing shows which calls leave it as it is.
+                    self._writing = entry
         elif entry.is_split:
             # Dynamo takes half a minute for what its own parts are captured in within a second.
             open_ids = self._way_to(error)
@@ -874,6 +901,10 @@ class Dispatcher:
     def _made_ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
         """As :meth:`_ready`; raises a :class:`ChangedError` if another thread changes the module meanwhile."""
         epoch = self._current_epoch()
+        if epoch.engine.is_outdated():
+            # Nobody watches that before there is a program: an attempt before this one failed.
+            epoch = self._leave_outdated(epoch)
+            self._refresh(epoch)
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
             return entry
@@ -961,6 +992,13 @@ class Dispatcher:
                 if is_interrupt(again):
                     raise
                 raise from_native(again) from None
+        if isinstance(error, LeftError) and error.is_outside:
+            # At another size than those that there is a program for.
+            entry = self._entry_without_program(error)
+            self._may_be_set_up(error)
+            result = self._run_regions(epoch, entry, args, kwargs)
+            self._settle_writing(epoch, entry)
+            return result
         return self._fall_back(error, args, kwargs)
 
     def _check(self, ready: Ready, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -397,7 +397,9 @@ class Engine:
         """The variant that is valid for a call, captured and compiled if there is none."""
         with self._family.lock, collection_paused():
             if self._family.surroundings is None:
-                self._family.surroundings = self.store.surroundings()
+                noted = self.store.surroundings()
+                self._family.surroundings, self._family.outer = noted.found, noted.outer
+            self._capturer.outer = self._family.outer
             found = self._known(call)
             if found is not None:
                 return found

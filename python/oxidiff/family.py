@@ -19,6 +19,7 @@ import torch
 from . import _native
 from .capture import CapturedGraph
 from .capture.lowering import LoweredGraph
+from .capture.writes import Outer
 from .device import Device
 from .options import CompileOptions
 from .tune import Tuner
@@ -97,12 +98,14 @@ class Family:
         lock: Held while something is captured or extended.
         captured: All that can be shared.
         surroundings: What the code finds outside of the module, once something is captured of it.
+        outer: What it may write there.
     """
 
     def __init__(self, structure: Structure) -> None:
         self.lock = threading.RLock()
         self.captured: list[Captured] = []
         self.surroundings: _native.Surroundings | None = None
+        self.outer = Outer()
         # What is held for the fingerprint may hold the module: not the key of a table that lives as long as the process.
         self._fingerprint = structure.fingerprint
 

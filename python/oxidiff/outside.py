@@ -324,6 +324,16 @@ def attributes_read(code: types.CodeType) -> set[str]:
     return {code.co_names[index >> _SHIFTS[op]] for op, index in found}
 
 
+def writes_in(code: types.CodeType) -> tuple[set[str], set[str], bool]:
+    """The globals that code assigns to, the attributes that it sets, and whether it writes items of containers."""
+    found: dict[int, set[str]] = {op: set() for op in (*_SETS_GLOBALS, *_SETS_ATTRIBUTES)}
+    for op, index in _instructions(code, found):
+        found[op].add(code.co_names[index])
+    is_item = not _CHANGES.isdisjoint(code.co_names) or next(_instructions(code, _SETS_ITEMS), None) is not None
+    names, attributes = (set().union(*(found[op] for op in ops)) for ops in (_SETS_GLOBALS, _SETS_ATTRIBUTES))
+    return names, attributes, is_item
+
+
 def modules_imported(code: types.CodeType, table: Mapping[str, Any]) -> list[str]:
     """The full names that modules may have which code imports while it runs, in a file with these globals."""
     imported = [code.co_names[index] for _, index in _instructions(code, (_IMPORT_NAME,))]
@@ -352,6 +362,20 @@ def _instructions(code: types.CodeType, wanted: Iterable[int]) -> Iterator[tuple
             at = ops.find(op, at + 1)
 
 
+def _ops(*names: str) -> tuple[int, ...]:
+    return tuple(dis.opmap[name] for name in names if name in dis.opmap)
+
+
+_SETS_GLOBALS = _ops("STORE_GLOBAL", "DELETE_GLOBAL")
+_SETS_ATTRIBUTES = _ops("STORE_ATTR", "DELETE_ATTR")
+_SETS_ITEMS = _ops("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
+_CHANGES = frozenset(
+    {
+        "__delitem__", "__setitem__", "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove",
+        "setattr", "setdefault", "update",
+    }
+)  # fmt: skip
+"""Methods that write into containers, and what sets attributes by texts."""
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 # The lowest bits say what a call needs.
 _SHIFTS = {

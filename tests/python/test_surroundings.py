@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import itertools
@@ -37,6 +38,11 @@ import TOOLS as tools
 FACTOR = 2.0
 STEPS = {"kept": 1}
 count = 0
+
+class Counter:
+    calls = 0
+
+counter = Counter()
 
 class Shift:
     def apply(self, x):
@@ -255,18 +261,47 @@ def test_a_file_that_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert torch.equal(compiled(torch.zeros(2)), torch.full((2,), -333.0))
 
 
+WRITERS = {
+    "a global": ("global count\n    count += 1", lambda m: m.count),
+    "an item of a global": ("STEPS['kept'] += 1", lambda m: m.STEPS["kept"]),
+    "a class": ("Counter.calls += 1", lambda m: m.Counter.calls),
+    "an object": ("counter.calls += 1", lambda m: m.counter.calls),
+    "a function": (
+        "tools.bent.calls = getattr(tools.bent, 'calls', 0) + 1",
+        lambda m: getattr(m.tools.bent, "calls", 0),
+    ),
+    "a global by the size": ("global count\n    count = x.shape[0]", lambda m: m.count),
+}
+
+
 @torch.no_grad()
-def test_what_forward_itself_writes_is_not_followed(space: Any) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_forward_writes_outside_is_eagers(space: Any, writer: str) -> None:
+    """Not a call more, and none less, of those that count: traces leave nothing behind, and calls run in Python."""
+    text, read = WRITERS[writer]
     exec(
-        "def counting(self, x):\n    global count\n    count += 1\n    return self.block(x)\nNet.forward = counting",
-        space.__dict__,
+        f"def counting(self, x):\n    {text}\n    return self.block(x) * count\nNet.forward = counting", space.__dict__
     )
-    module = space.Net()
-    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
-    for _ in range(10):
-        _check((module, compiled))
-    report = oxidiff.report(compiled)
-    assert (report.captures, report.eager_calls) == (1, 0)
+    start = copy.deepcopy((space.count, space.STEPS, 0))
+    seen = []
+    for is_compiled in (False, True):
+        space.count, space.STEPS, space.Counter.calls = copy.deepcopy(start)
+        space.counter.__dict__.clear()
+        space.tools.bent.__dict__.clear()
+        module = space.Net()
+        run: Any = oxidiff.compile(module, cache=False) if is_compiled else module
+        seen.append([])
+        for i in range(12):
+            x = torch.randn(2 + i % 3, 4, generator=torch.Generator().manual_seed(i))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+                seen[-1].append((run(x), read(space)))
+    for (expected, before), (actual, now) in zip(*seen, strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert now == before
+    report = oxidiff.report(run)
+    assert report.captures <= 8
+    assert "changes" in report.fallbacks[-1]["reason"]
 
 
 @torch.no_grad()

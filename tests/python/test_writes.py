@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -149,3 +150,93 @@ def test_one_list_passed_twice_runs_eager() -> None:
     shared = [x * 3]
     with pytest.warns(oxidiff.FallbackWarning, match="twice"):
         assert torch.equal(compiled(x, shared, shared), x + 1)
+
+
+# --- attributes that forward writes -----------------------------------------------------------------------------------
+
+
+class Keeps(nn.Module):
+    """A layer, between what is read of an attribute and what is left in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        self.kept: Any = None
+
+
+class FirstCall(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 2 if self.kept is None else 1
+        self.kept = False
+        return cast(Tensor, self.block(x)) * factor
+
+
+class WasMasked(Keeps):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = cast(Tensor, self.block(x)) * (2 if self.kept else 1)
+        self.kept = mask is not None
+        return y if mask is None else y * mask
+
+
+class AnotherLength(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        y = cast(Tensor, self.block(x))
+        if self.kept != x.shape[0]:
+            y = y + 1
+        self.kept = x.shape[0]
+        return y
+
+
+class Shapes(Keeps):
+    """As a decoder notes the sizes of its latents, and an embedding of patches how many there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows, self.kept, self.is_large = x.shape[0], x.shape, x.shape[0] > 5
+        self.ratio = x.shape[0] / x.shape[1]
+        return cast(Tensor, self.block(x))
+
+
+_MASK = torch.rand(8)
+_SIZES = (4, 4, 6, 6, 4, 7, 4, 4, 6)
+CALLS: dict[type[Keeps], list[tuple[Any, ...]]] = {
+    FirstCall: [(torch.randn(n, 8),) for n in _SIZES],
+    WasMasked: [(torch.randn(n, 8), *((_MASK,) if i % 4 > 1 else ())) for i, n in enumerate(2 * _SIZES)],
+    AnotherLength: [(torch.randn(n, 8),) for n in _SIZES],
+    Shapes: [(torch.randn(n, 8),) for n in _SIZES],
+}
+
+
+@pytest.mark.parametrize("cls", CALLS)
+@torch.no_grad()
+def test_each_call_finds_and_leaves_attributes_as_in_eager(cls: type[Keeps]) -> None:
+    module = cls().eval()
+    eager = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(module)
+    for call in CALLS[cls]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+            torch.testing.assert_close(compiled(*call), eager(*call))
+        expected = {name: value for name, value in vars(eager).items() if not name.startswith("_")}
+        assert {name: vars(module)[name] for name in expected} == expected
+    # Where sizes alternate, what is known of them is known.
+    captures = oxidiff.report(compiled).captures
+    for call in 2 * CALLS[cls][-4:]:
+        compiled(*call)
+    assert oxidiff.report(compiled).captures <= captures + 2
+
+
+class Constants(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = (len(self.block) * 500, 8**-0.5, f"of {x.dim()}", {"a key": [1.5, None]})
+        return cast(Tensor, self.block(x))
+
+
+@torch.no_grad()
+def test_what_is_set_to_what_it_was_is_no_change() -> None:
+    module = Constants().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    for n in _SIZES:
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).eager_calls == 0
+    assert module.kept == (1500, 8**-0.5, "of 2", {"a key": [1.5, None]})

@@ -75,6 +75,7 @@ from .sizes import (
 from .stages import Stage, cut
 from .trace import trace
 from .weights import WeightIndex
+from .writes import Outer
 
 if TYPE_CHECKING:
     from .._native import GraphBuilder
@@ -142,6 +143,7 @@ class Capturer:
         whole: The module that has the root and whatever else its attributes hold, by whose paths weights are named.
         lifted: Numbers in its attributes that are arguments of its graphs, after those that are passed.
         held: Labels of floats that are passed and are constants of the next graph, as they are of it in all calls so far.
+        outer: What its code may write outside of it.
         traces: How many traces were taken.
     """
 
@@ -149,6 +151,7 @@ class Capturer:
         self.module = module
         self.lifted: Lifted | None = None
         self.held: Set[str] = frozenset()
+        self.outer = Outer()
         self.root = self.whole = module if isinstance(module, torch.nn.Module) else None
         self.dynamic = dynamic
         self.binder = Binder(self.root.forward if self.root is not None else module)
@@ -298,7 +301,7 @@ class _Session:
         self.owner = owner
         self.call = call
         lifted = owner.lifted
-        self.weights = WeightIndex(owner.whole)
+        self.weights = WeightIndex(owner.whole, owner.outer)
         self.kept: list[Number] = [] if lifted is None else list(lifted.values)
         self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
@@ -450,7 +453,7 @@ class _Session:
         if self._twin is None:
             assert self.owner.lifted is not None, "only numbers in attributes need a copy"
             twin = self.owner.lifted.twin()
-            self._twin = twin, WeightIndex(twin.root)
+            self._twin = twin, WeightIndex(twin.root, self.owner.outer)
         return self._twin
 
     def trace_at(self, point: Mapping[str, Number]) -> Trace:

@@ -241,7 +241,11 @@ def _stand_ins_of(own: Any, set_own: Any, make: Any, *writes: Any) -> tuple[Any,
         recorder.path = paths.get(id(self), before)
         if "_diffusers_hook" in self.__dict__ and (dtype := casting(self)) is not None:
             self = cast_weights(self, dtype)
+        if (look := recorder.look_outside) is not None:
+            look(before)
         result = own(self, *args, **kwargs)
+        if look is not None:
+            look(recorder.path)
         # Not in a `finally`: after an exception the path says where it was raised.
         recorder.path = before
         return result

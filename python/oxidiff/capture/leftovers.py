@@ -24,6 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from ..errors import CaptureError
 from .guards import plain
 from .weights import OBJECTS_DEEP, WeightIndex, is_plain_object
+from .writes import ABSENT, CONTAINERS, MAX_NESTED, containers, is_as, is_traced, is_value
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -36,6 +37,7 @@ class LeftError(CaptureError):
 
     Attributes:
         changed: The dictionaries, lists and sets that it wrote.
+        is_outside: Whether any of them is outside of the module.
     """
 
     def __init__(
@@ -43,14 +45,12 @@ class LeftError(CaptureError):
     ) -> None:
         super().__init__(reason, module=module, op=op)
         self.changed: list[Any] = [c.holder if isinstance(c, Content) else c.table for c in changes]
+        self.is_outside = any(change.is_outside for change in changes)
 
 
 class KeptError(LeftError):
     """``forward`` keeps a tensor or a count for later calls: once a call has really run, there is perhaps nothing left to
     keep."""
-
-
-_ABSENT = object()
 
 
 @dataclass(slots=True)
@@ -63,6 +63,11 @@ class Change:
     before: Any
     after: Any
     is_item: bool = False
+    is_sized: bool = False
+    """Whether what is there now follows from sizes."""
+    is_outside: bool = False
+    module: str = ""
+    """The path of the module whose ``forward`` did it, if that is known."""
 
     def undo(self) -> None:
         """Puts back what was there."""
@@ -73,7 +78,7 @@ class Change:
         self._put(self.after)
 
     def _put(self, value: Any) -> None:
-        if value is _ABSENT:
+        if value is ABSENT:
             self.table.pop(self.name, None)
         else:
             self.table[self.name] = value
@@ -87,14 +92,12 @@ class Content:
     holder: Any
     before: list[Any]
     after: list[Any]
+    is_outside: bool = False
+    module: str = ""
 
     def undo(self) -> None:
         """Puts back what was in it."""
         _fill(self.holder, self.before)
-
-    def redo(self) -> None:
-        """Puts in what ``forward`` did."""
-        _fill(self.holder, self.after)
 
 
 def _fill(holder: list[Any] | set[Any], content: list[Any]) -> None:
@@ -147,9 +150,9 @@ class Before:
             id(v): (f"{path}.{name}" if path else name, v)
             for path, module, _, before in self._tables
             for name, v in before.items()
-            if name not in _OF_MODULES and isinstance(v, _CONTAINERS) and module not in weights.shared
+            if name not in _OF_MODULES and isinstance(v, CONTAINERS) and module not in weights.shared
         }
-        self._kept = [(label, holder, _copy_of(holder)) for label, holder in _containers(own.values())]
+        self._kept = [(label, holder, _copy_of(holder)) for label, holder in containers(own.values())]
         # Set anew by each call: nobody is to find what it was in the last.
         self._computed = {
             (id(module), hook.name)
@@ -157,8 +160,33 @@ class Before:
             for hook in module._forward_pre_hooks.values()
             if type(hook) is WeightNorm
         }
+        self._outer = [(label, table, name, table.get(name, ABSENT)) for label, table, name in weights.outer.names]
+        self._outer_kept = [(label, holder, _copy_of(holder)) for label, holder in weights.outer.holders]
+        self._where: str | None = None
+        """The path of the module whose ``forward`` was first seen to have written outside of modules."""
         # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
         self._clear_caches()
+
+    def look_outside(self, path: str) -> None:
+        """Notes where something outside of modules was first seen to be written: by the module at ``path``."""
+        if self._where is None and any(True for _ in self._changes_outside()):
+            self._where = path
+
+    def _changes_outside(self) -> Iterator[Change | Content]:
+        for label, table, name, old in self._outer:
+            new = table.get(name, ABSENT)
+            if not is_as(old, new) and is_value(old) and is_value(new):
+                yield Change(label, table, name, old, new, is_outside=True)
+        for label, holder, copied in self._outer_kept:
+            if isinstance(holder, dict):
+                # As it is, and not as its class shows it.
+                now = dict(dict.items(holder))
+                for name in dict.fromkeys((*copied, *now)):
+                    old, new = copied.get(name, ABSENT), now.get(name, ABSENT)
+                    if not is_as(old, new) and is_value(old) and is_value(new):
+                        yield Change(f"{label}[{name!r}]", holder, name, old, new, is_item=True, is_outside=True)
+            elif not is_as(list(holder), copied) and all(map(is_value, (*holder, *copied))):
+                yield Content(label, holder, copied, list(holder), is_outside=True)
 
     def _clear_caches(self) -> None:
         for cache in self._weights.caches:
@@ -177,7 +205,7 @@ class Before:
         for path, module, table, before in self._members:
             mine = []
             for name in [name for name in dict.fromkeys((*table, *before)) if (module, name) in own]:
-                old, new = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                old, new = before.get(name, ABSENT), table.get(name, ABSENT)
                 if old is not new:
                     mine.append(Change(f"{path}.{name}" if path else name, table, name, old, new))
                     mine[-1].undo()
@@ -189,18 +217,22 @@ class Before:
                 continue
             prefix = f"{path}." if path else ""
             for name in dict.fromkeys((*table, *before)):
-                old, left = before.get(name, _ABSENT), table.get(name, _ABSENT)
+                old, left = before.get(name, ABSENT), table.get(name, ABSENT)
                 new = plain(left)
                 if old is new and new is not left:
                     table[name] = old
                 if old is not new and (module, name) not in foreign:
-                    change = Change(f"{prefix}{name}", table, name, old, new)
+                    change = Change(f"{prefix}{name}", table, name, old, new, is_sized=is_traced(left))
                     change.undo()
-                    if (module, name) not in self._computed and not _has_same_items(old, new):
+                    if not ((module, name) in self._computed or is_as(old, new) or _has_same_items(old, new)):
                         changes.append(change)
             if not foreign and list(table) != list(before):
                 _reorder(table, before)
-        return changes
+        outside = list(self._changes_outside())
+        for change in outside:
+            change.module = self._where or ""
+            change.undo()
+        return [*changes, *outside]
 
     def forget(self, recorder: Recorder) -> bool:
         """Looks for meta tensors that outlive their trace, in caches and containers, and removes them from there.
@@ -228,7 +260,7 @@ class Before:
         for ref in made:
             tensor = ref()
             if tensor is not None:
-                _remove_from_containers(tensor)
+                _remove_fromcontainers(tensor)
         return True
 
 
@@ -254,28 +286,10 @@ def _has_same_items(one: Any, other: Any) -> bool:
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 """What every module has in its `__dict__`."""
-_MAX_NESTED = 10_000
-"""Lists and dictionaries in attributes that are looked at."""
-
-
-_CONTAINERS = (dict, list, set)
-
-
-def _containers(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The lists, dictionaries and sets among these values, and those in them, with the names of the values."""
-    found: dict[int, tuple[str, Any]] = {}
-    waiting = list(values)
-    while waiting and len(found) < _MAX_NESTED:
-        label, holder = waiting.pop()
-        if isinstance(holder, _CONTAINERS) and id(holder) not in found:
-            found[id(holder)] = label, holder
-            if not isinstance(holder, set):
-                waiting += [(label, v) for v in (holder.values() if isinstance(holder, dict) else holder)]
-    return list(found.values())
 
 
 def _copy_of(holder: Any) -> Any:
-    return dict(holder) if isinstance(holder, dict) else list(holder)
+    return dict(dict.items(holder)) if isinstance(holder, dict) else list(holder)
 
 
 def _content_changes(label: str, holder: Any, before: Any) -> list[Change | Content]:
@@ -283,8 +297,8 @@ def _content_changes(label: str, holder: Any, before: Any) -> list[Change | Cont
     writes there, and a factor is more likely set by another thread than by ``forward``. Where that does it, the module
     never stays as it was and runs eager, but the factor is changed by the attempts to capture it, too."""
     if isinstance(holder, dict):
-        names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, _ABSENT) is not holder.get(n, _ABSENT)]
-        items = ((n, before.get(n, _ABSENT), plain(holder.get(n, _ABSENT))) for n in names)
+        names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, ABSENT) is not holder.get(n, ABSENT)]
+        items = ((n, before.get(n, ABSENT), plain(holder.get(n, ABSENT))) for n in names)
         changed = ((n, old, new) for n, old, new in items if not type(old) is type(new) is float)
         return [Change(f"{label}[{n!r}]", holder, n, old, new, is_item=True) for n, old, new in changed]
     now = list(holder)
@@ -299,7 +313,7 @@ def _content_changes(label: str, holder: Any, before: Any) -> list[Change | Cont
 def _restore(holder: Any, before: Any) -> bool:
     """Undoes what put something of a trace into a list, dictionary or set; says whether there was any."""
     if isinstance(holder, dict):
-        made = [key for key, value in list(holder.items()) if value is not before.get(key, _ABSENT) and _is_made(value)]
+        made = [key for key, value in list(holder.items()) if value is not before.get(key, ABSENT) and _is_made(value)]
         for key in made:
             if key in before:
                 holder[key] = before[key]
@@ -378,7 +392,7 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
             yield label, value, value.__dict__
             if depth > 1:
                 waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
-        elif isinstance(value, (list, tuple, dict)) and depth > 1 and len(waiting) < _MAX_NESTED:
+        elif isinstance(value, (list, tuple, dict)) and depth > 1 and len(waiting) < MAX_NESTED:
             seen.add(id(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             held = ((key, item) for key, item in items if not isinstance(item, _PLAIN))
@@ -404,12 +418,12 @@ def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
             continue
         if is_plain_object(type(value)):
             value = value.__dict__
-        if not isinstance(value, (*_CONTAINERS, tuple)) or id(value) in seen:
+        if not isinstance(value, (*CONTAINERS, tuple)) or id(value) in seen:
             continue
         if id(value) in tables:
             return True
         seen.add(id(value))
-        if len(waiting) < _MAX_NESTED:
+        if len(waiting) < MAX_NESTED:
             waiting += [v for v in (value.values() if isinstance(value, dict) else value) if not isinstance(v, _PLAIN)]
     return False
 
@@ -420,7 +434,7 @@ def _is_foreign(cache: Any) -> bool:
     return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
 
 
-def _remove_from_containers(value: Any, depth: int = 3) -> None:
+def _remove_fromcontainers(value: Any, depth: int = 3) -> None:
     """Takes what a trace made out of the lists and dictionaries that hold it, or a tuple or a record of it."""
     for holder in gc.get_referrers(value):
         if type(holder) is list:
@@ -431,4 +445,4 @@ def _remove_from_containers(value: Any, depth: int = 3) -> None:
             for name in [k for k, v in kind.items(holder) if v is value]:
                 kind.__delitem__(holder, name)
         elif isinstance(holder, tuple) and depth:
-            _remove_from_containers(holder, depth - 1)
+            _remove_fromcontainers(holder, depth - 1)

@@ -88,6 +88,22 @@ class Trace:
     is_sized: bool = False
     _shapes: list[int] = field(default_factory=list)
 
+    def is_as(self, other: Trace) -> bool:
+        """Whether another run, of the same arguments, did the same."""
+        mine, theirs = (
+            (
+                one.nodes,
+                one.numbers,
+                one.paths,
+                one.output_orders,
+                one.output_spec,
+                [*one.weights],
+                [*map(id, one.externs)],
+            )
+            for one in (self, other)
+        )
+        return mine == theirs
+
     def places(self) -> tuple[Place, ...]:
         """Where the program writes into lists and dictionaries that it is given."""
         tokens = self.nodes[-1][1]

@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -97,6 +97,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the program may be another since."""
         self.made: set[int] = set()
         """Ids of modules that `forward` makes."""
+        self.look_outside: Callable[[str], None] | None = None
+        """Called with the path of each module that ran until then, if code may write outside of modules."""
         self.adapters = Adapters(self)
         self.stranger: StrangerError | None = None
         self.has_doubles = False
@@ -427,6 +429,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def close(self) -> None:
         """Lets go of the module: whatever holds the recorder no longer holds that."""
         self.trace.ledger.is_open = False
+        self.look_outside = None
         del self.aliases, self.weights, self.adapters
 
     def finish(self, result: Any) -> Trace:

@@ -122,38 +122,46 @@ def _put_back(generators: Sequence[_Generator]) -> None:
 
 
 def _settled(run: Callable[[], tuple[Trace, list[Change | Content], bool]]) -> Trace:
+    """A run that changes nothing. What a first call sets up once (lazily installed hooks, say) a second run finds as it is;
+    it has to do what the first one did, or the call that is captured would get the results of the next."""
     record, changes, leaked = run()
-    return _run_again(run, changes) if changes or leaked else record
-
-
-def _run_again(run: Callable[[], tuple[Trace, list[Change | Content], bool]], changes: list[Change | Content]) -> Trace:
-    """A second run: what a first call sets up once (lazily installed hooks, say) it finds as it is."""
+    if not (changes or leaked):
+        return record
+    # What a container holds may be another thing at each size, as what follows from sizes is. And Dynamo, which would find
+    # the parts of such a forward, loses what functions that are attributes write into variables around them.
+    lasting = [c for c in changes if isinstance(c, Change) and not (c.is_item or c.is_sized or c.is_outside)]
+    lasting = [c for c in lasting if not isinstance(c.table, Cells)]
     for change in changes:
         if _holds_tensor(change.after):
-            raise KeptError(f"forward keeps a tensor in the attribute {change.label}", changes)
-        if isinstance(change, Content) or change.is_item or isinstance(change.table, Cells):
-            # What it holds may be another thing at each size. And Dynamo, which would find the parts of such a forward,
-            # loses what functions that are attributes write into variables around them.
-            raise KeptError(f"forward changes {change.label}, which later calls see", changes)
-    for change in changes:
-        change.redo()
+            raise _kept(f"keeps a tensor in the attribute {change.label}", changes, change)
+        if not any(change is one for one in lasting):
+            raise _kept(f"changes {change.label}, which later calls see", changes, change)
+    for one in lasting:
+        one.redo()
     settled = False
     try:
-        record, again, leaked = run()
+        second, again, leaked = run()
         for change in again:
             if type(change.after) is int:
                 # Of which Dynamo compiles each value anew.
-                raise KeptError(f"forward changes the attribute {change.label}", again)
+                raise _kept(f"changes the attribute {change.label}", again, change)
         if again:
             raise LeftError(f"forward changes the attribute {again[0].label}", again)
         if leaked:
             raise CaptureError("a tensor made in forward outlived it, so forward keeps state between calls")
+        if changes and not second.is_as(record):
+            raise _kept(f"changes the attribute {changes[0].label}, which decides what it does", changes, changes[0])
         settled = True
-        return record
+        return second
     finally:
         if not settled:
             for change in changes:
                 change.undo()
+
+
+def _kept(what: str, changes: Sequence[Change | Content], change: Change | Content) -> KeptError:
+    where = f"in {change.module}: " if change.module else ""
+    return KeptError(f"{where}forward {what}", changes, module=change.module)
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -179,6 +187,8 @@ def _run(
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
     recorder.held = before.held
+    if weights.outer:
+        recorder.look_outside = before.look_outside
     if reader is not None:
         reader.begin()
     try:

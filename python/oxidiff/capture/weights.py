@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..adapters import adapter_class, named_modules, walk
 from .meta import META_DEVICE
+from .writes import Outer
 
 __all__ = ["FLOAT8", "OBJECTS_DEEP", "Member", "WeightIndex", "WeightSlot", "as_stored", "is_plain_object"]
 
@@ -103,7 +104,9 @@ def as_stored(tensor: Tensor) -> Tensor:
 class WeightIndex:
     """The tensors of one module by identity, with their twins on the meta device."""
 
-    def __init__(self, root: torch.nn.Module | None) -> None:
+    def __init__(self, root: torch.nn.Module | None, outer: Outer) -> None:
+        self.outer = outer
+        """What code may write outside of the module."""
         self.slots: dict[int, WeightSlot] = {}
         self.twins: dict[int, Tensor] = {}
         self.paths: dict[int, str] = {}

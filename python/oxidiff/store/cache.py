@@ -23,7 +23,7 @@ from ..capture import Call, CapturedGraph
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native, is_interrupt
 from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
-from .describe import UNDESCRIBED, Description, Input, describe, surroundings
+from .describe import UNDESCRIBED, Description, Input, Surroundings, describe, surroundings
 from .encode import UnstorableError, encode_call_key
 from .reads import restore_key, takes
 
@@ -119,7 +119,7 @@ class GraphStore:
                 raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
         return self._description
 
-    def surroundings(self) -> _native.Surroundings:
+    def surroundings(self) -> Surroundings:
         """What the code of the module finds outside of it."""
         with contextlib.suppress(ArtifactError):
             found = self.description().surroundings

@@ -32,6 +32,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -42,12 +43,14 @@ from torch import Tensor
 from .. import _native
 from ..adapters import adapter_class, named_modules
 from ..capture.signature import PLAIN_TENSORS
+from ..capture.weights import is_plain_object
+from ..capture.writes import ClassTable, Outer, is_value
 from ..errors import is_interrupt
 from ..hooks import replaced
-from ..outside import Reading, attributes_read, globals_read, modules_imported
+from ..outside import Reading, attributes_read, globals_read, modules_imported, writes_in
 from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
 
-__all__ = ["UNDESCRIBED", "Description", "Input", "describe", "surroundings"]
+__all__ = ["UNDESCRIBED", "Description", "Input", "Surroundings", "describe", "surroundings"]
 
 Input = tuple[Any, Any, str]
 """The dictionary or list that has a number, the key or index there, and the number's name."""
@@ -79,6 +82,19 @@ _ORIGINS = frozenset(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What the code of a module finds outside of it.
+
+    Attributes:
+        found: All that it finds, to be watched.
+        outer: What of it the code may write.
+    """
+
+    found: _native.Surroundings
+    outer: Outer
+
+
 class Description:
     """What a graph depends on.
 
@@ -89,7 +105,7 @@ class Description:
 
     def __init__(self, lines: Mapping[str, Mapping[str, str]]) -> None:
         self.lines = {subject: dict(rows) for subject, rows in lines.items()}
-        self.surroundings: _native.Surroundings | None = None
+        self.surroundings: Surroundings | None = None
         """What the code finds outside of the module, of a description that was made here."""
         total = hashlib.blake2b(digest_size=16)
         for subject in sorted(self.lines):
@@ -178,7 +194,7 @@ def describe(
     return description
 
 
-def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> _native.Surroundings:
+def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> Surroundings:
     """What the code of ``forward`` finds outside of ``module``, also where that cannot be described: as far as it can be
     followed then."""
     code = _Code(is_tolerant=True)
@@ -504,6 +520,10 @@ class _Code:
         """Dictionaries, lists and sets that are found outside of modules, by id, each after the object whose attributes it
         is."""
         self._is_outside = False
+        self._sets: set[str] = set()
+        """Names of attributes that code sets."""
+        self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
+        self._altered: dict[int, tuple[str, Any]] = {}
         self._environment: set[str] = set()
         """Names of variables of the environment that are read."""
         self._waiting: list[types.FunctionType] = []
@@ -557,7 +577,7 @@ class _Code:
             and isinstance(version := getattr(module, "__version__", None), str)
         }  # fmt: skip
 
-    def surroundings(self, module: torch.nn.Module) -> _native.Surroundings:
+    def surroundings(self, module: torch.nn.Module) -> Surroundings:
         """What all of it finds in files and classes, as it is now, other than what modules inside of ``module`` have."""
         for space in _SPACES:
             self._table(_dict_of(space))[1].update(
@@ -574,6 +594,8 @@ class _Code:
         ]
         if self._environment and isinstance(variables := getattr(os.environ, "_data", None), dict):
             tables.append((variables, [_encoded(name) for name in self._environment], []))
+        written = self._outer()
+        tables += [(table, [name], []) for _, table, name in written.names if isinstance(table, dict)]
         contents = [
             (
                 owner,
@@ -582,7 +604,40 @@ class _Code:
             )
             for owner, held in self._contents.values()
         ]
-        return _native.Surroundings(tables, contents)
+        return Surroundings(_native.Surroundings(tables, contents), written)
+
+    def _outer(self) -> Outer:
+        """What the code may write outside of modules."""
+        for cls in [cls for cls in self._classes if not _is_of_platform(cls)]:
+            for name in self._sets & cls.__dict__.keys():
+                self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
+        return Outer(self._written.values(), self._altered.values())
+
+    def _note_place(self, label: str, table: Any, name: str, state: list[str]) -> None:
+        self._written[id(table), name] = label, table, name
+        # A program is of calls that find there what they would leave there.
+        if is_value(value := table.get(name)):
+            state.append(f"{label}={value!r}")
+
+    def _note_written(self, label: str, value: Any, sets: Set[str], is_item: bool, state: list[str]) -> None:
+        """Notes what code may write that sets these attributes, and perhaps items, in what it finds."""
+        if isinstance(value, dict | list | set):
+            if is_item:
+                self._altered[id(value)] = label, value
+            return
+        is_object = is_plain_object(type(value)) or (isinstance(value, types.FunctionType) and bool(sets))
+        is_object = is_object and type(getattr(value, "__dict__", None)) is dict
+        is_class = isinstance(value, type) and not _is_of_platform(value)
+        is_module = isinstance(value, types.ModuleType) and not _is_platform_module(value)
+        if not (is_object or is_class or is_module):
+            return
+        table = ClassTable(value) if is_class else value.__dict__
+        for name in sorted(sets):
+            self._note_place(f"{label}.{name}", table, name, state)
+        for name in [name for name in table if name in self._attributes and not name.startswith("__")]:
+            held = table[name]
+            if isinstance(held, dict | list | set | types.FunctionType) or (is_object and is_plain_object(type(held))):
+                self._note_written(f"{label}.{name}", held, sets, is_item, state)
 
     def _read_of(self, owner: Any) -> Iterator[str]:
         """The attributes of an object that code may read, which has names for them."""
@@ -711,6 +766,11 @@ class _Code:
             read += [word for text in texts for word in _WORD.findall(text) if word in table]
         used: list[types.ModuleType] = []
         is_asking = not _ENVIRONMENT.isdisjoint(names)
+        assigned, sets, is_item = writes_in(code)
+        self._sets |= sets
+        for name in sorted(assigned):
+            self._note_place(f"the global {name}", table, name, state)
+            self._table(table)[1].add(name)
         for name in dict.fromkeys(read):
             value = table.get(name, missing)
             if value is not missing:
@@ -718,6 +778,8 @@ class _Code:
                 if isinstance(value, types.ModuleType):
                     used.append(value)
                 is_asking = is_asking or value is os.environ or value is os.getenv
+                if sets or is_item:
+                    self._note_written(f"the global {name}", value, sets, is_item, state)
                 state.append(f"{name}={self._outside(value)}")
         for name in (*modules_imported(code, table), *texts) if is_own else ():
             if (module := sys.modules.get(name)) is not None:
