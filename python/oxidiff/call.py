@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .capture.signature import Double, attributes_of
+from .capture.signature import Double, attributes_of, dict_like
 from .errors import CaptureError
 
 __all__ = ["Leaf", "NotAKeyError", "key_of", "plain_numbers", "replace_leaves"]
@@ -188,5 +188,5 @@ def replace_leaves(
 
 def _rebuilt(value: Any, items: Iterable[tuple[Any, Any]]) -> Any:
     """A dict of the same class; dataclass-like output classes of diffusers and transformers take keywords."""
-    make: Callable[..., Any] = type(value)
+    make = dict_like(value)
     return make(**dict(items)) if dataclasses.is_dataclass(value) else make(items)

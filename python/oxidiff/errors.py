@@ -6,6 +6,7 @@ into the class of its cause. Nothing else in the package looks at the kind.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import os
 import signal
@@ -102,9 +103,10 @@ def caller_level() -> int:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception has nothing to do with what it was raised in: Ctrl-C was pressed, or a handler of a signal raised
-    it (a limit of time, the end of the process). Such a handler is called with the frame that it interrupts."""
-    if isinstance(error, KeyboardInterrupt):
+    """Whether an exception has nothing to do with what it was raised in: Ctrl-C was pressed, a handler of a signal raised
+    it (a limit of time, the end of the process), or another thread did. Such a handler is called with the frame that it
+    interrupts."""
+    if isinstance(error, KeyboardInterrupt) or _is_of_another_thread(error):
         return True
     if not _can_be_interrupted():
         # The arguments of a frame are all its variables, which it keeps from then on.
@@ -117,6 +119,24 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         entry = inner
     return False
+
+
+def _is_of_another_thread(error: BaseException) -> bool:
+    """Whether another thread raised it here, by ``PyThreadState_SetAsyncExc``, as limits of time for threads do: a class
+    that Python code defined, raised where no code raises anything. Of other classes nothing tells."""
+    kind, entry = type(error), error.__traceback__
+    if not kind.__flags__ & _IS_HEAP_TYPE or kind.__module__.partition(".")[0] in _RAISED_BELOW or entry is None:
+        return False
+    while entry.tb_next is not None:
+        entry = entry.tb_next
+    if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE + "capture"):
+        return False
+    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
+
+
+_IS_HEAP_TYPE = 1 << 9
+_RAISED_BELOW = frozenset(("builtins", "numpy", "torch", __name__.partition(".")[0], *sys.stdlib_module_names))
+"""Packages whose exceptions code that is not Python raises."""
 
 
 def chain_of(error: BaseException | None, outer: BaseException | None) -> Iterator[BaseException]:

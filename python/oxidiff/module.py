@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import sys
 import types
 import warnings
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,8 @@ class CompiledModule(nn.Module):
     Where the module has something of the name of a method listed here, the module's is what ``compiled.name`` gives,
     and ``oxidiff.name(compiled, ...)`` is the method.
     """
+
+    __jit_unused_properties__: ClassVar = ["_orig_mod"]
 
     @property
     def _orig_mod(self) -> nn.Module:
@@ -350,6 +353,9 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         except AttributeError:
             # A replica that was made around it, as `DataParallel` does.
             return cls.__call__(self, *args, **kwargs)
+        if type(self) is not made and _is_altered(type(self), cast(type, made)):
+            error = UnsupportedError(f"it was given another class, {type(self).__qualname__}")
+            return dispatcher.run_eager(error, lambda: cls.__call__(self, *args, **kwargs))
         return dispatcher(args, kwargs)
 
     def fill(namespace: dict[str, Any]) -> None:
@@ -374,6 +380,14 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     get = made.__dict__["_oxidiff"].__get__
     _subclasses[cls] = made
     return made
+
+
+def _is_altered(cls: type, made: type) -> bool:
+    """Whether a class that a compiled instance was given computes something else than the one that was made for it."""
+    # By identity: classes that were made are equal to those that they were made of.
+    own = itertools.takewhile(lambda base: base is not made, cls.__mro__)
+    items = (item for base in own for item in base.__dict__.items())
+    return any(name == "forward" or isinstance(value, property) for name, value in items)
 
 
 def _on_the_module(method: Callable[..., Any]) -> Callable[..., Any]:

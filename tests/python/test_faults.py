@@ -3,6 +3,7 @@ eager raises, its exception arrives; a good call afterwards works."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import itertools
@@ -429,6 +430,51 @@ def test_train_and_eval() -> None:
     compiled.eval(), twin.eval()
     assert_close(compiled(image()), twin(image()))
     assert oxidiff.report(compiled).eager_calls == 2
+
+
+class TimedOutError(Exception):
+    """What a limit of time for threads raises in them."""
+
+
+class Waits(nn.Module):
+    """Stops once, in another thread, where something may be raised in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if threading.current_thread() is not threading.main_thread() and not _inside.is_set():
+            _inside.set()
+            _go_on.wait()
+        return self.layer(x).relu()
+
+
+_inside, _go_on = threading.Event(), threading.Event()
+
+
+@torch.no_grad()
+def test_what_another_thread_raises_reaches_the_caller() -> None:
+    compiled: Any = oxidiff.compile(Waits().eval(), cache=False)
+    raised: list[type[BaseException]] = []
+
+    def run() -> None:
+        try:
+            with torch.no_grad():
+                compiled(image(2, 4))
+        except TimedOutError as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    _inside.wait()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimedOutError))
+    _go_on.set()
+    thread.join()
+    assert raised == [TimedOutError]
+    assert_close(compiled(image(2, 4)), compiled.layer(image(2, 4)).relu())
+    report = oxidiff.report(compiled)
+    assert (report.eager_calls, report.fallbacks) == (0, [])
 
 
 @torch.no_grad()

@@ -14,12 +14,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 import oxidiff
 from nets import Net, assert_close, image
@@ -1048,6 +1049,65 @@ def test_what_another_thread_draws_meanwhile_is_its_own() -> None:
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
     expected = random.Random(3)
     assert [*drawn, random.random()] == [expected.random(), expected.random()]
+
+
+@torch.no_grad()
+def test_a_thread_that_always_draws_gets_each_number_once() -> None:
+    """As a server does for seeds: no code of the module can draw, so that nothing is to be put back."""
+    drawn: list[int] = []
+    stop = threading.Event()
+
+    def draw() -> None:
+        while not stop.wait(0.001):
+            drawn.append(random.getrandbits(62) + np.random.randint(2))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(5):
+            module = Net().eval()
+            compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+            assert_close(compiled(image()), module(image()))
+            oxidiff.unload(compiled)
+    finally:
+        stop.set()
+        thread.join()
+    assert len(drawn) > 5
+    assert len({number >> 1 for number in drawn}) == len(drawn)
+
+
+class Tenfold(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, nn.Linear.forward(cast(Any, self), x)) * 10
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_a_compiled_module_that_is_given_another_class() -> None:
+    x = image(3, 4)
+    for is_parametrized in (False, True):
+        eager = nn.Linear(4, 4).eval()
+        compiled: Any = oxidiff.compile(copy.deepcopy(eager))
+        assert_close(compiled(x), eager(x))
+        for module in (eager, compiled):
+            if is_parametrized:
+                register_parametrization(module, "weight", Doubled())
+            else:
+                module.__class__ = type("Mine", (type(module),), {"forward": Tenfold.forward})
+        assert_close(compiled(x), eager(x))
+        assert "given another class" in oxidiff.report(compiled).fallbacks[-1]["reason"]
+
+
+@torch.no_grad()
+def test_a_compiled_module_can_be_scripted() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    scripted: Any = torch.jit.script(oxidiff.compile(module))
+    assert_close(scripted(image(3, 4)), module(image(3, 4)))
 
 
 class Attends(nn.Module):

@@ -928,6 +928,42 @@ SIZES = """
 """
 
 
+@torch.no_grad()
+def test_an_interrupt_while_a_graph_is_read_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> tuple[Any, Any]:
+        module = AsksPositions()
+        module.positions(3)
+        compiled: Any = oxidiff.compile(module, strict=True)
+        return module, compiled
+
+    x = torch.ones(2, 5, 3)
+    module, compiled = run()
+    compiled(x)
+    del module, compiled
+    gc.collect()
+    module, compiled = run()
+    read = cache.read_artifact
+
+    def interrupted(path: Any) -> Any:
+        monkeypatch.setattr(cache, "read_artifact", read)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "read_artifact", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(x)
+    torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 0
+
+
+def test_a_file_that_goes_while_a_folder_is_tidied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 1000)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.oxi").write_bytes(bytes(900))
+    (tmp_path / "0.oxi").symlink_to(tmp_path / "nowhere")
+    cache._tidy(str(tmp_path))
+    assert sum(path.stat().st_size for path in tmp_path.glob("[abc].oxi")) <= 1000
+
+
 def test_sizes_at_which_nothing_is_learned_are_not_written() -> None:
     """Each of them would wait for whoever keeps the lock, and a server sees thousands."""
     assert python(TUNED, "known", then=SIZES).splitlines() == ["True"]

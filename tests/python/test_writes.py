@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -150,6 +151,24 @@ def test_one_list_passed_twice_runs_eager() -> None:
     shared = [x * 3]
     with pytest.warns(oxidiff.FallbackWarning, match="twice"):
         assert torch.equal(compiled(x, shared, shared), x + 1)
+
+
+class Collects(nn.Module):
+    def forward(self, x: Tensor, found: dict[str, list[Tensor]]) -> Tensor:
+        found["twice"].append(x * 2)
+        return x + found["given"][0]
+
+
+@torch.no_grad()
+def test_dictionaries_with_defaults_are_passed() -> None:
+    x = torch.ones(3)
+    found: list[Any] = []
+    for module in (Collects(), oxidiff.compile(Collects(), strict=True)):
+        given: Any = defaultdict(list, given=[torch.full((3,), 4.0)], twice=[])
+        torch.testing.assert_close(module(x, given), torch.full((3,), 5.0))
+        found.append((type(given), given.default_factory, dict(given)))
+    assert found[0][:2] == found[1][:2] == (defaultdict, list)
+    torch.testing.assert_close(found[0][2], found[1][2])
 
 
 # --- attributes that forward writes -----------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ order, and arguments equal to their default make no difference.
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -35,6 +37,7 @@ __all__ = [
     "attributes_of",
     "container_at",
     "containers",
+    "dict_like",
     "first_places",
     "items_of",
     "share_of",
@@ -337,6 +340,12 @@ def memory_orders(key: Sequence[Any]) -> list[tuple[int, ...] | None]:
     return [None if isinstance(layout, int) else layout for layout in layouts]
 
 
+def dict_like(value: dict[Any, Any]) -> Callable[..., Any]:
+    """What makes dictionaries of the class of one."""
+    kind = type(value)
+    return functools.partial(kind, value.default_factory) if isinstance(value, defaultdict) else kind
+
+
 def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
     """``value`` with every tensor and number replaced, in the order in which calls are taken apart."""
     if isinstance(value, Tensor):
@@ -351,7 +360,7 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         fresh = {name: rebuild(value[name], replace) for name in _names(value)}
         # In the caller's order: a program may go through a dict.
-        return type(value)((name, fresh[name]) for name in value)
+        return dict_like(value)((name, fresh[name]) for name in value)
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{f.name: rebuild(getattr(value, f.name), replace) for f in fields(value)})
     return value

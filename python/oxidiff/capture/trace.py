@@ -63,7 +63,7 @@ def trace(
         try:
             gc.disable()
             run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader, has_doubles)
-            return _without_draws(lambda: _settled(run))
+            return _without_draws(lambda: _settled(run)) if weights.outer.may_draw else _settled(run)
         finally:
             if collecting:
                 gc.enable()

@@ -49,11 +49,18 @@ class Outer:
     Attributes:
         names: A label, the dictionary, and the name in it.
         holders: A label, and the dictionary, list or set.
+        may_draw: Whether code may draw from the generators of Python and numpy, which belong to all threads.
     """
 
-    def __init__(self, names: Iterable[tuple[str, Any, str]] = (), holders: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        names: Iterable[tuple[str, Any, str]] = (),
+        holders: Iterable[tuple[str, Any]] = (),
+        may_draw: bool = True,
+    ) -> None:
         self.names = [*names]
         self.holders = containers(holders)
+        self.may_draw = may_draw
 
     def __bool__(self) -> bool:
         return bool(self.names or self.holders)

@@ -130,17 +130,20 @@ class GraphStore:
     def take(self, call: Call) -> list[tuple[CapturedGraph, Body]]:
         """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""
         if not self._is_read:
-            self._is_read = True
+            # What an interrupt comes in the middle of is done again.
+            self._waiting.clear()
             if self._is_on:
                 start = time.perf_counter()
                 self._read_all()
                 self.load_s += time.perf_counter() - start
+            self._is_read = True
         if not self._waiting:
             return []
         try:
-            waiting = self._waiting.pop(encode_call_key(call.key), [])
+            key = encode_call_key(call.key)
         except UnstorableError:
             return []
+        waiting = self._waiting.get(key, ())
         start = time.perf_counter()
         taken = []
         for stored in waiting:
@@ -155,6 +158,7 @@ class GraphStore:
                 restore_key(graph, call.key)
                 self._encoded[id(graph)] = (graph, stored)
                 taken.append((graph, body))
+        self._waiting.pop(key, None)
         self.load_s += time.perf_counter() - start
         return taken
 
@@ -235,6 +239,9 @@ class GraphStore:
                 artifact = read_artifact(path)
                 artifact.require(here, path)
             except ArtifactError as error:
+                if not os.path.exists(path):
+                    # Somebody cleared the cache meanwhile.
+                    continue
                 complain(f"{error}; it is made anew")
                 continue
             artifact.graphs = [g for g in artifact.graphs if g.identity not in seen]
@@ -275,11 +282,13 @@ def _tidy(folder: str) -> None:
     """Removes what killed writers left, and the oldest graphs above a bound."""
     _native.sweep_folder(folder)
     found = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            if entry.name.endswith(_SUFFIX):
-                state = entry.stat()
-                found.append((state.st_mtime, state.st_size, entry.path))
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            # Some may go while they are listed.
+            with contextlib.suppress(OSError):
+                if entry.name.endswith(_SUFFIX):
+                    state = entry.stat()
+                    found.append((state.st_mtime, state.st_size, entry.path))
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
         if total <= MAX_FOLDER_BYTES:

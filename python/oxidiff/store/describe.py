@@ -26,6 +26,7 @@ import operator
 import os
 import pathlib
 import platform
+import random
 import re
 import sys
 import sysconfig
@@ -482,6 +483,19 @@ _NOT_RUN = frozenset(
 """Special methods that no computation calls."""
 
 
+_RANDOM = frozenset({"numpy.random", "random"})
+"""Names in code that draws from the generators of Python and numpy; others call functions of theirs."""
+
+
+def _draws(value: Any) -> bool:
+    """Whether it is a function of a generator that belongs to all threads."""
+    if not isinstance(value, types.BuiltinMethodType | types.MethodType):
+        return False
+    numpy_random = sys.modules.get("numpy.random.mtrand")
+    generators = (getattr(random, "_inst", None), getattr(numpy_random, "_rand", None))
+    return any(value.__self__ is one for one in generators if one is not None)
+
+
 def _encoded(name: str) -> Any:
     """The key of a variable in what ``os.environ`` keeps."""
     encode = getattr(os.environ, "encodekey", None)
@@ -524,6 +538,7 @@ class _Code:
         """Names of attributes that code sets."""
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
         self._altered: dict[int, tuple[str, Any]] = {}
+        self._may_draw = is_tolerant
         self._environment: set[str] = set()
         """Names of variables of the environment that are read."""
         self._waiting: list[types.FunctionType] = []
@@ -611,7 +626,7 @@ class _Code:
         for cls in [cls for cls in self._classes if not _is_of_platform(cls)]:
             for name in self._sets & cls.__dict__.keys():
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
-        return Outer(self._written.values(), self._altered.values())
+        return Outer(self._written.values(), self._altered.values(), self._may_draw)
 
     def _note_place(self, label: str, table: Any, name: str, state: list[str]) -> None:
         self._written[id(table), name] = label, table, name
@@ -768,6 +783,7 @@ class _Code:
         is_asking = not _ENVIRONMENT.isdisjoint(names)
         assigned, sets, is_item = writes_in(code)
         self._sets |= sets
+        self._may_draw = self._may_draw or not _RANDOM.isdisjoint(names)
         for name in sorted(assigned):
             self._note_place(f"the global {name}", table, name, state)
             self._table(table)[1].add(name)
@@ -777,6 +793,7 @@ class _Code:
                 self._table(table)[1].add(name)
                 if isinstance(value, types.ModuleType):
                     used.append(value)
+                self._may_draw = self._may_draw or _draws(value)
                 is_asking = is_asking or value is os.environ or value is os.getenv
                 if sets or is_item:
                     self._note_written(f"the global {name}", value, sets, is_item, state)
