@@ -125,7 +125,9 @@ def _is_of_another_thread(error: BaseException) -> bool:
     """Whether another thread raised it here, by ``PyThreadState_SetAsyncExc``, as limits of time for threads do: a class
     that Python code defined, raised where no code raises anything. Of other classes nothing tells."""
     kind, entry = type(error), error.__traceback__
-    if not kind.__flags__ & _IS_HEAP_TYPE or kind.__module__.partition(".")[0] in _RAISED_BELOW or entry is None:
+    module = sys.modules.get(kind.__module__)
+    is_python = module is not None and (getattr(module, "__file__", None) or ".py").endswith(".py")
+    if not is_python or kind.__module__.partition(".")[0] in _RAISED_BELOW or entry is None:
         return False
     while entry.tb_next is not None:
         entry = entry.tb_next
@@ -134,7 +136,6 @@ def _is_of_another_thread(error: BaseException) -> bool:
     return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
 
 
-_IS_HEAP_TYPE = 1 << 9
 _RAISED_BELOW = frozenset(("builtins", "numpy", "torch", __name__.partition(".")[0], *sys.stdlib_module_names))
 """Packages whose exceptions code that is not Python raises."""
 

@@ -254,7 +254,13 @@ impl Surroundings {
             let fresh = noted(py, self.tables.iter().map(|table| table.dict.bind(py)))?;
             let is_changed = self.is_any_changed(py, dicts.changed(py).into_iter())?;
             if !is_changed {
-                *self.dicts.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+                let fresh = Arc::new(fresh);
+                let before = {
+                    let mut dicts = self.dicts.lock().unwrap_or_else(PoisonError::into_inner);
+                    std::mem::replace(&mut *dicts, fresh)
+                };
+                // Without the lock: a dictionary that goes may run code, which lets other threads through.
+                drop(before);
             }
             Ok(is_changed)
         })

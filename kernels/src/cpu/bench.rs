@@ -111,6 +111,7 @@ fn convolutions() -> Vec<Conv> {
         same(512, 128, 3),
         Conv::new_2d(1, [64, 64], 640, 320, [1, 1]),
         same(64, 320, 320).groups(320),
+        same(64, 64, 64).groups(16),
     ]
 }
 

@@ -1,7 +1,7 @@
-//! Depthwise convolution: one input channel per output channel, so nothing is shared and the vector runs over channels.
+//! Depthwise convolution, and in small groups: the vector runs over channels, as few of them share their inputs.
 //!
 //! ```text
-//! weights [tap][channel], packed
+//! weights [tap][channel of the group's inputs][channel], packed
 //! task = (lines of output, 256 channels)
 //!   weights of the 256 channels -> f32 scratch
 //!   for each segment of a line, at most 16 pixels (short lines share one):
@@ -15,6 +15,9 @@
 //!
 //! A tap in the padding is skipped. Where windows slide, a pixel is loaded (and widened) once for a row of taps, so that
 //! multiply-adds are the bound in cache; what comes from farther away is bound by memory.
+//!
+//! Where groups have several inputs, that is done for each of them: the channels of a vector are loaded, and each lane gets its
+//! group's first, second, ... input. A panel of a product would have one group's few outputs in it, and padding.
 
 use super::KernelError;
 use super::conv::{Conv, PackedWeight, Weight};
@@ -35,41 +38,63 @@ const PIXELS: usize = 8;
 /// Multiply-adds that are worth a task.
 const TASK_WORK: usize = 1 << 21;
 
-/// Whether a convolution is depthwise.
-pub(crate) fn suits(conv: &Conv) -> bool {
-    conv.groups > 1 && conv.groups == conv.in_channels && conv.groups == conv.out_channels
+/// Channels of a group: so many inputs, and as many outputs or more.
+#[derive(Clone, Copy)]
+struct Group {
+    inputs: usize,
+    outputs: usize,
 }
 
-fn taps(conv: &Conv) -> usize {
-    conv.kernel.iter().product()
+impl Group {
+    fn of(conv: &Conv) -> Self {
+        Self { inputs: conv.in_channels / conv.groups.max(1), outputs: conv.out_channels / conv.groups.max(1) }
+    }
+
+    /// Whether each output channel has an input of its own.
+    fn is_one(self) -> bool {
+        self.inputs == 1 && self.outputs == 1
+    }
+}
+
+/// Whether a convolution is depthwise, or in groups of which a vector has several, or one half.
+pub(crate) fn suits(conv: &Conv) -> bool {
+    let Group { inputs, outputs } = Group::of(conv);
+    conv.groups > 1 && matches!(outputs, 1 | 2 | 4 | 8 | 16) && (1..=outputs).contains(&inputs)
+}
+
+/// Rows of the packed weight: an input of each group at a tap.
+fn rows(conv: &Conv) -> usize {
+    conv.kernel.iter().product::<usize>() * Group::of(conv).inputs
 }
 
 /// Bytes of a packed weight.
 pub(crate) fn packed_bytes(conv: &Conv, dtype: DType) -> usize {
-    taps(conv) * conv.in_channels * dtype.size_bytes()
+    rows(conv) * conv.out_channels * dtype.size_bytes()
 }
 
-/// Packs a weight as `[tap][channel]` in its own type.
+/// Packs a weight as `[tap][input of the group][channel]` in its own type.
 ///
 /// # Safety
 /// `weight` must be readable for the shape that `conv` says, `dst` writable for [`packed_bytes`].
 pub(crate) unsafe fn pack(pool: &Pool, conv: &Conv, weight: &Weight, dst: *mut u8) {
-    let (channels, taps, size) = (conv.in_channels, taps(conv), weight.dtype.size_bytes());
-    let [_, kh, kw] = conv.kernel;
-    let [channel_stride, _, depth_stride, height_stride, width_stride] = weight.strides;
+    let (channels, rows, size) = (conv.out_channels, rows(conv), weight.dtype.size_bytes());
+    let ([_, kh, kw], inputs) = (conv.kernel, Group::of(conv).inputs);
+    let [channel_stride, input_stride, depth_stride, height_stride, width_stride] = weight.strides;
     let target = SendMut(dst);
     pool.run(channels.div_ceil(CHANNELS), |task, _| {
         let block = task * CHANNELS..channels.min((task + 1) * CHANNELS);
-        for tap in 0..taps {
+        for row in 0..rows {
+            let tap = row / inputs;
             let offset = (tap / (kh * kw)) as isize * depth_stride
                 + (tap / kw % kh) as isize * height_stride
-                + (tap % kw) as isize * width_stride;
+                + (tap % kw) as isize * width_stride
+                + (row % inputs) as isize * input_stride;
             for channel in block.clone() {
                 let from = offset + channel as isize * channel_stride;
                 // SAFETY: inside the weight and inside `dst`; tasks write different channels.
                 unsafe {
                     let from = weight.ptr.offset(from * size as isize);
-                    let to = target.get().add((tap * channels + channel) * size);
+                    let to = target.get().add((row * channels + channel) * size);
                     match weight.dtype {
                         DType::F32 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
                         _ => to.cast::<u16>().write_unaligned(from.cast::<u16>().read_unaligned()),
@@ -92,7 +117,7 @@ pub(crate) struct Depthwise<'a> {
 // SAFETY: reads only.
 unsafe impl Sync for Depthwise<'_> {}
 
-/// Which channels, and their weights `[tap][CHANNELS]`.
+/// Which channels, and their weights `[tap][input of the group][CHANNELS]`.
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
@@ -100,7 +125,7 @@ struct Block {
     weights: *const f32,
 }
 
-/// Channels that a tap reads for the first pixel of a run, and their weights.
+/// Channels that a tap reads for the first pixel of a run, and their weights, `CHANNELS` for each input of the groups.
 type Tap = (*const u8, *const f32);
 
 /// What a line's windows read: for each row of taps inside the image the row of the image, and the weights of its first
@@ -119,17 +144,17 @@ impl Depthwise<'_> {
     pub(crate) unsafe fn run(&self, pool: &Pool, epilogue: &dyn Epilogue) -> Result<(), KernelError> {
         let conv = self.conv;
         let [depth, height, width] = conv.output;
-        let (taps, blocks, lines) = (taps(conv), conv.in_channels.div_ceil(CHANNELS), conv.batch * depth * height);
+        let (rows, blocks, lines) = (rows(conv), conv.out_channels.div_ceil(CHANNELS), conv.batch * depth * height);
         // Short lines share a segment, and so one call of the epilogue.
         let together = (SEGMENT / width).max(1);
-        let worth = (TASK_WORK / (width * CHANNELS * taps).max(1)).min(lines * blocks / (4 * pool.threads()));
+        let worth = (TASK_WORK / (width * CHANNELS * rows).max(1)).min(lines * blocks / (4 * pool.threads()));
         let per_task = worth.max(1).next_multiple_of(together);
-        let weight_bytes = taps * CHANNELS * 4;
+        let weight_bytes = rows * CHANNELS * 4;
         let bytes = weight_bytes + together * width.min(SEGMENT) * CHANNELS * 4;
         pool.run_scratch(lines.div_ceil(per_task) * blocks, bytes, |task, worker| {
             let (first, task) = (task % blocks * CHANNELS, task / blocks);
             let weights: *mut f32 = worker.scratch.cast();
-            let block = Block { first, count: CHANNELS.min(conv.in_channels - first), weights };
+            let block = Block { first, count: CHANNELS.min(conv.out_channels - first), weights };
             let mut reads = Reads::default();
             let end = lines.min((task + 1) * per_task);
             // SAFETY: scratch holds the weights of a block and the results of a segment; tasks are of different lines or
@@ -155,13 +180,13 @@ impl Depthwise<'_> {
     }
 
     /// # Safety
-    /// `to` must hold `taps x CHANNELS` f32.
+    /// `to` must hold a row of `CHANNELS` f32 for each input of the groups at each tap.
     unsafe fn widen_weights(&self, block: Block, to: *mut f32) {
         let PackedWeight { ptr, dtype, .. } = *self.weight;
-        for tap in 0..taps(self.conv) {
-            let from = ptr.wrapping_add((tap * self.conv.in_channels + block.first) * dtype.size_bytes());
+        for row in 0..rows(self.conv) {
+            let from = ptr.wrapping_add((row * self.conv.out_channels + block.first) * dtype.size_bytes());
             // SAFETY: the packed weight has these channels, and `to` this row.
-            unsafe { widen(self.isa, dtype, from, block.count, to.add(tap * CHANNELS)) };
+            unsafe { widen(self.isa, dtype, from, block.count, to.add(row * CHANNELS)) };
         }
     }
 
@@ -179,22 +204,23 @@ impl Depthwise<'_> {
         self.find_rows(line, block, reads);
         let inside = self.inside(pixel0, count);
         let step = (self.conv.stride[2] as isize * self.conv.strides[3]) * self.dtype.size_bytes() as isize;
+        let group = Group::of(self.conv);
         // SAFETY: taps inside the image; pixels of the segment.
         unsafe {
             for pixel in (pixel0..inside.start).chain(inside.end..pixel0 + count) {
                 self.find_taps(pixel, reads);
                 let results = results.add((pixel - pixel0) * CHANNELS);
-                add_taps(self.isa, self.dtype, &reads.taps, step, 1, block.count, results);
+                add_taps(self.isa, self.dtype, group, &reads.taps, step, 1, block.count, results);
             }
             if inside.len() >= PIXELS && self.slides() {
                 self.move_rows(inside.start, reads);
                 let results = results.add((inside.start - pixel0) * CHANNELS);
                 let taps = self.conv.kernel[2];
-                add_rows(self.isa, self.dtype, taps, &reads.rows, step, inside.len(), block.count, results);
+                add_rows(self.isa, self.dtype, group, taps, &reads.rows, step, inside.len(), block.count, results);
             } else if !inside.is_empty() {
                 self.find_taps(inside.start, reads);
                 let results = results.add((inside.start - pixel0) * CHANNELS);
-                add_taps(self.isa, self.dtype, &reads.taps, step, inside.len(), block.count, results);
+                add_taps(self.isa, self.dtype, group, &reads.taps, step, inside.len(), block.count, results);
             }
         }
     }
@@ -229,14 +255,15 @@ impl Depthwise<'_> {
     fn find_rows(&self, line: usize, block: Block, reads: &mut Reads) {
         let conv = self.conv;
         let ([depth, height, _], [kd, kh, kw]) = (conv.output, conv.kernel);
-        let image = (line / (depth * height)) as isize * conv.strides[0] + block.first as isize;
+        let Group { inputs, outputs } = Group::of(conv);
+        let image = (line / (depth * height)) as isize * conv.strides[0] + (block.first / outputs * inputs) as isize;
         reads.rows.clear();
         for plane in 0..kd {
             let Some(plane_offset) = input_offset(conv, 0, line / height % depth, plane) else { continue };
             for row in 0..kh {
                 let Some(row_offset) = input_offset(conv, 1, line % height, row) else { continue };
                 let offset = (image + plane_offset + row_offset) * self.dtype.size_bytes() as isize;
-                let weights = block.weights.wrapping_add((plane * kh + row) * kw * CHANNELS);
+                let weights = block.weights.wrapping_add((plane * kh + row) * kw * inputs * CHANNELS);
                 reads.rows.push((self.x.wrapping_offset(offset), weights));
             }
         }
@@ -244,11 +271,12 @@ impl Depthwise<'_> {
 
     /// The taps of a pixel that lie inside the image.
     fn find_taps(&self, pixel: usize, Reads { rows, taps }: &mut Reads) {
+        let inputs = Group::of(self.conv).inputs;
         taps.clear();
         for tap in 0..self.conv.kernel[2] {
             let Some(offset) = input_offset(self.conv, 2, pixel, tap) else { continue };
             let offset = offset * self.dtype.size_bytes() as isize;
-            taps.extend(rows.iter().map(|(x, w)| (x.wrapping_offset(offset), w.wrapping_add(tap * CHANNELS))));
+            taps.extend(rows.iter().map(|(x, w)| (x.wrapping_offset(offset), w.wrapping_add(tap * inputs * CHANNELS))));
         }
     }
 }
@@ -278,14 +306,22 @@ unsafe fn widen_of<S: Simd, E: Element>(s: S, e: E, from: *const u8, count: usiz
 simd_dispatch! {
     /// For each of `pixels`, `step` bytes apart: the sum over `taps` of its channels times weights. Results of pixels are
     /// `CHANNELS` apart.
-    unsafe fn add_taps(dtype: DType, taps: &[Tap], step: isize, pixels: usize, channels: usize, out: *mut f32)
-        = add_taps_body
+    unsafe fn add_taps(
+        dtype: DType,
+        group: Group,
+        taps: &[Tap],
+        step: isize,
+        pixels: usize,
+        channels: usize,
+        out: *mut f32,
+    ) = add_taps_body
 }
 
 #[inline(always)]
 unsafe fn add_taps_body<S: Simd>(
     s: S,
     dtype: DType,
+    group: Group,
     taps: &[Tap],
     step: isize,
     pixels: usize,
@@ -293,13 +329,19 @@ unsafe fn add_taps_body<S: Simd>(
     out: *mut f32,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { with_element!(dtype, e => add_taps_of(s, e, taps, step, pixels, channels, out), else ()) }
+    unsafe {
+        with_element!(dtype, e => match group.is_one() {
+            true => add_taps_of::<S, _, _>(s, e, Own, taps, step, pixels, channels, out),
+            false => add_taps_of::<S, _, _>(s, e, Shared::new(s, group), taps, step, pixels, channels, out),
+        }, else ())
+    }
 }
 
 #[inline(always)]
-unsafe fn add_taps_of<S: Simd, E: Element>(
+unsafe fn add_taps_of<S: Simd, E: Element, L: Lanes<S>>(
     s: S,
     e: E,
+    lanes: L,
     taps: &[Tap],
     step: isize,
     pixels: usize,
@@ -311,17 +353,88 @@ unsafe fn add_taps_of<S: Simd, E: Element>(
     unsafe {
         while pixel < pixels && pixels >= PIXELS {
             let first = pixel.min(pixels - PIXELS);
-            add_pixels::<S, E, PIXELS>(s, e, taps, step, first, channels, out);
+            add_pixels::<S, E, L, PIXELS>(s, e, lanes, taps, step, first, channels, out);
             pixel = first + PIXELS;
         }
         while pixel < pixels && pixels >= PIXELS / 2 {
             let first = pixel.min(pixels - PIXELS / 2);
-            add_pixels::<S, E, { PIXELS / 2 }>(s, e, taps, step, first, channels, out);
+            add_pixels::<S, E, L, { PIXELS / 2 }>(s, e, lanes, taps, step, first, channels, out);
             pixel = first + PIXELS / 2;
         }
         while pixel < pixels {
-            add_pixel(s, e, taps, step * pixel as isize, channels, out.add(pixel * CHANNELS));
+            add_pixel(s, e, lanes, taps, step * pixel as isize, channels, out.add(pixel * CHANNELS));
             pixel += 1;
+        }
+    }
+}
+
+/// Which inputs the lanes of a vector of channels take.
+trait Lanes<S: Simd>: Copy {
+    /// Inputs of each group.
+    fn inputs(self) -> usize;
+
+    /// For `n` channels from `c` on their groups' input number `input`.
+    ///
+    /// # Safety
+    /// `x` must point to the first channel's group's inputs, and those of the others must follow.
+    unsafe fn load<E: Element>(self, s: S, e: E, x: *const u8, c: usize, n: usize, input: usize) -> S::F;
+}
+
+/// Each its own.
+#[derive(Clone, Copy)]
+struct Own;
+
+impl<S: Simd> Lanes<S> for Own {
+    #[inline(always)]
+    fn inputs(self) -> usize {
+        1
+    }
+
+    #[inline(always)]
+    unsafe fn load<E: Element>(self, s: S, e: E, x: *const u8, c: usize, n: usize, _input: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { load_lanes(s, e, x, c, n) }
+    }
+}
+
+/// Those of a group the same.
+#[derive(Clone, Copy)]
+struct Shared<S: Simd> {
+    group: Group,
+    /// For each lane the first input of its group, among those of the vector.
+    first: S::I,
+}
+
+impl<S: Simd> Shared<S> {
+    #[inline(always)]
+    fn new(s: S, group: Group) -> Self {
+        let mut first = [0i32; 16];
+        for (lane, first) in first.iter_mut().enumerate().take(S::LANES) {
+            // All lanes have one group where that has more outputs than a vector has lanes.
+            *first = if group.outputs > S::LANES { 0 } else { (lane / group.outputs * group.inputs) as i32 };
+        }
+        // SAFETY: there are as many numbers as a vector has lanes, or more.
+        Self { group, first: s.bits(unsafe { s.load(first.as_ptr().cast()) }) }
+    }
+}
+
+impl<S: Simd> Lanes<S> for Shared<S> {
+    #[inline(always)]
+    fn inputs(self) -> usize {
+        self.group.inputs
+    }
+
+    #[inline(always)]
+    unsafe fn load<E: Element>(self, s: S, e: E, x: *const u8, c: usize, n: usize, input: usize) -> S::F {
+        let Group { inputs, outputs } = self.group;
+        let at = c / outputs * inputs;
+        // SAFETY: blocks of channels have whole groups, and no group has more inputs than outputs.
+        unsafe {
+            if outputs > S::LANES {
+                return s.spread(e.load_n(s, x, at + input, 1), self.first);
+            }
+            let inside = load_lanes(s, e, x, at, n / outputs * inputs);
+            s.spread(inside, s.add_i(self.first, s.splat_i(input as i32)))
         }
     }
 }
@@ -335,9 +448,10 @@ unsafe fn load_lanes<S: Simd, E: Element>(s: S, e: E, x: *const u8, c: usize, n:
 
 /// `P` pixels from `first` on, a vector of channels at a time.
 #[inline(always)]
-unsafe fn add_pixels<S: Simd, E: Element, const P: usize>(
+unsafe fn add_pixels<S: Simd, E: Element, L: Lanes<S>, const P: usize>(
     s: S,
     e: E,
+    lanes: L,
     taps: &[Tap],
     step: isize,
     first: usize,
@@ -352,9 +466,11 @@ unsafe fn add_pixels<S: Simd, E: Element, const P: usize>(
             let n = S::LANES.min(channels - c);
             let mut sums = [s.splat(0.0); P];
             for &(x, w) in taps {
-                let w = s.load_n(w.add(c), n);
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.mla(load_lanes(s, e, x.offset(step * (first + i) as isize), c, n), w, *sum);
+                for input in 0..lanes.inputs() {
+                    let w = s.load_n(w.add(input * CHANNELS + c), n);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = s.mla(lanes.load(s, e, x.offset(step * (first + i) as isize), c, n, input), w, *sum);
+                    }
                 }
             }
             for (i, sum) in sums.into_iter().enumerate() {
@@ -370,6 +486,7 @@ simd_dispatch! {
     /// begin where the first window does. There are [`PIXELS`] pixels or more.
     unsafe fn add_rows(
         dtype: DType,
+        group: Group,
         window: usize,
         rows: &[Tap],
         step: isize,
@@ -383,6 +500,7 @@ simd_dispatch! {
 unsafe fn add_rows_body<S: Simd>(
     s: S,
     dtype: DType,
+    group: Group,
     window: usize,
     rows: &[Tap],
     step: isize,
@@ -392,25 +510,47 @@ unsafe fn add_rows_body<S: Simd>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        with_element!(dtype, e => match window {
-            3 => add_rows_of::<S, _, 3>(s, e, rows, step, pixels, channels, out),
-            5 => add_rows_of::<S, _, 5>(s, e, rows, step, pixels, channels, out),
-            _ => add_rows_of::<S, _, 7>(s, e, rows, step, pixels, channels, out),
+        with_element!(dtype, e => match group.is_one() {
+            true => add_windows(s, e, Own, window, rows, step, pixels, channels, out),
+            false => add_windows(s, e, Shared::new(s, group), window, rows, step, pixels, channels, out),
         }, else ())
     }
 }
 
 #[inline(always)]
-unsafe fn add_rows_of<S: Simd, E: Element, const WINDOW: usize>(
+unsafe fn add_windows<S: Simd, E: Element, L: Lanes<S>>(
     s: S,
     e: E,
+    lanes: L,
+    window: usize,
     rows: &[Tap],
     step: isize,
     pixels: usize,
     channels: usize,
     out: *mut f32,
 ) {
-    let l = S::LANES;
+    // SAFETY: forwarded.
+    unsafe {
+        match window {
+            3 => add_rows_of::<S, E, L, 3>(s, e, lanes, rows, step, pixels, channels, out),
+            5 => add_rows_of::<S, E, L, 5>(s, e, lanes, rows, step, pixels, channels, out),
+            _ => add_rows_of::<S, E, L, 7>(s, e, lanes, rows, step, pixels, channels, out),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn add_rows_of<S: Simd, E: Element, L: Lanes<S>, const WINDOW: usize>(
+    s: S,
+    e: E,
+    lanes: L,
+    rows: &[Tap],
+    step: isize,
+    pixels: usize,
+    channels: usize,
+    out: *mut f32,
+) {
+    let inputs = lanes.inputs();
     let mut pixel = 0;
     while pixel < pixels {
         // The last block begins early enough to be whole; what it gives twice is the same.
@@ -418,23 +558,25 @@ unsafe fn add_rows_of<S: Simd, E: Element, const WINDOW: usize>(
         pixel = first + PIXELS;
         let mut c = 0;
         while c < channels {
-            let n = l.min(channels - c);
+            let n = S::LANES.min(channels - c);
             let mut sums = [s.splat(0.0); PIXELS];
             // SAFETY: the caller vouches for the channels of these pixels and of their windows.
             unsafe {
                 for &(x, w) in rows {
-                    let mut weights = [s.splat(0.0); WINDOW];
-                    for (tap, weight) in weights.iter_mut().enumerate() {
-                        *weight = s.load_n(w.add(tap * CHANNELS + c), n);
-                    }
-                    let mut x = x.offset(step * first as isize);
-                    for at in 0..PIXELS + WINDOW - 1 {
-                        let value = load_lanes(s, e, x, c, n);
-                        x = x.wrapping_offset(step);
-                        for tap in 0..WINDOW {
-                            // The pixel whose window has this one at `tap`.
-                            if at >= tap && at - tap < PIXELS {
-                                sums[at - tap] = s.mla(value, weights[tap], sums[at - tap]);
+                    for input in 0..inputs {
+                        let mut weights = [s.splat(0.0); WINDOW];
+                        for (tap, weight) in weights.iter_mut().enumerate() {
+                            *weight = s.load_n(w.add((tap * inputs + input) * CHANNELS + c), n);
+                        }
+                        let mut x = x.offset(step * first as isize);
+                        for at in 0..PIXELS + WINDOW - 1 {
+                            let value = lanes.load(s, e, x, c, n, input);
+                            x = x.wrapping_offset(step);
+                            for tap in 0..WINDOW {
+                                // The pixel whose window has this one at `tap`.
+                                if at >= tap && at - tap < PIXELS {
+                                    sums[at - tap] = s.mla(value, weights[tap], sums[at - tap]);
+                                }
                             }
                         }
                     }
@@ -450,16 +592,29 @@ unsafe fn add_rows_of<S: Simd, E: Element, const WINDOW: usize>(
 
 /// One pixel, four vectors of channels at a time.
 #[inline(always)]
-unsafe fn add_pixel<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], offset: isize, channels: usize, out: *mut f32) {
-    let l = S::LANES;
+unsafe fn add_pixel<S: Simd, E: Element, L: Lanes<S>>(
+    s: S,
+    e: E,
+    lanes: L,
+    taps: &[Tap],
+    offset: isize,
+    channels: usize,
+    out: *mut f32,
+) {
+    let (l, inputs) = (S::LANES, lanes.inputs());
     let mut c = 0;
     // SAFETY: the caller vouches for the channels of this pixel.
     unsafe {
         while c + 4 * l <= channels {
             let mut sums = [s.splat(0.0); 4];
             for &(x, w) in taps {
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.mla(e.load(s, x.offset(offset), c + i * l), s.load(w.add(c + i * l)), *sum);
+                let x = x.offset(offset);
+                for input in 0..inputs {
+                    let w = w.add(input * CHANNELS);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let at = c + i * l;
+                        *sum = s.mla(lanes.load(s, e, x, at, l, input), s.load(w.add(at)), *sum);
+                    }
                 }
             }
             for (i, sum) in sums.into_iter().enumerate() {
@@ -471,7 +626,10 @@ unsafe fn add_pixel<S: Simd, E: Element>(s: S, e: E, taps: &[Tap], offset: isize
             let n = l.min(channels - c);
             let mut sum = s.splat(0.0);
             for &(x, w) in taps {
-                sum = s.mla(e.load_n(s, x.offset(offset), c, n), s.load_n(w.add(c), n), sum);
+                for input in 0..inputs {
+                    let w = s.load_n(w.add(input * CHANNELS + c), n);
+                    sum = s.mla(lanes.load(s, e, x.offset(offset), c, n, input), w, sum);
+                }
             }
             s.store_n(out.add(c), sum, n);
             c += n;

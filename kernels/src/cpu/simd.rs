@@ -87,6 +87,9 @@ pub trait Simd: Copy {
     fn select(self, m: Self::M, a: Self::F, b: Self::F) -> Self::F;
     fn any(self, m: Self::M) -> bool;
 
+    /// For each lane that of `a` whose number stands there.
+    fn spread(self, a: Self::F, lanes: Self::I) -> Self::F;
+
     fn splat_i(self, x: i32) -> Self::I;
     fn bits(self, a: Self::F) -> Self::I;
     fn of_bits(self, a: Self::I) -> Self::F;
@@ -358,6 +361,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn any(self, m: [bool; 8]) -> bool {
         m != [false; 8]
+    }
+    #[inline(always)]
+    fn spread(self, a: [f32; 8], lanes: [i32; 8]) -> [f32; 8] {
+        lanes.map(|lane| a[lane as usize & 7])
     }
     #[inline(always)]
     fn splat_i(self, x: i32) -> [i32; 8] {
@@ -694,6 +701,10 @@ mod x86 {
             m != 0
         }
         #[inline(always)]
+        fn spread(self, a: __m512, lanes: __m512i) -> __m512 {
+            has!(_mm512_permutexvar_ps(lanes, a))
+        }
+        #[inline(always)]
         fn splat_i(self, x: i32) -> __m512i {
             has!(_mm512_set1_epi32(x))
         }
@@ -1002,6 +1013,10 @@ mod x86 {
         #[inline(always)]
         fn any(self, m: __m256) -> bool {
             has!(_mm256_movemask_ps(m) != 0)
+        }
+        #[inline(always)]
+        fn spread(self, a: __m256, lanes: __m256i) -> __m256 {
+            has!(_mm256_permutevar8x32_ps(a, lanes))
         }
         #[inline(always)]
         fn splat_i(self, x: i32) -> __m256i {
