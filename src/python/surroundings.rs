@@ -80,11 +80,7 @@ impl Function {
 }
 
 impl Table {
-    fn new(
-        dict: Bound<'_, PyDict>,
-        names: Vec<Bound<'_, PyAny>>,
-        functions: Vec<Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    fn new(dict: Bound<'_, PyDict>, names: Vec<Bound<'_, PyAny>>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let found = names.into_iter().map(|name| {
             let value = dict.get_item(&name)?.map(Bound::unbind);
             Ok(Name { name: name.unbind(), value, is_forgotten: AtomicBool::new(false) })
@@ -170,7 +166,8 @@ impl Items {
             return list.eq(copy);
         };
         let mut pairs = list.iter().zip(copy.iter());
-        Ok(list.len() == copy.len() && pairs.try_fold(true, |same, (a, b)| Ok::<_, PyErr>(same && is_equal(&a, &b)?))?)
+        Ok(list.len() == copy.len()
+            && pairs.try_fold(true, |same, (a, b)| Ok::<_, PyErr>(same && is_equal(&a, &b)?))?)
     }
 }
 
@@ -210,11 +207,7 @@ impl Surroundings {
     /// found there, each after the object of whose attributes it is the dictionary, and with the names that are read of it if
     /// these are not all.
     #[new]
-    fn new<'py>(
-        py: Python<'py>,
-        tables: Vec<Given<'py>>,
-        contents: Vec<Contents<'py>>,
-    ) -> PyResult<Self> {
+    fn new<'py>(py: Python<'py>, tables: Vec<Given<'py>>, contents: Vec<Contents<'py>>) -> PyResult<Self> {
         shielded("noting what code finds", || {
             let (mut dicts, mut found, mut lists) = (Dicts::new(py), Vec::new(), Vec::new());
             for (dict, names, functions) in tables {

@@ -363,6 +363,8 @@ pub fn conv_cases() -> Vec<Conv> {
         Conv::new_2d(1, [6, 25], 24, 24, [3, 3]).padding([0, 2, 2]).dilation([1, 2, 2]).groups(6),
         Conv::new_2d(1, [6, 11], 18, 18, [3, 3]).padding([0, 1, 1]).upsample([1, 2, 2]).groups(9),
         Conv::new_3d(2, [3, 4, 5], 20, 20, [3, 3, 3]).padding([1, 1, 1]).groups(5),
+        Conv::new_2d(2, [9, 22], 3, 16, [3, 3]).padding([0, 1, 1]),
+        Conv::new_2d(1, [9, 22], 8, 8, [3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [13, 9], 24, 40, [1, 1]),
         Conv::new_2d(3, [7, 5], 9, 8, [1, 1]).stride([1, 2, 2]),
         Conv::new_2d(1, [20, 20], 3, 16, [7, 7]).padding([0, 3, 3]).stride([1, 2, 2]),
