@@ -98,6 +98,9 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
     if isinstance(value, enum.Enum):
         return kind, value.name
+    if kind in _CONSTANTS or isinstance(value, type):
+        # `slice` cannot be hashed everywhere. Equal ones of two kinds, as `1+0j` and 1, are not one.
+        return kind, repr(value) if kind is slice or kind is complex else value
     if isinstance(value, tuple):
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
     if isinstance(value, dict):
@@ -107,6 +110,9 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in items]
     raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
 
+
+_CONSTANTS = frozenset((bytes, complex, range, slice, torch.layout, torch.memory_format))
+"""Kinds of arguments that are constants of a program, as texts and types are."""
 
 _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
     Tensor: _tensor,

@@ -341,6 +341,8 @@ class Dispatcher:
         self._pending: set[_Key] = set()
         self._warned: set[Fallback] = set()
         self._kept: set[str] = set()
+        self._beside: dict[str, _Eager] = {}
+        """What is known of calls with arguments that no program takes, by why."""
         self._writing: _Eager | None = None
         """What is known of all calls, once they were seen to write outside of the module."""
         self._changing: set[_Key] = set()
@@ -415,7 +417,7 @@ class Dispatcher:
             plain = plain_numbers(args, kwargs)
             if plain is not None:
                 return self._call_plain(args, kwargs, *plain)
-            return self._fall_back(UnsupportedError(f"{error} is passed to it"), args, kwargs)
+            return self._call_beside(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
             if is_captured(leaves):
@@ -446,6 +448,21 @@ class Dispatcher:
         else:
             result = self._run_regions(epoch, entry, args, kwargs)
         self._follow(epoch, key, entry, leaves)
+        return result
+
+    def _call_beside(self, error: UnsupportedError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with an argument that no program takes, a function or an object of the caller's: its submodules are perhaps
+        not given that, and have programs."""
+        epoch = None if self.options.strict else self._idle_epoch()
+        if epoch is None or self._is_captured():
+            return self._fall_back(error, args, kwargs)
+        entry = self._beside.get(str(error))
+        if entry is None:
+            entry = _Eager(error)
+            entry.open_ids = frozenset((id(self.module),))
+            self._beside[str(error)] = entry
+        result = self._run_regions(epoch, entry, args, kwargs)
+        self._follow(epoch, (str(error),), entry, [])
         return result
 
     def _call_plain(

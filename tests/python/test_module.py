@@ -9,6 +9,7 @@ import io
 import pickle
 import random
 import threading
+import uuid
 import warnings
 import weakref
 from collections import deque
@@ -1074,6 +1075,87 @@ def test_a_thread_that_always_draws_gets_each_number_once() -> None:
         thread.join()
     assert len(drawn) > 5
     assert len({number >> 1 for number in drawn}) == len(drawn)
+
+
+class Patched(nn.Module):
+    """Blocks, between which functions of the caller's run, as those of ComfyUI do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(3))
+
+    def forward(self, x: Tensor, options: dict[str, Any]) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            for patch in options.get("patches", ()):
+                x = patch(x, i)
+        constant = options.get("constant")
+        if isinstance(constant, slice):
+            return x[:, constant]
+        if isinstance(constant, type):
+            return x.to(torch.float64) if constant is float else x + 1
+        return x * (len(constant) if isinstance(constant, bytes | range) else complex(constant or 1).imag + 1)
+
+
+_factor = [2.0]
+OPAQUE: dict[str, Callable[[], Any]] = {
+    "nothing that is read": lambda: {"ids": [uuid.uuid4()], "generator": torch.Generator(), "set": {1}},
+    "a function": lambda: {"patches": [lambda x, i: x * _factor[0] + i]},
+    "a partial": lambda: {"patches": [functools.partial(torch.add, alpha=2)]},
+}
+
+
+@pytest.mark.parametrize("make", OPAQUE.values(), ids=OPAQUE.keys())
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_submodules_of_a_call_with_an_argument_that_no_program_takes_are_compiled(make: Callable[[], Any]) -> None:
+    module = Patched().eval()
+    compiled: Any = oxidiff.compile(module)
+    for n in (2, 3, 2):
+        options = make()
+        assert_close(compiled(image(n, 8), options), module(image(n, 8), options))
+        _factor[0] += 1
+    report = oxidiff.report(compiled)
+    assert (report.eager_calls, report.programs <= 1, report.captures <= 1) == (0, True, True)
+    assert "is passed to it" in report.fallbacks[0]["reason"]
+    with pytest.raises(oxidiff.UnsupportedError, match="is passed to it"):
+        oxidiff.compile(module, strict=True)(image(2, 8), make())
+
+
+@torch.no_grad()
+def test_arguments_that_are_constants_of_programs() -> None:
+    module = Patched().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    constants = slice(0, 3), slice(2, 4), range(3), range(5), b"two", b"three", 1j, 2j, 2 + 0j, int, float
+    for constant in (*constants, *constants):
+        options = {"constant": constant}
+        assert_close(compiled(image(2, 8), options), module(image(2, 8), options))
+    assert oxidiff.report(compiled).captures <= len(constants)
+
+
+class PadsTokens(nn.Module):
+    """Takes videos in a list, and to how many tokens they are padded, as Wan's own code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv3d(4, 8, (1, 2, 2), (1, 2, 2))
+
+    def forward(self, videos: list[Tensor], length: int) -> Tensor:
+        tokens = [self.patches(video[None]).flatten(2).transpose(1, 2) for video in videos]
+        assert max(t.size(1) for t in tokens) <= length
+        return torch.cat([torch.cat([t, t.new_zeros(1, length - t.size(1), t.size(2))], 1) for t in tokens])
+
+
+@torch.no_grad()
+def test_a_number_of_tokens_that_is_passed_follows_from_the_image() -> None:
+    module = PadsTokens().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    for height, width in ((8, 12), (12, 8), (10, 6), (32, 18)):
+        videos, length = [torch.randn(4, 3, height, width)], 3 * height * width // 4
+        torch.testing.assert_close(compiled(videos, length), module(videos, length))
+    assert oxidiff.report(compiled).captures == 1
+    # Padded to more, it is another program.
+    torch.testing.assert_close(compiled(videos, length + 5), module(videos, length + 5))
 
 
 class Tenfold(nn.Module):

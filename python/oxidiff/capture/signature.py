@@ -278,8 +278,10 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         key.append(type(value))
         for field in fields(value):
             _take_apart(getattr(value, field.name), key, tensors, numbers)
-    elif isinstance(value, (torch.dtype, torch.device, torch.memory_format, enum.Enum, type)):
+    elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)):
         key.append(value)
+    elif type(value) in (bytes, complex, range, slice):
+        key.append((type(value), repr(value)))
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")
 
