@@ -951,3 +951,82 @@ def test_reasons_say_what_is_not_supported(function, args, why):
     compiled = oxidiff.compile(function, cache=False)
     with pytest.warns(oxidiff.FallbackWarning, match=why):
         assert torch.equal(compiled(*args), function(*args))
+
+
+# --- ops that are their parts -----------------------------------------------------------------------------------------
+
+COMPOSITES = {
+    "tensordot": lambda x: torch.tensordot(x, x, dims=([1], [1])),
+    "column_stack": lambda x: torch.column_stack([x, x]),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.flip(0), dim=-1),
+    "pairwise_distance": lambda x: F.pairwise_distance(x, x.flip(0)),
+    "kron": lambda x: torch.kron(x[0, 0], x[1, 1]),
+    "trapezoid": lambda x: torch.trapezoid(x, dx=0.5),
+    "positive": lambda x: (+x) * 2,
+    "hsplit": lambda x: torch.hsplit(x, 2)[1] + 1,
+    "special.logsumexp": lambda x: torch.special.logsumexp(x, -1),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x[0, 0], x[0, 1].mT, x[1, 0]]),
+    "lstm_cell": lambda x: torch.lstm_cell(x[:, 0, 0, :4], (x[:, 0, 1, :4],) * 2, *(torch.ones(16, 4) / 3,) * 2)[0],
+    "gru_cell": lambda x: torch.gru_cell(x[:, 0, 0, :4], x[:, 0, 1, :4], *(torch.ones(12, 4) / 3,) * 2),
+    "rot90": lambda x: torch.rot90(x, 1, (2, 3)) + 1,
+    "rot90 three times": lambda x: torch.rot90(x, 3, (1, 2)) + 1,
+    "aminmax": lambda x: torch.stack(torch.aminmax(x, dim=2)),
+    "fmax": lambda x: torch.fmax(torch.where(x > 1, torch.nan, x), torch.where(x < -1, torch.nan, x.flip(0))),
+    "fmin": lambda x: torch.fmin(torch.where(x > 1, torch.nan, x), torch.where(x < -1, torch.nan, x.flip(0))),
+    "unfold": lambda x: F.unfold(x, 3, padding=1),
+    "unfold with steps": lambda x: F.unfold(x, (2, 3), (2, 1), (0, 1), (2, 3)),
+    "bilinear with antialias": lambda x: F.interpolate(x, (5, 7), mode="bilinear", antialias=True),
+    "bicubic with antialias": lambda x: F.interpolate(x, (5, 7), mode="bicubic", antialias=True),
+    "larger with antialias": lambda x: F.interpolate(x, (40, 30), mode="bicubic", antialias=True),
+    "a factor with antialias": lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
+    "corners with antialias": lambda x: F.interpolate(x, (5, 7), mode="bicubic", antialias=True, align_corners=True),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_ops_that_are_their_parts(name):
+    function = COMPOSITES[name]
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for size in SIZES:
+        x = image(*size)
+        torch.testing.assert_close(compiled(x), function(x), equal_nan=True, rtol=1e-5, atol=1e-5)
+    # Of some, sizes decide what the parts are, or are rounded.
+    is_one = name not in ("multi_dot", "unfold with steps", "a factor with antialias")
+    assert oxidiff.report(compiled).captures == 1 or not is_one
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_images_at_places(mode, padding, align_corners):
+    def function(x, grid):
+        return F.grid_sample(x, grid, mode, padding, align_corners)
+
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for (height, width), places in (((9, 11), (7, 6)), ((16, 8), (12, 20))):
+        x, grid = image(2, height, width, channels=16), rand(2, *places, 2, low=-1.7, high=1.7)
+        torch.testing.assert_close(compiled(x, grid), function(x, grid), rtol=1e-5, atol=1e-5)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, cls):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(16, 4)
+        self.between = cls(6, 8, num_layers=2, bidirectional=True, batch_first=True, dropout=0.5)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x))[0])
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_run_between_programs(cls):
+    module = Recurrent(cls).eval()
+    compiled = oxidiff.compile(module, cache=False)
+    with torch.no_grad():
+        for batch, length in ((2, 7), (3, 30)):
+            x = rand(batch, length, 4)
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (1, 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .aliasing import functional_overload, is_view_op
+from .composites import COMPOSED, is_composite
 from .meta import META_DEVICE
 
 if TYPE_CHECKING:
@@ -260,6 +261,13 @@ def _random(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     raise rec.error(f"{func} draws random numbers", func)
 
 
+def _recurrent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Random in training mode alone, by dropout between layers."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return _random(rec, func, args, kwargs) if given["train"] and given["dropout"] else rec.emit(func, args, kwargs)
+
+
 def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
         return _random(rec, func, args, kwargs)
@@ -310,21 +318,19 @@ def _unsupported(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[s
     raise rec.error(f"{func} writes into its arguments", func)
 
 
-def _diff(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Differences of neighbours, by slices whose ends are no sizes."""
-
-    def diff(
-        x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
-    ) -> Tensor:
-        ends = [part for part in (prepend, x, append) if part is not None]
-        x = torch.cat(ends, dim) if len(ends) > 1 else x
-        for _ in range(n):
-            after, before = aten.slice.Tensor(x, dim, 1), aten.slice.Tensor(x, dim, 0, -1)
-            x = torch.logical_xor(after, before) if x.dtype is torch.bool else after - before
-        return x
-
-    with rec:
-        return diff(*args, **kwargs)
+def _composite(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The parts of an op in its place."""
+    if func in rec.composing:
+        # Its parts are itself again, by another way.
+        return rec.emit(func, args, kwargs)
+    composed = COMPOSED.get(func, func.decompose)
+    rec.composing.add(func)
+    try:
+        with rec:
+            result = composed(*args, **kwargs)
+    finally:
+        rec.composing.discard(func)
+    return rec.emit(func, args, kwargs) if result is NotImplemented else result
 
 
 def _query(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -344,6 +350,8 @@ def classify(func: Any) -> Handler:
         return _in_place if functional_overload(func) is not None else _unsupported
     if not any("Tensor" in str(r.type) for r in schema.returns):
         return _query
+    if is_composite(func):
+        return _composite
     return _view if is_view_op(func) else _plain
 
 
@@ -384,5 +392,6 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),
     aten.cat.default: _cat,
     aten.one_hot.default: _one_hot,
-    aten.diff.default: _diff,
+    **dict.fromkeys((aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input), _recurrent),
+    **dict.fromkeys(COMPOSED, _composite),
 }  # fmt: skip

@@ -485,3 +485,16 @@ def _to_dtype(x: Tensor, dtype: torch.dtype, *_: Any) -> Tensor | None:
     if dtype is x.dtype or not x.is_contiguous():
         return None
     return _empty_strided(x.shape, x.stride(), dtype=dtype, device=META_DEVICE)
+
+
+@_rule(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def _recurrent(x: Tensor, hx: Any, *args: Any) -> Any:
+    """Without running a step for each element of a sequence, as torch does."""
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    is_both, is_batch_first = args[-2:]
+    sides = [*x.shape[:-1], states[0].shape[-1] * (2 if is_both else 1)]
+    if is_batch_first and len(sides) == 3:
+        out = _empty([sides[1], sides[0], sides[2]], x.dtype).transpose(0, 1)
+    else:
+        out = _empty(sides, x.dtype)
+    return [out, *(_empty(state.shape, state.dtype) for state in states)]

@@ -97,6 +97,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the program may be another since."""
         self.made: set[int] = set()
         """Ids of modules that `forward` makes."""
+        self.composing: set[Any] = set()
+        """Ops whose parts are recorded in their place just now."""
         self.look_outside: Callable[[str], None] | None = None
         """Called with the path of each module that ran until then, if code may write outside of modules."""
         self.adapters = Adapters(self)
