@@ -690,6 +690,12 @@ def test_a_lock_that_somebody_keeps_stops_nobody(net: nn.Module, fresh_warnings:
         with pytest.warns(oxidiff.CacheWarning, match="not kept.*locked"):
             assert_close(compiled(image()), net(image()))
         assert time.monotonic() - started < 10
+        # It is waited for once, not by each module.
+        started = time.monotonic()
+        for channels in (14, 16, 18):
+            more: Any = oxidiff.compile(Net(channels=channels).eval(), strict=True)
+            more(image())
+        assert time.monotonic() - started < 5
     # Nobody holds it but for a write.
     second: Any = oxidiff.compile(Net(channels=12).eval(), strict=True)
     second(image())

@@ -33,6 +33,7 @@ MAX_FOLDER_BYTES = 1 << 30
 """Above this, the graphs that were not used for longest are removed."""
 _SUFFIX = ".oxi"
 _CLOSED_SECONDS = 60.0
+_PATIENCE_SECONDS = 2.0
 
 
 def cache_folder() -> str | None:
@@ -91,8 +92,6 @@ class GraphStore:
         self._is_read = False
         self._waiting: dict[str, list[StoredGraph]] = {}
         self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
-        self._closed: dict[str, float] = {}
-        """Files that could not be written, and until when that is not tried again."""
         self.rows: list[Row] = []
         """Measurements that came with the graphs."""
         self.tuned: set[Tuned] = set()
@@ -183,16 +182,14 @@ class GraphStore:
             # Nothing is lost but time at the next start, of which nobody needs to hear at every one.
             return
         for path in self._paths():
-            if time.monotonic() < self._closed.get(path, 0.0):
-                continue
+            # A full disk is one problem, of however many files, as is a lock that somebody keeps.
+            folder = os.path.dirname(path)
+            place = folder if folder == graphs_folder() else path
             try:
-                update(path, artifact)
+                update(path, artifact, 0.0 if time.monotonic() < _closed.get(place, 0.0) else _PATIENCE_SECONDS)
             except Error as error:
-                # Somebody who keeps a lock would be waited for again and again.
-                self._closed[path] = time.monotonic() + _CLOSED_SECONDS
-                # A full disk is one problem, of however many files.
-                folder = os.path.dirname(path)
-                complain(f"compiled graphs are not kept: {error}", folder if folder == graphs_folder() else path)
+                _closed[place] = time.monotonic() + _CLOSED_SECONDS
+                complain(f"compiled graphs are not kept: {error}", place)
 
     def artifact(self, compiled: Sequence[_Compiled]) -> Artifact:
         """An artifact with these graphs.
@@ -251,15 +248,20 @@ class GraphStore:
                 os.utime(path)
 
 
-def update(path: str, artifact: Artifact) -> None:
-    """Adds what an artifact has to the file at ``path``, which another process may be extending too.
+_closed: dict[str, float] = {}
+"""Files and folders that could not be written, and until when nobody waits for them again: whoever keeps a lock would be
+waited for by each module of the process."""
+
+
+def update(path: str, artifact: Artifact, patience_s: float = _PATIENCE_SECONDS) -> None:
+    """Adds what an artifact has to the file at ``path``, which another process may be extending too: that is waited for.
 
     Raises:
         CacheError: The file cannot be locked or written.
     """
     folder = os.path.dirname(path) or "."
     try:
-        with _native.FileLock(os.path.join(folder, ".oxidiff-lock")):
+        with _native.FileLock(os.path.join(folder, ".oxidiff-lock"), patience_s):
             data = _native.read_file(path)
             merged = artifact
             if data is not None:
