@@ -130,7 +130,6 @@ class GraphStore:
         """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""
         if not self._is_read:
             # What an interrupt comes in the middle of is done again.
-            self._waiting.clear()
             if self._is_on:
                 start = time.perf_counter()
                 self._read_all()
@@ -229,6 +228,7 @@ class GraphStore:
             self._reason = str(error)
             return
         seen: set[tuple[str, str, bytes]] = set()
+        found = []
         for path in paths:
             if not os.path.exists(path):
                 continue
@@ -243,9 +243,11 @@ class GraphStore:
                 continue
             artifact.graphs = [g for g in artifact.graphs if g.identity not in seen]
             seen.update(g.identity for g in artifact.graphs)
-            self.add(artifact)
+            found.append(artifact)
             with contextlib.suppress(OSError):
                 os.utime(path)
+        for artifact in found:
+            self.add(artifact)
 
 
 _closed: dict[str, float] = {}
