@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .capture.signature import Double, attributes_of, dict_like
+from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError
 
 __all__ = ["Leaf", "NotAKeyError", "key_of", "plain_numbers", "replace_leaves"]
@@ -98,9 +98,11 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
     if isinstance(value, enum.Enum):
         return kind, value.name
-    if kind in _CONSTANTS or isinstance(value, type):
-        # `slice` cannot be hashed everywhere. Equal ones of two kinds, as `1+0j` and 1, are not one.
-        return kind, repr(value) if kind is slice or kind is complex else value
+    if isinstance(value, type) and type(value).__hash__ is not None:
+        return kind, value
+    if isinstance(value, _CONSTANTS) and is_constant(value):
+        # Equal ones of two kinds, as `1+0j` and 1, are not one, and slices cannot be hashed everywhere.
+        return kind, repr(value)
     if isinstance(value, tuple):
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
     if isinstance(value, dict):
@@ -111,7 +113,7 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
     raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
 
 
-_CONSTANTS = frozenset((bytes, complex, range, slice, torch.layout, torch.memory_format))
+_CONSTANTS = (bytes, complex, range, slice, torch.layout, torch.memory_format)
 """Kinds of arguments that are constants of a program, as texts and types are."""
 
 _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {

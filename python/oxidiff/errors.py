@@ -131,9 +131,13 @@ def _is_of_another_thread(error: BaseException) -> bool:
         return False
     while entry.tb_next is not None:
         entry = entry.tb_next
-    if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE + "capture"):
+    code = entry.tb_frame.f_code
+    if code.co_filename.startswith(_PACKAGE + "capture") or code.co_flags & _CAN_BE_THROWN_INTO:
         return False
-    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
+    return dis.opname[code.co_code[entry.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
+
+
+_CAN_BE_THROWN_INTO = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 _RAISED_BELOW = frozenset(("builtins", "numpy", "torch", __name__.partition(".")[0], *sys.stdlib_module_names))

@@ -119,10 +119,12 @@ def _grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corner
     def read(at: Tensor, row: Tensor) -> Tensor:
         """The image where it is, 0 elsewhere."""
         is_inside = (at >= 0) & (at < width) & (row >= 0) & (row < height)
+        # What is not a number leads nowhere.
+        row, at = (place.nan_to_num(nan=-1.0) for place in (row, at))
         index = row.clamp(0, height - 1).long() * width + at.clamp(0, width - 1).long()
         index = index.reshape(count, 1, rows * columns).expand(count, channels, rows * columns)
         found = torch.gather(flat, 2, index).reshape(count, channels, rows, columns)
-        return found * is_inside[:, None].to(x.dtype)
+        return torch.where(is_inside[:, None], found, 0.0)
 
     if mode == 1:
         return read(*(at.round() for at in places))
@@ -140,6 +142,8 @@ def _inside(at: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
     if padding == 2:
         # There and back again.
         start, span = (0.0, size - 1) if align_corners else (-0.5, size)
+        if not span:
+            return torch.zeros_like(at)
         away = (at - start).abs()
         turns = torch.floor(away / span)
         rest = away - turns * span
@@ -148,11 +152,13 @@ def _inside(at: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
     return at.clamp(0, size - 1) if padding else at
 
 
-def _smooth(cubic: bool) -> Callable[..., Tensor]:
+def _smooth(cubic: bool) -> Callable[..., Any]:
     def resize(
         x: Tensor, output_size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
-    ) -> Tensor:
+    ) -> Any:
         """Images (``[N, C, H, W]``) as they are seen from farther away: a product with weights per axis."""
+        if not x.dtype.is_floating_point:
+            return NotImplemented
         given: Sequence[float | None] = (None, None) if factors is None else factors
         sides = x.shape[2:]
         sizes = output_size if output_size is not None else [int(s * f) for s, f in zip(sides, given, strict=True) if f]
@@ -171,6 +177,7 @@ def _weights(x: Tensor, size: int, out: int, align_corners: bool, factor: float 
     like: Any = {"dtype": torch.float64 if x.dtype is torch.float64 else torch.float32, "device": x.device}
     if align_corners:
         scale = torch.full((), size - 1, **like) / torch.full((), out - 1, **like).clamp(min=1)
+        scale = torch.where(torch.full((), out, **like) > 1, scale, 0.0)
     elif factor:
         scale = torch.full((), 1 / factor, **like)
     else:

@@ -260,7 +260,7 @@ class Before:
         for ref in made:
             tensor = ref()
             if tensor is not None:
-                _remove_fromcontainers(tensor)
+                _remove_from_containers(tensor)
         return True
 
 
@@ -434,7 +434,7 @@ def _is_foreign(cache: Any) -> bool:
     return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
 
 
-def _remove_fromcontainers(value: Any, depth: int = 3) -> None:
+def _remove_from_containers(value: Any, depth: int = 3) -> None:
     """Takes what a trace made out of the lists and dictionaries that hold it, or a tuple or a record of it."""
     for holder in gc.get_referrers(value):
         if type(holder) is list:
@@ -445,4 +445,4 @@ def _remove_fromcontainers(value: Any, depth: int = 3) -> None:
             for name in [k for k, v in kind.items(holder) if v is value]:
                 kind.__delitem__(holder, name)
         elif isinstance(holder, tuple) and depth:
-            _remove_fromcontainers(holder, depth - 1)
+            _remove_from_containers(holder, depth - 1)

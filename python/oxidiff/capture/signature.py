@@ -39,6 +39,7 @@ __all__ = [
     "containers",
     "dict_like",
     "first_places",
+    "is_constant",
     "items_of",
     "share_of",
     "with_answers",
@@ -248,6 +249,13 @@ def _anything(*args: Any, **kwargs: Any) -> None:
     """The signature of a callable that has none."""
 
 
+def is_constant(value: Any) -> bool:
+    """Whether the text of a value says all of it: of a slice, if it is one between numbers."""
+    return not isinstance(value, slice) or all(
+        type(n) in (int, type(None)) for n in (value.start, value.stop, value.step)
+    )
+
+
 def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list[Number]) -> None:
     if isinstance(value, Tensor):
         key.append((value.dtype, _layout(value), value.device))
@@ -280,7 +288,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
             _take_apart(getattr(value, field.name), key, tensors, numbers)
     elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)):
         key.append(value)
-    elif type(value) in (bytes, complex, range, slice):
+    elif type(value) in (bytes, complex, range, slice) and is_constant(value):
         key.append((type(value), repr(value)))
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")

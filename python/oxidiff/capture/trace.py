@@ -260,7 +260,8 @@ def _recorded(
         before.forget(recorder)
         raise ChangedError(CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
-    leaked = before.is_kept or (not changes and before.forget(recorder))
+    forgot = before.forget(recorder)
+    leaked = before.is_kept or (not changes and forgot)
     if not (changes or leaked):
         recorder.check_others()
     return record, changes, leaked

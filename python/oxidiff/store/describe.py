@@ -11,6 +11,7 @@ installed package, gives another description.
 
 from __future__ import annotations
 
+import argparse
 import array
 import contextlib
 import contextvars
@@ -56,7 +57,7 @@ __all__ = ["UNDESCRIBED", "Description", "Input", "Surroundings", "describe", "s
 Input = tuple[Any, Any, str]
 """The dictionary or list that has a number, the key or index there, and the number's name."""
 
-UNDESCRIBED = (AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError)
+UNDESCRIBED = (AttributeError, ImportError, LookupError, OSError, RecursionError, RuntimeError, TypeError, ValueError)
 """What is raised where something cannot be described."""
 
 _SCALARS = (int, float, str, bool, type(None), bytes, complex)
@@ -66,12 +67,17 @@ _BY_TEXT = (
     fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath,
     operator.itemgetter, operator.attrgetter, operator.methodcaller,
 )  # fmt: skip
+_NAMESPACES = frozenset((argparse.Namespace, types.SimpleNamespace))
 _OF_DATA = frozenset({"argparse", "builtins", "collections", "configparser", "functools", "numpy", "types"})
 """Modules of the platform whose objects at the top of a file may be what a program is configured by."""
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 _DEPTH = 6
 _MAX_ITEMS = 4096
 _MAX_FUNCTIONS = 20_000
+_MAX_WRITTEN = 256
+"""Objects that are looked into for what code may write there."""
+_MAX_WATCHED = 4096
+"""Items of lists and sets in globals that each call compares."""
 _FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 # Where a model came from and who saved it: read by no forward.
@@ -539,6 +545,9 @@ class _Code:
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
         self._altered: dict[int, tuple[str, Any]] = {}
         self._may_draw = is_tolerant
+        self._namespaces: dict[int, tuple[str, Any]] = {}
+        """Options that are found outside of modules, by id, each with a name."""
+        self._options: dict[str, dict[str, str]] = {}
         self._environment: set[str] = set()
         """Names of variables of the environment that are read."""
         self._waiting: list[types.FunctionType] = []
@@ -571,16 +580,35 @@ class _Code:
     def finish(self) -> dict[str, str]:
         """Follows all code to its end, and gives what each reached function is."""
         self._replaced()
+        self._finish_code()
+        while self._read_namespaces():
+            self._finish_code()
+        for label, options in self._options.items():
+            self._rows[label] = {f"{name}={text}" for name, text in options.items()}
+        return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
+
+    def _read_namespaces(self) -> bool:
+        """Describes the options that code has names for; whether there were some that it had none for before."""
+        is_more = False
+        for label, value in list(self._namespaces.values()):
+            options, table = self._options.setdefault(label, {}), value.__dict__
+            for name in sorted(self._attributes & table.keys() - options.keys()):
+                options[name] = self._found(table[name], _DEPTH)
+                is_more = True
+        return is_more
+
+    def _finish_code(self) -> None:
         while self._waiting or self._new_names:
             while self._waiting:
-                self._function(self._waiting.pop())
+                function = self._waiting.pop()
+                with _undescribed() if self.is_tolerant else contextlib.nullcontext():
+                    self._function(function)
                 if len(self._rows) > _MAX_FUNCTIONS:
                     raise RecursionError("forward reaches too much code to describe")
             names, self._new_names = self._new_names, set()
             self._names |= names
             for cls in list(self._classes):
                 self._methods(cls, names)
-        return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
 
     def packages(self) -> dict[str, str]:
         """The versions of the installed packages that code was found in."""
@@ -609,7 +637,12 @@ class _Code:
         ]
         if self._environment and isinstance(variables := getattr(os.environ, "_data", None), dict):
             tables.append((variables, [_encoded(name) for name in self._environment], []))
-        written = self._outer()
+        written, left = self._outer(), _MAX_WATCHED
+        for key, (_, held) in list(self._contents.items()):
+            if isinstance(held, list | set):
+                left -= len(held)
+                if left < 0:
+                    del self._contents[key]
         tables += [(table, [name], []) for _, table, name in written.names if isinstance(table, dict)]
         contents = [
             (
@@ -634,8 +667,13 @@ class _Code:
         if is_value(value := table.get(name)):
             state.append(f"{label}={value!r}")
 
-    def _note_written(self, label: str, value: Any, sets: Set[str], is_item: bool, state: list[str]) -> None:
+    def _note_written(
+        self, label: str, value: Any, sets: Set[str], is_item: bool, state: list[str], seen: dict[int, Any]
+    ) -> None:
         """Notes what code may write that sets these attributes, and perhaps items, in what it finds."""
+        if id(value) in seen or len(seen) > _MAX_WRITTEN:
+            return
+        seen[id(value)] = value
         if isinstance(value, dict | list | set):
             if is_item:
                 self._altered[id(value)] = label, value
@@ -652,7 +690,7 @@ class _Code:
         for name in [name for name in table if name in self._attributes and not name.startswith("__")]:
             held = table[name]
             if isinstance(held, dict | list | set | types.FunctionType) or (is_object and is_plain_object(type(held))):
-                self._note_written(f"{label}.{name}", held, sets, is_item, state)
+                self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
 
     def _read_of(self, owner: Any) -> Iterator[str]:
         """The attributes of an object that code may read, which has names for them."""
@@ -683,6 +721,12 @@ class _Code:
             self._contents[id(table)] = value, table
             for held in list(table.values()) if isinstance(value, Mapping) else ():
                 self.note_contents(held)
+
+    def note_outside(self, value: Any) -> None:
+        """Notes what is inside of something that was found outside of modules and is described otherwise."""
+        before, self._is_outside = self._is_outside, True
+        self.note_contents(value)
+        self._is_outside = before
 
     def _found(self, value: Any, depth: int) -> str:
         """The text of what is outside of modules, the contents of which are followed."""
@@ -717,7 +761,8 @@ class _Code:
 
     def _methods(self, cls: type, names: Set[str]) -> None:
         table = cls.__dict__
-        for name in table.keys() & names:
+        # In one order in all processes: which object is met first shows in texts.
+        for name in sorted(table.keys() & names):
             value = table[name]
             if isinstance(value, _FUNCTIONS):
                 self.reach_value(value)
@@ -748,8 +793,13 @@ class _Code:
                 self.reach(wrapped)
         elif isinstance(value, type):
             self.reach_class(value)
-        elif (inner := getattr(value, "__wrapped__", None)) is not None:
-            self.reach_value(inner)
+        else:
+            inner = None
+            # Whatever code of its class does for names that it has not.
+            with contextlib.suppress(Exception):
+                inner = getattr(value, "__wrapped__", None)
+            if inner is not None:
+                self.reach_value(inner)
 
     def _function(self, function: types.FunctionType) -> None:
         self._table(function.__globals__)[2].append(function)
@@ -796,7 +846,7 @@ class _Code:
                 self._may_draw = self._may_draw or _draws(value)
                 is_asking = is_asking or value is os.environ or value is os.getenv
                 if sets or is_item:
-                    self._note_written(f"the global {name}", value, sets, is_item, state)
+                    self._note_written(f"the global {name}", value, sets, is_item, state, {})
                 state.append(f"{name}={self._outside(value)}")
         for name in (*modules_imported(code, table), *texts) if is_own else ():
             if (module := sys.modules.get(name)) is not None:
@@ -861,6 +911,11 @@ class _Code:
         # loggers, locks, type variables.
         if _is_routine(value) or not (isinstance(value, types.ModuleType) or _is_of_platform(kind)):
             return self._found(value, _DEPTH)
+        if kind in _NAMESPACES:
+            # Of options only those that code names: a folder for results is another one at each start.
+            self._namespaces.setdefault(id(value), (f"namespace {len(self._namespaces)}", value))
+            self.note_outside(value)
+            return self._namespaces[id(value)][0]
         if isinstance(value, _BY_TEXT) or kind.__module__ in _OF_DATA:
             with _undescribed():
                 return self._found(value, _DEPTH)
@@ -882,14 +937,14 @@ def _is_own(kind: type) -> bool:
 
 
 def _is_own_module(module: types.ModuleType) -> bool:
-    file = getattr(module, "__file__", None) or ""
+    file = module.__dict__.get("__file__") or ""
     return not (_is_platform_module(module) or file.startswith(_PACKAGES))
 
 
 def _is_platform_module(module: types.ModuleType) -> bool:
     # Without a file are modules that are built in, parts of extensions, notebooks and folders without an `__init__.py`.
-    file = getattr(module, "__file__", None)
-    return _is_platform(file) if file else _is_platform_name(module.__name__)
+    file = module.__dict__.get("__file__")
+    return _is_platform(file) if isinstance(file, str) else _is_platform_name(module.__name__)
 
 
 def _is_platform_name(name: str) -> bool:
@@ -918,7 +973,6 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
             yield from sorted(_texts(constant))
 
 
-@functools.cache
 def _specials(cls: type) -> frozenset[str]:
     """The methods of a class of a program's own that syntax calls: operators, and what makes an object."""
     if not _is_own(cls):
