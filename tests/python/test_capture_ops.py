@@ -1009,6 +1009,32 @@ def test_images_at_places(mode, padding, align_corners):
         torch.testing.assert_close(compiled(x, grid), function(x, grid), rtol=1e-5, atol=1e-5)
 
 
+def test_edges_of_images_at_places():
+    for padding, corners in itertools.product(("zeros", "border", "reflection"), (True, False)):
+
+        def function(x, grid, padding=padding, corners=corners):
+            return F.grid_sample(x, grid, "bilinear", padding, corners)
+
+        compiled = oxidiff.compile(function, cache=False, strict=True)
+        one, many = rand(1, 16, 1, 1), rand(1, 16, 5, 5)
+        many[..., 0, 0], many[..., 4, 4] = torch.inf, -torch.inf
+        for x in (one, many):
+            grid = rand(1, 6, 6, 2, low=-1.5, high=1.5)
+            torch.testing.assert_close(compiled(x, grid), function(x, grid), equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_images_of_one_pixel_with_antialias(mode):
+    for corners in (True, False):
+
+        def function(x, corners=corners):
+            return F.interpolate(x, (1, 1), mode=mode, antialias=True, align_corners=corners)
+
+        compiled = oxidiff.compile(function, cache=False, strict=True)
+        x = image(2, 6, 7)
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-5, atol=1e-5)
+
+
 class Recurrent(nn.Module):
     def __init__(self, cls):
         super().__init__()

@@ -7,12 +7,14 @@ import collections
 import dataclasses
 import dis
 import functools
+import gc
 import importlib
 import inspect
 import json.decoder
 import sys
 import textwrap
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
+from files import python
 from oxidiff.outside import globals_read
 from oxidiff.store.describe import describe
 
@@ -400,3 +403,58 @@ class Net(nn.Module):
     assert results[0] != results[1] == results[2], "the test itself"
     assert digests[0] != digests[1]
     assert digests[1] == digests[2], "or nothing would ever be found again"
+
+
+_options = argparse.Namespace(scale=2.0, folder="first")
+
+
+class ReadsOptions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * _options.scale
+
+
+def test_options_that_no_code_reads_change_nothing() -> None:
+    module = ReadsOptions()
+    before = describe(module, module.forward).digest
+    _options.folder = "second"
+    assert describe(module, module.forward).digest == before
+    _options.scale = 3.0
+    assert describe(module, module.forward).digest != before
+
+
+def test_descriptions_do_not_depend_on_the_order_of_sets() -> None:
+    code = """
+        from torch import nn
+        from oxidiff.store.describe import describe
+        class Numbers:
+            def __init__(self): self.one, self.two, self.three = 1.0, 2.0, 3.0
+        numbers = Numbers()
+        def add(x): return x + numbers.one
+        def scale(x): return x * numbers.two
+        def shift(x): return x - numbers.three
+        class Net(nn.Module):
+            def first(self, x): return add(x)
+            def second(self, x): return scale(x)
+            def third(self, x): return shift(x)
+            def forward(self, x): return self.third(self.second(self.first(x)))
+        print(describe(Net(), Net().forward).digest)
+    """
+    assert len({python(code, PYTHONHASHSEED=str(seed)) for seed in range(4)}) == 1
+
+
+def test_classes_go_once_nobody_has_them() -> None:
+    kept = [torch.ones(2)]
+
+    class Local(nn.Module):
+        def __getitem__(self, x: Tensor) -> Tensor:
+            return x * kept[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    module = Local()
+    found = describe(module, module.forward)
+    held = weakref.ref(Local)
+    del module, Local, found
+    gc.collect()
+    assert held() is None

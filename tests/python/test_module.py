@@ -1133,6 +1133,33 @@ def test_arguments_that_are_constants_of_programs() -> None:
     assert oxidiff.report(compiled).captures <= len(constants)
 
 
+class TakesAny(nn.Module):
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        return x * given.stop.sum() if isinstance(given, slice) else x + 1
+
+
+class ByName(type):
+    def __eq__(cls, other: object) -> bool:
+        return repr(cls) == repr(other)
+
+
+class Named(metaclass=ByName):
+    """Of a class of classes that cannot be hashed."""
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_constants_are_told_apart_by_all_that_they_are() -> None:
+    module = TakesAny()
+    compiled: Any = oxidiff.compile(module)
+    long = torch.zeros(2000)
+    for place in (7, 1000, 1001):
+        long = long.clone()
+        long[place] += place
+        assert_close(compiled(image(2, 3), slice(0, long)), module(image(2, 3), slice(0, long)))
+    assert_close(compiled(image(2, 3), Named), module(image(2, 3), Named))
+
+
 class PadsTokens(nn.Module):
     """Takes videos in a list, and to how many tokens they are padded, as Wan's own code does."""
 

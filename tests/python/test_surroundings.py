@@ -393,3 +393,46 @@ def test_a_wrapper_in_the_place_of_a_function_of_torch_runs_once(
     x = torch.randn(2, 3, 8)
     compiled: Any = oxidiff.compile(Model(), cache=False, strict=True)
     torch.testing.assert_close(compiled(x), Model()(x))
+
+
+_KEEPS = """
+import torch
+from torch import nn
+count, tables, made = 0, {}, []
+
+class Node:
+    pass
+
+first, second = Node(), Node()
+first.other, second.other, first.value = second, first, 1.0
+factors = {"scale": 1.0}
+
+def scale():
+    return factors["scale"]
+
+class Net(nn.Module):
+    def forward(self, x, is_set=False):
+        global count
+        count += 1
+        if 4 not in tables:
+            tables[4] = torch.arange(4).float()
+        if is_set:
+            first.other.other.value = 3.0
+        return (x + tables[4]) * scale()
+"""
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_tables_in_globals_are_never_those_of_a_trace() -> None:
+    """Beside a count, and objects that lead to each other."""
+    space = types.ModuleType(f"keeps_{next(_NAMES)}")
+    exec(_KEEPS, space.__dict__)
+    module = space.Net()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for call in range(1, 5):
+        torch.testing.assert_close(compiled(torch.ones(3, 4)), 1 + torch.arange(4.0).expand(3, 4))
+        assert space.count == call
+        assert not space.tables[4].is_meta
+    space.factors["scale"] = 5.0
+    torch.testing.assert_close(compiled(torch.ones(3, 4)), 5 * (1 + torch.arange(4.0)).expand(3, 4))
