@@ -1160,31 +1160,6 @@ def test_constants_are_told_apart_by_all_that_they_are() -> None:
     assert_close(compiled(image(2, 3), Named), module(image(2, 3), Named))
 
 
-class PadsTokens(nn.Module):
-    """Takes videos in a list, and to how many tokens they are padded, as Wan's own code does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv3d(4, 8, (1, 2, 2), (1, 2, 2))
-
-    def forward(self, videos: list[Tensor], length: int) -> Tensor:
-        tokens = [self.patches(video[None]).flatten(2).transpose(1, 2) for video in videos]
-        assert max(t.size(1) for t in tokens) <= length
-        return torch.cat([torch.cat([t, t.new_zeros(1, length - t.size(1), t.size(2))], 1) for t in tokens])
-
-
-@torch.no_grad()
-def test_a_number_of_tokens_that_is_passed_follows_from_the_image() -> None:
-    module = PadsTokens().eval()
-    compiled: Any = oxidiff.compile(module, strict=True)
-    for height, width in ((8, 12), (12, 8), (10, 6), (32, 18)):
-        videos, length = [torch.randn(4, 3, height, width)], 3 * height * width // 4
-        torch.testing.assert_close(compiled(videos, length), module(videos, length))
-    assert oxidiff.report(compiled).captures == 1
-    # Padded to more, it is another program.
-    torch.testing.assert_close(compiled(videos, length + 5), module(videos, length + 5))
-
-
 class Tenfold(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, nn.Linear.forward(cast(Any, self), x)) * 10

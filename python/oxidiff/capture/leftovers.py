@@ -68,6 +68,8 @@ class Change:
     is_outside: bool = False
     module: str = ""
     """The path of the module whose ``forward`` did it, if that is known."""
+    holds_tensor: bool = False
+    """Whether there is a tensor in what is there now, which may be taken out of it."""
 
     def undo(self) -> None:
         """Puts back what was there."""
@@ -94,6 +96,7 @@ class Content:
     after: list[Any]
     is_outside: bool = False
     module: str = ""
+    holds_tensor: bool = False
 
     def undo(self) -> None:
         """Puts back what was in it."""
@@ -232,7 +235,10 @@ class Before:
         for change in outside:
             change.module = self._where or ""
             change.undo()
-        return [*changes, *outside]
+        changes += outside
+        for change in changes:
+            change.holds_tensor = _holds_tensor(change.after)
+        return changes
 
     def forget(self, recorder: Recorder) -> bool:
         """Looks for meta tensors that outlive their trace, in caches and containers, and removes them from there.
@@ -267,6 +273,14 @@ class Before:
 def _is_same_table(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two dictionaries have the same objects under the same names, in whatever order."""
     return one.keys() == other.keys() and all(one[name] is value for name, value in other.items())
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    return isinstance(value, Tensor)
 
 
 def _reorder(table: dict[str, Any], before: dict[str, Any]) -> None:

@@ -503,17 +503,13 @@ HELD_OUT: tuple[tuple[bool, frozenset[str]], ...] = (
 
 def ties(bound: Sequence[Symbol]) -> Iterator[dict[str, Dim]]:
     """What may follow from what among sizes that are not free alone, the likeliest first: lengths from all other sizes, as
-    those of position tables do from the edges of an image; lengths from one size; ints, too, as how many tokens an image has
-    when it is passed; in models that draw squares only, the width of an image from its height."""
+    those of position tables do from the edges of an image; lengths from one size; in models that draw squares only, the
+    width of an image from its height."""
     # Nothing that is passed follows from what is read.
     sizes = [s for s in bound if not s.limit]
     edges = [s for s in sizes if s.role not in ("sequence", "batch")]
-    ways: list[tuple[list[Symbol], tuple[str, ...]]]
-    ways = [(drivers, ("sequence",)) for drivers in (edges, *([s] for s in sizes if edges != [s]))]
-    if any(s.role == "int" for s in edges):
-        ways.append(([s for s in edges if s.role != "int"], ("sequence", "int")))
-    for drivers, roles in ways:
-        followers = [s for s in bound if s.role in roles and s not in drivers]
+    for drivers in [edges, *([s] for s in sizes if edges != [s])]:
+        followers = [s for s in bound if s.role == "sequence" and s not in drivers]
         forms = [[*_following(s, drivers, followers), None] for s in followers]
         for chosen in islice(product(*forms), _MAX_TIES):
             tied = {s.name: form for s, form in zip(followers, chosen, strict=True) if form is not None}
@@ -546,16 +542,11 @@ def _following(follower: Symbol, drivers: Sequence[Symbol], others: Sequence[Sym
         for count in (1, 2, 3):
             for chosen in combinations(drivers, count):
                 whole = prod(int(s.value) for s in chosen)
-                patches = [1 << log for log in range(count * _MAX_PATCH.bit_length())] if rest > 0 else []
-                patch = next((patch for patch in patches if rest * patch == whole), None)
-                if patch is not None:
-                    rank = 5 if other is not None else 0 if count == 1 == patch else 4 - count
-                    found.append((rank, patch, _product(chosen) * Fraction(1, patch) + beside))
-                elif follower.role == "int" and count > 1 and other is None:
-                    # Of so many frames, which a model takes for channels.
-                    patch = next((patch for patch in patches if rest * patch % whole == 0), None)
-                    if patch is not None:
-                        found.append((6, patch, _product(chosen) * Fraction(rest, whole)))
+                patch = next((1 << log for log in range(count * _MAX_PATCH.bit_length()) if rest << log == whole), None)
+                if patch is None or rest <= 0:
+                    continue
+                rank = 5 if other is not None else 0 if count == 1 == patch else 4 - count
+                found.append((rank, patch, _product(chosen) * Fraction(1, patch) + beside))
     for symbol in drivers:
         more = int(length - symbol.value)
         if abs(more) == 1:

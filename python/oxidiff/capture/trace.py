@@ -132,7 +132,7 @@ def _settled(run: Callable[[], tuple[Trace, list[Change | Content], bool]]) -> T
     lasting = [c for c in changes if isinstance(c, Change) and not (c.is_item or c.is_sized or c.is_outside)]
     lasting = [c for c in lasting if not isinstance(c.table, Cells)]
     for change in changes:
-        if _holds_tensor(change.after):
+        if change.holds_tensor:
             raise _kept(f"keeps a tensor in the attribute {change.label}", changes, change)
         if not any(change is one for one in lasting):
             raise _kept(f"changes {change.label}, which later calls see", changes, change)
@@ -162,14 +162,6 @@ def _settled(run: Callable[[], tuple[Trace, list[Change | Content], bool]]) -> T
 def _kept(what: str, changes: Sequence[Change | Content], change: Change | Content) -> KeptError:
     where = f"in {change.module}: " if change.module else ""
     return KeptError(f"{where}forward {what}", changes, module=change.module)
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_tensor, value))
-    if isinstance(value, dict):
-        return any(map(_holds_tensor, value.values()))
-    return isinstance(value, Tensor)
 
 
 def _run(
