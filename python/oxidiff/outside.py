@@ -363,7 +363,8 @@ def _instructions(code: types.CodeType, wanted: Iterable[int]) -> Iterator[tuple
 
 
 def _ops(*names: str) -> tuple[int, ...]:
-    return tuple(dis.opmap[name] for name in names if name in dis.opmap)
+    """The instructions of these names that this interpreter has; some stand for others while code is compiled alone."""
+    return tuple(dis.opmap[name] for name in names if dis.opmap.get(name, 256) < 256)
 
 
 _SETS_GLOBALS = _ops("STORE_GLOBAL", "DELETE_GLOBAL")
@@ -379,9 +380,10 @@ _CHANGES = frozenset(
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 # The lowest bits say what a call needs.
 _SHIFTS = {
-    dis.opmap[name]: shift if sys.version_info >= (3, 12) else 0
-    for name, shift in (("LOAD_ATTR", 1), ("LOAD_METHOD", 0), ("LOAD_SUPER_ATTR", 2)) if name in dis.opmap
-}  # fmt: skip
+    op: shift if sys.version_info >= (3, 12) else 0
+    for name, shift in (("LOAD_ATTR", 1), ("LOAD_METHOD", 0), ("LOAD_SUPER_ATTR", 2))
+    for op in _ops(name)
+}
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _LOADS = [dis.opmap[op] for op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if op in dis.opmap]
 
