@@ -100,7 +100,7 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         return kind, value.name
     if isinstance(value, type) and type(value).__hash__ is not None:
         return kind, value
-    if isinstance(value, _CONSTANTS) and is_constant(value):
+    if is_constant(value):
         # Equal ones of two kinds, as `1+0j` and 1, are not one, and slices cannot be hashed everywhere.
         return kind, repr(value)
     if isinstance(value, tuple):
@@ -112,9 +112,6 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in items]
     raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
 
-
-_CONSTANTS = (bytes, complex, range, slice, torch.layout, torch.memory_format)
-"""Kinds of arguments that are constants of a program, as texts and types are."""
 
 _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
     Tensor: _tensor,

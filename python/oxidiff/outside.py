@@ -31,6 +31,7 @@ __all__ = [
     "globals_read",
     "modules_held",
     "modules_imported",
+    "writes_in",
 ]
 
 _ABSENT: Any = object()

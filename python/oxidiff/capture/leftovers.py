@@ -172,7 +172,7 @@ class Before:
 
     def look_outside(self, path: str) -> None:
         """Notes where something outside of modules was first seen to be written: by the module at ``path``."""
-        if self._where is None and any(True for _ in self._changes_outside()):
+        if self._where is None and next(self._changes_outside(), None) is not None:
             self._where = path
 
     def _changes_outside(self) -> Iterator[Change | Content]:
@@ -227,7 +227,7 @@ class Before:
                 if old is not new and (module, name) not in foreign:
                     change = Change(f"{prefix}{name}", table, name, old, new, is_sized=is_traced(left))
                     change.undo()
-                    if not ((module, name) in self._computed or is_as(old, new) or _has_same_items(old, new)):
+                    if (module, name) not in self._computed and not is_as(old, new):
                         changes.append(change)
             if not foreign and list(table) != list(before):
                 _reorder(table, before)
@@ -289,13 +289,6 @@ def _reorder(table: dict[str, Any], before: dict[str, Any]) -> None:
     # One call into C: nobody else runs between an item's leaving its place and its coming back.
     with contextlib.suppress(KeyError):
         deque(map(table.__setitem__, names, map(table.pop, names)), maxlen=0)
-
-
-def _has_same_items(one: Any, other: Any) -> bool:
-    """Whether a list was replaced by another one of the very same objects: tables that are moved to where they are."""
-    if type(one) is not type(other) or not isinstance(one, (list, tuple)) or len(one) != len(other):
-        return False
-    return all(map(operator.is_, one, other))
 
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

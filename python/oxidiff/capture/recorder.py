@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.composing: set[Any] = set()
         """Ops whose parts are recorded in their place just now."""
         self.look_outside: Callable[[str], None] | None = None
-        """Called with the path of each module that ran until then, if code may write outside of modules."""
+        """Called with the path of each module that ran until then, to see which one writes outside of modules."""
         self.adapters = Adapters(self)
         self.stranger: StrangerError | None = None
         self.has_doubles = False

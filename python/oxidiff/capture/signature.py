@@ -250,10 +250,11 @@ def _anything(*args: Any, **kwargs: Any) -> None:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether the text of a value says all of it: of a slice, if it is one between numbers."""
-    return not isinstance(value, slice) or all(
-        type(n) in (int, type(None)) for n in (value.start, value.stop, value.step)
-    )
+    """Whether an argument is a constant of a program, as texts and types are, that its text says all of: of slices those
+    between numbers."""
+    if type(value) is slice:
+        return all(type(n) in (int, type(None)) for n in (value.start, value.stop, value.step))
+    return type(value) in (bytes, complex, range, torch.layout, torch.memory_format)
 
 
 def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list[Number]) -> None:
@@ -288,7 +289,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
             _take_apart(getattr(value, field.name), key, tensors, numbers)
     elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)):
         key.append(value)
-    elif type(value) in (bytes, complex, range, slice) and is_constant(value):
+    elif is_constant(value):
         key.append((type(value), repr(value)))
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")

@@ -121,12 +121,15 @@ def _put_back(generators: Sequence[_Generator]) -> None:
             put(state)
 
 
-def _settled(run: Callable[[], tuple[Trace, list[Change | Content], bool]]) -> Trace:
+def _settled(run: Callable[..., tuple[Trace, list[Change | Content], bool]]) -> Trace:
     """A run that changes nothing. What a first call sets up once (lazily installed hooks, say) a second run finds as it is;
     it has to do what the first one did, or the call that is captured would get the results of the next."""
     record, changes, leaked = run()
     if not (changes or leaked):
         return record
+    if any(change.is_outside for change in changes):
+        # Once more, to see which module does it: looking takes longer than all else.
+        changes = run(is_looking=True)[1] or changes
     # What a container holds may be another thing at each size, as what follows from sizes is. And Dynamo, which would find
     # the parts of such a forward, loses what functions that are attributes write into variables around them.
     lasting = [c for c in changes if isinstance(c, Change) and not (c.is_item or c.is_sized or c.is_outside)]
@@ -173,13 +176,14 @@ def _run(
     limit: int | None,
     reader: Reader | None,
     has_doubles: bool,
+    is_looking: bool = False,
 ) -> tuple[Trace, list[Change | Content], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     before = Before(weights)
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
     recorder.held = before.held
-    if weights.outer:
+    if is_looking:
         recorder.look_outside = before.look_outside
     if reader is not None:
         reader.begin()

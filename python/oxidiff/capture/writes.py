@@ -62,9 +62,6 @@ class Outer:
         self.holders = containers(holders)
         self.may_draw = may_draw
 
-    def __bool__(self) -> bool:
-        return bool(self.names or self.holders)
-
 
 class ClassTable(MutableMapping[str, Any]):
     """The attributes of a class, to be written."""

@@ -661,8 +661,8 @@ class _Code:
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
         return Outer(self._written.values(), self._altered.values(), self._may_draw)
 
-    def _note_place(self, label: str, table: Any, name: str, state: list[str]) -> None:
-        self._written[id(table), name] = label, table, name
+    def _note_place(self, label: str, owner: Any, table: Any, name: str, state: list[str]) -> None:
+        self._written[id(owner), name] = label, table, name
         # A program is of calls that find there what they would leave there.
         if is_value(value := table.get(name)):
             state.append(f"{label}={value!r}")
@@ -686,7 +686,7 @@ class _Code:
             return
         table = ClassTable(value) if is_class else value.__dict__
         for name in sorted(sets):
-            self._note_place(f"{label}.{name}", table, name, state)
+            self._note_place(f"{label}.{name}", value, table, name, state)
         for name in [name for name in table if name in self._attributes and not name.startswith("__")]:
             held = table[name]
             if isinstance(held, dict | list | set | types.FunctionType) or (is_object and is_plain_object(type(held))):
@@ -835,7 +835,7 @@ class _Code:
         self._sets |= sets
         self._may_draw = self._may_draw or not _RANDOM.isdisjoint(names)
         for name in sorted(assigned):
-            self._note_place(f"the global {name}", table, name, state)
+            self._note_place(f"the global {name}", table, table, name, state)
             self._table(table)[1].add(name)
         for name in dict.fromkeys(read):
             value = table.get(name, missing)
