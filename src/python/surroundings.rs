@@ -41,7 +41,13 @@ struct Items {
     is_forgotten: AtomicBool,
 }
 
-/// A name that is read of a table.
+/// An object that keeps its attributes in slots, with those that are read.
+struct Slots {
+    object: Py<PyAny>,
+    names: Vec<Name>,
+}
+
+/// A name that is read of a table or an object.
 struct Name {
     name: Py<PyAny>,
     /// `None` where nothing has that name.
@@ -58,9 +64,14 @@ struct Function {
 }
 
 impl Name {
-    fn is_same(&self, dict: &Bound<'_, PyDict>) -> PyResult<bool> {
-        match (dict.get_item(&self.name)?, &self.value) {
-            (Some(now), Some(before)) => is_equal(&now, before.bind(dict.py())),
+    fn new(name: Bound<'_, PyAny>, value: Option<Bound<'_, PyAny>>) -> Self {
+        Self { name: name.unbind(), value: value.map(Bound::unbind), is_forgotten: AtomicBool::new(false) }
+    }
+
+    /// Whether this is still its value.
+    fn is_same(&self, now: Option<Bound<'_, PyAny>>) -> PyResult<bool> {
+        match (now, &self.value) {
+            (Some(now), Some(before)) => is_equal(&now, before.bind(now.py())),
             (now, before) => Ok(now.is_none() && before.is_none()),
         }
     }
@@ -82,8 +93,8 @@ impl Function {
 impl Table {
     fn new(dict: Bound<'_, PyDict>, names: Vec<Bound<'_, PyAny>>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let found = names.into_iter().map(|name| {
-            let value = dict.get_item(&name)?.map(Bound::unbind);
-            Ok(Name { name: name.unbind(), value, is_forgotten: AtomicBool::new(false) })
+            let value = dict.get_item(&name)?;
+            Ok(Name::new(name, value))
         });
         let names = found.collect::<PyResult<_>>()?;
         let functions = functions.into_iter().map(Function::new).collect::<PyResult<_>>()?;
@@ -105,7 +116,7 @@ impl Table {
     fn each_changed(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
         let dict = self.dict.bind(py);
         for name in &self.names {
-            if name.is_forgotten.load(Ordering::Relaxed) || name.is_same(dict)? {
+            if name.is_forgotten.load(Ordering::Relaxed) || name.is_same(dict.get_item(&name.name)?)? {
                 continue;
             }
             let is_code = !self.is_inside && name.value.as_ref().is_some_and(|value| value.bind(py).is_callable());
@@ -171,6 +182,36 @@ impl Items {
     }
 }
 
+impl Slots {
+    fn new(object: Bound<'_, PyAny>, names: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let found = names.into_iter().map(|name| {
+            let value = Self::value(&object, &name)?;
+            Ok(Name::new(name, value))
+        });
+        Ok(Self { names: found.collect::<PyResult<_>>()?, object: object.unbind() })
+    }
+
+    /// What a slot holds, if anything.
+    fn value<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        object.getattr_opt(name.cast::<PyString>()?)
+    }
+
+    /// Calls `visit` with each slot that holds something else now, until it is false; gives whether it was.
+    fn each_changed(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
+        for name in &self.names {
+            if name.is_forgotten.load(Ordering::Relaxed)
+                || name.is_same(Self::value(self.object.bind(py), name.name.bind(py))?)?
+            {
+                continue;
+            }
+            if !visit(name.name.bind(py).to_string(), false, &name.is_forgotten) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
 /// The same object, or an equal number or text.
 fn is_equal(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(a.is(b) || (is_value(a) && a.get_type().is(b.get_type()) && a.eq(b)?))
@@ -194,6 +235,7 @@ type Visit<'a> = dyn FnMut(String, bool, &AtomicBool) -> bool + 'a;
 pub struct Surroundings {
     tables: Vec<Table>,
     lists: Vec<Items>,
+    slots: Vec<Slots>,
     /// Writes since everything was as noted.
     dicts: Mutex<Arc<Dicts>>,
 }
@@ -205,11 +247,11 @@ type Given<'py> = (Bound<'py, PyDict>, Vec<Bound<'py, PyAny>>, Vec<Bound<'py, Py
 impl Surroundings {
     /// Tables, each with the names that are read of it and functions of the file; then dictionaries, lists and sets that are
     /// found there, each after the object of whose attributes it is the dictionary, and with the names that are read of it if
-    /// these are not all.
+    /// these are not all. An object that has slots stands for its own dictionary.
     #[new]
     fn new<'py>(py: Python<'py>, tables: Vec<Given<'py>>, contents: Vec<Contents<'py>>) -> PyResult<Self> {
         shielded("noting what code finds", || {
-            let (mut dicts, mut found, mut lists) = (Dicts::new(py), Vec::new(), Vec::new());
+            let (mut dicts, mut found, mut lists, mut slots) = (Dicts::new(py), Vec::new(), Vec::new(), Vec::new());
             for (dict, names, functions) in tables {
                 dicts.note(&dict)?;
                 found.push(Table::new(dict, names, functions)?);
@@ -218,7 +260,11 @@ impl Surroundings {
                 match (list.cast::<PyDict>(), owner) {
                     (Ok(dict), Some(owner)) => dicts.note_attributes(&owner, dict)?,
                     (Ok(dict), None) => dicts.note(dict)?,
-                    (Err(_), _) => {
+                    (Err(_), Some(owner)) => {
+                        slots.push(Slots::new(owner, names.unwrap_or_default())?);
+                        continue;
+                    }
+                    (Err(_), None) => {
                         lists.push(Items::new(list)?);
                         continue;
                     }
@@ -226,14 +272,14 @@ impl Surroundings {
                 found.push(Table::inside(list.cast::<PyDict>()?, names)?);
             }
             dicts.close();
-            Ok(Self { tables: found, lists, dicts: Mutex::new(Arc::new(dicts)) })
+            Ok(Self { tables: found, lists, slots, dicts: Mutex::new(Arc::new(dicts)) })
         })
     }
 
     /// Whether something else is found now.
     pub fn is_changed(&self, py: Python<'_>) -> PyResult<bool> {
         shielded("looking at what code finds", || {
-            if self.each_changed_list(py, &mut |_, _, _| false)? {
+            if self.each_changed_item(py, &mut |_, _, _| false)? {
                 return Ok(true);
             }
             let dicts = self.dicts();
@@ -271,7 +317,7 @@ impl Surroundings {
                 }
                 true
             };
-            self.each_changed_list(py, &mut forget)?;
+            self.each_changed_item(py, &mut forget)?;
             for table in &self.tables {
                 table.each_changed(py, &mut forget)?;
             }
@@ -285,6 +331,10 @@ impl Surroundings {
             visit.call(&items.list)?;
             visit.call(&items.copy)?;
         }
+        for slots in &self.slots {
+            visit.call(&slots.object)?;
+            slots.names.iter().try_for_each(|name| visit.call(&name.value))?;
+        }
         // Held only while a pointer is copied.
         self.dicts.try_lock().map_or(Ok(()), |dicts| dicts.traverse(&visit))
     }
@@ -295,13 +345,18 @@ impl Surroundings {
         self.dicts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Calls `visit` with each list and set that is another now, until it is false; gives whether it was.
-    fn each_changed_list(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
+    /// Calls `visit` with each list, set and slot that is another now, until it is false; gives whether it was.
+    fn each_changed_item(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
         for items in &self.lists {
             if items.is_forgotten.load(Ordering::Relaxed) || items.is_same(py)? {
                 continue;
             }
             if !visit(items.list.bind(py).to_string(), false, &items.is_forgotten) {
+                return Ok(true);
+            }
+        }
+        for slots in &self.slots {
+            if slots.each_changed(py, visit)? {
                 return Ok(true);
             }
         }

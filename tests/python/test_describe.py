@@ -11,6 +11,7 @@ import gc
 import importlib
 import inspect
 import json.decoder
+import operator
 import sys
 import textwrap
 import types
@@ -405,21 +406,60 @@ class Net(nn.Module):
     assert digests[1] == digests[2], "or nothing would ever be found again"
 
 
-_options = argparse.Namespace(scale=2.0, folder="first")
+class _Own:
+    def __init__(self) -> None:
+        self.scale, self.folder = 2.0, "first"
 
 
-class ReadsOptions(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * _options.scale
+class _Nested:
+    __slots__ = ("folder", "inner")
+
+    def __init__(self) -> None:
+        self.folder, self.inner = 1, _Own()
+
+    @property
+    def scale(self) -> float:
+        return self.inner.scale
 
 
-def test_options_that_no_code_reads_change_nothing() -> None:
-    module = ReadsOptions()
-    before = describe(module, module.forward).digest
-    _options.folder = "second"
-    assert describe(module, module.forward).digest == before
-    _options.scale = 3.0
-    assert describe(module, module.forward).digest != before
+_settings: Any = None
+
+
+def _get(name: str) -> Any:
+    return getattr(_settings, name)
+
+
+_READS_SETTINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "its name": lambda x: x * _settings.scale,
+    "getattr": lambda x: x * getattr(_settings, "scale"),  # noqa: B009
+    "getattr of a list": lambda x: x * sum(getattr(_settings, name) for name in ("scale", "scale")),
+    "getattr elsewhere": lambda x: x * _get("scale"),
+    "getattr of parts": lambda x: x * _get("sca" + str(x.ndim)[:0] + "le"),
+    "attrgetter": lambda x: x * operator.attrgetter("scale")(_settings),
+    "vars": lambda x: x * vars(_settings)["scale"],
+    "a dictionary": lambda x: x * _settings.__dict__["scale"],
+    "all": lambda x: x * sum(value for value in vars(_settings).values() if not isinstance(value, str)),
+}
+
+
+@pytest.mark.parametrize("kind", [_Own, _Nested, lambda: argparse.Namespace(scale=2.0, folder="first")])
+@pytest.mark.parametrize("way", _READS_SETTINGS)
+def test_of_objects_in_globals_only_what_code_reads_is_described(
+    way: str, kind: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ReadsSettings(nn.Module):
+        pass
+
+    module, settings = ReadsSettings(), kind()
+    monkeypatch.setattr(ReadsSettings, "forward", _READS_SETTINGS[way], raising=False)
+    monkeypatch.setitem(globals(), "_settings", settings)
+    digests = [describe(module, _READS_SETTINGS[way]).digest]
+    settings.folder = "second"
+    digests.append(describe(module, _READS_SETTINGS[way]).digest)
+    getattr(settings, "inner", settings).scale = 3.0
+    digests.append(describe(module, _READS_SETTINGS[way]).digest)
+    assert digests[2] not in digests[:2]
+    assert digests[0] == digests[1] or way in ("vars", "a dictionary", "all")
 
 
 def test_descriptions_do_not_depend_on_the_order_of_sets() -> None:

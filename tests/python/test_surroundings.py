@@ -223,6 +223,56 @@ def test_what_changes_inside_of_globals_is_noticed(cache: bool, monkeypatch: pyt
     monkeypatch.delenv("OXIDIFF_TEST_OTHER")
 
 
+_LOOKS = """
+import argparse, operator
+from torch import nn
+
+class Own:
+    def __init__(self): self.scale, self.note = 2.0, 0
+class Slotted:
+    __slots__ = ("scale", "note")
+    def __init__(self): self.scale, self.note = 2.0, 0
+    @property
+    def twice(self): return self.scale * 2
+
+found = {KIND}
+def get(name): return getattr(found, name)
+
+class Net(nn.Module):
+    def forward(self, x): return x * {WAY}
+"""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Own()", "Slotted()", "argparse.Namespace(scale=2.0, note=0)"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "found.scale", "getattr(found, 'scale')", "[getattr(found, name) for name in ('scale',)][0]", "get('scale')",
+        "operator.attrgetter('scale')(found)", "vars(found)['scale']", "found.__dict__['scale']", "found.twice",
+    ],
+)  # fmt: skip
+def test_however_code_looks_for_an_attribute_its_changes_are_noticed(way: str, kind: str) -> None:
+    space = types.ModuleType(f"looks_{next(_NAMES)}")
+    exec(_LOOKS.replace("{KIND}", kind).replace("{WAY}", way), space.__dict__)
+    if kind == "Slotted()" and ("vars" in way or "__dict__" in way):
+        pytest.skip("has no dictionary")
+    if kind != "Slotted()" and "twice" in way:
+        pytest.skip("has no such property")
+    module = space.Net()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    _check((module, compiled))
+    captures = oxidiff.report(compiled).captures
+    if "__dict__" not in way and "vars" not in way:
+        space.found.note = 1
+        _check((module, compiled))
+        assert oxidiff.report(compiled).captures == captures
+    space.found.scale = 3.0
+    _check((module, compiled))
+    assert oxidiff.report(compiled).captures > captures
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 @torch.no_grad()
 def test_what_is_not_read_changes_nothing(space: Any) -> None:
     module = space.Net()

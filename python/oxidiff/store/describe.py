@@ -354,6 +354,8 @@ class _Tree:
             raise ValueError(f"the state of a {name} cannot be seen")
         if id(value) in self._seen:
             return f"{name} seen"
+        if self.code.is_outside and _is_own(kind):
+            return f"{name} {self.code.named_of(value, table)}"
         self._seen[id(value)] = value
         items = ((k, v) for k, v in table.items() if k not in _ORIGINS)
         inside = ", ".join(f"{k}={self._item(table, k, v, depth - 1)}" for k, v in items)
@@ -478,6 +480,12 @@ _OF_GLOBALS = frozenset({"eval", "exec", "globals", "vars"})
 """Names in code that finds globals by texts."""
 _BY_NAME = _OF_GLOBALS | {"__dict__", "__import__", "attrgetter", "getattr", "import_module", "modules"}
 """Names in code that finds things by texts."""
+_LOOKING = frozenset({"__getattribute__", "attrgetter", "getattr"})
+"""Names in code that looks for attributes by texts."""
+_LISTING = frozenset(
+    {"__dict__", "__slots__", "_get_kwargs", "asdict", "astuple", "dir", "fields", "getmembers", "vars"}
+)
+"""Names in code that goes through the attributes of objects."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _NOT_RUN = frozenset(
     {
@@ -538,16 +546,23 @@ class _Code:
         """Tables by id, with what is read of each, and the functions of the file."""
         self._contents: dict[int, tuple[Any, Any]] = {}
         """Dictionaries, lists and sets that are found outside of modules, by id, each after the object whose attributes it
-        is."""
-        self._is_outside = False
+        is; an object with slots after itself."""
+        self.is_outside = False
+        """Whether what is described was found outside of modules."""
         self._sets: set[str] = set()
         """Names of attributes that code sets."""
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
         self._altered: dict[int, tuple[str, Any]] = {}
         self._may_draw = is_tolerant
-        self._namespaces: dict[int, tuple[str, Any]] = {}
-        """Options that are found outside of modules, by id, each with a name."""
+        self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        """Options and objects of a program's own classes that are found outside of modules, by id: a name for each, and its
+        attributes."""
         self._options: dict[str, dict[str, str]] = {}
+        """By that name, the attributes that code reads."""
+        self._texts: set[str] = set()
+        """Texts in code of the program's own."""
+        self._is_looking, self._is_listing = False, False
+        """Whether that code may look for attributes by texts, and go through all attributes of objects."""
         self._environment: set[str] = set()
         """Names of variables of the environment that are read."""
         self._waiting: list[types.FunctionType] = []
@@ -581,20 +596,26 @@ class _Code:
         """Follows all code to its end, and gives what each reached function is."""
         self._replaced()
         self._finish_code()
-        while self._read_namespaces():
+        while self._read_objects():
             self._finish_code()
         for label, options in self._options.items():
             self._rows[label] = {f"{name}={text}" for name, text in options.items()}
         return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
 
-    def _read_namespaces(self) -> bool:
-        """Describes the options that code has names for; whether there were some that it had none for before."""
+    def named_of(self, value: Any, table: dict[str, Any]) -> str:
+        """The name of an object of which that is described which code reads: a folder for results, a time or a number of the
+        run is another one at each start."""
+        return self._objects.setdefault(id(value), (f"object {len(self._objects)}", value, table))[0]
+
+    def _read_objects(self) -> bool:
+        """Describes the attributes of objects that code has names for; whether there were some that it had none for."""
         is_more = False
-        for label, value in list(self._namespaces.values()):
-            options, table = self._options.setdefault(label, {}), value.__dict__
-            for name in sorted(self._attributes & table.keys() - options.keys()):
-                options[name] = self._found(table[name], _DEPTH)
-                is_more = True
+        for label, _, table in list(self._objects.values()):
+            options = self._options.setdefault(label, {})
+            for name in sorted(table.keys() - options.keys()):
+                if name in self._attributes or self._is_listing or self._is_of_texts(name):
+                    options[name] = self._found(table[name], _DEPTH)
+                    is_more = True
         return is_more
 
     def _finish_code(self) -> None:
@@ -609,6 +630,11 @@ class _Code:
             self._names |= names
             for cls in list(self._classes):
                 self._methods(cls, names)
+
+    def _is_of_texts(self, name: str) -> bool:
+        """Whether code may find an attribute by texts, or by what it puts together from them."""
+        parts = self._texts if self._is_looking else self._parts
+        return any(len(part) > 2 and (name.startswith(part) or name.endswith(part)) for part in parts)
 
     def packages(self) -> dict[str, str]:
         """The versions of the installed packages that code was found in."""
@@ -638,9 +664,9 @@ class _Code:
         if self._environment and isinstance(variables := getattr(os.environ, "_data", None), dict):
             tables.append((variables, [_encoded(name) for name in self._environment], []))
         written, left = self._outer(), _MAX_WATCHED
-        for key, (_, held) in list(self._contents.items()):
-            if isinstance(held, list | set):
-                left -= len(held)
+        for key, (owner, held) in list(self._contents.items()):
+            if not isinstance(held, dict):
+                left -= len(held) if owner is None else 1
                 if left < 0:
                     del self._contents[key]
         tables += [(table, [name], []) for _, table, name in written.names if isinstance(table, dict)]
@@ -693,9 +719,16 @@ class _Code:
                 self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
 
     def _read_of(self, owner: Any) -> Iterator[str]:
-        """The attributes of an object that code may read, which has names for them."""
-        spaces = (owner, *type(owner).__mro__)
-        return iter({name for space in spaces for name in space.__dict__.keys() & self._attributes})
+        """The attributes of an object that code may read."""
+        found: set[str] = set()
+        if (named := self._objects.get(id(owner))) is not None:
+            found.update(self._options.get(named[0], ()))
+        if not hasattr(owner, "__dict__"):
+            # Slots alone: a property would be computed at each call.
+            return iter(found | ((_attributes(owner) or {}).keys() & self._attributes))
+        for space in (owner, *type(owner).__mro__):
+            found |= space.__dict__.keys() & self._attributes
+        return iter(found)
 
     def _table(self, table: dict[str, Any]) -> tuple[dict[str, Any], set[str], list[types.FunctionType]]:
         return self._read.setdefault(id(table), (table, set(), []))
@@ -712,7 +745,7 @@ class _Code:
 
     def note_contents(self, value: Any) -> None:
         """Notes what is inside of something that was found outside of modules."""
-        if not self._is_outside:
+        if not self.is_outside:
             return
         if isinstance(value, dict | list | set):
             if len(value) <= _MAX_ITEMS:
@@ -721,16 +754,18 @@ class _Code:
             self._contents[id(table)] = value, table
             for held in list(table.values()) if isinstance(value, Mapping) else ():
                 self.note_contents(held)
+        elif _is_own(type(value)):
+            self._contents[id(value)] = value, value
 
     def note_outside(self, value: Any) -> None:
         """Notes what is inside of something that was found outside of modules and is described otherwise."""
-        before, self._is_outside = self._is_outside, True
+        before, self.is_outside = self.is_outside, True
         self.note_contents(value)
-        self._is_outside = before
+        self.is_outside = before
 
     def _found(self, value: Any, depth: int) -> str:
         """The text of what is outside of modules, the contents of which are followed."""
-        before, self._is_outside = self._is_outside, True
+        before, self.is_outside = self.is_outside, True
         try:
             return self.tree.value(value, depth)
         except UNDESCRIBED as error:
@@ -738,7 +773,7 @@ class _Code:
                 raise
             return ""
         finally:
-            self._is_outside = before
+            self.is_outside = before
 
     def note_text(self, text: str) -> None:
         """Notes a text that may be the name of a method."""
@@ -827,6 +862,10 @@ class _Code:
         # `functional.silu` is none of the file's own names.
         read = globals_read(code)
         texts = list(_texts(code.co_consts)) if is_own and not _BY_NAME.isdisjoint(names) else []
+        if is_own:
+            self._texts.update(_texts(code.co_consts))
+            self._is_looking = self._is_looking or not _LOOKING.isdisjoint(names)
+            self._is_listing = self._is_listing or not _LISTING.isdisjoint(names)
         if not _OF_GLOBALS.isdisjoint(names):
             read += [word for text in texts for word in _WORD.findall(text) if word in table]
         used: list[types.ModuleType] = []
@@ -912,10 +951,8 @@ class _Code:
         if _is_routine(value) or not (isinstance(value, types.ModuleType) or _is_of_platform(kind)):
             return self._found(value, _DEPTH)
         if kind in _NAMESPACES:
-            # Of options only those that code names: a folder for results is another one at each start.
-            self._namespaces.setdefault(id(value), (f"namespace {len(self._namespaces)}", value))
             self.note_outside(value)
-            return self._namespaces[id(value)][0]
+            return self.named_of(value, value.__dict__)
         if isinstance(value, _BY_TEXT) or kind.__module__ in _OF_DATA:
             with _undescribed():
                 return self._found(value, _DEPTH)
