@@ -21,6 +21,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .autocast import without_autocast
+
 __all__ = [
     "EffectiveWeights",
     "TensorState",
@@ -272,6 +274,7 @@ class _Term:
     magnitude: Tensor | None
 
 
+@without_autocast
 def _effective(base: Tensor, terms: list[_Term]) -> Tensor:
     # Weights that are written later must be counted by torch, whatever mode this call is made in.
     with torch.inference_mode(False), torch.no_grad():

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from .autocast import autocast_state
 from .device import device_of, tf32
 from .errors import UnsupportedError
 
@@ -36,8 +37,7 @@ def ambient_mode() -> tuple[Any, ...] | str:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is on"
     mode = torch.get_default_dtype(), *tf32()
-    # On a GPU autocast is an obstacle; on the CPU that of a GPU changes nothing.
-    return mode if is_usual else (*mode, torch.is_autocast_enabled("cuda"), _len_function_stack() > 0)
+    return mode if is_usual else (*mode, *autocast_state(), _len_function_stack() > 0)
 
 
 def _obstacle() -> str | None:
@@ -47,8 +47,6 @@ def _obstacle() -> str | None:
         mode = _C._get_function_stack_at(i)
         if type(mode) is not DeviceContext or mode.device.type != "cpu":
             return f"a torch function mode is active ({type(mode).__name__})"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on; convert the module to the lower precision instead"
     return None
 
 
@@ -64,11 +62,9 @@ _SUPPORTED = frozenset(
 def tensor_obstacle(tensor: Tensor) -> str | None:
     """Why no program takes this argument."""
     try:
-        device = device_of(tensor.device)
+        device_of(tensor.device)
     except UnsupportedError as error:
         return str(error)
-    if device is not None and device.has_autocast():
-        return "autocast is on; convert the module to the lower precision instead"
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         return f"there is no kernel for arguments of {tensor.dtype}"
     if tensor.numel() == 0:

@@ -86,10 +86,6 @@ class Device:
         """As :func:`tf32`."""
         return tf32()
 
-    def has_autocast(self) -> bool:
-        """Whether eager would cast arguments of ops there."""
-        return torch.is_autocast_enabled("cuda")
-
     def synchronize(self) -> None:
         """Waits for everything on the device."""
         torch.cuda.synchronize(self.device)

@@ -27,6 +27,7 @@ from torch import Tensor
 from . import _native
 from .adapters import EffectiveWeights, disabled_while_merged, named_modules, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
+from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, plain_numbers
 from .capture import CHANGED, ChangedError, KeptError, LeftError, NotFiniteError, leads_to
@@ -847,11 +848,13 @@ class Dispatcher:
         if key in self._pending:
             return True
         this = weakref.ref(self)
+        autocast = autocast_state()
 
         def task() -> None:
             dispatcher = this()
             if dispatcher is not None:
-                dispatcher._prepare_in_background(key, args, kwargs, leaves)
+                with autocast_as(autocast):
+                    dispatcher._prepare_in_background(key, args, kwargs, leaves)
 
         is_submitted = False
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .autocast import without_autocast
 from .capture import CapturedGraph, Dim, Node, WeightSlot
 from .capture.graph import number_at, operands
 from .capture.lowering import DTYPES
@@ -104,6 +105,7 @@ class Staged:
         """The programs of its stages with their weights: who holds them can run them when the module has become another."""
         return [None if variant is None else variant.executable for _, variant in self.stages]
 
+    @without_autocast
     def run(
         self,
         executables: Sequence[Executable | Guarded | None],

@@ -454,21 +454,6 @@ def test_results_are_torchs_own_tensors(gpu: StandIn) -> None:
 
 
 @torch.no_grad()
-def test_autocast_runs_eager(gpu: StandIn) -> None:
-    net, x = Net(), image()
-    ours = compiled(net, strict=False)
-    assert_close(ours(x), net(x))
-    torch.set_autocast_enabled("cuda", True)
-    try:
-        with pytest.warns(oxidiff.FallbackWarning, match="autocast"):
-            ours(x)
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-    assert_close(ours(x), net(x))
-    assert ours.report().eager_calls == 1
-
-
-@torch.no_grad()
 def test_an_op_without_a_kernel_runs_eager_between_programs(gpu: StandIn) -> None:
     class Sorts(nn.Module):
         def __init__(self) -> None:

@@ -139,9 +139,6 @@ class StandIn:
     def tf32(self) -> tuple[bool, bool]:
         return device.tf32()
 
-    def has_autocast(self) -> bool:
-        return torch.is_autocast_enabled("cuda")
-
     def synchronize(self) -> None:
         self.waits += 1
 

@@ -338,9 +338,11 @@ def test_modes() -> None:
     before = eager_calls(compiled)
     assert torch.equal(assert_same(eager, compiled, draw), expected)
     assert eager_calls(compiled) == before
-    with torch.autocast("cpu", torch.bfloat16), pytest.warns(oxidiff.FallbackWarning, match="autocast"):
-        assert_same(eager, compiled, draw)
-    assert eager_calls(compiled)["unet"] == before["unet"] + STEPS
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, actual = (torch.as_tensor(draw(pipe)) for pipe in (eager, compiled))
+    # Both round by some units of bfloat16's last place, 2**-8, which guidance multiplies.
+    assert testing.relative_error(actual, cast) < 2**-8 * (1 + 2 * GUIDANCE)
+    assert eager_calls(compiled) == before
     assert torch.equal(assert_same(eager, compiled, draw), expected)
 
 

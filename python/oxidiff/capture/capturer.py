@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..autocast import without_autocast
 from ..errors import CaptureError
 from .dim import Dim, Real
 from .failures import ChangedError, LongerError
@@ -168,12 +169,14 @@ class Capturer:
         return call
 
     @_recording
+    @without_autocast
     @following()
     def capture(self, call: Call) -> CapturedGraph:
         """Captures the program of ``call``; see :func:`capture`."""
         return self._captured(call)
 
     @_recording
+    @without_autocast
     @following()
     def lowered(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, LoweredGraph]:
         """Captures the program of ``call`` and lowers it. A size that the compiler must know becomes a constant.
@@ -189,6 +192,7 @@ class Capturer:
         return self._fixing(call, lambda graph: lower(graph, make_builder()))
 
     @_recording
+    @without_autocast
     @following()
     def staged(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, list[Stage]]:
         """As :meth:`lowered`, for a graph with ops that the compiler does not know: cut at these.
@@ -223,6 +227,7 @@ class Capturer:
         return graph
 
     @_recording
+    @without_autocast
     @following()
     def extend(self, graph: CapturedGraph, call: Call) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
@@ -508,6 +513,7 @@ class _Session:
             self.limit,
             reader,
             has_doubles,
+            self.call.autocast,
         )
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:

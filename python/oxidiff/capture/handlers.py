@@ -208,6 +208,20 @@ def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return _same_value(rec, aten.clone.default, (x,), {}) if copies else x
 
 
+def _to_full_precision(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What TorchScript writes into a function that runs under autocast."""
+    x, on_cuda, on_cpu = args
+    is_low = x.dtype in (torch.float16, torch.bfloat16) and (on_cuda if rec.autocast_kind == "cuda" else on_cpu)
+    return _convert(rec, aten.to.dtype, (x, torch.float32), {}) if is_low else x
+
+
+def _to_reduced_precision(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As :func:`_to_full_precision`."""
+    x, on_cuda, on_cpu, cuda_dtype, cpu_dtype = args
+    is_on, dtype = (on_cuda, cuda_dtype) if rec.autocast_kind == "cuda" else (on_cpu, cpu_dtype)
+    return _convert(rec, aten.to.dtype, (x, dtype), {}) if is_on and x.dtype is torch.float32 else x
+
+
 def _item(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     constant = rec.constants.get(id(args[0])) if args else None
     if constant is not None and constant.numel() == 1:
@@ -263,6 +277,8 @@ def _random(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _recurrent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Random in training mode alone, by dropout between layers."""
+    if rec.cast_to is not None:
+        raise rec.error(f"what autocast makes of {func} is not known", func)
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return _random(rec, func, args, kwargs) if given["train"] and given["dropout"] else rec.emit(func, args, kwargs)
@@ -325,11 +341,14 @@ def _composite(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return rec.emit(func, args, kwargs)
     composed = COMPOSED.get(func, func.decompose)
     rec.composing.add(func)
+    # Of formulas that are not PyTorch's the parts are cast as little as the op is.
+    before, rec.cast_to = rec.cast_to, None if func in COMPOSED else rec.cast_to
     try:
         with rec:
             result = composed(*args, **kwargs)
     finally:
         rec.composing.discard(func)
+        rec.cast_to = before
     return rec.emit(func, args, kwargs) if result is NotImplemented else result
 
 
@@ -394,4 +413,6 @@ HANDLERS: dict[Any, Handler] = {
     aten.one_hot.default: _one_hot,
     **dict.fromkeys((aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input), _recurrent),
     **dict.fromkeys(COMPOSED, _composite),
+    aten._autocast_to_full_precision.default: _to_full_precision,
+    aten._autocast_to_reduced_precision.default: _to_reduced_precision,
 }  # fmt: skip

@@ -198,6 +198,11 @@ def _div(x: Any, y: Any) -> Tensor | None:
     return _pointwise(dtype, x, y)
 
 
+@_rule(aten.to.dtype)
+def _to(x: Tensor, dtype: torch.dtype, *rest: Any, **named: Any) -> Tensor | None:
+    return None if dtype is x.dtype or rest or named else _pointwise(dtype, x)
+
+
 @_rule(aten.pow.Tensor_Scalar)
 def _pow(x: Tensor, exponent: Any) -> Tensor | None:
     return _like(x) if x.dtype.is_floating_point and not isinstance(exponent, complex) else None
@@ -328,21 +333,28 @@ def _conv_transpose(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> None:
 @_rule(aten.layer_norm.default)
 def _layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, *_: Any) -> Tensor | None:
     n = len(normalized_shape)
-    if list(x.shape[x.dim() - n :]) != list(normalized_shape) or (weight is not None and weight.dtype is not x.dtype):
+    if list(x.shape[x.dim() - n :]) != list(normalized_shape) or (weight is not None and not _goes_with(weight, x)):
         return None
     return _empty(x.shape, x.dtype)
 
 
+def _goes_with(weight: Tensor, x: Tensor) -> bool:
+    """Whether a norm of ``x`` has a weight of this type, and a result of the type of ``x``."""
+    return weight.dtype is x.dtype or (weight.dtype is torch.float32 and x.dtype in (torch.bfloat16, torch.float16))
+
+
 @_rule(aten.rms_norm.default)
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, *_: Any) -> Tensor | None:
-    return None if _layer_norm(x, normalized_shape, weight) is None else _by_channels(x.shape, x)
+    if weight is not None and weight.dtype is not x.dtype:
+        return None
+    return None if _layer_norm(x, normalized_shape) is None else _by_channels(x.shape, x)
 
 
 @_rule(aten.group_norm.default)
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, *_: Any) -> Tensor | None:
     if x.dim() < 2 or x.shape[1] % num_groups:
         return None
-    if weight is not None and (weight.dtype is not x.dtype or weight.shape != (x.shape[1],)):
+    if weight is not None and (not _goes_with(weight, x) or weight.shape != (x.shape[1],)):
         return None
     return _by_channels(x.shape, x)
 

@@ -24,6 +24,7 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
+from .casts import mapped
 from .flex import flex_attention
 from .following import is_tracing
 from .guards import plain
@@ -38,6 +39,7 @@ __all__ = ["RealDevice", "following_lengths", "past_caches", "telling_transforme
 aten = torch.ops.aten
 
 
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NEW_TENSOR = torch.Tensor.new_tensor
 _MAKING = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor))
@@ -51,7 +53,6 @@ class RealDevice(TorchFunctionMode):
         self._recorder = recorder
         device = recorder.device
         kind = device.type
-        self._autocast_type = kind if kind != "meta" else "cpu"
         self._answers: dict[Any, Any] = {
             torch.Tensor.device.__get__: device,
             torch.Tensor.is_meta.__get__: kind == "meta",  # type: ignore[attr-defined]
@@ -105,19 +106,33 @@ class RealDevice(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rec = self._recorder
+        if not rec.is_autocast and not _is_any_autocast_enabled():
+            return self._call(func, args, kwargs)
+        if torch.is_autocast_enabled(rec.autocast_kind):
+            # What a dispatch mode sees of it is that it is off.
+            rec.cast_to = torch.get_autocast_dtype(rec.autocast_kind)
+        rec.is_called = True
+        try:
+            return self._call(func, args, kwargs)
+        finally:
+            rec.cast_to, rec.is_called = None, False
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):
             if str(func) == "flex_attention":
+                if self._recorder.cast_to is not None:
+                    raise self._recorder.error(f"what autocast makes of {func} is not known", func)
                 return flex_attention(self._recorder, *args, **(kwargs or {}))
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         if not _is_torchs(func):
             func = _asking(func)
-        if torch.is_autocast_enabled(self._autocast_type):
-            # Meta tensors are not cast, so the trace would not show what eager does.
-            raise self._recorder.error("autocast is on; convert the module to the lower precision instead", func)
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
+        if self._recorder.cast_to is not None and getattr(func, "__name__", "") != "__get__":
+            args, kwargs = mapped(self._recorder.entered, args), mapped(self._recorder.entered, kwargs)
         if func in _SETTING_DATA:
             raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
         self._ledger.use(args)

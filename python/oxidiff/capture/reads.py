@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..autocast import without_autocast
 from ..errors import CaptureError, is_interrupt
 from .dim import Dim
 from .failures import NotFiniteError
@@ -97,6 +98,7 @@ class Asking:
         return answer
 
 
+@without_autocast
 def answer_in(
     record: Trace,
     makers: Sequence[int],
@@ -204,6 +206,7 @@ class Prelude:
         self._operands = read.operands
         self._value = read.value
 
+    @without_autocast
     def run(self, values: dict[int, Tensor]) -> Answer:
         """The answer.
 

@@ -17,10 +17,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..autocast import KINDS
 from ..errors import CaptureError
+from . import casts
 from .aliasing import Aliases
 from .failures import LongerError, StrangerError
 from .following import Adapters
@@ -83,6 +85,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.limit = sys.maxsize if limit is None else limit
         self.weights = weights
         self.device = device
+        self.autocast_kind = device.type if device.type in KINDS else "cpu"
+        self.cast_to: torch.dtype | None = None
+        """What autocast casts to, where it is on, but in an op the arguments of which were cast."""
+        self.is_autocast = False
+        """Whether it is on for the whole call, other than what ``forward`` itself does."""
+        self.is_called = False
+        """Whether a function of torch runs that was called from Python."""
         self.thread = threading.get_ident()
         self.path = ""
         self.values: dict[int, int] = {}
@@ -206,6 +215,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) in self._others:
             tensor = self._others[id(tensor)][1]
         return self.weights.twins.get(id(tensor), tensor)
+
+    def entered(self, tensor: Tensor) -> Tensor:
+        """The meta tensor of one that an op is called with while autocast is on: PyTorch would cast a real one itself, and
+        the others not."""
+        if tensor.is_meta or type(tensor) not in PLAIN_TENSORS:
+            return tensor
+        if id(tensor) not in self.values:
+            # The tensor that stands for it is no op of the program's.
+            with _disable_current_modes():
+                self.bind(tensor)
+        elif (slot := self._effective.get(id(tensor))) is not None:
+            self._check_effective(slot)
+        return self.stand_in(tensor)
 
     def error(self, reason: str, op: Any = "") -> CaptureError:
         """The exception that says where tracing failed."""
@@ -340,10 +362,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- ops -----------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.cast_to is not None:
+            return casts.recorded(self, func, args, kwargs or {}, self.cast_to)
+        if self.is_autocast and not self.is_called:
+            casts.check_uncast(self, func, args, kwargs or {})
+        return self.handle(func, args, kwargs or {})
+
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Records an op as its kind asks for."""
         handler = HANDLERS.get(func)
         if handler is None:
             handler = HANDLERS[func] = classify(func)
-        return handler(self, func, args, kwargs or {})
+        return handler(self, func, args, kwargs)
 
     def emit(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Records one op and returns its result on the meta device."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..autocast import State, autocast_state
 from ..errors import CaptureError
 from .guards import plain
 
@@ -85,6 +86,7 @@ class Call:
         tensors: The tensors among the arguments, in canonical order.
         numbers: The Python ints and floats among the arguments (bools belong to the key).
         bound: The arguments by parameter name, in the order of the signature.
+        autocast: What autocast is on for.
         kept: How many of ``numbers``, the last ones, are no arguments but attributes of the module.
         plain_key: The key of the call as it was made, where it has answers as further arguments.
         questions: What these answer; see :mod:`~oxidiff.capture.reads`.
@@ -95,6 +97,7 @@ class Call:
     tensors: list[Tensor]
     numbers: list[Number]
     bound: dict[str, Any]
+    autocast: State = ()
     kept: int = 0
     plain_key: tuple[Any, ...] = ()
     questions: tuple[Question, ...] = ()
@@ -135,7 +138,9 @@ def with_answers(call: Call, questions: Sequence[Question], answers: Sequence[An
     tensors = [*call.tensors, *tensors]
     sizes = [size for tensor in tensors for size in tensor.shape]
     bound = {**call.bound, ANSWERS: list(answers)}
-    return Call(tuple(key), (*sizes, *every), tensors, every, bound, call.kept, call.key, tuple(questions))
+    return Call(
+        tuple(key), (*sizes, *every), tensors, every, bound, call.autocast, call.kept, call.key, tuple(questions)
+    )
 
 
 def share_of(answer: Tensor, question: Question) -> str:
@@ -225,11 +230,13 @@ class Binder:
         places = first_places(tensors)
         if places != [*range(len(tensors))]:
             key.append(("same", *places))
+        state = autocast_state()
+        key += [("autocast", *cast) for cast in state]
         sizes: list[Number] = []
         for tensor in tensors:
             sizes += tensor.shape
         sizes += numbers
-        return Call(tuple(key), tuple(sizes), tensors, numbers, bound)
+        return Call(tuple(key), tuple(sizes), tensors, numbers, bound, state)
 
     def arguments(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` that pass ``bound``."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..autocast import State, autocast_as
 from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_interrupt
 from .failures import CHANGED, ChangedError
 from .flex import uncompiled
@@ -41,6 +42,7 @@ def trace(
     limit: int | None = None,
     reader: Reader | None = None,
     has_doubles: bool = False,
+    autocast: State = (),
 ) -> Trace:
     """Runs ``call`` once and records it.
 
@@ -54,6 +56,7 @@ def trace(
             token one say, is stopped.
         reader: Who answers what the program reads out of tensors, if anyone can.
         has_doubles: Whether a number stands for one of numpy's, of which torch makes tensors of another dtype.
+        autocast: What autocast is on for in the call.
 
     Raises:
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
@@ -62,11 +65,20 @@ def trace(
         collecting = gc.isenabled()
         try:
             gc.disable()
-            run = functools.partial(_run, call, inputs, weights, device, scalars, limit, reader, has_doubles)
+            call = functools.partial(_cast, call, autocast) if autocast else call
+            run = functools.partial(
+                _run, call, inputs, weights, device, scalars, limit, reader, has_doubles, bool(autocast)
+            )
             return _without_draws(lambda: _settled(run)) if weights.outer.may_draw else _settled(run)
         finally:
             if collecting:
                 gc.enable()
+
+
+def _cast(call: Callable[[], Any], autocast: State) -> Any:
+    """The call with autocast as its caller has it."""
+    with autocast_as(autocast):
+        return call()
 
 
 def _without_draws(run: Callable[[], Trace]) -> Trace:
@@ -176,12 +188,14 @@ def _run(
     limit: int | None,
     reader: Reader | None,
     has_doubles: bool,
+    is_autocast: bool,
     is_looking: bool = False,
 ) -> tuple[Trace, list[Change | Content], bool]:
     """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
     before = Before(weights)
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
+    recorder.is_autocast = is_autocast
     recorder.held = before.held
     if is_looking:
         recorder.look_outside = before.look_outside
