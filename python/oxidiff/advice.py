@@ -276,9 +276,18 @@ def _size(
     spatial = facts.get("spatial_at") or ()
     if not spatial:
         return []
-    larger = [2 * size if i in spatial else size for i, size in enumerate(dims)]
-    there = place(program.memory(larger)["steps"], device, bool(facts["is_half"])).seconds
-    times, area = there / here.seconds, 2.0 ** len(spatial)
+    for factor in _FACTORS:
+        larger = [factor * size if i in spatial else size for i, size in enumerate(dims)]
+        try:
+            steps = program.memory(larger)["steps"]
+            break
+        except _native.NativeError:
+            # The program is not for that size: an odd one that is doubled is even.
+            continue
+    else:
+        return []
+    there = place(steps, device, bool(facts["is_half"])).seconds
+    times, area = there / here.seconds, float(factor) ** len(spatial)
     if times > 1.1 * area:
         why = "more than their pixels, since attention looks at every pair of them"
     elif times < 0.9 * area:
@@ -286,8 +295,12 @@ def _size(
     else:
         why = "what their pixels cost"
     return [
-        f"Larger images cost {why}: at twice the size in each direction the bound is {_seconds(there)}, {times:.1f} times."
+        f"Larger images cost {why}: at {_FACTORS[factor]} the size in each direction the bound is {_seconds(there)}, "
+        f"{times:.1f} times."
     ]
+
+
+_FACTORS = {2: "twice", 3: "three times", 5: "five times"}
 
 
 def _bytes(value: float) -> str:

@@ -647,6 +647,7 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(reason), args, kwargs)
         self._record_problems(ready)
         is_checked = self.options.check is not None
+        states = _drawing_states() if is_checked else ()
         try:
             if ready.writes and not is_checked:
                 return self._run_writing(ready, args, kwargs, leaves)
@@ -659,6 +660,9 @@ class Dispatcher:
             epoch = self._current_epoch()
             return self._rescue(epoch, ready, from_native(error), args, kwargs, leaves)
         if is_checked:
+            # Eager draws the random numbers that the program drew.
+            for put, state in states:
+                put(state)
             self._check(ready, result, args, kwargs)
         return result[0] if ready.writes else result
 
@@ -1365,3 +1369,11 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _drawing_states() -> list[tuple[Callable[[Any], None], Any]]:
+    """PyTorch's generators, each as what sets its state and that."""
+    states: list[tuple[Callable[[Any], None], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states

@@ -68,7 +68,9 @@ def _record_builder(spec: TreeSpec) -> Build | None:
     """As :func:`builder` for an output class of diffusers or transformers: what its constructor would come to, which takes
     ten times as long to look at its fields. ``None`` unless both come to the same."""
     cls = cast(Any, spec.type)
-    is_record = issubclass(cls, OrderedDict) and is_dataclass(cls) and cls.__new__ is OrderedDict.__new__
+    # Of a namedtuple it is the function that makes such classes.
+    is_dict = isinstance(cls, type) and issubclass(cls, OrderedDict)
+    is_record = is_dict and is_dataclass(cls) and cls.__new__ is OrderedDict.__new__
     if not is_record or getattr(getattr(cls, "__post_init__", None), "__module__", "") not in _RECORDS:
         return None
     probes = [torch.empty(0) for _ in range(spec.num_leaves)]

@@ -147,7 +147,22 @@ class Staged:
                     steps.append({**row, "dtype": dtype, "flops": 0, "bytes": 0})
             for value_id in stage.dead:
                 values.pop(value_id, None)
-        return [values[leaf.value] for leaf in self.graph.outputs.leaves if leaf.value is not None]
+        return self._results(values, arguments)
+
+    def _results(self, values: Mapping[int, Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
+        """What the graph returns: what ``forward`` copied is nobody else's."""
+        taken = {tensor.untyped_storage()._cdata for tensor in (*arguments, *self._weights.values())}
+        results: list[Tensor] = []
+        for leaf in self.graph.outputs.leaves:
+            if leaf.value is None:
+                continue
+            tensor = values[leaf.value]
+            is_another = tensor.untyped_storage()._cdata in taken or any(tensor is other for other in results)
+            if leaf.input is None and is_another:
+                tensor = tensor.permute(leaf.order).clone(memory_format=torch.contiguous_format)
+                tensor = tensor.permute([leaf.order.index(dim) for dim in range(tensor.dim())])
+            results.append(tensor)
+        return results
 
     def _made(self, value: int, node: Node, point: Mapping[str, Number]) -> Tensor:
         """A tensor that ``forward`` makes or finds."""

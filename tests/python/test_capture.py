@@ -558,7 +558,12 @@ class Failing(nn.Module):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (lambda x: x + torch.randn_like(x), "random"),
+        (
+            lambda x: x + torch.randn(3, generator=torch.Generator().manual_seed(0)).sum(),
+            "a generator that it is given",
+        ),
+        (lambda x: x if torch.rand(1) < 0.5 else -x, "depends on the values"),
+        (lambda x: x.transpose(1, 2).exp().as_strided((2, 2), (2, 1)), "not contiguous"),
         (lambda x: torch.dropout(x, 0.5, True), "random in training"),
         (Routed(), "depends on the values"),
         (lambda x: x if torch.allclose(x, -x) else -x, "depends on the values"),

@@ -12,10 +12,10 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -629,6 +629,34 @@ class Squares(nn.Module):
         tokens = x.flatten(2).transpose(1, 2)
         side = int(tokens.shape[1] ** 0.5)
         return tokens.reshape(-1, side, side, 4).transpose(1, 2)
+
+
+class Patches(nn.Module):
+    """A vision transformer's: edges that are multiples of its patches, and a table of positions for any number of them."""
+
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        self.patch, self.embed = patch, nn.Conv2d(3, 16, patch, patch)
+        self.linear, self.places = nn.Linear(16, 16), nn.Parameter(torch.randn(1, 16, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        assert height % self.patch == 0 and width % self.patch == 0
+        places = nn.functional.interpolate(
+            self.places, size=(height // self.patch, width // self.patch), mode="bicubic", align_corners=False
+        )
+        return self.linear((self.embed(x) + places).flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("patch", [12, 14, 20, 28])
+def test_patches_that_are_no_power_of_two_have_one_program(patch: int) -> None:
+    module = Patches(patch).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    with torch.no_grad():
+        for batch, rows, columns in ((1, 8, 8), (2, 8, 10), (1, 10, 10), (1, 9, 13), (2, 12, 12)):
+            x = torch.randn(batch, 3, rows * patch, columns * patch)
+            assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
 
 
 def test_model_that_draws_squares_only_has_one_program():
@@ -1502,3 +1530,119 @@ def test_cache_without_a_configuration_is_returned() -> None:
         assert_close(cache.layers[0].values, x * 2)
         assert cache.layers[0].device == x.device
         assert not empty.layers
+
+
+class NamedPair(NamedTuple):
+    whole: Tensor
+    mean: Tensor
+
+
+@pytest.mark.parametrize("kind", [namedtuple("Pair", "whole mean"), NamedPair])
+def test_namedtuples_are_returned(kind: Any) -> None:
+    class Returns(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return kind(x * 2, x.mean())
+
+    compiled: Any = oxidiff.compile(Returns(), cache=False, strict=True)
+    for size in (3, 5):
+        result = compiled(torch.ones(size, 2))
+        assert type(result) is kind
+        assert_close(tuple(result), tuple(Returns()(torch.ones(size, 2))))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+LAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "memory_format": lambda y: y.to(memory_format=torch.channels_last),
+    "memory_format that it has": lambda y: y.to(memory_format=torch.contiguous_format),
+    "dtype and memory_format": lambda y: y.to(torch.float32, memory_format=torch.channels_last),
+    "dtype": lambda y: y.to(torch.float32),
+    "another dtype": lambda y: y.to(torch.float64),
+    "copy": lambda y: y.to("cpu", torch.float32, False, True),
+    "copy of a dtype": lambda y: y.to(torch.float32, copy=True),
+    "as another, copied": lambda y: y.to(y, copy=True),
+    "as another": lambda y: y.to(y),
+    "non_blocking": lambda y: y.to("cpu", torch.float32, True),
+    "float": lambda y: y.float(memory_format=torch.channels_last),
+    "contiguous": lambda y: y.contiguous(memory_format=torch.channels_last),
+    "cpu": lambda y: y.cpu(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("way", LAST)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_what_to_copies_is_written_alone(way: str, order: torch.memory_format) -> None:
+    class Converts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            converted = LAST[way](y)
+            converted += 100
+            return y + 0
+
+    x = torch.randn(2, 4, 3, 5).contiguous(memory_format=order)
+    compiled: Any = oxidiff.compile(Converts(), cache=False, strict=True)
+    assert_close(compiled(x), Converts()(x))
+
+
+WRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a view": lambda y: y.view(y.shape[0], -1),
+    "contiguous": lambda y: y.contiguous().view(y.shape[0], -1),
+    "heads together": lambda y: y.transpose(0, 1).reshape(y.shape[1], -1),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_writes_after_a_call_with_an_expanded_tensor(way: str) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            WRITTEN[way](y)[:, :2] = 7
+            return y + 0
+
+    whole = torch.arange(12.0).reshape(2, 2, 3)
+    compiled: Any = oxidiff.compile(Writes(), cache=False, strict=True)
+    for x in (whole[:, :1].expand(2, 2, 3), whole):
+        assert_close(compiled(x), Writes()(x))
+
+
+@pytest.mark.parametrize("turned", [(), (0,), (0, 1, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_writes_into_what_attention_gives(turned: tuple[int, ...], masked: bool) -> None:
+    """A part of it, or a copy, by how its queries lie."""
+
+    class Attends(nn.Module):
+        def forward(self, *given: Tensor) -> Tensor:
+            given = tuple(
+                x.transpose(1, 2) if i in turned else x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+                for i, x in enumerate(given)
+            )
+            mask = torch.zeros(given[0].shape[2], given[1].shape[2]) if masked else None
+            y = nn.functional.scaled_dot_product_attention(*given, attn_mask=mask)
+            y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1).add_(100)
+            return y + 0
+
+    given = [torch.randn(2, 10, 3, 8) for _ in range(3)]
+    compiled: Any = oxidiff.compile(Attends(), cache=False, strict=True)
+    torch.testing.assert_close(compiled(*given), Attends()(*given), rtol=1e-5, atol=1e-4)
+
+
+UNFIT: dict[str, Callable[[Tensor], Tensor]] = {
+    "integers by a float": lambda x: x.mul_(0.5),
+    "flags": lambda x: (x > 0).add_(1),
+    "division": lambda x: x.div_(2),
+    "a tensor of floats": lambda x: x.sub_(torch.ones(4)),
+    "items": lambda x: x.index_put_((torch.tensor([0]),), torch.ones(1)),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_results_that_do_not_fit_where_they_are_written_raise(name: str) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return UNFIT[name](x + 1)
+
+    compiled: Any = oxidiff.compile(Writes(), cache=False)
+    with pytest.raises(RuntimeError) as expected:
+        Writes()(torch.arange(4))
+    with pytest.raises(RuntimeError) as caught:
+        compiled(torch.arange(4))
+    assert str(caught.value) == str(expected.value)

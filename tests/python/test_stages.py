@@ -264,3 +264,92 @@ def test_only_ops_on_tensors_are_taken_from_a_file(name: str) -> None:
     with pytest.raises(oxidiff.ArtifactError, match=r"op"):
         find_op(name)
     assert find_op("aten._fft_c2c.default") is torch.ops.aten._fft_c2c.default
+
+
+class Draws(nn.Module):
+    """Noise between layers: of what depends on the input, of what does not, in place, and some that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convs[0](x)
+        x = x + torch.randn_like(x.sort(-1)[0])
+        torch.rand(3)
+        x = self.convs[1](x) * torch.rand(x.shape[-1])
+        x = x + x.new_empty(x.shape[0], 1, *x.shape[2:]).normal_()
+        x = x * torch.bernoulli(torch.full_like(x, 0.5)) + torch.empty(4).uniform_().sum()
+        return self.convs[2](x)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("check", [None, True])
+def test_random_numbers_are_drawn_in_order(check: bool | None, tmp_path: Path) -> None:
+    module = Draws().eval()
+    first: Any = oxidiff.compile(module, cache=False, check=check)
+    states = []
+    for compiled in (first, oxidiff.compile(module, cache=False)):
+        if compiled is not first:
+            oxidiff.save_graph(first, tmp_path / "graph")
+            oxidiff.load_graph(compiled, tmp_path / "graph")
+        for size in (12, 12, 20):
+            torch.manual_seed(size)
+            expected = module(image(2, 3, size, 10))
+            states.append(torch.get_rng_state())
+            torch.manual_seed(size)
+            assert_close(compiled(image(2, 3, size, 10)), expected)
+            assert torch.equal(torch.get_rng_state(), states[-1])
+        report = oxidiff.report(compiled)
+        assert report.eager_calls == 0
+        assert report.captures == (compiled is first)
+        assert any("draws random numbers" in row["reason"] for row in report.fallbacks)
+
+
+COPIES: dict[str, Callable[[Tensor], Any]] = {
+    "clone": lambda x: (x.clone(), x.sort(-1)[0] * 2),
+    "contiguous": lambda x: (x.contiguous(), x.sort(-1)[0] * 2),
+    "of an eager op": lambda x: [y := x.contiguous().sort(-1)[0], y.clone(), x.contiguous() * 2],
+    "to": lambda x: (x.to(torch.float32, copy=True), x.sort(-1)[0] * 2),
+}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("name", COPIES)
+def test_what_forward_copied_is_the_callers(name: str) -> None:
+    class Copies(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return COPIES[name](x)
+
+    for x in (torch.randn(4, 6), torch.randn(6, 4).T):
+        module = Copies()
+        expected = [result.clone() for result in module(x)]
+        compiled: Any = oxidiff.compile(module, cache=False)
+        before = x.clone()
+        results = compiled(x)
+        again = module(x)
+        assert results[-2].is_contiguous() == again[-2].is_contiguous()
+        if results[0] is x:
+            assert again[0] is x
+            continue
+        for i, result in enumerate(results):
+            assert torch.equal(result, expected[i]), "nothing written below is seen here"
+            result.zero_()
+        assert torch.equal(x, before)
+        assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_ops_on_memory_see_it_as_forward_left_it() -> None:
+    class OnMemory(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            x = x.contiguous()
+            return x.as_strided((2, 3), (2, 1)) + 0, x.view(torch.int16) + 0, x.amax()
+
+    for x in (torch.arange(16.0).reshape(2, 8)[:, ::2], torch.arange(8.0).reshape(4, 2).T):
+        compiled: Any = oxidiff.compile(OnMemory(), cache=False)
+        assert_close(compiled(x), OnMemory()(x))
+        assert oxidiff.report(compiled).eager_calls == 0

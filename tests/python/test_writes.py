@@ -259,3 +259,30 @@ def test_what_is_set_to_what_it_was_is_no_change() -> None:
         torch.testing.assert_close(compiled(x), module(x))
     assert oxidiff.report(compiled).eager_calls == 0
     assert module.kept == (1500, 8**-0.5, "of 2", {"a key": [1.5, None]})
+
+
+class Narrow(nn.Module):
+    """Gives up shifting where an image is no larger than its window, for good: as transformers' Swin does."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.conv, self.shift, self.window = nn.Conv2d(3, 8, 3, padding=1), 2, window
+
+    def forward(self, x: Tensor) -> Tensor:
+        if min(x.shape[-2:]) <= self.window:
+            self.shift = 0
+        x = self.conv(x)
+        return torch.roll(x, (self.shift, self.shift), (2, 3)) if self.shift > 0 else x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [4, 16, 64])
+def test_sizes_that_nobody_called_with_set_nothing(window: int) -> None:
+    for size in (24, 32, 128):
+        module = Narrow(window)
+        expected = copy.deepcopy(module)
+        compiled: Any = oxidiff.compile(module, cache=False)
+        for edge in (size, size + 8, window, size):
+            x = torch.randn(1, 3, edge, edge)
+            torch.testing.assert_close(compiled(x), expected(x))
+            assert module.shift == expected.shift, (size, edge)

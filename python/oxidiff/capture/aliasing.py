@@ -77,8 +77,10 @@ class Aliases:
 
     def _view(self, t: Tensor) -> _View | None:
         view = self._views.get(id(t))
-        # Ops such as `reshape` and `contiguous` copy where they must: then the result stands alone.
-        if view is not None and _storage(self._emitter.stand_in(t)) != _storage(self._emitter.stand_in(view.parent)):
+        # Ops such as `reshape` and `contiguous` copy where they must: then the result stands alone. `view` never does.
+        if view is None or view.func is aten.view.default:
+            return view
+        if _storage(self._emitter.stand_in(t)) != _storage(self._emitter.stand_in(view.parent)):
             return None
         return view
 

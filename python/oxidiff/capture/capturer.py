@@ -40,6 +40,7 @@ from .signature import (
     first_places,
     items_of,
     labels,
+    layout_of,
     rebuild,
     with_answers,
     written,
@@ -65,6 +66,7 @@ from .sizes import (
     held_out,
     held_out_count,
     in_order,
+    modulus_of,
     move_alone,
     padded_alike,
     padded_aside,
@@ -311,7 +313,7 @@ class _Session:
         self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.whole)
-        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root))
+        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _unit_of(owner.root))
         self.order = {s.name: i for i, s in enumerate(self.plan.symbols)}
         """Which values are tried of each: no two take the same."""
         self.chosen: dict[str, tuple[Number, ...]] = {}
@@ -514,6 +516,7 @@ class _Session:
             reader,
             has_doubles,
             self.call.autocast,
+            is_own=tuple(sizes) == self.call.sizes,
         )
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
@@ -854,7 +857,7 @@ class _Session:
                 if symbol.name in rank_of:
                     i, modulus = rank_of[symbol.name], of_ints
                 if symbol.role in kept:
-                    modulus = math.lcm(RESIDUES[symbol.role], modulus)
+                    modulus = math.lcm(modulus_of(symbol), modulus)
                 point[symbol.name] = held_out(symbol, i, modulus, seen)
                 if symbol.role == "batch" and not batch_one:
                     point[symbol.name] = 4
@@ -982,7 +985,7 @@ class _Session:
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         for symbol in self.plan.symbols:
             if symbol.role in roles:
-                graph.moduli[symbol.name] = math.lcm(RESIDUES[symbol.role], graph.moduli[symbol.name])
+                graph.moduli[symbol.name] = math.lcm(modulus_of(symbol), graph.moduli[symbol.name])
         graph.classes.clear()
         graph.marks.clear()
         for point in points:
@@ -1004,11 +1007,11 @@ def _in_one_list(symbols: Sequence[Symbol]) -> list[Symbol]:
 
 
 def _meta_tensor(shape: Sequence[Any], like: Tensor) -> Tensor:
-    if like.is_contiguous():
+    layout = layout_of(like)
+    if isinstance(layout, int):
         return torch.empty(tuple(shape), dtype=like.dtype, device=META_DEVICE)
-    strides = like.stride()
-    order = sorted(range(len(shape)), key=lambda i: (-strides[i], i), reverse=True)
-    return torch.empty_strided(tuple(shape), strides_in(order, shape), dtype=like.dtype, device=META_DEVICE)
+    strides = strides_in(reversed(layout), shape)
+    return torch.empty_strided(tuple(shape), strides, dtype=like.dtype, device=META_DEVICE)
 
 
 def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
@@ -1019,6 +1022,22 @@ def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
     if parameter is not None:
         return parameter.device
     return call.tensors[0].device if call.tensors else torch.device("cpu")
+
+
+def _unit_of(root: torch.nn.Module | None) -> int:
+    """What a module divides the edges of images by, other than powers of two: the strides of its convolutions (patches of 14
+    pixels), and windows."""
+    found: set[int] = set()
+    for module in () if root is None else root.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
+            found.update(module.stride[-2:])
+        found.update(value for name in _WINDOWS if type(value := module.__dict__.get(name)) is int and value > 0)
+    unit = math.lcm(*(step // math.gcd(step, 64) for step in found))
+    return unit if unit <= _MAX_UNIT else 1
+
+
+_WINDOWS = ("patch_size", "window_size")
+_MAX_UNIT = 45
 
 
 def _channels_of(root: torch.nn.Module | None) -> int | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .aliasing import functional_overload, is_view_op
 from .composites import COMPOSED, is_composite
-from .meta import META_DEVICE
+from .meta import META_DEVICE, is_nhwc
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -40,6 +40,13 @@ def _view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return result
 
 
+def _as_strided(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view of memory as it lies, which programs know of what is row-major alone."""
+    if not rec.stand_in(args[0]).is_contiguous():
+        raise rec.error(f"{func} of a tensor that is not contiguous", func)
+    return _view(rec, func, args, kwargs)
+
+
 def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target = args[0]
     functional = functional_overload(func)
@@ -62,6 +69,8 @@ def _check_target(rec: Recorder, func: Any, target: Tensor) -> None:
 def _written(rec: Recorder, func: Any, target: Tensor, result: Tensor) -> Tensor:
     """``target`` after ``result`` was written into it."""
     if result.dtype is not target.dtype:
+        if not torch.can_cast(result.dtype, target.dtype):
+            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
         result = rec.emit(aten.to.dtype, (result, target.dtype), {})
     if result.shape != target.shape:
         raise rec.error(f"{func} broadcasts what it writes into", func)
@@ -194,18 +203,30 @@ MAX_CONSTANT = 64
 
 
 def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every ``to``: devices do not matter here, so it is a conversion of dtype or nothing."""
-    x = args[0]
-    dtype = kwargs.get("dtype")
-    for a in args[1:]:
-        if isinstance(a, torch.dtype):
-            dtype = a
-        elif isinstance(a, Tensor):
-            dtype = a.dtype
+    """Every ``to``: devices do not matter here, so it is a conversion of dtype, a copy or nothing."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    x, dtype = given["self"], given.get("dtype")
+    order: torch.memory_format = given.get("memory_format") or torch.preserve_format
+    if (other := given.get("other")) is not None:
+        dtype = other.dtype
+    is_ordered = order is torch.preserve_format
     if dtype is not None and dtype is not x.dtype:
-        return rec.emit(aten.to.dtype, (x, dtype), {})
-    copies = func is aten._to_copy.default or kwargs.get("copy", False) or True in args[3:4]
-    return _same_value(rec, aten.clone.default, (x,), {}) if copies else x
+        x = rec.emit(aten.to.dtype, (x, dtype), {})
+        if is_ordered or _is_suggested(rec.stand_in(x), order):
+            return x
+    elif not (func is aten._to_copy.default or given.get("copy")):
+        # What PyTorch asks is how the channels lie, not whether the memory is without gaps.
+        if is_ordered or _is_suggested(rec.stand_in(x), order):
+            return x
+    return _same_value(rec, aten.clone.default, (x,), {} if is_ordered else {"memory_format": order})
+
+
+def _is_suggested(x: Tensor, order: torch.memory_format) -> bool:
+    """Whether PyTorch takes a tensor for one that lies in this order."""
+    if order is torch.contiguous_format:
+        return not is_nhwc(x)
+    return is_nhwc(x) and x.dim() == (4 if order is torch.channels_last else 5)
 
 
 def _to_full_precision(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -273,6 +294,22 @@ def data_dependent(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 def _random(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise rec.error(f"{func} draws random numbers", func)
+
+
+def _drawn(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that draws from PyTorch's own generator runs in eager PyTorch, after those before it."""
+    if any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
+        raise rec.error(f"{func} draws random numbers from a generator that it is given", func)
+    if not func._schema.is_mutable:
+        return rec.emit(func, args, kwargs)
+    functional, target = _DRAWS.get(func) or functional_overload(func), args[0]
+    if functional is None or not isinstance(target, Tensor):
+        return _random(rec, func, args, kwargs)
+    _check_target(rec, func, target)
+    return _written(rec, func, target, rec.emit(functional, args, kwargs))
+
+
+_DRAWS = {aten.normal_.default: aten.normal_functional.default, aten.bernoulli_.float: aten.bernoulli.p}
 
 
 def _recurrent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -362,7 +399,7 @@ def classify(func: Any) -> Handler:
     schema = func._schema
     tags = func.tags
     if torch.Tag.nondeterministic_seeded in tags:
-        return _random
+        return _drawn
     if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         return data_dependent
     if schema.is_mutable:
@@ -376,7 +413,12 @@ def classify(func: Any) -> Handler:
 
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(
-        (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.alpha_dropout.default), _dropout
+        (
+            aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.feature_dropout_.default,
+            aten.alpha_dropout.default, aten.alpha_dropout_.default, aten.feature_alpha_dropout.default,
+            aten.feature_alpha_dropout_.default,
+        ),
+        _dropout,
     ),
     **dict.fromkeys((aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default), _same_value),
     **dict.fromkeys((aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default), _fresh_constant),
@@ -408,6 +450,7 @@ HANDLERS: dict[Any, Handler] = {
     ),
     aten.scaled_dot_product_attention.default: _attention,
     aten.index.Tensor: _index,
+    aten.as_strided.default: _as_strided,
     **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),
     aten.cat.default: _cat,
     aten.one_hot.default: _one_hot,

@@ -217,7 +217,8 @@ class Lowering:
             return
         row = self.row(node)
         if row is None:
-            raise self.unsupported("the op is not supported")
+            is_drawn = torch.Tag.nondeterministic_seeded in node.op.tags
+            raise self.unsupported("it draws random numbers" if is_drawn else "the op is not supported")
         if self.compute(node):
             return
         arguments = self.bind(node)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["META_DEVICE", "RULES", "strides_in"]
+__all__ = ["META_DEVICE", "RULES", "is_nhwc", "strides_in"]
 
 META_DEVICE = torch.device("meta")
 
@@ -308,7 +308,7 @@ def _conv(
             f"fit an input of {list(x.shape)}"
         )
     # A 1x1 weight is contiguous whichever way it lies; its strides tell that it has its channels innermost.
-    if not (x.is_contiguous() and weight.is_contiguous()) or _is_nhwc(weight):
+    if not (x.is_contiguous() and weight.is_contiguous()) or is_nhwc(weight):
         return None
     if bias is not None and bias.dtype is not x.dtype:
         return None
@@ -361,10 +361,10 @@ def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, *_: An
 
 def _by_channels(shape: Sequence[int], x: Tensor) -> Tensor | None:
     """The result of an op on images that has its channels where ``x`` has them: innermost or not."""
-    return _empty_nhwc(shape, x.dtype) if _is_nhwc(x) else _empty(shape, x.dtype)
+    return _empty_nhwc(shape, x.dtype) if is_nhwc(x) else _empty(shape, x.dtype)
 
 
-def _is_nhwc(x: Tensor) -> bool:
+def is_nhwc(x: Tensor) -> bool:
     """Whether strides of images say that their channels are innermost, as ``suggest_memory_format`` of torch reads them."""
     shape, strides, rank = x.shape, x.stride(), x.dim()
     if rank not in (4, 5):
@@ -401,9 +401,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **named: Any)
     if key.shape[1] != heads and not (named.get("enable_gqa") and key.shape[1] and heads % key.shape[1] == 0):
         return None
     width = value.shape[3]
-    # As the flash kernels of every device lay it out: the heads of a position side by side.
-    strides = (length * heads * width, width, heads * width, 1)
-    return _empty_strided((batch, heads, length, width), strides, dtype=query.dtype, device=META_DEVICE)
+    # As the flash kernels lay it out: as the queries lie, which is with the heads of a position side by side where they are
+    # parts of one projection, and with the positions of a head where something put them together.
+    shape = (batch, heads, length, width)
+    order = _order_in_memory(query.shape, [query.stride()])
+    return _empty_strided(shape, strides_in(order, shape), dtype=query.dtype, device=META_DEVICE)
 
 
 @_rule(aten.cat.default, aten.concat.default, aten.concatenate.default)
@@ -424,7 +426,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
         if other != shape:
             return None
     shape[dim] = total
-    return _empty_nhwc(shape, first.dtype) if all(map(_is_nhwc, tensors)) else _empty(shape, first.dtype)
+    return _empty_nhwc(shape, first.dtype) if all(map(is_nhwc, tensors)) else _empty(shape, first.dtype)
 
 
 @_rule(aten.stack.default)

@@ -162,7 +162,9 @@ class RealDevice(TorchFunctionMode):
                 return view if func is _GETITEM else _assign(view, args[2])
             if func is _SETITEM and isinstance(args[2], Tensor) and (places := _places(args[0], index)) is not None:
                 # torch's own way strips leading ones off the shape of what is written: another program at batch 1.
-                aten.index_put_.default(args[0], places, args[2].to(args[0].dtype))
+                if args[2].dtype is not args[0].dtype:
+                    raise RuntimeError("Index put requires the source and destination dtypes match")
+                aten.index_put_.default(args[0], places, args[2])
                 return None
             return func(args[0], index, *args[2:])
         return func(*args, **kwargs) if kwargs else func(*args)

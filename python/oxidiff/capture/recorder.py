@@ -319,7 +319,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             index = waiting.pop()
             if index in found:
                 continue
-            if nodes[index][0] == "weight" or len(found) >= _MAX_PRELUDE:
+            op = nodes[index][0]
+            # What is drawn would be drawn twice.
+            is_drawn = not isinstance(op, str) and torch.Tag.nondeterministic_seeded in op.tags
+            if op == "weight" or is_drawn or len(found) >= _MAX_PRELUDE:
                 return None
             found.add(index)
             waiting += [makers[value] for value in self._operands(index)]

@@ -126,7 +126,7 @@ def with_answers(call: Call, questions: Sequence[Question], answers: Sequence[An
     for question, answer in zip(questions, answers, strict=True):
         key.append(question.name)
         if isinstance(answer, Tensor):
-            key += [(answer.dtype, _layout(answer)), share_of(answer, question)]
+            key += [(answer.dtype, layout_of(answer)), share_of(answer, question)]
             tensors.append(answer)
         elif isinstance(answer, bool):
             key.append(("flag", answer))
@@ -266,7 +266,7 @@ def is_constant(value: Any) -> bool:
 
 def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list[Number]) -> None:
     if isinstance(value, Tensor):
-        key.append((value.dtype, _layout(value), value.device))
+        key.append((value.dtype, layout_of(value), value.device))
         if value.__dict__ and (attributes := attributes_of(value)):
             key.append(("attributes", *[text for _, text in attributes.values()]))
         tensors.append(value)
@@ -335,7 +335,7 @@ def first_places(tensors: Sequence[Tensor]) -> list[int]:
     return [places.setdefault(id(tensor), i) for i, tensor in enumerate(tensors)]
 
 
-def _layout(tensor: Tensor) -> int | tuple[int, ...]:
+def layout_of(tensor: Tensor) -> int | tuple[int, ...]:
     """The rank of a row-major tensor, also of one with gaps, or expanded as timesteps are to a batch; of others the
     dimensions from the outermost in memory to the innermost."""
     if tensor.layout is not torch.strided:

@@ -35,6 +35,7 @@ class Symbol:
         value: What it was in the captured call.
         label: The argument it was read from, for messages.
         limit: If it is a number of places that were read out of a tensor, or may be one: how many there were at most.
+        unit: Of an edge of an image, what its module may divide it by, other than powers of two.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Symbol:
     value: Number
     label: str = ""
     limit: int = 0
+    unit: int = field(default=1, compare=False)
 
     @property
     def is_number(self) -> bool:
@@ -235,15 +237,16 @@ class SizePlan:
                     self.forms[i] = fixed if constant is None else constant
 
 
-def plan_sizes(call: Call, names: Sequence[str], channels: int | None = None) -> SizePlan:
+def plan_sizes(call: Call, names: Sequence[str], channels: int | None = None, unit: int = 1) -> SizePlan:
     """Guesses the free sizes of a call.
 
     Args:
         call: The call.
         names: A label per tensor and number of the call.
         channels: The module's number of input channels, if known: tells frames from channels in 5-D tensors.
+        unit: What the module divides edges of images by, other than powers of two.
     """
-    return _Planner(call, names, channels).run()
+    return _Planner(call, names, channels, unit).run()
 
 
 _MAX_COORDINATES = 4
@@ -251,10 +254,11 @@ _MAX_COORDINATES = 4
 
 
 class _Planner:
-    def __init__(self, call: Call, names: Sequence[str], channels: int | None) -> None:
+    def __init__(self, call: Call, names: Sequence[str], channels: int | None, unit: int) -> None:
         self.call = call
         self.names = names
         self.channels = channels
+        self.unit = unit
         self.plan = SizePlan([])
         self.batch: Symbol | None = None
         self.spatial: dict[int, Symbol] = {}
@@ -361,7 +365,8 @@ class _Planner:
             count += 1
             name = f"{stem}{count}"
         self.used.add(name)
-        symbol = Symbol(name, role, len(self.plan.forms), value, self.label)
+        unit = self.unit if role == "spatial" else 1
+        symbol = Symbol(name, role, len(self.plan.forms), value, self.label, unit=unit)
         self.plan.symbols.append(symbol)
         return symbol
 
@@ -490,6 +495,13 @@ FRAMES_STEP = 8
 """Most frames that become one on their way through a model."""
 RESIDUES = {"spatial": 64, "frames": FRAMES_STEP, "sequence": 64, "int": 8, "batch": 64}
 """Of each kind of size, the modulus at which sizes are told apart where it is not known what decides."""
+
+
+def modulus_of(symbol: Symbol) -> int:
+    """The modulus at which values of a size are told apart where it is not known what decides."""
+    return RESIDUES[symbol.role] * symbol.unit
+
+
 HELD_OUT: tuple[tuple[bool, frozenset[str]], ...] = (
     (True, frozenset()),
     (True, frozenset(("spatial", "frames"))),
@@ -566,8 +578,13 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
         symbol: The symbol; its own value is not among the candidates.
         index: The number of the symbol, so that no two take the same values.
     """
-    find = _CANDIDATES[symbol.role]
-    for values in _count_values(symbol.limit, index) if symbol.limit else find(symbol.value, index):
+    if symbol.limit:
+        found = _count_values(symbol.limit, index)
+    elif symbol.role == "spatial":
+        found = _spatial_values(symbol.value, index, symbol.unit)
+    else:
+        found = _CANDIDATES[symbol.role](symbol.value, index)
+    for values in found:
         distinct = [v for v in dict.fromkeys(values) if v != symbol.value]
         if len(distinct) >= 3:
             # Height and width take the same values, but never together.
@@ -634,11 +651,14 @@ def _drawn(index: int, k: int) -> int:
     return state ^ (state >> 29)
 
 
-def _spatial_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
-    rest = value % 64
+def _spatial_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence[Number]]:
     steps = [k + index // 3 * more for k, more in ((1, 1), (5, 2), (3, 4), (2, 3))]
-    yield [v for v in (rest + 64 * k for k in steps) if v > 1]
-    yield [v for v in (rest + 64 * k for k in range(value // 64 + 1)) if 1 < v <= value]
+    for step in dict.fromkeys((64 * unit, 16 * unit, 64)):
+        rest = value % step
+        yield [v for v in (rest + step * k for k in steps) if v > 1]
+        yield [v for v in (rest + step * k for k in range(value // step + 1)) if 1 < v <= value]
+        if unit == 1:
+            break
     for step in (16, 8):
         first = value % step or step
         yield [v for v in (first + step * k for k in range(value // step + 1)) if 1 < v < value]
@@ -656,7 +676,7 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 
 def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:
     """Three values of a symbol at which it is divided and padded as it is in the call."""
-    return _steps_above(symbol.value, RESIDUES[symbol.role], index)
+    return _steps_above(symbol.value, modulus_of(symbol), index)
 
 
 def _steps_above(value: Any, step: int, index: int) -> tuple[Number, ...]:
@@ -723,7 +743,6 @@ _CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
     "batch": _batch_values,
     "frames": _frames_values,
     "sequence": _sequence_values,
-    "spatial": _spatial_values,
     "int": _int_values,
     "float": _float_values,
     "attribute": _float_values,

@@ -26,8 +26,10 @@ from .weights import FLOAT8
 if TYPE_CHECKING:
     from .._native import GraphBuilder
 
-__all__ = ["EagerOp", "Stage", "cut", "run_op"]
+__all__ = ["IN_MEMORY", "EagerOp", "Stage", "cut", "run_op"]
 
+IN_MEMORY = frozenset((torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype))
+"""Ops the results of which depend on how their operand lies in memory."""
 _SOURCES = ("input", "weight", "constant", "extern")
 
 
@@ -59,10 +61,14 @@ def run_op(
 ) -> None:
     """Runs an op in eager PyTorch; see :meth:`EagerOp.run`."""
     kwargs = {name: _concrete(value, values, point) for name, value in node.kwargs.items()}
+    args = [_concrete(argument, values, point) for argument in node.args]
+    if node.op in IN_MEMORY:
+        # As it was when the graph was captured.
+        args[0] = args[0].contiguous()
     if device is not None and next(operands(node), None) is None:
         if any(argument.name == "device" for argument in node.op._schema.arguments):
             kwargs["device"] = device
-    result = node.op(*(_concrete(argument, values, point) for argument in node.args), **kwargs)
+    result = node.op(*args, **kwargs)
     results = (result,) if isinstance(result, Tensor) else result
     values.update(zip(node.outputs, results, strict=True))
 
@@ -174,8 +180,10 @@ def _leaves_part(node: Node, dtype: torch.dtype) -> UnsupportedError:
 
 
 def _levels(graph: CapturedGraph, errors: Mapping[int, UnsupportedError]) -> dict[int, int]:
-    """The stage of every node but the sources, which every stage has for itself."""
+    """The stage of every node but the sources, which every stage has for itself. Of ops that draw random numbers none comes
+    before one that it is after in the graph."""
     levels: dict[int, int] = {}
+    drawn = 0
     for index, node in enumerate(graph.nodes):
         if node.op in _SOURCES:
             continue
@@ -184,6 +192,8 @@ def _levels(graph: CapturedGraph, errors: Mapping[int, UnsupportedError]) -> dic
             maker = graph.values[value].node
             if maker in levels:
                 level = max(level, levels[maker] + (maker in errors and index not in errors))
+        if torch.Tag.nondeterministic_seeded in node.op.tags:
+            level = drawn = max(level, drawn)
         levels[index] = level
     return levels
 

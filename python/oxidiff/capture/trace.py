@@ -43,6 +43,8 @@ def trace(
     reader: Reader | None = None,
     has_doubles: bool = False,
     autocast: State = (),
+    *,
+    is_own: bool = True,
 ) -> Trace:
     """Runs ``call`` once and records it.
 
@@ -57,6 +59,7 @@ def trace(
         reader: Who answers what the program reads out of tensors, if anyone can.
         has_doubles: Whether a number stands for one of numpy's, of which torch makes tensors of another dtype.
         autocast: What autocast is on for in the call.
+        is_own: Whether it is at the sizes of a call, which may set up what it finds missing.
 
     Raises:
         CaptureError: If the program cannot be written down as a graph, or raised an exception itself.
@@ -69,7 +72,8 @@ def trace(
             run = functools.partial(
                 _run, call, inputs, weights, device, scalars, limit, reader, has_doubles, bool(autocast)
             )
-            return _without_draws(lambda: _settled(run)) if weights.outer.may_draw else _settled(run)
+            settled = functools.partial(_settled, run, is_own)
+            return _without_draws(settled) if weights.outer.may_draw else settled()
         finally:
             if collecting:
                 gc.enable()
@@ -133,9 +137,10 @@ def _put_back(generators: Sequence[_Generator]) -> None:
             put(state)
 
 
-def _settled(run: Callable[..., tuple[Trace, list[Change | Content], bool]]) -> Trace:
+def _settled(run: Callable[..., tuple[Trace, list[Change | Content], bool]], is_own: bool) -> Trace:
     """A run that changes nothing. What a first call sets up once (lazily installed hooks, say) a second run finds as it is;
-    it has to do what the first one did, or the call that is captured would get the results of the next."""
+    it has to do what the first one did, or the call that is captured would get the results of the next. At sizes that
+    nobody called with, nothing is set up."""
     record, changes, leaked = run()
     if not (changes or leaked):
         return record
@@ -149,7 +154,7 @@ def _settled(run: Callable[..., tuple[Trace, list[Change | Content], bool]]) -> 
     for change in changes:
         if change.holds_tensor:
             raise _kept(f"keeps a tensor in the attribute {change.label}", changes, change)
-        if not any(change is one for one in lasting):
+        if not is_own or not any(change is one for one in lasting):
             raise _kept(f"changes {change.label}, which later calls see", changes, change)
     for one in lasting:
         one.redo()
