@@ -454,6 +454,25 @@ def test_results_are_torchs_own_tensors(gpu: StandIn) -> None:
 
 
 @torch.no_grad()
+def test_a_cast_program(gpu: StandIn) -> None:
+    """Weights of 32 bits, products of 16: as under autocast."""
+    net, x = Net(), image()
+    ours = compiled(net)
+    with torch.autocast("cpu", torch.float16):
+        result, expected = ours(x), net(x)
+    assert result.dtype is expected.dtype is torch.float16
+    assert relative(result, expected) < 2**-9
+    assert_close(ours(x), net(x))
+
+
+@torch.no_grad()
+def test_windows_padded_with_infinity(gpu: StandIn) -> None:
+    module = nn.MaxPool2d(3, 2, 1)
+    x = image() - 10
+    assert torch.equal(compiled(module)(x), module(x))
+
+
+@torch.no_grad()
 def test_an_op_without_a_kernel_runs_eager_between_programs(gpu: StandIn) -> None:
     class Sorts(nn.Module):
         def __init__(self) -> None:

@@ -434,6 +434,9 @@ case("bilinear_down", lambda x: F.interpolate(x, size=(4, 3), mode="bilinear"), 
 case("bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), image)
 case("avg_pool", lambda x: F.avg_pool2d(x, 2), image)
 case("avg_pool_padded", lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False), image)
+case("max_pool_wide", lambda x: F.max_pool2d(x, 5, stride=1, padding=2), image)
+case("max_pool_dilated", lambda x: F.max_pool2d(x, 3, stride=2, padding=1, dilation=2), image)
+case("max_pool_of_infinity", lambda x: F.max_pool2d(torch.where(x > 0, -torch.inf, x), 3, stride=2, padding=1), image)
 case("max_pool", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), image)
 case("avg_pool_overlapping", lambda x: F.avg_pool2d(x, (3, 2), stride=(2, 1), padding=(1, 0)), image)
 case("avg_pool_large", lambda x: F.avg_pool2d(x, 5, stride=1), image)
@@ -1056,3 +1059,13 @@ def test_recurrent_layers_run_between_programs(cls):
             torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
     report = oxidiff.report(compiled)
     assert (report.captures, report.eager_calls) == (1, 0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [8, 11, 12])
+@pytest.mark.parametrize(("width", "padding", "dilation"), [(2, 0, 1), (3, 0, 1), (3, 1, 1), (3, 1, 2)])
+def test_windows_that_overhang(size: int, width: int, padding: int, dilation: int) -> None:
+    module = nn.MaxPool2d(width, 2, padding, dilation, ceil_mode=True)
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    x = torch.randn(2, 3, size, size + 2)
+    assert torch.equal(compiled(x), module(x))

@@ -429,7 +429,26 @@ _PLATFORM = tuple(
         os.path.abspath(sysconfig.get_path("stdlib")) + os.sep,
     }
 )
-_PACKAGES = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib")})
+
+
+def _has_packages(folder: str) -> bool:
+    """Whether packages are installed in a folder, as ``pip install --target`` does."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+_PACKAGES = tuple(
+    {os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib")}
+    | {os.path.abspath(folder) + os.sep for folder in sys.path if folder and _has_packages(folder)}
+)
+_CLOSED = tuple(
+    f"{folder}{name}{os.sep}"
+    for folder in _PACKAGES
+    for name in ("PIL", "einops", "einx", "huggingface_hub", "jinja2", "mpmath", "networkx", "scipy", "sympy", "tqdm")
+)
+"""Packages that other packages are made with, of much code that decides nothing: their versions say enough."""
 _NAMES_OF_PLATFORM = frozenset({"torch", "numpy", *sys.stdlib_module_names, *sys.builtin_module_names})
 _TORCH_AND_NUMPY = tuple(p for p in _PLATFORM if os.path.basename(p[:-1]) in ("torch", "numpy"))
 _SPACES: tuple[Any, ...] = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special, torch.fft)
@@ -572,7 +591,7 @@ class _Code:
         """Notes that a function may run, and gives its name."""
         if id(function) not in self._functions:
             self._functions[id(function)] = function
-            if not _is_platform(function.__code__.co_filename):
+            if not (_is_platform(file := function.__code__.co_filename) or file.startswith(_CLOSED)):
                 self._waiting.append(function)
         return _name(function)
 

@@ -183,25 +183,46 @@ def _each(values: Any, count: int) -> list[int]:
     return each * count if len(each) == 1 else each
 
 
-def _pool(cx: Lowering, op: str, x: T, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool) -> T:
+def _pool(
+    cx: Lowering,
+    op: str,
+    x: T,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    include: bool,
+    dilation: Any = 1,
+) -> T:
     dtype, shape = cx.result()
     rank = int(cx.node.op._schema.name[-2]) if cx.node.op._schema.name[-1] == "d" else 2
     kernels = _each(kernel, rank)
     strides = _each(stride, rank) if stride else kernels
     paddings = _each(padding, rank)
     first = x.rank - rank
+    dilations = _each(dilation, rank)
+    is_by_taps = op == "max_pool" and dtype.is_floating_point
+    if any(d != 1 for d in dilations) and not is_by_taps:
+        raise cx.unsupported("dilated windows of integers")
+    behind = [*paddings]
     if ceil_mode:
         for i in range(rank):
-            room = dim_of(x.shape[first + i]) + dim_of(2 * paddings[i] - kernels[i])
+            span = dilations[i] * (kernels[i] - 1) + 1
+            room = dim_of(x.shape[first + i]) + dim_of(2 * paddings[i] - span)
             # Where the windows fit, the size that was seen is the one without ceil_mode.
             if room * Fraction(1, strides[i]) + dim_of(1) == dim_of(shape[first + i]):
                 continue
             size = cx.static(x.shape[first + i], "a size with ceil_mode")
-            if (size + 2 * paddings[i] - kernels[i]) % strides[i]:
+            count = cx.static(shape[first + i], "a size with ceil_mode")
+            over = (count - 1) * strides[i] + span - (size + 2 * paddings[i])
+            if over > 0 and not is_by_taps:
                 raise cx.unsupported("ceil_mode with a window that overhangs")
-    is_plain = not any(paddings) or (op == "avg_pool" and include)
-    if is_plain and math.prod(kernels) <= _FEW_TAPS and dtype.is_floating_point:
-        return _pool_by_taps(cx, op, x, kernels, strides, paddings)
+            behind[i] += max(0, over)
+    if is_by_taps:
+        x = _padded(cx, x, paddings, behind, -math.inf)
+        return _max_pool_by_taps(cx, x, kernels, strides, dilations)
+    if dtype.is_floating_point and (include or not any(paddings)) and math.prod(kernels) <= _FEW_TAPS:
+        return _avg_pool_by_taps(cx, _padded(cx, x, paddings, behind, 0.0), kernels, strides)
     return cx.emit(
         op,
         (x,),
@@ -219,27 +240,42 @@ _FEW_TAPS = 16
 """A window of at most so many elements is a loop over strided views, which is a kernel with what is beside it."""
 
 
-def _pool_by_taps(cx: Lowering, op: str, x: T, kernels: list[int], strides: list[int], paddings: list[int]) -> T:
-    """The sum or maximum of a slice for each place in the window."""
+def _padded(cx: Lowering, x: T, before: list[int], behind: list[int], value: float) -> T:
+    """With so many more of a value on both sides of the last dimensions."""
+    if not any((*before, *behind)):
+        return x
+    first = [0] * (x.rank - len(before))
+    ends = zip(x.shape, first + before, first + behind, strict=True)
+    sizes = [dim_or_int(dim_of(size) + b + a) for size, b, a in ends]
+    return cx.emit("pad", (x,), x.dtype, sizes, before=first + before, value=value)
+
+
+def _avg_pool_by_taps(cx: Lowering, x: T, kernels: list[int], strides: list[int]) -> T:
+    """The sum of a slice for each place in the window."""
     dtype, shape = cx.result()
     first = x.rank - len(kernels)
-    if any(paddings):
-        before = [0] * first + paddings
-        sizes = [dim_or_int(dim_of(size) + 2 * p) for size, p in zip(x.shape, before, strict=True)]
-        x = cx.emit("pad", (x,), dtype, sizes, before=before, value=0.0)
-    wide = opmath(dtype) if op == "avg_pool" else dtype
+    wide = opmath(dtype)
     total: T | None = None
     for tap in itertools.product(*map(range, kernels)):
         part = x
         for i, at in enumerate(tap):
             part = cx.slice(part, first + i, at, shape[first + i], strides[i])
         part = cx.convert(part, wide)
-        combine = "add" if op == "avg_pool" else "maximum"
-        total = part if total is None else cx.binary(combine, total, part, wide)
+        total = part if total is None else cx.binary("add", total, part, wide)
     assert total is not None
-    if op == "avg_pool":
-        total = cx.binary("div", total, cx.full(math.prod(kernels), wide), wide)
-    return cx.convert(total, dtype)
+    return cx.convert(cx.binary("div", total, cx.full(math.prod(kernels), wide), wide), dtype)
+
+
+def _max_pool_by_taps(cx: Lowering, x: T, kernels: list[int], strides: list[int], dilations: list[int]) -> T:
+    """The maximum of slices, along one dimension after the other."""
+    _, shape = cx.result()
+    first = x.rank - len(kernels)
+    for i, (width, stride, step) in enumerate(zip(kernels, strides, dilations, strict=True)):
+        parts = [cx.slice(x, first + i, at * step, shape[first + i], stride) for at in range(width)]
+        x = parts[0]
+        for part in parts[1:]:
+            x = cx.binary("maximum", x, part, x.dtype)
+    return x
 
 
 @row("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
@@ -262,9 +298,7 @@ def avg_pool(
 def max_pool(
     cx: Lowering, x: T, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> T:
-    if any(d != 1 for d in _each(dilation, 1)):
-        raise cx.unsupported("dilated windows")
-    return _pool(cx, "max_pool", x, kernel, stride, padding, ceil_mode, False)
+    return _pool(cx, "max_pool", x, kernel, stride, padding, ceil_mode, False, dilation)
 
 
 @row("adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "adaptive_avg_pool3d.default")
@@ -282,7 +316,7 @@ def adaptive_avg_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> T:
             return _adaptive(cx, x, first)
         kernel.append(value)
     if math.prod(kernel) <= _FEW_TAPS:
-        return _pool_by_taps(cx, "avg_pool", x, kernel, kernel, [0] * count)
+        return _avg_pool_by_taps(cx, x, kernel, kernel)
     return cx.emit(
         "avg_pool", (x,), dtype, shape, first_dim=first, kernel=kernel, stride=kernel, padding=[0] * count,
         count_include_pad=True,
