@@ -434,6 +434,10 @@ case("bilinear_down", lambda x: F.interpolate(x, size=(4, 3), mode="bilinear"), 
 case("bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), image)
 case("avg_pool", lambda x: F.avg_pool2d(x, 2), image)
 case("avg_pool_padded", lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False), image)
+case("max_dim_of_flags", lambda x: x.max(dim=1), bools)
+case("sum_of_flags", lambda x: x.sum(dim=1, dtype=torch.bool), bools)
+case("linear_of_a_vector", lambda x: F.linear(x, fixed(8), fixed(())), tokens)
+case("flip_of_a_number", lambda x: x.sum().flip(0), tokens)
 case("max_pool_wide", lambda x: F.max_pool2d(x, 5, stride=1, padding=2), image)
 case("max_pool_dilated", lambda x: F.max_pool2d(x, 3, stride=2, padding=1, dilation=2), image)
 case("max_pool_of_infinity", lambda x: F.max_pool2d(torch.where(x > 0, -torch.inf, x), 3, stride=2, padding=1), image)
@@ -1069,3 +1073,12 @@ def test_windows_that_overhang(size: int, width: int, padding: int, dilation: in
     compiled = oxidiff.compile(module, cache=False, strict=True)
     x = torch.randn(2, 3, size, size + 2)
     assert torch.equal(compiled(x), module(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("module", [nn.ConvTranspose1d(4, 6, 3, 2), nn.ConvTranspose2d(4, 6, 3)])
+def test_transposed_convolutions_without_a_batch(module: nn.Module) -> None:
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for size in (5, 8):
+        x = torch.randn(4, *[size] * (module.weight.dim() - 2))
+        torch.testing.assert_close(compiled(x), module(x))

@@ -353,3 +353,33 @@ def test_ops_on_memory_see_it_as_forward_left_it() -> None:
         compiled: Any = oxidiff.compile(OnMemory(), cache=False)
         assert_close(compiled(x), OnMemory()(x))
         assert oxidiff.report(compiled).eager_calls == 0
+
+
+class Vocoder(nn.Module):
+    """A spectrum made by layers, and the signal that has it: as Vocos."""
+
+    def __init__(self, center: bool) -> None:
+        super().__init__()
+        self.center = center
+        self.first, self.last = nn.Conv1d(8, 16, 3, padding=1), nn.Linear(1, 1)
+        self.register_buffer("window", torch.hann_window(15) + 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, phase = self.first(x).chunk(2, 1)
+        spectrum = torch.polar(size.exp(), phase)
+        signal = torch.istft(spectrum, 15, 4, 15, self.window, center=self.center)
+        return self.last(signal[..., None]) * 2
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("center", [False, True])
+def test_signals_from_spectra(center: bool) -> None:
+    module = Vocoder(center).eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for batch, frames in ((1, 12), (2, 12), (1, 31)):
+        x = image(batch, 8, frames)
+        assert_close(compiled(x), module(x))
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    assert report.captures == 1

@@ -321,6 +321,15 @@ def _recurrent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return _random(rec, func, args, kwargs) if given["train"] and given["dropout"] else rec.emit(func, args, kwargs)
 
 
+def _conv_transposed(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, weight = args[:2]
+    channels = x.shape[1 - weight.dim()]
+    if channels != weight.shape[0]:
+        # On meta tensors nobody looks.
+        raise RuntimeError(f"{channels} channels for a weight of {weight.shape[0]}")
+    return rec.emit(func, args, kwargs)
+
+
 def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
         return _random(rec, func, args, kwargs)
@@ -449,6 +458,9 @@ HANDLERS: dict[Any, Handler] = {
         _shape_changing,
     ),
     aten.scaled_dot_product_attention.default: _attention,
+    **dict.fromkeys(
+        (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input), _conv_transposed
+    ),
     aten.index.Tensor: _index,
     aten.as_strided.default: _as_strided,
     **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),

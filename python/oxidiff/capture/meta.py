@@ -449,6 +449,26 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     return _empty((index.shape[0], *x.shape[1:]), x.dtype)
 
 
+@_rule(aten.istft.default)
+def _istft(
+    x: Tensor,
+    n_fft: int,
+    hop: int | None = None,
+    width: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor | None:
+    """Signals from their frames (``[..., frequencies, frames]``). PyTorch looks at the sum of the windows: no data."""
+    if not x.is_complex() or x.dim() not in (2, 3):
+        return None
+    count = n_fft + (hop or n_fft // 4) * (x.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
+    return _empty((*x.shape[:-2], count if length is None else length), x.dtype if return_complex else x.real.dtype)
+
+
 @_rule(aten._weight_norm.default)
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor | None:
     return _empty(v.shape, v.dtype) if v.is_contiguous() and v.dtype is g.dtype else None

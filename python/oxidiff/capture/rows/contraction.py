@@ -16,6 +16,13 @@ from .registry import row
 @row("linear.default")
 def linear(cx: Lowering, x: T, weight: T, bias: T | None = None) -> T:
     dtype, shape = cx.result()
+    if weight.rank == 1:
+        # One result per row, and no dimension for it.
+        weight = cx.reshape(weight, (1, *weight.shape))
+        rows = x if x.rank > 1 else cx.reshape(x, (1, *x.shape))
+        bias = cx.reshape(bias, (1,)) if bias is not None else None
+        given = (rows, weight) if bias is None else (rows, weight, bias)
+        return cx.reshape(cx.emit("linear", given, dtype, (*rows.shape[:-1], 1)), shape)
     return cx.emit("linear", (x, weight) if bias is None else (x, weight, bias), dtype, shape)
 
 

@@ -230,7 +230,7 @@ def repeat_interleave(cx: Lowering, x: T, repeats: Any, dim: int | None = None, 
 def flip(cx: Lowering, x: T, dims: Sequence[int] | None = None) -> T:
     if dims is None:
         dims = [1] if "fliplr" in str(cx.node.op) else [0]
-    return cx.emit("flip", (x,), x.dtype, x.shape, dims=[d % x.rank for d in dims]) if dims else x
+    return cx.emit("flip", (x,), x.dtype, x.shape, dims=[d % x.rank for d in dims]) if dims and x.rank else x
 
 
 @row("roll.default")

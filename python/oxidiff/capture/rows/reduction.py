@@ -43,6 +43,9 @@ def _two_forms(name: str, op: str) -> None:
             return cx.convert(_reduce(cx, op, x, dim, keepdim, torch.bool), dtype)
         if not dtype.is_floating_point and x.dtype.is_floating_point:
             x = cx.convert(x, dtype)
+        if dtype is torch.bool:
+            # Flags that are added, and multiplied.
+            return _reduce(cx, "all" if op == "prod" else "any", cx.convert(x, dtype), dim, keepdim, dtype)
         return _reduce(cx, op, x, dim, keepdim, dtype)
 
 
@@ -87,6 +90,7 @@ def argmin(cx: Lowering, x: T, dim: int | None = None, keepdim: bool = False) ->
 
 
 def _argument(cx: Lowering, op: str, x: T, dim: int | None, keepdim: bool) -> T:
+    x = cx.convert(x, torch.uint8) if x.dtype is torch.bool else x
     if dim is None:
         flat = cx.reshape(x, (_count(x, range(x.rank)),))
         return cx.reshape(cx.reduce(op, flat, [0], False, torch.int64), [1] * x.rank if keepdim else ())
