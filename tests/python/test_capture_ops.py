@@ -419,6 +419,8 @@ case("layer_norm_plain", lambda x: F.layer_norm(x, (8,)), tokens)
 case("layer_norm_no_bias", lambda x: F.layer_norm(x, (8,), fixed(8)), tokens)
 case("rms_norm", lambda x: F.rms_norm(x, (8,), fixed(8), eps=1e-6), tokens)
 case("rms_norm_plain", lambda x: F.rms_norm(x, (8,)), tokens)
+case("batch_norm_of_batch", lambda x: F.batch_norm(x, None, None, fixed(4), fixed(4, seed=1), True), image)
+case("standardized", lambda x: F.batch_norm(x[:1], None, None, training=True), image)
 case("batch_norm", lambda x: F.batch_norm(x, fixed(4), fixed(4, low=0.5), fixed(4), fixed(4, seed=1)), image)
 case("instance_norm", lambda x: F.instance_norm(x, weight=fixed(4), bias=fixed(4, seed=1)), image)
 

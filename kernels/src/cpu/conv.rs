@@ -489,7 +489,19 @@ struct Windows<'a> {
     in_place: bool,
     /// Taps along the width are neighbours in memory, so a window row is one run.
     merged: bool,
+    /// Elements are copied as they are.
+    is_same: bool,
 }
+
+/// Terms of a window that lie side by side: where they begin, in bytes from the window's first element, and how many they are.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    from: isize,
+    elements: usize,
+}
+
+/// Runs of a window that are found once for all pixels of a block.
+const MAX_RUNS: usize = 64;
 
 // SAFETY: reads only.
 unsafe impl Sync for Windows<'_> {}
@@ -508,7 +520,47 @@ impl<'a> Windows<'a> {
                 && conv.upsample[2] == 1
                 && conv.groups == 1
                 && conv.strides[3] == conv.in_channels as isize,
+            is_same: dtype == kernel.form.dtype(),
         }
+    }
+
+    /// The runs of terms `k0..k0 + kc` of a window that lies inside the image; `None` where they are too many, or not the same
+    /// for each such window.
+    fn runs(&self, k0: usize, kc: usize, runs: &mut [Run; MAX_RUNS]) -> Option<usize> {
+        let conv = self.conv;
+        if conv.upsample != [1; 3] {
+            return None;
+        }
+        let [_, kh, kw] = conv.kernel;
+        let run_taps = if self.merged { kw } else { 1 };
+        let run = run_taps * conv.group_in();
+        let (mut k, mut count) = (k0, 0);
+        while k < k0 + kc {
+            let (index, start) = (k / run, k % run);
+            let tap = index * run_taps;
+            let taps = [tap / (kh * kw), tap / kw % kh, tap % kw];
+            let offset: isize =
+                (0..3).map(|axis| (taps[axis] * conv.dilation[axis]) as isize * conv.strides[axis + 1]).sum();
+            let elements = run.min(start + k0 + kc - k) - start;
+            *runs.get_mut(count)? = Run { from: (offset + start as isize) * self.size, elements };
+            k += elements;
+            count += 1;
+        }
+        Some(count)
+    }
+
+    /// Where in its image a window that begins at `at` lies, in bytes, if all of it is inside.
+    fn inside(&self, at: [isize; 3]) -> Option<isize> {
+        let conv = self.conv;
+        let mut offset = 0;
+        for axis in 0..3 {
+            let last = at[axis] + ((conv.kernel[axis] - 1) * conv.dilation[axis]) as isize;
+            if at[axis] < 0 || last >= conv.input[axis] as isize {
+                return None;
+            }
+            offset += at[axis] * conv.strides[axis + 1];
+        }
+        Some(offset * self.size)
     }
 
     /// Writes terms `k0..k0 + kc` of the window at `at` (its first tap, in upsampled input coordinates).
@@ -565,6 +617,31 @@ impl<'a> Windows<'a> {
     }
 }
 
+/// Copies a few bytes: calling for each run takes longer than copying it.
+///
+/// # Safety
+/// Both hold `bytes`, and they do not overlap.
+#[inline]
+unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
+    let mut done = 0;
+    // SAFETY: each step stays below `bytes`.
+    unsafe {
+        while done + 16 <= bytes {
+            let four = from.add(done).cast::<[u32; 4]>().read_unaligned();
+            to.add(done).cast::<[u32; 4]>().write_unaligned(four);
+            done += 16;
+        }
+        while done + 4 <= bytes {
+            to.add(done).cast::<u32>().write_unaligned(from.add(done).cast::<u32>().read_unaligned());
+            done += 4;
+        }
+        while done < bytes {
+            *to.add(done) = *from.add(done);
+            done += 1;
+        }
+    }
+}
+
 impl ASource for Windows<'_> {
     unsafe fn block(
         &self,
@@ -587,14 +664,38 @@ impl ASource for Windows<'_> {
                 let first = group.byte_offset(row0 as isize * pixel + k0 as isize * self.size);
                 return (first, pixel as usize);
             }
+            let mut runs = [Run::default(); MAX_RUNS];
+            let count = self.runs(k0, kc, &mut runs);
+            let mut place = [row0 / (width * height) % depth, row0 / width % height, row0 % width];
+            let mut image = row0 / (width * height * depth);
             for row in 0..rows {
-                let pixel = row0 + row;
-                let place = [pixel / (width * height) % depth, pixel / width % height, pixel % width];
-                let image = pixel / (width * height * depth);
-                let image = group.wrapping_byte_offset(image as isize * conv.strides[0] * self.size);
+                let source = group.wrapping_byte_offset(image as isize * conv.strides[0] * self.size);
                 let at = std::array::from_fn(|axis| (place[axis] * conv.stride[axis]) as isize - conv.padding[axis]);
                 let to = dst.add(row * ld);
-                self.row(image, at, k0, kc, to);
+                match count.zip(self.inside(at)) {
+                    Some((count, window)) => {
+                        let window = source.byte_offset(window);
+                        let mut filled = to;
+                        for run in &runs[..count] {
+                            let bytes = run.elements * element;
+                            if self.is_same {
+                                copy_short(window.byte_offset(run.from), filled, bytes);
+                            } else {
+                                (self.copy)(window.byte_offset(run.from), filled, run.elements);
+                            }
+                            filled = filled.add(bytes);
+                        }
+                    }
+                    None => self.row(source, at, k0, kc, to),
+                }
+                for (axis, size) in [(2, width), (1, height), (0, depth)] {
+                    place[axis] += 1;
+                    if place[axis] < size {
+                        break;
+                    }
+                    place[axis] = 0;
+                    image += usize::from(axis == 0);
+                }
                 if !kc.is_multiple_of(self.form.elements_per_unit()) {
                     to.add(kc * element).write_bytes(0, element);
                 }

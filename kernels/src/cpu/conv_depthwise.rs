@@ -56,13 +56,11 @@ impl Group {
     }
 }
 
-/// Whether a convolution is depthwise, or in groups of which a vector has several, or one half; or one group of 8 or 16 channels,
-/// whose panel would be half padding, with windows that slide.
+/// Whether a convolution is depthwise, or in groups of which a vector has several, or one half.
 pub(crate) fn suits(conv: &Conv) -> bool {
     let Group { inputs, outputs } = Group::of(conv);
     let is_small = matches!(outputs, 1 | 2 | 4 | 8 | 16) && (1..=outputs).contains(&inputs);
-    let slides = (conv.kernel[2], conv.stride[2], conv.dilation[2], conv.upsample[2]) == (3, 1, 1, 1);
-    is_small && (conv.groups > 1 || (conv.groups == 1 && outputs >= 8 && slides))
+    is_small && conv.groups > 1
 }
 
 /// Rows of the packed weight: an input of each group at a tap.

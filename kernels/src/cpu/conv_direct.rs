@@ -39,14 +39,20 @@ const MAX_COLS: usize = 384;
 const CHUNK_UNITS: usize = 320;
 /// The L2 that these are for.
 const LARGE_L2: usize = 1 << 20;
-/// Shorter chains and narrower images than these are left to the general path, whose tiles span rows and taps.
-const MIN_CHANNELS: usize = 48;
+/// Shorter chains and narrower images than these are left to the general path, whose tiles span rows and taps: it copies each
+/// tap of each window, which takes as long as 16 columns take to be multiplied. Of so few channels, many columns are worth it.
+const MIN_CHANNELS: usize = 16;
+const SHORT_CHAIN: usize = 32;
+const MAX_COLS_OF_SHORT: usize = 128;
 const MIN_WIDTH: usize = 8;
 
 /// Whether this path is the better one for a convolution. Taps must start at whole units of the packed weight.
 pub(crate) fn suits(conv: &Conv, weight: DType) -> bool {
     let channels = conv.in_channels / conv.groups;
-    channels >= MIN_CHANNELS && channels.is_multiple_of(elements_per_unit(weight)) && conv.output[2] >= MIN_WIDTH
+    channels >= MIN_CHANNELS
+        && (channels >= SHORT_CHAIN || conv.out_channels / conv.groups <= MAX_COLS_OF_SHORT)
+        && channels.is_multiple_of(elements_per_unit(weight))
+        && conv.output[2] >= MIN_WIDTH
 }
 
 /// Tiles of one tap: `rows` pixels at `a`, results at `c`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-__all__ = ["Dim", "Monomial", "Real", "Size", "dim_of", "dim_or_int"]
+__all__ = ["Dim", "Monomial", "Real", "Size", "dim_of", "dim_or_int", "product_of"]
 
 Monomial = tuple[tuple[str, int], ...]
 """Symbols with powers, sorted by symbol; empty for the constant term."""
@@ -208,3 +208,11 @@ def _term_text(monomial: Monomial, coefficient: Fraction) -> str:
         factors.insert(0, str(coefficient.numerator))
     text = "*".join(factors)
     return text if coefficient.denominator == 1 else f"{text}/{coefficient.denominator}"
+
+
+def product_of(sizes: Iterable[Size]) -> Size:
+    """All of them multiplied."""
+    total: Dim = dim_of(1)
+    for size in sizes:
+        total = total * size
+    return dim_or_int(total)

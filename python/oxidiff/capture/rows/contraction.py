@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..dim import Dim, Size, dim_of, dim_or_int
+from ..dim import Dim, Size, dim_of, dim_or_int, product_of
 from ..lowering import Lowering, T, opmath
 from .registry import row
 
@@ -40,7 +40,7 @@ def matmul(cx: Lowering, a: T, b: T) -> T:
     dtype, shape = cx.result()
     if "inner" in str(cx.node.op) and b.rank > 1:
         # Of the last dimensions; every row of the one with every row of the other.
-        b = cx.transpose(cx.reshape(b, (_product(b.shape[:-1]), b.shape[-1])), 0, 1)
+        b = cx.transpose(cx.reshape(b, (product_of(b.shape[:-1]), b.shape[-1])), 0, 1)
     if a.rank == 1:
         a = cx.reshape(a, (1, *a.shape))
     if b.rank == 1:
@@ -159,14 +159,7 @@ def _without_lone(cx: Lowering, x: T, term: str, needed: set[str]) -> tuple[T, s
 
 
 def _size(letters: Sequence[str], sizes: dict[str, Size]) -> Size:
-    return _product(sizes[c] for c in letters)
-
-
-def _product(sizes: Iterable[Size]) -> Size:
-    total: Dim = dim_of(1)
-    for size in sizes:
-        total = total * size
-    return dim_or_int(total)
+    return product_of(sizes[c] for c in letters)
 
 
 @row("scaled_dot_product_attention.default")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..dim import product_of
 from ..lowering import Lowering, T, opmath
 from .registry import row
 
@@ -102,8 +103,10 @@ def batch_norm(
     eps: float,
     *_: Any,
 ) -> T:
-    if training or running_mean is None or running_var is None:
-        raise cx.unsupported("batch statistics (training mode)")
+    if running_mean is None or running_var is None:
+        return _of_batch(cx, x, weight, bias, eps)
+    if training:
+        raise cx.unsupported("running statistics are written (training mode)")
     dtype = cx.result()[0]
     wide = opmath(dtype)
 
@@ -115,3 +118,14 @@ def batch_norm(
     centred = cx.binary("sub", x, per_channel(running_mean), wide)
     scaled = cx.binary("mul", centred, per_channel(factor), wide)
     return cx.convert(scaled if bias is None else cx.binary("add", scaled, per_channel(bias), wide), dtype)
+
+
+def _of_batch(cx: Lowering, x: T, weight: T | None, bias: T | None, eps: float) -> T:
+    """By the statistics of each channel over the batch, as weights are standardized: a group norm of one image."""
+    dtype, _ = cx.result()
+    channels = cx.static(x.shape[1], "the number of channels")
+    by_channel = (1, channels, product_of(size for i, size in enumerate(x.shape) if i != 1))
+    whole = cx.reshape(cx.transpose(x, 0, 1), by_channel)
+    operands = (whole, *_with_bias(cx, weight, bias, x.shape[1:2], x.dtype))
+    out = cx.emit("group_norm", operands, dtype, by_channel, num_groups=channels, eps=float(eps), channel_dim=1)
+    return cx.transpose(cx.reshape(out, (x.shape[1], x.shape[0], *x.shape[2:])), 0, 1)
