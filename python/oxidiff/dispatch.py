@@ -1059,6 +1059,7 @@ class Dispatcher:
                     self._refresh(epoch, suspects)
                     continue
                 is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
+                is_other = is_other or not suspects.isdisjoint(epoch.structure.counts)
                 if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
                     structure = self._look()
                     if structure.fingerprint != epoch.structure.fingerprint:

@@ -25,7 +25,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
 from .capture.signature import PLAIN, PLAIN_TENSORS
-from .capture.weights import OBJECTS_DEEP, is_plain_object
+from .capture.weights import OBJECTS_DEEP, is_count, is_plain_object
 from .hooks import Around, casting, is_idle, replaced
 from .outside import Reading, functions_held, modules_held
 
@@ -110,6 +110,12 @@ class Structure:
             # An adapter changes the weight of one of them, and a graph has one weight for all.
             self.obstacle = tied, "an adapter is added to a weight that another layer shares"
             digest += b"tied"
+        buffers = (item for module in self.modules.values() for item in list(module._buffers.items()))
+        counts = [tensor for name, tensor in buffers if tensor is not None and is_count(name, tensor)]
+        self.counts = frozenset(map(id, counts))
+        """Ids of the numbers in buffers that are constants of programs."""
+        if counts:
+            digest += repr(list(map(int, counts))).encode()
         marks = _Marks([*self.tensors, *self.attribute_tensors])
         self.marked = marks.tables
         """The attributes that Python code put on tensors of the module, as tables, and what was in them."""

@@ -10,10 +10,12 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
@@ -933,3 +935,63 @@ def test_offload_hooks(kind: str) -> None:
         assert testing.relative_error(compiled(**inputs).sample, expected) < 2e-5
     # Offloading one weight at a time is Python between all layers: eager, and said so.
     assert oxidiff.report(compiled).eager_calls == (0 if kind == "model" else 2)
+
+
+class Padded(nn.Module):
+    """As EnCodec's convolutions: what they pad a signal by follows from numbers in buffers, and from how long it is."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 2 * stride, stride)
+        for name, value in (("stride", stride), ("width", 2 * stride), ("padding", stride)):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.int64), persistent=False)
+        self.register_buffer("is_ready", torch.tensor([True]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_ready:
+            return x
+        frames = (x.shape[-1] - self.width + self.padding) / self.stride + 1
+        frames = torch.ceil(frames).to(torch.int64) - 1
+        extra = frames * self.stride + self.width - self.padding - x.shape[-1]
+        return self.conv(F.pad(x, (int(self.padding), int(extra))))
+
+
+@torch.no_grad()
+def test_numbers_in_buffers_are_constants() -> None:
+    module = nn.Sequential(Padded(2), Padded(5)).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for size in (320, 640, 960):
+        x = torch.randn(2, 4, size)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
+    x = torch.randn(1, 4, 320)
+    changes: list[Callable[[], object]] = [
+        lambda: module[1].padding.fill_(4),
+        lambda: setattr(module[0], "padding", torch.tensor(1)),
+        lambda: module[0].is_ready.zero_(),
+        lambda: module[0].is_ready.fill_(True),
+    ]
+    for change in changes:
+        before = module(x)
+        change()
+        assert before.shape != module(x).shape or not torch.equal(before, module(x)), "the test itself"
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_graphs_are_stored_by_numbers_in_buffers(tmp_path: Path) -> None:
+    module, other = Padded(2).eval(), Padded(2).eval()
+    first: Any = oxidiff.compile(module, cache=False)
+    first(torch.randn(2, 4, 320))
+    oxidiff.save_graph(first, tmp_path / "graph")
+    second: Any = oxidiff.compile(other, cache=False)
+    oxidiff.load_graph(second, tmp_path / "graph")
+    x = torch.randn(2, 4, 320)
+    torch.testing.assert_close(second(x), other(x))
+    assert oxidiff.report(second).captures == 0
+    other.padding.fill_(3)
+    third: Any = oxidiff.compile(other, cache=False)
+    with pytest.raises(oxidiff.ArtifactError, match="padding is"):
+        oxidiff.load_graph(third, tmp_path / "graph")
+    torch.testing.assert_close(third(x), other(x))

@@ -313,7 +313,7 @@ class _Session:
         self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.whole)
-        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _unit_of(owner.root))
+        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _units_of(owner.root))
         self.order = {s.name: i for i, s in enumerate(self.plan.symbols)}
         """Which values are tried of each: no two take the same."""
         self.chosen: dict[str, tuple[Number, ...]] = {}
@@ -1024,16 +1024,19 @@ def _device_of(call: Call, root: torch.nn.Module | None) -> torch.device:
     return call.tensors[0].device if call.tensors else torch.device("cpu")
 
 
-def _unit_of(root: torch.nn.Module | None) -> int:
-    """What a module divides the edges of images by, other than powers of two: the strides of its convolutions (patches of 14
-    pixels), and windows."""
-    found: set[int] = set()
+def _units_of(root: torch.nn.Module | None) -> dict[str, int]:
+    """What a module divides sizes by, other than powers of two: the strides of its convolutions (patches of 14 pixels,
+    signals that become shorter), and windows."""
+    found: dict[str, set[int]] = {"spatial": set(), "sequence": set()}
     for module in () if root is None else root.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
-            found.update(module.stride[-2:])
-        found.update(value for name in _WINDOWS if type(value := module.__dict__.get(name)) is int and value > 0)
-    unit = math.lcm(*(step // math.gcd(step, 64) for step in found))
-    return unit if unit <= _MAX_UNIT else 1
+            found["spatial"].update(module.stride[-2:])
+        elif isinstance(module, torch.nn.Conv1d):
+            found["sequence"].update(module.stride)
+        windows = (module.__dict__.get(name) for name in _WINDOWS)
+        found["spatial"].update(value for value in windows if type(value) is int and value > 0)
+    units = {role: math.lcm(*(step // math.gcd(step, 64) for step in steps)) for role, steps in found.items()}
+    return {role: unit for role, unit in units.items() if unit <= _MAX_UNIT}
 
 
 _WINDOWS = ("patch_size", "window_size")

@@ -217,7 +217,10 @@ class Lowering:
             return
         row = self.row(node)
         if row is None:
-            is_drawn = torch.Tag.nondeterministic_seeded in node.op.tags
+            # Recurrent layers do in training mode alone.
+            is_drawn = torch.Tag.nondeterministic_seeded in node.op.tags and "train" not in (
+                argument.name for argument in node.op._schema.arguments
+            )
             raise self.unsupported("it draws random numbers" if is_drawn else "the op is not supported")
         if self.compute(node):
             return

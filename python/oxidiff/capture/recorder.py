@@ -184,7 +184,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.aliases.protected.update(dict.fromkeys((id(tensor), id(weight)), f"its weight {owner}"))
             return value
         twin = self.weights.twin(tensor)
-        if slot is not None:
+        if slot is not None and self.weights.is_count(slot, tensor):
+            # Whoever holds the program watches that it stays.
+            self.append("constant", (), (int(tensor),), (twin,))
+            self.constants[id(tensor)] = self.constants[id(twin)] = tensor.detach().clone()
+        elif slot is not None:
             self.append("weight", (slot.name,), (), (twin,))
             self.trace.weights[slot.name] = slot
         else:

@@ -35,7 +35,7 @@ class Symbol:
         value: What it was in the captured call.
         label: The argument it was read from, for messages.
         limit: If it is a number of places that were read out of a tensor, or may be one: how many there were at most.
-        unit: Of an edge of an image, what its module may divide it by, other than powers of two.
+        unit: What its module may divide it by, other than powers of two.
     """
 
     name: str
@@ -237,16 +237,18 @@ class SizePlan:
                     self.forms[i] = fixed if constant is None else constant
 
 
-def plan_sizes(call: Call, names: Sequence[str], channels: int | None = None, unit: int = 1) -> SizePlan:
+def plan_sizes(
+    call: Call, names: Sequence[str], channels: int | None = None, units: Mapping[str, int] | None = None
+) -> SizePlan:
     """Guesses the free sizes of a call.
 
     Args:
         call: The call.
         names: A label per tensor and number of the call.
         channels: The module's number of input channels, if known: tells frames from channels in 5-D tensors.
-        unit: What the module divides edges of images by, other than powers of two.
+        units: By the role of a size, what the module divides such by, other than powers of two.
     """
-    return _Planner(call, names, channels, unit).run()
+    return _Planner(call, names, channels, units or {}).run()
 
 
 _MAX_COORDINATES = 4
@@ -254,11 +256,11 @@ _MAX_COORDINATES = 4
 
 
 class _Planner:
-    def __init__(self, call: Call, names: Sequence[str], channels: int | None, unit: int) -> None:
+    def __init__(self, call: Call, names: Sequence[str], channels: int | None, units: Mapping[str, int]) -> None:
         self.call = call
         self.names = names
         self.channels = channels
-        self.unit = unit
+        self.units = units
         self.plan = SizePlan([])
         self.batch: Symbol | None = None
         self.spatial: dict[int, Symbol] = {}
@@ -365,8 +367,7 @@ class _Planner:
             count += 1
             name = f"{stem}{count}"
         self.used.add(name)
-        unit = self.unit if role == "spatial" else 1
-        symbol = Symbol(name, role, len(self.plan.forms), value, self.label, unit=unit)
+        symbol = Symbol(name, role, len(self.plan.forms), value, self.label, unit=self.units.get(role, 1))
         self.plan.symbols.append(symbol)
         return symbol
 
@@ -580,8 +581,9 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
     """
     if symbol.limit:
         found = _count_values(symbol.limit, index)
-    elif symbol.role == "spatial":
-        found = _spatial_values(symbol.value, index, symbol.unit)
+    elif symbol.role in ("spatial", "sequence"):
+        find = _spatial_values if symbol.role == "spatial" else _sequence_values
+        found = find(symbol.value, index, symbol.unit)
     else:
         found = _CANDIDATES[symbol.role](symbol.value, index)
     for values in found:
@@ -606,7 +608,10 @@ def _frames_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [v for v in (value - 1, value - 2, value - 5, value - 3) if v > 1]
 
 
-def _sequence_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
+def _sequence_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence[Number]]:
+    if unit > 1:
+        yield [value + 64 * unit * k for k in (1, 3, 7)]
+        yield [value - 64 * unit * k for k in (1, 2, 3) if value > 64 * unit * k + 1]
     grid = (89, 151, 337, 61, 211, 433, 97, 263, 523, 71, 181, 389)
     at = 3 * index % len(grid)
     yield [*grid[at:], *grid[:at]][:4]
@@ -742,7 +747,6 @@ def _float_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
 _CANDIDATES: dict[str, Callable[[Any, int], Iterator[Sequence[Number]]]] = {
     "batch": _batch_values,
     "frames": _frames_values,
-    "sequence": _sequence_values,
     "int": _int_values,
     "float": _float_values,
     "attribute": _float_values,

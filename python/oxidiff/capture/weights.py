@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..adapters import adapter_class, named_modules, walk
 from .meta import META_DEVICE
+from .signature import PLAIN_TENSORS
 from .writes import Outer
 
 __all__ = ["FLOAT8", "OBJECTS_DEEP", "Member", "WeightIndex", "WeightSlot", "as_stored", "is_plain_object"]
@@ -101,6 +102,21 @@ def as_stored(tensor: Tensor) -> Tensor:
     return tensor.detach().view(torch.uint8) if tensor.dtype in FLOAT8 else tensor
 
 
+_COUNTS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def is_count(name: str, tensor: Tensor) -> bool:
+    """Whether a buffer is one number that code decides by: the width of a convolution, whether a codebook was set up. It is
+    a constant of programs; batch norm counts batches in one, and never reads it."""
+    return (
+        tensor.dtype in _COUNTS
+        and tensor.numel() == 1
+        and name != "num_batches_tracked"
+        and tensor.device.type == "cpu"
+        and type(tensor) in PLAIN_TENSORS
+    )
+
+
 class WeightIndex:
     """The tensors of one module by identity, with their twins on the meta device."""
 
@@ -146,6 +162,10 @@ class WeightIndex:
                     if tensor is not None and id(tensor) not in self.slots:
                         self.slots[id(tensor)] = WeightSlot(f"{prefix}{key}", kind, path, key)
                         self._held.append(tensor)
+
+    def is_count(self, slot: WeightSlot, tensor: Tensor) -> bool:
+        """Whether it is a number that is a constant of programs."""
+        return slot.kind == "buffer" and not slot.keys and is_count(slot.attribute, tensor)
 
     def find(self, tensor: Tensor) -> WeightSlot | None:
         """The slot of ``tensor``, ``None`` if no module holds it."""

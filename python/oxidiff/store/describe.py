@@ -45,7 +45,7 @@ from torch import Tensor
 from .. import _native
 from ..adapters import adapter_class, named_modules
 from ..capture.signature import PLAIN_TENSORS
-from ..capture.weights import is_plain_object
+from ..capture.weights import is_count, is_plain_object
 from ..capture.writes import ClassTable, Outer, is_value
 from ..errors import is_interrupt
 from ..hooks import replaced
@@ -190,7 +190,10 @@ def describe(
         rows[path or "the module"] = tree.module(child)
         for table in (child._parameters, child._buffers):
             for name, tensor in table.items():
-                tensors[f"{path}.{name}" if path else name] = tree.tensor(tensor, f"{path}.{name}")
+                text = tree.tensor(tensor, f"{path}.{name}")
+                if table is child._buffers and tensor is not None and is_count(name, tensor):
+                    text = f"{text} of {int(tensor)}"
+                tensors[f"{path}.{name}" if path else name] = text
     code.reach_value(forward)
     lines = {"module": rows, "tensors": tensors, "code": code.finish()}
     lines["environment"] = {**_environment(), **code.packages(), "dynamic": str(dynamic)}
