@@ -58,6 +58,7 @@ from .options import CompileOptions
 from .regions import Regions
 from .sets import WeightSet
 from .split import RUNS_EAGER, Split
+from .staged import drawing_states
 from .store import read_artifact, save
 from .tune import Budget
 from .watch import STRUCTURE, SURROUNDINGS, Structure, Watch
@@ -74,6 +75,8 @@ _MAX_OUTDATED = 16
 """How often a module is captured anew because a global changed."""
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
+_OF_GRADIENTS = ("does not require grad", "a torch.func transform")
+"""What errors say of a ``forward`` that computes gradients itself."""
 _PASSING = (ChangedError, NotFiniteError, OutOfMemoryError)
 """Errors of a call that say nothing of the next."""
 _MAX_RENEWALS = 2
@@ -335,7 +338,9 @@ class Dispatcher:
         """Contexts in which its calls run eager."""
         self.disabled = _native.is_on("OXIDIFF_DISABLE")
         self.captures = 0
-        self.obstacle: str | None = None
+        scripts = (name for name, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule))
+        script = next(scripts, None)
+        self.obstacle = None if script is None else f"its submodule {script} is TorchScript"
         """Why no call of this module can run compiled."""
         self._calls = itertools.count()
         self._eager_calls = itertools.count()
@@ -647,7 +652,7 @@ class Dispatcher:
             return self._fall_back(UnsupportedError(reason), args, kwargs)
         self._record_problems(ready)
         is_checked = self.options.check is not None
-        states = _drawing_states() if is_checked else ()
+        states = drawing_states() if is_checked else ()
         try:
             if ready.writes and not is_checked:
                 return self._run_writing(ready, args, kwargs, leaves)
@@ -784,8 +789,8 @@ class Dispatcher:
     def _entry_without_program(self, error: Error) -> _Eager:
         """What is known of calls after an attempt to capture one failed."""
         entry = _Eager(error)
-        if isinstance(self.module, Island):
-            # A piece is not split again.
+        if isinstance(self.module, Island) or any(what in str(error) for what in _OF_GRADIENTS):
+            # A piece is not split again, and where `forward` itself asks for gradients, pieces have none.
             entry.is_split = False
         elif isinstance(error, LeftError):
             tables = frozenset(map(id, error.changed))
@@ -1370,11 +1375,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _drawing_states() -> list[tuple[Callable[[Any], None], Any]]:
-    """PyTorch's generators, each as what sets its state and that."""
-    states: list[tuple[Callable[[Any], None], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    return states

@@ -76,11 +76,14 @@ class Split:
         local.runs = True
         told, _limits.problems = _limits.problems, local.problems
         try:
-            return self._run(*args, **kwargs), local.compiled, local.problems
+            result = self._run(*args, **kwargs)
+            return result, local.compiled, local.problems
         except self._failure as error:
             raise CaptureError(f"Dynamo cannot split it: {str(error).splitlines()[0]}") from error
         finally:
             local.runs = outside
+            # Dynamo keeps what it compiled, and errors hold where they were raised, the module among it.
+            local.problems = []
             _limits.problems = told
 
     def _compile(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from .engine import Variant
     from .nan_guard import Guarded
 
-__all__ = ["Staged", "passed_as"]
+__all__ = ["Staged", "drawing_states", "passed_as"]
+
+
+def drawing_states() -> list[tuple[Callable[[Any], None], Any]]:
+    """PyTorch's generators, each as what sets its state and that."""
+    states: list[tuple[Callable[[Any], None], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states
 
 
 def passed_as(value: Any, order: Sequence[int] | None) -> Any:
@@ -56,6 +64,9 @@ class Staged:
         self._device = device
         self.stages = list(zip(stages, variants, strict=True))
         read = {v for stage in stages for op in stage.eager for v in operands(op.node)}
+        read |= {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
+        ops = [op.node.op for stage in stages for op in stage.eager]
+        self._draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
         self._sources = {v: graph.nodes[graph.values[v].node] for v in read}
         self._sources = {v: node for v, node in self._sources.items() if node.op in ("weight", "extern", "constant")}
         self._weights: dict[int, Tensor] = {}
@@ -123,6 +134,25 @@ class Staged:
             point: The call's free sizes and numbers.
             steps: Gets a row per step, timed.
         """
+        if not self._draws:
+            return self._run(executables, arguments, numbers, point, steps)
+        states = drawing_states()
+        try:
+            return self._run(executables, arguments, numbers, point, steps)
+        except BaseException:
+            # Eager, which runs then, draws what was drawn.
+            for put, state in states:
+                put(state)
+            raise
+
+    def _run(
+        self,
+        executables: Sequence[Executable | Guarded | None],
+        arguments: Sequence[Tensor],
+        numbers: Mapping[int, Number],
+        point: Mapping[str, Number],
+        steps: list[dict[str, Any]] | None,
+    ) -> list[Tensor]:
         values = {item.value: tensor for item, tensor in zip(self.graph.inputs, arguments, strict=True)}
         values |= self._weights
         values |= {v: self._made(v, n, point) for v, n in self._sources.items() if n.op != "weight"}

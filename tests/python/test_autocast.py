@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import re
 from collections.abc import Callable, Iterator
@@ -372,3 +373,35 @@ def test_what_is_not_known_runs_eager() -> None:
         expected = module(numbers(3, 2, 8))
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(compiled(numbers(3, 2, 8)), module(numbers(3, 2, 8)))
+
+
+class Writes(nn.Module):
+    """Into its own buffers and parameters, at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(4, 4), nn.Parameter(torch.zeros(4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.mean.mul_(0.5).add_(x.mean(0).float())
+        self.weight[0] = 2
+        nn.init.ones_(self.weight[1:])
+        self.weight.requires_grad_(False)
+        return x + self.mean + self.weight
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_writes_into_weights_are_eagers() -> None:
+    module = Writes()
+    other = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for i in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            actual, expected = compiled(numbers(3, 4, seed=i)), other(numbers(3, 4, seed=i))
+        torch.testing.assert_close(actual, expected, rtol=2**-6, atol=2**-6)
+        torch.testing.assert_close(module.mean, other.mean, rtol=2**-6, atol=2**-6)
+        assert torch.equal(module.weight, other.weight)
+        assert module.weight.requires_grad == other.weight.requires_grad

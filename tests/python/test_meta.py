@@ -176,10 +176,17 @@ def upsample(*rest):
     return make
 
 
+def frames(rng):
+    width, hop = rng.choice([(16, 4), (15, 5)])
+    x = torch.randn(*rng.choice([(), (2,)]), width // 2 + 1, rng.randint(9, 12), dtype=torch.complex64)
+    return [x, width, hop, width, torch.ones(width), rng.random() < 0.5], rng.choice([{}, {"length": 30}])
+
+
 def attention(rng):
     heads, length, keys, size = rng.choice([2, 4]), 5, 7, 8
     shared = rng.choice([1, 2])
     query = torch.ones(2, length, heads, size).transpose(1, 2)
+    query = query.contiguous() if rng.random() < 0.5 else query
     key, value = (torch.ones(2, keys, heads // shared, size).transpose(1, 2) for _ in range(2))
     return [query, key, value], {"enable_gqa": True} if shared > 1 else {}
 
@@ -307,6 +314,7 @@ ARGUMENTS = {
     aten.sum.dim_IntList: reduced(ANY),
     aten.linalg_vector_norm.default: vector_norm,
     aten.to.dtype: converted,
+    aten.istft.default: frames,
 }  # fmt: skip
 """What an overload is called with, of a random generator."""
 

@@ -1646,3 +1646,53 @@ def test_results_that_do_not_fit_where_they_are_written_raise(name: str) -> None
     with pytest.raises(RuntimeError) as caught:
         compiled(torch.arange(4))
     assert str(caught.value) == str(expected.value)
+
+
+class Seeds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            noise = torch.randn(4)
+        return x * noise + torch.rand(4)
+
+
+class Guides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            return torch.autograd.grad(self.linear(z).square().sum(), z)[0]
+
+
+class Transforms(Guides):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda z: self.linear(z).square().sum())(x)
+
+
+class Scripted(Guides):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.scripted(x))
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("kind", [Seeds, Guides, Transforms, Scripted])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_no_program_does_is_eagers(kind: type[nn.Module], half: bool) -> None:
+    module = kind()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+        for i in range(3):
+            x = image(3, 4, seed=i)
+            torch.manual_seed(i)
+            expected, state = module(x), torch.get_rng_state()
+            torch.manual_seed(i)
+            torch.testing.assert_close(compiled(x), expected)
+            assert torch.equal(torch.get_rng_state(), state)
+    torch._dynamo.reset()

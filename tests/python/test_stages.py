@@ -383,3 +383,51 @@ def test_signals_from_spectra(center: bool) -> None:
     report = oxidiff.report(compiled)
     assert report.eager_calls == 0
     assert report.captures == 1
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_numbers_for_what_lies_otherwise_are_eagers() -> None:
+    """PyTorch draws them in the order in memory."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            return x + torch.randn_like(x) * torch.rand_like(x.transpose(2, 3)).transpose(2, 3)
+
+    for order in (torch.contiguous_format, torch.channels_last):
+        module = Noisy().to(memory_format=order)
+        compiled: Any = oxidiff.compile(module, cache=False)
+        x = image(2, 4, 8, 9)
+        for _ in range(2):
+            torch.manual_seed(4)
+            expected, state = module(x), torch.get_rng_state()
+            torch.manual_seed(4)
+            assert_close(compiled(x), expected)
+            assert torch.equal(torch.get_rng_state(), state)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_weights_that_are_returned_beside_eager_ops() -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Any:
+            return x + torch.rand(4), self.weight
+
+    module = Returns()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for _ in range(2):
+        torch.manual_seed(4)
+        expected, state = module(image(3, 4)), torch.get_rng_state()
+        torch.manual_seed(4)
+        assert_close(compiled(image(3, 4)), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert oxidiff.report(compiled).eager_calls == 0

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -995,3 +996,30 @@ def test_graphs_are_stored_by_numbers_in_buffers(tmp_path: Path) -> None:
     with pytest.raises(oxidiff.ArtifactError, match="padding is"):
         oxidiff.load_graph(third, tmp_path / "graph")
     torch.testing.assert_close(third(x), other(x))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda m: float(m.table.numpy()[2]),
+        lambda m: torch.from_numpy(m.table.numpy())[2],
+        lambda m: float(np.asarray(m.table)[2]),
+        lambda m: m.table.tolist()[2],
+    ],
+)
+def test_memory_of_weights_that_is_read(read: Callable[[Any], Any]) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.arange(1.0, 5.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * read(self)
+
+    module = Reads()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for value in (3.0, 3.0, 7.0):
+        module.table[2] = value
+        assert_close(compiled(torch.ones(3)), module(torch.ones(3)))

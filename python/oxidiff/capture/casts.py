@@ -83,6 +83,12 @@ POLICIES = {
     kind: {name: policy for policy, names in table.items() for name in names.split()} for kind, table in _TABLE.items()
 }
 """By kind of device, by the name of an op, which of its arguments are cast to what."""
+_CASTING_INSIDE = frozenset(
+    (
+        "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_trilinear", "affine_grid_generator", "bilinear",
+    )
+)  # fmt: skip
+"""Ops of which PyTorch's kernels call others that are cast."""
 _WITH_DTYPE = {"norm.Scalar": aten.norm.ScalarOpt_dtype, "norm.ScalarOpt_dim": aten.norm.ScalarOpt_dim_dtype}
 """Ops that have the argument ``dtype`` in another one."""
 
@@ -107,6 +113,8 @@ def _policy_of(func: Any, kind: str) -> str | None:
     # `interpolate` with factors is the same op with sizes, of which PyTorch has the entry.
     name = name.removesuffix(".vec") if name.startswith(("upsample_", "_upsample_")) else name
     if not _C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", dispatch_key(kind)):
+        if name in _CASTING_INSIDE:
+            raise LookupError
         return None
     return POLICIES[kind][name]
 

@@ -300,6 +300,9 @@ def _drawn(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """An op that draws from PyTorch's own generator runs in eager PyTorch, after those before it."""
     if any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
         raise rec.error(f"{func} draws random numbers from a generator that it is given", func)
+    if not all(rec.stand_in(argument).is_contiguous() for argument in args if isinstance(argument, Tensor)):
+        # PyTorch draws in the order in memory, and by another method.
+        raise rec.error(f"{func} draws random numbers for a tensor that is not contiguous", func)
     if not func._schema.is_mutable:
         return rec.emit(func, args, kwargs)
     functional, target = _DRAWS.get(func) or functional_overload(func), args[0]
@@ -319,15 +322,6 @@ def _recurrent(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return _random(rec, func, args, kwargs) if given["train"] and given["dropout"] else rec.emit(func, args, kwargs)
-
-
-def _conv_transposed(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, weight = args[:2]
-    channels = x.shape[1 - weight.dim()]
-    if channels != weight.shape[0]:
-        # On meta tensors nobody looks.
-        raise RuntimeError(f"{channels} channels for a weight of {weight.shape[0]}")
-    return rec.emit(func, args, kwargs)
 
 
 def _attention(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -458,9 +452,6 @@ HANDLERS: dict[Any, Handler] = {
         _shape_changing,
     ),
     aten.scaled_dot_product_attention.default: _attention,
-    **dict.fromkeys(
-        (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input), _conv_transposed
-    ),
     aten.index.Tensor: _index,
     aten.as_strided.default: _as_strided,
     **dict.fromkeys((aten.index_put.default, aten.index_put_.default), _put),

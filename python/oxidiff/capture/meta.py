@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["META_DEVICE", "RULES", "is_nhwc", "strides_in"]
+__all__ = ["META_DEVICE", "RULES", "is_nhwc", "memory_order", "strides_in"]
 
 META_DEVICE = torch.device("meta")
 
@@ -41,6 +41,15 @@ def strides_in(order: Iterable[int], shape: Sequence[int]) -> list[int]:
         out[i] = step
         step *= max(shape[i], 1)
     return out
+
+
+def memory_order(t: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor from the outermost in memory to the innermost."""
+    rank = t.dim()
+    if t.is_contiguous():
+        return tuple(range(rank))
+    strides = t.stride()
+    return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -198,11 +207,6 @@ def _div(x: Any, y: Any) -> Tensor | None:
     return _pointwise(dtype, x, y)
 
 
-@_rule(aten.to.dtype)
-def _to(x: Tensor, dtype: torch.dtype, *rest: Any, **named: Any) -> Tensor | None:
-    return None if dtype is x.dtype or rest or named else _pointwise(dtype, x)
-
-
 @_rule(aten.pow.Tensor_Scalar)
 def _pow(x: Tensor, exponent: Any) -> Tensor | None:
     return _like(x) if x.dtype.is_floating_point and not isinstance(exponent, complex) else None
@@ -307,10 +311,9 @@ def _conv(
             f"a convolution of {weight.shape[1] * groups} channels (weight {list(weight.shape)}, groups {groups}) does not "
             f"fit an input of {list(x.shape)}"
         )
-    # A 1x1 weight is contiguous whichever way it lies; its strides tell that it has its channels innermost.
-    if not (x.is_contiguous() and weight.is_contiguous()) or is_nhwc(weight):
-        return None
     if bias is not None and bias.dtype is not x.dtype:
+        return None
+    if spatial == 1 and not (x.is_contiguous() and weight.is_contiguous()):
         return None
     shape = [x.shape[0], weight.shape[0]]
     for i in range(spatial):
@@ -320,14 +323,17 @@ def _conv(
             # On meta tensors torch would give a dimension of size 0; no other device takes such sizes.
             raise RuntimeError(f"a kernel of {list(weight.shape[2:])} does not fit an input of {list(x.shape[2:])}")
         shape.append(rest // s + 1)
-    return _empty(shape, x.dtype)
+    # A 1x1 weight is contiguous whichever way it lies; its strides tell that it has its channels innermost.
+    return _empty_nhwc(shape, x.dtype) if is_nhwc(x) or is_nhwc(weight) else _empty(shape, x.dtype)
 
 
 @_rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 def _conv_transpose(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> None:
-    if x.dim() == weight.dim() and x.shape[1] != weight.shape[0]:
+    # Of one image, too, without a batch.
+    channels = x.shape[1 - weight.dim()]
+    if channels != weight.shape[0]:
         # On meta tensors torch would not mind; channels would pass for a size.
-        raise RuntimeError(f"a convolution of {weight.shape[0]} channels does not fit {x.shape[1]}")
+        raise RuntimeError(f"a convolution of {weight.shape[0]} channels does not fit {channels}")
 
 
 @_rule(aten.layer_norm.default)
@@ -515,10 +521,8 @@ def _norm(
 
 
 @_rule(aten.to.dtype)
-def _to_dtype(x: Tensor, dtype: torch.dtype, *_: Any) -> Tensor | None:
-    if dtype is x.dtype or not x.is_contiguous():
-        return None
-    return _empty_strided(x.shape, x.stride(), dtype=dtype, device=META_DEVICE)
+def _to_dtype(x: Tensor, dtype: torch.dtype, *rest: Any, **named: Any) -> Tensor | None:
+    return None if dtype is x.dtype or rest or named else _pointwise(dtype, x)
 
 
 @_rule(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)

@@ -34,7 +34,7 @@ from .weights import WeightIndex
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["RealDevice", "following_lengths", "past_caches", "telling_transformers"]
+__all__ = ["RealDevice", "following_lengths", "past_caches", "refusing_seeds", "telling_transformers"]
 
 aten = torch.ops.aten
 
@@ -110,6 +110,8 @@ class RealDevice(TorchFunctionMode):
         if not rec.is_autocast and not _is_any_autocast_enabled():
             return self._call(func, args, kwargs)
         if torch.is_autocast_enabled(rec.autocast_kind):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise rec.error("a torch.func transform runs under autocast", func)
             # What a dispatch mode sees of it is that it is off.
             rec.cast_to = torch.get_autocast_dtype(rec.autocast_kind)
         rec.is_called = True
@@ -131,8 +133,12 @@ class RealDevice(TorchFunctionMode):
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
-        if self._recorder.cast_to is not None and getattr(func, "__name__", "") != "__get__":
+        # What is written into is left as it is: a weight is noticed.
+        if self._recorder.cast_to is not None and not _is_writing(getattr(func, "__name__", "")):
             args, kwargs = mapped(self._recorder.entered, args), mapped(self._recorder.entered, kwargs)
+        if func in _READING_MEMORY and isinstance(args[0], Tensor) and not args[0].is_meta:
+            # What it would give is of a meta tensor.
+            raise self._recorder.error("forward reads the memory of a tensor, as numpy does", func)
         if func in _SETTING_DATA:
             raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
         self._ledger.use(args)
@@ -180,6 +186,11 @@ class RealDevice(TorchFunctionMode):
         return slice(*(read("item", "item", e) if isinstance(e, Tensor) and e.is_meta else e for e in edges))
 
 
+def _is_writing(name: str) -> bool:
+    """Whether a function of this name may write into its arguments, or asks for an attribute."""
+    return name in ("__get__", "__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
+
+
 def _is_torchs(func: Any) -> bool:
     """Whether what torch says is called is a function of torch's."""
     if type(func) is types.FunctionType:
@@ -207,6 +218,11 @@ def _listed(rec: Recorder, x: Tensor) -> Any:
     return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
 
 
+_READING_MEMORY = frozenset(
+    {
+        torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.tolist, torch.Tensor.__reduce_ex__,
+    }
+)  # fmt: skip
 _SETTING_DATA = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 _GETITEM = torch.Tensor.__getitem__
 _SETITEM = torch.Tensor.__setitem__
@@ -339,6 +355,33 @@ def _past(cached: Any) -> Any:
     function.cache_info = cached.cache_info  # type: ignore[attr-defined]
     function.cache_parameters = cached.cache_parameters  # type: ignore[attr-defined]
     return function
+
+
+_SEEDS = ("manual_seed", "seed", "initial_seed")
+
+
+@contextmanager
+def refusing_seeds(recorder: Recorder) -> Iterator[None]:
+    """Lets no program set, or ask for, the seed of PyTorch's generator: it would once for all calls."""
+    places = [(space, name) for space in (torch, torch.random) for name in _SEEDS]
+    before = [getattr(space, name) for space, name in places]
+
+    def refused(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_tracing():
+                raise recorder.error(f"forward calls torch.{function.__name__}")
+            return function(*args, **kwargs)
+
+        return call
+
+    try:
+        for (space, name), function in zip(places, before, strict=True):
+            setattr(space, name, refused(function))
+        yield
+    finally:
+        for (space, name), function in zip(places, before, strict=True):
+            setattr(space, name, function)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from .failures import LongerError, StrangerError
 from .following import Adapters
 from .guards import plain
 from .handlers import HANDLERS, classify, data_dependent
-from .meta import META_DEVICE, RULES
+from .meta import META_DEVICE, RULES, memory_order
 from .objects import taken_apart
 from .reads import answer_in
 from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, first_of
@@ -229,6 +229,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The tensor that stands for it is no op of the program's.
             with _disable_current_modes():
                 self.bind(tensor)
+            slot = self.weights.find(tensor)
+            name = slot.name if slot is not None else "a tensor from outside"
+            self.aliases.protected.setdefault(id(self.stand_in(tensor)), f"its weight {name}")
         elif (slot := self._effective.get(id(tensor))) is not None:
             self._check_effective(slot)
         return self.stand_in(tensor)
@@ -490,7 +493,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 tokens.append(self.value(leaf))
-                self.trace.output_orders.append(_memory_order(leaf))
+                self.trace.output_orders.append(memory_order(leaf))
                 self.trace.is_copied.append(leaf.untyped_storage()._cdata not in storages)
             elif leaf is None or isinstance(leaf, (bool, int, float)):
                 self._argument(leaf, tokens, numbers)
@@ -546,11 +549,3 @@ def _run_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if func is aten.view.default:
             return aten.reshape.default(*args, **kwargs)
         raise
-
-
-def _memory_order(t: Tensor) -> tuple[int, ...]:
-    rank = t.dim()
-    if t.is_contiguous():
-        return tuple(range(rank))
-    strides = t.stride()
-    return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))

@@ -23,7 +23,7 @@ from .failures import CHANGED, ChangedError
 from .flex import uncompiled
 from .following import LOCK, following_modules
 from .leftovers import Before, Cells, Change, Content, KeptError, LeftError
-from .pretence import RealDevice, following_lengths, past_caches, telling_transformers
+from .pretence import RealDevice, following_lengths, past_caches, refusing_seeds, telling_transformers
 from .record import Trace
 from .recorder import Reader, Recorder
 from .weights import WeightIndex
@@ -222,6 +222,7 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         torch.no_grad(),
         _C._AutoDispatchBelowAutograd(),
         telling_transformers(),
+        refusing_seeds(recorder),
         past_caches(recorder.weights),
         following_lengths(module for _, module in recorder.weights.modules),
         uncompiled(recorder.device),

@@ -463,8 +463,8 @@ _SET_BY_TRACES = frozenset(
     }
 )  # fmt: skip
 """What a trace replaces for a while, in classes of torch and PEFT."""
-_SET_BY_DYNAMO = frozenset({"manual_seed"})
-"""What is replaced in torch when Dynamo is first used."""
+_SET_BY_DYNAMO = frozenset({"initial_seed", "manual_seed", "seed"})
+"""What is replaced in torch when Dynamo is first used, and for a while by traces."""
 
 
 @functools.cache
