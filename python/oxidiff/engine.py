@@ -549,13 +549,14 @@ class Engine:
 
     def _extended(self, call: Call) -> _Found | None:
         """The variant of a graph of the family that a trace shows to be right for a call too."""
+        traced: dict[Any, Any] = {}
         for staged in self._rival_stages(call):
             found = answered(staged.graph, call, self._at)
-            if found is not None and self._capturer.extend(staged.graph, found[0]):
+            if found is not None and self._capturer.extend(staged.graph, found[0], traced):
                 return staged, *found
         for captured in self._rivals(call):
             found = answered(captured.graph, call, self._at)
-            if found is not None and self._capturer.extend(captured.graph, found[0]):
+            if found is not None and self._capturer.extend(captured.graph, found[0], traced):
                 return self._variant_of(self._current(captured)), *found
         return None
 

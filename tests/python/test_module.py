@@ -20,12 +20,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 import oxidiff
 from nets import Net, assert_close, image
 from oxidiff import testing
+from oxidiff.capture import capturer
 
 
 @pytest.fixture
@@ -1696,3 +1698,46 @@ def test_what_no_program_does_is_eagers(kind: type[nn.Module], half: bool) -> No
             torch.testing.assert_close(compiled(x), expected)
             assert torch.equal(torch.get_rng_state(), state)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_wrapper_that_holds_the_old_forward_in_a_default(named: bool) -> None:
+    module = Net().eval()
+    expected = module(image()) * 2
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    old = compiled.forward
+
+    def positional(x: Tensor, old: Any = old) -> Tensor:
+        return old(x) * 2
+
+    def by_name(*args: Any, old: Any = old, **named: Any) -> Tensor:
+        return old(*args, **named) * 2
+
+    compiled.forward = by_name if named else positional
+    with torch.no_grad():
+        assert_close(compiled(image()), expected)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_a_size_is_traced_once_for_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    real = capturer._Session.trace_at
+    monkeypatch.setattr(capturer._Session, "trace_at", lambda self, point: taken.append(point) or real(self, point))
+
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 3, 3, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(self.up(self.down(x)), size=x.shape[2:])
+
+    compiled: Any = oxidiff.compile(Halved(), cache=False, strict=True)
+    counts = []
+    for height, width in [(a, b) for a in range(16, 20) for b in range(16, 20)]:
+        taken.clear()
+        x = torch.randn(1, 3, height, width)
+        assert_close(compiled(x), compiled._orig_mod(x))
+        counts.append(len(taken))
+    assert max(counts) <= 12, counts

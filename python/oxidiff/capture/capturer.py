@@ -231,8 +231,13 @@ class Capturer:
     @_recording
     @without_autocast
     @following()
-    def extend(self, graph: CapturedGraph, call: Call) -> bool:
+    def extend(self, graph: CapturedGraph, call: Call, traced: dict[Any, Trace | CaptureError] | None = None) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
+
+        Args:
+            graph: The graph.
+            call: The call.
+            traced: The traces of this call that were taken for other graphs; gets more.
 
         Raises:
             CaptureError: If the call cannot be traced at all, or shows that numbers in attributes cannot be arguments.
@@ -244,16 +249,23 @@ class Capturer:
         # A trace says by its questions what it takes for one.
         session = _Session(self, call, asks_sizes=graph.asks_sizes)
         session.plan = graph.plan
-        try:
-            record = session.trace_at(point)
-        except ChangedError:
-            raise
-        except CaptureError:
-            if not graph.reads:
+        known = {} if traced is None else traced
+        given = (call.key, call.sizes, graph.asks_sizes, tuple(a for a in call.answers if not isinstance(a, Tensor)))
+        record = known.get(given)
+        if record is None:
+            try:
+                record = session.trace_at(point)
+                graph.traces += 1
+            except ChangedError:
                 raise
+            except CaptureError as error:
+                record = error
+            known[given] = record
+        if isinstance(record, CaptureError):
+            if not graph.reads:
+                raise record
             # Another program, which reads something else.
             return False
-        graph.traces += 1
         if graph.differs_from(record, point) is not None:
             if is_assumed:
                 raise CaptureError("numbers in attributes do more in the module than in a copy of it")

@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import math
+import types
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -222,9 +223,13 @@ class Binder:
         key: list[Any] = [torch.get_default_dtype()]
         tensors: list[Tensor] = []
         numbers: list[Number] = []
-        for value in bound.values():
+        defaults = dict(self._parameters)
+        for name, value in bound.items():
             if value is None:
                 key.append(None)
+            elif isinstance(value, _CODE) and value is defaults.get(name):
+                # It belongs to the function, as what is in closures does.
+                key.append(("default", name))
             else:
                 _take_apart(value, key, tensors, numbers)
         places = first_places(tensors)
@@ -250,6 +255,9 @@ class Binder:
 
 class Double(float):
     """What stands for a ``numpy.float64`` that is passed: a float of which torch makes a tensor of 64 bits."""
+
+
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, torch.nn.Module)
 
 
 def _anything(*args: Any, **kwargs: Any) -> None:
