@@ -201,7 +201,7 @@ def _is_torchs(func: Any) -> bool:
 def _asking(func: Any) -> Any:
     """What asks, where somebody put ``func`` in the place of a function of torch's and it calls that. torch's finds ``func``
     under its own name, and says that this is called."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     asking = frame.f_back if frame.f_code.co_name == "handle_torch_function" else None
     if asking is None or asking.f_code is getattr(func, "__code__", None):
         return func
