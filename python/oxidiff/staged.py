@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .autocast import without_autocast
 from .capture import CapturedGraph, Dim, Node, WeightSlot
-from .capture.graph import number_at, operands
+from .capture.graph import draws, number_at, operands
 from .capture.lowering import DTYPES
 from .capture.signature import Number
 from .capture.stages import Stage
@@ -65,8 +65,7 @@ class Staged:
         self.stages = list(zip(stages, variants, strict=True))
         read = {v for stage in stages for op in stage.eager for v in operands(op.node)}
         read |= {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
-        ops = [op.node.op for stage in stages for op in stage.eager]
-        self._draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
+        self._draws = any(draws(op.node.op) for stage in stages for op in stage.eager)
         self._sources = {v: graph.nodes[graph.values[v].node] for v in read}
         self._sources = {v: node for v, node in self._sources.items() if node.op in ("weight", "extern", "constant")}
         self._weights: dict[int, Tensor] = {}

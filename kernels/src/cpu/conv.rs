@@ -553,12 +553,12 @@ impl<'a> Windows<'a> {
     fn inside(&self, at: [isize; 3]) -> Option<isize> {
         let conv = self.conv;
         let mut offset = 0;
-        for axis in 0..3 {
-            let last = at[axis] + ((conv.kernel[axis] - 1) * conv.dilation[axis]) as isize;
-            if at[axis] < 0 || last >= conv.input[axis] as isize {
+        for (axis, &first) in at.iter().enumerate() {
+            let last = first + ((conv.kernel[axis] - 1) * conv.dilation[axis]) as isize;
+            if first < 0 || last >= conv.input[axis] as isize {
                 return None;
             }
-            offset += at[axis] * conv.strides[axis + 1];
+            offset += first * conv.strides[axis + 1];
         }
         Some(offset * self.size)
     }

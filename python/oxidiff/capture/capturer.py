@@ -1052,7 +1052,9 @@ def _units_of(root: torch.nn.Module | None) -> dict[str, int]:
 
 
 _WINDOWS = ("patch_size", "window_size")
+"""Attributes that say what an image is cut into."""
 _MAX_UNIT = 45
+"""More is not one patch or window, but the product of several that have nothing to do with each other."""
 
 
 def _channels_of(root: torch.nn.Module | None) -> int | None:

@@ -528,6 +528,13 @@ def arguments_of(record: Trace, index: int, numbers: Iterator[Literal]) -> tuple
     return tuple([next(numbers) for _ in range(record.end_of(index) - record.starts[index] - results[0][1])]), {}
 
 
+def draws(op: Any) -> bool:
+    """Whether an op draws random numbers: recurrent layers do in training mode alone, in which they are not captured."""
+    if isinstance(op, str) or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    return all(argument.name != "train" for argument in op._schema.arguments)
+
+
 def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> list[Node]:
     """The ops that lead to values, in an order in which they can run.
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError, is_interrupt
 from .dim import Dim, Real, Size, dim_of, dim_or_int
-from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value, leaves_of, symbols_in
+from .graph import CapturedGraph, Literal, Node, OutputSpec, Ref, Value, draws, leaves_of, symbols_in
 from .guards import Guard
 from .signature import Number, memory_orders
 from .weights import FLOAT8, WeightSlot
@@ -217,11 +217,7 @@ class Lowering:
             return
         row = self.row(node)
         if row is None:
-            # Recurrent layers do in training mode alone.
-            is_drawn = torch.Tag.nondeterministic_seeded in node.op.tags and "train" not in (
-                argument.name for argument in node.op._schema.arguments
-            )
-            raise self.unsupported("it draws random numbers" if is_drawn else "the op is not supported")
+            raise self.unsupported("it draws random numbers" if draws(node.op) else "the op is not supported")
         if self.compute(node):
             return
         arguments = self.bind(node)

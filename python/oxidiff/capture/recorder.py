@@ -26,6 +26,7 @@ from . import casts
 from .aliasing import Aliases
 from .failures import LongerError, StrangerError
 from .following import Adapters
+from .graph import draws
 from .guards import plain
 from .handlers import HANDLERS, classify, data_dependent
 from .meta import META_DEVICE, RULES, memory_order
@@ -328,8 +329,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             op = nodes[index][0]
             # What is drawn would be drawn twice.
-            is_drawn = not isinstance(op, str) and torch.Tag.nondeterministic_seeded in op.tags
-            if op == "weight" or is_drawn or len(found) >= _MAX_PRELUDE:
+            if op == "weight" or draws(op) or len(found) >= _MAX_PRELUDE:
                 return None
             found.add(index)
             waiting += [makers[value] for value in self._operands(index)]

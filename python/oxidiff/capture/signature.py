@@ -257,6 +257,7 @@ class Double(float):
     """What stands for a ``numpy.float64`` that is passed: a float of which torch makes a tensor of 64 bits."""
 
 
+# What a wrapper holds in a default of its own.
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, torch.nn.Module)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from .dim import Dim
-from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, number_at, operands
+from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, draws, number_at, operands
 from .lowering import LoweredGraph, Lowering
 from .signature import Number, memory_orders
 from .weights import FLOAT8
@@ -192,7 +192,7 @@ def _levels(graph: CapturedGraph, errors: Mapping[int, UnsupportedError]) -> dic
             maker = graph.values[value].node
             if maker in levels:
                 level = max(level, levels[maker] + (maker in errors and index not in errors))
-        if torch.Tag.nondeterministic_seeded in node.op.tags:
+        if draws(node.op):
             level = drawn = max(level, drawn)
         levels[index] = level
     return levels
