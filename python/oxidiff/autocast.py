@@ -31,8 +31,11 @@ def autocast_as(state: State) -> Iterator[None]:
     """Autocast as it was elsewhere, and for nothing else."""
     # Not `torch.autocast`, which looks for a GPU: it was there when that was entered.
     before = [(kind, torch.get_autocast_dtype(kind)) for kind, _ in state]
+    is_cached = torch.is_autocast_cache_enabled()
     with _C._DisableAutocast():
         try:
+            # Whoever switches it off for good is elsewhere.
+            torch.set_autocast_cache_enabled(False)
             for kind, dtype in state:
                 torch.set_autocast_enabled(kind, True)
                 torch.set_autocast_dtype(kind, dtype)
@@ -41,6 +44,7 @@ def autocast_as(state: State) -> Iterator[None]:
             for kind, dtype in before:
                 torch.set_autocast_enabled(kind, False)
                 torch.set_autocast_dtype(kind, dtype)
+            torch.set_autocast_cache_enabled(is_cached)
 
 
 def without_autocast(function: F) -> F:

@@ -33,6 +33,7 @@ from .call import Leaf, NotAKeyError, key_of, plain_numbers
 from .capture import CHANGED, ChangedError, KeptError, LeftError, NotFiniteError, leads_to
 from .capture.reads import Prelude
 from .capture.signature import container_at, containers, write
+from .capture.weights import VARYING
 from .check import compare
 from .device import device_of, is_captured, named
 from .engine import Engine, Part, Reads, Ready
@@ -75,6 +76,7 @@ _MAX_OUTDATED = 16
 """How often a module is captured anew because a global changed."""
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
+_MAX_RECOUNTED = 3
 _OF_GRADIENTS = ("does not require grad", "a torch.func transform")
 """What errors say of a ``forward`` that computes gradients itself."""
 _PASSING = (ChangedError, NotFiniteError, OutOfMemoryError)
@@ -342,6 +344,8 @@ class Dispatcher:
         script = next(scripts, None)
         self.obstacle = None if script is None else f"its submodule {script} is TorchScript"
         """Why no call of this module can run compiled."""
+        self._recounted = 0
+        """How often numbers in buffers changed that are constants of programs."""
         self._calls = itertools.count()
         self._eager_calls = itertools.count()
         self._pending: set[_Key] = set()
@@ -1064,10 +1068,11 @@ class Dispatcher:
                     self._refresh(epoch, suspects)
                     continue
                 is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
-                is_other = is_other or not suspects.isdisjoint(epoch.structure.counts)
                 if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
                     structure = self._look()
                     if structure.fingerprint != epoch.structure.fingerprint:
+                        if self._is_counting(epoch.structure):
+                            structure = self._look()
                         if self.lifting.learn(epoch.structure, structure):
                             structure = self._look()
                         epoch = self._enter(structure)
@@ -1078,6 +1083,15 @@ class Dispatcher:
                     epoch.engine.structure = structure
                 self._rebind(epoch, suspects)
             return epoch
+
+    def _is_counting(self, before: Structure) -> bool:
+        """After a change: whether numbers in buffers changed again and again, which are constants no more."""
+        changed = [owner for tensor, value, owner in before.counts if int(tensor) != value]
+        self._recounted += bool(changed)
+        if not changed or self._recounted <= _MAX_RECOUNTED:
+            return False
+        VARYING.update(module for owner in changed if (module := owner()) is not None)
+        return True
 
     def _leave_outdated(self, epoch: _Epoch) -> _Epoch:
         """The epoch of the module after its code found something else outside of it."""

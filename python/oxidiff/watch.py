@@ -14,6 +14,7 @@ import enum
 import functools
 import math
 import types
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from operator import is_
 from typing import Any, TypeVar, cast
@@ -110,12 +111,15 @@ class Structure:
             # An adapter changes the weight of one of them, and a graph has one weight for all.
             self.obstacle = tied, "an adapter is added to a weight that another layer shares"
             digest += b"tied"
-        buffers = (item for module in self.modules.values() for item in list(module._buffers.items()))
-        counts = [tensor for name, tensor in buffers if tensor is not None and is_count(name, tensor)]
-        self.counts = frozenset(map(id, counts))
-        """Ids of the numbers in buffers that are constants of programs."""
-        if counts:
-            digest += repr(list(map(int, counts))).encode()
+        self.counts = [
+            (tensor, int(tensor), weakref.ref(owner))
+            for owner in self.modules.values()
+            for name, tensor in list(owner._buffers.items())
+            if tensor is not None and is_count(owner, name, tensor)
+        ]
+        """Numbers in buffers that are constants of programs, what they were, and whose they are."""
+        if self.counts:
+            digest += repr([value for _, value, _ in self.counts]).encode()
         marks = _Marks([*self.tensors, *self.attribute_tensors])
         self.marked = marks.tables
         """The attributes that Python code put on tensors of the module, as tables, and what was in them."""
@@ -350,7 +354,7 @@ class Watch:
         self.structure = structure
         make: type[_native.Watch] | type[_Slow] = _native.Watch if _IS_NATIVE else _Slow
         self._watch = make(structure.tree, tensors, surroundings)
-        is_plain = structure.reading is None and not structure.marked
+        is_plain = structure.reading is None and not structure.marked and not structure.counts
         self.poll: Callable[[], int] = self._watch.poll if is_plain else self._poll_more
         """Bits of what may have changed since this object was made: ``STRUCTURE``, ``WEIGHTS``, ``SURROUNDINGS``, or 0."""
         self._others = tensors
@@ -361,6 +365,8 @@ class Watch:
         if structure.reading is not None:
             structure.reading.sync()
         is_same = all(_is_same(table, before) for table, before in structure.marked)
+        # By their values: writes that torch does not count are noticed, too.
+        is_same = is_same and all(int(tensor) == value for tensor, value, _ in structure.counts)
         return int(self._watch.poll()) | (0 if is_same else STRUCTURE)
 
     @functools.cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterator
@@ -405,3 +406,12 @@ def test_writes_into_weights_are_eagers() -> None:
         torch.testing.assert_close(module.mean, other.mean, rtol=2**-6, atol=2**-6)
         assert torch.equal(module.weight, other.weight)
         assert module.weight.requires_grad == other.weight.requires_grad
+
+
+@torch.no_grad()
+def test_ops_whose_parts_depend_on_an_exponent() -> None:
+    for exponent in (1, 3, 2):
+        module = Calls(functools.partial(torch.linalg.matrix_power, n=exponent))
+        compiled: Any = oxidiff.compile(module, cache=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert compiled(numbers(4, 4)).dtype is module(numbers(4, 4)).dtype

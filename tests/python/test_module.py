@@ -1658,6 +1658,20 @@ class Seeds(nn.Module):
         return x * noise + torch.rand(4)
 
 
+class Restores(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        noise = torch.rand(4)
+        torch.set_rng_state(state)
+        return x + noise - torch.rand(4)
+
+
+class SeedsGenerator(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.default_generator.manual_seed(3)
+        return x + torch.rand(4)
+
+
 class Guides(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -1684,7 +1698,7 @@ class Scripted(Guides):
 
 
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
-@pytest.mark.parametrize("kind", [Seeds, Guides, Transforms, Scripted])
+@pytest.mark.parametrize("kind", [Seeds, Restores, SeedsGenerator, Guides, Transforms, Scripted])
 @pytest.mark.parametrize("half", [False, True])
 def test_what_no_program_does_is_eagers(kind: type[nn.Module], half: bool) -> None:
     module = kind()

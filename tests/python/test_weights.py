@@ -1023,3 +1023,51 @@ def test_memory_of_weights_that_is_read(read: Callable[[Any], Any]) -> None:
     for value in (3.0, 3.0, 7.0):
         module.table[2] = value
         assert_close(compiled(torch.ones(3)), module(torch.ones(3)))
+
+
+class Switched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("is_on", torch.tensor(False))
+        self.register_buffer("step", torch.tensor(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x) * self.step
+        return x * 5 if self.is_on else x
+
+
+def _by_numpy(tensor: Tensor, value: int) -> None:
+    tensor.numpy()[...] = value
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_inference", [False, True])
+@pytest.mark.parametrize(
+    "put", [lambda t, v: t.fill_(v), lambda t, v: t.data.fill_(v), _by_numpy], ids=["counted", "data", "numpy"]
+)
+def test_numbers_in_buffers_that_are_written_uncounted(
+    put: Callable[[Tensor, int], object], is_inference: bool
+) -> None:
+    with torch.inference_mode(is_inference), torch.no_grad():
+        module = Switched()
+        compiled: Any = oxidiff.compile(module, cache=False)
+        x = torch.randn(3, 4)
+        for value in (0, 0, 1, 1, 0):
+            put(module.is_on, value)
+            torch.testing.assert_close(compiled(x), module(x))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_numbers_in_buffers_that_change_at_each_call_are_no_constants() -> None:
+    module = Switched()
+    del module.is_on
+    module.is_on = False
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    x = torch.randn(3, 4)
+    for _ in range(20):
+        module.step += 1
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures < 7
+    assert oxidiff.report(compiled).eager_calls == 0

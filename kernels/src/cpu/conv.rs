@@ -500,6 +500,9 @@ struct Run {
     elements: usize,
 }
 
+/// Bytes of a run that is copied in place; a longer one is worth a call.
+const MAX_SHORT: usize = 256;
+
 /// Runs of a window that are found once for all pixels of a block.
 const MAX_RUNS: usize = 64;
 
@@ -678,7 +681,7 @@ impl ASource for Windows<'_> {
                         let mut filled = to;
                         for run in &runs[..count] {
                             let bytes = run.elements * element;
-                            if self.is_same {
+                            if self.is_same && bytes <= MAX_SHORT {
                                 copy_short(window.byte_offset(run.from), filled, bytes);
                             } else {
                                 (self.copy)(window.byte_offset(run.from), filled, run.elements);

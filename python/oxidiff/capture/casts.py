@@ -229,9 +229,9 @@ _known: dict[Any, bool] = {}
 
 def _has_cast_parts(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether autocast casts parts of an op, which PyTorch's own code for it shows. That may depend on ranks, types,
-    flags and names, but on no sizes."""
-    leaves = tree_flatten((args, kwargs))[0]
-    key = (func, rec.autocast_kind, *map(_kind_of, leaves))
+    flags, names and small numbers (exponents), but on no sizes."""
+    leaves, form = tree_flatten((args, kwargs))
+    key = (func, rec.autocast_kind, form, *map(_kind_of, leaves))
     found = _known.get(key)
     if found is None:
         args, kwargs = mapped(rec.stand_in, args), mapped(rec.stand_in, kwargs)
@@ -248,7 +248,12 @@ def _has_cast_parts(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
 def _kind_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dim(), value.dtype
-    return type(value) if isinstance(value, (int, float)) and type(value) is not bool else value
+    if isinstance(value, (int, float)) and type(value) is not bool and abs(value) > _MAX_EXPONENT:
+        return type(value)
+    return value
+
+
+_MAX_EXPONENT = 16
 
 
 class _Found(Exception):

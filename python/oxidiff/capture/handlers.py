@@ -300,6 +300,8 @@ def _drawn(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """An op that draws from PyTorch's own generator runs in eager PyTorch, after those before it."""
     if any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
         raise rec.error(f"{func} draws random numbers from a generator that it is given", func)
+    if rec.weights.outer.may_seed:
+        raise rec.error(f"{func} draws random numbers, and forward sets or keeps the state of the generator", func)
     if not all(rec.stand_in(argument).is_contiguous() for argument in args if isinstance(argument, Tensor)):
         # PyTorch draws in the order in memory, and by another method.
         raise rec.error(f"{func} draws random numbers for a tensor that is not contiguous", func)

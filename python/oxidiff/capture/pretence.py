@@ -24,6 +24,7 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
+from ..errors import CaptureError
 from .casts import mapped
 from .flex import flex_attention
 from .following import is_tracing
@@ -133,12 +134,15 @@ class RealDevice(TorchFunctionMode):
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
+        if func in _READING_MEMORY and isinstance(args[0], Tensor) and not args[0].is_meta:
+            known = self._recorder.constants.get(id(args[0]))
+            if func is torch.Tensor.tolist and known is not None:
+                return known.tolist()
+            # What it would give is of a meta tensor.
+            raise self._recorder.error("forward reads the memory of a tensor, as numpy does", func)
         # What is written into is left as it is: a weight is noticed.
         if self._recorder.cast_to is not None and not _is_writing(getattr(func, "__name__", "")):
             args, kwargs = mapped(self._recorder.entered, args), mapped(self._recorder.entered, kwargs)
-        if func in _READING_MEMORY and isinstance(args[0], Tensor) and not args[0].is_meta:
-            # What it would give is of a meta tensor.
-            raise self._recorder.error("forward reads the memory of a tensor, as numpy does", func)
         if func in _SETTING_DATA:
             raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
         self._ledger.use(args)
@@ -361,7 +365,7 @@ _SEEDS = ("manual_seed", "seed", "initial_seed")
 
 
 @contextmanager
-def refusing_seeds(recorder: Recorder) -> Iterator[None]:
+def refusing_seeds() -> Iterator[None]:
     """Lets no program set, or ask for, the seed of PyTorch's generator: it would once for all calls."""
     places = [(space, name) for space in (torch, torch.random) for name in _SEEDS]
     before = [getattr(space, name) for space, name in places]
@@ -370,7 +374,7 @@ def refusing_seeds(recorder: Recorder) -> Iterator[None]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_tracing():
-                raise recorder.error(f"forward calls torch.{function.__name__}")
+                raise CaptureError(f"forward calls torch.{function.__name__}")
             return function(*args, **kwargs)
 
         return call

@@ -222,7 +222,7 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         torch.no_grad(),
         _C._AutoDispatchBelowAutograd(),
         telling_transformers(),
-        refusing_seeds(recorder),
+        refusing_seeds(),
         past_caches(recorder.weights),
         following_lengths(module for _, module in recorder.weights.modules),
         uncompiled(recorder.device),

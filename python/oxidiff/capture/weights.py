@@ -9,6 +9,7 @@ closure or an ``lru_cache``, is held by reference.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,11 @@ def as_stored(tensor: Tensor) -> Tensor:
 _COUNTS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
-def is_count(name: str, tensor: Tensor) -> bool:
+VARYING: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+"""Modules with such numbers that changed again and again: counters, which are no constants."""
+
+
+def is_count(module: torch.nn.Module, name: str, tensor: Tensor) -> bool:
     """Whether a buffer is one number that code decides by: the width of a convolution, whether a codebook was set up. It is
     a constant of programs; batch norm counts batches in one, and never reads it."""
     return (
@@ -114,6 +119,7 @@ def is_count(name: str, tensor: Tensor) -> bool:
         and name != "num_batches_tracked"
         and tensor.device.type == "cpu"
         and type(tensor) in PLAIN_TENSORS
+        and module not in VARYING
     )
 
 
@@ -165,7 +171,10 @@ class WeightIndex:
 
     def is_count(self, slot: WeightSlot, tensor: Tensor) -> bool:
         """Whether it is a number that is a constant of programs."""
-        return slot.kind == "buffer" and not slot.keys and is_count(slot.attribute, tensor)
+        if slot.kind != "buffer" or slot.keys:
+            return False
+        owner = next((module for path, module in self._walked if path == slot.module), None)
+        return owner is not None and is_count(owner, slot.attribute, tensor)
 
     def find(self, tensor: Tensor) -> WeightSlot | None:
         """The slot of ``tensor``, ``None`` if no module holds it."""

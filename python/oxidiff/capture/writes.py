@@ -50,6 +50,7 @@ class Outer:
         names: A label, the dictionary, and the name in it.
         holders: A label, and the dictionary, list or set.
         may_draw: Whether code may draw from the generators of Python and numpy, which belong to all threads.
+        may_seed: Whether code may set, keep or put back the state of PyTorch's generators.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class Outer:
         names: Iterable[tuple[str, Any, str]] = (),
         holders: Iterable[tuple[str, Any]] = (),
         may_draw: bool = True,
+        may_seed: bool = False,
     ) -> None:
         self.names = [*names]
         self.holders = containers(holders)
         self.may_draw = may_draw
+        self.may_seed = may_seed
 
 
 class ClassTable(MutableMapping[str, Any]):

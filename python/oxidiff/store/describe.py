@@ -191,7 +191,7 @@ def describe(
         for table in (child._parameters, child._buffers):
             for name, tensor in table.items():
                 text = tree.tensor(tensor, f"{path}.{name}")
-                if table is child._buffers and tensor is not None and is_count(name, tensor):
+                if table is child._buffers and tensor is not None and is_count(child, name, tensor):
                     text = f"{text} of {int(tensor)}"
                 tensors[f"{path}.{name}" if path else name] = text
     code.reach_value(forward)
@@ -435,7 +435,10 @@ _PLATFORM = tuple(
 
 
 def _has_packages(folder: str) -> bool:
-    """Whether packages are installed in a folder, as ``pip install --target`` does."""
+    """Whether packages are installed in a folder, as ``pip install --target`` does, and the program is not there, too."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    if os.path.abspath(folder) in (os.getcwd(), os.path.dirname(os.path.abspath(main))):
+        return False
     try:
         return any(name.endswith(".dist-info") for name in os.listdir(folder))
     except OSError:
@@ -523,6 +526,15 @@ _RANDOM = frozenset({"numpy.random", "random"})
 """Names in code that draws from the generators of Python and numpy; others call functions of theirs."""
 
 
+_SEEDING = frozenset(
+    {
+        "default_generator", "fork_rng", "get_rng_state", "get_rng_state_all", "initial_seed", "manual_seed",
+        "manual_seed_all", "seed_all", "set_rng_state", "set_rng_state_all", "set_seed",
+    }
+)  # fmt: skip
+"""Names in code that has to do with the state of PyTorch's generators."""
+
+
 def _draws(value: Any) -> bool:
     """Whether it is a function of a generator that belongs to all threads."""
     if not isinstance(value, types.BuiltinMethodType | types.MethodType):
@@ -575,7 +587,7 @@ class _Code:
         """Names of attributes that code sets."""
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
         self._altered: dict[int, tuple[str, Any]] = {}
-        self._may_draw = is_tolerant
+        self._may_draw, self._may_seed = is_tolerant, False
         self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
         """Options and objects of a program's own classes that are found outside of modules, by id: a name for each, and its
         attributes."""
@@ -707,7 +719,7 @@ class _Code:
         for cls in [cls for cls in self._classes if not _is_of_platform(cls)]:
             for name in self._sets & cls.__dict__.keys():
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
-        return Outer(self._written.values(), self._altered.values(), self._may_draw)
+        return Outer(self._written.values(), self._altered.values(), self._may_draw, self._may_seed)
 
     def _note_place(self, label: str, owner: Any, table: Any, name: str, state: list[str]) -> None:
         self._written[id(owner), name] = label, table, name
@@ -895,6 +907,7 @@ class _Code:
         assigned, sets, is_item = writes_in(code)
         self._sets |= sets
         self._may_draw = self._may_draw or not _RANDOM.isdisjoint(names)
+        self._may_seed = self._may_seed or not _SEEDING.isdisjoint(names)
         for name in sorted(assigned):
             self._note_place(f"the global {name}", table, table, name, state)
             self._table(table)[1].add(name)
