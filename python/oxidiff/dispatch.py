@@ -340,10 +340,10 @@ class Dispatcher:
         """Contexts in which its calls run eager."""
         self.disabled = _native.is_on("OXIDIFF_DISABLE")
         self.captures = 0
-        scripts = (name for name, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule))
-        script = next(scripts, None)
-        self.obstacle = None if script is None else f"its submodule {script} is TorchScript"
+        self.obstacle: str | None = None
         """Why no call of this module can run compiled."""
+        self._is_scripted: bool | None = None
+        """Whether it has a submodule that is TorchScript, once that was looked for."""
         self._recounted = 0
         """How often numbers in buffers changed that are constants of programs."""
         self._calls = itertools.count()
@@ -417,6 +417,8 @@ class Dispatcher:
         return self._call_unscaled(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._is_scripted is None:
+            self._look_for_scripts()
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             return self._fall_back(UnsupportedError(mode), args, kwargs)
@@ -459,6 +461,14 @@ class Dispatcher:
             result = self._run_regions(epoch, entry, args, kwargs)
         self._follow(epoch, key, entry, leaves)
         return result
+
+    def _look_for_scripts(self) -> None:
+        """Before the first call: a copy has no submodules yet when this object is made."""
+        scripts = (n for n, child in self.module.named_modules() if isinstance(child, torch.jit.ScriptModule))
+        script = next(scripts, None)
+        self._is_scripted = script is not None
+        if script is not None:
+            self.obstacle = f"its submodule {script} is TorchScript"
 
     def _call_beside(self, error: UnsupportedError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with an argument that no program takes, a function or an object of the caller's: its submodules are perhaps
@@ -555,6 +565,8 @@ class Dispatcher:
         if self._used is not None:
             used = self._used.follow(self._current_epoch().structure)
             return used.prepare(args, kwargs)
+        if self._is_scripted is None:
+            self._look_for_scripts()
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             raise UnsupportedError(mode)
