@@ -76,8 +76,7 @@ class Split:
         local.runs = True
         told, _limits.problems = _limits.problems, local.problems
         try:
-            result = self._run(*args, **kwargs)
-            return result, local.compiled, local.problems
+            return self._run(*args, **kwargs), local.compiled, local.problems
         except self._failure as error:
             raise CaptureError(f"Dynamo cannot split it: {str(error).splitlines()[0]}") from error
         finally:

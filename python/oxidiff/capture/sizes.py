@@ -658,12 +658,10 @@ def _drawn(index: int, k: int) -> int:
 
 def _spatial_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence[Number]]:
     steps = [k + index // 3 * more for k, more in ((1, 1), (5, 2), (3, 4), (2, 3))]
-    for step in dict.fromkeys((64 * unit, 16 * unit, 64)):
+    for step in (64,) if unit == 1 else (64 * unit, 16 * unit, 64):
         rest = value % step
         yield [v for v in (rest + step * k for k in steps) if v > 1]
         yield [v for v in (rest + step * k for k in range(value // step + 1)) if 1 < v <= value]
-        if unit == 1:
-            break
     for step in (16, 8):
         first = value % step or step
         yield [v for v in (first + step * k for k in range(value // step + 1)) if 1 < v < value]

@@ -171,7 +171,7 @@ class WeightIndex:
 
     def is_count(self, slot: WeightSlot, tensor: Tensor) -> bool:
         """Whether it is a number that is a constant of programs."""
-        if slot.kind != "buffer" or slot.keys:
+        if slot.kind != "buffer" or slot.keys or tensor.numel() != 1:
             return False
         owner = next((module for path, module in self._walked if path == slot.module), None)
         return owner is not None and is_count(owner, slot.attribute, tensor)
