@@ -959,7 +959,6 @@ fn upsampling_is_folded_into_four_convolutions() {
     shows(MisreadGraph::Padding, 0);
     shows(MisreadGraph::OutStrides, 0);
     shows(MisreadGraph::Taps, 0);
-    shows(MisreadGraph::AddendAddress, 2);
     shows(MisreadGraph::SwappedImage, 0);
 }
 
@@ -1007,16 +1006,16 @@ fn ways_to_fold_are_compared() {
     // The stand-in's engine with tensor cores is none for f32: the first that works is the third.
     let engines = [true, false, true, false, false, false];
     assert_eq!(works, [engines.as_slice(), &engines, &[true]].concat(), "{seconds:?}");
-    // Four runs of the library against one and the kernel that writes the image.
+    // Four runs of the library and the kernel that joins them, against one and the kernel that writes the image.
     let [four, one] = [seconds[2].unwrap(), seconds[8].unwrap()];
-    assert!((four - 4e-3).abs() < 1e-6 && (one - 3e-3).abs() < 1e-6, "{four} {one}");
+    assert!((four - 6e-3).abs() < 1e-6 && (one - 3e-3).abs() < 1e-6, "{four} {one}");
     let program = ours.executable.program();
     let site = || program.specialize(&[2, 4]).unwrap().sites().remove(0);
     let before = site();
     assert_eq!((before.ways[8].as_str(), before.chosen, before.installed), ("whole 2", 0, None));
     // What only a trial needs is not in the arena.
-    let image = |p: &oxidiff::runtime::Program| p.specialize(&[2, 4]).unwrap().workspace().bytes();
-    let folded_bytes = image(program);
+    let arena = |p: &oxidiff::runtime::Program| p.specialize(&[2, 4]).unwrap().workspace().bytes();
+    let folded_bytes = arena(program);
     for (choice, runs, ways) in [("whole 2", 1, 7), ("library 2", 4, 13), ("whole 5", 4, 13)] {
         assert!(program.specialize(&[2, 4]).unwrap().choose(0, choice));
         program.forget_sizes();
@@ -1032,14 +1031,15 @@ fn ways_to_fold_are_compared() {
                 .unwrap_or_else(|e| panic!("{choice}, round {round}: {e}"));
             assert_eq!(library.count(RunWith::Convolution as i32) - counted, runs, "{choice}, round {round}");
         }
-        assert_eq!(image(program) > folded_bytes, runs == 1, "{choice}");
+        // The image that is written out has half as many channels as the result in four parts.
+        assert_eq!(arena(program) < folded_bytes, runs == 1, "{choice}");
     }
     // Nothing that needs more memory is chosen where memory has a bound.
     let options = PlanOptions { memory: MemoryMode::Fast, memory_budget: Some(1 << 30), ..PlanOptions::default() };
     let bounded = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
     let row = bounded.executable.program().specialize(&[2, 4]).unwrap().sites().remove(0);
     assert_eq!((row.op, row.ways.len()), (before.op, 7));
-    assert_eq!(image(bounded.executable.program()), folded_bytes);
+    assert_eq!(arena(bounded.executable.program()), folded_bytes);
 }
 
 /// A trial of the one over a whole image fails where the image is not what it should be.

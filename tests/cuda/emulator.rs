@@ -93,7 +93,7 @@ fn host_source(source: &str) -> String {
         let base = name.strip_suffix("_v").unwrap_or(name);
         let body = source.find(&format!("{base}_body(")).unwrap_or(from).min(from);
         let end = source[from..].find("\nextern \"C\"").map_or(source.len(), |at| from + at);
-        ["__sync", "__shfl", "block_sum", "block_max", "warp_sum", "warp_max"]
+        ["__sync", "__shfl", "block_sum", "block_max", "row_sum", "row_max", "warp_sum", "warp_max"]
             .iter()
             .any(|w| source[body..end].contains(w))
     };

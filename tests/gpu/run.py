@@ -7,8 +7,9 @@ several devices and compute-sanitizer. One table comes last; the exit status is 
 says why, and passes. `--stand-in` runs graphs, ops and models behind the stand-in driver of `tests/python` instead.
 
 Long rows have a share of the time, so that each gets some of it. What there is no room for says `not run` or `not finished`,
-which is no failure: `--only ROW...` runs rows by themselves, `--match TEXT` the cases of them that are called so. A row
-that has not looked at the time for two minutes hangs, which is a failure.
+which is no failure: `--only ROW...` runs rows by themselves, `--match TEXT` the cases of them that are called so, `--part
+2/3` every third of these, for processes side by side. A row that has not looked at the time for two minutes hangs, which
+is a failure.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -55,6 +56,7 @@ HANGS_S = 120.0
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 MODEL_ERROR = 2e-5
 """Largest error of an f32 model over its largest value."""
+Case = TypeVar("Case")
 
 
 class Skipped(Exception):
@@ -72,14 +74,21 @@ class Run:
         device: The device.
         deadline: When the time is over.
         match: What names of kernels, ops and models that run contain.
+        part: Which of these run, and of how many: ``(1, 3)`` is the second, the fifth, and so on.
         looked: When a row began, or last looked at the time.
     """
 
-    def __init__(self, device: torch.device, deadline: float, match: str = "") -> None:
+    def __init__(self, device: torch.device, deadline: float, match: str = "", part: tuple[int, int] = (0, 1)) -> None:
         self.device = device
         self.deadline = deadline
         self.match = match
+        self.part = part
         self.looked = time.perf_counter()
+
+    def chosen(self, cases: Sequence[Case], name_of: Callable[[Case], str]) -> list[Case]:
+        """The cases that run: those called as :attr:`match` says, of them every one of this part."""
+        at, parts = self.part
+        return [case for case in cases if self.match in name_of(case)][at::parts]
 
     def has_time(self) -> bool:
         self.looked = time.perf_counter()
@@ -172,7 +181,7 @@ def ops(run: Run) -> str:
     except ImportError as error:
         raise Skipped(f"pytest is needed ({error})") from None
     failures, count, without, is_cut = [], 0, 0, False
-    cases, types = [case for case in test_ops.CASES if run.match in case.name], test_ops.DTYPES
+    cases, types = run.chosen(test_ops.CASES, lambda case: case.name), test_ops.DTYPES
     # Every op in one of the types before any is in another, should the time not do for all.
     order = [(case, types[(at + turn) % len(types)]) for turn in range(len(types)) for at, case in enumerate(cases)]
     for case, dtype in order:
@@ -215,7 +224,7 @@ def models(run: Run) -> str:
         raise Skipped(str(error)) from None
     assert diffusers and transformers
     worst, count, without, failures, is_cut = 0.0, 0, 0, [], False
-    for name in (name for name in testing.names() if run.match in name):
+    for name in run.chosen(testing.names(), str):
         # Nothing is built that there is no time to run: building all that is left takes longer than the watchdog waits.
         if is_cut := not run.has_time():
             break
@@ -361,10 +370,11 @@ def modes(run: Run) -> str:
     scale = oxidiff.compile(lambda x, s: x * s + 1, cache=False, strict=True)
     x = torch.randn(8, 8, device=run.device)
     assert torch.allclose(scale(x, torch.tensor(3.0)), x * 3 + 1)
-    with torch.autocast("cuda"), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        compiled(module, strict=False)(*args)
-    assert any("autocast" in str(w.message) for w in caught)
+    exact = exact_of(module, args)
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype):
+            error, eager = (error_of(f(*args), exact) for f in (compiled(module), module))
+        assert error <= 1.25 * max(eager, UNIT[dtype]), f"autocast: an error of {error:.1e}, eager's is {eager:.1e}"
     return "as eager"
 
 
@@ -458,7 +468,7 @@ def kernels(run: Run) -> str:
             cases.append((f"attention of {size}, {kind}", Attention(kind), (q, k, v, bias)))
     worst, count = 0.0, 0
     with mock.patch.object(oxidiff.tune, "_measure", own):
-        for what, module, args in (case for case in cases if run.match in case[0]):
+        for what, module, args in run.chosen(cases, lambda case: case[0]):
             for dtype in (torch.float16, torch.bfloat16):
                 run.require_time(f"{count} cases")
                 module, args = module.to(dtype), tuple(a.to(dtype) for a in args)
@@ -516,6 +526,18 @@ ANYWHERE = ("graphs", "tf32", "kernels", "ops", "models")
 # --- the run --------------------------------------------------------------------------------------------------------
 
 
+def part(text: str) -> tuple[int, int]:
+    """``2/3`` as the place among that many, from 0.
+
+    Raises:
+        ValueError: It is no such text; argparse says so.
+    """
+    at, parts = (int(word) for word in text.split("/"))
+    if not 1 <= at <= parts:
+        raise ValueError(text)
+    return at - 1, parts
+
+
 @contextlib.contextmanager
 def place(is_stand_in: bool) -> Iterator[torch.device]:
     if not is_stand_in:
@@ -534,6 +556,9 @@ def main() -> int:
     parser.add_argument("--stand-in", action="store_true", help="run what can be behind the stand-in driver")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all rows")
     parser.add_argument("--match", default="", help="of kernels, ops and models only those whose names contain this")
+    parser.add_argument(
+        "--part", type=part, default=(0, 1), help="of these every N-th: 2/3 is the second, the fifth, ..."
+    )
     arguments = parser.parse_args()
     names = [name for name in arguments.only if not arguments.stand_in or name in ANYWHERE]
     if not arguments.stand_in and (reason := oxidiff.device.no_gpu()) is not None:
@@ -546,7 +571,7 @@ def main() -> int:
     # Held by the watchdog for good: the table is then what it was.
     closing = threading.Lock()
     end = time.perf_counter() + arguments.limit
-    run = Run(torch.device("cpu"), end, arguments.match)
+    run = Run(torch.device("cpu"), end, arguments.match, arguments.part)
 
     def show(what: str) -> None:
         print(f"\noxidiff {oxidiff.__version__}, torch {torch.__version__} on {what}\n")

@@ -27,7 +27,7 @@ from oxidiff import _native, device
 
 _ROOT = Path(__file__).parents[2]
 _COUNTS = ("launches", "graphs", "graph_launches", "updates", "allocations", "frees", "waits", "writes", "unloads")
-_COLLECTIVES = re.compile(r"__sync|__shfl|block_sum|block_max|warp_sum|warp_max")
+_COLLECTIVES = re.compile(r"__sync|__shfl|block_sum|block_max|row_sum|row_max|warp_sum|warp_max")
 
 
 class NoCompilerError(Exception):

@@ -415,3 +415,16 @@ def test_ops_whose_parts_depend_on_an_exponent() -> None:
         compiled: Any = oxidiff.compile(module, cache=False)
         with torch.autocast("cpu", torch.bfloat16):
             assert compiled(numbers(4, 4)).dtype is module(numbers(4, 4)).dtype
+
+
+@torch.no_grad()
+def test_what_leaves_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(monkeypatch)
+    x = (numbers(3, 5, 8),)
+    to = torch.ops.aten.to.device
+    for device in ("cuda", "cuda:0"):
+        assert capture(Calls(lambda x, device=device: to(x, torch.device(device), F16) * 2), x).outputs
+    assert capture(Calls(lambda x: x.to(x.device)), x).outputs
+    for leaves in (lambda x: x.cpu() * 2, lambda x: x.to("cpu", F16), lambda x: to(x, torch.device("cuda:1"), F32)):
+        with pytest.raises(oxidiff.UnsupportedError, match="a tensor is moved to c.*, from cuda:0"):
+            capture(Calls(leaves), x)

@@ -293,7 +293,7 @@ case(
     timestep,
     lambda b, h, w: rand(b),
 )
-case("to.device", lambda x: torch.ops.aten.to.device(x, torch.device("cpu"), x.dtype) * 2, image)
+case("to.device", lambda x: torch.ops.aten.to.device(x, x.device, x.dtype) * 2, image)
 case("type_as", lambda t, x: t.type_as(x) + x, timestep, lambda b, h, w: rand(b))
 case("contiguous", lambda x: x.transpose(1, 2).contiguous(), image)
 case("clone", lambda x: x.clone(), image)

@@ -203,10 +203,12 @@ MAX_CONSTANT = 64
 
 
 def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every ``to``: devices do not matter here, so it is a conversion of dtype, a copy or nothing."""
+    """Every ``to``: all tensors are on one device and stay there, so it is a conversion of dtype, a copy or nothing."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    x, dtype = given["self"], given.get("dtype")
+    x, dtype, device = given["self"], given.get("dtype"), given.get("device")
+    if device is not None and not _is_there(rec, torch.device(device)):
+        raise rec.error(f"a tensor is moved to {device}, from {rec.device}", func)
     order: torch.memory_format = given.get("memory_format") or torch.preserve_format
     if (other := given.get("other")) is not None:
         dtype = other.dtype
@@ -220,6 +222,13 @@ def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         if is_ordered or _is_suggested(rec.stand_in(x), order):
             return x
     return _same_value(rec, aten.clone.default, (x,), {} if is_ordered else {"memory_format": order})
+
+
+def _is_there(rec: Recorder, device: torch.device) -> bool:
+    """Whether a device is the one of the call, or what its tensors are traced on."""
+    own = rec.device
+    is_own = device.type == own.type and (device.index is None or own.index is None or device.index == own.index)
+    return is_own or device.type == "meta"
 
 
 def _is_suggested(x: Tensor, order: torch.memory_format) -> bool:

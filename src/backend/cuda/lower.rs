@@ -124,6 +124,8 @@ impl Lowered {
         let prepare = plan.prepare.iter().map(|s| lowering.step(s)).collect::<Result<_>>()?;
         let graph = &plan.graph;
         let types = graph.inputs.iter().map(|i| i.ty.dtype).chain(graph.parameters.iter().map(|p| p.ty.dtype));
+        // What is packed may be computed of a weight, in another type.
+        let types = types.chain(plan.packs.iter().map(|pack| pack.source.dtype));
         let mut sizes: Vec<usize> = types.map(DType::size_bytes).collect();
         sizes.sort_unstable();
         sizes.dedup();
@@ -502,15 +504,32 @@ impl Around for AroundStep<'_, '_> {
     fn after(&mut self, out: Out, dtype: DType) -> Result<Launch> {
         let step = self.step;
         let program = from_memory(&self.lowering.body(step)?.program, dtype)?;
+        let dense = |shape: &[Dim]| {
+            let strides = crate::plan::access::dense_strides(shape);
+            View { dtype, shape: shape.to_vec(), strides }
+        };
+        let (mut loads, mut stores, mut space) = (views(&step.loads), views(&step.stores), step.space.clone());
         let (product, product_place) = match (out, step.stores.first()) {
             (Out::Store, Some(store)) => (view(store), Place::of(store)),
-            _ => {
-                let strides = crate::plan::access::dense_strides(&step.space);
-                (View { dtype, shape: step.space.clone(), strides }, delegate::RESULT)
+            (Out::Parts, _) => {
+                let Some(x) = step.operands.first() else { return Err(Error::invalid("a convolution has an image")) };
+                let halves = [&x.shape[1], &x.shape[2]];
+                let split = |view: &View| in_pairs(view, &step.space, halves);
+                (loads, stores) = (loads.iter().map(split).collect(), stores.iter().map(split).collect());
+                // Parts, images, rows, columns, channels as they lie, in the order of the results.
+                let [batch, .., channels] = space.as_slice() else { return Err(Error::invalid("an image")) };
+                let two = Dim::constant(2);
+                let [down, along] = halves.map(Clone::clone);
+                let parts = dense(&[two.clone(), two, batch.clone(), down, along, channels.clone()]);
+                let order = [2, 3, 0, 4, 1, 5];
+                let ordered = |dims: &[Dim]| order.iter().map(|&d| dims[d].clone()).collect::<Vec<Dim>>();
+                space = ordered(&parts.shape);
+                (View { dtype, shape: space.clone(), strides: ordered(&parts.strides) }, delegate::RESULT)
             }
+            _ => (dense(&space), delegate::RESULT),
         };
-        let (loads, stores) = ([views(&step.loads), vec![product]].concat(), views(&step.stores));
-        let fused = Fused { program: &program, space: &step.space, loads: &loads, stores: &stores };
+        loads.push(product);
+        let fused = Fused { program: &program, space: &space, loads: &loads, stores: &stores };
         let kernel = cuda::lower_loop(fused, &self.lowering.provenance(step));
         let all = [places(&step.loads), vec![product_place], places(&step.stores)].concat();
         Ok(self.lowering.launch(kernel, all))
@@ -551,6 +570,26 @@ impl Around for AroundStep<'_, '_> {
         let before = self.lowering.launch(before, vec![Place::of(mask), delegate::MASK, delegate::HIDES]);
         Ok([before, self.lowering.launch(after, vec![delegate::HIDES, Place::of(out)])])
     }
+}
+
+/// What covers an image of twice as many rows and columns as `halves`, with rows and columns by their halves and by whether they
+/// are odd: six dimensions instead of four.
+fn in_pairs(view: &View, space: &[Dim], halves: [&Dim; 2]) -> View {
+    let strides = view.strides_in(space);
+    let (mut shape, mut split) = (Vec::new(), Vec::new());
+    for (d, (size, stride)) in space.iter().zip(strides).enumerate() {
+        match d.checked_sub(1).and_then(|d| halves.get(d)) {
+            Some(half) => {
+                shape.extend([(*half).clone(), Dim::constant(2)]);
+                split.extend([&stride * &Dim::constant(2), stride]);
+            }
+            None => {
+                shape.push(size.clone());
+                split.push(stride);
+            }
+        }
+    }
+    View { dtype: view.dtype, shape, strides: split }
 }
 
 /// The program with the sums in a memory operand of their own, behind the others, instead of in registers.

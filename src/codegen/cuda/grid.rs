@@ -21,7 +21,8 @@ pub enum Grid {
         /// Elements of a row.
         cols: Dim,
     },
-    /// A block per row; the row is kept in shared memory as f32 if it fits.
+    /// A block per row; the row is kept in shared memory as f32 if it fits. Short rows have a power of two of lanes of a warp
+    /// each, along the block's first axis.
     Rows {
         /// Number of rows.
         rows: Dim,
@@ -82,6 +83,9 @@ const FOLD_TERMS: u64 = 4;
 /// Warps, or blocks, from which on a device is busy without more threads to a result: about what the largest runs at once.
 const BUSY: u64 = 4096;
 
+/// Packs of a row up to which a warp, or a part of one, has it: five to a lane.
+const SHORT_PACKS: u64 = 5 * WARP as u64;
+
 /// Least pixels of a chunk: what makes a block's work worth its reduction.
 const CHUNK_PIXELS: u64 = 64;
 /// Most chunks of an image: what one warp joins quickly, and more blocks than any device runs at once with a few images.
@@ -140,10 +144,16 @@ impl Grid {
                 if fits { plain(blocks, THREADS, 0) } else { Err(too_large(blocks)) }
             }
             Grid::Rows { rows, cols } => {
-                let cols = at(cols)?;
+                let (rows, cols) = (at(rows)?, at(cols)?);
+                if cols.div_ceil(width as u64) <= SHORT_PACKS {
+                    let lanes = cols.div_ceil(width as u64).next_power_of_two().clamp(1, u64::from(WARP)) as u32;
+                    let items = THREADS / lanes;
+                    let grid = [blocks_x(rows.div_ceil(u64::from(items)))?, 1, 1];
+                    return Ok((rows > 0).then_some(Geometry { grid, block: [lanes, items, 1], shared_bytes: 0 }));
+                }
                 let threads = cols.div_ceil(width as u64).next_multiple_of(u64::from(WARP));
                 let threads = threads.clamp(u64::from(WARP), u64::from(THREADS)) as u32;
-                plain(at(rows)?, threads, row_bytes(cols))
+                plain(rows, threads, row_bytes(cols))
             }
             Grid::Tiles { rows, cols, batch, tile, threads } => {
                 let edge = u64::from(*tile);
@@ -260,10 +270,23 @@ mod tests {
     }
 
     #[test]
+    fn short_rows_share_a_block() {
+        let seen = |rows: i64, cols: i64, width: usize| {
+            let grid = Grid::Rows { rows: rows.into(), cols: cols.into() };
+            geometry(&grid, width).map(|g| (g.grid[0], g.block, g.shared_bytes))
+        };
+        assert_eq!(seen(100, 128, 8), Some((7, [16, 16, 1], 0)));
+        assert_eq!(seen(100, 1, 8), Some((1, [1, 256, 1], 0)));
+        assert_eq!(seen(9, 1280, 8), Some((2, [32, 8, 1], 0)));
+        assert_eq!(seen(9, 1288, 8).map(|(blocks, block, _)| (blocks, block)), Some((9, [192, 1, 1])));
+        assert_eq!(seen(0, 128, 8), None);
+    }
+
+    #[test]
     fn rows_are_cached_where_they_fit() {
         let rows = |cols: i64| Grid::Rows { rows: 5.into(), cols: cols.into() };
-        let small = geometry(&rows(320), 8).unwrap();
-        assert_eq!((small.block[0], small.shared_bytes), (64, 1280));
+        let small = geometry(&rows(3072), 8).unwrap();
+        assert_eq!((small.grid[0], small.block, small.shared_bytes), (5, [256, 1, 1], 3072 * 4));
         assert_eq!(geometry(&rows(i64::from(CACHED_COLS)), 1).unwrap().shared_bytes, CACHED_COLS * 4);
         assert_eq!(geometry(&rows(i64::from(CACHED_COLS) + 1), 1).unwrap().shared_bytes, 0);
     }

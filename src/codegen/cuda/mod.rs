@@ -53,7 +53,7 @@ pub struct View {
 
 impl View {
     /// Strides over a space of sizes `space`, trailing dimensions aligned; 0 where the view is broadcast.
-    fn strides_in(&self, space: &[Dim]) -> Vec<Dim> {
+    pub(crate) fn strides_in(&self, space: &[Dim]) -> Vec<Dim> {
         let lead = space.len().saturating_sub(self.shape.len());
         (0..space.len())
             .map(|i| match i.checked_sub(lead) {

@@ -2,7 +2,8 @@
 //!
 //! *Group norm* (channels last) is three launches: chunks of pixels to moments per group; the moments of an image to one
 //! scale and shift per channel; a pointwise loop that applies them and whatever follows. *Row norms* are one: a block holds
-//! its row in shared memory as f32 where it fits, else reads it again. Moments are joined by Chan's formula, never as
+//! its row in shared memory as f32 where it fits, else reads it again; short rows have a warp or a part of one each, whose
+//! lanes read their packs again. Moments are joined by Chan's formula, never as
 //! `E[x^2] - E[x]^2` over more values than one thread has seen, and those are shifted by the first of them.
 
 use super::body::{Operands, Space, emit, result_type, vector};
@@ -197,8 +198,8 @@ fn load_row(w: &mut Writer, pointer: &str, offset: &str, stride: &Dim) -> String
 }
 
 /// A loop over the row's columns that has the row's values in `x`; the first pass fills the cache.
-fn pass(w: &mut Writer, cols: &str, load: &str, is_first: bool, body: &str) {
-    w.line(format!("for (u32 col = threadIdx.x * V; col < (u32){cols}; col += blockDim.x * V) {{"));
+fn pass(w: &mut Writer, load: &str, is_first: bool, body: &str) {
+    w.line("for (u32 col = threadIdx.x * V; col < own; col += blockDim.x * V) {");
     w.line("float x[V];");
     if is_first {
         w.line(load);
@@ -215,11 +216,13 @@ fn pass(w: &mut Writer, cols: &str, load: &str, is_first: bool, body: &str) {
     w.lines(body);
 }
 
-fn open_rows(w: &mut Writer, cols: &str) {
+fn open_rows(w: &mut Writer, rows: &str, cols: &str) {
     w.line("OX_DYNAMIC_SHARED(float, cache);");
     w.line("OX_SHARED(float, partial, 32);");
-    w.line(format!("const bool cached = {cols} <= {CACHED_COLS};"));
-    w.line("const u32 row = blockIdx.x;");
+    w.line(format!("const bool cached = blockDim.y == 1 && {cols} <= {CACHED_COLS};"));
+    w.line("const u32 row = blockIdx.x * blockDim.y + threadIdx.y;");
+    // All lanes of a warp take part in its shuffles: those of a row that is not there have no columns.
+    w.line(format!("const u32 own = row < (u32){rows} ? (u32){cols} : 0;"));
 }
 
 /// A layer or RMS norm with its body. Operands: x, loads, stores.
@@ -227,24 +230,24 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     let views = std::iter::once(norm.x).chain(fused.loads).chain(fused.stores);
     let (space, rows, cols, columns) = row_space(fused.space, views);
     let mut w = Writer::new();
-    let (p, n) = (w.pointer(0, norm.x.dtype, false), w.size(&cols));
+    let (p, n, count) = (w.pointer(0, norm.x.dtype, false), w.size(&cols), w.size(&rows));
     let eps = w.float(norm.eps as f32);
-    open_rows(&mut w, &n);
+    open_rows(&mut w, &count, &n);
     let offsets = space.emit_offsets(&mut w, "row", 1, "");
     let load = load_row(&mut w, &p, &offsets[0], &columns[0]);
     w.line("float sum = 0.0f;");
     if norm.centred {
-        pass(&mut w, &n, &load, true, "for (int j = 0; j < V; ++j) sum += x[j];");
+        pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) sum += x[j];");
         w.line("}");
-        w.line(format!("const float mean = block_sum(sum, partial) / (float){n};"));
+        w.line(format!("const float mean = row_sum(sum, partial) / (float){n};"));
         w.line("sum = 0.0f;");
     } else {
         w.line("const float mean = 0.0f;");
     }
-    pass(&mut w, &n, &load, !norm.centred, "for (int j = 0; j < V; ++j) sum += (x[j] - mean) * (x[j] - mean);");
+    pass(&mut w, &load, !norm.centred, "for (int j = 0; j < V; ++j) sum += (x[j] - mean) * (x[j] - mean);");
     w.line("}");
-    w.line(format!("const float rstd = m_rsqrt(block_sum(sum, partial) / (float){n} + {eps});"));
-    pass(&mut w, &n, &load, false, "");
+    w.line(format!("const float rstd = m_rsqrt(row_sum(sum, partial) / (float){n} + {eps});"));
+    pass(&mut w, &load, false, "");
     let operands = Operands {
         fused,
         first: 1,
@@ -277,18 +280,19 @@ pub fn lower_softmax(x: &View, out: &View, from: &Provenance) -> Kernel {
     let (space, rows, cols, columns) = row_space(&out.shape, [x, out]);
     let mut w = Writer::new();
     let (p, to, n) = (w.pointer(0, x.dtype, false), w.pointer(1, out.dtype, true), w.size(&cols));
-    open_rows(&mut w, &n);
+    let count = w.size(&rows);
+    open_rows(&mut w, &count, &n);
     let offsets = space.emit_offsets(&mut w, "row", 1, "");
     let load = load_row(&mut w, &p, &offsets[0], &columns[0]);
     w.line("float most = __uint_as_float(0xff800000u);");
-    pass(&mut w, &n, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
+    pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
     w.line("}");
-    w.line("most = block_max(most, partial);");
+    w.line("most = row_max(most, partial);");
     w.line("float sum = 0.0f;");
-    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) sum += m_exp(x[j] - most);");
+    pass(&mut w, &load, false, "for (int j = 0; j < V; ++j) sum += m_exp(x[j] - most);");
     w.line("}");
-    w.line("const float inverse = 1.0f / block_sum(sum, partial);");
-    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) x[j] = m_exp(x[j] - most) * inverse;");
+    w.line("const float inverse = 1.0f / row_sum(sum, partial);");
+    pass(&mut w, &load, false, "for (int j = 0; j < V; ++j) x[j] = m_exp(x[j] - most) * inverse;");
     let line = match columns[1].as_constant() {
         Some(1) => format!("store<V>({to} + {} + col, x);", offsets[1]),
         _ => {
@@ -338,7 +342,8 @@ pub fn lower_shares(shares: Shares, chunk: Chunk, from: &Provenance) -> Kernel {
     let Chunk { heads, rows, keys, first, strides } = chunk;
     let mut w = Writer::new();
     let (p, to, n) = (w.pointer(0, DType::F32, false), w.pointer(1, shares.dtype, true), w.size(&keys));
-    open_rows(&mut w, &n);
+    let count = w.size(&(&heads * &rows));
+    open_rows(&mut w, &count, &n);
     let mut hides = String::new();
     if shares.mask.is_some() || shares.is_causal {
         let m = w.size(&rows);
@@ -365,16 +370,16 @@ pub fn lower_shares(shares: Shares, chunk: Chunk, from: &Provenance) -> Kernel {
     }
     w.line("const float lowest = __uint_as_float(0xff800000u);");
     w.line("float most = lowest;");
-    pass(&mut w, &n, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
+    pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
     w.line("}");
-    w.line("most = block_max(most, partial);");
+    w.line("most = row_max(most, partial);");
     w.line("if (most == lowest) most = 0.0f;");
     w.line("float sum = 0.0f;");
-    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) sum += m_exp(x[j] - most);");
+    pass(&mut w, &load, false, "for (int j = 0; j < V; ++j) sum += m_exp(x[j] - most);");
     w.line("}");
-    w.line("sum = block_sum(sum, partial);");
+    w.line("sum = row_sum(sum, partial);");
     w.line("const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;");
-    pass(&mut w, &n, &load, false, "for (int j = 0; j < V; ++j) x[j] = m_exp(x[j] - most) * inverse;");
+    pass(&mut w, &load, false, "for (int j = 0; j < V; ++j) x[j] = m_exp(x[j] - most) * inverse;");
     w.line(format!("store<V>({to} + (i64)row * {n} + col, x);"));
     w.line("}");
     let size = shares.dtype.size_bytes();

@@ -317,6 +317,17 @@ OX_FN float block_max(float x, float* shared) {
     for (u32 w = 1; w < blockDim.x >> 5; ++w) most = m_max(most, shared[w]);
     return most;
 }
+// The same of the threads along a block's first axis, where a block has several rows: a power of two of lanes of a warp each.
+OX_FN float row_sum(float x, float* shared) {
+    if (blockDim.y == 1) return block_sum(x, shared);
+    for (u32 step = blockDim.x >> 1; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+OX_FN float row_max(float x, float* shared) {
+    if (blockDim.y == 1) return block_max(x, shared);
+    for (u32 step = blockDim.x >> 1; step; step >>= 1) x = m_max(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
 // Joins mean and sum of squared deviations of two sets of values (Chan).
 OX_FN void join_moments(float& count, float& mean, float& m2, float count_b, float mean_b, float m2_b) {
     const float total = count + count_b;

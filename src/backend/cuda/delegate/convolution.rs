@@ -9,7 +9,7 @@ use oxidiff_kernels::tile::{TileProgram, Unary};
 
 use super::super::cudnn::{Mode, Operation, Problem, Storage, Tensor};
 use super::super::lower::Place;
-use super::{A_RESULT, IMAGE, Link, Operands, Out, Piece, RESULT, Refusal, alignment, chain, is_full};
+use super::{A_RESULT, Asked, IMAGE, Link, Operands, Out, Piece, RESULT, Refusal, alignment, chain, is_full};
 use crate::ir::{DType, Dim, Op};
 use crate::plan::{Access, Step};
 use crate::{Error, Result};
@@ -39,6 +39,10 @@ pub(super) struct Convolution {
 
 /// A graph, its operands, and how many bytes from there each operand of a part of the result begins.
 type Made = (Problem, Operands, Vec<i64>);
+
+/// Compute capability from which on only what cuDNN has kernels of its own for is handed over whole: what it generates for
+/// other graphs are kernels for sm_80, or copy a result that has gaps (`docs/cuda.md`).
+const NATIVE_ONLY: u32 = 90;
 
 /// cuDNN's name of a function that it computes as it is meant.
 fn mode_of(op: Unary) -> Option<Mode> {
@@ -142,24 +146,22 @@ impl Convolution {
     /// The graph for these sizes. Operands: image, taps, result, then what is added, in order.
     pub fn problem(
         &self,
-        step: &Step,
-        bindings: &[i64],
+        asked: &Asked<'_>,
         out: (Out, DType),
     ) -> Result<std::result::Result<(Problem, Operands), Refusal>> {
-        Ok(self.graph(step, bindings, out, None)?.map(|(problem, operands, _)| (problem, operands)))
+        Ok(self.graph(asked, out, None)?.map(|(problem, operands, _)| (problem, operands)))
     }
 
-    /// The graphs of the four parts of the result, and how many bytes behind the operands' addresses theirs are. Operands as of
-    /// [`Convolution::problem`], with sums of taps.
+    /// The graphs of the four parts of the result, which lie dense one after the other, and how many bytes behind the operands'
+    /// addresses theirs are. Operands as of [`Convolution::problem`], with sums of taps.
     pub fn parts(
         &self,
-        step: &Step,
-        bindings: &[i64],
-        out: (Out, DType),
+        asked: &Asked<'_>,
+        dtype: DType,
     ) -> Result<std::result::Result<(Vec<Piece>, Operands), Refusal>> {
         let (mut parts, mut all) = (Vec::with_capacity(4), None);
         for part in [[0, 0], [0, 1], [1, 0], [1, 1]] {
-            match self.graph(step, bindings, out, Some(part))? {
+            match self.graph(asked, (Out::Parts, dtype), Some(part))? {
                 Ok((problem, operands, moves)) => {
                     parts.push((problem, moves));
                     all = Some(operands);
@@ -173,11 +175,11 @@ impl Convolution {
     /// The graph of the whole result, or of those at rows `2 i + part[0]` and columns `2 j + part[1]`.
     fn graph(
         &self,
-        step: &Step,
-        bindings: &[i64],
+        asked: &Asked<'_>,
         (out, out_dtype): (Out, DType),
         part: Option<[usize; 2]>,
     ) -> Result<std::result::Result<Made, Refusal>> {
+        let Asked { step, bindings, arch, .. } = *asked;
         let [x, w] = step.operands.as_slice() else { return Err(Error::invalid("a convolution has two operands")) };
         let space = step.space.iter().map(|d| d.eval(bindings).map(|d| d as usize)).collect::<Result<Vec<usize>>>()?;
         let dense = |shape: &[usize]| -> Vec<isize> {
@@ -192,20 +194,10 @@ impl Convolution {
             moves.push((a as isize * down + b as isize * along) as i64);
             Storage::Operand(places.len() - 1, align as i64)
         };
-        // Sizes and strides of a part of what covers the result, and bytes from its first row or column to the second.
+        // Sizes of a part of what covers the result.
         let sizes: Vec<usize> = match part {
             Some(_) => space.iter().enumerate().map(|(d, n)| if d == 1 || d == 2 { n / 2 } else { *n }).collect(),
             None => space.clone(),
-        };
-        let within = |strides: &[isize], dtype: DType| -> (Vec<isize>, [isize; 2]) {
-            let bytes = dtype.size_bytes() as isize;
-            match part {
-                Some(_) => {
-                    let twice = |(d, n): (usize, &isize)| if d == 1 || d == 2 { n * 2 } else { *n };
-                    (strides.iter().enumerate().map(twice).collect(), [strides[1] * bytes, strides[2] * bytes])
-                }
-                None => (strides.to_vec(), [0; 2]),
-            }
         };
         let at = |access: &Access| -> Result<isize> {
             Ok(access.offset.eval(bindings)? as isize * access.dtype.size_bytes() as isize)
@@ -238,13 +230,13 @@ impl Convolution {
         let w_tensor = tensor(&shape, &dense(&shape), w.dtype, storage);
         let y_tensor = match (out, step.stores.first()) {
             (Out::Store, Some(store)) => {
-                let (strides, units) = within(&store.concrete(bindings)?.strides, out_dtype);
-                tensor(&sizes, &strides, out_dtype, moved(Place::of(store), at(store)?, units))
+                let strides = store.concrete(bindings)?.strides;
+                tensor(&sizes, &strides, out_dtype, moved(Place::of(store), at(store)?, [0; 2]))
             }
             _ => {
+                let bytes = sizes.iter().product::<usize>() * out_dtype.size_bytes();
                 scratch_bytes[0] = space.iter().product::<usize>() * out_dtype.size_bytes();
-                let (strides, units) = within(&dense(&space), out_dtype);
-                tensor(&sizes, &strides, out_dtype, moved(RESULT, 0, units))
+                tensor(&sizes, &dense(&sizes), out_dtype, moved(RESULT, 0, [2 * bytes as isize, bytes as isize]))
             }
         };
         if image.numel() == 0 || space.contains(&0) || channels == 0 {
@@ -259,16 +251,37 @@ impl Convolution {
                 After::Apply(mode) => (mode, None),
                 After::Add(load) => {
                     let access = &step.loads[load];
-                    let (strides, units) = within(&access.concrete(bindings)?.strides_in(&space), access.dtype);
+                    let strides = access.concrete(bindings)?.strides_in(&space);
                     // What is the same all along a dimension has one element there.
                     let sizes: Vec<usize> =
                         sizes.iter().zip(&strides).map(|(size, stride)| if *stride == 0 { 1 } else { *size }).collect();
-                    let storage = moved(Place::of(access), at(access)?, units);
+                    let storage = moved(Place::of(access), at(access)?, [0; 2]);
                     (Mode::CUDNN_POINTWISE_ADD, Some(tensor(&sizes, &strides, access.dtype, storage)))
                 }
             });
         }
         let plain = tensor(&sizes, &dense(&sizes), DType::F32, Storage::Virtual);
+        let is_whole = |t: &Tensor| t.dims == plain.dims;
+        let is_per_channel = |t: &Tensor| t.dims.iter().enumerate().all(|(d, n)| d == 1 || *n == 1);
+        if links.iter().filter_map(|(_, added)| added.as_ref()).any(|t| !is_whole(t) && !is_per_channel(t)) {
+            // Engines that take it have ended in misaligned addresses on an H100 (cuDNN 9.19).
+            return Ok(Err("cuDNN is not asked to add what differs from image to image".to_owned()));
+        }
+        // The pattern that cuDNN has kernels of its own for: first what is as large as the result, then a bias.
+        let is_sum = links.iter().all(|(_, added)| added.is_some());
+        if is_sum {
+            links.sort_by_key(|(_, added)| added.as_ref().is_some_and(is_per_channel));
+        }
+        let shape: Vec<bool> = links.iter().map(|(_, added)| added.as_ref().is_some_and(is_per_channel)).collect();
+        let is_dense = |t: &Tensor| t.strides == plain.strides;
+        let added_whole = links.iter().filter_map(|(_, added)| added.as_ref()).filter(|t| !is_per_channel(t));
+        let is_native = is_sum
+            && matches!(shape.as_slice(), [] | [true] | [false, true])
+            && is_dense(&y_tensor)
+            && added_whole.into_iter().all(is_dense);
+        if arch >= NATIVE_ONLY && !is_native {
+            return Ok(Err("cuDNN has no kernel of its own for what follows, or for gaps".to_owned()));
+        }
         if links.is_empty() && y_tensor.strides != plain.strides {
             // Written with gaps: only engines that do something more do so without a workspace.
             links.push((Mode::CUDNN_POINTWISE_IDENTITY, None));

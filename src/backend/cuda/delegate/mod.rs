@@ -56,7 +56,7 @@ const SCORES_BYTES: usize = 64 << 20;
 
 /// Fewer operations than this are not worth four convolutions instead of a copy and one: the five ninths that are saved take a
 /// fast device as long as the launches.
-const FOLD_FLOPS: u64 = 1 << 31;
+const FOLD_FLOPS: u64 = 1 << 34;
 
 /// Version of what makes kernels for GPUs and asks the libraries: that of the crate, and a hash of the sources that do. What was
 /// measured with other ones is not found.
@@ -599,6 +599,9 @@ pub enum Out {
     Store,
     /// Scratch memory of the step, dense.
     Scratch,
+    /// The same, in four dense parts: results at even rows and columns, at even rows and odd columns, at odd rows and even
+    /// columns, at odd ones.
+    Parts,
 }
 
 /// Why no library is: and where that was chosen by measuring, for what.
@@ -675,19 +678,29 @@ impl Delegate {
             (Kernel::Convolution, Op::Convolution { .. }) => {
                 let Some(convolution) = Convolution::of(step, op) else { return Ok(None) };
                 let before = if step.upsample.is_empty() { None } else { Some(around.upsampled()?) };
-                let links = convolution::epilogue_of(step, &body.program, x.dtype).filter(|_| is_plain);
-                let mut push = |convolution: Convolution, before: &Option<Launch>| -> Result<()> {
-                    if let Some(links) = links.clone() {
-                        let work = Work::Convolution(convolution.clone().followed_by(links));
-                        forms.push(Form { before: before.clone(), ..whole(work) });
-                    }
-                    forms.push(Form { before: before.clone(), ..bare(Work::Convolution(convolution), around)? });
+                if let Some(folded) = convolution.folded(step).filter(|_| may_fold) {
+                    let (work, out) = (Work::Convolution(folded), Out::Parts);
+                    let after = Some(around.after(out, root)?);
+                    forms.push(Form { work, out, dtype: root, before: None, after });
+                }
+                if let Some(links) = convolution::epilogue_of(step, &body.program, x.dtype).filter(|_| is_plain) {
+                    let work = Work::Convolution(convolution.clone().followed_by(links));
+                    forms.push(Form { before: before.clone(), ..whole(work) });
+                }
+                let mut out = raw_result(step, root);
+                let mut push = |out: Out, forms: &mut Vec<Form>| -> Result<()> {
+                    let (work, after) = (Work::Convolution(convolution.clone()), Some(around.after(out, root)?));
+                    forms.push(Form { work, out, dtype: root, before: before.clone(), after });
                     Ok(())
                 };
-                if let Some(folded) = convolution.folded(step).filter(|_| may_fold) {
-                    push(folded, &None)?;
+                if out == Out::Store {
+                    push(out, &mut forms)?;
+                    out = Out::Scratch;
                 }
-                push(convolution, &before)?;
+                // Where the result has gaps that cuDNN does not write.
+                if forms.iter().all(|form| form.out != out) {
+                    push(out, &mut forms)?;
+                }
             }
             _ => return Ok(None),
         }
@@ -705,13 +718,15 @@ impl Delegate {
         kernels: &dyn Fn(&Form) -> Vec<String>,
     ) -> std::result::Result<Ready, Refused> {
         let mut reason = None;
-        // Forms that fold come first, each with one behind them that does the same over a whole image.
-        let folded = self.0.iter().filter(|form| form.is_folded()).count();
+        // One that folds comes first; those behind it do the same over a whole image.
         for (at, form) in self.0.iter().enumerate() {
             let whole = || -> Option<(usize, Problem, Operands)> {
-                let with = self.0.get(at + folded).filter(|_| form.is_folded() && !asked.is_bounded)?;
-                let (problem, operands) = with.problem(asked).ok()?;
-                Some((at + folded, problem, operands))
+                if !form.is_folded() || asked.is_bounded {
+                    return None;
+                }
+                let mut others = self.0.iter().enumerate().filter(|(_, form)| !form.is_folded());
+                others
+                    .find_map(|(at, form)| form.problem(asked).ok().map(|(problem, operands)| (at, problem, operands)))
             };
             let ready = || -> std::result::Result<Ready, Refused> {
                 let (problem, operands) = form.problem(asked).map_err(|why| (why, None))?;
@@ -816,13 +831,13 @@ impl Form {
                 if u64::try_from(flops).unwrap_or(0) < fold_flops {
                     return Err("it is too small to be worth four convolutions".to_owned());
                 }
-                let (parts, operands) = convolution.parts(step, bindings, out).map_err(|e| e.to_string())??;
+                let (parts, operands) = convolution.parts(asked, self.dtype).map_err(|e| e.to_string())??;
                 let (workspace_bytes, tf32) = (CONVOLUTION_WORKSPACE_BYTES, numerics.tf32_convolutions);
                 let limited = |(graph, moves)| (cudnn::Problem { workspace_bytes, tf32, ..graph }, moves);
                 Ok((Problem::Parts(parts.into_iter().map(limited).collect()), operands))
             }
             Work::Convolution(convolution) => {
-                let (graph, operands) = convolution.problem(step, bindings, out).map_err(|e| e.to_string())??;
+                let (graph, operands) = convolution.problem(asked, out).map_err(|e| e.to_string())??;
                 let (workspace_bytes, tf32) = (CONVOLUTION_WORKSPACE_BYTES, numerics.tf32_convolutions);
                 Ok((Problem::Graph(cudnn::Problem { workspace_bytes, tf32, ..graph }), operands))
             }
