@@ -9,7 +9,7 @@ use crate::ir::{self, Changed, DType, Graph};
 use crate::passes::{self, PassCtx, Precision};
 use crate::plan::{self, MemoryMode, Numerics, PlanOptions};
 use crate::runtime::{Program, registry};
-use crate::target::Profile;
+use crate::target::{DeviceKind, Profile};
 use crate::trace::{self, Dump, Timings};
 use crate::{Error, Result, kernel_ir};
 
@@ -105,10 +105,11 @@ fn compile_new(
     let mut timings = Timings::default();
     timings.time("verify", || ir::verify_graph(&graph, "capture"))?;
     dump.write("00-captured.ir", || ir::print_graph(&graph));
-    let ctx = PassCtx { precision, kept_bytes: options.memory.kept_bytes() };
+    let target = backend.target();
+    let rotates_pairs = matches!(target.kind, DeviceKind::Cuda { .. });
+    let ctx = PassCtx { precision, kept_bytes: options.memory.kept_bytes(), rotates_pairs };
     let wide = options.widen.then(|| ir::widened(&graph));
     let optimized = Arc::new(optimize(wide.as_ref().unwrap_or(&graph), &ctx, &dump, &mut timings)?);
-    let target = backend.target();
     let device = options.profile.unwrap_or_else(|| backend.profile());
     let groups = timings.time("form_groups", || passes::form_groups_for(&optimized, &ctx, &device))?;
     if config().verify {

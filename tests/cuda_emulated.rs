@@ -328,9 +328,8 @@ fn an_intact_kernel_passes() {
 
 #[test]
 fn a_missing_barrier_is_noticed() {
-    // Those of `block_sum` in the prelude, then those of the product's loop, between filling a slice and reading it.
-    let edits: [(&str, Edit); 3] = [
-        ("a barrier of a reduction", |text| without(&text, "__syncthreads();", 1)),
+    // Those of the product's loop, between filling a slice and reading it.
+    let edits: [(&str, Edit); 2] = [
         ("the barrier after a slice is filled", |text| without_statement(&text, "sb[k * 68", "__syncthreads()")),
         ("the barrier before a slice is filled again", |text| {
             without_statement(&text, "acc[i][n] = fmaf", "__syncthreads()")
@@ -344,8 +343,12 @@ fn a_wrong_offset_or_argument_is_noticed() {
     let edits: [(&str, Edit); 3] = [
         ("an offset", |text| text.replacen("a_row[i] = bo0 + ao0;", "a_row[i] = bo0 + ao0 + 1;", 1)),
         ("swapped operands", |text| text.replace("fmaf(x[i], y[n], acc[i][n])", "fmaf(x[n], y[i], acc[i][n])")),
-        ("a shuffle's distance", |text| {
-            text.replace("int step = 16; step; step >>= 1", "int step = 8; step; step >>= 1")
+        ("a shuffle's distance within a short row", |text| {
+            replaced(
+                &text,
+                "step = blockDim.x >> 1; step; step >>= 1) x = m_max",
+                "step = blockDim.x >> 2; step; step >>= 1) x = m_max",
+            )
         }),
     ];
     each_is_noticed(BREAKABLE, 100, |text| text, &edits);
@@ -415,28 +418,31 @@ fn without_statement(text: &str, from: &str, start: &str) -> String {
     })
 }
 
-/// Four chunks of pixels, of which the last is short.
+/// Four chunks of pixels, of which the last is short, and two slices of the channels.
 const GROUP_NORM: &str = r#"symbol s0 "height" = [20]
-input 0 "x": f32[2,s0,11,24]
-parameter 0 "w": f32[24]
-parameter 1 "b": f32[24]
-%0: f32[2,s0,11,24] = input() {index=0}
-%1: f32[24] = parameter() {index=0}
-%2: f32[24] = parameter() {index=1}
-%3: f32[2,s0,11,24] = group_norm(%0, %1, %2) {num_groups=4, eps=1e-5, channel_dim=3}
+input 0 "x": f32[2,s0,11,480]
+parameter 0 "w": f32[480]
+parameter 1 "b": f32[480]
+%0: f32[2,s0,11,480] = input() {index=0}
+%1: f32[480] = parameter() {index=0}
+%2: f32[480] = parameter() {index=1}
+%3: f32[2,s0,11,480] = group_norm(%0, %1, %2) {num_groups=8, eps=1e-5, channel_dim=3}
 return %3
 "#;
 
 #[test]
 fn a_wrong_group_norm_is_noticed() {
-    const JOINED: &str = "squares[pack * V + j] = m2;";
-    let edits: [(&str, Edit); 6] = [
-        ("a barrier between threads that add to a channel", |text| {
-            behind(&text, JOINED, |rest| replaced(rest, "__syncthreads();", "if (turn + 1 == down) __syncthreads();"))
+    let edits: [(&str, Edit); 8] = [
+        ("the barrier before threads are joined", |text| {
+            without_statement(&text, "mine[2 * V] = seen;", "__syncthreads()")
         }),
         ("the barrier before channels are joined", |text| {
-            behind(&text, JOINED, |rest| replaced(rest, "__syncthreads();", "if (turn + 1 < down) __syncthreads();"))
+            without_statement(&text, "squares[pack * V + j] = m2[j];", "__syncthreads()")
         }),
+        ("threads that are not joined", |text| {
+            replaced(&text, "if (y < step && y + step < down)", "if (y < 1 && step < 2)")
+        }),
+        ("the first group of a slice", |text| replaced(&text, "first_group * wide + pack * V", "pack * V")),
         ("chunks that are not joined", |text| replaced(&text, "__shfl_down_sync(0xffffffffu, mean, step)", "mean")),
         ("a mean that one lane has", |text| without_statement(&text, "group_norm_finish", "mean = __shfl_sync(")),
         ("an offset", |text| replaced(&text, "first = at * (u32)chunk;", "first = at * (u32)chunk + 1;")),
@@ -457,7 +463,10 @@ return %1, %2
 #[test]
 fn a_wrong_sum_within_a_row_is_noticed() {
     // In the prelude: the two of `block_sum`, then those of `block_max`, before which no kernel has used the same memory.
-    let edits: [(&str, Edit); 4] = [
+    let edits: [(&str, Edit); 5] = [
+        ("a shuffle's distance", |text| {
+            text.replace("int step = 16; step; step >>= 1", "int step = 8; step; step >>= 1")
+        }),
         ("the barrier before partial sums are overwritten", |text| without(&text, "__syncthreads();", 0)),
         ("the barrier before partial sums are read", |text| without(&text, "__syncthreads();", 1)),
         ("the barrier before partial maxima are read", |text| without(&text, "__syncthreads();", 3)),

@@ -35,7 +35,8 @@ fn cases() -> Vec<PathBuf> {
 /// Settings of the `RUN` line: passes and context.
 fn settings(text: &str) -> (Vec<String>, PassCtx, Profile) {
     let line = text.lines().find_map(|l| l.strip_prefix("// RUN: ")).expect("a RUN line");
-    let (mut names, mut ctx, mut device) = (Vec::new(), PassCtx::default(), Profile::CPU);
+    let (mut names, mut ctx, mut device) =
+        (Vec::new(), PassCtx { rotates_pairs: true, ..PassCtx::default() }, Profile::CPU);
     for word in line.split_whitespace() {
         match word.split_once('=') {
             Some(("passes", list)) => names = list.split(',').map(str::to_owned).collect(),

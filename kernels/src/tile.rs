@@ -67,6 +67,9 @@ pub enum Unary {
     Not,
     /// 1.0 where NaN.
     IsNan,
+    /// Of neighbouring columns, an even one and the one behind it: the second negated, then the first. Kernels of this crate
+    /// have none: [`TileError::OutOfRange`].
+    RotatePairs,
 }
 
 /// Two-operand arithmetic. Comparisons give 1.0 or 0.0.

@@ -383,6 +383,7 @@ impl<'a> Lowering<'a> {
             UnaryOp::Trunc => Unary::Trunc,
             UnaryOp::LogicalNot | UnaryOp::BitwiseNot => Unary::Not,
             UnaryOp::Isnan => Unary::IsNan,
+            UnaryOp::RotatePairs => Unary::RotatePairs,
             UnaryOp::Isinf => return self.is_infinite(a),
             UnaryOp::Sign => return self.sign(a),
             UnaryOp::Softplus => return self.softplus(a),

@@ -58,6 +58,8 @@ named_enum! {
         Isnan = "isnan",
         /// Bool result.
         Isinf = "isinf",
+        /// Of the pairs in the last dimension, the second one negated, then the first. No element by itself.
+        RotatePairs = "rotate_pairs",
     }
 }
 
@@ -442,7 +444,11 @@ impl Op {
 
     /// One element of the result depends on one element of each operand (after broadcasting).
     pub fn is_pointwise(&self) -> bool {
-        matches!(self, Op::Unary(_) | Op::Binary(_) | Op::Where | Op::Convert)
+        match self {
+            Op::Unary(op) => *op != UnaryOp::RotatePairs,
+            Op::Binary(_) | Op::Where | Op::Convert => true,
+            _ => false,
+        }
     }
 
     /// The result can be a strided view of its operand (`reshape` only where strides allow).

@@ -53,7 +53,7 @@ pub fn form_groups(graph: &Graph, ctx: &PassCtx) -> Result<Vec<Group>> {
 /// # Errors
 /// As [`form_groups`].
 pub fn form_groups_for(graph: &Graph, ctx: &PassCtx, device: &Profile) -> Result<Vec<Group>> {
-    let mut former = Former::new(graph, device, ctx.kept_bytes);
+    let mut former = Former::new(graph, device, ctx);
     for v in graph.values() {
         former.place(v);
     }
@@ -77,6 +77,7 @@ struct Former<'g> {
     /// Sizes that were traced, to compare costs at.
     sizes: Vec<i64>,
     users: Vec<Vec<ValueId>>,
+    rotates_pairs: bool,
     is_output: Vec<bool>,
     is_weight: Vec<bool>,
     group_of: Vec<Option<usize>>,
@@ -88,7 +89,7 @@ fn is_body_kind(kind: GroupKind) -> bool {
 }
 
 impl<'g> Former<'g> {
-    fn new(graph: &'g Graph, device: &'g Profile, kept_bytes: usize) -> Self {
+    fn new(graph: &'g Graph, device: &'g Profile, ctx: &PassCtx) -> Self {
         let mut is_output = vec![false; graph.nodes.len()];
         graph.outputs.iter().for_each(|o| is_output[o.index()] = true);
         Self {
@@ -96,8 +97,9 @@ impl<'g> Former<'g> {
             device,
             sizes: graph.sample_bindings().into_iter().next().unwrap_or_default(),
             users: graph.users(),
+            rotates_pairs: ctx.rotates_pairs,
             is_output,
-            is_weight: kept_values(graph, kept_bytes),
+            is_weight: kept_values(graph, ctx.kept_bytes),
             group_of: vec![None; graph.nodes.len()],
             drafts: Vec::new(),
         }
@@ -127,6 +129,7 @@ impl<'g> Former<'g> {
                 self.start(GroupKind::Weight, Some(v), v, None);
             }
             _ if op.is_pointwise() => self.place_pointwise(v),
+            Op::Unary(UnaryOp::RotatePairs) if self.rotates_pairs => self.place_pointwise(v),
             Op::ScaledDotProductAttention { .. } => {
                 self.start(GroupKind::Contraction, Some(v), v, None);
             }
@@ -178,10 +181,23 @@ impl<'g> Former<'g> {
             let d = &self.drafts[g];
             d.class == Some(class)
                 && is_body_kind(d.kind)
+                && (self.graph.op(v).is_pointwise() || self.has_rows(g))
                 && self.space(g) == self.graph.ty(v).shape
                 && self.has_room(g, 1)
         };
         hosts.filter(fits).max_by_key(|&g| (self.drafts[g].root.is_some(), self.drafts[g].position))
+    }
+
+    /// Whether kernels of a draft have all neighbours of a row at hand, so that they can rotate pairs of them.
+    fn has_rows(&self, g: usize) -> bool {
+        let d = &self.drafts[g];
+        let is_row_norm =
+            |op: &Op| matches!(op, Op::LayerNorm { normalized_ndim: 1, .. } | Op::RmsNorm { normalized_ndim: 1, .. });
+        d.kind == GroupKind::Loop || d.root.is_some_and(|root| is_row_norm(self.graph.op(root)))
+    }
+
+    fn rotates(&self, g: usize) -> bool {
+        self.drafts[g].nodes.iter().any(|n| *self.graph.op(*n) == Op::Unary(UnaryOp::RotatePairs))
     }
 
     /// The iteration space of a draft: its last node is never one that was absorbed at a smaller shape.
@@ -281,6 +297,9 @@ impl<'g> Former<'g> {
             return;
         }
         let same_space = self.space(host) == self.space(other);
+        if self.rotates(other) && !(same_space && self.has_rows(host)) {
+            return;
+        }
         // A dead value is stored by its group, and so has to fit into that.
         let leaves = |n: &ValueId| {
             self.is_output[n.index()]
@@ -526,9 +545,9 @@ impl BodyWriter<'_> {
 
 /// Arithmetic operations of a pointwise op, for each element; functions are polynomials.
 fn operations_of(op: &Op) -> f64 {
-    use UnaryOp::{Abs, Neg};
+    use UnaryOp::{Abs, Neg, RotatePairs};
     match op {
-        Op::Unary(Abs | Neg) | Op::Binary(_) | Op::Where | Op::Convert | Op::Full { .. } => 1.0,
+        Op::Unary(Abs | Neg | RotatePairs) | Op::Binary(_) | Op::Where | Op::Convert | Op::Full { .. } => 1.0,
         _ => POLYNOMIAL,
     }
 }

@@ -16,6 +16,7 @@ pub mod propagate_layout;
 pub mod recognise_activations;
 pub mod recognise_attention;
 pub mod recognise_norms;
+pub mod recognise_rotations;
 pub mod sink_views;
 pub mod split_projections;
 
@@ -44,11 +45,13 @@ pub struct PassCtx {
     pub precision: Precision,
     /// Most bytes of values that depend on weights alone and are kept between runs.
     pub kept_bytes: usize,
+    /// Loops and norms of the backend rotate pairs of neighbours.
+    pub rotates_pairs: bool,
 }
 
 impl Default for PassCtx {
     fn default() -> Self {
-        Self { precision: Precision::default(), kept_bytes: usize::MAX }
+        Self { precision: Precision::default(), kept_bytes: usize::MAX, rotates_pairs: false }
     }
 }
 
@@ -71,6 +74,7 @@ pub const PIPELINE: &[(Pass, &str)] = &[
     (recognise_norms::PASS, "before conversions and views move"),
     (recognise_activations::PASS, "before conversions and views move"),
     (recognise_attention::PASS, "after norms: query and key norms are part of no attention"),
+    (recognise_rotations::PASS, "before views of heads move"),
     (eliminate_dead_code::PASS, "what was recognised leaves its formula behind"),
     (merge_conversions::PASS, "recognisers are done with conversions; fewer values to move"),
     (split_projections::PASS, "after activations: the gate is what the pieces are split for"),

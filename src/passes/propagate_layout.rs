@@ -23,7 +23,7 @@ use super::{Pass, PassCtx};
 use crate::analysis::Layout;
 use crate::analysis::shape::reshape_blocks;
 use crate::error::Result;
-use crate::ir::{Changed, Dim, Editor, Graph, Node, Op, ReduceOp, ValueId};
+use crate::ir::{Changed, Dim, Editor, Graph, Node, Op, ReduceOp, UnaryOp, ValueId};
 
 /// This pass.
 pub const PASS: Pass = Pass { name: "propagate_layout", run };
@@ -316,6 +316,7 @@ fn renamed(op: &Op, layout: &Layout) -> Option<Op> {
         Op::Pad { before, value } => Op::Pad { before: layout.to_physical(before), value: *value },
         Op::Flip { dims } => Op::Flip { dims: dims.iter().map(|d| layout.place(*d)).collect() },
         Op::Expand => Op::Expand,
+        Op::Unary(UnaryOp::RotatePairs) if layout.place(rank - 1) + 1 == rank => op.clone(),
         Op::Cumsum { dim } => Op::Cumsum { dim: layout.place(*dim) },
         // Kernels walk rows: what is normalised over is the last dimension.
         Op::Softmax { dim } if layout.place(*dim) + 1 == rank => Op::Softmax { dim: rank - 1 },

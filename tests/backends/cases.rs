@@ -267,6 +267,19 @@ pub const CASES: &[Case] = cases! {
     "rms_norm" 64 ["x: T[s0,s1,24]", "w @ T[24]", "y = T[s0,s1,24] rms_norm(x, w) {normalized_ndim=1, eps=1e-6}"]
     "rms_norm without weight" 64 ["x: T[s0,s1,24]", "y = T[s0,s1,24] rms_norm(x) {normalized_ndim=1, eps=1e-6}"]
 
+    // -- rotations of pairs --------------------------------------------------------------------------------------------------------
+    "rotate_pairs" 1 ["x: T[s0,s1,6]", "y = T[s0,s1,6] rotate_pairs(x)"]
+    "rotate_pairs in a loop" 4 ["x: T[s0,s1,16]", "c: f32[s1,16]", "s: f32[s1,16]", "r = T[s0,s1,16] rotate_pairs(x)", "p = f32[s0,s1,16] mul(x, c)", "q = f32[s0,s1,16] mul(r, s)", "a = f32[s0,s1,16] add(p, q)", "y = T[s0,s1,16] convert(a)"]
+    "rotate_pairs behind a norm" 64 ["x: T[s0,s1,4,16]", "w @ T[16]", "c: f32[s1,1,16]", "s: f32[s1,1,16]", "n = T[s0,s1,4,16] rms_norm(x, w) {normalized_ndim=1, eps=1e-6}", "r = T[s0,s1,4,16] rotate_pairs(n)", "p = f32[s0,s1,4,16] mul(n, c)", "q = f32[s0,s1,4,16] mul(r, s)", "a = f32[s0,s1,4,16] add(p, q)", "y = T[s0,s1,4,16] convert(a)"]
+    "rotate_pairs behind a norm of few columns" 64 ["x: T[s0,s1,10]", "n = T[s0,s1,10] layer_norm(x) {normalized_ndim=1, eps=1e-6}", "r = T[s0,s1,10] rotate_pairs(n)", "y = T[s0,s1,10] add(r, x)"]
+    "rotate_pairs of what begins anywhere" 1 ["x: T[s0,s1,7]", "z = T[s0,s1,6] slice(x) {dim=2, start=1, step=1}", "r = T[s0,s1,6] rotate_pairs(z)", "y = T[s0,s1,6] add(r, z)"]
+    "rotate_pairs twice" 1 ["x: T[s0,s1,8]", "r = T[s0,s1,8] rotate_pairs(x)", "a = T[s0,s1,8] abs(r)", "y = T[s0,s1,8] rotate_pairs(a)"]
+    "rotate_pairs of a product" 64 ["x: T[s0,s1,24]", "w @ T[8,24]", "p = T[s0,s1,8] linear(x, w)", "r = T[s0,s1,8] rotate_pairs(p)", "y = T[s0,s1,8] add(r, p)"]
+    "rotate_pairs of rows that are expanded" 1 ["x: T[s1,8]", "e = T[s0,s1,8] expand(x)", "y = T[s0,s1,8] rotate_pairs(e)"]
+    "rotate_pairs of a weight" 1 ["x: T[s0,s1,8]", "w @ T[8]", "r = T[8] rotate_pairs(w)", "y = T[s0,s1,8] mul(x, r)"]
+    "rotate_pairs in another order" 1 ["x: T[s0,4,s1,8]", "t = T[s0,s1,4,8] permute(x) {dims=[0, 2, 1, 3]}", "r = T[s0,s1,4,8] rotate_pairs(t)", "y = T[s0,s1,4,8] add(r, t)"]
+    "pairs that are joined" 1 ["x: T[s0,s1,8]", "p = T[s0,s1,4,2] reshape(x)", "a = T[s0,s1,4,1] slice(p) {dim=3, start=0, step=1}", "b = T[s0,s1,4,1] slice(p) {dim=3, start=1, step=1}", "n = T[s0,s1,4,1] neg(b)", "c = T[s0,s1,4,2] cat(n, a) {dim=3}", "r = T[s0,s1,8] reshape(c)", "y = T[s0,s1,8] sub(x, r)"]
+
     // -- windows -------------------------------------------------------------------------------------------------------------------
     "upsample_nearest" 1 ["x: T[s0,3,s1,5]", "y = T[s0,3,2*s1,10] upsample_nearest(x) {first_dim=2, scales=[2.0, 2.0], exact=false}"]
     "upsample_nearest to a size" 1 ["x: T[s0,3,s1,5]", "y = T[s0,3,7,3] upsample_nearest(x) {first_dim=2, scales=[0.0, 0.0], exact=false}"]

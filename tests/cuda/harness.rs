@@ -48,7 +48,7 @@ impl OnDevice {
         weights: &[interp::Tensor],
         options: PlanOptions,
     ) -> Self {
-        let ctx = PassCtx { precision, ..PassCtx::default() };
+        let ctx = PassCtx { precision, rotates_pairs: true, ..PassCtx::default() };
         let optimized = passes::run_pipeline(graph.clone(), &ctx, &mut |_, _, _, _| {}).unwrap();
         let groups = passes::form_groups(&optimized, &ctx).unwrap();
         let plan = Arc::new(plan::build(Arc::new(optimized), groups, &cuda.target(), options).unwrap());

@@ -151,6 +151,7 @@ fn single_assignment(program: &TileProgram) -> Result<Vec<Node>, TileError> {
                 };
                 (Some(dst), node)
             }
+            Instr::Unary { op: Unary::RotatePairs, .. } => return Err(TileError::OutOfRange { at }),
             Instr::Unary { dst, op, a } => (Some(dst), Node::Unary(Op1::Plain(op), read(a)?)),
             Instr::Binary { dst, op, a, b } => {
                 let (a, b) = (read(a)?, read(b)?);

@@ -625,6 +625,7 @@ pub(super) fn unary_fn(isa: Isa, op: Op1, past: bool) -> OpFn {
             Unary::RoundEven => pick_unary::<RoundEven, false>(isa),
             Unary::Not => pick_unary::<Not, false>(isa),
             Unary::IsNan => pick_unary::<IsNan, false>(isa),
+            Unary::RotatePairs => unreachable!("programs with it are not prepared"),
         },
         Op1::RoundF16 => pick_unary::<RoundF16, false>(isa),
         Op1::RoundBf16 => pick_unary::<RoundBf16, false>(isa),

@@ -46,6 +46,8 @@ pub struct Launch {
     pub args: Vec<Arg>,
     /// Number of blocks and threads.
     pub grid: Grid,
+    /// Neighbours that a thread of the other form handles.
+    pub least: usize,
     /// What the vector form asks, if there is one.
     pub vector: Option<Vector>,
     /// The kernel's operands.
@@ -249,11 +251,12 @@ impl Lowering<'_> {
     /// A launch of `kernel`, whose text is kept once.
     fn launch(&mut self, kernel: Text, places: Vec<Place>) -> Launch {
         let (args, grid, vector) = (kernel.args.clone(), kernel.grid.clone(), kernel.vector.clone());
+        let least = kernel.least;
         let at = *self.index.entry(kernel.name.clone()).or_insert_with(|| {
             self.kernels.push(kernel);
             self.kernels.len() - 1
         });
-        Launch { kernel: at, args, grid, vector, places, few_rows: None }
+        Launch { kernel: at, args, grid, least, vector, places, few_rows: None }
     }
 
     fn refuse<T>(&self, step: &Step, why: &str) -> Result<T> {

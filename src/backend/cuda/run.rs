@@ -450,7 +450,7 @@ impl Maker<'_> {
 
     /// A launch with numbers; `None` where there is nothing to do.
     fn call(&self, at: usize, launch: &Launch, first: usize) -> Result<Option<Call>> {
-        let Some(plain) = launch.grid.geometry(self.bindings, 1)? else { return Ok(None) };
+        let Some(plain) = launch.grid.geometry(self.bindings, launch.least)? else { return Ok(None) };
         Ok(Some(Call {
             step: at,
             entry: self.program.entries[launch.kernel],

@@ -108,6 +108,7 @@ pub(super) struct Operands<'a> {
 /// Loads, arithmetic, stores.
 pub(super) fn emit(w: &mut Writer, o: &Operands<'_>) {
     let (program, v, col) = (o.fused.program, o.width, o.col);
+    let (load, store) = if rotates(program) { ("load_pairs", "store_pairs") } else { ("load", "store") };
     let loads = o.fused.loads.len();
     for (i, view) in o.fused.loads.iter().enumerate() {
         if o.at_hand.as_ref().is_some_and(|(at, _)| *at == i) {
@@ -119,7 +120,7 @@ pub(super) fn emit(w: &mut Writer, o: &Operands<'_>) {
         w.line(format!("float a{i}[{v}];"));
         let line = match stride.as_constant() {
             Some(0) => format!("load_one<{v}>(a{i}, {at});"),
-            Some(1) => format!("load<{v}>(a{i}, {at} + {col});"),
+            Some(1) => format!("{load}<{v}>(a{i}, {at} + {col});"),
             _ => {
                 let stride = w.size(stride);
                 format!("load_strided<{v}>(a{i}, {at} + (i64){col} * {stride}, {stride});")
@@ -130,16 +131,13 @@ pub(super) fn emit(w: &mut Writer, o: &Operands<'_>) {
     for i in 0..o.fused.stores.len() {
         w.line(format!("float y{i}[{v}];"));
     }
-    w.line("#pragma unroll");
-    w.line(format!("for (int j = 0; j < {v}; ++j) {{"));
     emit_arithmetic(w, program, o);
-    w.line("}");
     for (i, view) in o.fused.stores.iter().enumerate() {
         let at = loads + i;
         let p = w.pointer(o.first + at, view.dtype, true);
         let (offset, stride) = (&o.offsets[at], &o.columns[at]);
         let line = match stride.as_constant() {
-            Some(1) => format!("store<{v}>({p} + {offset} + {col}, y{i});"),
+            Some(1) => format!("{store}<{v}>({p} + {offset} + {col}, y{i});"),
             _ => {
                 let stride = w.size(stride);
                 format!("store_strided<{v}>({p} + {offset} + (i64){col} * {stride}, {stride}, y{i});")
@@ -149,11 +147,47 @@ pub(super) fn emit(w: &mut Writer, o: &Operands<'_>) {
     }
 }
 
+/// Whether a program rotates pairs of neighbours: a thread needs both.
+pub(super) fn rotates(program: &TileProgram) -> bool {
+    program.instrs.iter().any(|instr| matches!(instr, Instr::Unary { op: Unary::RotatePairs, .. }))
+}
+
+/// Neighbours that a thread has at least.
+pub(super) fn least_width(program: &TileProgram) -> usize {
+    if rotates(program) { 2 } else { 1 }
+}
+
+/// One loop over a thread's neighbours; where they are rotated, one before and one behind that, and all values are kept.
 fn emit_arithmetic(w: &mut Writer, program: &TileProgram, o: &Operands<'_>) {
+    let (v, keeps) = (o.width, rotates(program));
+    let open = |w: &mut Writer| {
+        w.line("#pragma unroll");
+        w.line(format!("for (int j = 0; j < {v}; ++j) {{"));
+    };
     let is_fast = program.stores.iter().all(|t| matches!(t, KernelType::F16 | KernelType::BF16));
     let mut named: Vec<String> = vec![String::new(); oxidiff_kernels::tile::MAX_REGS];
+    if keeps {
+        // The numbers of instructions whose values are kept.
+        for (at, instr) in program.instrs.iter().enumerate() {
+            if !matches!(instr, Instr::Store { .. }) {
+                w.line(format!("float t{at}[{v}];"));
+            }
+        }
+    }
+    open(w);
     for (at, instr) in program.instrs.iter().enumerate() {
         let r = |reg: u8| named[reg as usize].as_str();
+        if let Instr::Unary { dst, op: Unary::RotatePairs, a } = *instr {
+            let from = r(a).trim_end_matches("[j]").to_owned();
+            w.line("}");
+            w.line("#pragma unroll");
+            w.line(format!("for (int j = 0; j < {v}; j += 2) {{"));
+            w.line(format!("t{at}[j] = -{from}[j + 1]; t{at}[j + 1] = {from}[j];"));
+            w.line("}");
+            open(w);
+            named[dst as usize] = format!("t{at}[j]");
+            continue;
+        }
         let (dst, word, value) = match *instr {
             Instr::Load { dst, src } => match src {
                 Source::Acc => (dst, "acc".to_owned(), o.acc.unwrap_or("0.0f").to_owned()),
@@ -185,10 +219,12 @@ fn emit_arithmetic(w: &mut Writer, program: &TileProgram, o: &Operands<'_>) {
                 continue;
             }
         };
-        let name = format!("t{at}_{word}");
-        w.line(format!("const float {name} = {value};"));
+        let name = if keeps { format!("t{at}[j]") } else { format!("t{at}_{word}") };
+        let kind = if keeps { "" } else { "const float " };
+        w.line(format!("{kind}{name} = {value};"));
         named[dst as usize] = name;
     }
+    w.line("}");
 }
 
 /// A constant of C.
@@ -206,6 +242,8 @@ fn unary(op: Unary, a: &str, is_fast: bool) -> (&'static str, String) {
     let call = |word: &'static str, name: &str| (word, format!("{name}({a})"));
     match op {
         Unary::Neg => ("neg", format!("-{a}")),
+        // Is no matter of one element.
+        Unary::RotatePairs => ("rotate", a.to_owned()),
         Unary::Abs => call("abs", "m_abs"),
         Unary::Exp if is_fast => call("exp", "__expf"),
         Unary::Exp => call("exp", "m_exp"),

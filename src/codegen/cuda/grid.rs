@@ -49,14 +49,17 @@ pub enum Grid {
         /// Shared memory of a warp.
         floats: Dim,
     },
-    /// A block per chunk of an image's pixels, with two f32 of shared memory per channel.
+    /// A block per chunk of an image's pixels and slice of its channels, with two f32 of shared memory per channel of a slice,
+    /// and for each thread two per neighbour and one more.
     Chunks {
         /// Images.
         batch: Dim,
         /// Pixels of an image.
         pixels: Dim,
-        /// Channels.
+        /// Channels of the largest slice.
         channels: Dim,
+        /// Slices of the channels.
+        slices: i64,
     },
     /// Results that are folded from many terms each: a power of two of threads per result, along the block's first axis.
     Folds {
@@ -172,13 +175,14 @@ impl Grid {
                 let warps = fitting.min(8);
                 plain(at(count)?.div_ceil(warps), warps as u32 * WARP, (bytes * warps) as u32)
             }
-            Grid::Chunks { batch, pixels, channels } => {
+            Grid::Chunks { batch, pixels, channels, slices } => {
                 let (images, channels) = (at(batch)?, at(channels)?);
-                let bytes = channels.saturating_mul(8);
+                let bytes = chunk_bytes(channels, width);
                 if bytes > u64::from(SHARED_BYTES) {
                     return Err(Error::invalid(format!("a group norm over {channels} channels has no kernel")));
                 }
-                plain(images * chunk_count(at(pixels)?), THREADS, bytes as u32)
+                let slices = slices.unsigned_abs();
+                plain(images.saturating_mul(chunk_count(at(pixels)?)).saturating_mul(slices), THREADS, bytes as u32)
             }
             Grid::Folds { results, terms } => {
                 let (results, terms) = (at(results)?, at(terms)?);
@@ -214,6 +218,11 @@ fn fold_fits(count: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!("a reduction over {count} elements at once has no kernel on a GPU")))
+}
+
+/// Shared memory of a block that has a chunk of pixels and this many channels, `width` neighbours to a thread.
+pub(super) fn chunk_bytes(channels: u64, width: usize) -> u64 {
+    channels.saturating_mul(8).saturating_add(u64::from(THREADS) * (2 * width as u64 + 1) * 4)
 }
 
 /// Shared memory in which a row of `cols` f32 is kept; 0 where it does not fit, which is what the kernel asks.

@@ -115,6 +115,8 @@ pub struct Kernel {
     pub args: Vec<Arg>,
     /// Number of blocks and threads.
     pub grid: Grid,
+    /// Neighbours that a thread of the other form handles.
+    pub least: usize,
     /// The vector form, if there is one.
     pub vector: Option<Vector>,
 }

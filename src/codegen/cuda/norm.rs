@@ -6,8 +6,8 @@
 //! lanes read their packs again. Moments are joined by Chan's formula, never as
 //! `E[x^2] - E[x]^2` over more values than one thread has seen, and those are shifted by the first of them.
 
-use super::body::{Operands, Space, emit, result_type, vector};
-use super::grid::CACHED_COLS;
+use super::body::{Operands, Space, emit, least_width, result_type, rotates, vector};
+use super::grid::{CACHED_COLS, SHARED_BYTES, chunk_bytes};
 use super::writer::Writer;
 use super::{Arg, Fused, Grid, Kernel, Provenance, THREADS, Vector, View};
 use crate::ir::{DType, Dim};
@@ -41,6 +41,26 @@ fn part(from: &Provenance, name: &str) -> Provenance {
     Provenance { ops: vec![name.to_owned()], lines: from.lines.clone() }
 }
 
+/// Channels that a block of a group norm's moments is given, more or less.
+const SLICE_CHANNELS: i64 = 256;
+/// Neighbours that a thread of such a block handles at most.
+const MOST_WIDTH: i64 = 8;
+
+/// Groups of a slice: as many as have about [`SLICE_CHANNELS`], beginning where packs of neighbours do; all where the channels
+/// are not known.
+fn slice_groups(channels: Option<i64>, groups: i64) -> i64 {
+    let Some(wide) = channels.filter(|c| c % groups == 0).map(|c| (c / groups).max(1)) else { return groups };
+    // Groups until one begins at a multiple of `MOST_WIDTH` channels, a power of two.
+    let unit = MOST_WIDTH >> wide.trailing_zeros().min(MOST_WIDTH.trailing_zeros());
+    if groups % unit != 0 {
+        return groups;
+    }
+    let most = (SLICE_CHANNELS / (wide * unit)).max(1) * unit;
+    let slices = (groups + most - 1) / most;
+    // The same number of slices, of about one size.
+    ((groups + slices * unit - 1) / (slices * unit) * unit).min(groups)
+}
+
 fn lower_moments(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     let (x, rank) = (norm.x, norm.x.shape.len());
     let (channels, pixels) = (&x.shape[rank - 1], pixels_of(x));
@@ -50,68 +70,121 @@ fn lower_moments(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
         0,
     );
     let pixel_stride = spatial.strides[0].last().cloned().unwrap_or_default();
+    let slice = slice_groups(channels.as_constant(), norm.groups);
+    let slices = (norm.groups + slice - 1) / slice.max(1);
     let mut w = Writer::new();
     let (p, to) = (w.pointer(0, x.dtype, false), w.pointer(1, DType::F32, true));
     let (c, n, stride, image) = (w.size(channels), w.size(&pixels), w.size(&pixel_stride), w.size(&x.strides[0]));
-    let groups = w.size(&norm.groups.into());
+    let (groups, slice_words, slices_word) = (
+        w.size(&norm.groups.into()),
+        w.integer("slice", Arg::Size(slice.into())),
+        w.integer("slices", Arg::Size(slices.into())),
+    );
     let chunk = w.integer("chunk", Arg::Chunk(pixels.clone()));
     let chunks = w.integer("chunks", Arg::Chunks(pixels.clone()));
     w.lines(&format!(
-        "OX_DYNAMIC_SHARED(float, means);
-        float* squares = means + {c};
-        const u32 batch = blockIdx.x / (u32){chunks}, at = blockIdx.x % (u32){chunks};
+        "OX_DYNAMIC_SHARED(float, joined);
+        const u32 wide = (u32){c} / (u32){groups}, room = (u32){slice_words} * wide;
+        // Mean and sum of squared deviations of this many packs, and their counts; then of every channel.
+        float* means = joined + blockDim.x * (2 * V + 1);
+        float* squares = means + room;
+        const u32 first_group = blockIdx.x % (u32){slices_word} * (u32){slice_words}, of_image = blockIdx.x / (u32){slices_word};
+        const u32 batch = of_image / (u32){chunks}, at = of_image % (u32){chunks};
+        const u32 own_groups = (u32){groups} - first_group < (u32){slice_words} ? (u32){groups} - first_group : (u32){slice_words};
         const u32 first = at * (u32){chunk};
         const u32 count = (u32){n} - first < (u32){chunk} ? (u32){n} - first : (u32){chunk};
-        const u32 packs = (u32){c} / V, across = packs < blockDim.x ? packs : blockDim.x, down = blockDim.x / across;
+        const u32 packs = own_groups * wide / V, across = packs < blockDim.x ? packs : blockDim.x, down = blockDim.x / across;
         const u32 x = threadIdx.x % across, y = threadIdx.x / across;
-        // Values that this thread sees, and those that the threads above it have seen.
-        const u32 own = y < down && y < count ? (count - y - 1) / down + 1 : 0;
-        const u32 before = count / down * y + (count % down < y ? count % down : y);
-        const float inverse = own ? 1.0f / (float)own : 0.0f;
+        u32 half = 1;
+        while (half < down) half *= 2;
         for (u32 base = 0; base < packs; base += across) {{
         const u32 pack = base + x;
-        float shift[V], sum[V], square[V];
+        // Values that this thread sees, shifted by the first of them.
+        const u32 own = y < down && pack < packs && y < count ? (count - y - 1) / down + 1 : 0;
+        float seen = (float)own;
+        float mean[V], m2[V];
         #pragma unroll
         for (int j = 0; j < V; ++j) {{
-        shift[j] = 0.0f; sum[j] = 0.0f; square[j] = 0.0f;
+        mean[j] = 0.0f; m2[j] = 0.0f;
         }}
-        if (own && pack < packs) {{
-        const auto* from = {p} + (i64)batch * {image} + (i64)(first + y) * {stride} + pack * V;
+        if (own) {{
+        float shift[V];
+        const auto* from = {p} + (i64)batch * {image} + (i64)(first + y) * {stride} + first_group * wide + pack * V;
         load<V>(shift, from);
-        for (u32 at = 0; at < own; ++at) {{
+        #pragma unroll 4
+        for (u32 at = 1; at < own; ++at) {{
         float a[V];
         load<V>(a, from + (i64)(at * down) * {stride});
         #pragma unroll
         for (int j = 0; j < V; ++j) {{
         const float d = a[j] - shift[j];
-        sum[j] += d; square[j] += d * d;
+        mean[j] += d; m2[j] += d * d;
         }}
         }}
-        }}
-        for (u32 turn = 0; turn < down; ++turn) {{
-        if (y == turn && pack < packs) {{
+        const float inverse = 1.0f / seen;
         #pragma unroll
         for (int j = 0; j < V; ++j) {{
-        const float mean_own = shift[j] + sum[j] * inverse, m2_own = m_max(square[j] - sum[j] * sum[j] * inverse, 0.0f);
-        float seen = (float)before, mean = turn ? means[pack * V + j] : 0.0f, m2 = turn ? squares[pack * V + j] : 0.0f;
-        join_moments(seen, mean, m2, (float)own, mean_own, m2_own);
-        means[pack * V + j] = mean; squares[pack * V + j] = m2;
+        const float sum = mean[j];
+        mean[j] = shift[j] + sum * inverse; m2[j] = m_max(m2[j] - sum * sum * inverse, 0.0f);
+        }}
+        }}
+        // The threads below join those above them.
+        for (u32 step = half / 2; step; step >>= 1) {{
+        float* mine = joined + threadIdx.x * (2 * V + 1);
+        if (y >= step && y < 2 * step && y < down) {{
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        mine[j] = mean[j]; mine[V + j] = m2[j];
+        }}
+        mine[2 * V] = seen;
+        }}
+        __syncthreads();
+        if (y < step && y + step < down) {{
+        const float* other = mine + step * across * (2 * V + 1);
+        const float total = seen + other[2 * V], share = total == 0.0f ? 0.0f : other[2 * V] / total;
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        const float delta = other[j] - mean[j];
+        mean[j] += delta * share; m2[j] += other[V + j] + delta * delta * seen * share;
+        }}
+        seen = total;
+        }}
+        }}
+        if (y == 0 && pack < packs) {{
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        means[pack * V + j] = mean[j]; squares[pack * V + j] = m2[j];
         }}
         }}
         __syncthreads();
         }}
+        // A warp for each group, whose channels have all seen as many values.
+        const u32 lane = threadIdx.x & 31;
+        for (u32 group = threadIdx.x >> 5; group < own_groups; group += blockDim.x >> 5) {{
+        float sum = 0.0f;
+        for (u32 channel = lane; channel < wide; channel += 32) sum += means[group * wide + channel];
+        const float mean = warp_sum(sum) / (float)wide;
+        float m2 = 0.0f;
+        for (u32 channel = lane; channel < wide; channel += 32) {{
+        const float delta = means[group * wide + channel] - mean;
+        m2 += squares[group * wide + channel] + (float)count * delta * delta;
         }}
-        const u32 wide = (u32){c} / (u32){groups};
-        for (u32 group = threadIdx.x; group < (u32){groups}; group += blockDim.x) {{
-        float seen = 0.0f, mean = 0.0f, m2 = 0.0f;
-        for (u32 channel = group * wide; channel < (group + 1) * wide; ++channel)
-        join_moments(seen, mean, m2, (float)count, means[channel], squares[channel]);
-        float* out = {to} + (((i64)batch * {chunks} + at) * {groups} + group) * 3;
-        out[0] = seen; out[1] = mean; out[2] = m2;
+        m2 = warp_sum(m2);
+        if (lane == 0) {{
+        float* out = {to} + (((i64)batch * {chunks} + at) * {groups} + first_group + group) * 3;
+        out[0] = (float)count * (float)wide; out[1] = mean; out[2] = m2;
+        }}
         }}"
     ));
-    let grid = Grid::Chunks { batch: x.shape[0].clone(), pixels, channels: channels.clone() };
-    let width = (16 / x.dtype.size_bytes()).min(8);
+    let room = match channels.as_constant() {
+        Some(c) if slice < norm.groups => Dim::constant(c / norm.groups * slice),
+        _ => channels.clone(),
+    };
+    let grid = Grid::Chunks { batch: x.shape[0].clone(), pixels, channels: room.clone(), slices };
+    let width = (16 / x.dtype.size_bytes()).min(MOST_WIDTH as usize);
+    // One at a time needs the least shared memory.
+    let fits = room.as_constant().is_none_or(|room| chunk_bytes(room.unsigned_abs(), width) <= u64::from(SHARED_BYTES));
+    let width = if fits { width } else { 1 };
     let vector = Vector {
         width,
         cols: channels.clone(),
@@ -187,9 +260,9 @@ fn row_space<'v>(fused_space: &[Dim], views: impl IntoIterator<Item = &'v View>)
     (space, rows, cols, columns)
 }
 
-fn load_row(w: &mut Writer, pointer: &str, offset: &str, stride: &Dim) -> String {
+fn load_row(w: &mut Writer, load: &str, pointer: &str, offset: &str, stride: &Dim) -> String {
     match stride.as_constant() {
-        Some(1) => format!("load<V>(x, {pointer} + {offset} + col);"),
+        Some(1) => format!("{load}<V>(x, {pointer} + {offset} + col);"),
         _ => {
             let stride = w.size(stride);
             format!("load_strided<V>(x, {pointer} + {offset} + (i64)col * {stride}, {stride});")
@@ -234,7 +307,8 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     let eps = w.float(norm.eps as f32);
     open_rows(&mut w, &count, &n);
     let offsets = space.emit_offsets(&mut w, "row", 1, "");
-    let load = load_row(&mut w, &p, &offsets[0], &columns[0]);
+    let load = if rotates(fused.program) { "load_pairs" } else { "load" };
+    let load = load_row(&mut w, load, &p, &offsets[0], &columns[0]);
     w.line("float sum = 0.0f;");
     if norm.centred {
         pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) sum += x[j];");
@@ -264,7 +338,8 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     let own = Space { sizes: space.sizes.clone(), strides: space.strides[1..].to_vec() };
     let mut vector = vector(&fused, &own, 1, &cols);
     with_operand(&mut vector, 0, norm.x, &space.strides[0]);
-    w.finish_vector(from, result_type(&fused), Grid::Rows { rows, cols }, THREADS, vector)
+    let widths = (least_width(fused.program), vector);
+    w.finish_pairs(from, result_type(&fused), Grid::Rows { rows, cols }, THREADS, widths)
 }
 
 /// Adds an operand of unit columns to what a vector form asks.
@@ -283,7 +358,7 @@ pub fn lower_softmax(x: &View, out: &View, from: &Provenance) -> Kernel {
     let count = w.size(&rows);
     open_rows(&mut w, &count, &n);
     let offsets = space.emit_offsets(&mut w, "row", 1, "");
-    let load = load_row(&mut w, &p, &offsets[0], &columns[0]);
+    let load = load_row(&mut w, "load", &p, &offsets[0], &columns[0]);
     w.line("float most = __uint_as_float(0xff800000u);");
     pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) most = m_max(most, x[j]);");
     w.line("}");

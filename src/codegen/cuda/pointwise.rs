@@ -1,6 +1,6 @@
 //! Pointwise loops: a thread per pack of neighbouring columns.
 
-use super::body::{Operands, Space, emit, result_type, vector};
+use super::body::{Operands, Space, emit, least_width, result_type, vector};
 use super::writer::Writer;
 use super::{Fused, Grid, Kernel, Provenance, THREADS};
 use crate::ir::Dim;
@@ -35,5 +35,6 @@ pub fn lower_loop(fused: Fused<'_>, from: &Provenance) -> Kernel {
     };
     emit(&mut w, &operands);
     let vector = vector(&fused, &space, 0, &cols);
-    w.finish_vector(from, result_type(&fused), Grid::Packs { rows, cols }, THREADS, vector)
+    let widths = (least_width(fused.program), vector);
+    w.finish_pairs(from, result_type(&fused), Grid::Packs { rows, cols }, THREADS, widths)
 }

@@ -179,6 +179,15 @@ template <int V, class T> OX_FN void store_strided(T* to, i64 stride, const floa
 #pragma unroll
     for (int j = 0; j < V; ++j) to[j * stride] = narrow<T>(from[j]);
 }
+// Where a thread has two neighbours, their address need be a multiple of one element's size only.
+template <int V, class T> OX_FN void load_pairs(float (&to)[V], const T* from) {
+    if (V == 2) load_strided<V>(to, from, 1);
+    else load<V>(to, from);
+}
+template <int V, class T> OX_FN void store_pairs(T* to, const float (&from)[V]) {
+    if (V == 2) store_strided<V>(to, 1, from);
+    else store<V>(to, from);
+}
 
 // --- arithmetic that has no name in CUDA C -----------------------------------------------------------------------------
 

@@ -206,6 +206,13 @@ impl Scalar<'_> {
                 let (start, step) = (self.w.size(start), self.w.size(step));
                 self.give(value, &format!("{start} + i0 * {step}"));
             }
+            Op::Unary(UnaryOp::RotatePairs) => {
+                let last = rank - 1;
+                let mut indices = all;
+                indices[last] = format!("(i{last} ^ 1)");
+                let element = self.at(inputs[0], &indices)?;
+                self.give(value, &format!("i{last} & 1 ? {element} : -{element}"));
+            }
             Op::Unary(op) => self.unary(value, *op, inputs[0], rank)?,
             Op::Binary(op) => self.binary(value, *op, &inputs, rank)?,
             Op::Where => {
@@ -810,6 +817,7 @@ fn float_unary(op: UnaryOp, x: &str) -> String {
         UnaryOp::BitwiseNot => format!("!({x} != 0)"),
         UnaryOp::Isnan => format!("m_isnan({x})"),
         UnaryOp::Isinf => format!("m_isinf({x})"),
+        UnaryOp::RotatePairs => unreachable!("it is no matter of one element"),
     }
 }
 
@@ -839,7 +847,8 @@ fn int_unary(op: UnaryOp, x: &str, dtype: DType) -> String {
         | UnaryOp::Erf
         | UnaryOp::Softplus
         | UnaryOp::Isnan
-        | UnaryOp::Isinf => "0".to_owned(),
+        | UnaryOp::Isinf
+        | UnaryOp::RotatePairs => "0".to_owned(),
     }
 }
 

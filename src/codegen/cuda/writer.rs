@@ -100,10 +100,22 @@ impl Writer {
 
     /// A kernel whose body is a template over `V`, the number of neighbours a thread handles.
     pub fn finish_vector(self, from: &Provenance, dtype: DType, grid: Grid, threads: u32, vector: Vector) -> Kernel {
+        self.finish_pairs(from, dtype, grid, threads, (1, vector))
+    }
+
+    /// The same where a thread has at least as many neighbours as are said.
+    pub fn finish_pairs(
+        self,
+        from: &Provenance,
+        dtype: DType,
+        grid: Grid,
+        threads: u32,
+        (least, vector): (usize, Vector),
+    ) -> Kernel {
         let (params, names) = (self.params.join(", "), self.names.join(", "));
         let mut body = format!("template <int V> OX_FN void {NAME}_body({params}) {{\n{}\n}}\n", self.lines.join("\n"));
-        for (suffix, width) in [("", 1), ("_v", vector.width)] {
-            if width == 1 && !suffix.is_empty() {
+        for (suffix, width) in [("", least), ("_v", vector.width)] {
+            if width <= least && !suffix.is_empty() {
                 continue;
             }
             body += &format!(
@@ -111,8 +123,8 @@ impl Writer {
                  {NAME}_body<{width}>({names});\n}}\n"
             );
         }
-        let vector = Some(vector).filter(|v| v.width > 1);
-        named(body, from, dtype, self.args, grid, vector)
+        let vector = Some(vector).filter(|v| v.width > least);
+        Kernel { least, ..named(body, from, dtype, self.args, grid, vector) }
     }
 }
 
@@ -127,5 +139,5 @@ fn named(body: String, from: &Provenance, dtype: DType, args: Vec<Arg>, grid: Gr
     ops.truncate(NAMED_OPS);
     let name = format!("{}_{}_{}", ops.join("_"), dtype.name(), &hash[..8]);
     let header: String = from.lines.iter().map(|line| format!("// {line}\n")).collect();
-    Kernel { text: format!("{header}{}", body.replace(NAME, &name)), name, args, grid, vector }
+    Kernel { text: format!("{header}{}", body.replace(NAME, &name)), name, args, grid, least: 1, vector }
 }

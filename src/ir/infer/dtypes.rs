@@ -86,7 +86,8 @@ fn check_unary(op: UnaryOp, operand: DType, result: DType) -> Check {
             expect(result != DType::Bool, "the result must be a number")?;
             check_no_float_to_int(&[operand], result)
         }
-        U::Exp
+        U::RotatePairs
+        | U::Exp
         | U::Log
         | U::Sin
         | U::Cos

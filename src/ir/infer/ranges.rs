@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::Check;
 use crate::ir::dim::Dim;
-use crate::ir::op::{Op, ReduceOp, ValueType};
+use crate::ir::op::{Op, ReduceOp, UnaryOp, ValueType};
 
 /// How many operands an op has.
 pub fn arity(op: &Op) -> RangeInclusive<usize> {
@@ -73,12 +73,12 @@ pub(crate) fn check_attributes(op: &Op, ranks: &[usize]) -> Check {
         | Op::Constant { .. }
         | Op::Full { .. }
         | Op::SizeOf { .. }
-        | Op::Unary(_)
         | Op::Binary(_)
         | Op::Where
         | Op::Convert
         | Op::Reshape
         | Op::Expand => Ok(()),
+        Op::Unary(op) => expect(*op != UnaryOp::RotatePairs || rank > 0, || "a number has no pairs".to_owned()),
         Op::Arange { step, .. } => expect(!step.is(0), || "step 0".to_owned()),
         Op::Permute { dims } => {
             expect(dims.len() == rank, || format!("{} dimensions named of {rank}", dims.len()))?;
@@ -168,7 +168,6 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
         | Op::Parameter { .. }
         | Op::Constant { .. }
         | Op::Full { .. }
-        | Op::Unary(_)
         | Op::Binary(_)
         | Op::Where
         | Op::Convert
@@ -182,6 +181,10 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
         | Op::Matmul
         | Op::LayerNorm { .. }
         | Op::RmsNorm { .. } => Ok(()),
+        Op::Unary(op) => {
+            let is_even = result.last().is_some_and(|n| n % 2 == 0);
+            expect(*op != UnaryOp::RotatePairs || is_even, || format!("no pairs in the last dimension of {result:?}"))
+        }
         Op::SizeOf { size } => eval(size).map(drop),
         Op::Arange { start, step } => {
             expect(result.len() == 1, || "arange has one dimension".to_owned())?;

@@ -42,6 +42,11 @@ pub(super) fn unary(op: UnaryOp, x: &Tensor, dtype: DType, shape: &[i64]) -> Che
         let values: Vec<i64> = x.to_f64().into_iter().map(|v| i64::from(test(v))).collect();
         return Ok(Tensor::of_ints(dtype, shape, &values));
     }
+    if op == UnaryOp::RotatePairs {
+        let values = x.to_compute(dtype.compute());
+        let rotated: Vec<f64> = values.chunks_exact(2).flat_map(|pair| [-pair[1], pair[0]]).collect();
+        return Ok(Tensor::of_floats(dtype, shape, &rotated));
+    }
     if dtype.is_float() {
         let f = float_unary(op);
         let values: Vec<f64> = x.to_compute(dtype.compute()).into_iter().map(f).collect();
@@ -86,6 +91,7 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
         UnaryOp::LogicalNot | UnaryOp::BitwiseNot | UnaryOp::Isnan | UnaryOp::Isinf => {
             unreachable!("has no float result: ir/infer")
         }
+        UnaryOp::RotatePairs => unreachable!("it is no matter of one element"),
     }
 }
 
@@ -114,7 +120,8 @@ fn int_unary(op: UnaryOp, dtype: DType) -> fn(i64) -> i64 {
         | UnaryOp::Softplus
         | UnaryOp::LogicalNot
         | UnaryOp::Isnan
-        | UnaryOp::Isinf => unreachable!("has no integer result: ir/infer"),
+        | UnaryOp::Isinf
+        | UnaryOp::RotatePairs => unreachable!("has no integer result: ir/infer"),
     }
 }
 
