@@ -65,8 +65,6 @@ struct Node {
     void (*host)(void*);
     void* data;
     std::vector<Node> child;
-    // Places of the nodes before it in the graph.
-    std::vector<size_t> after;
     // Bytes that are copied, or words that are written.
     uint64_t to, from;
     size_t count;
@@ -403,13 +401,7 @@ static Result give(void* stream, const std::vector<Node>& nodes, std::vector<Mom
         if (Result code = refused(n)) return code;
     if (q->capture) {
         if (q->capture->is_invalid) return CAPTURE_INVALIDATED;
-        for (const Node& n : nodes) {
-            Node* own = new Node(n);
-            std::vector<Node*>& all = q->capture->graph->nodes;
-            own->after.clear();
-            if (!all.empty()) own->after.push_back(all.size() - 1);
-            all.push_back(own);
-        }
+        for (const Node& n : nodes) q->capture->graph->nodes.push_back(new Node(n));
         return SUCCESS;
     }
     Work work{[nodes] { return run_all(nodes); }, std::move(after)};
@@ -801,15 +793,9 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
 Result cuGraphCreate(void** graph, unsigned) { *graph = new Graph; return SUCCESS; }
 Result cuGraphDestroy(void* graph) { return destroy((Graph*)graph), SUCCESS; }
 static Result add(void** node, Graph* g, void* const* after, size_t count, const Node& n) {
-    Node* own = new Node(n);
-    // Each node follows some of those before it.
-    for (size_t i = 0; i < count; ++i) {
-        size_t at = 0;
-        while (at < g->nodes.size() && g->nodes[at] != after[i]) ++at;
-        if (at == g->nodes.size()) return delete own, INVALID;
-        own->after.push_back(at);
-    }
-    g->nodes.push_back(own);
+    // A chain: each node follows the one before.
+    if (g->nodes.empty() ? count != 0 : (count != 1 || after[0] != g->nodes.back())) return INVALID;
+    g->nodes.push_back(new Node(n));
     *node = g->nodes.back();
     return SUCCESS;
 }
@@ -834,8 +820,7 @@ Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long)
 static Result renew(Exec* e, void* node, const Node& n) {
     for (size_t i = 0; i < e->nodes.size(); ++i)
         if (e->origin[i] == node && same_shape({e->nodes[i]}, {n})) {
-            const std::vector<size_t> after = e->nodes[i].after;
-            e->nodes[i] = n, e->nodes[i].after = after;
+            e->nodes[i] = n;
             ++counts[UPDATES];
             return SUCCESS;
         }
@@ -862,27 +847,6 @@ Result cuGraphExecDestroy(void* exec) {
     delete (Exec*)exec;
     return SUCCESS;
 }
-// The nodes of a graph in an order that a device may run them in, as the seed says.
-static std::vector<Node> in_some_order(const std::vector<Node>& nodes) {
-    static unsigned state = 0;
-    state = state * 1664525u + seed;
-    std::vector<size_t> waits(nodes.size()), ready;
-    std::vector<std::vector<size_t>> behind(nodes.size());
-    for (size_t i = 0; i < nodes.size(); ++i) {
-        for (size_t at : nodes[i].after) behind[at].push_back(i);
-        if (!(waits[i] = nodes[i].after.size())) ready.push_back(i);
-    }
-    std::vector<Node> ordered;
-    while (!ready.empty()) {
-        state = state * 1664525u + 1013904223u;
-        const size_t at = (state >> 16) % ready.size(), next = ready[at];
-        ready.erase(ready.begin() + at);
-        ordered.push_back(nodes[next]);
-        for (size_t i : behind[next])
-            if (!--waits[i]) ready.push_back(i);
-    }
-    return ordered;
-}
 Result cuGraphLaunch(void* exec, void* stream) {
     std::lock_guard<std::mutex> guard(lock);
     if (refused_step == LAUNCHED) return INVALID;
@@ -893,9 +857,8 @@ Result cuGraphLaunch(void* exec, void* stream) {
         if (Result code = refused(n)) return code;
     ++counts[GRAPH_LAUNCHES], ++launched[current_device()];
     if (q->capture) return give(stream, e->nodes);
-    const std::vector<Node> nodes = in_some_order(e->nodes);
     const Moment before = e->last;
     e->last = {q, q->given + 1};
-    return give(stream, nodes, {before});
+    return give(stream, e->nodes, {before});
 }
 }

@@ -588,16 +588,11 @@ fn with_params<R>(
 }
 
 impl Graph {
-    /// A graph of `links`, each after those before it whose numbers are beside it; what the device keeps of it is put there in
-    /// the order of `stream`.
+    /// A graph that runs `chain` one after the other; what the device keeps of it is put there in the order of `stream`.
     ///
     /// # Safety
     /// As [`launch`], for every run of the graph.
-    pub(super) unsafe fn new(
-        device: &Arc<Device>,
-        links: Vec<(Node, Vec<usize>)>,
-        stream: StreamHandle,
-    ) -> Result<Self> {
+    pub(super) unsafe fn new(device: &Arc<Device>, chain: Vec<Node>, stream: StreamHandle) -> Result<Self> {
         let before = device.free_bytes()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: a place for the handle.
@@ -605,13 +600,12 @@ impl Graph {
         let mut own = Self {
             graph,
             exec: std::ptr::null_mut(),
-            nodes: Vec::with_capacity(links.len()),
+            nodes: Vec::with_capacity(chain.len()),
             bytes: 0,
             device: device.clone(),
         };
-        for (mut link, follows) in links {
-            let follows: Vec<_> = follows.iter().map(|at| own.nodes[*at]).collect();
-            let (after, count) = (follows.as_ptr(), follows.len());
+        for mut link in chain {
+            let (after, count) = own.nodes.last().map_or((std::ptr::null(), 0), |n| (std::ptr::from_ref(n), 1));
             let mut node = std::ptr::null_mut();
             let code = match &mut link {
                 Node::Kernel(launch) => with_params(launch, device.context, |params| {

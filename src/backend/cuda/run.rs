@@ -26,11 +26,9 @@ use crate::{Error, Result};
 
 mod chunks;
 mod item;
-mod order;
 mod trial;
 
 use item::{Delegated, Item, Parts, address};
-use order::{Touched, order};
 use trial::Sites;
 
 /// A parameter word.
@@ -233,8 +231,6 @@ pub(super) struct SpecializedCuda {
     program: Arc<Program>,
     workspace: Workspace,
     items: Vec<Item>,
-    /// One per item.
-    touched: Vec<Touched>,
     choices: Vec<StepChoice>,
     /// What of them a tuner may choose.
     sites: Sites,
@@ -611,12 +607,10 @@ impl SpecializedCuda {
         let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
         let replays = Mutex::default();
         let ReadBuffers { needed, taps, sums } = read_buffers(&plan, &items, &prepare, &laid_out);
-        let touched = Touched::of(&plan, &items, first_scratch(&plan));
         Ok(Self {
             program,
             workspace,
             items,
-            touched,
             choices,
             sites,
             buffer_bytes,
@@ -1017,9 +1011,8 @@ impl SpecializedCuda {
         // SAFETY: the caller's promise.
         let chain = self.items.iter().map(|item| unsafe { self.link(item, bases, stream) });
         let chain = chain.collect::<Result<Vec<_>>>()?;
-        let order = order(&self.touched, bases, &self.buffer_bytes);
-        // SAFETY: the caller's promise; what touches the same bytes is in order.
-        unsafe { Graph::new(&self.program.device, chain.into_iter().zip(order).collect(), on) }
+        // SAFETY: the caller's promise.
+        unsafe { Graph::new(&self.program.device, chain, on) }
     }
 
     /// New addresses for the links that read others than a graph was `told`.
@@ -1036,13 +1029,6 @@ impl SpecializedCuda {
         let changed: Vec<bool> = told.iter().zip(bases).map(|(a, b)| a != b).collect();
         if !changed.contains(&true) {
             return Ok(());
-        }
-        // The order of the nodes follows from how buffers lie in the arena to each other.
-        let mut moves = told.iter().zip(bases).zip(&self.offsets).filter(|(_, offset)| offset.is_some());
-        let moved = |((told, now), _): ((&u64, &u64), &Option<usize>)| now.wrapping_sub(*told);
-        let first = moves.next().map(moved);
-        if moves.any(|buffer| Some(moved(buffer)) != first) {
-            return Err(Error::Backend { backend: NAME, what: "the workspace is divided in another way".to_owned() });
         }
         for (at, item) in self.items.iter().enumerate() {
             if item.reads(&changed) {
