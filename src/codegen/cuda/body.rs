@@ -259,6 +259,7 @@ fn unary(op: Unary, a: &str, is_fast: bool) -> (&'static str, String) {
         Unary::Sigmoid => call("sigmoid", "m_sigmoid"),
         Unary::Silu if is_fast => call("silu", "fast_silu"),
         Unary::Silu => call("silu", "m_silu"),
+        Unary::Gelu if is_fast => call("gelu", "fast_gelu"),
         Unary::Gelu => call("gelu", "m_gelu"),
         Unary::GeluTanh if is_fast => call("gelu_tanh", "fast_gelu_tanh"),
         Unary::GeluTanh => call("gelu_tanh", "m_gelu_tanh"),

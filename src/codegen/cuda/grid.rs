@@ -28,6 +28,8 @@ pub enum Grid {
         rows: Dim,
         /// Elements of a row.
         cols: Dim,
+        /// Packs that a lane of a short row has, where there are enough.
+        packs: u64,
     },
     /// A block per tile of `tile` rows and columns, and a layer of blocks per batch entry.
     Tiles {
@@ -86,8 +88,8 @@ const FOLD_TERMS: u64 = 4;
 /// Warps, or blocks, from which on a device is busy without more threads to a result: about what the largest runs at once.
 const BUSY: u64 = 4096;
 
-/// Packs of a row up to which a warp, or a part of one, has it: five to a lane.
-const SHORT_PACKS: u64 = 5 * WARP as u64;
+/// Most packs that a lane of a short row has.
+pub(super) const SHORT_PACKS: u64 = 5;
 
 /// Least pixels of a chunk: what makes a block's work worth its reduction.
 const CHUNK_PIXELS: u64 = 64;
@@ -146,10 +148,11 @@ impl Grid {
                 let fits = packs < u64::from(u32::MAX) - u64::from(THREADS);
                 if fits { plain(blocks, THREADS, 0) } else { Err(too_large(blocks)) }
             }
-            Grid::Rows { rows, cols } => {
+            Grid::Rows { rows, cols, packs } => {
                 let (rows, cols) = (at(rows)?, at(cols)?);
-                if cols.div_ceil(width as u64) <= SHORT_PACKS {
-                    let lanes = cols.div_ceil(width as u64).next_power_of_two().clamp(1, u64::from(WARP)) as u32;
+                if cols.div_ceil(width as u64) <= SHORT_PACKS * u64::from(WARP) {
+                    let lanes = cols.div_ceil(width as u64).div_ceil(*packs).next_power_of_two();
+                    let lanes = lanes.clamp(1, u64::from(WARP)) as u32;
                     let items = THREADS / lanes;
                     let grid = [blocks_x(rows.div_ceil(u64::from(items)))?, 1, 1];
                     return Ok((rows > 0).then_some(Geometry { grid, block: [lanes, items, 1], shared_bytes: 0 }));
@@ -281,10 +284,11 @@ mod tests {
     #[test]
     fn short_rows_share_a_block() {
         let seen = |rows: i64, cols: i64, width: usize| {
-            let grid = Grid::Rows { rows: rows.into(), cols: cols.into() };
+            let grid = Grid::Rows { rows: rows.into(), cols: cols.into(), packs: SHORT_PACKS };
             geometry(&grid, width).map(|g| (g.grid[0], g.block, g.shared_bytes))
         };
-        assert_eq!(seen(100, 128, 8), Some((7, [16, 16, 1], 0)));
+        assert_eq!(seen(100, 128, 8), Some((2, [4, 64, 1], 0)));
+        assert_eq!(seen(100, 640, 8), Some((7, [16, 16, 1], 0)));
         assert_eq!(seen(100, 1, 8), Some((1, [1, 256, 1], 0)));
         assert_eq!(seen(9, 1280, 8), Some((2, [32, 8, 1], 0)));
         assert_eq!(seen(9, 1288, 8).map(|(blocks, block, _)| (blocks, block)), Some((9, [192, 1, 1])));
@@ -293,7 +297,7 @@ mod tests {
 
     #[test]
     fn rows_are_cached_where_they_fit() {
-        let rows = |cols: i64| Grid::Rows { rows: 5.into(), cols: cols.into() };
+        let rows = |cols: i64| Grid::Rows { rows: 5.into(), cols: cols.into(), packs: 1 };
         let small = geometry(&rows(3072), 8).unwrap();
         assert_eq!((small.grid[0], small.block, small.shared_bytes), (5, [256, 1, 1], 3072 * 4));
         assert_eq!(geometry(&rows(i64::from(CACHED_COLS)), 1).unwrap().shared_bytes, CACHED_COLS * 4);

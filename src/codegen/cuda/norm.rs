@@ -3,11 +3,11 @@
 //! *Group norm* (channels last) is three launches: chunks of pixels to moments per group; the moments of an image to one
 //! scale and shift per channel; a pointwise loop that applies them and whatever follows. *Row norms* are one: a block holds
 //! its row in shared memory as f32 where it fits, else reads it again; short rows have a warp or a part of one each, whose
-//! lanes read their packs again. Moments are joined by Chan's formula, never as
+//! lanes keep their packs (a softmax's read them again). Moments are joined by Chan's formula, never as
 //! `E[x^2] - E[x]^2` over more values than one thread has seen, and those are shifted by the first of them.
 
 use super::body::{Operands, Space, emit, least_width, result_type, rotates, vector};
-use super::grid::{CACHED_COLS, SHARED_BYTES, chunk_bytes};
+use super::grid::{CACHED_COLS, SHARED_BYTES, SHORT_PACKS, chunk_bytes};
 use super::writer::Writer;
 use super::{Arg, Fused, Grid, Kernel, Provenance, THREADS, Vector, View};
 use crate::ir::{DType, Dim};
@@ -309,6 +309,40 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     let offsets = space.emit_offsets(&mut w, "row", 1, "");
     let load = if rotates(fused.program) { "load_pairs" } else { "load" };
     let load = load_row(&mut w, load, &p, &offsets[0], &columns[0]);
+    let operands = |x: &str| Operands {
+        fused,
+        first: 1,
+        offsets: offsets[1..].to_vec(),
+        columns: columns[1..].to_vec(),
+        at_hand: norm.x_load.map(|at| (at, x.to_owned())),
+        col: "col",
+        width: "V",
+        acc: None,
+        row_scalars: ["mean", "rstd"],
+    };
+    let short = |w: &mut Writer, body: &str| {
+        w.line("#pragma unroll");
+        w.line(format!("for (int k = 0; k < {SHORT_PACKS}; ++k) {{"));
+        w.line("const u32 col = (threadIdx.x + k * blockDim.x) * V;");
+        w.line("if (col < own) {");
+        w.lines(body);
+    };
+    w.line("if (blockDim.y > 1) {");
+    w.line(format!("float kept[{SHORT_PACKS}][V];"));
+    w.line("float sum = 0.0f;");
+    short(&mut w, &format!("auto& x = kept[k];\n{load}\n}}\n}}"));
+    if norm.centred {
+        short(&mut w, "for (int j = 0; j < V; ++j) sum += kept[k][j];\n}\n}");
+        w.line(format!("const float mean = row_sum(sum, partial) / (float){n};"));
+        w.line("sum = 0.0f;");
+    } else {
+        w.line("const float mean = 0.0f;");
+    }
+    short(&mut w, "for (int j = 0; j < V; ++j) sum += (kept[k][j] - mean) * (kept[k][j] - mean);\n}\n}");
+    w.line(format!("const float rstd = m_rsqrt(row_sum(sum, partial) / (float){n} + {eps});"));
+    short(&mut w, "");
+    emit(&mut w, &operands("kept[k][j]"));
+    w.lines("}\n}\nreturn;\n}");
     w.line("float sum = 0.0f;");
     if norm.centred {
         pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) sum += x[j];");
@@ -322,24 +356,13 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     w.line("}");
     w.line(format!("const float rstd = m_rsqrt(row_sum(sum, partial) / (float){n} + {eps});"));
     pass(&mut w, &load, false, "");
-    let operands = Operands {
-        fused,
-        first: 1,
-        offsets: offsets[1..].to_vec(),
-        columns: columns[1..].to_vec(),
-        at_hand: norm.x_load.map(|at| (at, "x[j]".to_owned())),
-        col: "col",
-        width: "V",
-        acc: None,
-        row_scalars: ["mean", "rstd"],
-    };
-    emit(&mut w, &operands);
+    emit(&mut w, &operands("x[j]"));
     w.line("}");
     let own = Space { sizes: space.sizes.clone(), strides: space.strides[1..].to_vec() };
     let mut vector = vector(&fused, &own, 1, &cols);
     with_operand(&mut vector, 0, norm.x, &space.strides[0]);
     let widths = (least_width(fused.program), vector);
-    w.finish_pairs(from, result_type(&fused), Grid::Rows { rows, cols }, THREADS, widths)
+    w.finish_pairs(from, result_type(&fused), Grid::Rows { rows, cols, packs: SHORT_PACKS }, THREADS, widths)
 }
 
 /// Adds an operand of unit columns to what a vector form asks.
@@ -382,7 +405,7 @@ pub fn lower_softmax(x: &View, out: &View, from: &Provenance) -> Kernel {
     let mut vector = Vector { width, cols: cols.clone(), operands: Vec::new() };
     with_operand(&mut vector, 0, x, &space.strides[0]);
     with_operand(&mut vector, 1, out, &space.strides[1]);
-    w.finish_vector(from, out.dtype, Grid::Rows { rows, cols }, THREADS, vector)
+    w.finish_vector(from, out.dtype, Grid::Rows { rows, cols, packs: 1 }, THREADS, vector)
 }
 
 /// What makes shares of an attention's scores.
@@ -460,5 +483,5 @@ pub fn lower_shares(shares: Shares, chunk: Chunk, from: &Provenance) -> Kernel {
     let size = shares.dtype.size_bytes();
     let operands = vec![(0, DType::F32.size_bytes(), vec![keys.clone()]), (1, size, vec![keys.clone()])];
     let vector = Vector { width: (16 / size.min(4)).min(8), cols: keys.clone(), operands };
-    w.finish_vector(from, shares.dtype, Grid::Rows { rows: &heads * &rows, cols: keys }, THREADS, vector)
+    w.finish_vector(from, shares.dtype, Grid::Rows { rows: &heads * &rows, cols: keys, packs: 1 }, THREADS, vector)
 }
