@@ -2,11 +2,13 @@
 
     pip install oxidiff-*.whl diffusers && python benches/gpu.py
 
-Random weights, random normal inputs. Each pair of a model and a contender runs in a process of its own, where both take
-turns; times are medians of CUDA events. The most telling pairs come first, and each is told when it is done, with who
-computed how many steps. The run ends within nine minutes and prints one table last; what there was no time for says so, and
-`--only sdxl --against max-autotune` takes it by itself. `--write` puts the table into `benches/RESULTS-gpu.md`. Where there
-is no GPU it says why.
+Random weights, random normal inputs; models with convolutions are channels-last, for everyone. Each model has a process of
+its own, where it and the contenders take turns; times are medians of CUDA events. The processes run side by side, since
+contenders compile for minutes, and whoever measures is alone in that: the others go on compiling, on processors that it does
+not need. What `max-autotune` measures while it compiles is not kept apart: take it with `--only sdxl --against
+max-autotune`. Each answer is told when it is there, with who computed how many steps. The run ends within nine minutes
+and prints one table last; what there was no time for says so. `--write` puts the table into `benches/RESULTS-gpu.md`. Where
+there is no GPU it says why.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import copy
 import datetime
+import fcntl
 import gc
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,9 +42,11 @@ from oxidiff import testing
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benches" / "RESULTS-gpu.md"
 LIMIT_S = 530.0
-CONTENDERS = ("eager", "default", "max-autotune")
-FIRST = ("sdxl", "flux")
-"""Rows that are measured against every contender but the slowest before any other is."""
+CONTENDERS = ("eager", "default", "reduce-overhead", "max-autotune")
+FIRST = "sdxl"
+"""The row that compiles before its contenders do: how long that takes is told of it."""
+LOCK = "OXIDIFF_BENCH_LOCK"
+"""Names the file that whoever measures has locked."""
 MOST_REASONS = 5
 """Reasons of libraries that are told."""
 L2_BYTES = 256 << 20
@@ -81,6 +87,8 @@ def on_gpu(value: Any) -> Any:
 def build(case: Case, size: tuple[int, int] | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """The model, filled on the GPU, and a call's arguments."""
     module = testing.build(case.model, tiny=False, dtype=case.dtype, device=torch.device("cuda"))
+    if any(isinstance(child, nn.Conv2d) for child in module.modules()):
+        module = module.to(memory_format=torch.channels_last)
     return module, arguments_of(case, size)
 
 
@@ -92,7 +100,6 @@ def arguments_of(case: Case, size: tuple[int, int] | None = None) -> dict[str, A
 def contender(name: str, module: nn.Module, inputs: dict[str, Any]) -> Callable[[], Any]:
     """The model as a user of the contender would run it."""
     if any(isinstance(child, nn.Conv2d) for child in module.modules()):
-        module = copy.deepcopy(module).to(memory_format=torch.channels_last)
         inputs = {
             key: value.contiguous(memory_format=torch.channels_last)
             if isinstance(value, Tensor) and value.dim() == 4
@@ -142,17 +149,63 @@ def first(result: Any) -> Tensor:
     return tensor
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Nobody else of this run measures meanwhile."""
+    with open(os.environ[LOCK], "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        torch.cuda.synchronize()
+        yield
+        torch.cuda.synchronize()
+
+
+def tell(**answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
+
+
 @torch.no_grad()
-def pair(row: str, against: str) -> Answer:
-    """Ours and one contender."""
+def model(row: str, against: list[str]) -> None:
+    """Tells of ours and of each contender, one after the other."""
     case = CASES[row]
     module, inputs = build(case)
+    others = {"eager": contender("eager", module, inputs)}
+    waiting = [name for name in against if name != "eager"]
+    compile_seconds: dict[str, float] = {"eager": 0.0}
+
+    def compile_next() -> str:
+        name = waiting.pop(0)
+        started = time.perf_counter()
+        others[name] = contender(name, module, inputs)
+        others[name]()
+        torch.cuda.synchronize()
+        compile_seconds[name] = time.perf_counter() - started
+        return name
+
+    if row != FIRST and waiting:
+        compile_next()
+    with alone():
+        ours, about = compiled(case, module, inputs)
+        measured(row, ours, inputs, others, compile_seconds, about)
+        if row == FIRST:
+            tell(extra="new-size", **new_size(ours))
+    # What another process of the user finds, beside contenders that compile.
+    again = subprocess.Popen([sys.executable, __file__, "--child", "again", row]) if row == FIRST else None
+    while waiting:
+        name = compile_next()
+        with alone():
+            now = {"eager": others["eager"], name: others[name]}
+            measured(row, ours, inputs, now, compile_seconds, about)
+    if again is not None:
+        again.wait()
+
+
+def compiled(case: Case, module: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Answer]:
+    """Ours, and what compiling it and its memory take beside eager's."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     # The first call sets libraries up.
     _, eager_peak = (peak_of(lambda: module(**inputs), before) for _ in range(2))
     expected = first(module(**inputs)).float()
-    torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     ours = oxidiff.compile(module)
     started = time.perf_counter()
@@ -166,32 +219,55 @@ def pair(row: str, against: str) -> Answer:
     report = ours.report()
     peak = peak_of(lambda: ours(**inputs), before) + report.graph_bytes
     got = first(ours(**inputs)).float()
-    error = float((got - expected).abs().max() / expected.abs().max())
-    del got, expected
-    other = contender(against, module, inputs)
-    started = time.perf_counter()
-    other()
-    torch.cuda.synchronize()
-    other_s = time.perf_counter() - started
-    times = interleaved({"ours": lambda: ours(**inputs), "other": other})
-    ratios = [a / b for a, b in zip(times["ours"], times["other"], strict=True)]
-    quarters = statistics.quantiles(ratios, n=4)
-    return {
-        "ours_ms": statistics.median(times["ours"]) * 1e3,
-        "other_ms": statistics.median(times["other"]) * 1e3,
-        "ratio": statistics.median(ratios),
-        "spread": (quarters[2] - quarters[0]) / 2,
-        "rounds": len(ratios),
+    return ours, {
         "peak_ratio": peak / eager_peak,
         "peak_bytes": peak,
+        "eager_peak_bytes": eager_peak,
         "compile_s": compile_s,
         "first_s": first_s,
-        "other_compile_s": other_s,
-        "error": error,
-        "eager_calls": report.eager_calls,
-        "reasons": [item["reason"] for item in report.fallbacks],
+        "error": float((got - expected).abs().max() / expected.abs().max()),
         **who_computes(ours),
     }
+
+
+@torch.no_grad()
+def load_again(row: str) -> None:
+    """Tells how long it takes to have a program that an earlier process has compiled and remembered."""
+    module, inputs = build(CASES[row])
+    ours = oxidiff.compile(module)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    oxidiff.warmup(ours, **inputs)
+    tell(extra="again", s=time.perf_counter() - started)
+
+
+def measured(
+    row: str,
+    ours: Any,
+    inputs: dict[str, Any],
+    others: dict[str, Callable[[], Any]],
+    compile_seconds: dict[str, float],
+    about: Answer,
+) -> None:
+    """Takes turns, and tells of each contender."""
+    times = interleaved({"ours": lambda: ours(**inputs), **others})
+    report = ours.report()
+    for name in others:
+        ratios = [a / b for a, b in zip(times["ours"], times[name], strict=True)]
+        quarters = statistics.quantiles(ratios, n=4)
+        tell(
+            row=row,
+            against=name,
+            ours_ms=statistics.median(times["ours"]) * 1e3,
+            other_ms=statistics.median(times[name]) * 1e3,
+            ratio=statistics.median(ratios),
+            spread=(quarters[2] - quarters[0]) / 2,
+            rounds=len(ratios),
+            other_compile_s=compile_seconds[name],
+            eager_calls=report.eager_calls,
+            reasons=[item["reason"] for item in report.fallbacks],
+            **about,
+        )
 
 
 def who_computes(ours: Any) -> Answer:
@@ -226,16 +302,10 @@ def overhead() -> Answer:
     return {"us": statistics.median(times[50:]) * 1e6, "eager_calls": report.eager_calls}
 
 
-@torch.no_grad()
-def new_size() -> Answer:
+def new_size(ours: Any) -> Answer:
     """SDXL at a size that was not seen, after 1024x1024."""
-    case = CASES["sdxl"]
-    module, inputs = build(case)
-    ours = oxidiff.compile(module)
-    for _ in range(3):
-        ours(**inputs)
     before = ours.report()
-    other = arguments_of(case, (96, 128))
+    other = arguments_of(CASES["sdxl"], (96, 128))
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     times = []
@@ -267,6 +337,18 @@ class Modulate(nn.Module):
         return self.norm(x) * (1 + scale[:, None]) + shift[:, None]
 
 
+class ActivatedNorm(nn.Module):
+    """Group norm and SiLU of an image whose channels are neighbours, as between two convolutions of a compiled model."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises `[batch, height, width, channels]`."""
+        return nn.functional.silu(self.norm(x.permute(0, 3, 1, 2))).permute(0, 2, 3, 1)
+
+
 def replayed_seconds(run: Callable[[int], Any], count: int) -> float:
     """The device's time of one of `count` calls, without the host's."""
     for at in range(count):
@@ -283,16 +365,13 @@ def replayed_seconds(run: Callable[[int], Any], count: int) -> float:
 def bandwidth() -> Answer:
     """Norms at SDXL's sizes: bytes read and written once, over what a copy of the same bytes reaches."""
     rows: Answer = {}
-    norm = nn.Sequential(nn.GroupNorm(32, 320), nn.SiLU()).half().cuda().eval()
-    channels_last = (2, 320, 128, 128)
-    wide = Modulate(640).eval()
-    for name, module, shape in (("GroupNorm+SiLU", norm, channels_last), ("LayerNorm+modulate", wide, (2, 4096, 640))):
+    activated = ActivatedNorm(320).half().cuda().eval()
+    image, wide = (2, 128, 128, 320), Modulate(640).eval()
+    for name, module, shape in (("GroupNorm+SiLU", activated, image), ("LayerNorm+modulate", wide, (2, 4096, 640))):
         ours = oxidiff.compile(module)
         size = torch.Size(shape).numel() * 2
         count = max(4, L2_BYTES // size)
         given = [torch.randn(shape, dtype=torch.float16, device="cuda") for _ in range(count)]
-        if len(shape) == 4:
-            given = [x.contiguous(memory_format=torch.channels_last) for x in given]
         rest = [torch.randn(shape[0], shape[-1], dtype=torch.float16, device="cuda") for _ in range(2)]
         extra = () if len(shape) == 4 else tuple(rest)
         taken = replayed_seconds(lambda at, ours=ours, given=given, extra=extra: ours(given[at], *extra), count)
@@ -301,41 +380,45 @@ def bandwidth() -> Answer:
     return rows
 
 
-EXTRAS: dict[str, Callable[[], Answer]] = {"overhead": overhead, "new-size": new_size, "bandwidth": bandwidth}
+EXTRAS = ("overhead", "bandwidth", "new-size")
+
+
+@torch.no_grad()
+def extras(names: list[str]) -> None:
+    """What is measured without a contender; `new-size` is by the process of SDXL."""
+    measures: dict[str, Callable[[], Answer]] = {"overhead": overhead, "bandwidth": bandwidth}
+    for name in names:
+        with alone():
+            tell(extra=name, **measures[name]())
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
-def run_child(words: list[str], deadline: float) -> Answer:
-    """The answer of a process of its own; `failed` says why there is none."""
-    left = deadline - time.perf_counter()
-    if left < 5:
-        return {"failed": "no time left"}
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True, timeout=left, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": "no time left"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": f"exit status {done.returncode}"}
-    answer: Answer = json.loads(lines[-1])
-    return answer
+class Process:
+    """A child whose answers are read while it runs."""
 
+    def __init__(self, words: list[str], note: Callable[[Answer], None]) -> None:
+        command = [sys.executable, __file__, "--child", *words]
+        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._reader = threading.Thread(target=self._read, args=(note,), daemon=True)
+        self._reader.start()
 
-def tasks(only: list[str], against: list[str]) -> list[tuple[str, str]]:
-    """Pairs of a row and a contender, and what else is measured, in their order: those of :data:`FIRST`, something of each
-    row, then the rest; the longest compiles last."""
-    rows = [name for name in CASES if name in only]
-    soon = [name for name in against if name != "max-autotune"]
-    others = [row for row in rows if row not in FIRST]
-    order = [(row, name) for name in soon for row in FIRST if row in rows]
-    order += [(row, name) for name in soon[:1] for row in others]
-    order += [(name, "") for name in EXTRAS if name in only]
-    order += [(row, name) for name in soon[1:] for row in others]
-    return order + [(row, name) for name in against if name not in soon for row in [*FIRST, *others] if row in rows]
+    def _read(self, note: Callable[[Answer], None]) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if line.startswith("{"):
+                note(json.loads(line))
+
+    def wait(self, deadline: float) -> str:
+        """Why it has not told everything, if it has not."""
+        try:
+            status = self._child.wait(max(0.0, deadline - time.perf_counter()))
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            return "no time left"
+        self._reader.join()
+        return f"exit status {status}" if status else ""
 
 
 def told(answer: Answer) -> str:
@@ -384,25 +467,14 @@ def case_rows(row: str, answers: dict[str, Answer]) -> Iterator[tuple[str, str, 
         note,
     )
     peak = next(iter(good.values()))
-    yield (
-        "the same: peak memory over eager",
-        f"{peak['peak_ratio']:.2f}",
-        "1.0",
-        mark(peak["peak_ratio"] <= 1.0),
-        (f"{peak['peak_bytes'] >> 20} MiB beyond the weights, graphs included"),
-    )
+    note = f"{peak['peak_bytes'] >> 20} MiB beyond the weights, graphs included; eager {peak['eager_peak_bytes'] >> 20}"
+    met = mark(peak["peak_ratio"] <= 1.0)
+    yield "the same: peak memory over eager", f"{peak['peak_ratio']:.2f}", "1.0", met, note
     starts = list(good.values())
-    bars = ("25 s", "2 s") if row == "sdxl" else ("", "")
-    for what, answer, bar, limit in (("cold", starts[0], bars[0], 25), ("from the cache", starts[-1], bars[1], 2)):
-        if what == "cold" or len(starts) > 1:
-            met = mark(answer["compile_s"] <= limit) if bar else ""
-            yield (
-                f"the same: compiled {what}",
-                f"{answer['compile_s']:.1f} s",
-                bar,
-                met,
-                f"first call {answer['first_s']:.2f} s",
-            )
+    start, bar = starts[0], "25 s" if row == FIRST else ""
+    met = mark(start["compile_s"] <= 25) if bar else ""
+    note = f"first call {start['first_s']:.2f} s, of it tuned {start['tune_s']:.1f} s"
+    yield "the same: compiled cold", f"{start['compile_s']:.1f} s", bar, met, note
 
 
 def extra_rows(name: str, answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
@@ -412,6 +484,8 @@ def extra_rows(name: str, answer: Answer) -> Iterator[tuple[str, str, str, str, 
     elif name == "overhead":
         note = "small SD1.5 UNet, device idle" + ("; it ran eager" if answer["eager_calls"] else "")
         yield "host time of a call", f"{answer['us']:.0f} us", "60 us", mark(answer["us"] <= 60), note
+    elif name == "again":
+        yield "SDXL in another process, from the cache", f"{answer['s']:.2f} s", "2 s", mark(answer["s"] <= 2), ""
     elif name == "new-size":
         added, beyond = answer["added_ms"], answer["added_bytes"]
         note = f"the second call {answer['second_added_ms']:.0f} ms; captures {answer['captures']}"
@@ -427,9 +501,10 @@ def extra_rows(name: str, answer: Answer) -> Iterator[tuple[str, str, str, str, 
 
 @contextlib.contextmanager
 def own_cache() -> Iterator[None]:
-    """A cache of this run's own: the first process compiles cold, the later ones do not."""
+    """A cache of this run's own, so that everything is compiled cold, and a lock for who measures."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OXIDIFF_CACHE_DIR"] = folder
+        os.environ.setdefault(LOCK, os.path.join(folder, "alone"))
         yield
 
 
@@ -442,25 +517,42 @@ def main() -> int:
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        answer = EXTRAS[given.child[0]]() if given.child[0] in EXTRAS else pair(*given.child)
-        print(json.dumps(answer))
+        kind, *words = given.child
+        {
+            "model": lambda: model(words[0], words[1:]),
+            "extras": lambda: extras(words),
+            "again": lambda: load_again(*words),
+        }[kind]()
         return 0
     if (reason := oxidiff.device.no_gpu()) is not None:
         print(f"nothing was measured: {reason}")
         return 0
     deadline = time.perf_counter() + given.limit
     cases: dict[str, dict[str, Answer]] = {name: {} for name in CASES if name in given.only}
-    extras: dict[str, Answer] = {}
+    extra_answers: dict[str, Answer] = {}
+
+    def note(answer: Answer) -> None:
+        if "extra" in answer:
+            extra_answers[answer.pop("extra")] = answer
+            print(answer, flush=True)
+            return
+        row, against = answer.pop("row"), answer.pop("against")
+        cases[row][against] = answer
+        print(f"{row} over {against}: {told(answer)}\n  {json.dumps(answer)}", flush=True)
+
     with own_cache():
-        for name, against in tasks(given.only, given.against):
-            if not against:
-                extras[name] = run_child([name], deadline)
-                print(name, extras[name], flush=True)
-                continue
-            cases[name][against] = answer = run_child([name, against], deadline)
-            print(f"{name} over {against}: {told(answer)}\n  {json.dumps(answer)}", flush=True)
+        own = [name for name in given.only if name in EXTRAS and name != "new-size"]
+        started = {"extras": Process(["extras", *own], note)} if own else {}
+        for name in sorted(cases, key=lambda name: name != FIRST):
+            started[name] = Process(["model", name, *given.against], note)
+        for name, process in started.items():
+            why = process.wait(deadline)
+            for missing in given.against if name in cases else own:
+                answers = cases.get(name, extra_answers)
+                if why and missing not in answers:
+                    answers[missing] = {"failed": why}
     rows = [row for name, answers in cases.items() for row in case_rows(name, answers)]
-    rows += [row for name, answer in extras.items() for row in extra_rows(name, answer)]
+    rows += [row for name, answer in extra_answers.items() for row in extra_rows(name, answer)]
     lines = [
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, oxidiff {oxidiff.__version__}, "
         f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}",

@@ -10,6 +10,8 @@
 //! Planning needs no device where its properties are given as JSON ([`Cudnn::for_description`]): so tests build the plans
 //! of GPUs that are not there.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,6 +36,8 @@ const ATTEMPTS: usize = 12;
 pub(super) const MOST_HANDLES: usize = 4;
 /// Most that a folder of plans holds.
 const MOST_BYTES: u64 = 256 << 20;
+/// First version whose attentions find each other's kernels.
+const KERNEL_CACHE_VERSION: usize = 9_05_00;
 /// Engines that are asked for from one heuristic.
 const ASKED: i64 = 16;
 
@@ -333,6 +337,9 @@ pub struct Cudnn {
     device: String,
     kept: Option<Kept>,
     built: AtomicUsize,
+    /// What plans for other sizes of the same graph have compiled, by [`Problem::kind`]. Held while one of them is built: whether
+    /// several threads may add to them, cuDNN's documentation does not say.
+    kernels: Mutex<HashMap<String, Descriptor>>,
 }
 
 impl Cudnn {
@@ -340,7 +347,8 @@ impl Cudnn {
         // SAFETY: takes nothing and returns a number; whoever has made `whose` has called the library.
         let version = unsafe { sys::cudnnGetVersion() };
         let kept = folder.map(|folder| Kept::new(folder, "plan", MOST_BYTES));
-        Arc::new(Self { whose, version, device: device.to_owned(), kept, built: AtomicUsize::new(0) })
+        let (built, kernels) = (AtomicUsize::new(0), Mutex::default());
+        Arc::new(Self { whose, version, device: device.to_owned(), kept, built, kernels })
     }
 
     /// For the device whose context is current, `device` in words; plans are kept in `folder`, if there is one. The library
@@ -409,12 +417,18 @@ impl Cudnn {
     /// What the library says; of several engines that fail, the first.
     pub fn plan(&self, problem: &Problem, choice: Option<usize>) -> Made<Execution> {
         let key =
-            kept::key(&["plan 2", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
+            kept::key(&["plan 3", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
         let (built, handle) = self.marked(|mark| {
             if let Some(built) = self.read(&key, problem, mark) {
                 return Ok(built);
             }
-            let built = Self::build(problem, choice, mark)?;
+            let kind = problem.kind().filter(|_| self.version >= KERNEL_CACHE_VERSION);
+            let sized = kind.map(|kind| self.build(problem, choice, mark, Some(kind)));
+            let built = match sized {
+                Some(Ok(built)) => built,
+                // What there is for any size need not be all there is.
+                _ => self.build(problem, choice, mark, None)?,
+            };
             self.built.fetch_add(1, Ordering::Relaxed);
             self.write(&key, &built);
             Ok(built)
@@ -454,15 +468,39 @@ impl Cudnn {
         }
     }
 
-    fn build(problem: &Problem, choice: Option<usize>, mark: Mark<'_>) -> Made<Built> {
+    /// Where plans of a kind of graph find each other's kernels.
+    fn kernels<'k>(
+        kernels: &'k mut HashMap<String, Descriptor>,
+        kind: String,
+        graph: &Descriptor,
+    ) -> Made<&'k Descriptor> {
+        Ok(match kernels.entry(kind) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => {
+                let made = Descriptor::new(D::CUDNN_BACKEND_KERNEL_CACHE_DESCRIPTOR)?
+                    .parts(A::CUDNN_ATTR_KERNEL_CACHE_OPERATION_GRAPH, &[graph])?
+                    .finish("a cache of kernels")?;
+                free.insert(made)
+            }
+        })
+    }
+
+    /// A plan; with `kind`, one whose kernels those for other sizes use too.
+    fn build(&self, problem: &Problem, choice: Option<usize>, mark: Mark<'_>, kind: Option<String>) -> Made<Built> {
         let tensors =
             problem.tensors.iter().enumerate().map(|(id, t)| tensor(id, t)).collect::<Made<Vec<Descriptor>>>()?;
         let operations = problem.operations.iter().map(|o| operation(o, &tensors)).collect::<Made<Vec<_>>>()?;
         let graph = Descriptor::new(D::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
-        let graph = mark
+        let mut graph = mark
             .set(graph, Some(A::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?
-            .parts(A::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations.iter().collect::<Vec<_>>())?
-            .finish("this graph of operations")?;
+            .parts(A::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations.iter().collect::<Vec<_>>())?;
+        if kind.is_some() {
+            let (attribute, kind) = (A::CUDNN_ATTR_OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED, T::CUDNN_TYPE_BOOLEAN);
+            graph = graph.set(attribute, kind, &[true])?;
+        }
+        let graph = graph.finish("this graph of operations")?;
+        let mut all = kind.is_some().then(|| self.kernels.lock().unwrap_or_else(PoisonError::into_inner));
+        let kernels = all.as_mut().zip(kind).map(|(all, kind)| Self::kernels(all, kind, &graph)).transpose()?;
         use sys::cudnnBackendHeurMode_t::{CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
         let (mut reason, mut number) = (None, 0);
         for mode in [CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK] {
@@ -478,7 +516,7 @@ impl Cudnn {
                 if choice.is_some_and(|choice| choice + 1 != number) {
                     continue;
                 }
-                match execution_plan(problem, config, number - 1, mark) {
+                match execution_plan(problem, config, number - 1, mark, kernels) {
                     Ok(built) => return Ok(built),
                     Err(why) => {
                         reason.get_or_insert(why);
@@ -502,15 +540,24 @@ fn configs(graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t, mark: Mark<'_>
     Ok(configs)
 }
 
-fn execution_plan(problem: &Problem, config: &Descriptor, number: usize, mark: Mark<'_>) -> Made<Built> {
+fn execution_plan(
+    problem: &Problem,
+    config: &Descriptor,
+    number: usize,
+    mark: Mark<'_>,
+    kernels: Option<&Descriptor>,
+) -> Made<Built> {
     let engines = [Descriptor::new(D::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?];
     config.fill(A::CUDNN_ATTR_ENGINECFG_ENGINE, &engines)?;
     let engine = engines[0].number(A::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
     if problem.multiplies_f32() && !problem.tf32 && has_tensor_cores(&engines[0])? {
         return Err("cuDNN's engines for f32 use TF32, which is not allowed".to_owned());
     }
-    let plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+    let mut plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
         .parts(A::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
+    if let Some(kernels) = kernels {
+        plan = plan.parts(A::CUDNN_ATTR_EXECUTION_PLAN_KERNEL_CACHE, &[kernels])?;
+    }
     let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
     let plan = mark.set(plan, Some(handle), Some(properties))?.finish("a plan")?;
     let workspace_bytes = workspace_of(&plan, problem)?;
@@ -528,6 +575,14 @@ fn workspace_of(plan: &Descriptor, problem: &Problem) -> Made<usize> {
 }
 
 impl Problem {
+    /// What attentions of any size have in common, if it is one: kernels are compiled for that.
+    fn kind(&self) -> Option<String> {
+        let is_attention = self.operations.iter().any(|o| matches!(o, Operation::Matmul { .. }));
+        let tensors: Vec<_> = self.tensors.iter().map(|t| (t.dtype, t.dims.len(), t.storage)).collect();
+        let width = self.tensors.first().and_then(|t| t.dims.last());
+        is_attention.then(|| format!("{:?} {tensors:?} {width:?}", self.operations))
+    }
+
     /// Whether operands of products are f32.
     pub fn multiplies_f32(&self) -> bool {
         self.operations.iter().any(|o| match o {
