@@ -426,5 +426,5 @@ def test_what_leaves_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert capture(Calls(lambda x, device=device: to(x, torch.device(device), F16) * 2), x).outputs
     assert capture(Calls(lambda x: x.to(x.device)), x).outputs
     for leaves in (lambda x: x.cpu() * 2, lambda x: x.to("cpu", F16), lambda x: to(x, torch.device("cuda:1"), F32)):
-        with pytest.raises(oxidiff.UnsupportedError, match="a tensor is moved to c.*, from cuda:0"):
+        with pytest.raises(oxidiff.UnsupportedError, match=r"a tensor is moved to c.*, from cuda:0"):
             capture(Calls(leaves), x)

@@ -10,12 +10,10 @@
 //! Planning needs no device where its properties are given as JSON ([`Cudnn::for_description`]): so tests build the plans
 //! of GPUs that are not there.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
 use cudarc::cudnn::sys;
 use sys::cudnnBackendAttributeName_t as A;
@@ -36,8 +34,10 @@ const ATTEMPTS: usize = 12;
 pub(super) const MOST_HANDLES: usize = 4;
 /// Most that a folder of plans holds.
 const MOST_BYTES: u64 = 256 << 20;
-/// First version whose attentions find each other's kernels.
-const KERNEL_CACHE_VERSION: usize = 9_05_00;
+/// Plans are run by one thread at a time, and not while others are built; they are built by several. By cuDNN's documentation
+/// handles alone tell threads apart. But two of eight runs of a test with five threads ended in a segmentation fault on an H200
+/// (cuDNN 9.19), in first calls that planned and ran side by side; several threads that plan have never.
+static RUNNING: RwLock<()> = RwLock::new(());
 /// Engines that are asked for from one heuristic.
 const ASKED: i64 = 16;
 
@@ -337,9 +337,6 @@ pub struct Cudnn {
     device: String,
     kept: Option<Kept>,
     built: AtomicUsize,
-    /// What plans for other sizes of the same graph have compiled, by [`Problem::kind`]. Held while one of them is built: whether
-    /// several threads may add to them, cuDNN's documentation does not say.
-    kernels: Mutex<HashMap<String, Descriptor>>,
 }
 
 impl Cudnn {
@@ -347,8 +344,7 @@ impl Cudnn {
         // SAFETY: takes nothing and returns a number; whoever has made `whose` has called the library.
         let version = unsafe { sys::cudnnGetVersion() };
         let kept = folder.map(|folder| Kept::new(folder, "plan", MOST_BYTES));
-        let (built, kernels) = (AtomicUsize::new(0), Mutex::default());
-        Arc::new(Self { whose, version, device: device.to_owned(), kept, built, kernels })
+        Arc::new(Self { whose, version, device: device.to_owned(), kept, built: AtomicUsize::new(0) })
     }
 
     /// For the device whose context is current, `device` in words; plans are kept in `folder`, if there is one. The library
@@ -382,8 +378,9 @@ impl Cudnn {
         self.built.load(Ordering::Relaxed)
     }
 
-    /// Does `work` with a handle that nobody else uses meanwhile, and gives that too.
+    /// Does `work` with a handle that nobody else uses meanwhile, and gives that too. No plan is run meanwhile ([`RUNNING`]).
     fn marked<R>(&self, work: impl FnOnce(Mark<'_>) -> Made<R>) -> Made<(R, Option<Arc<Handle>>)> {
+        let _planning = RUNNING.read().unwrap_or_else(PoisonError::into_inner);
         let (handles, next) = match &self.whose {
             Whose::Description(properties) => return Ok((work(Mark::Properties(properties))?, None)),
             Whose::Device(handles, next) => (handles, next),
@@ -417,18 +414,12 @@ impl Cudnn {
     /// What the library says; of several engines that fail, the first.
     pub fn plan(&self, problem: &Problem, choice: Option<usize>) -> Made<Execution> {
         let key =
-            kept::key(&["plan 3", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
+            kept::key(&["plan 2", &self.version(), &self.device, &format!("{problem:?}"), &format!("{choice:?}")]);
         let (built, handle) = self.marked(|mark| {
             if let Some(built) = self.read(&key, problem, mark) {
                 return Ok(built);
             }
-            let kind = problem.kind().filter(|_| self.version >= KERNEL_CACHE_VERSION);
-            let sized = kind.map(|kind| self.build(problem, choice, mark, Some(kind)));
-            let built = match sized {
-                Some(Ok(built)) => built,
-                // What there is for any size need not be all there is.
-                _ => self.build(problem, choice, mark, None)?,
-            };
+            let built = Self::build(problem, choice, mark)?;
             self.built.fetch_add(1, Ordering::Relaxed);
             self.write(&key, &built);
             Ok(built)
@@ -468,39 +459,15 @@ impl Cudnn {
         }
     }
 
-    /// Where plans of a kind of graph find each other's kernels.
-    fn kernels<'k>(
-        kernels: &'k mut HashMap<String, Descriptor>,
-        kind: String,
-        graph: &Descriptor,
-    ) -> Made<&'k Descriptor> {
-        Ok(match kernels.entry(kind) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(free) => {
-                let made = Descriptor::new(D::CUDNN_BACKEND_KERNEL_CACHE_DESCRIPTOR)?
-                    .parts(A::CUDNN_ATTR_KERNEL_CACHE_OPERATION_GRAPH, &[graph])?
-                    .finish("a cache of kernels")?;
-                free.insert(made)
-            }
-        })
-    }
-
-    /// A plan; with `kind`, one whose kernels those for other sizes use too.
-    fn build(&self, problem: &Problem, choice: Option<usize>, mark: Mark<'_>, kind: Option<String>) -> Made<Built> {
+    fn build(problem: &Problem, choice: Option<usize>, mark: Mark<'_>) -> Made<Built> {
         let tensors =
             problem.tensors.iter().enumerate().map(|(id, t)| tensor(id, t)).collect::<Made<Vec<Descriptor>>>()?;
         let operations = problem.operations.iter().map(|o| operation(o, &tensors)).collect::<Made<Vec<_>>>()?;
         let graph = Descriptor::new(D::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
-        let mut graph = mark
+        let graph = mark
             .set(graph, Some(A::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?
-            .parts(A::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations.iter().collect::<Vec<_>>())?;
-        if kind.is_some() {
-            let (attribute, kind) = (A::CUDNN_ATTR_OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED, T::CUDNN_TYPE_BOOLEAN);
-            graph = graph.set(attribute, kind, &[true])?;
-        }
-        let graph = graph.finish("this graph of operations")?;
-        let mut all = kind.is_some().then(|| self.kernels.lock().unwrap_or_else(PoisonError::into_inner));
-        let kernels = all.as_mut().zip(kind).map(|(all, kind)| Self::kernels(all, kind, &graph)).transpose()?;
+            .parts(A::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations.iter().collect::<Vec<_>>())?
+            .finish("this graph of operations")?;
         use sys::cudnnBackendHeurMode_t::{CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
         let (mut reason, mut number) = (None, 0);
         for mode in [CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK] {
@@ -516,7 +483,7 @@ impl Cudnn {
                 if choice.is_some_and(|choice| choice + 1 != number) {
                     continue;
                 }
-                match execution_plan(problem, config, number - 1, mark, kernels) {
+                match execution_plan(problem, config, number - 1, mark) {
                     Ok(built) => return Ok(built),
                     Err(why) => {
                         reason.get_or_insert(why);
@@ -540,24 +507,15 @@ fn configs(graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t, mark: Mark<'_>
     Ok(configs)
 }
 
-fn execution_plan(
-    problem: &Problem,
-    config: &Descriptor,
-    number: usize,
-    mark: Mark<'_>,
-    kernels: Option<&Descriptor>,
-) -> Made<Built> {
+fn execution_plan(problem: &Problem, config: &Descriptor, number: usize, mark: Mark<'_>) -> Made<Built> {
     let engines = [Descriptor::new(D::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?];
     config.fill(A::CUDNN_ATTR_ENGINECFG_ENGINE, &engines)?;
     let engine = engines[0].number(A::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
     if problem.multiplies_f32() && !problem.tf32 && has_tensor_cores(&engines[0])? {
         return Err("cuDNN's engines for f32 use TF32, which is not allowed".to_owned());
     }
-    let mut plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+    let plan = Descriptor::new(D::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
         .parts(A::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
-    if let Some(kernels) = kernels {
-        plan = plan.parts(A::CUDNN_ATTR_EXECUTION_PLAN_KERNEL_CACHE, &[kernels])?;
-    }
     let (handle, properties) = (A::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, A::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
     let plan = mark.set(plan, Some(handle), Some(properties))?.finish("a plan")?;
     let workspace_bytes = workspace_of(&plan, problem)?;
@@ -575,14 +533,6 @@ fn workspace_of(plan: &Descriptor, problem: &Problem) -> Made<usize> {
 }
 
 impl Problem {
-    /// What attentions of any size have in common, if it is one: kernels are compiled for that.
-    fn kind(&self) -> Option<String> {
-        let is_attention = self.operations.iter().any(|o| matches!(o, Operation::Matmul { .. }));
-        let tensors: Vec<_> = self.tensors.iter().map(|t| (t.dtype, t.dims.len(), t.storage)).collect();
-        let width = self.tensors.first().and_then(|t| t.dims.last());
-        is_attention.then(|| format!("{:?} {tensors:?} {width:?}", self.operations))
-    }
-
     /// Whether operands of products are f32.
     pub fn multiplies_f32(&self) -> bool {
         self.operations.iter().any(|o| match o {
@@ -801,6 +751,7 @@ impl Planned for Execution {
         let Some(handle) = &self.handle else {
             return Err(refused("a plan for a device that is only described".to_owned()));
         };
+        let _alone = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
         let bound = self.bind(addresses, workspace).map_err(refused)?;
         let handle = handle.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's stream; the handle is ours until the lock is given back.
