@@ -153,16 +153,27 @@ def test_what_eager_cannot_compute_in_16_bits_is_no_bound() -> None:
     assert done.stdout.split() == ["1.25", str(1.25 * 2.0**-11), "None", "None"]
 
 
+_CHILD = """#!/bin/sh
+# What gpu.py starts: its name, --child, what to do.
+echo "a line that is no answer"
+echo "{\\"row\\": \\"$3\\"}"
+if [ "$3" = failing ]; then exit 3; fi
+sleep 60
+"""
 _BENCH = """
-import sys
+import os, sys
 sys.path.insert(0, "benches")
 import gpu
 
-order = gpu.tasks([*gpu.CASES, *gpu.EXTRAS], list(gpu.CONTENDERS))
-assert order[:4] == [("sdxl", "eager"), ("flux", "eager"), ("sdxl", "default"), ("flux", "default")], order
-assert sorted(order) == sorted([(r, c) for r in gpu.CASES for c in gpu.CONTENDERS] + [(e, "") for e in gpu.EXTRAS])
-assert all(name == "max-autotune" for _, name in order[-len(gpu.CASES):]), "the longest compiles last"
-assert gpu.tasks(["vae"], ["max-autotune"]) == [("vae", "max-autotune")]
+import time
+told = []
+started, python = time.perf_counter(), sys.executable
+sys.executable = os.environ["CHILD"]
+slow, failing = gpu.Process(["slow"], told.append), gpu.Process(["failing"], told.append)
+sys.executable = python
+assert failing.wait(started + 60) == "exit status 3"
+assert slow.wait(time.perf_counter() + 1) == "no time left" and time.perf_counter() - started < 30
+assert sorted(told, key=str) == [{"row": "failing"}, {"row": "slow"}], told
 
 import torch
 import oxidiff
@@ -175,14 +186,20 @@ assert who["computed_by"] == {"kernel": 1} and len(who["refused"]) == 1 and who[
 answer = {"ratio": 0.5, "ours_ms": 1.0, "other_ms": 2.0, "reasons": [], **who, "no_graphs": ["no memory"]}
 print(gpu.told(answer))
 answer |= {"spread": 0.1, "rounds": 7, "error": 0.0, "eager_calls": 0}
-answer |= {"peak_ratio": 1.0, "peak_bytes": 1, "compile_s": 1.0, "first_s": 1.0}
+answer |= {"peak_ratio": 1.0, "peak_bytes": 1, "eager_peak_bytes": 1, "compile_s": 1.0, "first_s": 1.0}
 print(next(gpu.case_rows("sdxl", {"eager": answer}))[-1])
+for error in (float("nan"), 0.5):
+    wrong = next(gpu.case_rows("sdxl", {"eager": {**answer, "error": error}}))
+    assert wrong[3] == "no" and "wrong results" in wrong[4], wrong
 print(gpu.told({"failed": "no time left"}))
 """
 
 
-def test_the_benchmark_begins_with_what_tells_most_and_says_who_computes() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def test_the_benchmark_reads_what_processes_tell_and_says_who_computes(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    child.write_text(_CHILD)
+    child.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CHILD": str(child)}
     command = [sys.executable, "-c", _BENCH]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, env=environment, check=False)
     if "NoCompilerError" in done.stderr:
