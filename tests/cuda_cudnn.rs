@@ -124,6 +124,46 @@ fn upsampling_is_folded_on_every_device() {
     }
 }
 
+/// From sm_90 on a convolution is handed over whole where cuDNN has kernels of its own for that: a dense result, to which
+/// something as large is added, then a bias. Before, gaps and functions too; nowhere what differs from image to image.
+#[test]
+fn what_follows_a_convolution_is_handed_over_where_there_are_kernels_for_it() {
+    if !is_ready() {
+        return;
+    }
+    let head = "symbol s0 \"batch\" = [2]\ninput 0 \"x\": f16[s0,16,16,64]\ninput 1 \"r\": f16[s0,16,16,64]\n\
+                input 2 \"t\": f16[s0,1,1,64]\nparameter 0 \"w\": f16[64,64,3,3]\nparameter 1 \"b\": f16[64]\n\
+                %0: f16[s0,16,16,64] = input() {index=0}\n%1: f16[s0,16,16,64] = input() {index=1}\n\
+                %2: f16[s0,1,1,64] = input() {index=2}\n%3: f16[64,64,3,3] = parameter() {index=0}\n\
+                %4: f16[64] = parameter() {index=1}\n%5: f16[s0,16,16,64] = convolution(%0, %3, %4) {stride=[1, 1], \
+                padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}\n";
+    // Whether all of it is cuDNN's before sm_90 and from it on, and whether its result needs memory of its own there.
+    let cases = [
+        ("return %5\n", [true, true], false),
+        ("%6: f16[s0,16,16,64] = add(%5, %1)\nreturn %6\n", [true, true], false),
+        ("%6: f16[s0,16,16,64] = add(%5, %2)\nreturn %6\n", [false, false], false),
+        ("%6: f16[s0,16,16,64] = silu(%5)\nreturn %6\n", [true, false], false),
+        ("%6: f16[s0,16,16,128] = cat(%5, %1) {dim=3}\nreturn %6\n", [true, false], true),
+    ];
+    for (tail, is_whole, needs_memory) in cases {
+        let plan = support::plan_of(parse_graph(&format!("{head}{tail}")).unwrap(), Precision::Fast, MemoryMode::Fast);
+        let lowered = Lowered::new(&plan).unwrap();
+        let at = plan.steps.iter().position(|s| s.kernel == Kernel::Convolution).unwrap();
+        let delegate = lowered.steps[at].delegate.as_ref().unwrap();
+        for device in DEVICES.iter().filter(|device| device.arch >= 80) {
+            let delegates = Delegates::described(Cudnn::for_description(device.description, None).unwrap());
+            let (step, numerics) = (&plan.steps[at], Numerics::default());
+            let asked = Asked { step, bindings: &[2], arch: device.arch, numerics, fold_flops: 0, is_bounded: false };
+            let outcome = delegate.plan(&asked, &delegates, &|_| Vec::new());
+            let ready = outcome.unwrap_or_else(|(why, _)| panic!("{}, {tail}: {why}", device.name));
+            let is_last = usize::from(device.arch >= 90);
+            let name = format!("{}, {tail}", device.name);
+            assert_eq!(delegate.0[ready.form].after.is_none(), is_whole[is_last], "{name}");
+            assert_eq!(ready.operands.scratch[0].0 > 0, needs_memory && device.arch >= 90, "{name}");
+        }
+    }
+}
+
 /// cuDNN documents engines for heads of up to 256 elements. What it has for those as wide as a VAE's one is not asked for.
 #[test]
 fn wide_heads_have_plans_from_sm_80_on() {

@@ -822,6 +822,14 @@ fn convolutions_are_handed_over_as_they_are_meant() {
     let (always, never) = (&[RunWith::Convolution], &[RunWith::TensorCoresOnF32]);
     let counted = Counted { count: &|w: RunWith| library.count(w as i32), always, never };
     are_handed_over(&cuda, CONVOLUTIONS, &["f32", "f16", "bf16"], 72, &counted);
+    // As under autocast: what is laid out anew is computed of a weight, and no argument or weight has its type.
+    let computed = (
+        "a weight of another type",
+        "x: f32[s0,s1,6,8]; w @ f32[16,8,3,3]; h = T[s0,s1,6,8] convert(x); q = T[16,8,3,3] convert(w); \
+         y = T[s0,s1,6,16] convolution(h, q) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}",
+        &[] as &[RunWith],
+    );
+    are_handed_over(&cuda, &[computed], &["f16", "bf16"], 72, &counted);
 }
 
 #[test]
