@@ -143,7 +143,7 @@ mod tests {
 
     fn kernel(text: &str) -> Kernel {
         let grid = Grid::Packs { rows: 1.into(), cols: 1.into() };
-        Kernel { name: text.to_owned(), text: text.to_owned(), args: Vec::new(), grid, vector: None }
+        Kernel { name: text.to_owned(), text: text.to_owned(), args: Vec::new(), grid, least: 1, vector: None }
     }
 
     #[test]
