@@ -264,8 +264,8 @@ impl Convolution {
         let is_whole = |t: &Tensor| t.dims == plain.dims;
         let is_per_channel = |t: &Tensor| t.dims.iter().enumerate().all(|(d, n)| d == 1 || *n == 1);
         if links.iter().filter_map(|(_, added)| added.as_ref()).any(|t| !is_whole(t) && !is_per_channel(t)) {
-            // Engines that take it have ended in misaligned addresses on an H100 (cuDNN 9.19).
-            return Ok(Err("cuDNN is not asked to add what differs from image to image".to_owned()));
+            // Engines that take a bias for each image have ended in misaligned addresses on an H100 (cuDNN 9.19).
+            return Ok(Err("cuDNN is not asked to add what is repeated along some dimensions alone".to_owned()));
         }
         // The pattern that cuDNN has kernels of its own for: first what is as large as the result, then a bias.
         let is_sum = links.iter().all(|(_, added)| added.is_some());
