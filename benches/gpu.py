@@ -5,10 +5,10 @@
 Random weights, random normal inputs; models with convolutions are channels-last, for everyone. Each model has a process of
 its own, where it and the contenders take turns; times are medians of CUDA events. The processes run side by side, since
 contenders compile for minutes, and whoever measures is alone in that: the others go on compiling, on processors that it does
-not need. What `max-autotune` measures while it compiles is not kept apart: take it with `--only sdxl --against
-max-autotune`. Each answer is told when it is there, with who computed how many steps. The run ends within nine minutes
-and prints one table last; what there was no time for says so. `--write` puts the table into `benches/RESULTS-gpu.md`. Where
-there is no GPU it says why.
+not need, and run for the first time, as `torch.compile` does when it compiles. What `max-autotune` measures then takes time
+of the device: take it by itself, with `--only sdxl --against max-autotune`. Each answer is told when it is there, with who
+computed how many steps. The run ends within nine minutes and prints one table last; what there was no time for says so.
+`--write` puts the table into `benches/RESULTS-gpu.md`. Where there is no GPU it says why.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIMIT_S = 530.0
 CONTENDERS = ("eager", "default", "reduce-overhead", "max-autotune")
 FIRST = "sdxl"
 """The row that compiles before its contenders do: how long that takes is told of it."""
-LOCK = "OXIDIFF_BENCH_LOCK"
+LOCK = "GPU_BENCH_LOCK"
 """Names the file that whoever measures has locked."""
 MOST_REASONS = 5
 """Reasons of libraries that are told."""
@@ -176,12 +176,18 @@ def model(row: str, against: list[str]) -> None:
     compile_seconds: dict[str, float] = {"eager": 0.0}
 
     def compile_next() -> str:
+        """Compiles the next contender, and calls it; one that fails is told of."""
         name = waiting.pop(0)
         started = time.perf_counter()
-        others[name] = contender(name, module, inputs)
-        others[name]()
-        torch.cuda.synchronize()
-        compile_seconds[name] = time.perf_counter() - started
+        run = contender(name, module, inputs)
+        try:
+            run()
+            torch.cuda.synchronize()
+        except Exception as error:
+            tell(row=row, against=name, failed=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+        else:
+            others[name] = run
+            compile_seconds[name] = time.perf_counter() - started
         return name
 
     if row != FIRST and waiting:
@@ -195,11 +201,12 @@ def model(row: str, against: list[str]) -> None:
     again = subprocess.Popen([sys.executable, __file__, "--child", "again", row]) if row == FIRST else None
     while waiting:
         name = compile_next()
-        with alone():
-            now = {"eager": others["eager"], name: others[name]}
-            measured(row, ours, inputs, now, compile_seconds, about)
-    if again is not None:
-        again.wait()
+        if name in others:
+            with alone():
+                now = {"eager": others["eager"], name: others[name]}
+                measured(row, ours, inputs, now, compile_seconds, about)
+    if again is not None and (status := again.wait()):
+        tell(extra="again", failed=f"exit status {status}")
 
 
 def compiled(case: Case, module: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Answer]:
@@ -238,10 +245,10 @@ def load_again(row: str) -> None:
     """Tells how long it takes to have a program that an earlier process has compiled and remembered."""
     module, inputs = build(CASES[row])
     ours = oxidiff.compile(module)
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    oxidiff.warmup(ours, **inputs)
-    tell(extra="again", s=time.perf_counter() - started)
+    with alone():
+        started = time.perf_counter()
+        oxidiff.warmup(ours, **inputs)
+        tell(extra="again", s=time.perf_counter() - started)
 
 
 def measured(
@@ -399,7 +406,7 @@ def extras(names: list[str]) -> None:
 
 
 class Process:
-    """A child whose answers are read while it runs."""
+    """A child whose answers are read while it runs. It and what it starts end with it."""
 
     def __init__(self, words: list[str], note: Callable[[Answer], None]) -> None:
         command = [sys.executable, __file__, "--child", *words]
@@ -417,11 +424,18 @@ class Process:
         """Why it has not told everything, if it has not."""
         try:
             status = self._child.wait(max(0.0, deadline - time.perf_counter()))
+            why = f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
+            why = "no time left"
+        self.end()
+        return why
+
+    def end(self) -> None:
+        """Kills what is left of it, and reads what that has told: a child of its own may hold the pipe."""
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-            return "no time left"
-        self._reader.join()
-        return f"exit status {status}" if status else ""
+        self._child.wait()
+        self._reader.join(10)
 
 
 def told(answer: Answer) -> str:
@@ -474,35 +488,42 @@ def case_rows(row: str, answers: dict[str, Answer]) -> Iterator[tuple[str, str, 
     )
     peak = next(iter(good.values()))
     note = f"{peak['peak_bytes'] >> 20} MiB beyond the weights, graphs included; eager {peak['eager_peak_bytes'] >> 20}"
-    met = mark(peak["peak_ratio"] <= 1.0)
+    met = mark(is_ours and is_right and peak["peak_ratio"] <= 1.0)
     yield "the same: peak memory over eager", f"{peak['peak_ratio']:.2f}", "1.0", met, note
     starts = list(good.values())
     start, bar = starts[0], "25 s" if row == FIRST else ""
-    met = mark(start["compile_s"] <= 25) if bar else ""
+    met = mark(is_ours and is_right and start["compile_s"] <= 25) if bar else ""
     note = f"first call {start['first_s']:.2f} s, of it tuned {start['tune_s']:.1f} s"
     yield "the same: compiled cold", f"{start['compile_s']:.1f} s", bar, met, note
 
 
 def extra_rows(name: str, answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
     """Lines of the table about everything else."""
+
+    def line(
+        what: str, text: str, bar: str, is_met: bool, note: str, of: Answer = answer
+    ) -> tuple[str, str, str, str, str]:
+        eager = of.get("eager_calls", 0)
+        return what, text, bar, mark(is_met and not eager), note + ("; it ran eager" if eager else "")
+
     if "failed" in answer:
         yield name, "not run", "", "", answer["failed"]
     elif name == "overhead":
-        note = "small SD1.5 UNet, device idle" + ("; it ran eager" if answer["eager_calls"] else "")
-        yield "host time of a call", f"{answer['us']:.0f} us", "60 us", mark(answer["us"] <= 60), note
+        us = answer["us"]
+        yield line("host time of a call", f"{us:.0f} us", "60 us", us <= 60, "small SD1.5 UNet, device idle")
     elif name == "again":
-        yield "SDXL in another process, from the cache", f"{answer['s']:.2f} s", "2 s", mark(answer["s"] <= 2), ""
+        yield line("SDXL in another process, from the cache", f"{answer['s']:.2f} s", "2 s", answer["s"] <= 2, "")
     elif name == "new-size":
         added, beyond = answer["added_ms"], answer["added_bytes"]
         note = f"the second call {answer['second_added_ms']:.0f} ms; captures {answer['captures']}"
-        yield "new size on SDXL: added to the first call", f"{added:.0f} ms", "150 ms", mark(added <= 150), note
+        yield line("new size on SDXL: added to the first call", f"{added:.0f} ms", "150 ms", added <= 150, note)
         note = f"graphs {answer['graph_bytes']} bytes"
-        yield "the same: memory added in torch's allocator", f"{beyond} bytes", "0", mark(beyond <= 0), note
+        yield line("the same: memory added in torch's allocator", f"{beyond} bytes", "0", beyond <= 0, note)
     else:
         for what, row in answer.items():
             share = row["share"]
-            note = f"{row['us']:.1f} us" + ("; it ran eager" if row["eager_calls"] else "")
-            yield f"{what}: share of a copy's bandwidth", f"{share:.0%}", "85 %", mark(share >= 0.85), note
+            text, note = f"{share:.0%}", f"{row['us']:.1f} us"
+            yield line(f"{what}: share of a copy's bandwidth", text, "85 %", share >= 0.85, note, row)
 
 
 @contextlib.contextmanager
@@ -534,7 +555,9 @@ def main() -> int:
         print(f"nothing was measured: {reason}")
         return 0
     deadline = time.perf_counter() + given.limit
-    cases: dict[str, dict[str, Answer]] = {name: {} for name in CASES if name in given.only}
+    # New sizes are the first row's to measure.
+    only = [*given.only, FIRST] if "new-size" in given.only else given.only
+    cases: dict[str, dict[str, Answer]] = {name: {} for name in CASES if name in only}
     extra_answers: dict[str, Answer] = {}
 
     def note(answer: Answer) -> None:
@@ -548,15 +571,25 @@ def main() -> int:
 
     with own_cache():
         own = [name for name in given.only if name in EXTRAS and name != "new-size"]
-        started = {"extras": Process(["extras", *own], note)} if own else {}
-        for name in sorted(cases, key=lambda name: name != FIRST):
-            started[name] = Process(["model", name, *given.against], note)
-        for name, process in started.items():
-            why = process.wait(deadline)
-            for missing in given.against if name in cases else own:
-                answers = cases.get(name, extra_answers)
-                if why and missing not in answers:
-                    answers[missing] = {"failed": why}
+        started: dict[str, Process] = {}
+        # As Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            if own:
+                started["extras"] = Process(["extras", *own], note)
+            for name in sorted(cases, key=lambda name: name != FIRST):
+                started[name] = Process(["model", name, *given.against], note)
+            for name, process in started.items():
+                why = process.wait(deadline)
+                for missing in given.against if name in cases else own:
+                    answers = cases.get(name, extra_answers)
+                    if why and missing not in answers:
+                        answers[missing] = {"failed": why}
+                for missing in ("new-size", "again") if why and name == FIRST else ():
+                    extra_answers.setdefault(missing, {"failed": why})
+        finally:
+            for process in started.values():
+                process.end()
     rows = [row for name, answers in cases.items() for row in case_rows(name, answers)]
     rows += [row for name, answer in extra_answers.items() for row in extra_rows(name, answer)]
     lines = [

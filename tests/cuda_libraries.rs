@@ -1042,12 +1042,12 @@ fn ways_to_fold_are_compared() {
         // The image that is written out has half as many channels as the result in four parts.
         assert_eq!(arena(program) < folded_bytes, runs == 1, "{choice}");
     }
-    // Nothing that needs more memory is chosen where memory has a bound.
+    // Where memory has a bound, what needs less of it is done, and nothing else is chosen.
     let options = PlanOptions { memory: MemoryMode::Fast, memory_budget: Some(1 << 30), ..PlanOptions::default() };
     let bounded = harness::OnDevice::with_options(&cuda, &graph, Precision::Fast, &weights, options);
     let row = bounded.executable.program().specialize(&[2, 4]).unwrap().sites().remove(0);
-    assert_eq!((row.op, row.ways.len()), (before.op, 7));
-    assert_eq!(arena(bounded.executable.program()), folded_bytes);
+    assert_eq!(row.ways.len(), 7, "{:?}", row.ways);
+    assert!(arena(bounded.executable.program()) < folded_bytes);
 }
 
 /// A trial of the one over a whole image fails where the image is not what it should be.

@@ -207,6 +207,8 @@ def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x, dtype, device = given["self"], given.get("dtype"), given.get("device")
+    if device is None and (other := given.get("other")) is not None:
+        device = other.device
     if device is not None and not _is_there(rec, torch.device(device)):
         raise rec.error(f"a tensor is moved to {device}, from {rec.device}", func)
     order: torch.memory_format = given.get("memory_format") or torch.preserve_format
@@ -226,8 +228,12 @@ def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _is_there(rec: Recorder, device: torch.device) -> bool:
     """Whether a device is the one of the call, or what its tensors are traced on."""
-    own = rec.device
-    is_own = device.type == own.type and (device.index is None or own.index is None or device.index == own.index)
+    own: torch.device = rec.device
+    # None where the code says "cuda"; torch's types do not have it.
+    index: int | None = device.index
+    if index is None and device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device()
+    is_own = device.type == own.type and (index is None or own.index is None or index == own.index)
     return is_own or device.type == "meta"
 
 

@@ -158,7 +158,8 @@ fn vector_form(launch: &Launch, bindings: &[i64]) -> Result<Option<Wide>> {
         }
         aligned.push((*operand, (size * vector.width).min(16)));
     }
-    Ok(launch.grid.geometry(bindings, vector.width)?.map(|geometry| (geometry, aligned)))
+    // What it has no room for, the other form may have.
+    Ok(launch.grid.geometry(bindings, vector.width).ok().flatten().map(|geometry| (geometry, aligned)))
 }
 
 /// What addresses of a run point into.

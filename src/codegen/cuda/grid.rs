@@ -154,7 +154,10 @@ impl Grid {
                     let lanes = cols.div_ceil(width as u64).div_ceil(*packs).next_power_of_two();
                     let lanes = lanes.clamp(1, u64::from(WARP)) as u32;
                     let items = THREADS / lanes;
-                    let grid = [blocks_x(rows.div_ceil(u64::from(items)))?, 1, 1];
+                    // Row numbers are 32-bit.
+                    let fits = rows < u64::from(u32::MAX) - u64::from(THREADS);
+                    let blocks = if fits { blocks_x(rows.div_ceil(u64::from(items))) } else { Err(too_large(rows)) };
+                    let grid = [blocks?, 1, 1];
                     return Ok((rows > 0).then_some(Geometry { grid, block: [lanes, items, 1], shared_bytes: 0 }));
                 }
                 let threads = cols.div_ceil(width as u64).next_multiple_of(u64::from(WARP));
@@ -180,7 +183,7 @@ impl Grid {
             }
             Grid::Chunks { batch, pixels, channels, slices } => {
                 let (images, channels) = (at(batch)?, at(channels)?);
-                let bytes = chunk_bytes(channels, width);
+                let bytes = chunk_bytes(channels, *slices, width);
                 if bytes > u64::from(SHARED_BYTES) {
                     return Err(Error::invalid(format!("a group norm over {channels} channels has no kernel")));
                 }
@@ -223,9 +226,12 @@ fn fold_fits(count: u64) -> Result<()> {
     Err(Error::invalid(format!("a reduction over {count} elements at once has no kernel on a GPU")))
 }
 
-/// Shared memory of a block that has a chunk of pixels and this many channels, `width` neighbours to a thread.
-pub(super) fn chunk_bytes(channels: u64, width: usize) -> u64 {
-    channels.saturating_mul(8).saturating_add(u64::from(THREADS) * (2 * width as u64 + 1) * 4)
+/// Shared memory of a block that has a chunk of pixels and this many channels, `width` neighbours to a thread: what the kernel lays
+/// out, which has no need of the first part where each thread has packs of its own.
+pub(super) fn chunk_bytes(channels: u64, slices: i64, width: usize) -> u64 {
+    let is_shared = slices > 1 || channels / (width as u64) < u64::from(THREADS);
+    let joined = if is_shared { u64::from(THREADS) * (2 * width as u64 + 1) * 4 } else { 0 };
+    channels.saturating_mul(8).saturating_add(joined)
 }
 
 /// Shared memory in which a row of `cols` f32 is kept; 0 where it does not fit, which is what the kernel asks.
@@ -293,6 +299,20 @@ mod tests {
         assert_eq!(seen(9, 1280, 8), Some((2, [32, 8, 1], 0)));
         assert_eq!(seen(9, 1288, 8).map(|(blocks, block, _)| (blocks, block)), Some((9, [192, 1, 1])));
         assert_eq!(seen(0, 128, 8), None);
+        assert!(Grid::Rows { rows: (1i64 << 32).into(), cols: 1.into(), packs: 1 }.geometry(&[], 1).is_err());
+    }
+
+    #[test]
+    fn group_norms_of_many_channels_have_room() {
+        let bytes = |channels: i64, slices: i64, width: usize| {
+            let grid = Grid::Chunks { batch: 1.into(), pixels: 64.into(), channels: channels.into(), slices };
+            grid.geometry(&[], width).map(|g| g.unwrap().shared_bytes).ok()
+        };
+        assert_eq!(bytes(240, 2, 8), Some(240 * 8 + 256 * 17 * 4));
+        // A thread for each channel, or more of them.
+        assert_eq!(bytes(6144, 1, 1), Some(6144 * 8));
+        assert_eq!(bytes(4096, 1, 8), Some(4096 * 8));
+        assert_eq!(bytes(6145, 1, 1), None);
     }
 
     #[test]

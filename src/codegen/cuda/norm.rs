@@ -85,8 +85,9 @@ fn lower_moments(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     w.lines(&format!(
         "OX_DYNAMIC_SHARED(float, joined);
         const u32 wide = (u32){c} / (u32){groups}, room = (u32){slice_words} * wide;
-        // Mean and sum of squared deviations of this many packs, and their counts; then of every channel.
-        float* means = joined + blockDim.x * (2 * V + 1);
+        // Mean and sum of squared deviations of every thread's pack, and its count, where threads share packs; then of channels.
+        const bool is_shared = (u32){slices_word} > 1 || room / V < blockDim.x;
+        float* means = joined + (is_shared ? blockDim.x * (2 * V + 1) : 0);
         float* squares = means + room;
         const u32 first_group = blockIdx.x % (u32){slices_word} * (u32){slice_words}, of_image = blockIdx.x / (u32){slices_word};
         const u32 batch = of_image / (u32){chunks}, at = of_image % (u32){chunks};
@@ -183,7 +184,9 @@ fn lower_moments(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     let grid = Grid::Chunks { batch: x.shape[0].clone(), pixels, channels: room.clone(), slices };
     let width = (16 / x.dtype.size_bytes()).min(MOST_WIDTH as usize);
     // One at a time needs the least shared memory.
-    let fits = room.as_constant().is_none_or(|room| chunk_bytes(room.unsigned_abs(), width) <= u64::from(SHARED_BYTES));
+    let fits = room
+        .as_constant()
+        .is_none_or(|room| chunk_bytes(room.unsigned_abs(), slices, width) <= u64::from(SHARED_BYTES));
     let width = if fits { width } else { 1 };
     let vector = Vector {
         width,

@@ -34,6 +34,7 @@ const RULES: &[Rule] = &[
     pad,
     slice_scatter,
     flip,
+    rotation,
     index_select,
     gather,
     reduce,
@@ -360,6 +361,13 @@ fn flip(g: &mut Generator) -> Option<ValueId> {
     let (k, ty) = (g.known(x), g.ty(x));
     let dims = vec![g.rng.below(ty.rank())];
     Some(g.push(Op::Flip { dims }, &[x], ty.dtype, ty.shape, k))
+}
+
+fn rotation(g: &mut Generator) -> Option<ValueId> {
+    let is_even = |size: &Dim| size.as_constant().is_some_and(|n| n > 0 && n % 2 == 0);
+    let x = g.pick(|ty| ty.dtype.is_float() && ty.shape.last().is_some_and(is_even))?;
+    let (k, ty) = (g.known(x), g.ty(x));
+    Some(g.push(Op::Unary(UnaryOp::RotatePairs), &[x], ty.dtype, ty.shape, k))
 }
 
 /// An index below `size`: an integer value modulo it.

@@ -7,7 +7,7 @@
 
 use super::super::cudnn::{Mode, Operation, Problem, Storage, Tensor};
 use super::super::lower::Place;
-use super::{MASK, Operands, Refusal, alignment};
+use super::{Asked, MASK, Operands, Refusal, alignment};
 use crate::codegen::cuda::View;
 use crate::ir::{DType, Dim, Op};
 use crate::plan::access::dense_strides;
@@ -86,7 +86,7 @@ impl Attention {
     }
 
     /// Why cuDNN has no engine for operands of these types.
-    fn refusal(step: &Step, arch: u32) -> Option<Refusal> {
+    fn refusal(step: &Step, arch: u32, is_bounded: bool) -> Option<Refusal> {
         let ([q, k, v, ..], [out]) = (step.operands.as_slice(), step.stores.as_slice()) else { return None };
         if arch < OLDEST_ARCH {
             let (major, minor) = (arch / 10, arch % 10);
@@ -96,18 +96,15 @@ impl Attention {
         if is_other {
             return Some(format!("cuDNN has no attention of {}", q.dtype.name()));
         }
-        let width = q.shape.last().and_then(Dim::as_constant).filter(|width| *width > WIDEST_HEAD)?;
+        // Products keep scores.
+        let width = q.shape.last().and_then(Dim::as_constant).filter(|width| *width > WIDEST_HEAD && !is_bounded)?;
         Some(format!("heads of {width} elements are faster as products"))
     }
 
     /// The graph for these sizes. Operands: queries, keys, values, result, mask.
-    pub fn problem(
-        &self,
-        step: &Step,
-        bindings: &[i64],
-        arch: u32,
-    ) -> Result<std::result::Result<(Problem, Operands), Refusal>> {
-        if let Some(reason) = Self::refusal(step, arch) {
+    pub fn problem(&self, asked: &Asked<'_>) -> Result<std::result::Result<(Problem, Operands), Refusal>> {
+        let Asked { step, bindings, arch, is_bounded, .. } = *asked;
+        if let Some(reason) = Self::refusal(step, arch, is_bounded) {
             return Ok(Err(reason));
         }
         let ([q, k, v, mask @ ..], [out]) = (step.operands.as_slice(), step.stores.as_slice()) else {

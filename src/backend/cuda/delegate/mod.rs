@@ -730,6 +730,9 @@ impl Delegate {
             };
             let ready = || -> std::result::Result<Ready, Refused> {
                 let (problem, operands) = form.problem(asked).map_err(|why| (why, None))?;
+                if form.is_folded() && asked.is_bounded && self.has_less_scratch(asked, &operands) {
+                    return Err(("the whole image needs less memory than four parts of the result".to_owned(), None));
+                }
                 let site = || {
                     let names = kernels(form);
                     Site::new(problem.clone(), &names.iter().map(String::as_str).collect::<Vec<_>>())
@@ -770,6 +773,13 @@ impl Delegate {
             }
         }
         Err((reason.unwrap_or_else(|| "no library has this op".to_owned()), None))
+    }
+
+    /// Whether the first form over a whole image needs less memory than operands of one that folds.
+    fn has_less_scratch(&self, asked: &Asked<'_>, folded: &Operands) -> bool {
+        let bytes = |operands: &Operands| operands.scratch.iter().map(|(bytes, _)| *bytes).sum::<usize>();
+        let mut others = self.0.iter().filter(|form| !form.is_folded());
+        others.find_map(|form| form.problem(asked).ok()).is_some_and(|(_, other)| bytes(&other) < bytes(folded))
     }
 
     /// Whether a form reads sums of taps.
@@ -845,7 +855,7 @@ impl Form {
                 if super::found().cudnn.as_ref().is_ok_and(|found| found.version == REFUSED_ATTENTION) {
                     return Err("cuDNN's own frontend refuses the attention of 9.10".to_owned());
                 }
-                let (graph, operands) = attention.problem(step, bindings, arch).map_err(|e| e.to_string())??;
+                let (graph, operands) = attention.problem(asked).map_err(|e| e.to_string())??;
                 let tf32 = numerics.tf32_products;
                 Ok((Problem::Graph(cudnn::Problem { workspace_bytes, tf32, ..graph }), operands))
             }

@@ -1,4 +1,4 @@
-//! Attention as products, for what cuDNN's fused engines do not take: f32, and devices before sm_80.
+//! Attention as products, for what cuDNN's fused engines do not take: f32, devices before sm_80, wide heads.
 //!
 //! The scores of a chunk of queries, all heads of an image at once, go to the step's workspace in f32; a generated kernel
 //! makes shares of them, in the type of the values, of the keys that masks and causality leave; a second product adds up the
