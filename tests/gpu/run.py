@@ -153,10 +153,11 @@ class Block(nn.Module):
         return x + self.conv2(nn.functional.silu(self.norm2(hidden))) * factor
 
 
-def block(run: Run, batch: int = 2, size: int = 32) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def block(run: Run, batch: int = 2, size: int = 32, channels: int = 64) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
-    made = Block().eval().requires_grad_(False).to(run.device)
-    return made, (torch.randn(batch, 64, size, size, device=run.device), torch.randn(batch, 64, device=run.device))
+    made = Block(channels).eval().requires_grad_(False).to(run.device)
+    image = torch.randn(batch, channels, size, size, device=run.device)
+    return made, (image, torch.randn(batch, channels, device=run.device))
 
 
 def exact_of(module: nn.Module, args: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
@@ -300,10 +301,16 @@ def streams(run: Run) -> str:
 
 
 def threads(run: Run) -> str:
-    """Five threads on streams of their own, at two sizes."""
-    module, _ = block(run)
+    """Five threads on streams of their own, at two sizes, that plan, run and record for the first time side by side: of four
+    programs, one after the other."""
+    return "; ".join(in_threads(run, channels) for channels in (64, 96, 128, 160))
+
+
+def in_threads(run: Run, channels: int) -> str:
+    run.require_time(f"blocks of fewer than {channels} channels")
+    module, _ = block(run, channels=channels)
     ours = compiled(module)
-    cases = [block(run, size=size)[1] for size in (16, 40)]
+    cases = [block(run, size=size, channels=channels)[1] for size in (16, 40)]
     exact = [exact_of(module, args) for args in cases]
     problems: list[str] = []
 

@@ -157,7 +157,8 @@ _CHILD = """#!/bin/sh
 # What gpu.py starts: its name, --child, what to do.
 echo "a line that is no answer"
 echo "{\\"row\\": \\"$3\\"}"
-if [ "$3" = failing ]; then exit 3; fi
+# What it has started holds the pipe.
+if [ "$3" = failing ]; then sleep 60 & exit 3; fi
 sleep 60
 """
 _BENCH = """
