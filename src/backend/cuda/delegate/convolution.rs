@@ -309,6 +309,15 @@ impl Convolution {
     }
 }
 
+/// Whether the sums of a weight's taps, which are kept, take more memory than the result that they are for.
+pub(super) fn keeps_more_than_it_writes(step: &Step, bindings: &[i64]) -> Result<bool> {
+    let ([_, w], [store, ..]) = (step.operands.as_slice(), step.stores.as_slice()) else { return Ok(false) };
+    let weight = w.concrete(bindings)?;
+    // Four times four taps instead of nine.
+    let sums = weight.numel() / 9 * 16 * w.dtype.size_bytes();
+    Ok(sums > store.concrete(bindings)?.numel() * store.dtype.size_bytes())
+}
+
 fn push(tensors: &mut Vec<Tensor>, tensor: Tensor) -> usize {
     tensors.push(tensor);
     tensors.len() - 1

@@ -810,7 +810,7 @@ pub struct Asked<'a> {
     pub arch: u32,
     /// What the user allows.
     pub numerics: Numerics,
-    /// Operations from which on an upsampling is folded.
+    /// Operations from which on an upsampling is folded; 0: also where its sums of taps take more memory than its result.
     pub fold_flops: u64,
     /// Whether memory has a bound, so that what is faster and needs more is no choice.
     pub is_bounded: bool,
@@ -840,6 +840,11 @@ impl Form {
                 let flops = step.flops.eval(bindings).map_err(|e| e.to_string())?;
                 if u64::try_from(flops).unwrap_or(0) < fold_flops {
                     return Err("it is too small to be worth four convolutions".to_owned());
+                }
+                if fold_flops > 0
+                    && convolution::keeps_more_than_it_writes(step, bindings).map_err(|e| e.to_string())?
+                {
+                    return Err("its sums of taps would take more memory than its result".to_owned());
                 }
                 let (parts, operands) = convolution.parts(asked, self.dtype).map_err(|e| e.to_string())??;
                 let (workspace_bytes, tf32) = (CONVOLUTION_WORKSPACE_BYTES, numerics.tf32_convolutions);
