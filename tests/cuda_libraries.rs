@@ -832,6 +832,28 @@ fn convolutions_are_handed_over_as_they_are_meant() {
     are_handed_over(&cuda, &[computed], &["f16", "bf16"], 72, &counted);
 }
 
+/// What graphs were recorded on stays when they go, since handles of the library name it: of a program that is no more, and of
+/// streams beyond those that a size keeps graphs for.
+#[test]
+fn streams_that_handles_name_stay() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    for (_, lines, _) in &CONVOLUTIONS[..2] {
+        let graph = graph_of(lines, "f16");
+        let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+        let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        for stream in [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 0] {
+            let call = ours.call_on(SIDE + 16 * stream, &[2, 4], &inputs);
+            ours.launch(&call).unwrap();
+            harness::difference(&ours.read(&call).unwrap()[0], &want[0], 72)
+                .unwrap_or_else(|e| panic!("stream {stream}: {e}"));
+        }
+        let told = ours.executable.program().peek(&[2, 4]).unwrap().delegations();
+        assert!(told.iter().all(|choice| choice.by == "cuDNN"), "{told:?}");
+    }
+}
+
 #[test]
 fn what_is_misread_of_a_convolution_shows() {
     let _alone = alone();

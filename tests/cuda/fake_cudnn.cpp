@@ -310,7 +310,12 @@ int cudnnCreate(Handle** handle) {
     return SUCCESS;
 }
 int cudnnDestroy(Handle* handle) { delete handle; return SUCCESS; }
-int cudnnSetStream(Handle* handle, void* stream) { handle->stream = stream; return SUCCESS; }
+int cudnnSetStream(Handle* handle, void* stream) {
+    // As the real one may, it looks at the stream that it was told before.
+    if (handle->stream && is_gone(handle->stream)) return fail(BAD_PARAM, "the stream of before is no more");
+    handle->stream = stream;
+    return SUCCESS;
+}
 void cudnnGetLastErrorString(char* text, size_t size) { snprintf(text, size, "%s", last_error); }
 int cudnnBackendCreateDescriptor(int kind, Shared** made) {
     *made = new Shared(new Descriptor{kind});

@@ -74,6 +74,14 @@ inline bool is_captured(void* stream) {
     return ask && ask(stream, &status) == 0 && status != 0;
 }
 
+// Whether the driver does not know a stream any more.
+inline bool is_gone(void* stream) {
+    typedef int (*Ask)(void*, int*);
+    static Ask ask = (Ask)dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuStreamIsCapturing");
+    int status = 0;
+    return ask && ask(stream, &status) == 400;
+}
+
 // Gives the stream of the stand-in driver a function to call: now, or whenever the graph runs that captures it.
 inline bool enqueue(void* stream, std::function<void()> work) {
     typedef int (*Launch)(void*, void (*)(void*), void*);

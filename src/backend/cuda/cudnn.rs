@@ -36,7 +36,8 @@ pub(super) const MOST_HANDLES: usize = 4;
 const MOST_BYTES: u64 = 256 << 20;
 /// Plans are run by one thread at a time, and not while others are built; they are built by several. By cuDNN's documentation
 /// handles alone tell threads apart. But two of eight runs of a test with five threads ended in a segmentation fault on an H200
-/// (cuDNN 9.19), in first calls that planned and ran side by side; several threads that plan have never.
+/// (cuDNN 9.19), in first calls that planned and ran side by side; several threads that plan have never. What was found since
+/// (`CaptureStream`) may explain it: a GPU has to say whether this lock is needed.
 static RUNNING: RwLock<()> = RwLock::new(());
 /// Engines that are asked for from one heuristic.
 const ASKED: i64 = 16;

@@ -509,15 +509,24 @@ impl Drop for Captured {
     }
 }
 
-/// A stream of our own, to capture on: the caller's may be the default one, which cannot be captured.
+/// A stream of our own, to capture on: the caller's may be the default one, which cannot be captured. Given back when it is dropped,
+/// and never destroyed: a library's handle names the stream that it was last told, and may look at it when it is told another.
 #[derive(Debug)]
 pub struct CaptureStream(sys::CUstream, Arc<Device>);
 
 // SAFETY: used behind a lock.
 unsafe impl Send for CaptureStream {}
 
+/// Streams that nobody captures on, as many as there ever were at once.
+static IDLE: Mutex<Vec<CaptureStream>> = Mutex::new(Vec::new());
+
 impl CaptureStream {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = idle.iter().position(|stream| Arc::ptr_eq(&stream.1, device)) {
+            return Ok(idle.swap_remove(at));
+        }
+        drop(idle);
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a place for the handle; the context is current.
@@ -543,10 +552,8 @@ impl CaptureStream {
 
 impl Drop for CaptureStream {
     fn drop(&mut self) {
-        if let Ok(_context) = self.1.enter() {
-            // SAFETY: created once, destroyed once.
-            unsafe { sys::cuStreamDestroy_v2(self.0) };
-        }
+        // Whoever drops it is done with it: what it was given is recorded, and nothing ran there.
+        IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(Self(self.0, self.1.clone()));
     }
 }
 

@@ -111,7 +111,6 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuStreamSynchronize",
     "cuStreamIsCapturing",
     "cuStreamCreate",
-    "cuStreamDestroy_v2",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
     "cuThreadExchangeStreamCaptureMode",
