@@ -169,8 +169,9 @@ class Tuner:
                 if is_open or self.options.tune == "full":
                     known = len(_held)
                     is_done = self._measure_all(sites, start, key, name, budget)
-                    # On a GPU the budget is spent once, not at every start: what promises most has been measured.
-                    is_done |= self._is_on_device and not is_ending()
+                    # On a GPU the budget is spent once, not at every start: what promises most has been measured. Where
+                    # others have left nothing of it, nothing has.
+                    is_done |= self._is_on_device and not is_ending() and len(_held) > known
                     # A size at which nothing was learned is not worth writing down: servers see thousands.
                     self.has_news |= len(_held) > known or (is_done and not self.tuned)
                     if is_done:

@@ -818,6 +818,7 @@ def test_a_budget_that_breaks_off_on_a_gpu_leaves_what_was_learned_and_is_spent_
     with monkeypatch.context() as ending:
         ending.setattr(tune, "is_ending", lambda: True)
         assert not process(10.0, tuned)[1].has_news and not tuned, "a process that ends has not spent it"
+    assert not process(0.0, tuned)[1].has_news and not tuned, "others have spent it"
     _, tuner = process(10.0, tuned)
     assert tuner.has_news and set(known.values()) == {"library 2"}
     assert 2 <= len(known) < 6 and len(tuned) == 1, "what promises most was measured"

@@ -207,13 +207,11 @@ def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x, dtype, device = given["self"], given.get("dtype"), given.get("device")
-    if device is None and (other := given.get("other")) is not None:
-        device = other.device
+    if (other := given.get("other")) is not None:
+        dtype, device = other.dtype, other.device
     if device is not None and not _is_there(rec, torch.device(device)):
         raise rec.error(f"a tensor is moved to {device}, from {rec.device}", func)
     order: torch.memory_format = given.get("memory_format") or torch.preserve_format
-    if (other := given.get("other")) is not None:
-        dtype = other.dtype
     is_ordered = order is torch.preserve_format
     if dtype is not None and dtype is not x.dtype:
         x = rec.emit(aten.to.dtype, (x, dtype), {})
