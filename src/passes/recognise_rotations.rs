@@ -21,12 +21,12 @@ use crate::ir::{Changed, DType, Dim, Editor, Graph, Op, UnaryOp, ValueId};
 pub const PASS: Pass = Pass { name: "recognise_rotations", run };
 
 fn run(graph: &Graph, ctx: &PassCtx) -> Result<(Graph, Changed)> {
+    if !ctx.rotates_pairs {
+        return Ok((graph.clone(), Changed::No));
+    }
     let mut edit = Editor::new(graph, PASS.name);
     for v in graph.values() {
         edit.copy(v);
-        if !ctx.rotates_pairs {
-            continue;
-        }
         let Some(pairs) = rotated(graph, v) else { continue };
         let ty = graph.ty(v).clone();
         let lead = &ty.shape[..ty.rank() - 2];

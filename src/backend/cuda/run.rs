@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES};
+use super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES, sums_bytes};
 use super::driver::{CaptureStream, Function, Graph, GraphLaunch, Node, Relaxed, StreamHandle, launch};
 use super::lower::{self, DENSIFY_DIMS, Launch, Launches, Place};
 use super::{Entry, NAME, Program, cold, streams};
@@ -20,7 +20,7 @@ use crate::codegen::cuda::{Arg, GEMV_ROWS, Geometry, chunk_count, chunk_pixels};
 use crate::ir::DType;
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
-use crate::plan::{BufferKind, ConcreteAccess, MemoryMode, PackForm, Plan, Step};
+use crate::plan::{BufferKind, MemoryMode, PackForm, Plan, Step};
 use crate::select::Kernel as Select;
 use crate::{Error, Result};
 
@@ -1115,14 +1115,6 @@ fn is_whole_parameter(plan: &Plan, pack: usize) -> bool {
     match plan.buffers[source.buffer.index()].kind {
         BufferKind::Parameter(slot) => source.is_whole(&plan.graph.parameters[slot as usize].ty),
         _ => false,
-    }
-}
-
-/// Bytes of the sums of a weight's taps, if it is one that has such.
-fn sums_bytes(weight: &ConcreteAccess) -> usize {
-    match *weight.shape {
-        [filters, channels, 3, 3] => 16 * filters * channels * weight.dtype.size_bytes(),
-        _ => 0,
     }
 }
 

@@ -150,8 +150,9 @@ impl Grid {
             }
             Grid::Rows { rows, cols, packs } => {
                 let (rows, cols) = (at(rows)?, at(cols)?);
-                if cols.div_ceil(width as u64) <= SHORT_PACKS * u64::from(WARP) {
-                    let lanes = cols.div_ceil(width as u64).div_ceil(*packs).next_power_of_two();
+                let own = cols.div_ceil(width as u64);
+                if own <= SHORT_PACKS * u64::from(WARP) {
+                    let lanes = own.div_ceil(*packs).next_power_of_two();
                     let lanes = lanes.clamp(1, u64::from(WARP)) as u32;
                     let items = THREADS / lanes;
                     // Row numbers are 32-bit.
@@ -160,7 +161,7 @@ impl Grid {
                     let grid = [blocks?, 1, 1];
                     return Ok((rows > 0).then_some(Geometry { grid, block: [lanes, items, 1], shared_bytes: 0 }));
                 }
-                let threads = cols.div_ceil(width as u64).next_multiple_of(u64::from(WARP));
+                let threads = own.next_multiple_of(u64::from(WARP));
                 let threads = threads.clamp(u64::from(WARP), u64::from(THREADS)) as u32;
                 plain(rows, threads, row_bytes(cols))
             }

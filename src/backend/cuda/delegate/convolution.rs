@@ -11,7 +11,7 @@ use super::super::cudnn::{Mode, Operation, Problem, Storage, Tensor};
 use super::super::lower::Place;
 use super::{A_RESULT, Asked, IMAGE, Link, Operands, Out, Piece, RESULT, Refusal, alignment, chain, is_full};
 use crate::ir::{DType, Dim, Op};
-use crate::plan::{Access, Step};
+use crate::plan::{Access, ConcreteAccess, Step};
 use crate::{Error, Result};
 
 /// What follows the sums.
@@ -263,22 +263,22 @@ impl Convolution {
         let plain = tensor(&sizes, &dense(&sizes), DType::F32, Storage::Virtual);
         let is_whole = |t: &Tensor| t.dims == plain.dims;
         let is_per_channel = |t: &Tensor| t.dims.iter().enumerate().all(|(d, n)| d == 1 || *n == 1);
-        if links.iter().filter_map(|(_, added)| added.as_ref()).any(|t| !is_whole(t) && !is_per_channel(t)) {
+        let added = || links.iter().filter_map(|(_, added)| added.as_ref());
+        if added().any(|t| !is_whole(t) && !is_per_channel(t)) {
             // Engines that take a bias for each image have ended in misaligned addresses on an H100 (cuDNN 9.19).
             return Ok(Err("cuDNN is not asked to add what is repeated along some dimensions alone".to_owned()));
         }
         // The pattern that cuDNN has kernels of its own for: first what is as large as the result, then a bias.
+        let is_dense = |t: &Tensor| t.strides == plain.strides;
         let is_sum = links.iter().all(|(_, added)| added.is_some());
+        let biases = added().filter(|t| is_per_channel(t)).count();
+        let is_native = is_sum
+            && (links.is_empty() || (biases == 1 && links.len() <= 2))
+            && is_dense(&y_tensor)
+            && added().filter(|t| !is_per_channel(t)).all(is_dense);
         if is_sum {
             links.sort_by_key(|(_, added)| added.as_ref().is_some_and(is_per_channel));
         }
-        let shape: Vec<bool> = links.iter().map(|(_, added)| added.as_ref().is_some_and(is_per_channel)).collect();
-        let is_dense = |t: &Tensor| t.strides == plain.strides;
-        let added_whole = links.iter().filter_map(|(_, added)| added.as_ref()).filter(|t| !is_per_channel(t));
-        let is_native = is_sum
-            && matches!(shape.as_slice(), [] | [true] | [false, true])
-            && is_dense(&y_tensor)
-            && added_whole.into_iter().all(is_dense);
         if arch >= NATIVE_ONLY && !is_native {
             return Ok(Err("cuDNN has no kernel of its own for what follows, or for gaps".to_owned()));
         }
@@ -309,13 +309,18 @@ impl Convolution {
     }
 }
 
+/// Bytes of the sums of a weight's taps, if it is one that has such.
+pub(in super::super) fn sums_bytes(weight: &ConcreteAccess) -> usize {
+    match *weight.shape {
+        [filters, channels, 3, 3] => 16 * filters * channels * weight.dtype.size_bytes(),
+        _ => 0,
+    }
+}
+
 /// Whether the sums of a weight's taps, which are kept, take more memory than the result that they are for.
 pub(super) fn keeps_more_than_it_writes(step: &Step, bindings: &[i64]) -> Result<bool> {
     let ([_, w], [store, ..]) = (step.operands.as_slice(), step.stores.as_slice()) else { return Ok(false) };
-    let weight = w.concrete(bindings)?;
-    // Four times four taps instead of nine.
-    let sums = weight.numel() / 9 * 16 * w.dtype.size_bytes();
-    Ok(sums > store.concrete(bindings)?.numel() * store.dtype.size_bytes())
+    Ok(sums_bytes(&w.concrete(bindings)?) > store.concrete(bindings)?.numel() * store.dtype.size_bytes())
 }
 
 fn push(tensors: &mut Vec<Tensor>, tensor: Tensor) -> usize {

@@ -20,6 +20,7 @@ pub(super) mod product;
 use attention::Attention;
 pub(super) use attention::added_mask;
 use convolution::Convolution;
+pub(super) use convolution::sums_bytes;
 use product::{Epilogue, ProductShape};
 
 use super::cublaslt::{self, CublasLt};
