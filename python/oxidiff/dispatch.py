@@ -15,6 +15,7 @@ import functools
 import itertools
 import os
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -51,7 +52,7 @@ from .errors import (
     is_interrupt,
 )
 from .family import reset_locks
-from .hooks import Wrapped
+from .hooks import Wrapped, replaced_modules
 from .island import Island
 from .lifted import Lifting
 from .nan_guard import reset_lock
@@ -215,6 +216,12 @@ class _Numbers:
         marks = [(leaves[i] == 0, leaves[i] == 1, leaves[i] < 0) for i in self.free]
         return (*[leaves[i] for i in self.by_value], *marks)
 
+    def without_programs(self) -> _Numbers | None:
+        """What is known of calls that have none, if there are any."""
+        found = _Numbers(self.by_value, self.free)
+        found.entries.update((at, entry) for at, entry in list(self.entries.items()) if isinstance(entry, _Eager))
+        return found if found.entries else None
+
 
 class _Epoch:
     """Everything compiled for one structure of the module."""
@@ -279,8 +286,10 @@ class _Epoch:
         self.entries.clear()
 
     def retire(self) -> None:
-        """Lets go of the module's tensors; the programs stay for when this structure comes back."""
-        self.entries.clear()
+        """Lets go of the module's tensors; the programs stay for when this structure comes back, and so does what is known
+        of calls that have none: to find that again takes an attempt to capture them."""
+        kept = {key: numbers.without_programs() for key, numbers in list(self.entries.items())}
+        self.entries = {key: numbers for key, numbers in kept.items() if numbers is not None}
         self.former.clear()
         self.changing = {}
         self.split = None
@@ -350,7 +359,7 @@ class Dispatcher:
         self._eager_calls = itertools.count()
         self._pending: set[_Key] = set()
         self._warned: set[Fallback] = set()
-        self._kept: set[str] = set()
+        self._kept: set[tuple[str, _Key]] = set()
         self._beside: dict[str, _Eager] = {}
         """What is known of calls with arguments that no program takes, by why."""
         self._writing: _Eager | None = None
@@ -359,6 +368,8 @@ class Dispatcher:
         """Keys whose last call changed the module itself."""
         self._alike: dict[Any, _Eager] = {}
         """For calls with leaves of the same sorts as those that change the module, what is known of these."""
+        self._stateful: dict[frozenset[types.CodeType], _Eager] = {}
+        """What is known of all calls, where functions of such code are in the place of a ``forward``."""
         self._settled = 0
         self.effective = EffectiveWeights()
         """The weights of its LoRA layers."""
@@ -450,7 +461,7 @@ class Dispatcher:
             except Exception as error:
                 if is_interrupt(error):
                     raise
-                return self._rescue(epoch, entry, from_native(error), args, kwargs, leaves)
+                return self._rescue(epoch, key, entry, from_native(error), args, kwargs, leaves)
         if entry is None:
             if is_captured(leaves):
                 return self._fall_back(UnsupportedError(_COLD), args, kwargs)
@@ -635,6 +646,12 @@ class Dispatcher:
             now = self._current_epoch()
             now.add(key, leaves, self._writing)
             return self._run_regions(now, self._writing, args, kwargs)
+        if (stateful := self._find_stateful()) is not None:
+            now = self._current_epoch()
+            now.add(key, leaves, stateful)
+            result = self._run_regions(now, stateful, args, kwargs)
+            self._follow(now, key, stateful, leaves)
+            return result
         try:
             with self._lock:
                 ready = self._ready(key, args, kwargs, leaves)
@@ -643,9 +660,9 @@ class Dispatcher:
             if isinstance(error, OutOfMemoryError) or (self.options.strict and isinstance(error, UnsupportedError)):
                 raise
             # A wrong argument fails in eager as well, with the exception that its caller expects.
-            entry = self._entry_without_program(error)
+            entry = self._entry_without_program(error, key)
             # An exception that `forward` itself raised is eager's to raise, or to do without.
-            is_set_up = self._may_be_set_up(error)
+            is_set_up = self._may_be_set_up(error, key)
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
                 result = self._fall_back(error, args, kwargs, is_strict=False)
@@ -679,7 +696,7 @@ class Dispatcher:
             if is_interrupt(error):
                 raise
             epoch = self._current_epoch()
-            return self._rescue(epoch, ready, from_native(error), args, kwargs, leaves)
+            return self._rescue(epoch, key, ready, from_native(error), args, kwargs, leaves)
         if is_checked:
             # Eager draws the random numbers that the program drew.
             for put, state in states:
@@ -709,14 +726,15 @@ class Dispatcher:
         write(bound, ready.writes, values)
         return result
 
-    def _may_be_set_up(self, error: Error) -> bool:
+    def _may_be_set_up(self, error: Error, key: _Key) -> bool:
         """Whether the module kept something for the first time, and may not the next: a table that it makes when called. So
         may an exception be, which perhaps came from another thread."""
         cause = type(error.__cause__).__module__.partition(".")[0]
         is_raised = isinstance(error, CaptureError) and cause not in ("builtins", "torch", __name__.partition(".")[0])
-        if not (isinstance(error, KeptError) or is_raised) or str(error) in self._kept:
+        what = _kept_by(error, key)
+        if not (isinstance(error, KeptError) or is_raised) or what in self._kept:
             return False
-        self._kept.add(str(error))
+        self._kept.add(what)
         return True
 
     def _follow(self, epoch: _Epoch, key: _Key, entry: _Eager, leaves: Sequence[Leaf]) -> None:
@@ -802,26 +820,52 @@ class Dispatcher:
             self._record(problem, what)
         return result
 
-    def _entry_without_program(self, error: Error) -> _Eager:
-        """What is known of calls after an attempt to capture one failed."""
+    def _entry_without_program(self, error: Error, key: _Key) -> _Eager:
+        """What is known of calls after an attempt to capture one, with this key, failed."""
         entry = _Eager(error)
+        replaced = (
+            frozenset(replaced_modules(self.module)) if entry.is_split or isinstance(error, LeftError) else frozenset()
+        )
         if isinstance(self.module, Island) or any(what in str(error) for what in _OF_GRADIENTS):
             # A piece is not split again, and where `forward` itself asks for gradients, pieces have none.
             entry.is_split = False
         elif isinstance(error, LeftError):
             tables = frozenset(map(id, error.changed))
             entry.open_ids = frozenset(id(child) for child in self.module.modules() if leads_to(child, tables))
+            if error.leaks is not None:
+                entry.open_ids = entry.open_ids.union(*map(self._way_down, error.leaks.paths))
             if error.is_outside:
                 entry.open_ids |= self._way_to(error)
-                if str(error) in self._kept:
+                if _kept_by(error, key) in self._kept:
                     # Of what is outside of it nothing shows which calls leave it as it is.
                     self._writing = entry
+            if replaced and self._have_most(entry.open_ids | replaced):
+                self._settle_stateful(entry, entry.open_ids | replaced)
         elif entry.is_split:
             # Dynamo takes half a minute for what its own parts are captured in within a second.
-            open_ids = self._way_to(error)
-            if open_ids and self._have_most(open_ids):
-                entry.open_ids, entry.is_split = open_ids, False
+            way = self._way_to(error)
+            if replaced and self._have_most(way | replaced):
+                self._settle_stateful(entry, way | replaced)
+            elif way and self._have_most(way):
+                entry.open_ids, entry.is_split = way, False
         return entry
+
+    def _settle_stateful(self, entry: _Eager, open_ids: frozenset[int]) -> None:
+        """What is known of calls with functions in the place of a ``forward``: they run as they are. It holds of other
+        functions of the same code, which some libraries put there anew for each picture."""
+        entry.open_ids, entry.is_split = open_ids, False
+        if len(self._stateful) < _MAX_EPOCHS:
+            self._stateful[frozenset(replaced_modules(self.module).values())] = entry
+
+    def _find_stateful(self) -> _Eager | None:
+        """What is known of all calls, for the functions that are in the place of a ``forward`` now."""
+        if not self._stateful:
+            return None
+        replaced = replaced_modules(self.module)
+        found = self._stateful.get(frozenset(replaced.values())) if replaced else None
+        if found is not None and not found.open_ids.issuperset(replaced):
+            found.open_ids |= frozenset(replaced)
+        return found
 
     def _have_most(self, open_ids: frozenset[int]) -> bool:
         """Whether the submodules below and beside these have most of the module; if not, nothing is kept of them."""
@@ -835,9 +879,13 @@ class Dispatcher:
 
     def _way_to(self, error: Error) -> frozenset[int]:
         """The ids of the modules from this one down to where an attempt to capture it failed; none if that is not known."""
+        return self._way_down(getattr(error, "module", ""))
+
+    def _way_down(self, path: str) -> frozenset[int]:
+        """The ids of the modules from this one down to that at a path; none if there is no such."""
         module: torch.nn.Module | None = self.module
         found = {id(module)}
-        for name in filter(None, getattr(error, "module", "").split(".")):
+        for name in filter(None, path.split(".")):
             module = module._modules.get(name) if module is not None else None
             found.add(id(module))
         return frozenset(found) if module is not None else frozenset()
@@ -861,7 +909,8 @@ class Dispatcher:
                     part._report = report
                     return part
 
-                regions = Regions(structure, self.module, forward, open_ids, make)
+                bare = {key: one for regions in self._regions for key, one in regions.bare.items()}
+                regions = Regions(structure, self.module, forward, open_ids, make, bare)
                 self._regions = (*self._regions, regions)[-_MAX_REGIONS:]
             epoch.regions = regions
             return regions
@@ -908,9 +957,9 @@ class Dispatcher:
             with self._lock, torch.no_grad():
                 self._ready(key, args, kwargs, leaves)
         except Error as error:
-            entry = self._entry_without_program(error)
+            entry = self._entry_without_program(error, key)
             epoch = self._epoch
-            if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error)):
+            if epoch is not None and not (isinstance(error, _PASSING) or self._may_be_set_up(error, key)):
                 epoch.add(key, leaves, entry)
             # Last: whoever reads the reason in the report finds calls running as it says.
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
@@ -1020,6 +1069,7 @@ class Dispatcher:
     def _rescue(
         self,
         epoch: _Epoch,
+        key: _Key,
         ready: Ready,
         error: Error,
         args: tuple[Any, ...],
@@ -1039,8 +1089,8 @@ class Dispatcher:
                 raise from_native(again) from None
         if isinstance(error, LeftError) and error.is_outside:
             # At another size than those that there is a program for.
-            entry = self._entry_without_program(error)
-            self._may_be_set_up(error)
+            entry = self._entry_without_program(error, key)
+            self._may_be_set_up(error, key)
             result = self._run_regions(epoch, entry, args, kwargs)
             self._settle_writing(epoch, entry)
             return result
@@ -1296,6 +1346,7 @@ class Dispatcher:
                 member._remembered = ()
                 member._epoch = member._entered = None
                 member._regions = ()
+                member._stateful.clear()
                 member.effective.clear()
             for epoch in epochs:
                 epoch.retire()
@@ -1374,6 +1425,11 @@ class Dispatcher:
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()
         self._pending.clear()
+
+
+def _kept_by(error: Error, key: _Key) -> tuple[str, _Key]:
+    """What a call keeps. Tensors in a global may be a table for each size."""
+    return str(error), key if isinstance(error, LeftError) and error.leaks is not None and error.is_outside else ()
 
 
 def _sorts_of(leaves: Sequence[Leaf]) -> tuple[Any, ...]:

@@ -25,12 +25,14 @@ from .errors import UnsupportedError
 
 __all__ = [
     "Around",
+    "Bare",
     "Wrapped",
     "calls_itself",
     "cast_weights",
     "casting",
     "is_idle",
     "replaced",
+    "replaced_modules",
     "run_around",
     "sharing",
 ]
@@ -213,7 +215,7 @@ def casting(module: nn.Module) -> torch.dtype | None:
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The layer without hooks, as ``module.to(dtype)`` would leave it; the layer itself stays as it is."""
     made = object.__new__(type(module))
-    table = {name: value for name, value in module.__dict__.items() if name not in _AROUND}
+    table = _without_around(module.__dict__)
     for name in ("_parameters", "_buffers"):
         table[name] = {
             key: tensor.to(dtype) if tensor is not None and tensor.is_floating_point() else tensor
@@ -221,6 +223,48 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         }
     object.__setattr__(made, "__dict__", table)
     return made
+
+
+class Bare:
+    """A module whose ``forward`` is that of its class, whatever was put in its place.
+
+    It is an object of its own with the same tensors, submodules and attributes; what either sets is taken over by the other
+    at calls.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        module: The module.
+        twin: The object.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.twin: nn.Module = object.__new__(type(module))
+        object.__setattr__(self.twin, "__dict__", _without_around(module.__dict__))
+
+    def call(self, run: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls ``run``, which runs the object."""
+        table, twin = self.module.__dict__, self.twin.__dict__
+        wanted = _without_around(table)
+        for name in [name for name in twin if name not in wanted]:
+            del twin[name]
+        for name, value in wanted.items():
+            if name not in twin or twin[name] is not value:
+                twin[name] = value
+        try:
+            return run(*args, **kwargs)
+        finally:
+            for name in dict.fromkeys((*wanted, *twin)):
+                if name not in twin:
+                    table.pop(name, None)
+                elif name not in wanted or twin[name] is not wanted[name]:
+                    table[name] = twin[name]
+
+
+def _without_around(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name not in _AROUND}
 
 
 Around = tuple[tuple[str, ...], list[Any]]
@@ -251,6 +295,28 @@ def replaced(module: nn.Module, is_root: bool) -> Around | None:
     elif (dtype := casting(module)) is not None:
         return _AROUND, [("layerwise casting", dtype)]
     return _AROUND, ["hooks"]
+
+
+def replaced_modules(module: nn.Module) -> dict[int, types.CodeType]:
+    """The modules of a tree in the place of whose ``forward`` there is a function of the user's: by their ids, its code."""
+    found = {}
+    for one in module.modules():
+        if "forward" in one.__dict__:
+            try:
+                wrapped = Wrapped(one)
+            except UnsupportedError:
+                continue
+            code = getattr(_function_in(wrapped.forward), "__code__", None)
+            if not wrapped.is_own and code is not None:
+                found[id(one)] = code
+    return found
+
+
+def _function_in(value: Any) -> Any:
+    """The function of a method, a partial or one of these."""
+    while isinstance(value, (types.MethodType, functools.partial)):
+        value = value.__func__ if isinstance(value, types.MethodType) else value.func
+    return value
 
 
 def run_around(

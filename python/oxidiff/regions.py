@@ -7,6 +7,9 @@ object with the same ``__dict__``, whose submodules are found by way of :meth:`R
 without such Python in them have dispatchers of their own; they are often many of one class and configuration, which are
 captured once (:mod:`oxidiff.family`). What contains both is a stand-in too. Layers of PyTorch alone run eager.
 
+A function in the place of a ``forward`` runs as it is, too, and finds other things in the place of modules, and of the
+``forward`` that was there before (:mod:`oxidiff.views`): that is a part, or runs on a stand-in.
+
 Threads: stand-ins are made once, under the lock of who owns this, and then only read.
 """
 
@@ -17,7 +20,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,8 +28,9 @@ from torch import nn
 
 from .adapters import adapter_class
 from .errors import Error, UnsupportedError
-from .hooks import Wrapped, calls_itself, run_around, sharing
+from .hooks import Bare, Wrapped, calls_itself, run_around, sharing
 from .split import RUNS_EAGER
+from .views import View
 from .watch import Structure, obstacle_of
 
 if TYPE_CHECKING:
@@ -47,9 +51,11 @@ class Regions:
         forward: Its ``forward`` without hooks around it.
         open_ids: The ids of modules whose ``forward`` has to run in Python.
         make: Makes the dispatcher of a part: ``make(module, report=...)``.
+        bare: Modules without the functions that were put in the place of their ``forward``, as far as there are any already.
 
     Attributes:
         parts: The dispatchers of the parts, by path.
+        bare: The same, of all modules that are parts in such a way.
     """
 
     def __init__(
@@ -59,8 +65,11 @@ class Regions:
         forward: Callable[..., Any],
         open_ids: frozenset[int],
         make: Callable[..., Dispatcher],
+        bare: Mapping[int, Bare],
     ) -> None:
         self.parts: dict[str, Dispatcher] = {}
+        self.bare: dict[int, Bare] = {}
+        self._bare_before = bare
         self._make = make
         self._local = threading.local()
         self._known: dict[int, nn.Module | None] = {}
@@ -71,11 +80,22 @@ class Regions:
         self._ids = _ids(structure)
         self._hooked = _hooked(structure)
         self._opaque = self._hooked | open_ids
+        self._by_table = {id(one.__dict__): one for one in structure.modules.values()}
+        self._inner: dict[int, Callable[..., Any]] = {}
+        """By the ids of modules with a function in the place of their ``forward``, what runs that."""
+        self._views: dict[int, View] = {}
+        """By the ids of the same modules, these functions."""
+        self._bare_parts: list[nn.Module] = []
+        """Modules that are parts without the function in the place of their ``forward``, if that calls them."""
+        self._lock = threading.Lock()
         self._forward: Callable[..., Any] | None = None
-        if isinstance(forward, types.MethodType) and forward.__self__ is module:
-            self._with_children(module, "")
-            if self.parts:
-                self._forward = types.MethodType(forward.__func__, _stand_in(self, module, None))
+        stand_in = self._known[id(module)] = _stand_in(self, module, None)
+        is_found = self._with_others(structure)
+        if isinstance(forward, types.MethodType) and forward.__func__ is getattr(type(module), "forward", None):
+            if self._with_children(module, "") or is_found:
+                self._forward = types.MethodType(forward.__func__, stand_in)
+        elif self._is_replaced_part(module, "", forward, stand_in):
+            self._forward = functools.partial(self._run_replaced, module, forward)
 
     def __bool__(self) -> bool:
         """Whether there is anything to compile."""
@@ -87,7 +107,8 @@ class Regions:
         Args:
             module: The module that this is for.
         """
-        compiled = {id(weight) for part in self.parts.values() for weight in part.module.parameters()}
+        parts = [*(part.module for part in self.parts.values()), *self._bare_parts]
+        compiled = {id(weight) for part in parts for weight in part.parameters()}
         tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
         for one in module.modules():
             if id(one) in self.open_ids:
@@ -134,6 +155,17 @@ class Regions:
                 found = found or self._known[id(child)] is not None
         return found
 
+    def _with_others(self, structure: Structure) -> bool:
+        """As :meth:`_with_children`, of modules that attributes and functions hold and that are no submodules."""
+        found = False
+        for name, other in structure.together._modules.items() if structure.together is not None else ():
+            if other is not None and other is not structure.reading and id(other) not in self._known:
+                self._known[id(other)] = None
+                self._paths[id(other)] = name
+                self._known[id(other)] = self._part(other, name)
+                found = found or self._known[id(other)] is not None
+        return found
+
     def _part(self, child: nn.Module, path: str) -> nn.Module | None:
         """What runs in the place of a submodule; ``None`` if that is itself."""
         cls = type(child)
@@ -147,15 +179,78 @@ class Regions:
         below = (module for module in child.modules() if module is not child)
         is_whole = id(child) not in self.open_ids and not any(id(m) in self._opaque for m in below)
         if is_whole and not is_container:
-            if not child._modules and (cls.__module__.startswith("torch.nn.modules.") or not child._parameters):
+            if not child._modules and (_is_of_torch(child) or not child._parameters):
                 return None
             part = self._make(child, report=functools.partial(self._report, path))
             part.path = path
             self.parts[path] = part
             return _stand_in(self, child, part)
-        if not is_container and not (wrapped.is_own and "_hf_hook" not in child.__dict__):
+        if not is_container and "_hf_hook" in child.__dict__:
             return None
-        return _stand_in(self, child, None) if self._with_children(child, path) else None
+        # Before its children are known, which may have it for theirs.
+        stand_in = self._known[id(child)] = _stand_in(self, child, None)
+        if is_container or wrapped.is_own:
+            is_found = self._with_children(child, path)
+        else:
+            is_found = self._is_replaced_part(child, path, wrapped.forward, stand_in)
+        return stand_in if is_found else None
+
+    def _is_replaced_part(self, module: nn.Module, path: str, forward: Callable[..., Any], stand_in: nn.Module) -> bool:
+        """Whether a function in the place of the ``forward`` of a module leads to anything that is compiled."""
+        is_found = self._with_children(module, path)
+        is_layer = not module._modules and (_is_of_torch(module) or not module._parameters)
+        if is_layer or any(id(below) in self._opaque for below in module.modules() if below is not module):
+            self._inner[id(module)] = types.MethodType(type(module).forward, stand_in)
+        else:
+            # Whether the function calls it, only calls show.
+            self._bare_parts.append(module)
+            self._inner[id(module)] = functools.partial(self._run_bare, module, path)
+            is_found = True
+        view = self._views[id(module)] = View(forward, self._found)
+        return is_found and view.is_other
+
+    def _found(self, value: Any) -> Any:
+        """What a function in the place of a ``forward`` finds in the place of a value."""
+        if isinstance(value, nn.Module):
+            return self._replaced(self._by_table.get(id(value.__dict__), value))
+        if isinstance(value, types.MethodType) and value.__func__ is getattr(type(value.__self__), "forward", None):
+            # Of a compiled module, too: it is an object of its own with the same attributes.
+            module = self._by_table.get(id(value.__self__.__dict__))
+            return value if module is None else self._inner.get(id(module), value)
+        return value
+
+    def _run_replaced(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a function that is in the place of the ``forward`` of a module."""
+        view = self._views.get(id(module))
+        if view is None or not view.is_of(forward):
+            # Put there since.
+            view = self._views[id(module)] = View(forward, self._found)
+        return view(*args, **kwargs)
+
+    def _run_bare(self, module: nn.Module, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs a module without the function in the place of its ``forward``, as a part."""
+        bare = self.bare.get(id(module))
+        if bare is None:
+            with self._lock:
+                bare = self.bare.get(id(module))
+                if bare is None:
+                    bare = self._bare_before.get(id(module)) or Bare(module)
+                    part = self._make(bare.twin, report=functools.partial(self._report, path))
+                    part.path = path
+                    # Others look through them meanwhile.
+                    self.parts = {**self.parts, path: part}
+                    self.bare = {**self.bare, id(module): bare}
+        return bare.call(functools.partial(self._run_part, self.parts[path]), args, kwargs)
+
+    def _run_part(self, part: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+        problems = getattr(self._local, "problems", None)
+        if problems is None:
+            # Kept by somebody, and called from elsewhere.
+            return part.forward()(*args, **kwargs)
+        known = len(problems)
+        result = part(args, kwargs)
+        self._local.compiled += not any(what == RUNS_EAGER for _, what in problems[known:])
+        return result
 
     def _report(self, path: str, error: Error, what: str) -> None:
         place = ".".join(filter(None, (path, getattr(error, "module", ""))))
@@ -176,16 +271,9 @@ class Regions:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if part is None:
                 if not wrapped.is_own:
-                    return wrapped.forward(*args, **kwargs)
+                    return self._run_replaced(module, wrapped.forward, *args, **kwargs)
                 return types.MethodType(type(module).forward, stand_in)(*args, **kwargs)
-            problems = getattr(self._local, "problems", None)
-            if problems is None:
-                # Kept by somebody, and called from elsewhere.
-                return part.forward()(*args, **kwargs)
-            known = len(problems)
-            result = part(args, kwargs)
-            self._local.compiled += not any(what == RUNS_EAGER for _, what in problems[known:])
-            return result
+            return self._run_part(part, *args, **kwargs)
 
         table = module.__dict__
         if table["_backward_hooks"] or table["_backward_pre_hooks"] or table["_forward_hooks_always_called"]:
@@ -200,9 +288,14 @@ class Regions:
         return run_around(wrapped, module, forward, args, kwargs)
 
 
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
 def _ids(structure: Structure) -> frozenset[int]:
-    """The ids of all modules of a tree."""
-    return frozenset(map(id, (*structure.modules.values(), *structure.layers.values())))
+    """The ids of all modules of a tree; not of those that a look at it makes anew."""
+    modules = (*structure.modules.values(), *structure.layers.values())
+    return frozenset(id(one) for one in modules if one is not structure.together and one is not structure.reading)
 
 
 def _hooked(structure: Structure) -> frozenset[int]:

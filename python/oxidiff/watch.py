@@ -78,6 +78,8 @@ class Structure:
         self.root = module
         """The module, or one that has it and further ones as submodules: those that it reaches through lists, objects,
         partials or closures, and what its functions read. Paths in the module are the same in either."""
+        self.together: torch.nn.Module | None = None
+        """The latter, where it is not the module."""
         self.reading: Reading | None = None
         """What functions in its attributes read from outside."""
         tree, beside = _read(module, module), []
@@ -89,7 +91,7 @@ class Structure:
             if functions:
                 known = self.reading.functions if self.reading is not None else ()
                 self.reading = Reading(*known, *functions)
-            self.root = _together(module, beside, self.reading)
+            self.root = self.together = _together(module, beside, self.reading)
             tree = _read(self.root, module)
         self.tree = tree
         self.form = tree.form

@@ -340,6 +340,15 @@ impl Surroundings {
     }
 }
 
+/// What a list or set is one of; what is in it may be tensors, and long.
+fn kind(items: &Bound<'_, PyAny>) -> PyResult<String> {
+    let name = items.get_type().name()?;
+    match items.try_iter()?.next() {
+        Some(first) => Ok(format!("a {name} of {}", first?.get_type().name()?)),
+        None => Ok(format!("an empty {name}")),
+    }
+}
+
 impl Surroundings {
     fn dicts(&self) -> Arc<Dicts> {
         self.dicts.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -351,7 +360,7 @@ impl Surroundings {
             if items.is_forgotten.load(Ordering::Relaxed) || items.is_same(py)? {
                 continue;
             }
-            if !visit(items.list.bind(py).to_string(), false, &items.is_forgotten) {
+            if !visit(kind(items.list.bind(py))?, false, &items.is_forgotten) {
                 return Ok(true);
             }
         }

@@ -29,7 +29,7 @@ from .writes import ABSENT, CONTAINERS, MAX_NESTED, containers, is_as, is_traced
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["Before", "Cells", "Change", "Content", "KeptError", "LeftError", "leads_to"]
+__all__ = ["Before", "Cells", "Change", "Content", "KeptError", "Leaks", "LeftError", "leads_to"]
 
 
 class LeftError(CaptureError):
@@ -38,19 +38,46 @@ class LeftError(CaptureError):
     Attributes:
         changed: The dictionaries, lists and sets that it wrote.
         is_outside: Whether any of them is outside of the module.
+        leaks: Tensors that it keeps elsewhere.
     """
 
     def __init__(
-        self, reason: str, changes: Sequence[Change | Content] = (), *, module: str = "", op: str = ""
+        self,
+        reason: str,
+        changes: Sequence[Change | Content] = (),
+        leaks: Leaks | None = None,
+        *,
+        module: str = "",
+        op: str = "",
     ) -> None:
         super().__init__(reason, module=module, op=op)
+        self.leaks = leaks
         self.changed: list[Any] = [c.holder if isinstance(c, Content) else c.table for c in changes]
         self.is_outside = any(change.is_outside for change in changes)
+        if leaks is not None:
+            self.changed += leaks.holders
+            self.is_outside = self.is_outside or not leaks.holders
 
 
 class KeptError(LeftError):
     """``forward`` keeps a tensor or a count for later calls: once a call has really run, there is perhaps nothing left to
     keep."""
+
+
+@dataclass(slots=True)
+class Leaks:
+    """Tensors that outlive the trace in which they were made.
+
+    Attributes:
+        paths: The paths of the modules that made them.
+        holders: The lists, dictionaries and sets of the module that hold some.
+    """
+
+    paths: frozenset[str]
+    holders: list[Any]
+
+    def __bool__(self) -> bool:
+        return bool(self.paths or self.holders)
 
 
 @dataclass(slots=True)
@@ -126,13 +153,15 @@ class Before:
     """Notices, and undoes, what ``forward`` leaves behind: attributes, caches of its own methods, other places.
 
     Attributes:
-        is_kept: Whether it put something that the trace made into a list or a dictionary.
+        keepers: The lists, dictionaries and sets of the module into which it put something that the trace made.
         held: Ids of modules and objects that were there.
     """
 
     def __init__(self, weights: WeightIndex) -> None:
         self._weights = weights
-        self.is_kept = False
+        self.keepers: list[Any] = []
+        self.paths: set[str] = set()
+        """The paths of the modules that made what it put there."""
         self._tables = [
             (path, id(module), table, dict(table))
             for path, module in weights.modules
@@ -195,13 +224,15 @@ class Before:
         for cache in self._weights.caches:
             cache.cache_clear()
 
-    def restore(self, foreign: Set[tuple[int, str]], own: Set[tuple[int, str]]) -> list[Change | Content]:
+    def restore(self, recorder: Recorder) -> list[Change | Content]:
         """Undoes changes of attributes but those of other threads, and lists them."""
+        foreign, own = recorder.foreign, recorder.own
         self._clear_caches()
         changes: list[Change | Content] = []
         for label, holder, copied in self._kept:
-            if _restore(holder, copied):
-                self.is_kept = True
+            if made := _restore(holder, copied):
+                self.keepers.append(holder)
+                self.paths.update(map(recorder.path_of, filter(_is_meta, made)))
             changes += _content_changes(label, holder, copied)
         for change in changes:
             change.undo()
@@ -240,20 +271,20 @@ class Before:
             change.holds_tensor = _holds_tensor(change.after)
         return changes
 
-    def forget(self, recorder: Recorder) -> bool:
+    def forget(self, recorder: Recorder) -> frozenset[str]:
         """Looks for meta tensors that outlive their trace, in caches and containers, and removes them from there.
 
         Returns:
-            True if there were some.
+            The paths of the modules that made them.
         """
         made = recorder.release()
-        if not any(ref() is not None for ref in made):
-            return False
+        if not any(ref() is not None for ref, _ in made):
+            return frozenset()
         # What the trace made is young, as nothing was collected meanwhile; all that there is takes a quarter of a second.
         for generation in (0, 2):
             gc.collect(generation)
-            if not any(ref() is not None for ref in made):
-                return False
+            if not any(ref() is not None for ref, _ in made):
+                return frozenset()
         known = self._weights.caches
         # Objects that were there at `gc.freeze()` are not listed; most caches are found by their names.
         named = (
@@ -263,11 +294,10 @@ class Before:
             if type(found) is functools._lru_cache_wrapper and found not in known and _is_foreign(found):
                 known.append(found)
         self._clear_caches()
-        for ref in made:
-            tensor = ref()
-            if tensor is not None:
-                _remove_from_containers(tensor)
-        return True
+        alive = [(tensor, path) for ref, path in made if (tensor := ref()) is not None]
+        paths = frozenset(path for _, path in alive)
+        _remove_from_containers([tensor for tensor, _ in alive])
+        return paths
 
 
 def _is_same_table(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -317,21 +347,26 @@ def _content_changes(label: str, holder: Any, before: Any) -> list[Change | Cont
     return [Content(label, holder, before, list(map(plain, now)))]
 
 
-def _restore(holder: Any, before: Any) -> bool:
-    """Undoes what put something of a trace into a list, dictionary or set; says whether there was any."""
+def _restore(holder: Any, before: Any) -> list[Any]:
+    """Undoes what put something of a trace into a list, dictionary or set; gives what that was."""
     if isinstance(holder, dict):
-        made = [key for key, value in list(holder.items()) if value is not before.get(key, ABSENT) and _is_made(value)]
+        items = list(holder.items())
+        made = {key: value for key, value in items if value is not before.get(key, ABSENT) and _is_made(value)}
         for key in made:
             if key in before:
                 holder[key] = before[key]
             else:
                 del holder[key]
-        return bool(made)
+        return list(made.values())
     known = set(map(id, before))
-    if all(id(value) in known or not _is_made(value) for value in list(holder)):
-        return False
-    _fill(holder, before)
-    return True
+    found = [value for value in list(holder) if id(value) not in known and _is_made(value)]
+    if found:
+        _fill(holder, before)
+    return found
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
 
 
 def _is_made(value: Any, depth: int = 6) -> bool:
@@ -441,15 +476,21 @@ def _is_foreign(cache: Any) -> bool:
     return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
 
 
-def _remove_from_containers(value: Any, depth: int = 3) -> None:
+def _remove_from_containers(values: list[Any], depth: int = 3) -> None:
     """Takes what a trace made out of the lists and dictionaries that hold it, or a tuple or a record of it."""
-    for holder in gc.get_referrers(value):
+    ids = set(map(id, values))
+    tuples = []
+    # All at once: each look goes through all objects that there are.
+    for holder in gc.get_referrers(*values):
         if type(holder) is list:
-            holder[:] = [item for item in holder if item is not value]
+            if holder is not values:
+                holder[:] = [item for item in holder if id(item) not in ids]
         elif isinstance(holder, dict) and "__builtins__" not in holder:
             # Not by its class, which may not allow it: model outputs of diffusers do not.
             kind: type[dict[Any, Any]] = OrderedDict if isinstance(holder, OrderedDict) else dict
-            for name in [k for k, v in kind.items(holder) if v is value]:
+            for name in [k for k, v in kind.items(holder) if id(v) in ids]:
                 kind.__delitem__(holder, name)
-        elif isinstance(holder, tuple) and depth:
-            _remove_from_containers(holder, depth - 1)
+        elif isinstance(holder, tuple):
+            tuples.append(holder)
+    if tuples and depth:
+        _remove_from_containers(tuples, depth - 1)

@@ -447,11 +447,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tokens.append(a)
         return a
 
-    def release(self) -> list[weakref.ref[Tensor]]:
-        """Lets go of all tensors; gives references to those made while tracing."""
+    def release(self) -> list[tuple[weakref.ref[Tensor], str]]:
+        """Lets go of all tensors; gives references to those made while tracing, and the paths of the modules that ran."""
         inputs = self.kept[: len(self.inputs)]
         own = {id(t) for t in (*self.weights.twins.values(), *inputs)}
-        made = [weakref.ref(t) for t in self.kept if id(t) not in own]
+        made = [(weakref.ref(t), self.path_of(t)) for t in self.kept if id(t) not in own]
         inputs.clear()
         self.kept.clear()
         self.values.clear()
@@ -459,6 +459,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._answers.clear()
         self.aliases = Aliases(self)
         return made
+
+    def path_of(self, tensor: Tensor) -> str:
+        """The path of the module that ran when a tensor was made; that of the root if it is not known."""
+        value = self.values.get(id(tensor))
+        return "" if value is None else self.trace.paths[self.makers[value]]
 
     def check_others(self) -> None:
         """Raises an error if ``forward`` did not make what it uses in place of a weight: it may be a former one."""

@@ -22,7 +22,7 @@ from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_in
 from .failures import CHANGED, ChangedError
 from .flex import uncompiled
 from .following import LOCK, following_modules
-from .leftovers import Before, Cells, Change, Content, KeptError, LeftError
+from .leftovers import Before, Cells, Change, Content, KeptError, Leaks, LeftError
 from .pretence import RealDevice, following_lengths, past_caches, refusing_seeds, telling_transformers
 from .record import Trace
 from .recorder import Reader, Recorder
@@ -137,7 +137,7 @@ def _put_back(generators: Sequence[_Generator]) -> None:
             put(state)
 
 
-def _settled(run: Callable[..., tuple[Trace, list[Change | Content], bool]], is_own: bool) -> Trace:
+def _settled(run: Callable[..., tuple[Trace, list[Change | Content], Leaks]], is_own: bool) -> Trace:
     """A run that changes nothing. What a first call sets up once (lazily installed hooks, say) a second run finds as it is;
     it has to do what the first one did, or the call that is captured would get the results of the next. At sizes that
     nobody called with, nothing is set up."""
@@ -168,7 +168,7 @@ def _settled(run: Callable[..., tuple[Trace, list[Change | Content], bool]], is_
         if again:
             raise LeftError(f"forward changes the attribute {again[0].label}", again)
         if leaked:
-            raise CaptureError("a tensor made in forward outlived it, so forward keeps state between calls")
+            raise KeptError("a tensor made in forward outlived it, so forward keeps state between calls", leaks=leaked)
         if changes and not second.is_as(record):
             raise _kept(f"changes the attribute {changes[0].label}, which decides what it does", changes, changes[0])
         settled = True
@@ -195,8 +195,8 @@ def _run(
     has_doubles: bool,
     is_autocast: bool,
     is_looking: bool = False,
-) -> tuple[Trace, list[Change | Content], bool]:
-    """One run; also the attributes that it changed, and whether it left tensors elsewhere: both are undone."""
+) -> tuple[Trace, list[Change | Content], Leaks]:
+    """One run; also the attributes that it changed, and what tensors it left elsewhere: both are undone."""
     before = Before(weights)
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
@@ -211,7 +211,7 @@ def _run(
     except BaseException as error:
         if not isinstance(error, Error):
             # An interrupt, perhaps in the middle of this.
-            before.restore(recorder.foreign, recorder.own)
+            before.restore(recorder)
         raise
     finally:
         recorder.close()
@@ -244,7 +244,7 @@ def _finished(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorde
 
 def _recorded(
     call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: Before, recorder: Recorder
-) -> tuple[Trace, list[Change | Content], bool]:
+) -> tuple[Trace, list[Change | Content], Leaks]:
     outer = sys.exc_info()[1]
     try:
         record = _finished(call, inputs, recorder)
@@ -254,7 +254,7 @@ def _recorded(
         if (interrupt := replaced_interrupt(error, outer)) is not None:
             raise interrupt from None
         # `sys.exit()` in forward, too: eager may never get there, at another size.
-        before.restore(recorder.foreign, recorder.own)
+        before.restore(recorder)
         # The frames of the tracebacks hold what forward made, also of what the error was raised from.
         chained: BaseException | None = error
         while chained is not None:
@@ -271,13 +271,13 @@ def _recorded(
         if isinstance(error, MemoryError):
             raise from_native(error) from error
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
-    changes = before.restore(recorder.foreign, recorder.own)
+    changes = before.restore(recorder)
     if recorder.is_disturbed:
         before.forget(recorder)
         raise ChangedError(CHANGED)
     # Tensors that changed attributes hold are not leaks: they went with the attributes.
     forgot = before.forget(recorder)
-    leaked = before.is_kept or (not changes and forgot)
+    leaked = Leaks((forgot | before.paths) if before.keepers or not changes else frozenset(), before.keepers)
     if not (changes or leaked):
         recorder.check_others()
     return record, changes, leaked

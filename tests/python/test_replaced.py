@@ -1,0 +1,536 @@
+"""Functions in the place of a ``forward``, as libraries put them there that cache, patch and look into models: they run as
+they are, around parts that are compiled, and what they keep between calls is theirs."""
+
+from __future__ import annotations
+
+import functools
+import types
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff import testing
+from oxidiff.module import dispatcher_of
+from oxidiff.split import Split
+from oxidiff.views import View
+
+pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gain * self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
+        self.last = nn.Linear(width, 8)
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        x = self.first(x) + step.to(x.dtype).sin()
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def build() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+class DeepCache:
+    """Keeps what blocks return, and returns it again at other steps, as ``DeepCacheSDHelper`` does."""
+
+    def __init__(self, net: Any, steps: list[int], interval: int = 2) -> None:
+        self.net, self.steps, self.interval = net, torch.tensor(steps), interval
+        self.ran = 0
+
+    def enable(self) -> None:
+        self.now = 0
+        self.functions: dict[Any, Callable[..., Any]] = {}
+        self.kept: dict[Any, Any] = {}
+        self._wrap_net()
+        for i, block in enumerate(self.net.blocks):
+            self._wrap(block, i)
+
+    def disable(self) -> None:
+        self.net.forward = self.functions["net"]
+        for i, block in enumerate(self.net.blocks):
+            block.forward = self.functions["block", i]
+
+    def _wrap_net(self) -> None:
+        self.functions["net"] = self.net.forward
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.now = list(self.steps).index(args[1].item())
+            return self.functions["net"](*args, **kwargs)
+
+        self.net.forward = wrapped
+
+    def _wrap(self, block: nn.Module, i: int) -> None:
+        self.functions["block", i] = block.forward
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            skips = self.now % self.interval != 0 and i in (1, 2)
+            result = self.kept[i] if skips else self.functions["block", i](*args, **kwargs)
+            if not skips:
+                self.kept[i] = result
+                self.ran += 1
+            return result
+
+        block.forward = wrapped  # type: ignore[method-assign]
+
+
+STEPS = [800, 600, 400, 200]
+
+
+def steps(net: Any, size: int = 16) -> list[Tensor]:
+    random = torch.Generator().manual_seed(size)
+    return [net(torch.randn(2, size, 8, generator=random), torch.tensor(step)) for step in STEPS]
+
+
+def agree(compiled: Any, eager: Any, size: int = 16) -> None:
+    for actual, expected in zip(steps(compiled, size), steps(eager, size), strict=True):
+        assert testing.relative_error(actual, expected) < 2e-5
+
+
+def runs_in_parts(compiled: Any) -> bool:
+    """Whether the next steps run in parts that are compiled, without a capture."""
+    dispatcher = dispatcher_of(compiled)
+    before = oxidiff.report(compiled).eager_calls, dispatcher.captures
+    steps(compiled)
+    parts = dispatcher.pieces()
+    is_compiled = bool(parts) and all(part.calls > part.eager_calls for part in parts if part.calls)
+    return is_compiled and (oxidiff.report(compiled).eager_calls, dispatcher.captures) == before
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["enabled first", "compiled first"])
+def test_outputs_of_blocks_are_kept(is_first: bool) -> None:
+    """As DeepCache does: by a function around the model that reads the step, and one around each block."""
+    eager, module = build(), build()
+    whole = steps(build())
+    DeepCache(eager, STEPS).enable()
+    if is_first:
+        cache = DeepCache(module, STEPS)
+        cache.enable()
+        compiled: Any = oxidiff.compile(module)
+    else:
+        compiled = oxidiff.compile(module)
+        cache = DeepCache(compiled, STEPS)
+        cache.enable()
+    agree(compiled, eager)
+    assert testing.relative_error(steps(eager)[1], whole[1]) > 1e-3, "the cache matters"
+    agree(compiled, eager, size=24)
+    assert runs_in_parts(compiled)
+    before = cache.ran
+    steps(compiled)
+    assert cache.ran - before == 12, "two of four blocks are left out at two of four steps"
+
+
+def test_functions_come_and_go() -> None:
+    compiled: Any = oxidiff.compile(build())
+    eager = build()
+    agree(compiled, eager)
+    caches = [DeepCache(net, STEPS) for net in (compiled, eager)]
+    for _ in range(2):
+        for cache in caches:
+            cache.enable()
+        agree(compiled, eager)
+        for cache in caches:
+            cache.disable()
+        agree(compiled, eager)
+    captures = oxidiff.report(compiled).captures
+    agree(compiled, eager)
+    assert oxidiff.report(compiled).captures == captures
+    assert captures < 8
+
+
+def test_weights_and_attributes_of_parts_are_live() -> None:
+    """A part stands for a block without the function around it, which is the block in all else."""
+    compiled: Any = oxidiff.compile(build())
+    eager = build()
+    for net in (compiled, eager):
+        DeepCache(net, STEPS).enable()
+    agree(compiled, eager)
+    for net in (compiled, eager):
+        net.blocks[0].gain = 0.5
+        net.blocks[3].up.weight.mul_(1.5)
+    agree(compiled, eager)
+    for net in (compiled, eager):
+        torch.manual_seed(1)
+        net.blocks[0].up = nn.Linear(32, 64)
+    agree(compiled, eager)
+
+
+class Counted(Block):
+    """Sets an attribute at each call."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return super().forward(x)
+
+
+def test_what_forward_sets_is_the_modules() -> None:
+    nets = []
+    for _ in range(2):
+        net = build()
+        torch.manual_seed(0)
+        net.blocks[1] = Counted(32)
+        nets.append(net)
+    compiled: Any = oxidiff.compile(nets[0])
+    for net in (compiled, nets[1]):
+        DeepCache(net, STEPS).enable()
+    agree(compiled, nets[1])
+    assert nets[0].blocks[1].count == nets[1].blocks[1].count == 2
+
+
+def test_references_are_banked() -> None:
+    """Reference-only control: a call with a picture fills lists, which the next call attends to."""
+
+    def prepare(net: Any) -> Callable[[int], Tensor]:
+        mode = "write"
+
+        def banked(self: Any, x: Tensor) -> Tensor:
+            normed = self.norm(x)
+            if mode == "write":
+                self.bank.append(normed.clone())
+            else:
+                normed = normed + torch.cat(self.bank).mean()
+                self.bank.clear()
+            return x + self.down(nn.functional.gelu(self.up(normed)))
+
+        for block in net.blocks:
+            block.bank = []
+            block.forward = banked.__get__(block)
+
+        def run(size: int) -> Tensor:
+            nonlocal mode
+            random = torch.Generator().manual_seed(size)
+            reference, x = torch.randn(2, 2, size, 8, generator=random)
+            mode = "write"
+            net(reference, torch.tensor(1))
+            mode = "read"
+            return net(x, torch.tensor(1))
+
+        return run
+
+    module = build()
+    compiled: Any = oxidiff.compile(module)
+    actual, expected = prepare(compiled), prepare(build())
+    for size in (16, 16, 24, 16):
+        assert testing.relative_error(actual(size), expected(size)) < 2e-5
+    report = oxidiff.report(compiled)
+    assert not any(block.bank for block in module.blocks)
+    assert testing.relative_error(actual(16), expected(16)) < 2e-5
+    # Nothing is tried again.
+    assert oxidiff.report(compiled).captures == report.captures
+
+
+def test_blocks_are_swapped_while_it_runs() -> None:
+    """As ParaAttention does: for the time of a call other blocks are in the place of the model's."""
+
+    class First(nn.Module):
+        def __init__(self, blocks: nn.ModuleList) -> None:
+            super().__init__()
+            self.blocks = blocks
+            self.kept: Tensor | None = None
+            self.residual = torch.zeros(())
+            self.ran = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            before, x = x, self.blocks[0](x)
+            change = x - before
+            if self.kept is not None and ((self.kept - change).abs().mean() / change.abs().mean()).item() < 10.0:
+                return x + self.residual
+            self.kept, start = change, x
+            self.ran += 1
+            for block in self.blocks[1:]:
+                x = block(x)
+            self.residual = x - start
+            return x
+
+    def apply(net: Any) -> First:
+        first = First(net.blocks)
+        cached = nn.ModuleList([first])
+        original = net.forward
+
+        @functools.wraps(original)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with unittest.mock.patch.object(self, "blocks", cached):
+                return original(*args, **kwargs)
+
+        net.forward = forward.__get__(net)
+        return first
+
+    module, eager = build(), build()
+    compiled: Any = oxidiff.compile(module)
+    blocks = module.blocks
+    mine, theirs = apply(compiled), apply(eager)
+    agree(compiled, eager)
+    agree(compiled, eager)
+    assert mine.ran == theirs.ran < 8, "some steps leave blocks out"
+    assert runs_in_parts(compiled)
+    assert module.blocks is blocks
+
+
+def test_other_functions_take_their_place() -> None:
+    """As T-GATE does: in each phase of a loop there are other functions around the same modules."""
+
+    calls = []
+
+    def put(net: Any, is_kept: bool) -> None:
+        def around(block: Any, former: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(x: Tensor) -> Tensor:
+                calls.append(is_kept)
+                if is_kept:
+                    return x + block.kept
+                block.kept = former(x)
+                return block.kept
+
+            return forward
+
+        for block in net.blocks:
+            block.forward = around(block, types.MethodType(type(block).forward, block))
+
+    compiled: Any = oxidiff.compile(build())
+    eager = build()
+    for is_kept in (False, True, False, True):
+        for net in (compiled, eager):
+            put(net, is_kept)
+        agree(compiled, eager)
+    captures = oxidiff.report(compiled).captures
+    tries = len(dispatcher_of(compiled).engines())
+    put(compiled, True)
+    put(eager, True)
+    agree(compiled, eager)
+    report = oxidiff.report(compiled)
+    assert (report.captures, len(dispatcher_of(compiled).engines())) == (captures, tries)
+    assert len(calls) == 5 * 2 * len(STEPS) * 4
+
+
+def test_former_forward_in_a_global() -> None:
+    """A notebook keeps what was there before in a variable of its own."""
+    source = """
+original = net.forward
+seen = []
+def wrapped(x, step):
+    seen.append(step.item())
+    return helper(x, step)
+def helper(x, step):
+    return original(x, step) * len(seen)
+net.forward = wrapped
+"""
+    spaces: list[dict[str, Any]] = []
+    for net in (oxidiff.compile(build()), build()):
+        space: dict[str, Any] = {"net": net, "torch": torch}
+        exec(compile(source, "notebook.py", "exec"), space)
+        spaces.append(space)
+    agree(spaces[0]["net"], spaces[1]["net"])
+    assert spaces[0]["seen"] == spaces[1]["seen"] == STEPS
+    assert runs_in_parts(spaces[0]["net"])
+
+
+# -- maps that are kept ----------------------------------------------------------------------------------------------------
+
+MAPS: list[Tensor] = []
+BY_NAME: dict[str, Tensor] = {}
+
+
+class Looked(nn.Module):
+    """Attention of which the maps are looked at: kept in a list or dictionary that belongs to no module."""
+
+    def __init__(self, width: int, keep: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.keep = keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1)
+        self.keep(weights)
+        return x + weights @ self.v(x)
+
+
+def _keeps(kind: str, kept: list[Tensor]) -> Callable[[Tensor], None]:
+    if kind == "global list":
+        return lambda weights: MAPS.append(weights)
+    if kind == "global dictionary":
+        return lambda weights: BY_NAME.update(last=weights)
+    return lambda weights: kept.append(weights)
+
+
+@pytest.mark.parametrize("kind", ["global list", "global dictionary", "closure"])
+def test_maps_are_kept_outside(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One attempt shows which modules do it, and what lies beside them is compiled; Dynamo would take half a minute."""
+    monkeypatch.setattr(Split, "__init__", lambda *_: pytest.fail("Dynamo is asked"))
+    kept: list[Tensor] = []
+    nets = []
+    for _ in range(2):
+        net = build()
+        torch.manual_seed(3)
+        net.blocks.insert(2, Looked(32, _keeps(kind, kept)))
+        nets.append(net)
+    compiled: Any = oxidiff.compile(nets[0])
+    agree(compiled, nets[1])
+    agree(compiled, nets[1])
+    MAPS.clear()
+    kept.clear()
+    expected = [*steps(nets[1], 24)]
+    theirs = [*(kept if kind == "closure" else MAPS), *BY_NAME.values()]
+    MAPS.clear()
+    kept.clear()
+    actual = [*steps(compiled, 24)]
+    mine = [*(kept if kind == "closure" else MAPS), *BY_NAME.values()]
+    for one, other in zip((*actual, *mine), (*expected, *theirs), strict=True):
+        assert testing.relative_error(one, other) < 2e-5
+    assert mine
+    assert not any(one.is_meta for one in mine)
+    assert runs_in_parts(compiled)
+
+
+def test_tables_for_each_size_are_set_up() -> None:
+    """A global that is filled once for each size is no state: each size has a program from its second call on."""
+    tables: dict[int, Tensor] = {}
+
+    class Positions(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] not in tables:
+                tables[x.shape[1]] = torch.arange(x.shape[1], dtype=torch.float32)[:, None].sin()
+            return x + tables[x.shape[1]]
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), Positions(), nn.Linear(8, 8)).eval()
+
+    compiled: Any = oxidiff.compile(make())
+    eager = make()
+    for size in (4, 7, 4, 7):
+        x = torch.randn(2, size, 8)
+        for _ in range(3):
+            assert testing.relative_error(compiled(x), eager(x)) < 2e-5
+    report = oxidiff.report(compiled)
+    before = report.eager_calls
+    for size in (4, 7):
+        compiled(torch.randn(2, size, 8))
+    assert oxidiff.report(compiled).eager_calls == before
+    assert report.captures >= 1
+
+
+# -- views ---------------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    kind = "holder"
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.methods = {"a": method}
+        self.listed = [method, 1]
+        self.count = 0
+
+    def run(self, x: Any) -> Any:
+        self.count += 1
+        self.methods["b"] = len
+        return self.methods["a"](x), self.listed[0](x), isinstance(self.methods, dict), list(self.methods)
+
+
+def _replace(old: Any, new: Any) -> Callable[[Any], Any]:
+    return lambda value: new if value == old else value
+
+
+def old(x: Any) -> Any:
+    return "old", x
+
+
+def new(x: Any) -> Any:
+    return "new", x
+
+
+def test_view_of_objects_writes_through() -> None:
+    holder = Holder(old)
+    view = View(lambda x: holder.run(x), _replace(old, new))
+    assert view.is_other
+    assert view(1) == (("new", 1), ("new", 1), True, ["a", "b"])
+    assert holder.count == 1
+    assert holder.methods == {"a": old, "b": len}
+    assert holder.run(1)[0] == ("old", 1), "the object itself is as it was"
+
+
+def test_view_of_nested_functions() -> None:
+    def outer(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, inner=function: [inner(x), function(x)]
+
+    chain = functools.partial(outer(outer(old)), x=2)
+    assert View(chain, _replace(old, new))() == [[("new", 2)] * 2] * 2
+    method = types.MethodType(lambda self, x: self.listed[0](x), Holder(old))
+    assert View(method, _replace(old, new))(3) == ("new", 3)
+
+
+def test_view_shares_variables() -> None:
+    count = 0
+
+    def counted(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return old(x)
+
+    assert View(counted, _replace(old, new))(1) == ("new", 1)
+    assert count == 1
+
+
+def test_view_notices_variables_that_change() -> None:
+    function = old
+
+    def run(x: Any) -> Any:
+        return function(x)
+
+    view = View(run, _replace(old, new))
+    assert view(1) == ("new", 1)
+    assert view.is_of(run)
+    function = len  # type: ignore[assignment]
+    assert not view.is_of(run)
+    assert not View(run, _replace(old, new)).is_other
+
+
+def test_view_of_what_leads_nowhere_is_the_function() -> None:
+    def run(x: Any) -> Any:
+        return len(x)
+
+    view = View(run, _replace(old, new))
+    assert not view.is_other
+    assert view([1]) == 1
+
+
+def test_view_of_what_holds_itself() -> None:
+    def recursive(x: int) -> Any:
+        return recursive(x - 1) if x else old(x)
+
+    assert View(recursive, _replace(old, new))(3) == ("new", 0)
+    loop: dict[str, Any] = {"f": old}
+    loop["self"] = loop
+    assert View(lambda: loop["self"]["self"]["f"](1), _replace(old, new))() == ("new", 1)
