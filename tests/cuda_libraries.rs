@@ -414,6 +414,45 @@ fn a_size_without_a_graph_is_launched() {
     }
 }
 
+/// Kernels of libraries are nodes of a graph like others, launched as the library asked for; whatever else libraries leave in a
+/// capture is a graph in the graph. New addresses reach either.
+#[test]
+fn a_library_s_kernels_are_nodes_of_the_graph() {
+    let _alone = alone();
+    let Some((cuda, _)) = with_libraries() else { return };
+    let driver = fake_driver().unwrap();
+    let graph = graph_of(SEVERAL, "f32");
+    let (inputs, weights) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 1).unwrap();
+    let (others, _) = oxidiff::ir::testing::random_inputs(&graph, &[2, 4], 2).unwrap();
+    let examples = [inputs, others].map(|inputs| {
+        let want = interp::run_f64(&graph, &[2, 4], &inputs, &weights).unwrap();
+        (inputs, want)
+    });
+    let children = || driver.call("fake_children", []);
+    let shapes = [
+        ("a kernel", false),
+        ("no kernel", true),
+        ("a kernel that cannot be copied", true),
+        ("two kernels", false),
+        ("a kernel that begins early", true),
+        ("kernels beside each other", true),
+    ];
+    for (at, (shape, are_children)) in shapes.into_iter().enumerate() {
+        driver.call("fake_library_shape", [at]);
+        let (before, faults) = (children(), driver.faults());
+        let ours = harness::OnDevice::new(&cuda, &graph, Precision::Fast, &weights);
+        for i in 0..6 {
+            let (inputs, want) = &examples[i % 2];
+            harness::difference(&ours.run(&[2, 4], inputs)[0], &want[0], 200).unwrap();
+        }
+        let rows = ours.executable.program().sizes();
+        driver.call("fake_library_shape", [0]);
+        assert!(rows[0].no_graphs.is_none(), "{shape}: {rows:?}");
+        assert_eq!(driver.faults(), faults, "{shape}");
+        assert_eq!(children() > before, are_children, "{shape}");
+    }
+}
+
 /// A run that fails launch by launch too has not failed for its graph.
 #[test]
 fn a_failure_is_not_the_graph_s_if_launches_fail_too() {

@@ -59,13 +59,22 @@ fn build(made: PathBuf, source: &Path, options: &[&str]) -> std::result::Result<
         .args([&making, source])
         .args(libraries)
         .output()
-        .map_err(|e| format!("no g++: {e}"))?;
+        .map_err(|e| format!("{NO_COMPILER}: {e}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).chars().take(6000).collect());
     }
     std::fs::rename(&making, &made).expect("writable");
     Ok(made)
 }
+
+/// Nothing, where there is no g++; that it takes the repository's own source for wrong is a failure.
+fn without_compiler<T>(reason: &str) -> Option<T> {
+    assert!(reason.starts_with(NO_COMPILER), "a stand-in cannot be built: {reason}");
+    eprintln!("skipped: {reason}");
+    None
+}
+
+const NO_COMPILER: &str = "no g++";
 
 /// How kernels are compiled.
 const KERNEL: [&str; 2] = ["-O1", "-fno-gnu-unique"];
@@ -400,10 +409,7 @@ pub fn fake_driver() -> Option<&'static FakeDriver> {
         let options = ["-shared", "-O1", "-Wl,-soname,libcuda.so.1"];
         let path = match build(kept().join("libcuda.so"), &sources().join("fake_driver.cpp"), &options) {
             Ok(path) => path,
-            Err(reason) => {
-                eprintln!("skipped: {reason}");
-                return None;
-            }
+            Err(reason) => return without_compiler(&reason),
         };
         // SAFETY: the library was just built from `fake_driver.cpp`.
         let library = unsafe { libloading::Library::new(&path) }.expect("what was built can be opened");
@@ -429,7 +435,7 @@ impl FakeLibrary {
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         let options = ["-shared", "-O2", &format!("-Wl,-soname,{soname}")];
         let built = build(folder.join(soname), &sources().join(source), &options);
-        let path = built.inspect_err(|reason| eprintln!("skipped: {reason}")).ok()?;
+        let path = built.map_or_else(|reason| without_compiler(&reason), Some)?;
         // SAFETY: the library was just built from the repository's own source.
         Some(Self(unsafe { libloading::Library::new(&path) }.expect("what was built can be opened")))
     }

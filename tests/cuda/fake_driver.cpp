@@ -48,6 +48,8 @@ struct Function {
     std::string name;
     // Bytes of each parameter.
     std::vector<size_t> sizes;
+    // Of a library: its kernels are functions of the host.
+    void (*host)(void*) = nullptr;
 };
 struct Params {
     Function* function;
@@ -56,14 +58,17 @@ struct Params {
     void **extra, *kernel, *context;
 };
 enum Kind { KERNEL, HOST, CHILD, FILL, COPY };
+struct Graph;
 struct Node {
     Kind kind;
     Function* function;
     unsigned grid[3], block[3], shared;
     std::vector<uint64_t> words;
-    // Of the host.
-    void (*host)(void*);
-    void* data;
+    // Of a library's kernel: whether it is launched as the library asked for, beside its parameters.
+    bool is_as_asked = false;
+    Graph* owner = nullptr;
+    // Where its parameters are, for those who ask.
+    std::vector<void*> parameters;
     std::vector<Node> child;
     // Bytes that are copied, or words that are written.
     uint64_t to, from;
@@ -123,6 +128,12 @@ static int sticky = 0;
 // Which step to a graph fails.
 enum Step { NO_STEP, THE_CAPTURE, A_CHILD, MADE_READY, PUT_THERE, LAUNCHED };
 static int refused_step = NO_STEP;
+// What libraries leave in a graph: a kernel; other work; a kernel of which nobody can say how it is launched; two kernels; two of
+// which the second begins before the first has ended; two beside each other.
+enum Shape { ONE_KERNEL, NO_KERNEL, UNCOPIED, TWO_KERNELS, OVERLAPPING, BRANCHED };
+static int library_shape = ONE_KERNEL;
+// Graphs that were put into others.
+static long children = 0;
 static long faults = 0;
 static unsigned seed = 1;
 static long counts[9];
@@ -226,6 +237,10 @@ static void tell_touched(const char* who) {
     else fprintf(stderr, "\n");
 }
 
+static void fault(const char* what, const Function* function) {
+    ++faults;
+    fprintf(stderr, "stand-in driver: %s%s%s\n", what, function ? ": " : "", function ? function->name.c_str() : "");
+}
 static Node node_of(const Params* p) {
     Node n{KERNEL, p->function, {p->grid[0], p->grid[1], p->grid[2]}, {p->block[0], p->block[1], p->block[2]}, p->shared};
     for (size_t i = 0; i < p->function->sizes.size(); ++i) {
@@ -233,6 +248,7 @@ static Node node_of(const Params* p) {
         memcpy(&word, p->parameters[i], p->function->sizes[i]);
         n.words.push_back(word);
     }
+    if (p->function->host) n.kind = HOST;
     return n;
 }
 static Result run(Node& n) {
@@ -251,7 +267,8 @@ static Result run(Node& n) {
         return n.kind == HOST ? SUCCESS : ILLEGAL_ADDRESS;
     }
     way_out = &here;
-    if (n.kind == HOST) n.host(n.data);
+    if (n.kind == HOST && !n.is_as_asked) fault("a library's kernel is not launched as the library asked for", nullptr);
+    if (n.kind == HOST && n.words[0]) n.function->host((void*)n.words[0]);
     if (n.kind == FILL)
         for (size_t i = 0; i < n.count; ++i) memcpy((char*)n.to + 4 * i, &n.word, 4);
     if (n.kind == COPY) memcpy((void*)n.to, (void*)n.from, n.count);
@@ -266,10 +283,6 @@ static Result run_all(std::vector<Node> nodes) {
     for (Node& n : nodes)
         if (Result code = run(n)) return code;
     return SUCCESS;
-}
-static void fault(const char* what, const Function* function) {
-    ++faults;
-    fprintf(stderr, "stand-in driver: %s%s%s\n", what, function ? ": " : "", function ? function->name.c_str() : "");
 }
 // Whether any device has room for such a launch. Shared memory beyond 48 KiB has to be asked for, which nobody does here;
 // shim.h counts what a kernel has besides.
@@ -414,7 +427,11 @@ static std::vector<Node> nodes_of(const Graph* graph) {
     return nodes;
 }
 static void destroy(Graph* graph) {
-    for (Node* n : graph->nodes) delete n;
+    for (Node* n : graph->nodes) {
+        // Who kept a pointer to a parameter finds something else there.
+        std::fill(n->words.begin(), n->words.end(), 0xa5a5a5a5a5a5a5a5);
+        delete n;
+    }
     delete graph;
 }
 static bool same_shape(const std::vector<Node>& a, const std::vector<Node>& b) {
@@ -574,10 +591,19 @@ Result cuStreamEndCapture(void* stream, void** graph) {
 }
 Result cuLaunchHostFunc(void* stream, void (*host)(void*), void* data) {
     std::lock_guard<std::mutex> guard(lock);
-    Node n{HOST};
-    n.host = host, n.data = data;
-    return give(stream, {n});
+    static std::map<void (*)(void*), Function*> known;
+    Function*& function = known[host];
+    if (!function) function = new Function{nullptr, nullptr, "a library's", {8}, host};
+    Node n{HOST, function, {1, 1, 1}, {1, 1, 1}};
+    n.words = {(uint64_t)data};
+    n.is_as_asked = true;
+    if (library_shape < TWO_KERNELS) return give(stream, {n});
+    Node nothing = n;
+    nothing.words = {0};
+    return give(stream, {nothing, n});
 }
+void fake_library_shape(int shape) { library_shape = shape; }
+long fake_children() { return children; }
 Result cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
     if (current_device() < 0) return WRONG_CONTEXT;
     {
@@ -796,18 +822,71 @@ static Result add(void** node, Graph* g, void* const* after, size_t count, const
     // A chain: each node follows the one before.
     if (g->nodes.empty() ? count != 0 : (count != 1 || after[0] != g->nodes.back())) return INVALID;
     g->nodes.push_back(new Node(n));
+    g->nodes.back()->owner = g;
     *node = g->nodes.back();
     return SUCCESS;
 }
 Result cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, size_t count, const Params* params) {
     const Node n = node_of(params);
+    if (n.kind == HOST && refused_step == A_CHILD) return INVALID;
     return is_possible(n) ? add(node, (Graph*)graph, after, count, n) : INVALID;
 }
 Result cuGraphAddChildGraphNode(void** node, void* graph, void* const* after, size_t count, void* child) {
     if (refused_step == A_CHILD) return INVALID;
+    ++children;
     Node n{CHILD};
     n.child = nodes_of((Graph*)child);
     return add(node, (Graph*)graph, after, count, n);
+}
+// Nodes and edges in no order that means anything.
+Result cuGraphGetNodes(void* graph, void** nodes, size_t* count) {
+    const auto& all = ((Graph*)graph)->nodes;
+    if (nodes) std::copy(all.rbegin(), all.rend(), nodes);
+    *count = all.size();
+    return SUCCESS;
+}
+struct Edge {
+    unsigned char from_port, to_port, type, reserved[5];
+};
+Result cuGraphGetEdges_v2(void* graph, void** from, void** to, Edge* told, size_t* count) {
+    const auto& all = ((Graph*)graph)->nodes;
+    *count = library_shape == BRANCHED ? 0 : all.size() - 1;
+    for (size_t i = 0; from && i < *count; ++i) {
+        const size_t at = *count - 1 - i;
+        from[at] = all[i], to[at] = all[i + 1];
+        // Of programmatic launches.
+        told[at] = library_shape == OVERLAPPING ? Edge{1, 0, 1} : Edge{0, 0, 0};
+    }
+    return SUCCESS;
+}
+Result cuGraphNodeGetType(void* node, int* type) {
+    const Kind kind = ((Node*)node)->kind;
+    *type = kind == COPY ? 1 : kind == FILL ? 2 : kind == CHILD ? 4 : kind == HOST && library_shape == NO_KERNEL ? 3 : 0;
+    return SUCCESS;
+}
+Result cuGraphKernelNodeGetParams_v2(void* node, Params* params) {
+    Node* n = (Node*)node;
+    if (n->kind != HOST && n->kind != KERNEL) return INVALID;
+    n->parameters.clear();
+    for (auto& word : n->words) n->parameters.push_back(&word);
+    const auto& [gx, gy, gz] = n->grid;
+    const auto& [bx, by, bz] = n->block;
+    *params = {n->function, {gx, gy, gz}, {bx, by, bz}, n->shared, n->parameters.data(), nullptr, nullptr, nullptr};
+    return SUCCESS;
+}
+Result cuGraphKernelNodeCopyAttributes(void* to, void* from) {
+    if (library_shape == UNCOPIED) return INVALID;
+    ((Node*)to)->is_as_asked = ((Node*)from)->is_as_asked;
+    return SUCCESS;
+}
+Result cuGraphDestroyNode(void* node) {
+    Node* n = (Node*)node;
+    auto& all = n->owner->nodes;
+    // What follows it would follow nothing.
+    if (all.back() != n) return INVALID;
+    all.pop_back();
+    delete n;
+    return SUCCESS;
 }
 Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
     if (refused_step == MADE_READY) return OUT_OF_MEMORY;
@@ -820,7 +899,9 @@ Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long)
 static Result renew(Exec* e, void* node, const Node& n) {
     for (size_t i = 0; i < e->nodes.size(); ++i)
         if (e->origin[i] == node && same_shape({e->nodes[i]}, {n})) {
+            const bool is_as_asked = e->nodes[i].is_as_asked;
             e->nodes[i] = n;
+            e->nodes[i].is_as_asked = is_as_asked;
             ++counts[UPDATES];
             return SUCCESS;
         }

@@ -4,12 +4,13 @@
 //! call, and never created nor reset. Handles are freed when dropped; what is in flight on the device then is kept alive by the driver.
 
 use std::ffi::CString;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::NAME;
+use super::{NAME, library};
 use crate::backend::tensor::{Block, Memory};
 use crate::codegen::cuda::Geometry;
 use crate::target::Attributes;
@@ -502,6 +503,119 @@ pub enum Node {
 #[derive(Debug)]
 pub struct Captured(sys::CUgraph);
 
+impl Captured {
+    /// Its kernels, each of which follows the one before. `None` where it is anything else: copies, branches, edges that let a kernel
+    /// begin before the one before has ended.
+    fn kernels(&self) -> Option<Vec<CapturedKernel>> {
+        let graph = self.0;
+        let mut count = 0;
+        // SAFETY: a live graph; without a place for the nodes only their number is written.
+        let code = unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) };
+        check(code, "the nodes of a capture").ok()?;
+        let mut nodes: Vec<sys::CUgraphNode> = vec![std::ptr::null_mut(); count];
+        // SAFETY: as above; room for as many.
+        let code = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) };
+        check(code, "the nodes of a capture").ok()?;
+        if nodes.len() > 1 {
+            nodes = in_order(&nodes, &edges_of(graph, nodes.len())?)?;
+        }
+        nodes.into_iter().map(CapturedKernel::of).collect()
+    }
+}
+
+/// The edges of a graph of so many nodes, from one to the other; `None` where one says more than that, or there are too many for a
+/// chain.
+fn edges_of(graph: sys::CUgraph, nodes: usize) -> Option<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
+    if !library::tells_edges() {
+        return None;
+    }
+    let mut count = 0;
+    let (none, untold) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: a live graph; without places for the edges only their number is written.
+    let code = unsafe { sys::cuGraphGetEdges_v2(graph, none, none, untold, &raw mut count) };
+    check(code, "the edges of a capture").ok()?;
+    if count + 1 != nodes {
+        return None;
+    }
+    let mut from: Vec<sys::CUgraphNode> = vec![std::ptr::null_mut(); count];
+    let mut to = from.clone();
+    let mut told = vec![sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] }; count];
+    // SAFETY: as above; room for as many.
+    let code = unsafe {
+        sys::cuGraphGetEdges_v2(graph, from.as_mut_ptr(), to.as_mut_ptr(), told.as_mut_ptr(), &raw mut count)
+    };
+    check(code, "the edges of a capture").ok()?;
+    // A kernel that may begin before the one before has ended has a port or a type.
+    let is_plain = told.iter().all(|edge| (edge.from_port, edge.to_port, edge.type_) == (0, 0, 0));
+    is_plain.then(|| from.into_iter().zip(to).collect())
+}
+
+/// The nodes of a chain, from the first to the last; `None` where the edges make no single chain of them.
+fn in_order<T: Copy + PartialEq>(nodes: &[T], edges: &[(T, T)]) -> Option<Vec<T>> {
+    let mut chain = vec![*nodes.iter().find(|node| edges.iter().all(|(_, to)| to != *node))?];
+    while chain.len() < nodes.len() {
+        let last = *chain.last()?;
+        let next = edges.iter().find(|(from, _)| *from == last)?.1;
+        if chain.contains(&next) {
+            return None;
+        }
+        chain.push(next);
+    }
+    Some(chain)
+}
+
+/// A kernel that a library launched on a stream that was captured.
+struct CapturedKernel {
+    node: sys::CUgraphNode,
+    /// What the node has of it: pointers lead into the node.
+    params: sys::CUDA_KERNEL_NODE_PARAMS,
+}
+
+impl CapturedKernel {
+    fn of(node: sys::CUgraphNode) -> Option<Self> {
+        let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        // SAFETY: a node of a live graph, and a place for what it is.
+        check(unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }, "the kind of a node").ok()?;
+        if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
+            return None;
+        }
+        let mut params = MaybeUninit::<sys::CUDA_KERNEL_NODE_PARAMS>::zeroed();
+        // SAFETY: as above.
+        let code = unsafe { sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()) };
+        check(code, "a kernel of a capture").ok()?;
+        // SAFETY: zeros are null pointers and empty grids, and the call has filled it.
+        let params = unsafe { params.assume_init() };
+        // Parameters in one block, as few hand them over, are left to the driver.
+        (!params.kernelParams.is_null() && params.extra.is_null()).then_some(Self { node, params })
+    }
+
+    /// Adds it to the end of another graph.
+    ///
+    /// # Safety
+    /// As [`launch`], for every run of the graph.
+    unsafe fn add_to(&self, graph: sys::CUgraph, last: Option<&sys::CUgraphNode>) -> Option<Link> {
+        let (after, count) = last.map_or((std::ptr::null(), 0), |n| (std::ptr::from_ref(n), 1));
+        let mut node = std::ptr::null_mut();
+        // SAFETY: the caller's promise; the captured graph lives, and the parameters in it are copied by the call.
+        let code = unsafe { sys::cuGraphAddKernelNode_v2(&raw mut node, graph, after, count, &raw const self.params) };
+        check(code, "a captured kernel in a graph").ok()?;
+        // Clusters, cooperation, priorities.
+        // SAFETY: two kernel nodes of live graphs.
+        let code = unsafe { sys::cuGraphKernelNodeCopyAttributes(node, self.node) };
+        if check(code, "what is said of a captured kernel").is_err() {
+            // SAFETY: a node of a live graph, which nothing follows yet.
+            unsafe { sys::cuGraphDestroyNode(node) };
+            return None;
+        }
+        Some(Link { node, function: Some(self.function()) })
+    }
+
+    /// What it is an instance of: a function, or a kernel of a library that was loaded without a context.
+    fn function(&self) -> (sys::CUfunction, sys::CUkernel) {
+        (self.params.func, self.params.kern)
+    }
+}
+
 impl Drop for Captured {
     fn drop(&mut self) {
         // SAFETY: ended by `cuStreamEndCapture`, destroyed once; graphs that it was added to have copies.
@@ -557,12 +671,22 @@ impl Drop for CaptureStream {
     }
 }
 
+/// A node of a graph.
+#[derive(Debug)]
+struct Link {
+    node: sys::CUgraphNode,
+    /// Of a library's kernel, what it is an instance of.
+    function: Option<(sys::CUfunction, sys::CUkernel)>,
+}
+
 /// An instantiated chain of kernels.
 #[derive(Debug)]
 pub struct Graph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    nodes: Vec<sys::CUgraphNode>,
+    /// The nodes of each link: kernels of a library are nodes like others, since the driver takes microseconds of each graph in a
+    /// graph at every launch.
+    links: Vec<Vec<Link>>,
     bytes: usize,
     device: Arc<Device>,
 }
@@ -607,12 +731,20 @@ impl Graph {
         let mut own = Self {
             graph,
             exec: std::ptr::null_mut(),
-            nodes: Vec::with_capacity(chain.len()),
+            links: Vec::with_capacity(chain.len()),
             bytes: 0,
             device: device.clone(),
         };
         for mut link in chain {
-            let (after, count) = own.nodes.last().map_or((std::ptr::null(), 0), |n| (std::ptr::from_ref(n), 1));
+            let last = own.links.iter().rev().find_map(|nodes| nodes.last()).map(|link| &link.node);
+            if let Node::Captured(captured) = &link {
+                // SAFETY: the caller's promise.
+                if let Some(kernels) = unsafe { added(graph, captured, last) } {
+                    own.links.push(kernels);
+                    continue;
+                }
+            }
+            let (after, count) = last.map_or((std::ptr::null(), 0), |n| (std::ptr::from_ref(n), 1));
             let mut node = std::ptr::null_mut();
             let code = match &mut link {
                 Node::Kernel(launch) => with_params(launch, device.context, |params| {
@@ -623,7 +755,7 @@ impl Graph {
                 Node::Captured(c) => unsafe { sys::cuGraphAddChildGraphNode(&raw mut node, graph, after, count, c.0) },
             };
             check(code, "a node of a graph")?;
-            own.nodes.push(node);
+            own.links.push(vec![Link { node, function: None }]);
         }
         // SAFETY: a live graph.
         check(unsafe { sys::cuGraphInstantiateWithFlags(&raw mut own.exec, graph, 0) }, "a graph made ready")?;
@@ -639,7 +771,12 @@ impl Graph {
     /// # Safety
     /// As [`Graph::new`].
     pub(super) unsafe fn update(&mut self, at: usize, mut link: Node) -> Result<()> {
-        let (exec, node, context) = (self.exec, self.nodes[at], self.device.context);
+        let (exec, links, context) = (self.exec, &self.links[at], self.device.context);
+        if let (Node::Captured(captured), false) = (&link, links.iter().any(|link| link.function.is_none())) {
+            // SAFETY: the caller's promise.
+            return unsafe { renewed(exec, captured, links) };
+        }
+        let node = links[0].node;
         let code = match &mut link {
             Node::Kernel(launch) => with_params(launch, context, |params| {
                 // SAFETY: a node of this graph; the parameters are copied by the call.
@@ -665,6 +802,47 @@ impl Graph {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+}
+
+/// The nodes of what was captured, added to the end of a graph one by one; `None`, and the graph as it was, where that cannot be.
+///
+/// # Safety
+/// As [`launch`], for every run of the graph.
+unsafe fn added(graph: sys::CUgraph, captured: &Captured, last: Option<&sys::CUgraphNode>) -> Option<Vec<Link>> {
+    let mut links: Vec<Link> = Vec::new();
+    for kernel in captured.kernels()? {
+        // SAFETY: the caller's promise.
+        match unsafe { kernel.add_to(graph, links.last().map(|link| &link.node).or(last)) } {
+            Some(link) => links.push(link),
+            None => {
+                for link in links.iter().rev() {
+                    // SAFETY: a node of a live graph, which nothing follows any more.
+                    unsafe { sys::cuGraphDestroyNode(link.node) };
+                }
+                return None;
+            }
+        }
+    }
+    Some(links)
+}
+
+/// Gives nodes what kernels that were captured now are given. An error where these are other kernels: what is said of them
+/// beside their parameters may be another thing.
+///
+/// # Safety
+/// As [`launch`], for every run of the graph.
+unsafe fn renewed(exec: sys::CUgraphExec, captured: &Captured, links: &[Link]) -> Result<()> {
+    let other = || Error::Backend { backend: NAME, what: "a library runs other kernels at other addresses".to_owned() };
+    let kernels = captured.kernels().ok_or_else(other)?;
+    if !kernels.iter().map(|kernel| Some(kernel.function())).eq(links.iter().map(|link| link.function)) {
+        return Err(other());
+    }
+    for (kernel, link) in kernels.iter().zip(links) {
+        // SAFETY: the caller's promise; a node of this graph, and parameters that are copied by the call.
+        let code = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, link.node, &raw const kernel.params) };
+        check(code, "new arguments of a captured kernel")?;
+    }
+    Ok(())
 }
 
 impl Drop for Graph {

@@ -14,6 +14,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::Library;
 
@@ -95,6 +96,14 @@ struct Wanted {
     symbols: &'static [&'static str],
 }
 
+/// Whether the driver that was found has `cuGraphGetEdges_v2`, as those since CUDA 12.3 have.
+static TELLS_EDGES: AtomicBool = AtomicBool::new(false);
+
+/// Whether the driver says all of what is between the nodes of a graph.
+pub(super) fn tells_edges() -> bool {
+    TELLS_EDGES.load(Ordering::Relaxed)
+}
+
 const DRIVER_SYMBOLS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -135,6 +144,11 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuGraphDestroy",
     "cuGraphAddKernelNode_v2",
     "cuGraphAddChildGraphNode",
+    "cuGraphGetNodes",
+    "cuGraphNodeGetType",
+    "cuGraphKernelNodeGetParams_v2",
+    "cuGraphKernelNodeCopyAttributes",
+    "cuGraphDestroyNode",
     "cuGraphInstantiateWithFlags",
     "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphExecChildGraphNodeSetParams",
@@ -329,6 +343,7 @@ fn find_driver(search: &Search) -> Result<Found, String> {
     if let Some(symbol) = DRIVER_SYMBOLS.iter().find(|s| address(library, s).is_none()) {
         return Err(format!("the NVIDIA driver has no `{symbol}`: a newer driver is needed"));
     }
+    TELLS_EDGES.store(address(library, "cuGraphGetEdges_v2").is_some(), Ordering::Relaxed);
     // A folder of stubs for linkers has one by the name without a version.
     if let Ok(alias) = alias::open("libcuda.so", &path) {
         Box::leak(Box::new(alias));
