@@ -257,9 +257,12 @@ class Bare:
             return run(*args, **kwargs)
         finally:
             for name in dict.fromkeys((*wanted, *twin)):
+                # What somebody else has set meanwhile stays.
+                if table.get(name, self) is not wanted.get(name, self):
+                    continue
                 if name not in twin:
                     table.pop(name, None)
-                elif name not in wanted or twin[name] is not wanted[name]:
+                elif twin[name] is not wanted.get(name, self):
                     table[name] = twin[name]
 
 

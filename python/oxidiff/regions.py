@@ -7,8 +7,8 @@ object with the same ``__dict__``, whose submodules are found by way of :meth:`R
 without such Python in them have dispatchers of their own; they are often many of one class and configuration, which are
 captured once (:mod:`oxidiff.family`). What contains both is a stand-in too. Layers of PyTorch alone run eager.
 
-A function in the place of a ``forward`` runs as it is, too, and finds other things in the place of modules, and of the
-``forward`` that was there before (:mod:`oxidiff.views`): that is a part, or runs on a stand-in.
+A function in the place of a ``forward`` runs as it is, too, but for what it calls (:mod:`oxidiff.redirect`): modules, and
+the ``forward`` that was there before, which is a part, or runs on a stand-in.
 
 Threads: stand-ins are made once, under the lock of who owns this, and then only read.
 """
@@ -29,8 +29,8 @@ from torch import nn
 from .adapters import adapter_class
 from .errors import Error, UnsupportedError
 from .hooks import Bare, Wrapped, calls_itself, run_around, sharing
+from .redirect import Redirecting
 from .split import RUNS_EAGER
-from .views import View
 from .watch import Structure, obstacle_of
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class Regions:
         self._by_table = {id(one.__dict__): one for one in structure.modules.values()}
         self._inner: dict[int, Callable[..., Any]] = {}
         """By the ids of modules with a function in the place of their ``forward``, what runs that."""
-        self._views: dict[int, View] = {}
-        """By the ids of the same modules, these functions."""
+        self._redirecting = Redirecting(self._found)
         self._bare_parts: list[nn.Module] = []
         """Modules that are parts without the function in the place of their ``forward``, if that calls them."""
         self._lock = threading.Lock()
@@ -95,7 +94,7 @@ class Regions:
             if self._with_children(module, "") or is_found:
                 self._forward = types.MethodType(forward.__func__, stand_in)
         elif self._is_replaced_part(module, "", forward, stand_in):
-            self._forward = functools.partial(self._run_replaced, module, forward)
+            self._forward = functools.partial(self._run_replaced, forward)
 
     def __bool__(self) -> bool:
         """Whether there is anything to compile."""
@@ -196,8 +195,10 @@ class Regions:
         return stand_in if is_found else None
 
     def _is_replaced_part(self, module: nn.Module, path: str, forward: Callable[..., Any], stand_in: nn.Module) -> bool:
-        """Whether a function in the place of the ``forward`` of a module leads to anything that is compiled."""
+        """Whether a function in the place of the ``forward`` of a module may call anything that is compiled."""
         is_found = self._with_children(module, path)
+        if not self._redirecting.can(forward):
+            return False
         is_layer = not module._modules and (_is_of_torch(module) or not module._parameters)
         if is_layer or any(id(below) in self._opaque for below in module.modules() if below is not module):
             self._inner[id(module)] = types.MethodType(type(module).forward, stand_in)
@@ -206,26 +207,25 @@ class Regions:
             self._bare_parts.append(module)
             self._inner[id(module)] = functools.partial(self._run_bare, module, path)
             is_found = True
-        view = self._views[id(module)] = View(forward, self._found)
-        return is_found and view.is_other
+        return is_found
 
-    def _found(self, value: Any) -> Any:
-        """What a function in the place of a ``forward`` finds in the place of a value."""
-        if isinstance(value, nn.Module):
-            return self._replaced(self._by_table.get(id(value.__dict__), value))
-        if isinstance(value, types.MethodType) and value.__func__ is getattr(type(value.__self__), "forward", None):
+    def _found(self, called: Any) -> Any:
+        """What is called where a function in the place of a ``forward`` calls something."""
+        if getattr(self._local, "problems", None) is None:
+            # A function that it made, and that somebody kept.
+            return called
+        if isinstance(called, nn.Module):
+            return self._replaced(self._by_table.get(id(called.__dict__), called))
+        if isinstance(called, types.MethodType) and isinstance(called.__self__, nn.Module):
             # Of a compiled module, too: it is an object of its own with the same attributes.
-            module = self._by_table.get(id(value.__self__.__dict__))
-            return value if module is None else self._inner.get(id(module), value)
-        return value
+            module = self._by_table.get(id(called.__self__.__dict__))
+            if module is not None and called.__func__ is getattr(type(module), "forward", None):
+                return self._inner.get(id(module), called)
+        return called
 
-    def _run_replaced(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run_replaced(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a function that is in the place of the ``forward`` of a module."""
-        view = self._views.get(id(module))
-        if view is None or not view.is_of(forward):
-            # Put there since.
-            view = self._views[id(module)] = View(forward, self._found)
-        return view(*args, **kwargs)
+        return self._redirecting.of(forward)(*args, **kwargs)
 
     def _run_bare(self, module: nn.Module, path: str, *args: Any, **kwargs: Any) -> Any:
         """Runs a module without the function in the place of its ``forward``, as a part."""
@@ -271,7 +271,7 @@ class Regions:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if part is None:
                 if not wrapped.is_own:
-                    return self._run_replaced(module, wrapped.forward, *args, **kwargs)
+                    return self._run_replaced(wrapped.forward, *args, **kwargs)
                 return types.MethodType(type(module).forward, stand_in)(*args, **kwargs)
             return self._run_part(part, *args, **kwargs)
 

@@ -340,12 +340,12 @@ impl Surroundings {
     }
 }
 
-/// What a list or set is one of; what is in it may be tensors, and long.
+/// What a list or set is, and what is first in a list; what is in it may be tensors, and long.
 fn kind(items: &Bound<'_, PyAny>) -> PyResult<String> {
     let name = items.get_type().name()?;
-    match items.try_iter()?.next() {
-        Some(first) => Ok(format!("a {name} of {}", first?.get_type().name()?)),
-        None => Ok(format!("an empty {name}")),
+    match items.cast::<PyList>().ok().and_then(|list| list.get_item(0).ok()) {
+        Some(first) => Ok(format!("a {name} of {}", first.get_type().name()?)),
+        None => Ok(format!("a {name}")),
     }
 }
 

@@ -4,9 +4,11 @@ they are, around parts that are compiled, and what they keep between calls is th
 from __future__ import annotations
 
 import functools
+import linecache
 import types
 import unittest.mock
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,8 @@ from torch import Tensor, nn
 import oxidiff
 from oxidiff import testing
 from oxidiff.module import dispatcher_of
+from oxidiff.redirect import Redirecting
 from oxidiff.split import Split
-from oxidiff.views import View
 
 pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 
@@ -345,14 +347,123 @@ def helper(x, step):
     return original(x, step) * len(seen)
 net.forward = wrapped
 """
+    # Where notebooks put the text of a cell.
+    name = "<cell 1>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     spaces: list[dict[str, Any]] = []
     for net in (oxidiff.compile(build()), build()):
         space: dict[str, Any] = {"net": net, "torch": torch}
-        exec(compile(source, "notebook.py", "exec"), space)
+        exec(compile(source, name, "exec"), space)
         spaces.append(space)
     agree(spaces[0]["net"], spaces[1]["net"])
     assert spaces[0]["seen"] == spaces[1]["seen"] == STEPS
     assert runs_in_parts(spaces[0]["net"])
+
+
+def _sibling(net: Any) -> dict[str, Any]:
+    original = chosen = net.forward
+
+    def doubled(x: Tensor, step: Tensor) -> Tensor:
+        return original(x, step) * 2
+
+    def choose(step: Tensor) -> None:
+        nonlocal chosen
+        chosen = doubled if step.item() % 400 == 0 else original
+
+    def forward(x: Tensor, step: Tensor) -> Tensor:
+        choose(step)
+        return chosen(x, step)
+
+    net.forward = forward
+    return {}
+
+
+class _Helper:
+    count = 0
+
+    def __init__(self, net: Any) -> None:
+        self.functions = {"net": net.forward}
+        self.seen: dict[Any, int] = {}
+        self.itself: Any = None
+        self.alias: Any = None
+
+    @classmethod
+    def bump(cls) -> None:
+        cls.count += 1
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        self.seen[self] = self.seen.get(self, 0) + 1
+        self.itself, self.alias = self, self.functions
+        self.bump()
+        return self.functions["net"](x, step) * (1 + step.item() / 1000) * len(self.seen)
+
+
+def _identity(net: Any) -> dict[str, Any]:
+    kind = type("Helper", (_Helper,), {"count": 0})
+    helper = kind(net)
+
+    def forward(x: Tensor, step: Tensor) -> Tensor:
+        return helper.forward(x, step)
+
+    net.forward = forward
+    return {"helper": helper, "kind": kind}
+
+
+def _removed(net: Any) -> dict[str, Any]:
+    calls = 0
+    for block in net.blocks:
+
+        def wrap(block: Any, former: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(x: Tensor) -> Tensor:
+                nonlocal calls
+                calls += 1
+                if calls > 9:
+                    block.forward = former
+                return former(x) * 2
+
+            return forward
+
+        block.forward = wrap(block, block.forward)
+    return {"net": net}
+
+
+def _later(net: Any) -> dict[str, Any]:
+    functions: dict[str, Any] = {"net": net.forward}
+
+    def forward(x: Tensor, step: Tensor) -> Tensor:
+        former = functions["net"]
+        later = functions.get("later", former)
+        functions["later"] = lambda x, step: former(x, step) + len(functions)
+        functions["count"] = functions.get("count", 0) + 1
+        return later(x, step) * functions["count"]
+
+    net.forward = forward
+    return {"functions": functions}
+
+
+@pytest.mark.parametrize("wrap", [_sibling, _identity, _removed, _later])
+def test_what_a_function_sees_and_sets_is_eager_s(wrap: Callable[[Any], dict[str, Any]]) -> None:
+    """Variables that others set meanwhile, its object as a key, that one's class, functions that it puts back or keeps."""
+    compiled: Any = oxidiff.compile(build())
+    eager = build()
+    mine, theirs = wrap(compiled), wrap(eager)
+    for _ in range(3):
+        agree(compiled, eager)
+    if "helper" in mine:
+        for held in (mine, theirs):
+            helper = held["helper"]
+            assert helper.itself is helper
+            assert helper.alias is helper.functions
+            assert list(helper.seen) == [helper]
+        assert mine["kind"].count == theirs["kind"].count == 3 * len(STEPS)
+        assert list(mine["helper"].seen.values()) == list(theirs["helper"].seen.values())
+    if "net" in mine:
+        assert all(block.forward.__func__ is Block.forward for block in mine["net"].blocks)
+    if "functions" in mine:
+        assert mine["functions"]["count"] == theirs["functions"]["count"]
+        x, step = torch.randn(2, 16, 8), torch.tensor(1)
+        functions = mine["functions"]["later"], theirs["functions"]["later"]
+        assert testing.relative_error(functions[0](x, step), functions[1](x, step)) < 2e-5
 
 
 # -- maps that are kept ----------------------------------------------------------------------------------------------------
@@ -442,25 +553,11 @@ def test_tables_for_each_size_are_set_up() -> None:
     assert report.captures >= 1
 
 
-# -- views ---------------------------------------------------------------------------------------------------------------
+# -- what functions call -------------------------------------------------------------------------------------------------
 
 
-class Holder:
-    kind = "holder"
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.methods = {"a": method}
-        self.listed = [method, 1]
-        self.count = 0
-
-    def run(self, x: Any) -> Any:
-        self.count += 1
-        self.methods["b"] = len
-        return self.methods["a"](x), self.listed[0](x), isinstance(self.methods, dict), list(self.methods)
-
-
-def _replace(old: Any, new: Any) -> Callable[[Any], Any]:
-    return lambda value: new if value == old else value
+def _instead(old: Any, new: Any) -> Redirecting:
+    return Redirecting(lambda called: new if called == old else called)
 
 
 def old(x: Any) -> Any:
@@ -471,66 +568,81 @@ def new(x: Any) -> Any:
     return "new", x
 
 
-def test_view_of_objects_writes_through() -> None:
-    holder = Holder(old)
-    view = View(lambda x: holder.run(x), _replace(old, new))
-    assert view.is_other
-    assert view(1) == (("new", 1), ("new", 1), True, ["a", "b"])
-    assert holder.count == 1
-    assert holder.methods == {"a": old, "b": len}
-    assert holder.run(1)[0] == ("old", 1), "the object itself is as it was"
+def listed(x: Any, *more: Any, function: Callable[..., Any] = old, **named: Any) -> Any:
+    def inner() -> Any:
+        return [function(x) for _ in more], (lambda: function(named))()
+
+    return inner()
 
 
-def test_view_of_nested_functions() -> None:
-    def outer(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, inner=function: [inner(x), function(x)]
-
-    chain = functools.partial(outer(outer(old)), x=2)
-    assert View(chain, _replace(old, new))() == [[("new", 2)] * 2] * 2
-    method = types.MethodType(lambda self, x: self.listed[0](x), Holder(old))
-    assert View(method, _replace(old, new))(3) == ("new", 3)
+def helped(x: Any, y: Any) -> Any:
+    return listed(x, y, y)
 
 
-def test_view_shares_variables() -> None:
-    count = 0
+class Holder:
+    def __init__(self) -> None:
+        self.methods = {"a": old}
+        self.count = 0
+
+    def run(self, x: Any) -> Any:
+        self.count += 1
+        self.methods["b"] = self.methods["a"]
+        return self.methods["a"](x)
+
+    def __call__(self, x: Any) -> Any:
+        return self.run(x)
+
+
+@pytest.mark.parametrize("function", [listed, helped, functools.partial(listed, 1)], ids=["plain", "helped", "partial"])
+def test_calls_go_elsewhere(function: Callable[..., Any]) -> None:
+    assert repr(function(2, 3)).replace("old", "new") == repr(_instead(old, new).of(function)(2, 3))
+
+
+def test_calls_of_objects_leave_them_as_they_are() -> None:
+    holder = Holder()
+    for function in (holder, holder.run, Holder.run.__get__(holder)):
+        assert _instead(old, new).of(function)(1) == ("new", 1)
+        assert holder.methods == {"a": old, "b": old}
+    assert holder.count == 3
+
+
+def test_variables_are_those_of_the_function() -> None:
+    """Who sets one meanwhile, and what the function sets, are seen by all."""
+    count, function = 0, len
+
+    def choose() -> None:
+        nonlocal function
+        function = old
 
     def counted(x: Any) -> Any:
         nonlocal count
         count += 1
-        return old(x)
-
-    assert View(counted, _replace(old, new))(1) == ("new", 1)
-    assert count == 1
-
-
-def test_view_notices_variables_that_change() -> None:
-    function = old
-
-    def run(x: Any) -> Any:
+        counted.calls = count
+        choose()
         return function(x)
 
-    view = View(run, _replace(old, new))
-    assert view(1) == ("new", 1)
-    assert view.is_of(run)
-    function = len  # type: ignore[assignment]
-    assert not view.is_of(run)
-    assert not View(run, _replace(old, new)).is_other
+    assert _instead(old, new).of(counted)(1) == ("new", 1)
+    assert (count, counted.calls, function) == (1, 1, old)
 
 
-def test_view_of_what_leads_nowhere_is_the_function() -> None:
-    def run(x: Any) -> Any:
-        return len(x)
+def test_lines_of_errors_are_those_of_the_source() -> None:
+    def failing(x: Any) -> Any:
+        if x:
+            raise ValueError(old(x))
 
-    view = View(run, _replace(old, new))
-    assert not view.is_other
-    assert view([1]) == 1
+    with pytest.raises(ValueError, match="new") as caught:
+        _instead(old, new).of(failing)(1)
+    assert caught.traceback[-1].lineno == failing.__code__.co_firstlineno + 1
 
 
-def test_view_of_what_holds_itself() -> None:
-    def recursive(x: int) -> Any:
-        return recursive(x - 1) if x else old(x)
-
-    assert View(recursive, _replace(old, new))(3) == ("new", 0)
-    loop: dict[str, Any] = {"f": old}
-    loop["self"] = loop
-    assert View(lambda: loop["self"]["self"]["f"](1), _replace(old, new))() == ("new", 1)
+def test_a_function_without_its_source_stays_as_it_is(tmp_path: Path) -> None:
+    """Nor is one taken from a file that says something else by now."""
+    functions: list[Any] = [lambda x: old(x), functools.partial(eval("lambda x: old(x)", {"old": old})), len, print]
+    assert not any(map(_instead(old, new).can, functions))
+    for name, now, is_there in (("same", "old(x)", True), ("other", "old(x + 1)", False)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"def {name}(x): return {now}")
+        space: dict[str, Any] = {"old": old}
+        exec(compile(f"def {name}(x): return old(x)", str(file), "exec"), space)
+        assert _instead(old, new).can(space[name]) == is_there
+        assert _instead(old, new).of(space[name])(1) == ("new" if is_there else "old", 1)

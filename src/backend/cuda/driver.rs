@@ -610,9 +610,11 @@ impl CapturedKernel {
         Some(Link { node, function: Some(self.function()) })
     }
 
-    /// What it is an instance of: a function, or a kernel of a library that was loaded without a context.
-    fn function(&self) -> (sys::CUfunction, sys::CUkernel) {
-        (self.params.func, self.params.kern)
+    /// What is launched, and how: a function, or a kernel of a library that was loaded without a context.
+    fn function(&self) -> Launched {
+        let p = &self.params;
+        let threads = [p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ, p.sharedMemBytes];
+        (p.func, p.kern, threads)
     }
 }
 
@@ -671,12 +673,15 @@ impl Drop for CaptureStream {
     }
 }
 
+/// A function or a kernel, and the numbers of its blocks, threads and bytes.
+type Launched = (sys::CUfunction, sys::CUkernel, [u32; 7]);
+
 /// A node of a graph.
 #[derive(Debug)]
 struct Link {
     node: sys::CUgraphNode,
-    /// Of a library's kernel, what it is an instance of.
-    function: Option<(sys::CUfunction, sys::CUkernel)>,
+    /// Of a library's kernel, which one it is.
+    function: Option<Launched>,
 }
 
 /// An instantiated chain of kernels.
@@ -826,8 +831,8 @@ unsafe fn added(graph: sys::CUgraph, captured: &Captured, last: Option<&sys::CUg
     Some(links)
 }
 
-/// Gives nodes what kernels that were captured now are given. An error where these are other kernels: what is said of them
-/// beside their parameters may be another thing.
+/// Gives nodes what kernels that were captured now are given. An error where these are other kernels, or in other numbers: clusters
+/// and what else was said of them stay as they are.
 ///
 /// # Safety
 /// As [`launch`], for every run of the graph.

@@ -1,0 +1,177 @@
+"""A function that calls something else where it calls certain modules and methods, and does everything else as it does.
+
+Libraries that wrap a model (DeepCache, ParaAttention, scripts with ``block.forward = wrapped``) put a function in the place
+of ``forward`` that calls what was there before, a bound method that it keeps wherever it likes. Nothing can come in front of
+such a method, so what is changed is the call: the function is compiled anew from its source with ``f(x)`` as
+``redirect(f)(x)``. Variables, globals and objects are those of the function; what is called in the place of a method is kept
+nowhere.
+
+The source is believed only if it compiles to the very code that the function has. Where there is none, or of a lambda, there
+is no such function.
+
+Threads: what is made of a code is kept, and made once more where two threads are the first.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Redirecting"]
+
+_NAME = "__oxidiff_redirect__"
+_FUTURE = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+_WHAT_RUNS = (
+    "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_posonlyargcount",
+    "co_kwonlyargcount", "co_exceptiontable",
+)  # fmt: skip
+
+
+class Redirecting:
+    """Calls functions so that what they call is found by way of ``redirect``.
+
+    Args:
+        redirect: Gives what is called in the place of a function, a method or a module; itself if nothing else is.
+    """
+
+    def __init__(self, redirect: Callable[[Any], Any]) -> None:
+        self._redirect = redirect
+
+    def can(self, function: Any) -> bool:
+        """Whether the source of a function, or of what a method or partial calls, is there."""
+        found = _function_in(function)
+        return found is not None and _redirecting(found.__code__) is not None
+
+    def of(self, function: Any, file: str | None = None) -> Any:
+        """The function to call in the place of one; itself where its source is not there.
+
+        Args:
+            function: The function, method, partial or object with a ``__call__``.
+            file: Takes functions of this file alone.
+        """
+        if isinstance(function, functools.partial) and type(function) is functools.partial:
+            return functools.partial(self.of(function.func, file), *function.args, **function.keywords)
+        found = _function_in(function)
+        if found is None or (file is not None and found.__code__.co_filename != file):
+            return function
+        code = _redirecting(found.__code__)
+        if code is None:
+            return function
+
+        def redirect(called: Any) -> Any:
+            other = self._redirect(called)
+            # What the same file has beside it may be what calls the model.
+            return self.of(called, found.__code__.co_filename) if other is called else other
+
+        cells = dict(zip(found.__code__.co_freevars, found.__closure__ or (), strict=True))
+        cells[_NAME] = types.CellType(redirect)
+        closure = tuple(cells[name] for name in code.co_freevars)
+        made = types.FunctionType(code, found.__globals__, found.__name__, found.__defaults__, closure)
+        made.__kwdefaults__ = found.__kwdefaults__
+        if function is found:
+            return made
+        return types.MethodType(made, function.__self__ if isinstance(function, types.MethodType) else function)
+
+
+def _function_in(called: Any) -> types.FunctionType | None:
+    """The function that runs when something is called; it gets what it is called on first, if that is no function."""
+    if isinstance(called, types.MethodType):
+        called = called.__func__
+    elif isinstance(called, functools.partial):
+        return _function_in(called.func)
+    elif not isinstance(called, (types.FunctionType, types.BuiltinFunctionType, type)):
+        called = getattr(type(called), "__call__", None)  # noqa: B004
+    return called if isinstance(called, types.FunctionType) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _redirecting(code: types.CodeType) -> types.CodeType | None:
+    """The code of a function with each call by way of a variable of the name :data:`_NAME`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return None
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    function = tree.body[0] if len(tree.body) == 1 else None
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or function.name != code.co_name:
+        return None
+    same = _compiled(function, code, code.co_freevars)
+    if same is None or not _is_same(same, code):
+        return None
+    _Calls().visit(ast.fix_missing_locations(ast.Module(function.body, [])))
+    made = _compiled(function, code, (*code.co_freevars, _NAME))
+    return made if made is not None and _NAME in made.co_freevars else None
+
+
+class _Calls(ast.NodeTransformer):
+    """Makes ``redirect(f)(x)`` of ``f(x)``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        # Without an argument it is about the frame that it stands in, and the compiler's.
+        if not (isinstance(node.func, ast.Name) and node.func.id == "super"):
+            found = ast.Call(ast.Name(_NAME, ast.Load()), [node.func], [])
+            node.func = ast.copy_location(found, node.func)
+        return node
+
+
+def _compiled(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, code: types.CodeType, variables: tuple[str, ...]
+) -> types.CodeType | None:
+    """The code of a function that is defined where these variables are."""
+    # What is evaluated where it is defined is not done again.
+    own = function.args
+    plain = ast.arguments(
+        posonlyargs=[ast.arg(a.arg) for a in own.posonlyargs],
+        args=[ast.arg(a.arg) for a in own.args],
+        vararg=own.vararg and ast.arg(own.vararg.arg),
+        kwonlyargs=[ast.arg(a.arg) for a in own.kwonlyargs],
+        kw_defaults=[None] * len(own.kwonlyargs),
+        kwarg=own.kwarg and ast.arg(own.kwarg.arg),
+        defaults=[],
+    )
+    inner = type(function)(function.name, plain, function.body, [])
+    outer = ast.FunctionDef(
+        "outer", ast.arguments([], [ast.arg(v) for v in variables], None, [], [], None, []), [inner], []
+    )
+    for node in (inner, outer):
+        node.lineno = node.end_lineno = function.lineno
+        node.col_offset = node.end_col_offset = 0
+        if "type_params" in node._fields:
+            setattr(node, "type_params", [])  # noqa: B010  # There since Python 3.12.
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    try:
+        made = compile(module, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
+    except (SyntaxError, ValueError, TypeError):
+        return None
+    return next((found for outer_code in _inner(made) for found in _inner(outer_code)), None)
+
+
+def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (one for one in code.co_consts if isinstance(one, types.CodeType))
+
+
+def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether two codes do the same, wherever they stand."""
+    if any(getattr(one, name, None) != getattr(other, name, None) for name in _WHAT_RUNS):
+        return False
+    # One may be defined in a function, the other at the top of a file.
+    if (one.co_flags ^ other.co_flags) & ~inspect.CO_NESTED:
+        return False
+    if len(one.co_consts) != len(other.co_consts):
+        return False
+    for mine, theirs in zip(one.co_consts, other.co_consts, strict=True):
+        if isinstance(mine, types.CodeType) and isinstance(theirs, types.CodeType):
+            if not _is_same(mine, theirs):
+                return False
+        elif type(mine) is not type(theirs) or repr(mine) != repr(theirs):
+            return False
+    return True
