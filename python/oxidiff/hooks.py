@@ -150,6 +150,7 @@ class Wrapped:
                 raise UnsupportedError(_REPLACED)
             self.layers.append(layer)
             forward, hooks = layer.below, hooks - 1
+        self._table = table
         self.forward: _Function = forward
         if isinstance(forward, types.MethodType) and getattr(forward.__self__, "__dict__", None) is table:
             # A compiled module is an object of its own, with the same attributes.
@@ -157,9 +158,11 @@ class Wrapped:
 
     @property
     def is_own(self) -> bool:
-        """Whether that is the method of the module's class."""
+        """Whether that is the method of the module's class, called on the module."""
         found = self.forward
-        return isinstance(found, types.MethodType) and found.__func__ is getattr(type(found.__self__), "forward", None)
+        if not isinstance(found, types.MethodType) or getattr(found.__self__, "__dict__", None) is not self._table:
+            return False
+        return found.__func__ is getattr(type(found.__self__), "forward", None)
 
     def run(self, module: nn.Module, inner: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the hooks around ``inner``.

@@ -18,9 +18,8 @@ import __future__
 import ast
 import functools
 import inspect
-import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 __all__ = ["Redirecting"]
@@ -96,19 +95,39 @@ def _function_in(called: Any) -> types.FunctionType | None:
 def _redirecting(code: types.CodeType) -> types.CodeType | None:
     """The code of a function with each call by way of a variable of the name :data:`_NAME`."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        lines, first = inspect.findsource(code)
+        source = "".join(inspect.getblock(lines[first:]))
+        # As indented as it is: so are the lines of texts in it.
+        is_inner = source[:1].isspace()
+        body: Any = ast.parse(f"if 1:\n{source}").body[0] if is_inner else ast.parse(source)
+        imports = _imports("".join(lines))
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
-    function = tree.body[0] if len(tree.body) == 1 else None
+    ast.increment_lineno(body, code.co_firstlineno - 1 - is_inner)
+    function = body.body[0] if len(body.body) == 1 else None
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or function.name != code.co_name:
         return None
-    same = _compiled(function, code, code.co_freevars)
+    same = _compiled(function, code, code.co_freevars, imports)
     if same is None or not _is_same(same, code):
         return None
     _Calls().visit(ast.fix_missing_locations(ast.Module(function.body, [])))
-    made = _compiled(function, code, (*code.co_freevars, _NAME))
+    made = _compiled(function, code, (*code.co_freevars, _NAME), imports)
     return made if made is not None and _NAME in made.co_freevars else None
+
+
+@functools.lru_cache(maxsize=64)
+def _imports(text: str) -> list[ast.stmt]:
+    """The imports at the top of a file. Methods of what is imported there are called by other instructions."""
+    found: list[ast.stmt] = []
+    waiting: list[ast.AST] = [ast.parse(text)]
+    for node in waiting:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            # Neither makes a name.
+            if not (isinstance(node, ast.ImportFrom) and (node.module == "__future__" or node.names[0].name == "*")):
+                found.append(node)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.expr)):
+            waiting += ast.iter_child_nodes(node)
+    return found
 
 
 class _Calls(ast.NodeTransformer):
@@ -124,9 +143,12 @@ class _Calls(ast.NodeTransformer):
 
 
 def _compiled(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, code: types.CodeType, variables: tuple[str, ...]
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    code: types.CodeType,
+    variables: tuple[str, ...],
+    imports: Sequence[ast.stmt],
 ) -> types.CodeType | None:
-    """The code of a function that is defined where these variables are."""
+    """The code of a function that is defined where these variables are, in a file with these imports."""
     # What is evaluated where it is defined is not done again.
     own = function.args
     plain = ast.arguments(
@@ -147,7 +169,7 @@ def _compiled(
         node.col_offset = node.end_col_offset = 0
         if "type_params" in node._fields:
             setattr(node, "type_params", [])  # noqa: B010  # There since Python 3.12.
-    module = ast.fix_missing_locations(ast.Module([outer], []))
+    module = ast.fix_missing_locations(ast.Module([*imports, outer], []))
     try:
         made = compile(module, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
     except (SyntaxError, ValueError, TypeError):

@@ -441,6 +441,92 @@ def _later(net: Any) -> dict[str, Any]:
     return {"functions": functions}
 
 
+class _Slotted:
+    __slots__ = ("count", "former")
+
+    def __init__(self, former: Callable[..., Any]) -> None:
+        self.former, self.count = former, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.former(x) * (1 + self.count % 3)
+
+
+class _Hidden(_Slotted):
+    """Has a dictionary, too, and attributes behind properties."""
+
+    def __init__(self, former: Callable[..., Any]) -> None:
+        super().__init__(former)
+        self._more = 0
+
+    @property
+    def more(self) -> int:
+        return self._more
+
+    @more.setter
+    def more(self, value: int) -> None:
+        self._more = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "most":
+            return self._more
+        raise AttributeError(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.more += 1
+        return super().forward(x) + self.most % 2
+
+
+def _methods(kind: Any, net: Any) -> dict[str, Any]:
+    helpers = [kind(block.forward) for block in net.blocks]
+    for block, helper in zip(net.blocks, helpers, strict=True):
+        block.forward = helper.forward
+    return {"counts": lambda: [helper.count for helper in helpers]}
+
+
+def _partials(net: Any) -> dict[str, Any]:
+    state = {"count": 0}
+
+    def forward(former: Callable[..., Any], kept: dict[str, int], x: Tensor) -> Tensor:
+        kept["count"] += 1
+        return former(x) + kept["count"] % 3
+
+    for block in net.blocks:
+        block.forward = functools.partial(forward, block.forward, state)
+    return {"counts": lambda: state["count"]}
+
+
+def _attributes(net: Any) -> dict[str, Any]:
+    def wrap(former: Callable[..., Any]) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            made.count += 1
+            return former(x) + made.count % 3
+
+        made: Any = forward
+        made.count = 0
+        return forward
+
+    for block in net.blocks:
+        block.forward = wrap(block.forward)
+    return {"counts": lambda: [block.forward.count for block in net.blocks]}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [functools.partial(_methods, _Slotted), functools.partial(_methods, _Hidden), _partials, _attributes],
+    ids=["slots", "properties", "partials", "attributes of functions"],
+)
+def test_attempts_to_capture_leave_no_count(wrap: Callable[[Any], dict[str, Any]]) -> None:
+    """Wherever a function in the place of a ``forward`` counts its calls."""
+    compiled: Any = oxidiff.compile(build())
+    eager = build()
+    mine, theirs = wrap(compiled), wrap(eager)
+    for size in (16, 24, 16):
+        agree(compiled, eager, size)
+        assert mine["counts"]() == theirs["counts"]()
+    assert runs_in_parts(compiled)
+
+
 @pytest.mark.parametrize("wrap", [_sibling, _identity, _removed, _later])
 def test_what_a_function_sees_and_sets_is_eager_s(wrap: Callable[[Any], dict[str, Any]]) -> None:
     """Variables that others set meanwhile, its object as a key, that one's class, functions that it puts back or keeps."""
@@ -570,6 +656,9 @@ def new(x: Any) -> Any:
 
 def listed(x: Any, *more: Any, function: Callable[..., Any] = old, **named: Any) -> Any:
     def inner() -> Any:
+        """A text of
+        several lines.
+        """
         return [function(x) for _ in more], (lambda: function(named))()
 
     return inner()
@@ -585,6 +674,9 @@ class Holder:
         self.count = 0
 
     def run(self, x: Any) -> Any:
+        """A text of
+        several lines.
+        """
         self.count += 1
         self.methods["b"] = self.methods["a"]
         return self.methods["a"](x)

@@ -168,9 +168,11 @@ class Before:
             for table in (module.__dict__, module._buffers, *(module.__dict__[name] for name in _HOOKS))
         ]
         # Objects that are no modules keep what they made, too: the tables of a rotary embedding, the steps of a controller.
-        self._tables += [
-            (label, id(value), table, dict(table)) for label, value, table in _tables_beside(weights.modules)
-        ]
+        beside = _tables_beside(weights.modules)
+        reached, holders = _reached(
+            [(path, m.__dict__["forward"]) for path, m in weights.modules if "forward" in m.__dict__]
+        )
+        self._tables += [(label, id(value), table, dict(table)) for label, value, table in (*beside, *reached)]
         self.held = frozenset(holder for _, holder, *_ in self._tables)
         # What other threads do here need not go through methods: what is not seen to be forward's stays.
         self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
@@ -184,7 +186,7 @@ class Before:
             for name, v in before.items()
             if name not in _OF_MODULES and isinstance(v, CONTAINERS) and module not in weights.shared
         }
-        self._kept = [(label, holder, _copy_of(holder)) for label, holder in containers(own.values())]
+        self._kept = [(label, holder, _copy_of(holder)) for label, holder in containers((*own.values(), *holders))]
         # Set anew by each call: nobody is to find what it was in the last.
         self._computed = {
             (id(module), hook.name)
@@ -407,6 +409,92 @@ class Cells(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._cells)
+
+
+class _Slots(MutableMapping[str, Any]):
+    """The attributes of an object that are in no dictionary."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._names = [
+            name
+            for cls in type(value).__mro__
+            for name, member in cls.__dict__.items()
+            if isinstance(member, types.MemberDescriptorType)
+        ]
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self._value, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._value, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._value, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[str(name)]
+        except KeyError:
+            return False
+        return True
+
+
+def _reached(functions: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any, Any]], list[tuple[str, Any]]]:
+    """What functions in the place of a ``forward`` may keep something in, wherever they lead: tables as of
+    :func:`_tables_beside`; lists, dictionaries and sets, with labels."""
+    tables: list[tuple[str, Any, Any]] = []
+    holders: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    waiting = [(f"{path}.forward" if path else "forward", value) for path, value in functions]
+    for label, value in waiting:
+        if isinstance(value, (*_PLAIN, torch.nn.Module, type, types.ModuleType)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if len(waiting) >= MAX_NESTED:
+            break
+        parts: Iterable[tuple[str, Any]] = ()
+        if isinstance(value, types.FunctionType):
+            cells = Cells(value)
+            tables += [(label, cells, cells), (label, value, value.__dict__)]
+            named = enumerate(value.__defaults__ or ())
+            parts = (*cells.items(), *((str(i), v) for i, v in named), *(value.__kwdefaults__ or {}).items())
+        elif isinstance(value, types.MethodType):
+            parts = (("__self__", value.__self__), ("__func__", value.__func__))
+        elif isinstance(value, functools.partial):
+            named = enumerate(value.args)
+            parts = (("func", value.func), *((str(i), v) for i, v in named), *value.keywords.items())
+        elif isinstance(value, CONTAINERS):
+            holders.append((label, value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            parts = ((repr(key), item) for key, item in items if not isinstance(item, _PLAIN))
+        elif isinstance(value, tuple):
+            parts = ((str(i), v) for i, v in enumerate(value))
+        elif is_plain_object(type(value)):
+            tables.append((label, value, value.__dict__))
+            parts = (*value.__dict__.items(), *(slots := _Slots(value)).items())
+            if slots._names:
+                tables.append((label, slots, slots))
+        elif _has_slots_alone(type(value)):
+            slots = _Slots(value)
+            tables.append((label, slots, slots))
+            parts = slots.items()
+        waiting += [(f"{label}.{name}", part) for name, part in parts]
+    return tables, holders
+
+
+def _has_slots_alone(kind: type) -> bool:
+    is_own = kind.__module__.partition(".")[0] not in ("builtins", "torch", "numpy")
+    return is_own and kind.__dictoffset__ == 0 and any("__slots__" in cls.__dict__ for cls in kind.__mro__)
 
 
 _PLAIN = (type(None), bool, int, float, str, Tensor)
