@@ -307,7 +307,7 @@ def replaced_modules(module: nn.Module) -> dict[int, types.CodeType]:
     """The modules of a tree in the place of whose ``forward`` there is a function of the user's: by their ids, its code."""
     found = {}
     for one in module.modules():
-        if "forward" in one.__dict__:
+        if "forward" in one.__dict__ and type(one).forward is not nn.Module.forward:
             try:
                 wrapped = Wrapped(one)
             except UnsupportedError:

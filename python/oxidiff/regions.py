@@ -93,7 +93,7 @@ class Regions:
         if isinstance(forward, types.MethodType) and forward.__func__ is getattr(type(module), "forward", None):
             if self._with_children(module, "") or is_found:
                 self._forward = types.MethodType(forward.__func__, stand_in)
-        elif self._is_replaced_part(module, "", forward, stand_in):
+        elif type(module).forward is not nn.Module.forward and self._is_replaced_part(module, "", forward, stand_in):
             self._forward = functools.partial(self._run_replaced, forward)
 
     def __bool__(self) -> bool:

@@ -128,7 +128,9 @@ class Structure:
         self._inner = marks.inner
         if marks.found:
             digest += repr(marks.found).encode()
-        self.fingerprint = Fingerprint(digest, [*tree.kept, *marks.kept])
+        # Tensors tell by their types alone, and may be what the last call left.
+        kept = [value for value in tree.kept if not isinstance(value, Tensor)]
+        self.fingerprint = Fingerprint(digest, [*kept, *marks.kept])
 
     def _is_read(self, index: int) -> bool:
         """Whether a float is one that a function reads from outside: a copy of the module has the same function."""

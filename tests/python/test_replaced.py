@@ -4,9 +4,11 @@ they are, around parts that are compiled, and what they keep between calls is th
 from __future__ import annotations
 
 import functools
+import gc
 import linecache
 import types
 import unittest.mock
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,20 @@ def test_outputs_of_blocks_are_kept(is_first: bool) -> None:
     before = cache.ran
     steps(compiled)
     assert cache.ran - before == 12, "two of four blocks are left out at two of four steps"
+
+
+def test_what_a_function_kept_before_is_let_go_of() -> None:
+    """A module that is another at each call, for what functions keep, is remembered without what they kept."""
+    compiled: Any = oxidiff.compile(build())
+    cache = DeepCache(compiled, STEPS)
+    cache.enable()
+    kept: dict[int, weakref.ref[Tensor]] = {}
+    for size in (16, 16, 24, 16):
+        steps(compiled, size)
+        kept.update((id(value), weakref.ref(value)) for value in cache.kept.values())
+    gc.collect()
+    alive = {id(value) for ref in kept.values() if (value := ref()) is not None}
+    assert alive == {id(value) for value in cache.kept.values()}
 
 
 def test_functions_come_and_go() -> None:
