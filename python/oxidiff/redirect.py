@@ -18,6 +18,7 @@ import __future__
 import ast
 import functools
 import inspect
+import tokenize
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class Redirecting:
     def can(self, function: Any) -> bool:
         """Whether the source of a function, or of what a method or partial calls, is there."""
         found = _function_in(function)
-        return found is not None and _redirecting(found.__code__) is not None
+        return found is not None and _redirecting(found.__code__, _qualname(found)) is not None
 
     def of(self, function: Any, file: str | None = None) -> Any:
         """The function to call in the place of one; itself where its source is not there.
@@ -57,11 +58,13 @@ class Redirecting:
             file: Takes functions of this file alone.
         """
         if isinstance(function, functools.partial) and type(function) is functools.partial:
-            return functools.partial(self.of(function.func, file), *function.args, **function.keywords)
+            inner = self._redirect(function.func)
+            inner = self.of(inner, file) if inner is function.func else inner
+            return functools.partial(inner, *function.args, **function.keywords)
         found = _function_in(function)
         if found is None or (file is not None and found.__code__.co_filename != file):
             return function
-        code = _redirecting(found.__code__)
+        code = _redirecting(found.__code__, _qualname(found))
         if code is None:
             return function
 
@@ -92,7 +95,7 @@ def _function_in(called: Any) -> types.FunctionType | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _redirecting(code: types.CodeType) -> types.CodeType | None:
+def _redirecting(code: types.CodeType, qualname: str) -> types.CodeType | None:
     """The code of a function with each call by way of a variable of the name :data:`_NAME`."""
     try:
         lines, first = inspect.findsource(code)
@@ -101,17 +104,17 @@ def _redirecting(code: types.CodeType) -> types.CodeType | None:
         is_inner = source[:1].isspace()
         body: Any = ast.parse(f"if 1:\n{source}").body[0] if is_inner else ast.parse(source)
         imports = _imports("".join(lines))
-    except (OSError, TypeError, ValueError, SyntaxError):
+    except (OSError, TypeError, ValueError, SyntaxError, RecursionError, tokenize.TokenError):
         return None
     ast.increment_lineno(body, code.co_firstlineno - 1 - is_inner)
     function = body.body[0] if len(body.body) == 1 else None
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or function.name != code.co_name:
         return None
-    same = _compiled(function, code, code.co_freevars, imports)
+    same = _compiled(function, code, qualname, code.co_freevars, imports)
     if same is None or not _is_same(same, code):
         return None
     _Calls().visit(ast.fix_missing_locations(ast.Module(function.body, [])))
-    made = _compiled(function, code, (*code.co_freevars, _NAME), imports)
+    made = _compiled(function, code, qualname, (*code.co_freevars, _NAME), imports)
     return made if made is not None and _NAME in made.co_freevars else None
 
 
@@ -122,7 +125,7 @@ def _imports(text: str) -> list[ast.stmt]:
     waiting: list[ast.AST] = [ast.parse(text)]
     for node in waiting:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            # Neither makes a name.
+            # Of these, neither makes a name in the file.
             if not (isinstance(node, ast.ImportFrom) and (node.module == "__future__" or node.names[0].name == "*")):
                 found.append(node)
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.expr)):
@@ -145,6 +148,7 @@ class _Calls(ast.NodeTransformer):
 def _compiled(
     function: ast.FunctionDef | ast.AsyncFunctionDef,
     code: types.CodeType,
+    qualname: str,
     variables: tuple[str, ...],
     imports: Sequence[ast.stmt],
 ) -> types.CodeType | None:
@@ -164,7 +168,12 @@ def _compiled(
     outer = ast.FunctionDef(
         "outer", ast.arguments([], [ast.arg(v) for v in variables], None, [], [], None, []), [inner], []
     )
-    for node in (inner, outer):
+    # Private names are those of its class.
+    owner = qualname.rpartition(".")[0].rpartition(".")[2]
+    is_method = owner not in ("", "<locals>")
+    if is_method:
+        outer.body = [ast.copy_location(ast.ClassDef(owner, [], [], [inner], []), function)]
+    for node in (inner, outer, *outer.body):
         node.lineno = node.end_lineno = function.lineno
         node.col_offset = node.end_col_offset = 0
         if "type_params" in node._fields:
@@ -174,7 +183,32 @@ def _compiled(
         made = compile(module, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
     except (SyntaxError, ValueError, TypeError):
         return None
-    return next((found for outer_code in _inner(made) for found in _inner(outer_code)), None)
+    found = next(_inner(made), None)
+    for _ in range(1 + is_method):
+        found = found and next(_inner(found), None)
+    before = f"outer.<locals>.{owner}.{function.name}" if is_method else f"outer.<locals>.{function.name}"
+    return found and _named(found, before, qualname)
+
+
+def _qualname(function: types.FunctionType) -> str:
+    """The name of a function as its code has it, which a decorator leaves as it is."""
+    return str(getattr(function.__code__, "co_qualname", function.__qualname__))
+
+
+def _named(code: types.CodeType, before: str, qualname: str) -> types.CodeType:
+    """The code of a function of another name, and of what is defined in it: names of classes are constants, and before
+    Python 3.11 those of functions."""
+
+    def named(value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            return _named(value, before, qualname)
+        is_name = isinstance(value, str) and (value == before or value.startswith(f"{before}.<locals>."))
+        return qualname + value[len(before) :] if is_name else value
+
+    changes: dict[str, Any] = {"co_consts": tuple(map(named, code.co_consts))}
+    if hasattr(code, "co_qualname"):
+        changes["co_qualname"] = named(code.co_qualname)
+    return code.replace(**changes)
 
 
 def _inner(code: types.CodeType) -> Iterator[types.CodeType]:

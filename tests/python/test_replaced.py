@@ -687,15 +687,22 @@ def helped(x: Any, y: Any) -> Any:
 class Holder:
     def __init__(self) -> None:
         self.methods = {"a": old}
-        self.count = 0
+        self.count = self.__private = 0
+        self.named = ""
 
     def run(self, x: Any) -> Any:
         """A text of
         several lines.
         """
         self.count += 1
+        self.__private += 1
+
+        class Inner:
+            found = self.methods["a"](x)
+
         self.methods["b"] = self.methods["a"]
-        return self.methods["a"](x)
+        self.named = Inner.__qualname__
+        return Inner.found
 
     def __call__(self, x: Any) -> Any:
         return self.run(x)
@@ -706,12 +713,21 @@ def test_calls_go_elsewhere(function: Callable[..., Any]) -> None:
     assert repr(function(2, 3)).replace("old", "new") == repr(_instead(old, new).of(function)(2, 3))
 
 
+def test_a_partial_of_what_is_replaced() -> None:
+    def apply(x: Any) -> Any:
+        return functools.partial(old, x)()
+
+    assert _instead(old, new).of(functools.partial(old, 1))() == ("new", 1)
+    assert _instead(old, new).of(apply)(1) == ("new", 1)
+
+
 def test_calls_of_objects_leave_them_as_they_are() -> None:
     holder = Holder()
     for function in (holder, holder.run, Holder.run.__get__(holder)):
         assert _instead(old, new).of(function)(1) == ("new", 1)
         assert holder.methods == {"a": old, "b": old}
     assert holder.count == 3
+    assert holder.named == "Holder.run.<locals>.Inner"
 
 
 def test_variables_are_those_of_the_function() -> None:
