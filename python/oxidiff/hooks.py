@@ -30,6 +30,7 @@ __all__ = [
     "calls_itself",
     "cast_weights",
     "casting",
+    "function_in",
     "is_idle",
     "replaced",
     "replaced_modules",
@@ -312,17 +313,21 @@ def replaced_modules(module: nn.Module) -> dict[int, types.CodeType]:
                 wrapped = Wrapped(one)
             except UnsupportedError:
                 continue
-            code = getattr(_function_in(wrapped.forward), "__code__", None)
-            if not wrapped.is_own and code is not None:
-                found[id(one)] = code
+            function = function_in(wrapped.forward)
+            if not wrapped.is_own and function is not None:
+                found[id(one)] = function.__code__
     return found
 
 
-def _function_in(value: Any) -> Any:
-    """The function of a method, a partial or one of these."""
-    while isinstance(value, (types.MethodType, functools.partial)):
-        value = value.__func__ if isinstance(value, types.MethodType) else value.func
-    return value
+def function_in(called: Any) -> types.FunctionType | None:
+    """The function that runs when something is called; it gets what it is called on first, if that is no function."""
+    while type(called) is functools.partial:
+        called = called.func
+    if isinstance(called, types.MethodType):
+        called = called.__func__
+    elif not isinstance(called, (types.FunctionType, types.BuiltinFunctionType, type)):
+        called = getattr(type(called), "__call__", None)  # noqa: B004
+    return called if isinstance(called, types.FunctionType) else None
 
 
 def run_around(

@@ -23,6 +23,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .hooks import function_in
+
 __all__ = ["Redirecting"]
 
 _NAME = "__oxidiff_redirect__"
@@ -47,7 +49,7 @@ class Redirecting:
 
     def can(self, function: Any) -> bool:
         """Whether the source of a function, or of what a method or partial calls, is there."""
-        found = _function_in(function)
+        found = function_in(function)
         return found is not None and _redirecting(found.__code__, _qualname(found)) is not None
 
     def of(self, function: Any, file: str | None = None) -> Any:
@@ -57,11 +59,11 @@ class Redirecting:
             function: The function, method, partial or object with a ``__call__``.
             file: Takes functions of this file alone.
         """
-        if isinstance(function, functools.partial) and type(function) is functools.partial:
+        if type(function) is functools.partial:
             inner = self._redirect(function.func)
             inner = self.of(inner, file) if inner is function.func else inner
             return functools.partial(inner, *function.args, **function.keywords)
-        found = _function_in(function)
+        found = function_in(function)
         if found is None or (file is not None and found.__code__.co_filename != file):
             return function
         code = _redirecting(found.__code__, _qualname(found))
@@ -81,17 +83,6 @@ class Redirecting:
         if function is found:
             return made
         return types.MethodType(made, function.__self__ if isinstance(function, types.MethodType) else function)
-
-
-def _function_in(called: Any) -> types.FunctionType | None:
-    """The function that runs when something is called; it gets what it is called on first, if that is no function."""
-    if isinstance(called, types.MethodType):
-        called = called.__func__
-    elif isinstance(called, functools.partial):
-        return _function_in(called.func)
-    elif not isinstance(called, (types.FunctionType, types.BuiltinFunctionType, type)):
-        called = getattr(type(called), "__call__", None)  # noqa: B004
-    return called if isinstance(called, types.FunctionType) else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -721,6 +721,14 @@ def test_a_partial_of_what_is_replaced() -> None:
     assert _instead(old, new).of(apply)(1) == ("new", 1)
 
 
+def test_a_partial_of_the_users_own_kind_stays_as_it_is() -> None:
+    class Own(functools.partial):  # type: ignore[type-arg]
+        pass
+
+    assert not _instead(old, new).can(Own(helped, 1))
+    assert _instead(old, new).of(Own(helped, 1))(2) == helped(1, 2)
+
+
 def test_calls_of_objects_leave_them_as_they_are() -> None:
     holder = Holder()
     for function in (holder, holder.run, Holder.run.__get__(holder)):

@@ -441,13 +441,6 @@ class _Slots(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __contains__(self, name: object) -> bool:
-        try:
-            self[str(name)]
-        except KeyError:
-            return False
-        return True
-
 
 def _reached(functions: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any, Any]], list[tuple[str, Any]]]:
     """What functions in the place of a ``forward`` may keep something in, wherever they lead: tables as of
