@@ -150,7 +150,7 @@ class Outside:
 
     def _look_at(self, label: str, value: Any, is_root: bool = False) -> None:
         if isinstance(value, types.ModuleType):
-            if not is_library(getattr(value, "__file__", None) or "<frozen") and value not in self._spaces:
+            if not _is_library(getattr(value, "__file__", None) or "<frozen") and value not in self._spaces:
                 self._spaces.append(value)
             return
         if isinstance(value, nn.Module):
@@ -214,7 +214,7 @@ class Outside:
         for name, value in itertools.chain(zip(code.co_varnames, _defaults(function), strict=False), named):
             if value is not _ABSENT and (function is not self._called or not isinstance(value, _VALUES)):
                 self._look_at(name, value)
-        if is_library(code.co_filename) and function not in self.functions:
+        if _is_library(code.co_filename) and function not in self.functions:
             return
         loaded, others = _names_in(code)
         for name in others:
@@ -307,7 +307,7 @@ def _code_of(attribute: Any) -> Any:
 
 
 @functools.cache
-def is_library(file: str) -> bool:
+def _is_library(file: str) -> bool:
     return file.startswith("<frozen") or os.path.abspath(file).startswith(_LIBRARIES)
 
 
@@ -408,7 +408,7 @@ def functions_held(function: types.FunctionType) -> Iterator[types.FunctionType]
     """The program's own functions that are seen in one: itself, or what a decorator of a library put into its closure."""
     waiting = [(function, _HELD_DEEP)]
     for held, depth in waiting:
-        if not is_library(held.__code__.co_filename):
+        if not _is_library(held.__code__.co_filename):
             yield held
         elif depth:
             contents = [cell.cell_contents for cell in held.__closure__ or () if cell != _EMPTY]

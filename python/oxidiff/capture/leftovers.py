@@ -280,12 +280,12 @@ class Before:
             The paths of the modules that made them.
         """
         made = recorder.release()
-        if not any(ref() is not None for ref, _ in made):
+        if not any(ref() is not None for ref in made):
             return frozenset()
         # What the trace made is young, as nothing was collected meanwhile; all that there is takes a quarter of a second.
         for generation in (0, 2):
             gc.collect(generation)
-            if not any(ref() is not None for ref, _ in made):
+            if not any(ref() is not None for ref in made):
                 return frozenset()
         known = self._weights.caches
         # Objects that were there at `gc.freeze()` are not listed; most caches are found by their names.
@@ -296,9 +296,9 @@ class Before:
             if type(found) is functools._lru_cache_wrapper and found not in known and _is_foreign(found):
                 known.append(found)
         self._clear_caches()
-        alive = [(tensor, path) for ref, path in made if (tensor := ref()) is not None]
-        paths = frozenset(path for _, path in alive)
-        _remove_from_containers([tensor for tensor, _ in alive])
+        alive = [tensor for ref in made if (tensor := ref()) is not None]
+        paths = frozenset(map(recorder.path_of, alive))
+        _remove_from_containers(alive)
         return paths
 
 

@@ -447,14 +447,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tokens.append(a)
         return a
 
-    def release(self) -> list[tuple[weakref.ref[Tensor], str]]:
-        """Lets go of all tensors; gives references to those made while tracing, and the paths of the modules that ran."""
+    def release(self) -> list[weakref.ref[Tensor]]:
+        """Lets go of all tensors; gives references to those made while tracing. Of what outlives that, :meth:`path_of` says
+        more until this is closed."""
         inputs = self.kept[: len(self.inputs)]
         own = {id(t) for t in (*self.weights.twins.values(), *inputs)}
-        made = [(weakref.ref(t), self.path_of(t)) for t in self.kept if id(t) not in own]
+        made = [weakref.ref(t) for t in self.kept if id(t) not in own]
         inputs.clear()
         self.kept.clear()
-        self.values.clear()
         self.constants.clear()
         self._answers.clear()
         self.aliases = Aliases(self)
@@ -477,6 +477,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Lets go of the module: whatever holds the recorder no longer holds that."""
         self.trace.ledger.is_open = False
         self.look_outside = None
+        self.values.clear()
         del self.aliases, self.weights, self.adapters
 
     def finish(self, result: Any) -> Trace:
