@@ -53,6 +53,7 @@ pub mod reduce;
 pub mod resample;
 pub mod simd;
 pub mod softmax;
+mod tile_affine;
 pub mod tile_exec;
 mod tile_exec_ops;
 pub mod tile_exec_ref;

@@ -5,9 +5,10 @@
 //! result is one scale and one shift per image and channel, `y = x * scale + shift`, which a tile program applies
 //! together with whatever follows (SiLU, a time-embedding shift, ...).
 //!
-//! *Layer norm and RMS norm* over the last dimension: two passes over a row in L1 (mean, then squared distances), then
-//! the program over the same rows with `RowScalar(0)` the mean (0 for RMS norm), `RowScalar(1)` the reciprocal standard
-//! deviation, and `RowScalar(2)` their negated product, so that one `Fma` normalises.
+//! *Layer norm and RMS norm* over the last dimension: the statistics of some rows, which then are in L1, and the program over
+//! these rows with `RowScalar(0)` the mean (0 for RMS norm) and `RowScalar(1)` the reciprocal standard deviation. One pass
+//! takes the sums of `x - k` and `(x - k)^2`, `k` being the row's first element; where that turns out to be far from the mean,
+//! a second one takes them from there.
 
 use super::KernelError;
 use super::copy::Shared;
@@ -15,9 +16,9 @@ use super::simd::{Element, Simd};
 use super::tile_exec::{Block, BoundProgram, Prepared};
 use super::tile_exec_ops::load_scalar;
 use crate::dtype::DType;
-use crate::isa::Isa;
+use crate::isa::{Isa, features};
 use crate::pool::{OutOfMemory, Pool};
-use crate::tile::{Bound, Space};
+use crate::tile::{Bound, MAX_DIMS, Space};
 use crate::{simd_dispatch, with_element};
 
 /// Images of contiguous channels: `x[n][pixel][channel]`.
@@ -119,13 +120,16 @@ pub unsafe fn group_norm_scale_shift(
     let (ptr, out) = (Shared(x.ptr.cast_mut()), Shared(sums.as_mut_ptr().cast()));
     let (dtype, pixels, image_stride, pixel_stride) = (x.dtype, x.pixels, x.image_stride, x.pixel_stride);
     let size = dtype.size_bytes() as isize;
+    // An image that other work may have pushed out of the last-level cache: four rows at a time are more than the processor
+    // finds out by itself.
+    let ahead = pixels * c * dtype.size_bytes() > features().l3_bytes / 4;
     pool.run_scratch(x.batch * parts, 3 * c * 4 + 64, |task, worker| {
         let (n, part) = (task / parts, task % parts);
         let image = ptr.at(n as isize * image_stride * size);
         let (from, to) = (pixels * part / parts, pixels * (part + 1) / parts);
         let own = out.at((task * 2 * c * 8) as isize).cast::<f64>();
         // SAFETY: pixels of the image; the sums of this task; scratch of the size asked for.
-        unsafe { sum_pixels(isa, dtype, image, pixel_stride, from, to, c, worker.scratch.cast(), own) };
+        unsafe { sum_pixels(isa, dtype, image, pixel_stride, from, to, c, ahead, worker.scratch.cast(), own) };
     })?;
     for n in 0..x.batch {
         // SAFETY: the caller's promise.
@@ -185,7 +189,8 @@ unsafe fn combine(
 simd_dispatch! {
     /// Adds the sums of `x - k` and `(x - k)^2` over pixels `from..to` to `out` (two rows of `c`).
     unsafe fn sum_pixels(
-        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, scratch: *mut f32, out: *mut f64,
+        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, ahead: bool, scratch: *mut f32,
+        out: *mut f64,
     ) = sum_pixels_body
 }
 
@@ -199,16 +204,25 @@ unsafe fn sum_pixels_body<S: Simd>(
     from: usize,
     to: usize,
     c: usize,
+    ahead: bool,
     scratch: *mut f32,
     out: *mut f64,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { with_element!(dtype, e => sum_pixels_of(s, e, image, stride, from, to, c, scratch, out), else ()) }
+    unsafe {
+        with_element!(dtype, e => {
+            if ahead {
+                sum_pixels_of::<S, _, true>(s, e, image, stride, from, to, c, scratch, out)
+            } else {
+                sum_pixels_of::<S, _, false>(s, e, image, stride, from, to, c, scratch, out)
+            }
+        }, else ())
+    }
 }
 
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn sum_pixels_of<S: Simd, E: Element>(
+unsafe fn sum_pixels_of<S: Simd, E: Element, const AHEAD: bool>(
     s: S,
     e: E,
     image: *const u8,
@@ -238,6 +252,12 @@ unsafe fn sum_pixels_of<S: Simd, E: Element>(
                 while i < c {
                     let n = S::LANES.min(c - i);
                     let kv = s.load_n(k.add(i), n);
+                    if AHEAD {
+                        let next = 4 * stride * E::SIZE as isize + (i * E::SIZE) as isize;
+                        for row in rows {
+                            s.prefetch(row.wrapping_offset(next));
+                        }
+                    }
                     let (mut a, mut b) = (s.load_n(sum.add(i), n), s.load_n(square.add(i), n));
                     let (v, w, x, y) = if n == S::LANES {
                         (e.load(s, rows[0], i), e.load(s, rows[1], i), e.load(s, rows[2], i), e.load(s, rows[3], i))
@@ -349,9 +369,8 @@ const ROWS: usize = 16;
 
 /// Layer norm or RMS norm over the last dimension of `space`.
 ///
-/// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean,
-/// `RowScalar(1)` the reciprocal of `sqrt(variance + eps)` and `RowScalar(2)` minus their product. The program loads `x` (as a memory operand), weight and bias
-/// itself.
+/// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean and `RowScalar(1)`
+/// the reciprocal of `sqrt(variance + eps)`. The program loads `x` (as a memory operand), weight and bias itself.
 ///
 /// # Errors
 /// If `x` is not floating or its rows are not contiguous.
@@ -380,7 +399,7 @@ pub unsafe fn row_norm(
     if rows * cols == 0 {
         return Ok(());
     }
-    let bound = BoundProgram::new(program, space, loads, stores);
+    let bound = BoundProgram::over_all(program, space, loads, stores, features().l3_bytes);
     let size = x.dtype.size_bytes();
     // Rows small enough together to stay in half of L1 between their statistics and the program.
     let batch = (16_384 / (cols * size)).clamp(1, ROWS);
@@ -388,57 +407,120 @@ pub unsafe fn row_norm(
     let tasks = ((rows * cols * size) >> 15).clamp(1, pool.threads() * 4).min(units);
     let (ptr, strides, dtype, space) = (Shared(x.bound.ptr), x.bound.strides, x.dtype, *space);
     pool.run(tasks, |task, _| {
-        let (mut mean, mut rstd, mut shift) = ([0f32; ROWS], [0f32; ROWS], [0f32; ROWS]);
-        for unit in units * task / tasks..units * (task + 1) / tasks {
+        let (mut mean, mut rstd) = ([0f32; ROWS], [0f32; ROWS]);
+        let (from, to) = (units * task / tasks, units * (task + 1) / tasks);
+        let mut walk = RowWalk::new(&space, &strides, from * batch);
+        for unit in from..to {
             let (row0, n) = (unit * batch, batch.min(rows - unit * batch));
-            for r in 0..n {
-                let (mut rest, mut offset) = (row0 + r, 0);
-                for d in (0..space.rank.saturating_sub(1)).rev() {
-                    offset += (rest % space.dims[d]) as isize * strides[d];
-                    rest /= space.dims[d];
-                }
-                // SAFETY: a row of `x`.
-                let (m, v) = unsafe { row_statistics(isa, dtype, ptr.at(offset * size as isize), cols, kind) };
-                let reciprocal = (1.0 / (v + eps).sqrt()) as f32;
-                // From the rounded factor: its error then scales the distance from the mean, not the mean.
-                (mean[r], rstd[r], shift[r]) = (m as f32, reciprocal, (-m * reciprocal as f64) as f32);
+            let (mut places, mut found) = ([std::ptr::null(); ROWS], [(0f64, 0f64); ROWS]);
+            for place in &mut places[..n] {
+                *place = ptr.at(walk.next() * size as isize).cast_const();
             }
-            let scalars = [mean.as_ptr(), rstd.as_ptr(), shift.as_ptr()];
+            // SAFETY: rows of `x`.
+            unsafe { row_statistics(isa, dtype, &places[..n], cols, kind, &mut found) };
+            for (r, (m, v)) in found.iter().take(n).enumerate() {
+                (mean[r], rstd[r]) = (*m as f32, (1.0 / (v + eps).sqrt()) as f32);
+            }
+            let scalars = [mean.as_ptr(), rstd.as_ptr()];
             let block = Block { row_scalars: &scalars, row0, rows: n, cols, ..Block::default() };
             // SAFETY: rows of the space, disjoint between tasks; the scalars hold `n` values.
-            unsafe { bound.run_block(&block) };
+            unsafe { bound.run_unfinished(&block) };
         }
+        bound.finish();
     });
     Ok(())
 }
 
-simd_dispatch! {
-    /// Mean and variance (or 0 and mean square) of a row.
-    unsafe fn row_statistics(dtype: DType, x: *const u8, n: usize, kind: RowNorm) -> (f64, f64) = row_statistics_body
+/// Offsets of a space's rows, in elements, one after the other.
+struct RowWalk<'a> {
+    dims: &'a [usize],
+    strides: &'a [isize],
+    index: [usize; MAX_DIMS],
+    offset: isize,
 }
 
-#[inline(always)]
-unsafe fn row_statistics_body<S: Simd>(s: S, dtype: DType, x: *const u8, n: usize, kind: RowNorm) -> (f64, f64) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        with_element!(dtype, e => {
-            if kind == RowNorm::Rms {
-                return (0.0, sum_row::<S, _, true>(s, e, x, n, 0.0).1 / n as f64);
+impl<'a> RowWalk<'a> {
+    /// From a row on.
+    fn new(space: &'a Space, strides: &'a [isize], row: usize) -> RowWalk<'a> {
+        let outer = space.rank.saturating_sub(1);
+        let (dims, strides) = (&space.dims[..outer], &strides[..outer]);
+        let (mut index, mut rest, mut offset) = ([0; MAX_DIMS], row, 0);
+        for d in (0..outer).rev() {
+            index[d] = rest % dims[d];
+            rest /= dims[d];
+            offset += index[d] as isize * strides[d];
+        }
+        RowWalk { dims, strides, index, offset }
+    }
+
+    /// The offset of this row; the walk goes on to the next one.
+    fn next(&mut self) -> isize {
+        let offset = self.offset;
+        for d in (0..self.dims.len()).rev() {
+            self.index[d] += 1;
+            self.offset += self.strides[d];
+            if self.index[d] < self.dims[d] {
+                break;
             }
-            // A first mean to measure distances from; their own mean corrects it, and the variance.
-            let center = (sum_row::<S, _, false>(s, e, x, n, 0.0).0 / n as f64) as f32;
-            let (sum, squares) = sum_row::<S, _, true>(s, e, x, n, center);
-            let rest = sum / n as f64;
-            let variance = squares / n as f64 - rest * rest;
-            // `max` would hide NaN.
-            (center as f64 + rest, if variance < 0.0 { 0.0 } else { variance })
-        }, else (0.0, 0.0))
+            self.offset -= self.dims[d] as isize * self.strides[d];
+            self.index[d] = 0;
+        }
+        offset
     }
 }
 
-/// Sums of `x - center` and, if asked for, of its square: f32 over short pieces, f64 between them.
+simd_dispatch! {
+    /// Of each row of `n` elements mean and variance, or 0 and the mean square.
+    unsafe fn row_statistics(dtype: DType, rows: &[*const u8], n: usize, kind: RowNorm, found: &mut [(f64, f64)]) = row_statistics_body
+}
+
 #[inline(always)]
-unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(
+unsafe fn row_statistics_body<S: Simd>(
+    s: S,
+    dtype: DType,
+    rows: &[*const u8],
+    n: usize,
+    kind: RowNorm,
+    found: &mut [(f64, f64)],
+) {
+    for (row, found) in rows.iter().zip(found) {
+        // SAFETY: the caller's promise.
+        *found = unsafe { with_element!(dtype, e => statistics_of(s, e, *row, n, kind), else (0.0, 0.0)) };
+    }
+}
+
+/// Most that the square of a mean distance may be of the variance, so that their difference keeps its digits.
+const FAR: f64 = 4.0;
+
+#[inline(always)]
+unsafe fn statistics_of<S: Simd, E: Element>(s: S, e: E, x: *const u8, n: usize, kind: RowNorm) -> (f64, f64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if kind == RowNorm::Rms {
+            return (0.0, sum_row::<S, _, false>(s, e, x, n, 0.0).1 / n as f64);
+        }
+        // Distances are measured from an element of the row; their own mean corrects it, and the variance.
+        let mut center = e.get(x, 0);
+        let mut is_mean = false;
+        loop {
+            let (sum, squares) = sum_row::<S, _, true>(s, e, x, n, center);
+            let rest = sum / n as f64;
+            let variance = squares / n as f64 - rest * rest;
+            // What is not a number is not far.
+            if !is_mean && rest * rest > FAR * variance {
+                (center, is_mean) = ((center as f64 + rest) as f32, true);
+                continue;
+            }
+            // `max` would hide NaN.
+            return (center as f64 + rest, if variance < 0.0 { 0.0 } else { variance });
+        }
+    }
+}
+
+/// Sums of `x - center` and of its square: f32 over short pieces, f64 between them. Where it is not `CENTRED`, `center` is 0
+/// and the first sum not taken.
+#[inline(always)]
+unsafe fn sum_row<S: Simd, E: Element, const CENTRED: bool>(
     s: S,
     e: E,
     x: *const u8,
@@ -450,26 +532,27 @@ unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(
     let mut at = 0;
     while at < n {
         let end = n.min(at + 64 * l);
-        let (mut a, mut b, mut p, mut q) = (zero, zero, zero, zero);
+        let (mut sums, mut of_squares) = ([zero; 4], [zero; 4]);
         // SAFETY: positions below `n`, by the caller's promise.
         unsafe {
-            while at + 2 * l <= end {
-                let (v, w) = (s.sub(e.load(s, x, at), c), s.sub(e.load(s, x, at + l), c));
-                (a, b) = (s.add(a, v), s.add(b, w));
-                if SQUARE {
-                    // The second pass finds this row in L1 and has time to fetch the next one.
-                    s.prefetch(x.wrapping_add((n + at) * E::SIZE));
-                    s.prefetch(x.wrapping_add((n + at + l) * E::SIZE));
-                    (p, q) = (s.mla(v, v, p), s.mla(w, w, q));
+            while at + 4 * l <= end {
+                let mut i = 0;
+                while i < 4 {
+                    let v = e.load(s, x, at + i * l);
+                    let v = if CENTRED { s.sub(v, c) } else { v };
+                    if CENTRED {
+                        sums[i] = s.add(sums[i], v);
+                    }
+                    of_squares[i] = s.mla(v, v, of_squares[i]);
+                    i += 1;
                 }
-                at += 2 * l;
+                at += 4 * l;
             }
             while at + l <= end {
-                let v = s.sub(e.load(s, x, at), c);
-                a = s.add(a, v);
-                if SQUARE {
-                    p = s.mla(v, v, p);
-                }
+                let v = e.load(s, x, at);
+                let v = if CENTRED { s.sub(v, c) } else { v };
+                sums[0] = s.add(sums[0], v);
+                of_squares[0] = s.mla(v, v, of_squares[0]);
                 at += l;
             }
             while at < end {
@@ -479,10 +562,11 @@ unsafe fn sum_row<S: Simd, E: Element, const SQUARE: bool>(
                 at += 1;
             }
         }
-        total += s.reduce_add(s.add(a, b)) as f64;
-        if SQUARE {
-            squares += s.reduce_add(s.add(p, q)) as f64;
+        if CENTRED {
+            total += s.reduce_add(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]))) as f64;
         }
+        let of_squares = s.add(s.add(of_squares[0], of_squares[1]), s.add(of_squares[2], of_squares[3]));
+        squares += s.reduce_add(of_squares) as f64;
     }
     (total, squares)
 }

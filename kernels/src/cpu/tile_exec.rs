@@ -22,6 +22,7 @@
 //! instruction sees the operand as it was before the store, provided its `Load` stands before the `Store`. Stores never
 //! overlap each other.
 
+use super::tile_affine::{Affine, Column, Columns, Rows, by_columns, by_rows};
 use super::tile_exec_ops::{
     Args, Move, MoveFn, Op1, Op3, OpFn, binary_fn, fence, load_fn, store_fn, ternary_fn, unary_fn,
 };
@@ -36,6 +37,9 @@ use crate::tile::{
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
+/// Fewest rows, and fewest columns of a row, that columns are made for ahead.
+const WORTH_COLUMNS: usize = 8;
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -43,10 +47,10 @@ const LINE: usize = 64;
 pub const MAX_ROW_SCALARS: usize = 8;
 
 /// A value of a prepared program: index into its nodes.
-type Value = u16;
+pub(super) type Value = u16;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Node {
+pub(super) enum Node {
     Const(f32),
     Acc,
     Memory(u8),
@@ -81,6 +85,8 @@ pub struct Prepared {
     loads: Vec<DType>,
     stores: Vec<DType>,
     row_scalars: usize,
+    /// What the program is, where it needs no tiles.
+    affine: Option<Affine>,
 }
 
 impl Prepared {
@@ -102,6 +108,7 @@ impl Prepared {
         });
         Ok(Prepared {
             isa: isa.clamp(),
+            affine: Affine::of(&nodes),
             nodes,
             loads: program.loads.clone(),
             stores: program.stores.clone(),
@@ -305,6 +312,8 @@ pub struct BoundProgram<'a> {
     past_caches: bool,
     /// The innermost rows are a short dimension of one place in memory, which tiles hold together.
     interleaved: bool,
+    /// The columns of a program that needs no tiles, where the operands lie as it asks for.
+    columns: Option<Columns>,
 }
 
 // SAFETY: the raw pointers are only followed by `run_block`, whose caller vouches for the memory and for blocks being
@@ -347,6 +356,20 @@ impl<'a> BoundProgram<'a> {
         Self::bind(program, space, loads, stores, None)
     }
 
+    /// As [`BoundProgram::new`], for a program that is run over the whole space: where it moves more bytes than `cache` holds,
+    /// nobody finds its results there, and those that can go past it.
+    pub(super) fn over_all(
+        program: &'a Prepared,
+        space: &Space,
+        loads: &[Bound],
+        stores: &[Bound],
+        cache: usize,
+    ) -> BoundProgram<'a> {
+        let mut bound = Self::bind(program, space, loads, stores, None);
+        bound.past_caches = bound.columns.is_some() && bound.bytes() > cache;
+        bound
+    }
+
     /// As [`BoundProgram::new`]. Programs that are run over the whole space only (`loop_beyond`) may have their dimensions
     /// reordered, and columns merged with rows; where they move more bytes than it says, nobody finds their results in a
     /// cache, and those that can go past it.
@@ -378,6 +401,7 @@ impl<'a> BoundProgram<'a> {
             tile: TILE,
             past_caches: false,
             interleaved: layout.interleaved,
+            columns: None,
         };
         bound.past_caches = loop_beyond.is_some_and(|cache| bound.bytes() > cache);
         bound.infer_kinds();
@@ -388,7 +412,48 @@ impl<'a> BoundProgram<'a> {
             // Nothing is kept between steps: a tile may be any size.
             bound.tile = 1 << 20;
         }
+        bound.columns = p.affine.as_ref().and_then(|affine| bound.columns_of(affine));
         bound
+    }
+
+    /// The columns of the program for each run of rows, if it can do without tiles: rows of one floating type, in runs that
+    /// share their columns and are worth making these for.
+    fn columns_of(&self, affine: &Affine) -> Option<Columns> {
+        let (last, out) = (self.rank - 1, self.program.loads.len() + affine.out as usize);
+        let is_vector = |operand: usize| self.operands[operand].col == self.dtype(operand).size_bytes() as isize;
+        let is_float = |operand: usize| matches!(self.dtype(operand), DType::F32 | DType::F16 | DType::BF16);
+        let x = affine.x as usize;
+        let rows = is_float(x) && self.dtype(x) == self.dtype(out) && is_vector(x) && is_vector(out);
+        let is_column = |column: &Option<Column>| {
+            column.is_none_or(|c| {
+                let operand = c.operand as usize;
+                is_float(operand) && is_vector(operand) && self.operands[operand].rows[last] == 0
+            })
+        };
+        let worth = self.dims[last].min(self.cols) >= WORTH_COLUMNS;
+        if !rows || !worth || ![&affine.weight, &affine.bias].into_iter().all(is_column) {
+            return None;
+        }
+        let runs = self.rows() / self.dims[last];
+        let mut columns = Columns::new(runs, self.cols)?;
+        for run in 0..runs {
+            let origin = self.operands_at(run * self.dims[last]);
+            let (weight, bias) = columns.of_mut(run);
+            for (column, values) in [(affine.weight, weight), (affine.bias, bias)] {
+                let Some(Column { operand, plus }) = column else { continue };
+                let dtype = self.dtype(operand as usize);
+                let size = dtype.size_bytes() as isize;
+                let reg = values.as_mut_ptr();
+                let mem = origin[operand as usize];
+                let one = Move { reg, ld: 0, mem, row_stride: 0, col_stride: size, rows: 1, cols: self.cols };
+                // SAFETY: an operand of the caller's, a value for each column; as many values.
+                unsafe { load_fn(self.program.isa, dtype)(&one) };
+                if let Some(plus) = plus {
+                    values.iter_mut().for_each(|v| *v += plus);
+                }
+            }
+        }
+        Some(columns)
     }
 
     /// Bytes of all operands over the space; those broadcast along the columns count nothing.
@@ -582,6 +647,16 @@ impl<'a> BoundProgram<'a> {
     /// `Source::Acc`, and `block.row_scalars` must hold `block.rows` values for every row scalar the program loads. No
     /// other thread may work on the same elements.
     pub unsafe fn run_block(&self, block: &Block<'_>) {
+        // SAFETY: forwarded.
+        unsafe { self.run_unfinished(block) };
+        self.finish();
+    }
+
+    /// As [`run_block`](Self::run_block), of several blocks with one [`finish`](Self::finish) behind them.
+    ///
+    /// # Safety
+    /// As for [`run_block`](Self::run_block); no other thread may read the results before `finish`.
+    pub(super) unsafe fn run_unfinished(&self, block: &Block<'_>) {
         debug_assert!(block.row_scalars.len() >= self.program.row_scalars);
         // Few registers, little stack: touching its pages is most of the cost of a small block.
         // SAFETY: the caller's promise; the number of slots is at most that of the registers.
@@ -593,6 +668,10 @@ impl<'a> BoundProgram<'a> {
                 _ => self.run_block_with::<MAX_SLOTS>(block),
             }
         }
+    }
+
+    /// Makes what blocks wrote past the caches visible in order with what this thread writes next.
+    pub(super) fn finish(&self) {
         if self.past_caches {
             fence(self.program.isa);
         }
@@ -627,22 +706,15 @@ impl<'a> BoundProgram<'a> {
     /// Works on `run` rows of the block from its row `done` on; they lie in one run of the innermost row dimension.
     unsafe fn run_rows_of_run(&self, block: &Block<'_>, done: usize, run: usize, spots: &mut [Spot]) {
         let (tile_rows, tile_cols) = tile_shape(run, block.cols, self.tile, self.interleaved);
-        let row = block.row0 + done;
-        // The row as an index of every row dimension.
-        let (mut index, mut rest) = ([0isize; MAX_DIMS], row);
-        for d in (1..self.rank).rev() {
-            index[d] = (rest % self.dims[d]) as isize;
-            rest /= self.dims[d];
+        let mut origin = self.operands_at(block.row0 + done);
+        for (o, origin) in self.operands.iter().zip(&mut origin) {
+            *origin = origin.wrapping_offset(block.col0 as isize * o.col);
         }
-        index[0] = rest as isize;
-        let mut origin = [MaybeUninit::<*mut u8>::uninit(); MAX_OPERANDS];
-        let origin = &mut origin[..self.operands.len()];
-        for (o, origin) in self.operands.iter().zip(&mut *origin) {
-            let rows: isize = index[..self.rank].iter().zip(&o.rows).map(|(i, s)| i * s).sum();
-            origin.write(o.ptr.wrapping_offset(rows + block.col0 as isize * o.col));
+        if let (Some(affine), Some(columns)) = (&self.program.affine, &self.columns) {
+            // SAFETY: forwarded.
+            unsafe { self.run_affine(affine, columns, block, &origin, done, run) };
+            return;
         }
-        // SAFETY: every element was written just now.
-        let origin = unsafe { &*(&raw const *origin as *const [*mut u8]) };
         let mut r = 0;
         while r < run {
             let rows = tile_rows.min(run - r);
@@ -650,10 +722,68 @@ impl<'a> BoundProgram<'a> {
             while c < block.cols {
                 let cols = tile_cols.min(block.cols - c);
                 // SAFETY: a part of the block.
-                unsafe { self.run_tile(block, origin, [done + r, r, c, rows, cols], spots) };
+                unsafe { self.run_tile(block, &origin, [done + r, r, c, rows, cols], spots) };
                 c += cols;
             }
             r += rows;
+        }
+    }
+
+    /// Where the operands begin in a row.
+    fn operands_at(&self, row: usize) -> [*mut u8; MAX_OPERANDS] {
+        let (mut index, mut rest) = ([0isize; MAX_DIMS], row);
+        for d in (1..self.rank).rev() {
+            index[d] = (rest % self.dims[d]) as isize;
+            rest /= self.dims[d];
+        }
+        index[0] = rest as isize;
+        let mut origin = [null_mut(); MAX_OPERANDS];
+        for (o, origin) in self.operands.iter().zip(&mut origin) {
+            let rows: isize = index[..self.rank].iter().zip(&o.rows).map(|(i, s)| i * s).sum();
+            *origin = o.ptr.wrapping_offset(rows);
+        }
+        origin
+    }
+
+    /// Rows of the block from its row `done` on, which share their columns, and whose operands begin at `origin`.
+    unsafe fn run_affine(
+        &self,
+        affine: &Affine,
+        columns: &Columns,
+        block: &Block<'_>,
+        origin: &[*mut u8],
+        done: usize,
+        rows: usize,
+    ) {
+        let last = self.rank - 1;
+        let (x, out) = (affine.x as usize, self.program.loads.len() + affine.out as usize);
+        let (weight, bias) = columns.of((block.row0 + done) / self.dims[last]);
+        let scalar = |i: u8| block.row_scalars[i as usize].wrapping_add(done);
+        let is_aligned = |x: usize| x.is_multiple_of(LINE);
+        let (from, to) = (&self.operands[x], &self.operands[out]);
+        let run = Rows {
+            x: origin[x],
+            y: origin[out],
+            x_stride: from.rows[last],
+            y_stride: to.rows[last],
+            mean: affine.row.and_then(|row| row.mean).map_or(std::ptr::null(), scalar),
+            rstd: affine.row.map_or(std::ptr::null(), |row| scalar(row.rstd)),
+            weight: weight.wrapping_add(block.col0),
+            bias: bias.wrapping_add(block.col0),
+            rows,
+            cols: block.cols,
+            past: self.past_caches
+                && self.dtype(out) == DType::F32
+                && is_aligned(origin[out] as usize)
+                && is_aligned(to.rows[last].unsigned_abs()),
+        };
+        let (isa, dtype) = (self.program.isa, self.dtype(x));
+        // SAFETY: the caller's promise; columns and scalars hold a value for each column and row.
+        unsafe {
+            match affine.row {
+                Some(_) => by_rows(isa, dtype, &run),
+                None => by_columns(isa, dtype, affine.silu, &run),
+            }
         }
     }
 
@@ -1003,5 +1133,129 @@ mod tests {
                 assert_eq!(results[0], results[1], "{program:?} over {rows}x{cols} on {}", isa.name());
             }
         }
+    }
+
+    /// Programs that scale and shift.
+    fn affine_programs(dtype: DType) -> Vec<TileProgram> {
+        let load = |dst, src| Instr::Load { dst, src };
+        let memory = |i| load(i, Source::Memory(i));
+        let binary = |op, a, b| Instr::Binary { dst: 0, op, a, b };
+        let silu = Instr::Unary { dst: 0, op: Unary::Silu, a: 0 };
+        let fma = Instr::Fma { dst: 0, a: 0, b: 1, c: 2 };
+        let (mean, rstd) = (load(3, Source::RowScalar(0)), load(4, Source::RowScalar(1)));
+        let centred = [mean, rstd, binary(Binary::Sub, 0, 3), binary(Binary::Mul, 0, 4)];
+        let plus = [load(5, Source::Const(1.0)), Instr::Binary { dst: 1, op: Binary::Add, a: 1, b: 5 }];
+        let bodies = [
+            vec![fma],
+            vec![fma, silu],
+            centred.to_vec(),
+            [&centred[..], &[binary(Binary::Mul, 0, 1)]].concat(),
+            [&centred[..], &[binary(Binary::Add, 2, 0)]].concat(),
+            [&centred[..], &[binary(Binary::Mul, 1, 0), binary(Binary::Add, 0, 2)]].concat(),
+            [&centred[..], &plus[..], &[binary(Binary::Mul, 0, 1), binary(Binary::Add, 0, 2)]].concat(),
+            vec![rstd, binary(Binary::Mul, 0, 4), binary(Binary::Mul, 0, 1)],
+        ];
+        let of = |body: Vec<Instr>| TileProgram {
+            instrs: [memory(0), memory(1), memory(2)]
+                .into_iter()
+                .chain(body)
+                .chain([Instr::Store { src: 0, out: 0 }])
+                .collect(),
+            loads: vec![dtype, DType::F32, dtype],
+            stores: vec![dtype],
+        };
+        bodies.into_iter().map(of).collect()
+    }
+
+    /// Over images whose columns each has of its own, in blocks that begin anywhere, in place and not, past the caches and
+    /// not: bit for bit what the steps give.
+    #[test]
+    fn what_needs_no_tiles_is_the_same() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let programs = affine_programs(dtype);
+                let sizes = [(1, 9, 32), (2, 17, 70), (3, 8, 8), (1, 64, 1200)];
+                for (program, (images, pixels, cols)) in programs.iter().flat_map(|p| sizes.map(|n| (p, n))) {
+                    let prepared = Prepared::new(program, isa).unwrap();
+                    let rows = images * pixels;
+                    let space = Space::new(&[images, pixels, cols]);
+                    let mut weight = Buffer::random(DType::F32, images * cols, 2);
+                    let mut bias = Buffer::random(dtype, cols, 3);
+                    let [mean, rstd] = [4, 5].map(|seed| Buffer::random(DType::F32, rows, seed));
+                    for (in_place, past) in [(false, false), (true, false), (false, true)] {
+                        let results = [true, false].map(|without_tiles| {
+                            let mut x = Buffer::random(dtype, rows * cols, 1);
+                            let mut y = Buffer::zeroed(dtype, rows * cols);
+                            let all = Bound::contiguous(x.ptr_mut(), &space);
+                            let loads = [
+                                all,
+                                Bound { ptr: weight.ptr_mut(), strides: [cols as isize, 0, 1, 0, 0, 0] },
+                                Bound { ptr: bias.ptr_mut(), strides: [0, 0, 1, 0, 0, 0] },
+                            ];
+                            let out = if in_place { all } else { Bound::contiguous(y.ptr_mut(), &space) };
+                            let cache = if past { 0 } else { usize::MAX };
+                            let mut bound = BoundProgram::over_all(&prepared, &space, &loads, &[out], cache);
+                            assert!(bound.columns.is_some() && bound.past_caches == past, "{program:?}");
+                            if !without_tiles {
+                                (bound.columns, bound.past_caches) = (None, false);
+                            }
+                            for (row0, n) in [(0, 5), (5, rows - 5)] {
+                                for (col0, width) in [(0, cols / 3), (cols / 3, cols - cols / 3)] {
+                                    let scalars = [&mean, &rstd].map(|b| b.ptr().cast::<f32>().wrapping_add(row0));
+                                    let block = Block {
+                                        row_scalars: &scalars,
+                                        row0,
+                                        col0,
+                                        rows: n,
+                                        cols: width,
+                                        ..Block::default()
+                                    };
+                                    // SAFETY: a block of the space that the buffers hold, a scalar for each row.
+                                    unsafe { bound.run_block(&block) };
+                                }
+                            }
+                            let result = if in_place { x } else { y };
+                            (0..rows * cols).map(|i| result.get(i).to_bits()).collect::<Vec<_>>()
+                        });
+                        assert_eq!(
+                            results[0],
+                            results[1],
+                            "{program:?} over {images}x{pixels}x{cols} on {}",
+                            isa.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Columns that differ from row to row, another type of the result, a second result: tiles as ever.
+    #[test]
+    fn what_is_not_quite_affine_goes_by_steps() {
+        let affine = |f: &dyn Fn(&mut TileProgram)| {
+            let mut program = affine_programs(DType::F32).remove(1);
+            f(&mut program);
+            program
+        };
+        let space = Space::new(&[64, 32]);
+        let mut memory = Buffer::random(DType::F32, 64 * 32, 1);
+        let column = Bound { ptr: memory.ptr_mut(), strides: [0, 1, 0, 0, 0, 0] };
+        let full = Bound::contiguous(memory.ptr_mut(), &space);
+        let has_columns = |program: &TileProgram, loads: &[Bound], stores: &[Bound]| {
+            let prepared = Prepared::new(program, Isa::Portable).unwrap();
+            BoundProgram::new(&prepared, &space, loads, stores).columns.is_some()
+        };
+        let plain = affine(&|_| ());
+        assert!(has_columns(&plain, &[full, column, column], &[full]));
+        assert!(!has_columns(&plain, &[full, full, column], &[full]));
+        let strided = Bound { strides: [1, 64, 0, 0, 0, 0], ..full };
+        assert!(!has_columns(&plain, &[strided, column, column], &[full]));
+        let narrow = affine(&|p| p.stores[0] = DType::F16);
+        assert!(!has_columns(&narrow, &[full, column, column], &[full]));
+        let twice = affine(&|p| {
+            p.stores.push(DType::F32);
+            p.instrs.insert(4, Instr::Store { src: 0, out: 1 });
+        });
+        assert!(!has_columns(&twice, &[full, column, column], &[full, full]));
     }
 }

@@ -204,9 +204,10 @@ fn verify_layer_norm(isa: Isa, dtype: DType) -> Result<(), String> {
         let program = TileProgram {
             instrs: vec![
                 load(0, 0),
-                Instr::Load { dst: 1, src: Source::RowScalar(1) },
-                Instr::Load { dst: 2, src: Source::RowScalar(2) },
-                Instr::Fma { dst: 0, a: 0, b: 1, c: 2 },
+                Instr::Load { dst: 1, src: Source::RowScalar(0) },
+                Instr::Load { dst: 2, src: Source::RowScalar(1) },
+                Instr::Binary { dst: 0, op: Binary::Sub, a: 0, b: 1 },
+                Instr::Binary { dst: 0, op: Binary::Mul, a: 0, b: 2 },
                 Instr::Store { src: 0, out: 0 },
             ],
             loads: vec![dtype],
