@@ -205,13 +205,18 @@ class EffectiveWeights:
         suspects.update(id(p) for path in changed for p in layers[path].base_layer.parameters())  # type: ignore[union-attr]
         self._merged = now
 
-    def weight(self, path: str, layer: Any, suspects: Collection[int] = ()) -> Tensor:
+    def forget_written(self, suspects: Collection[int]) -> None:
+        """Forgets what was made of tensors that were written even if torch did not count it, by their ids."""
+        for path, (parts, *_) in list(self._made.items()) if suspects else ():
+            if any(id(part) in suspects for part in parts):
+                del self._made[path]
+
+    def weight(self, path: str, layer: Any) -> Tensor:
         """The effective weight of one layer: its own where no adapter is active.
 
         Args:
             path: Names the layer.
             layer: The LoRA layer.
-            suspects: Ids of tensors that were written even if torch did not count it.
         """
         base: Tensor = layer.base_layer.weight
         terms = [] if layer.disable_adapters or layer.merged else list(self._terms(layer))
@@ -221,7 +226,7 @@ class EffectiveWeights:
         parts = [base, *(t for term in terms for t in (term.down, term.up, term.magnitude) if t is not None)]
         state: list[Any] = [*map(tensor_state, parts), *(term.factor for term in terms)]
         known = self._made.get(path)
-        if known is not None and known[1] == state and not any(id(part) in suspects for part in parts):
+        if known is not None and known[1] == state:
             return known[2]
         weight = _effective(base, terms)
         self._made[path] = (parts, state, weight)

@@ -72,7 +72,8 @@ _COLD = (
 )
 _MAX_CHANGES = 3
 _MAX_KEYS = 4096
-_MAX_EPOCHS = 8
+_MAX_EPOCHS = 64
+"""States of a module that are known: the steps of a picture, where something in the module says which one it is."""
 _MAX_OUTDATED = 16
 """How often a module is captured anew because a global changed."""
 _MAX_READ = 64
@@ -1215,7 +1216,9 @@ class Dispatcher:
         self._epoch = None
         epoch = self._epochs.pop(structure.fingerprint.digest, None)
         if epoch is None:
-            epoch = _Epoch(Engine(self.module, self.forward(), self.options, structure, self.effective, self.budget))
+            engine = Engine(self.module, self.forward(), self.options, structure, self.effective, self.budget)
+            engine.others = [weakref.ref(other.engine) for other in reversed(self._epochs.values())]
+            epoch = _Epoch(engine)
         else:
             epoch.engine.structure = structure
             epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)

@@ -10,6 +10,7 @@ Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -46,6 +47,8 @@ Number = int | float
 
 _MAX_FOREIGN = 32
 """How many graphs an engine keeps that are for other numbers in attributes than the module has: a graph where some are 0."""
+_MAX_ADOPTED = 4
+"""How many graphs of other states of a module a trace is compared with."""
 _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
 
@@ -171,6 +174,9 @@ class Variant:
                 self._executable = Guarded(self.captured, tensors, self._notice)
             else:
                 self._executable = _native.Executable(self.captured.program, tensors)
+            if suspects:
+                # Another module may still hold what was derived from them before they were written.
+                self._executable.set_weights(tensors, suspects, since)
         else:
             is_new = self._executable.set_weights(tensors, suspects, since)
         self._tensors = tensors
@@ -295,6 +301,8 @@ class Engine:
         self.captures = 0
         self.tune_s = 0.0
         self._budget = budget
+        self.others: Sequence[weakref.ref[Engine]] = ()
+        """Those of other states of the module, the last one first."""
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
         self._held_at: dict[int, tuple[int, Tensor]] = {}
@@ -306,6 +314,9 @@ class Engine:
         """By id of a tensor that a graph holds, its place among those in attributes; -1 if it is elsewhere. Also the tensor,
         so that no id is used twice."""
         self._effective = effective
+        # Ids of tensors that were written even if torch did not count it, and a stamp from before the last of it was seen:
+        # for what is bound later.
+        self._written: tuple[Set[int], int] = frozenset(), 0
         self._family = family_of(structure, options)
         self._capturer = Capturer(module, dynamic=options.dynamic)
         # The hooks of the module itself are run around the program, not captured into it.
@@ -416,7 +427,8 @@ class Engine:
                 self.store.load_s += time.perf_counter() - start
             found = self._known(call)
             if found is None:
-                found = self._extended(call) or self._answered(self._capture(call, confirm), call)
+                found = self._extended(call) or self._adopted(call, confirm)
+                found = found or self._answered(self._capture(call, confirm), call)
                 self.store.remember(self.whole())
             return found
 
@@ -471,7 +483,7 @@ class Engine:
         variants = [None if part is None else Variant(part, is_own and part.is_new, self._notice) for part in parts]
         staged = Staged(graph, stages, variants, None if self.device is None else self._at)
         for variant in staged.variants:
-            variant.bind(self._weights(variant))
+            variant.bind(self._weights(variant), *self._written)
         staged.bind(self._fetch)
         self._forget()
         self.variants += staged.variants
@@ -560,6 +572,26 @@ class Engine:
                 return self._variant_of(self._current(captured)), *found
         return None
 
+    def _adopted(self, call: Call, confirm: Callable[[bool], None]) -> _Found | None:
+        """A graph of another state of the module that a trace shows to be right for a call in this one too: what changed
+        (the number of a step, say) may matter to nothing, or only to which way ``forward`` takes."""
+        if isinstance(self.module, Island):
+            return None
+        engines = (engine for one in self.others if (engine := one()) is not None)
+        every: dict[str, Captured] = {}
+        for captured in (variant.captured for engine in engines for variant in engine.variants):
+            graph = captured.graph
+            is_plain = graph.key == call.key and not graph.reads and not graph.externs and captured.is_shareable
+            if is_plain and captured.is_current and captured.device == self.device:
+                every.setdefault(captured.program.hash, captured)
+        traced: dict[Any, Any] = {}
+        for captured in list(every.values())[:_MAX_ADOPTED]:
+            adopted = self._capturer.adopt(captured.graph, call, traced)
+            if adopted is not None:
+                confirm(False)
+                return self._answered(self._add(captured.of(adopted), is_own=False), call)
+        return None
+
     def _variant_of(self, captured: Captured) -> Variant:
         for variant in self.variants:
             if variant.captured is captured:
@@ -568,7 +600,7 @@ class Engine:
 
     def _add(self, captured: Captured, is_own: bool) -> Variant:
         variant = Variant(captured, is_own, self._notice)
-        variant.bind(self._weights(variant))
+        variant.bind(self._weights(variant), *self._written)
         self._forget()
         self.variants.append(variant)
         if captured.is_shareable and captured not in self._family.captured:
@@ -631,13 +663,13 @@ class Engine:
         self.store.add(artifact)
         self.store.load_s += time.perf_counter() - start
 
-    def _weights(self, variant: Variant, suspects: Set[int] = frozenset()) -> list[Tensor]:
-        return list(map(self._stored.of, self._weights_held(variant, suspects)))
+    def _weights(self, variant: Variant) -> list[Tensor]:
+        return list(map(self._stored.of, self._weights_held(variant)))
 
-    def _weights_held(self, variant: Variant, suspects: Set[int]) -> list[Tensor]:
+    def _weights_held(self, variant: Variant) -> list[Tensor]:
         slots, structure, known = variant.lowered.weights, self.structure, variant.captured.places
         if structure.layers:
-            return [self._fetch(slot, suspects) for slot in slots]
+            return [self._fetch(slot) for slot in slots]
         held = structure.tensors
         if self._at in known:
             pairs = zip(known[self._at], slots, strict=True)
@@ -648,12 +680,12 @@ class Engine:
         known[self._at] = [places.get(id(tensor)) for tensor in tensors]
         return tensors
 
-    def _fetch(self, slot: WeightSlot, suspects: Set[int] = frozenset()) -> Tensor:
+    def _fetch(self, slot: WeightSlot) -> Tensor:
         structure = self.structure
         layer = structure.layers.get(slot.module) if structure.layers and slot.attribute == "weight" else None
         try:
             if layer is not None:
-                tensor = self._effective.weight(slot.module, layer, suspects)
+                tensor = self._effective.weight(slot.module, layer)
             elif slot.tensor is not None:
                 tensor = self._held_now(slot.tensor)
             else:
@@ -716,8 +748,11 @@ class Engine:
         if device is not None:
             # Effective weights of LoRA layers are made on this stream and read on others, also while they are replaced.
             device.synchronize()
-        weights = [self._weights(variant, suspects) for variant in self.variants]
+        self._effective.forget_written(suspects)
+        weights = [self._weights(variant) for variant in self.variants]
         suspects = suspects | self._stored.among(suspects)
+        if suspects:
+            self._written = self._written[0] | suspects, since
         if device is not None:
             device.synchronize()
         changes = [v.bind(tensors, suspects, since) for v, tensors in zip(self.variants, weights, strict=True)]

@@ -10,6 +10,7 @@ Threads: a family's lock is held while one of its modules captures and compiles;
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from typing import Any, cast
@@ -54,6 +55,12 @@ class Captured:
         self.program, self.is_new = self._compiled()
         self.places: dict[torch.device, list[int | None]] = {}
         self.tuner = Tuner(options, is_on_device=device is not None)
+
+    def of(self, graph: CapturedGraph) -> Captured:
+        """The same program for the same graph in another state of the module."""
+        other = copy.copy(self)
+        other.graph = graph
+        return other
 
     def _compiled(self, widen: bool = False) -> tuple[_native.Program, bool]:
         options = self._options

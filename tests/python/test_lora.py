@@ -372,6 +372,20 @@ def test_no_weight_is_stale_after_one_could_not_be_computed(monkeypatch: Any, er
     subject.check()
 
 
+@pytest.mark.parametrize("which", ["lora_", "base_layer.weight"])
+def test_written_uncounted_while_an_attribute_changes(which: str) -> None:
+    subject = Subject()
+    subject.add("ink")
+    subject.set("ink")
+    subject.check()
+    for flag in range(2):
+        for name, parameter in subject.module.named_parameters():
+            if which in name:
+                parameter.data.mul_(-0.75)
+        subject.module.flag = flag
+        subject.check()
+
+
 def test_threads_with_and_without_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     from oxidiff import dispatch
 

@@ -231,6 +231,48 @@ class Capturer:
     @_recording
     @without_autocast
     @following()
+    def adopt(
+        self, graph: CapturedGraph, call: Call, traced: dict[Any, Trace | CaptureError] | None = None
+    ) -> CapturedGraph | None:
+        """The graph of another state of the module for this one, if a trace shows that it is right at the sizes of ``call``
+        and all that it computed with sizes could be followed; ``None`` if not. Numbers in attributes cannot be followed:
+        where they are free, further traces try those that the graph was tried with.
+
+        Args:
+            graph: The graph, without answers to what ``forward`` reads out of tensors.
+            call: The call.
+            traced: The traces of this call that were taken for other graphs; gets more.
+        """
+        point = graph.plan.read(call.sizes) if graph.key == call.key else None
+        if point is None or not graph.meets(point):
+            return None
+        own = graph.unchecked()
+        session = _Session(self, call)
+        session.plan = own.plan
+        known = {} if traced is None else traced
+        kept = [s.name for s in own.plan.symbols if s.role == "attribute"]
+        tried = {tuple(p[name] for name in kept): p for p in reversed(graph.points)} if kept else {}
+        moved = [{**point, **{name: p[name] for name in kept}} for p in list(tried.values())[:_MOVES]]
+        for at in [point, *(p for p in moved if p != point)]:
+            sizes = tuple(own.plan.sizes(at) or ())
+            if sizes not in known:
+                try:
+                    known[sizes] = session.trace_at(at)
+                except ChangedError:
+                    raise
+                except CaptureError as error:
+                    known[sizes] = error
+                own.traces += 1
+            record = known[sizes]
+            if isinstance(record, CaptureError) or own.differs_from(record, at) is not None:
+                return None
+            if not own.has_constants_of(record):
+                return None
+            if own.accept(at, record, of_copy=at is not point) - set(kept):
+                return None
+        session.try_ways(own)
+        return own
+
     def extend(self, graph: CapturedGraph, call: Call, traced: dict[Any, Trace | CaptureError] | None = None) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
 
@@ -292,6 +334,8 @@ class _Disagreement(Exception):
     """Traces at two points are not of the same program."""
 
 
+_MOVES = 2
+"""So many values of numbers in attributes are tried before a graph of another state of a module is taken over."""
 _MANY_ALIKE = 4
 """So many symbols of one kind are tried together before each is tried alone."""
 

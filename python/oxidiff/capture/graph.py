@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -232,6 +233,14 @@ class CapturedGraph:
         """The structure of the calls it serves, as they are made."""
         return self.plain_key or self.key
 
+    def unchecked(self) -> CapturedGraph:
+        """The same graph, of which it is not known where it is right: for a module that may compute something else."""
+        plan = copy.copy(self.plan)
+        fresh: dict[str, Any] = {"classes": set(), "marks": set(), "box": {}, "points": [], "ways": set(), "lone": {}}
+        return dataclasses.replace(
+            self, plan=plan, solved=self.solved.copy(), conditions=self.conditions.copy(), traces=0, **fresh
+        )
+
     def class_of(self, point: Mapping[str, Any]) -> tuple[int, ...]:
         """The validity class of a point: the residues of its sizes, and of Python ints that are divided, and the order of
         the ints if it matters."""
@@ -444,6 +453,12 @@ class CapturedGraph:
             if a != b and not (isinstance(b, float) and abs(a - b) <= 1e-12 * max(abs(a), abs(b))):
                 return f"number {i} is {b}, and {self.forms[i]} gives {a}"
         return None
+
+    def has_constants_of(self, record: Trace) -> bool:
+        """Whether the numbers that are none of sizes are those of a trace to the last bit, and of the same types. In one
+        state of a module they always are."""
+        pairs = zip(self.forms, record.numbers, strict=True)
+        return all(isinstance(mine, Dim) or (type(mine), repr(mine)) == (type(b), repr(b)) for mine, b in pairs)
 
     def __str__(self) -> str:
         lines = [f"symbols: {', '.join(f'{s.name} = {s.label}' for s in self.plan.symbols)}"]
