@@ -75,7 +75,7 @@ _MAX_KEYS = 4096
 _MAX_EPOCHS = 64
 """States of a module that are known: the steps of a picture, where something in the module says which one it is."""
 _MAX_OUTDATED = 16
-"""How often a module is captured anew because a global changed."""
+"""How often a module may be looked at anew because a global changed; then it runs eager, which reads that itself."""
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
 _MAX_RECOUNTED = 3
@@ -384,6 +384,8 @@ class Dispatcher:
         """Whether a call had a factor for its adapters."""
         self._outdated = 0
         """How often its code found something else outside of it."""
+        self._given_up: str | None = None
+        """What of that changes too often to be followed."""
         self._missed: set[int] = set()
         """Ids of tensors that may have been written since their weights were bound."""
         self._epoch: _Epoch | None = None
@@ -1008,6 +1010,8 @@ class Dispatcher:
         if epoch.structure.obstacle is not None:
             path, reason = epoch.structure.obstacle
             raise UnsupportedError(reason, module=path)
+        if self._given_up is not None:
+            raise UnsupportedError(self._given_up)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and (unfit := tensor_obstacle(leaf)) is not None:
                 raise UnsupportedError(unfit)
@@ -1161,17 +1165,18 @@ class Dispatcher:
         self._outdated += 1
         if self._outdated > _MAX_OUTDATED and epoch.engine.surroundings is not None:
             names = ", ".join(epoch.engine.surroundings.forget_changed(with_code=True))
-            warnings.warn(
-                f"{self.name}: {names} changes again and again and is not followed any more: programs keep what it was; "
-                "pass it as an argument, or keep it in an attribute",
-                FallbackWarning,
-                stacklevel=caller_level(),
+            self._given_up = (
+                f"{names} changes again and again outside of it; pass it as an argument, or keep it in an attribute"
             )
-            return epoch
+            self._epochs.clear()
+            return self._enter(self._look())
         for fingerprint, one in list(self._epochs.items()):
             if one.engine.is_outdated():
                 del self._epochs[fingerprint]
-        return self._enter(self._look())
+        entered = self._enter(self._look())
+        # What is outside may matter to nothing: then the graph is still right.
+        entered.engine.before = epoch.engine
+        return entered
 
     def _rebind(self, epoch: _Epoch, suspects: Set[int]) -> None:
         """Binds the weights as they are now, and watches them."""

@@ -303,6 +303,8 @@ class Engine:
         self._budget = budget
         self.others: Sequence[weakref.ref[Engine]] = ()
         """Those of other states of the module, the last one first."""
+        self.before: Engine | None = None
+        """That of the same state, but for what is outside of the module, until something is captured."""
         self.store = GraphStore(module, forward, options)
         self._held: list[Captured] = []
         self._held_at: dict[int, tuple[int, Tensor]] = {}
@@ -429,6 +431,7 @@ class Engine:
             if found is None:
                 found = self._extended(call) or self._adopted(call, confirm)
                 found = found or self._answered(self._capture(call, confirm), call)
+                self.before = None
                 self.store.remember(self.whole())
             return found
 
@@ -577,9 +580,9 @@ class Engine:
         (the number of a step, say) may matter to nothing, or only to which way ``forward`` takes."""
         if isinstance(self.module, Island):
             return None
-        engines = (engine for one in self.others if (engine := one()) is not None)
+        engines = [self.before, *(one() for one in self.others)]
         every: dict[str, Captured] = {}
-        for captured in (variant.captured for engine in engines for variant in engine.variants):
+        for captured in (v.captured for engine in engines if engine is not None for v in engine.variants):
             graph = captured.graph
             is_plain = graph.key == call.key and not graph.reads and not graph.externs and captured.is_shareable
             if is_plain and captured.is_current and captured.device == self.device:

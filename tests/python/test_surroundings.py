@@ -362,11 +362,13 @@ def test_what_changes_at_each_call_is_said_once(space: Any) -> None:
         warnings.simplefilter("always")
         for i in range(40):
             space.FACTOR = float(i + 2)
-            compiled(torch.ones(3, 4))
-    (warning,) = [w for w in caught if "is not followed any more" in str(w.message)]
-    assert "Net: FACTOR" in str(warning.message)
+            torch.testing.assert_close(compiled(torch.ones(3, 4)), module(torch.ones(3, 4)))
+    (warning,) = [w for w in caught if "changes again and again" in str(w.message)]
+    assert "Net runs in eager PyTorch: FACTOR" in str(warning.message)
     assert warning.filename == __file__
-    assert oxidiff.report(compiled).captures < 20
+    report = oxidiff.report(compiled)
+    assert report.captures < 20 and report.eager_calls > 20
+    assert "FACTOR changes again and again" in report.fallbacks[-1]["reason"]
 
 
 @torch.no_grad()
