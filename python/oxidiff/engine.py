@@ -9,6 +9,7 @@ Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -429,6 +430,8 @@ class Engine:
                 self.store.load_s += time.perf_counter() - start
             found = self._known(call)
             if found is None:
+                # What is young from here on was made by a trace, see `Before.forget`.
+                gc.collect(0)
                 found = self._extended(call) or self._adopted(call, confirm)
                 found = found or self._answered(self._capture(call, confirm), call)
                 self.before = None

@@ -264,6 +264,14 @@ class Before:
                         changes.append(change)
             if not foreign and list(table) != list(before):
                 _reorder(table, before)
+        for _, holder, copied in self._outer_kept:
+            for value in _restore(holder, copied):
+                self.paths.update(map(recorder.path_of, _made_in(value)))
+        for label, table, name, old in self._outer:
+            new = table.get(name, ABSENT)
+            if new is not old and _is_made(new):
+                self.paths.update(map(recorder.path_of, _made_in(new)))
+                Change(label, table, name, old, new, is_outside=True).undo()
         outside = list(self._changes_outside())
         for change in outside:
             change.module = self._where or ""
@@ -282,6 +290,7 @@ class Before:
         made = recorder.release()
         if not any(ref() is not None for ref in made):
             return frozenset()
+        young = set(map(id, gc.get_objects(generation=0)))
         # What the trace made is young, as nothing was collected meanwhile; all that there is takes a quarter of a second.
         for generation in (0, 2):
             gc.collect(generation)
@@ -289,16 +298,13 @@ class Before:
                 return frozenset()
         known = self._weights.caches
         # Objects that were there at `gc.freeze()` are not listed; most caches are found by their names.
-        named = (
-            value for module in list(sys.modules.values()) for value in list(getattr(module, "__dict__", {}).values())
-        )
-        for found in itertools.chain(gc.get_objects(), named):
+        for found in itertools.chain(gc.get_objects(), _globals()):
             if type(found) is functools._lru_cache_wrapper and found not in known and _is_foreign(found):
                 known.append(found)
         self._clear_caches()
         alive = [tensor for ref in made if (tensor := ref()) is not None]
         paths = frozenset(map(recorder.path_of, alive))
-        _remove_from_containers(alive)
+        _remove_from_containers(alive, young)
         return paths
 
 
@@ -371,10 +377,17 @@ def _is_meta(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 
-def _is_made(value: Any, depth: int = 6) -> bool:
+def _is_made(value: Any) -> bool:
     """Whether there is something of a trace in a value."""
+    return next(_made_in(value), None) is not None
+
+
+def _made_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    """The tensors of a trace in a value."""
     if isinstance(value, Tensor):
-        return value.is_meta
+        if value.is_meta:
+            yield value
+        return
     if isinstance(value, dict):
         inner: Iterable[Any] = value.values()
     elif isinstance(value, (tuple, list, set)):
@@ -382,9 +395,10 @@ def _is_made(value: Any, depth: int = 6) -> bool:
     elif is_plain_object(type(value)):
         inner = vars(value).values()
     else:
-        return False
+        return
     # Records may hold each other.
-    return depth > 0 and any(_is_made(item, depth - 1) for item in list(inner))
+    for item in list(inner) if depth else ():
+        yield from _made_in(item, depth - 1)
 
 
 class Cells(MutableMapping[str, Any]):
@@ -557,21 +571,48 @@ def _is_foreign(cache: Any) -> bool:
     return module.partition(".")[0] not in {"torch", "torchgen", *sys.stdlib_module_names}
 
 
-def _remove_from_containers(values: list[Any], depth: int = 3) -> None:
-    """Takes what a trace made out of the lists and dictionaries that hold it, or a tuple or a record of it."""
+def _remove_from_containers(values: list[Any], young: Set[int], depth: int = 6) -> None:
+    """Takes what a trace made out of the lists, dictionaries and sets that hold it, or a tuple or a record of it. One that
+    is as young (ids) was made by the trace, too: an entry of a cache goes as a whole, and the next call makes it again."""
     ids = set(map(id, values))
-    tuples = []
-    # All at once: each look goes through all objects that there are.
-    for holder in gc.get_referrers(*values):
-        if type(holder) is list:
-            if holder is not values:
-                holder[:] = [item for item in holder if id(item) not in ids]
+    inner: list[Any] = []
+    # All at once: each look goes through all objects that there are, but for those that were there at `gc.freeze()`.
+    holders = gc.get_referrers(*values)
+    if gc.get_freeze_count():
+        holders += [holder for holder in _globals() if isinstance(holder, CONTAINERS) and _has_any(holder, ids)]
+    for holder in holders:
+        if holder is values:
+            continue
+        if isinstance(holder, tuple) or (id(holder) in young and _is_record(holder)):
+            inner.append(holder)
+        elif type(holder) is list:
+            holder[:] = [item for item in holder if id(item) not in ids]
+        elif isinstance(holder, set):
+            holder.difference_update([item for item in holder if id(item) in ids])
         elif isinstance(holder, dict) and "__builtins__" not in holder:
             # Not by its class, which may not allow it: model outputs of diffusers do not.
             kind: type[dict[Any, Any]] = OrderedDict if isinstance(holder, OrderedDict) else dict
             for name in [k for k, v in kind.items(holder) if id(v) in ids]:
                 kind.__delitem__(holder, name)
-        elif isinstance(holder, tuple):
-            tuples.append(holder)
-    if tuples and depth:
-        _remove_from_containers(tuples, depth - 1)
+    if inner and depth:
+        _remove_from_containers(inner, young, depth - 1)
+
+
+def _globals() -> Iterator[Any]:
+    """What all files have under names."""
+    return (value for module in list(sys.modules.values()) for value in list(getattr(module, "__dict__", {}).values()))
+
+
+def _has_any(holder: Any, ids: Set[int]) -> bool:
+    """Whether one of these objects is in a list, dictionary or set, in which other threads may put something meanwhile."""
+    if isinstance(holder, dict):
+        items = list(dict.values(holder))
+    else:
+        # As it is, and not as its class shows it.
+        items = list(list.__iter__(holder) if isinstance(holder, list) else set.__iter__(holder))
+    return not ids.isdisjoint(map(id, items))
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a container, or an object that one might be kept in."""
+    return isinstance(value, (list, dict, set)) or is_plain_object(type(value))

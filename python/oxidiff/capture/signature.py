@@ -163,7 +163,9 @@ class Binder:
         self._extra: str | None = None
         self._required: set[str] = set()
         try:
-            parameters = inspect.signature(function).parameters
+            # A partial may say whose it is without taking the same (`functools.update_wrapper`).
+            is_whole = not isinstance(function, functools.partial)
+            parameters = inspect.signature(function, follow_wrapped=is_whole).parameters
         except ValueError:
             # A builtin: what it takes is not known, so arguments stay as they are passed.
             parameters = inspect.signature(_anything).parameters

@@ -1,0 +1,238 @@
+"""State that ``forward`` builds outside of the module in its first call, as step caches do: traces leave nothing of it."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+
+
+def fresh() -> dict[str, Any]:
+    return {"total": 0.0, "previous": None, "residual": None}
+
+
+@dataclasses.dataclass
+class Record:
+    total: float = 0.0
+    previous: Any = None
+    residual: Any = None
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+
+class Holder:
+    kept: dict[Any, Any] = {}  # noqa: RUF012 state of the class is what is tested
+
+
+class Context:
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+
+BY_WIDTH: dict[int, Any] = {}
+DEFAULTS: dict[int, Any] = collections.defaultdict(fresh)
+LISTED: list[Any] = []
+RECORDS: dict[int, Any] = {}
+CONTEXT = Context()
+NOW: Any = None
+
+
+def of_dictionary(width: int) -> Any:
+    if width not in BY_WIDTH:
+        BY_WIDTH[width] = fresh()
+    return BY_WIDTH[width]
+
+
+def of_defaults(width: int) -> Any:
+    return DEFAULTS[width]
+
+
+def of_argument(width: int, kept: dict[str, Any] = {}) -> Any:  # noqa: B006 what is tested
+    if not kept:
+        kept["now"] = fresh()
+    return kept["now"]
+
+
+def of_list(width: int) -> Any:
+    if not LISTED:
+        LISTED.append(fresh())
+    return LISTED[0]
+
+
+def of_record(width: int) -> Any:
+    if width not in RECORDS:
+        RECORDS[width] = Record()
+    return RECORDS[width]
+
+
+def of_class(width: int) -> Any:
+    if width not in Holder.kept:
+        Holder.kept[width] = fresh()
+    return Holder.kept[width]
+
+
+def of_object(width: int) -> Any:
+    if width not in CONTEXT.kept:
+        CONTEXT.kept[width] = {"inner": fresh()}
+    return CONTEXT.kept[width]["inner"]
+
+
+def of_global(width: int) -> Any:
+    global NOW
+    if NOW is None:
+        NOW = fresh()
+    return NOW
+
+
+def forget() -> None:
+    global NOW
+    NOW = None
+    for kept in (BY_WIDTH, DEFAULTS, LISTED, RECORDS, Holder.kept, CONTEXT.kept, of_argument.__defaults__[0]):
+        kept.clear()
+
+
+class Caching(nn.Module):
+    """Leaves out its layers while little has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def step(self, x: Tensor, now: Any) -> Tensor:
+        x = self.first(x)
+        is_left_out = False
+        if now["previous"] is not None:
+            now["total"] += float((x - now["previous"]).abs().mean() / now["previous"].abs().mean())
+            is_left_out = now["total"] < 1.0
+            now["total"] = now["total"] if is_left_out else 0.0
+        now["previous"] = x.clone()
+        if is_left_out:
+            residual: Tensor = now["residual"]
+            return x + residual
+        y = x
+        for layer in self.layers:
+            y = torch.tanh(layer(y))
+        now["residual"] = y - x
+        return y
+
+
+class OfDictionary(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_dictionary(x.shape[1]))
+
+
+class OfDefaults(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_defaults(x.shape[1]))
+
+
+class OfArgument(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_argument(x.shape[1]))
+
+
+class OfList(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_list(x.shape[1]))
+
+
+class OfRecord(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_record(x.shape[1]))
+
+
+class OfClass(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_class(x.shape[1]))
+
+
+class OfObject(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_object(x.shape[1]))
+
+
+class OfGlobal(Caching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x, of_global(x.shape[1]))
+
+
+@pytest.mark.parametrize("kind", [OfDictionary, OfDefaults, OfArgument, OfList, OfRecord, OfClass, OfObject, OfGlobal])
+@torch.no_grad()
+def test_nested_state_outside_of_the_module(kind: type[Caching]) -> None:
+    torch.manual_seed(0)
+    model = kind().eval().requires_grad_(False)
+    eager, compiled = copy.deepcopy(model), oxidiff.compile(model, cache=False)
+    # Another width is another state for some only.
+    widths = (4, 5, 4) if kind in (OfDictionary, OfDefaults, OfRecord) else (4,)
+    calls = [torch.randn(1, width, 8) * 0.5 + 1 for width in widths for _ in range(6)]
+    results: list[list[Tensor]] = []
+    for each in (eager, compiled):
+        forget()
+        results.append([each(x).clone() for x in calls])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+MASK = torch.ones(16)
+COUNT = 0
+
+
+class Masked(nn.Module):
+    """Replaces a tensor in a global, as StoryDiffusion does with its masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        global MASK, COUNT
+        y: Tensor = self.linear(x) * MASK
+        COUNT += 1
+        if COUNT % 2:
+            MASK = MASK * 0.5 + y.mean()
+        return y
+
+
+@torch.no_grad()
+def test_a_tensor_in_a_global_is_replaced() -> None:
+    global MASK, COUNT
+    torch.manual_seed(0)
+    model = Masked().eval().requires_grad_(False)
+    compiled = oxidiff.compile(model, cache=False)
+    xs = [torch.randn(2 + i // 4, 8) for i in range(8)]
+    seen: list[list[tuple[Tensor, Tensor, int]]] = []
+    for each in (model, compiled):
+        MASK, COUNT = torch.ones(16), 0
+        seen.append([(each(x).clone(), MASK.clone(), COUNT) for x in xs])
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_a_partial_that_says_whose_it_is() -> None:
+    """As `functools.update_wrapper` leaves it: its signature is not that of what it wraps."""
+
+    def forward(self: Any, x: Tensor, scale: float = 1.0) -> Tensor:
+        y: Tensor = self.layers[0](self.first(x)) * scale
+        return y
+
+    model: Any = OfList().eval().requires_grad_(False)
+    model.forward = functools.update_wrapper(functools.partial(forward, model), forward)
+    compiled: Any = oxidiff.compile(model, cache=False, strict=True)
+    x = torch.randn(2, 4, 8)
+    torch.testing.assert_close(compiled(x), model.forward(x))
+    torch.testing.assert_close(compiled(x, scale=2.0), model.forward(x, scale=2.0))
+    assert not oxidiff.report(compiled).fallbacks
