@@ -60,6 +60,8 @@ class Captured:
         """The same program for the same graph in another state of the module."""
         other = copy.copy(self)
         other.graph = graph
+        # In another state there may be other tensors.
+        other.places = {}
         return other
 
     def _compiled(self, widen: bool = False) -> tuple[_native.Program, bool]:

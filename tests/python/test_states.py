@@ -204,6 +204,20 @@ def test_weights_of_a_state_that_took_a_graph_over() -> None:
     assert check(model, program, 12) == 1
 
 
+def test_tensors_that_come_and_go_between_states() -> None:
+    model, program = compiled(Unread)
+    for step in range(4):
+        model.step = step
+        check(model, program, 12)
+        # Before the weights, in the order in which modules are walked.
+        model.register_buffer(f"more{step}", torch.full((4, 3, 3, 3), 7.0))
+        check(model, program, 12)
+        model.extra = nn.ParameterList([nn.Parameter(torch.zeros(4, 3, 3, 3)) for _ in range(step)])
+        model.conv = model._modules.pop("conv")
+        check(model, program, 12)
+    assert oxidiff.report(program).captures == 1
+
+
 def test_the_steps_of_a_second_picture_are_known() -> None:
     model, program = compiled(Computing)
     for picture in range(2):
