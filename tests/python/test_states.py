@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -45,6 +46,36 @@ class Telling(Stepped):
 
     def forward(self, x: Tensor) -> tuple[Any, ...]:
         return self.conv(x), self.step, f"step {self.step}", {"of": [self.gain]}, self.is_on
+
+
+class Mode(str, enum.Enum):
+    """Equal to its text, and another type."""
+
+    A = "a"
+
+
+class Pair(NamedTuple):
+    """Equal to a tuple, and another type."""
+
+    x: int
+    y: int
+
+
+class Returning(Stepped):
+    """Results that are put together as an attribute says."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        if self.is_on:
+            return {self.step: y, "sample": y + 1}
+        return (y,) if self.step == "tuple" else [y, self.step]
+
+
+class Passing(Stepped):
+    """The argument itself, or another tensor that equals it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.conv(x), x if self.is_on else x.clone()
 
 
 class Pooling(Stepped):
@@ -135,6 +166,33 @@ def test_numbers_among_the_results() -> None:
             (found, *rest), (expected, *of_eager) = program(x), model(x)
         torch.testing.assert_close(found, expected)
         assert repr(rest) == repr(of_eager)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_results_are_put_together_as_the_state_has_it(is_on: bool) -> None:
+    model, program = compiled(Returning)
+    model.is_on = is_on
+    x = torch.randn(1, 3, 12, 12)
+    steps: list[Any] = ["a", Mode.A, "tuple", "b", 1, True, 1.0, 1]
+    for step in steps if is_on else [*steps, [1], [[1]], (1, 2), [1, 2], Pair(1, 2), ["a"], {"a": 1}, {"b": 1}]:
+        model.step = step
+        with torch.no_grad():
+            found, expected = program(x), model(x)
+        assert type(found) is type(expected) and len(found) == len(expected)
+        ours, theirs = (
+            (list(each), [*each.values()]) if is_on else ([*each[1:]], each[:1]) for each in (found, expected)
+        )
+        assert repr(ours[0]) == repr(theirs[0])
+        torch.testing.assert_close(ours[1], theirs[1])
+
+
+def test_a_result_that_is_an_argument() -> None:
+    model, program = compiled(Passing)
+    for is_on in (False, True, False, True):
+        model.is_on = is_on
+        x = torch.randn(1, 3, 12, 12)
+        with torch.no_grad():
+            assert (program(x)[1] is x) is is_on
 
 
 @pytest.mark.parametrize("kind", [Pooling, Limited, Asking])

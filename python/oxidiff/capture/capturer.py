@@ -239,12 +239,13 @@ class Capturer:
         where they are free, further traces try those that the graph was tried with.
 
         Args:
-            graph: The graph, without answers to what ``forward`` reads out of tensors.
+            graph: The graph, without answers to what ``forward`` reads out of tensors. One that was stored is none to
+                compare with: how its results are put together is not all in the trace that it has.
             call: The call.
             traced: The traces of this call that were taken for other graphs; gets more.
         """
         point = graph.plan.read(call.sizes) if graph.key == call.key else None
-        if point is None or not graph.meets(point):
+        if point is None or not graph.meets(point) or type(graph.template) is not Trace:
             return None
         own = graph.unchecked()
         session = _Session(self, call)
@@ -266,7 +267,7 @@ class Capturer:
             record = known[sizes]
             if isinstance(record, CaptureError) or own.differs_from(record, at) is not None:
                 return None
-            if not own.has_constants_of(record):
+            if not (own.template.is_exactly(record) and own.has_constants_of(record)):
                 return None
             if own.accept(at, record, of_copy=at is not point) - set(kept):
                 return None

@@ -104,6 +104,14 @@ class Trace:
         )
         return mine == theirs
 
+    def is_exactly(self, other: Trace) -> bool:
+        """Whether the run of another state of a module, of the same arguments, put the same together, types and all: what is
+        equal need not be the same, as 1 and True are."""
+        mine, theirs = ((one.nodes, one.output_orders, one.is_copied) for one in (self, other))
+        specs = self.output_spec, other.output_spec
+        # Of what results are put together, texts tell types that are equal.
+        return specs[0] == specs[1] and repr(specs[0]) == repr(specs[1]) and _is_identical(mine, theirs)
+
     def places(self) -> tuple[Place, ...]:
         """Where the program writes into lists and dictionaries that it is given."""
         tokens = self.nodes[-1][1]
@@ -139,6 +147,14 @@ class Trace:
             if a_node != b_node:
                 return f"node {i} ({self.paths[i] or 'the module'}): {a_node[0]} and {b_node[0]}"
         return f"{len(self.nodes)} and {len(other.nodes)} nodes"
+
+
+def _is_identical(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, (tuple, list)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(_is_identical, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 def first_of(value: int, makers: Sequence[int]) -> int:
