@@ -18,6 +18,9 @@
 //! operations are written past the caches (one Zen 4 core, three tensors of 40 MiB: 0.6 of the time); in smaller loops the
 //! next step finds them in a cache.
 //!
+//! What norms apply (`x * scale + shift` with one of each per column, `(x - mean) * rstd * weight + bias`) needs no tiles,
+//! see `tile_affine`.
+//!
 //! Invariant on aliasing: a store may overlap a load only if both name the same address for the same element; then every
 //! instruction sees the operand as it was before the store, provided its `Load` stands before the `Store`. Stores never
 //! overlap each other.
