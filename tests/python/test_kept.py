@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-import functools
 from typing import Any
 
 import pytest
@@ -219,20 +218,3 @@ def test_a_tensor_in_a_global_is_replaced() -> None:
         seen.append([(each(x).clone(), MASK.clone(), COUNT) for x in xs])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-@torch.no_grad()
-def test_a_partial_that_says_whose_it_is() -> None:
-    """As `functools.update_wrapper` leaves it: its signature is not that of what it wraps."""
-
-    def forward(self: Any, x: Tensor, scale: float = 1.0) -> Tensor:
-        y: Tensor = self.layers[0](self.first(x)) * scale
-        return y
-
-    model: Any = OfList().eval().requires_grad_(False)
-    model.forward = functools.update_wrapper(functools.partial(forward, model), forward)
-    compiled: Any = oxidiff.compile(model, cache=False, strict=True)
-    x = torch.randn(2, 4, 8)
-    torch.testing.assert_close(compiled(x), model.forward(x))
-    torch.testing.assert_close(compiled(x, scale=2.0), model.forward(x, scale=2.0))
-    assert not oxidiff.report(compiled).fallbacks

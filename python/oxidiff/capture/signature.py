@@ -163,9 +163,7 @@ class Binder:
         self._extra: str | None = None
         self._required: set[str] = set()
         try:
-            # A partial may say whose it is without taking the same (`functools.update_wrapper`).
-            is_whole = not isinstance(function, functools.partial)
-            parameters = inspect.signature(function, follow_wrapped=is_whole).parameters
+            parameters = inspect.signature(function).parameters
         except ValueError:
             # A builtin: what it takes is not known, so arguments stay as they are passed.
             parameters = inspect.signature(_anything).parameters
