@@ -204,37 +204,24 @@ def test_what_is_the_same_at_one_size_alone(kind: type[Stepped]) -> None:
             check(model, program, size)
 
 
-@pytest.mark.parametrize("kind", [Least, Switched])
-@pytest.mark.parametrize("is_on", [False, True])
-def test_floats_one_of_which_may_not_matter(kind: type[Stepped], is_on: bool) -> None:
+_ANY = ((0.5, 2.0), (0.6, 2.0), (0.7, 2.1), (0.8, 2.2), (0.9, 0.4), (3.0, 0.5), (0.1, 7.0), (0.2, 0.15))
+_FROM_SOME_ON = ((0.5, 1e6), (0.6, 1e6), (0.7, 2e6), (0.8, 0.85), (0.9, 0.85), (0.2, 0.85), (0.8, 0.81), (0.805, 0.81))
+"""The limit matters from the fourth on."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_on", "values"),
+    [
+        *((kind, is_on, _ANY) for kind in (Least, Switched) for is_on in (False, True)),
+        (Least, False, _FROM_SOME_ON),
+    ],
+)
+def test_floats_one_of_which_may_not_matter(
+    kind: type[Stepped], is_on: bool, values: tuple[tuple[float, float], ...]
+) -> None:
     model, program = compiled(kind)
     model.is_on = is_on
-    for gain, limit in [
-        (0.5, 2.0),
-        (0.6, 2.0),
-        (0.7, 2.1),
-        (0.8, 2.2),
-        (0.9, 0.4),
-        (3.0, 0.5),
-        (0.1, 7.0),
-        (0.2, 0.15),
-    ]:
-        model.gain, model.limit = gain, limit
-        check(model, program, 12)
-
-
-def test_a_float_that_begins_to_matter() -> None:
-    model, program = compiled(Least)
-    for gain, limit in [
-        (0.5, 1e6),
-        (0.6, 1e6),
-        (0.7, 2e6),
-        (0.8, 0.85),
-        (0.9, 0.85),
-        (0.2, 0.85),
-        (0.8, 0.81),
-        (0.805, 0.81),
-    ]:
+    for gain, limit in values:
         model.gain, model.limit = gain, limit
         check(model, program, 12)
 

@@ -20,6 +20,7 @@ from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from .signature import Call, Number, Place, Question
 from .sizes import SizePlan, ranks_of
 from .weights import WeightSlot
+from .writes import is_as
 
 __all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "OutputSpec", "Read", "Ref", "Value"]
 
@@ -458,7 +459,7 @@ class CapturedGraph:
         """Whether the numbers that are none of sizes are those of a trace to the last bit, and of the same types. In one
         state of a module they always are."""
         pairs = zip(self.forms, record.numbers, strict=True)
-        return all(isinstance(mine, Dim) or (type(mine), repr(mine)) == (type(b), repr(b)) for mine, b in pairs)
+        return all(isinstance(mine, Dim) or is_as(mine, number) for mine, number in pairs)
 
     def __str__(self) -> str:
         lines = [f"symbols: {', '.join(f'{s.name} = {s.label}' for s in self.plan.symbols)}"]
