@@ -46,6 +46,15 @@ const WORTH_COLUMNS: usize = 8;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
+fn begins_line(ptr: *mut u8) -> bool {
+    ptr.addr().is_multiple_of(LINE)
+}
+
+/// Whether rows this many bytes apart all begin at lines if one does.
+fn keeps_line(stride: isize) -> bool {
+    stride.unsigned_abs().is_multiple_of(LINE)
+}
+
 /// Most row scalars of a program.
 pub const MAX_ROW_SCALARS: usize = 8;
 
@@ -608,9 +617,8 @@ impl<'a> BoundProgram<'a> {
             return false;
         }
         let o = &self.operands[i as usize];
-        let is_aligned = |x: usize| x.is_multiple_of(LINE);
         let readers = self.program.nodes.iter().filter(|n| n.operands().any(|v| v as usize == at)).count();
-        readers == 1 && is_aligned(o.ptr as usize) && o.rows[..self.rank].iter().all(|s| is_aligned(s.unsigned_abs()))
+        readers == 1 && begins_line(o.ptr) && o.rows[..self.rank].iter().all(|&stride| keeps_line(stride))
     }
 
     fn choose_steps(&mut self) {
@@ -762,7 +770,6 @@ impl<'a> BoundProgram<'a> {
         let (x, out) = (affine.x as usize, self.program.loads.len() + affine.out as usize);
         let (weight, bias) = columns.of((block.row0 + done) / self.dims[last]);
         let scalar = |i: u8| block.row_scalars[i as usize].wrapping_add(done);
-        let is_aligned = |x: usize| x.is_multiple_of(LINE);
         let (from, to) = (&self.operands[x], &self.operands[out]);
         let run = Rows {
             x: origin[x],
@@ -777,8 +784,8 @@ impl<'a> BoundProgram<'a> {
             cols: block.cols,
             past: self.past_caches
                 && self.dtype(out) == DType::F32
-                && is_aligned(origin[out] as usize)
-                && is_aligned(to.rows[last].unsigned_abs()),
+                && begins_line(origin[out])
+                && keeps_line(to.rows[last]),
         };
         let (isa, dtype) = (self.program.isa, self.dtype(x));
         // SAFETY: the caller's promise; columns and scalars hold a value for each column and row.
