@@ -416,6 +416,8 @@ class Tree:
         """LoRA layers by path."""
     def parents(self, dicts: Sequence[int]) -> list[str]:
         """Paths of the modules whose submodules are in one of these dictionaries (indices)."""
+    def owners(self, dicts: Sequence[int]) -> list[str]:
+        """Paths of the modules that one of these dictionaries (indices) is of, or in whose attributes it was met first."""
     def is_retyped(self) -> bool:
         """Whether one of its own tensors has another dtype, shape or device now."""
     def memory(self) -> tuple[bytes, tuple[tuple[int, type], ...]]:

@@ -57,6 +57,7 @@ from .island import Island
 from .lifted import Lifting
 from .nan_guard import reset_lock
 from .options import CompileOptions
+from .patience import OUTSIDE, STATES, WAIT, Patience
 from .regions import Regions
 from .sets import WeightSet
 from .split import RUNS_EAGER, Split
@@ -74,8 +75,9 @@ _MAX_CHANGES = 3
 _MAX_KEYS = 4096
 _MAX_EPOCHS = 64
 """States of a module that are known: the steps of a picture, where something in the module says which one it is."""
-_MAX_OUTDATED = 16
-"""How often a module may be looked at anew because a global changed; then it runs eager, which reads that itself."""
+_MAX_LEFT = 2
+"""How often a call may be captured that leaves the state of the module that it is captured in."""
+_LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
 _MAX_RECOUNTED = 3
@@ -239,6 +241,10 @@ class _Epoch:
         """Set once a call of this structure could not be captured."""
         self.regions: Regions | None = None
         """Set once Python had to run between its submodules."""
+        self.left: dict[_Key, int] = {}
+        """How often calls of a key left this state while they were captured."""
+        self.waited = 0
+        """Calls that ran without a program because states like this one do not last."""
 
     @property
     def structure(self) -> Structure:
@@ -372,6 +378,11 @@ class Dispatcher:
         self._stateful: dict[frozenset[types.CodeType], _Eager] = {}
         """What is known of all calls, where functions of such code are in the place of a ``forward``."""
         self._settled = 0
+        self._patience = Patience(STATES)
+        self._waited = 0
+        """Calls in states that were not given a program."""
+        self._restless: _Eager | None = None
+        """What is known of calls in states that do not last."""
         self.effective = EffectiveWeights()
         """The weights of its LoRA layers."""
         self._scaled: dict[int, dict[str, Any]] = {}
@@ -382,8 +393,8 @@ class Dispatcher:
         self._used: WeightSet | None = None
         self._is_rescaled = False
         """Whether a call had a factor for its adapters."""
-        self._outdated = 0
-        """How often its code found something else outside of it."""
+        self._patience_outside = Patience(OUTSIDE)
+        """Of what its code finds outside of it."""
         self._given_up: str | None = None
         """What of that changes too often to be followed."""
         self._missed: set[int] = set()
@@ -446,13 +457,16 @@ class Dispatcher:
             return self._call_beside(UnsupportedError(f"{error} is passed to it"), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
+            if torch.is_grad_enabled() and _need_grad(leaves):
+                # Whatever the module has become.
+                return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
             if is_captured(leaves):
                 return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             epoch = self._idle_epoch()
             if epoch is None:
                 return self._run_meanwhile(args, kwargs)
-        if torch.is_grad_enabled() and (reason := self._grad_reason(epoch, leaves)) is not None:
-            return self._fall_back(UnsupportedError(reason), args, kwargs)
+        if torch.is_grad_enabled() and (_need_grad(leaves) or epoch.watch.needs_grad()):
+            return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
             if entry.problems:
@@ -634,6 +648,12 @@ class Dispatcher:
         return args, self._scaled.get(id(kwargs), kwargs)
 
     def _first_call(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
+        epoch = self._epoch
+        if epoch is not None and not self.options.strict:
+            if self._patience.is_out and self._has_to_wait(epoch):
+                return self._run_regions(epoch, self._restless_in(epoch), args, kwargs)
+            if epoch.left and self._leaves(epoch, key):
+                return self._fall_back(UnsupportedError(_LEAVING), args, kwargs)
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
         if is_patient and self._start_background(key, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
@@ -684,8 +704,8 @@ class Dispatcher:
             return result
         epoch = self._epoch
         # What a closure holds is known once it is captured.
-        if epoch is not None and torch.is_grad_enabled() and (reason := self._grad_reason(epoch, leaves)) is not None:
-            return self._fall_back(UnsupportedError(reason), args, kwargs)
+        if epoch is not None and torch.is_grad_enabled() and (_need_grad(leaves) or epoch.watch.needs_grad()):
+            return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
         self._record_problems(ready)
         is_checked = self.options.check is not None
         states = drawing_states() if is_checked else ()
@@ -860,6 +880,39 @@ class Dispatcher:
         if len(self._stateful) < _MAX_EPOCHS:
             self._stateful[frozenset(replaced_modules(self.module).values())] = entry
 
+    def _has_to_wait(self, epoch: _Epoch) -> bool:
+        """Whether the state of the module is one that does not last, as far as is known: nothing is made for its calls."""
+        if epoch.entries or epoch.changing or epoch.waited >= WAIT:
+            return False
+        epoch.waited += 1
+        self._waited += 1
+        return True
+
+    def _leaves(self, epoch: _Epoch, key: _Key) -> bool:
+        """Whether a call makes another state of the module, for which there are programs: eager makes that without a trace.
+        Another thread may have made it, so this is tried again now and then."""
+        count = epoch.left.get(key, 0)
+        if count < _MAX_LEFT:
+            return False
+        epoch.left[key] = count + 1 if count < _MAX_LEFT + WAIT else 1
+        return True
+
+    def _restless_in(self, epoch: _Epoch) -> _Eager:
+        """What is known of calls in states that do not last: what changes runs as it is."""
+        paths = self._patience.changing
+        names = ", ".join(filter(None, paths[:2])) or "the module itself"
+        others = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
+        open_ids = frozenset((id(self.module),)).union(*map(self._way_down, paths))
+        if not all(map(self._way_down, paths)):
+            # What functions in the place of a `forward` hold, and modules beside.
+            open_ids |= frozenset(replaced_modules(self.module))
+        known = self._restless
+        if known is None or known.open_ids != open_ids:
+            reason = f"attributes of {names}{others} are others in nearly every call; pass what changes as an argument"
+            known = self._restless = _Eager(UnsupportedError(reason if known is None else known.reason))
+            known.open_ids = open_ids
+        return known
+
     def _find_stateful(self) -> _Eager | None:
         """What is known of all calls, for the functions that are in the place of a ``forward`` now."""
         if not self._stateful:
@@ -989,10 +1042,13 @@ class Dispatcher:
         """The entry of a key, captured and compiled if it is new; ``leaves`` get what it reads out of tensors. The lock is
         held."""
         for _ in range(_MAX_CHANGES):
+            before = self._current_epoch()
             try:
                 return self._made_ready(key, args, kwargs, leaves)
             except ChangedError as error:
                 changed = error
+                if len(before.left) < _MAX_KEYS:
+                    before.left[key] = before.left.get(key, 0) + 1
         raise changed
 
     def _made_ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
@@ -1021,7 +1077,8 @@ class Dispatcher:
             for layer in layers:
                 layer.unmerge()
             raise ChangedError(CHANGED)
-        before = epoch.engine.captures
+        engine, is_new_state, ready = epoch.engine, len(self._epochs) > 1 and not epoch.entries, None
+        before, adopted = engine.captures, engine.adoptions
         try:
             ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self._confirm, epoch))
         except (ChangedError, CacheWarning, FallbackWarning):
@@ -1046,7 +1103,10 @@ class Dispatcher:
             self._confirm(epoch)
             raise CaptureError(f"internal: {type(error).__name__}: {error}") from error
         finally:
-            self.captures += epoch.engine.captures - before
+            self.captures += engine.captures - before
+            if is_new_state:
+                made = engine.captures - before, engine.adoptions - adopted
+                self._patience.spend(self.calls - self._waited, *made, is_lost=ready is None)
         for part in (part for regions in self._regions for part in regions.parts.values()):
             # What is bound to weights is the whole again.
             part.rest()
@@ -1138,6 +1198,7 @@ class Dispatcher:
                 if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
                     structure = self._look()
                     if structure.fingerprint != epoch.structure.fingerprint:
+                        self._patience.note(epoch.watch.changed_modules())
                         if self._is_counting(epoch.structure):
                             structure = self._look()
                         if self.lifting.learn(epoch.structure, structure):
@@ -1162,8 +1223,8 @@ class Dispatcher:
 
     def _leave_outdated(self, epoch: _Epoch) -> _Epoch:
         """The epoch of the module after its code found something else outside of it."""
-        self._outdated += 1
-        if self._outdated > _MAX_OUTDATED and epoch.engine.surroundings is not None:
+        self._patience_outside.spend(self.calls, 1, 0, is_lost=False)
+        if self._patience_outside.is_out and epoch.engine.surroundings is not None:
             names = ", ".join(epoch.engine.surroundings.forget_changed(with_code=True))
             self._given_up = (
                 f"{names} changes again and again outside of it; pass it as an argument, or keep it in an attribute"
@@ -1258,10 +1319,7 @@ class Dispatcher:
                     raise ChangedError(CHANGED)
             self._rebind(epoch, epoch.watch.changed_tensors())
 
-    def _grad_reason(self, epoch: _Epoch, leaves: Sequence[Leaf]) -> str | None:
-        is_needed = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
-        if not is_needed and not epoch.watch.needs_grad():
-            return None
+    def _grad_reason(self) -> str:
         if self.module.training:
             return "it is in training mode and needs gradients; call .eval() and use torch.no_grad() for inference"
         return "gradients are needed (grad mode is on and a tensor requires grad); call it under torch.no_grad()"
@@ -1433,6 +1491,10 @@ class Dispatcher:
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()
         self._pending.clear()
+
+
+def _need_grad(leaves: Sequence[Leaf]) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _kept_by(error: Error, key: _Key) -> tuple[str, _Key]:

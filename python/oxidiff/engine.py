@@ -300,6 +300,8 @@ class Engine:
         """Where it runs; ``None`` for the CPU."""
         self._at = torch.device("cpu")
         self.captures = 0
+        self.adoptions = 0
+        """How often a graph of another state of the module was found to be right for this one."""
         self.tune_s = 0.0
         self._budget = budget
         self.others: Sequence[weakref.ref[Engine]] = ()
@@ -595,6 +597,7 @@ class Engine:
             adopted = self._capturer.adopt(captured.graph, call, traced)
             if adopted is not None:
                 confirm(False)
+                self.adoptions += 1
                 return self._answered(self._add(captured.of(adopted), is_own=False), call)
         return None
 

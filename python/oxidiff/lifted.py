@@ -38,16 +38,28 @@ class Lifting:
     def __init__(self) -> None:
         self._inputs: dict[bytes, frozenset[int]] = {}
         self._pinned: dict[bytes, frozenset[int]] = {}
+        self._last: dict[bytes, Sequence[float]] = {}
 
     def inputs(self, form: bytes) -> tuple[int, ...]:
         """The indices of the lifted floats of trees of this form (:attr:`Structure.form`), ascending."""
         return tuple(sorted(self._inputs.get(form, ())))
 
     def learn(self, before: Structure, after: Structure) -> bool:
-        """Lifts what differs between two states of a module if only floats do; whether that was anything new."""
-        if before.form != after.form:
+        """Lifts what differs between two states of a module if only floats do; whether that was anything new.
+
+        Args:
+            before: The state before. What differs from the last one of the same form is lifted, too: between them the module
+                may have been another one, as with an adapter that is taken out and put back.
+            after: The state now.
+        """
+        self._last[before.form] = before.floats
+        last = self._last.pop(after.form, None)
+        while len(self._last) >= _MAX_FORMS:
+            del self._last[next(iter(self._last))]
+        self._last[after.form] = after.floats
+        if last is None:
             return False
-        pairs = zip(before.floats, after.floats, strict=True)
+        pairs = zip(last, after.floats, strict=True)
         return self._lift(after.form, {i for i, (old, new) in enumerate(pairs) if old != new})
 
     def adopt(self, structure: Structure, names: Collection[str]) -> bool:

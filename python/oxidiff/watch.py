@@ -391,6 +391,10 @@ class Watch:
         dicts = self.structure.tree.dicts
         return any(id(dicts[i]) in tables for i in self._watch.changed_dicts())
 
+    def changed_modules(self) -> list[str]:
+        """The paths of the modules that were written, or objects in whose attributes were."""
+        return self.structure.tree.owners(self._watch.changed_dicts())
+
     def changed_tensors(self) -> frozenset[int]:
         """The ids of the tensors that may have changed: those that were written, and those of modules that were taken out
         and put back, which an adapter may have written meanwhile where torch does not count."""

@@ -246,6 +246,13 @@ impl Exchange {
         })
     }
 
+    /// As [`view`](Self::view), of a weight: it may be offloaded to the device `meta`, of which DLPack says by an exception in
+    /// C++ that it does not describe it. Torch writes down for each where it came from, which takes a millisecond.
+    pub fn view_of_weight<'a>(&self, value: &'a Bound<'_, PyAny>) -> Option<View<'a>> {
+        let is_meta = value.getattr(pyo3::intern!(value.py(), "is_meta")).and_then(|is| is.is_truthy());
+        if is_meta.unwrap_or(false) { None } else { self.view(value) }
+    }
+
     /// The tensor behind a `torch.Tensor`, which must lie on the device `at`.
     pub fn borrow(&self, value: &Bound<'_, PyAny>, at: DLDevice) -> PyResult<Tensor> {
         match self {

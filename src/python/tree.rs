@@ -107,6 +107,8 @@ struct Node {
     layer: Option<Py<PyAny>>,
     /// Where the first of its dictionaries is.
     first_dict: usize,
+    /// Where the first of the dictionaries is that its attributes hold, behind those of all modules.
+    first_inner: usize,
 }
 
 /// The dictionaries of one module, in the order in which they are listed.
@@ -263,7 +265,7 @@ impl<'py> Scan<'py> {
             }
             stack.extend(children.into_iter().rev());
             let class = module.get_type_ptr().addr();
-            self.nodes.push(Node { path, module: module.unbind(), class, layer, first_dict });
+            self.nodes.push(Node { path, module: module.unbind(), class, layer, first_dict, first_inner: 0 });
             all.push(tables);
         }
         Ok(all)
@@ -281,6 +283,7 @@ impl<'py> Scan<'py> {
     }
 
     fn entry(&mut self, at: usize, tables: &Tables<'py>) -> PyResult<()> {
+        self.nodes[at].first_inner = self.dicts.len();
         let module = self.nodes[at].module.bind(self.py).clone();
         self.kind(&module);
         let has_hooks = self.attributes(at, &module, tables, tables.is_model()?)?;
@@ -721,7 +724,7 @@ fn ints(value: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
 /// Dtype, shape and device of a tensor, and whether its memory holds the negative or the conjugate of what it says.
 fn type_of(tokens: &mut Tokens, exchange: Exchange, tensor: &Bound<'_, PyAny>) {
     let mut is_complex = true;
-    if let Some(view) = exchange.view(tensor) {
+    if let Some(view) = exchange.view_of_weight(tensor) {
         tokens.tag(VALUE);
         tokens.view(&view);
         is_complex = view.dtype.code == DL_COMPLEX;
@@ -949,6 +952,17 @@ impl Tree {
         dicts.iter().filter_map(of).collect()
     }
 
+    /// Paths of the modules that one of these dictionaries is of, or in whose attributes it was met first.
+    fn owners(&self, dicts: Vec<usize>) -> Vec<&str> {
+        let of = |dict: &usize| {
+            let is_inner = self.nodes.first().is_some_and(|node| *dict >= node.first_inner);
+            let first = |node: &Node| if is_inner { node.first_inner } else { node.first_dict };
+            let at = self.nodes.partition_point(|node| first(node) <= *dict).checked_sub(1)?;
+            Some(self.nodes[at].path.as_str())
+        };
+        dicts.iter().filter_map(of).collect()
+    }
+
     fn is_reclassed(&self, py: Python<'_>) -> PyResult<bool> {
         shielded("reading classes", || Ok(self.has_other_classes(py)))
     }
@@ -972,7 +986,7 @@ impl Tree {
                 if !classes.is_plain_tensor(tensor) {
                     kinds.append((at, tensor.get_type()))?;
                 }
-                let view = exchange.view(tensor);
+                let view = exchange.view_of_weight(tensor);
                 let storage = match layout {
                     // SAFETY: DLPack describes tensors with a storage alone; it is live and the GIL is held.
                     Some(layout) if view.is_some() => unsafe { layout.read(tensor.as_ptr().cast()) }.storage,

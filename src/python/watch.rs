@@ -154,7 +154,7 @@ impl WatchedTensor {
         // SAFETY: a live tensor, under the GIL.
         let (state, tensor_impl) =
             unsafe { (layout.read(tensor.as_ptr().cast()), layout.implementation(tensor.as_ptr().cast())) };
-        let (is_cpu, start, bytes) = match exchange.view(&tensor) {
+        let (is_cpu, start, bytes) = match exchange.view_of_weight(&tensor) {
             Some(view) => (view.device.device_type == CPU.device_type, view.data, view.span_bytes()),
             None => span(&tensor)?,
         };
