@@ -1084,3 +1084,79 @@ def test_transposed_convolutions_without_a_batch(module: nn.Module) -> None:
     for size in (5, 8):
         x = torch.randn(4, *[size] * (module.weight.dim() - 2))
         torch.testing.assert_close(compiled(x), module(x))
+
+
+class Reflecting(nn.Module):
+    def __init__(self, pad: tuple[int, ...], mode: str) -> None:
+        super().__init__()
+        self.pad, self.mode = pad, mode
+
+    def forward(self, x):
+        return F.pad(x, self.pad, self.mode)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("pad", [(-1, 1), (1, -1), (-1, 2, 1, -1), (2, -2, -1, -1)])
+def test_padding_beside_what_is_cut_off(pad: tuple[int, ...], mode: str) -> None:
+    module = Reflecting(pad, mode)
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for height, width in ((3, 3), (4, 3), (3, 5)):
+        x = torch.randn(2, height, width)
+        assert torch.equal(compiled(x), module(x))
+
+
+class Attending(nn.Module):
+    def forward(self, q, k, v, mask=None):
+        q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lead", [(2, 3), (1, 3), (2, 2, 3)])
+@pytest.mark.parametrize("kind", ["none", "own", "shared", "hidden"])
+def test_attention_with_many_leading_dimensions(lead: tuple[int, ...], kind: str) -> None:
+    module = Attending()
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for queries, keys in ((5, 7), (16, 9)):
+        q = torch.randn(*lead, queries, 4, 8)
+        k, v = (torch.randn(*lead, keys, 4, 8) for _ in range(2))
+        mask = {
+            "own": torch.randn(*lead, 4, queries, keys),
+            "shared": torch.randn(lead[-1], 1, 1, keys),
+            # A row of nothing else gives each value the same weight in f32, as eager does.
+            "hidden": torch.full((queries, keys), -1e10),
+        }.get(kind)
+        torch.testing.assert_close(compiled(q, k, v, mask), module(q, k, v, mask), rtol=1e-5, atol=1e-5)
+
+
+class Scaling(nn.Module):
+    def forward(self, x):
+        doubled = torch.cat([x, x])
+        n = doubled.shape[0]
+        return doubled, n, n * 0.5, n / 2, n // 2, float(n), n * 1.0, x.shape[0] * 2.0 / 4, 2 * x.shape[0]
+
+
+@torch.no_grad()
+def test_floats_that_follow_from_sizes_stay_floats() -> None:
+    module = Scaling()
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for n in (2, 1, 3, 4, 5):
+        x = torch.randn(n, 4)
+        expected, found = module(x)[1:], compiled(x)[1:]
+        assert found == expected and list(map(type, found)) == list(map(type, expected))
+
+
+class Locating(nn.Module):
+    def forward(self, x, y):
+        return x * 3 if x.data_ptr() == y.data_ptr() else x - y
+
+
+@torch.no_grad()
+def test_where_tensors_are_in_memory_is_asked_of_them() -> None:
+    module = Locating()
+    compiled = oxidiff.compile(module, cache=False)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.warns(oxidiff.FallbackWarning, match="asks where a tensor is in memory"):
+        torch.testing.assert_close(compiled(x, y), module(x, y))
+    torch.testing.assert_close(compiled(x, x), module(x, x))

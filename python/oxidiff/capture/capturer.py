@@ -813,9 +813,10 @@ class _Session:
 
     def solve(self, base: Trace, records: Sequence[Trace], points: Sequence[Point]) -> list[Literal] | None:
         """What each number is as an expression, ``None`` if one cannot be solved."""
-        columns = list(zip(*(r.numbers for r in records), strict=True))
+        rows = zip(*(r.numbers for r in records), strict=True)
+        columns = [_Floats(c) if any(isinstance(v, float) for v in c) else c for c in rows]
         distinct = set(columns)
-        real = {c for c in distinct if any(isinstance(v, float) for v in c)}
+        real = {c for c in distinct if isinstance(c, _Floats)}
         whole = {name for name in points[0] if all(isinstance(p[name], int) for p in points)}
         sizes = [{name: p[name] for name in whole} for p in points]
         solved: dict[Any, Any] = {}
@@ -839,7 +840,7 @@ class _Session:
     ) -> bool:
         """Makes floats that were not solved numbers that are computed from sizes, as the trace saw it; whether that solves
         all. They are symbols of the points, too, then."""
-        if not all(any(isinstance(v, float) for v in column) for column in self.unsolved):
+        if not all(isinstance(column, _Floats) for column in self.unsolved):
             return False
 
         def size_of(value: int, dim: int) -> Any:
@@ -1047,6 +1048,21 @@ class _Session:
         graph.marks.clear()
         for point in points:
             graph.accept(point, None, of_copy=True)
+
+
+class _Floats(tuple[Any, ...]):
+    """What a number was in each trace, a float in one of them: another number than an int that equals it each time."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Floats) and super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((float, super().__hash__()))
 
 
 def _is_negative_zero(column: Sequence[Number]) -> bool:

@@ -13,6 +13,9 @@ use crate::codegen::tile::kernel_type;
 use crate::ir::Op;
 
 struct AttentionCall {
+    /// Where each of q, k, v, the mask and the result is in its slot, in bytes: once for each index of the dimensions in front
+    /// of the two that the kernel knows.
+    places: Vec<[isize; 5]>,
     /// Pointers are null until a run fills in its own copy.
     shape: Attention,
     q: Slot,
@@ -28,26 +31,37 @@ unsafe impl Send for AttentionCall {}
 // SAFETY: as above.
 unsafe impl Sync for AttentionCall {}
 
-/// Sizes (batch, heads) of the leading dimensions of all operands together, and the strides of one operand along them.
+/// Sizes of the leading dimensions of all operands together: batch and heads, and those in front of them, outermost first.
 struct Leading {
     sizes: [usize; 2],
+    outer: Vec<usize>,
 }
 
 impl Leading {
-    /// `None` for more than two leading dimensions: those that matter would have to be merged first.
     fn of(operands: &[&Operand]) -> Option<Self> {
-        let mut sizes = [1, 1];
+        let rank = operands.iter().map(|o| o.access.shape.len()).max()?.max(4);
+        let mut sizes = vec![1; rank - 2];
         for o in operands {
             let lead = o.access.shape.len().checked_sub(2)?;
-            let (extra, own) = o.access.shape[..lead].split_at(lead.saturating_sub(2));
-            if extra.iter().any(|&d| d != 1) {
-                return None;
-            }
-            for (size, &d) in sizes[2 - own.len()..].iter_mut().zip(own) {
+            for (size, &d) in sizes[rank - 2 - lead..].iter_mut().zip(&o.access.shape[..lead]) {
                 *size = if *size == 1 { d } else { *size };
             }
         }
-        Some(Self { sizes })
+        let [batch, heads] = [sizes[rank - 4], sizes[rank - 3]];
+        sizes.truncate(rank - 4);
+        Some(Self { sizes: [batch, heads], outer: sizes })
+    }
+
+    /// Bytes from the first element of an operand to that at each index of the outer dimensions, the last of which moves
+    /// fastest; dimensions of size 1 are broadcast.
+    fn places(&self, o: &Operand) -> Vec<isize> {
+        let (mut places, rank, bytes) = (vec![0], o.access.shape.len(), o.access.dtype.size_bytes() as isize);
+        for (at, &size) in self.outer.iter().enumerate() {
+            let own = (at + rank).checked_sub(self.outer.len() + 4).filter(|&own| o.access.shape[own] != 1);
+            let stride = own.map_or(0, |own| o.access.strides[own] * bytes);
+            places = places.iter().flat_map(|&place| (0..size as isize).map(move |i| place + i * stride)).collect();
+        }
+        places
     }
 
     /// Strides over (batch, heads, rows, columns); dimensions of size 1 are broadcast.
@@ -102,31 +116,39 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
         out: heads(&out)?,
     };
     let bytes = scratch_bytes(Pool::global(), maker.isa(), &shape);
+    let masks = rest.first().map(|m| lead.places(m));
+    let [of_q, of_k, of_v, of_out] = [q, k, v, &out].map(|o| lead.places(o));
+    let places = (0..of_q.len())
+        .map(|i| [of_q[i], of_k[i], of_v[i], masks.as_ref().map_or(0, |places| places[i]), of_out[i]])
+        .collect();
     let (q, k, v, mask) = (q.slot, k.slot, v.slot, rest.first().map(|m| m.slot));
     let scratch = (maker.scratch(bytes, "scratch"), bytes);
-    Ok(Box::new(AttentionCall { shape, q, k, v, mask, out: out.slot, scratch }))
+    Ok(Box::new(AttentionCall { places, shape, q, k, v, mask, out: out.slot, scratch }))
 }
 
 impl Call for AttentionCall {
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
-        let heads = |heads: Heads, slot: Slot| Heads { ptr: ctx.at(slot), ..heads };
-        let shape = Attention {
-            q: heads(self.shape.q, self.q),
-            k: heads(self.shape.k, self.k),
-            v: heads(self.shape.v, self.v),
-            mask: self.shape.mask.zip(self.mask).map(|(m, slot)| Mask { ptr: ctx.at(slot), ..m }),
-            out: heads(self.shape.out, self.out),
-            ..self.shape
-        };
+        let at = |slot: Slot, place: isize| ctx.at(slot).wrapping_offset(place);
         let (scratch, bytes) = self.scratch;
-        // SAFETY: operands are valid by the caller's promise. The scratch memory was sized for the threads there were at
-        // specialization; with more of them the kernel allocates its own.
-        unsafe {
-            match scratch_bytes(ctx.pool, ctx.isa, &shape) <= bytes {
-                true => attention_in(ctx.pool, ctx.isa, &shape, ctx.at(scratch)),
-                false => attention(ctx.pool, ctx.isa, &shape),
+        self.places.iter().try_for_each(|&[q, k, v, mask, out]| {
+            let heads = |heads: Heads, slot: Slot, place: isize| Heads { ptr: at(slot, place), ..heads };
+            let shape = Attention {
+                q: heads(self.shape.q, self.q, q),
+                k: heads(self.shape.k, self.k, k),
+                v: heads(self.shape.v, self.v, v),
+                mask: self.shape.mask.zip(self.mask).map(|(m, slot)| Mask { ptr: at(slot, mask), ..m }),
+                out: heads(self.shape.out, self.out, out),
+                ..self.shape
+            };
+            // SAFETY: operands are valid by the caller's promise, at every index of their dimensions. The scratch memory was
+            // sized for the threads there were at specialization; with more of them the kernel allocates its own.
+            unsafe {
+                match scratch_bytes(ctx.pool, ctx.isa, &shape) <= bytes {
+                    true => attention_in(ctx.pool, ctx.isa, &shape, ctx.at(scratch)),
+                    false => attention(ctx.pool, ctx.isa, &shape),
+                }
             }
-        }
-        .map_err(kernel_error)
+            .map_err(kernel_error)
+        })
     }
 }

@@ -323,14 +323,18 @@ def _pad(cx: Lowering, x: T, pad: Sequence[Any], mode: str, value: Any) -> T:
     after: list[Size] = [0] * x.rank
     for i in range(len(pad) // 2):
         before[x.rank - 1 - i], after[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    cuts: list[tuple[int, Dim, Dim]] = []
     for dim in range(x.rank):
         cut_before = dim_of(before[dim]) * -1 if cx.is_negative(before[dim]) else dim_of(0)
         cut_after = dim_of(after[dim]) * -1 if cx.is_negative(after[dim]) else dim_of(0)
         if cut_before != 0 or cut_after != 0:
-            length = dim_or_int(dim_of(x.shape[dim]) - cut_before - cut_after)
-            x = cx.slice(x, dim, dim_or_int(cut_before), length)
+            cuts.append((dim, cut_before, cut_after))
             before[dim] = 0 if cut_before != 0 else before[dim]
             after[dim] = 0 if cut_after != 0 else after[dim]
+    if mode == "reflect":
+        # The other side may show what is cut off.
+        return _cut(cx, _padded(cx, x, before, after, mode), cuts)
+    x = _cut(cx, x, cuts)
     if mode == "constant":
         if all(p == 0 for p in (*before, *after)):
             return x
@@ -338,6 +342,16 @@ def _pad(cx: Lowering, x: T, pad: Sequence[Any], mode: str, value: Any) -> T:
             raise cx.unsupported("padding with an integer of more than 53 bits")
         shape = [dim_of(s) + b + a for s, b, a in zip(x.shape, before, after, strict=True)]
         return cx.emit("pad", (x,), x.dtype, shape, before=[dim_of(b) for b in before], value=float(value))
+    return _padded(cx, x, before, after, mode)
+
+
+def _cut(cx: Lowering, x: T, cuts: Sequence[tuple[int, Dim, Dim]]) -> T:
+    for dim, before, after in cuts:
+        x = cx.slice(x, dim, dim_or_int(before), dim_or_int(dim_of(x.shape[dim]) - before - after))
+    return x
+
+
+def _padded(cx: Lowering, x: T, before: Sequence[Size], after: Sequence[Size], mode: str) -> T:
     for dim in range(x.rank):
         if before[dim] != 0 or after[dim] != 0:
             x = _pad_from_itself(cx, x, dim, before[dim], after[dim], mode)
