@@ -439,9 +439,9 @@ class Surroundings:
         it, if not all."""
     def is_changed(self) -> bool:
         """Whether something else is found now: another object that is no equal number or text."""
-    def forget_changed(self, with_code: bool) -> list[str]:
-        """The names under which something else is found now, other than functions and classes unless `with_code`. They are
-        not looked at any more."""
+    def forget_changed(self, with_code: bool, only: Sequence[str] | None = None) -> list[str]:
+        """The names under which something else is found now, other than functions and classes unless `with_code`, and of
+        those in files and classes `only` these. They are not looked at any more."""
 
 @final
 class Watch:

@@ -1313,8 +1313,9 @@ class Dispatcher:
                     raise ChangedError(CHANGED)
                 epoch.engine.structure = structure
             if bits & SURROUNDINGS and epoch.engine.surroundings is not None:
-                # A counter, or a warning that is given once: forward itself wrote it.
-                epoch.engine.surroundings.forget_changed(with_code=False)
+                # A counter, or a warning that is given once: forward itself wrote it. What that does not write, another
+                # thread did.
+                epoch.engine.surroundings.forget_changed(with_code=False, only=epoch.engine.written_outside())
                 if epoch.engine.is_outdated():
                     raise ChangedError(CHANGED)
             self._rebind(epoch, epoch.watch.changed_tensors())

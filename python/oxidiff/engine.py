@@ -730,6 +730,10 @@ class Engine:
         """What the code finds outside of the module, once something is captured."""
         return self._family.surroundings
 
+    def written_outside(self) -> list[str]:
+        """Names in files and classes that the code may write."""
+        return [name for _, _, name in self._family.outer.names]
+
     def is_outdated(self) -> bool:
         """Whether the code finds something else now than what was captured."""
         return self._family.is_outdated()

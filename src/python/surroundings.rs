@@ -305,9 +305,10 @@ impl Surroundings {
         })
     }
 
-    /// The names under which something else is found now, other than functions and classes unless `with_code`. They are not
-    /// looked at any more.
-    fn forget_changed(&self, py: Python<'_>, with_code: bool) -> PyResult<Vec<String>> {
+    /// The names under which something else is found now, other than functions and classes unless `with_code`, and of those in
+    /// files and classes `only` these. They are not looked at any more.
+    #[pyo3(signature = (with_code, only=None))]
+    fn forget_changed(&self, py: Python<'_>, with_code: bool, only: Option<Vec<String>>) -> PyResult<Vec<String>> {
         shielded("looking at what code finds", || {
             let mut found = Vec::new();
             let mut forget = |name: String, is_code: bool, is_forgotten: &AtomicBool| {
@@ -319,7 +320,11 @@ impl Surroundings {
             };
             self.each_changed_item(py, &mut forget)?;
             for table in &self.tables {
-                table.each_changed(py, &mut forget)?;
+                let mut forget_there = |name: String, is_code: bool, is_forgotten: &AtomicBool| {
+                    let is_other = !table.is_inside && only.as_ref().is_some_and(|only| !only.contains(&name));
+                    is_other || forget(name, is_code, is_forgotten)
+                };
+                table.each_changed(py, &mut forget_there)?;
             }
             Ok(found)
         })

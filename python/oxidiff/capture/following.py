@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from .signature import Number
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["Adapters", "LOCK", "following", "following_modules", "is_tracing", "passed"]
+__all__ = ["Adapters", "LOCK", "claiming", "following", "following_modules", "is_tracing", "passed"]
 
 _C = torch._C
 
@@ -156,8 +156,7 @@ class _Following:
         self._stand_ins = stand_ins = _stand_ins_of(*own)
         self._imported = len(sys.modules)
         self.own = own
-        kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
-        kind.register_parameter, kind.add_module, kind.__delattr__ = stand_ins[3:]
+        _put_methods(kind, stand_ins)
 
     def take_back(self) -> None:
         """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
@@ -173,7 +172,17 @@ class _Following:
                     space[name] = getattr(torch.nn.Module, names[id(value)])
 
 
-_METHODS = ("__call__", "__setattr__", "__init__", "register_parameter", "add_module", "__delattr__")
+_METHODS = (
+    "__call__",
+    "__setattr__",
+    "__init__",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_parameter",
+    "register_buffer",
+    "add_module",
+    "__delattr__",
+)
 _following = _Following()
 
 
@@ -204,11 +213,17 @@ def following() -> Iterator[None]:
             raise interrupt
 
 
+def _put_methods(kind: Any, methods: Sequence[Any]) -> None:
+    # Assignments alone: an interrupt comes after a call.
+    kind.__call__, kind.__setattr__, kind.__init__ = methods[:3]
+    kind.register_forward_hook, kind.register_forward_pre_hook = methods[3:5]
+    kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = methods[5:]
+
+
 def _put_back_methods(kind: Any) -> None:
     own = _following.own
     if own is not None:
-        kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
-        kind.register_parameter, kind.add_module, kind.__delattr__ = own[3:]
+        _put_methods(kind, own)
         _following.own = None
 
 
@@ -224,7 +239,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_forked)
 
 
-def _stand_ins_of(own: Any, set_own: Any, make: Any, *writes: Any) -> tuple[Any, ...]:
+def _stand_ins_of(own: Any, set_own: Any, make: Any, hook: Any, pre_hook: Any, *writes: Any) -> tuple[Any, ...]:
     """What stands in for methods of ``nn.Module``."""
 
     @functools.wraps(own)
@@ -274,35 +289,57 @@ def _stand_ins_of(own: Any, set_own: Any, make: Any, *writes: Any) -> tuple[Any,
         @functools.wraps(write)
         def method(self: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
             recorder = _current
-            if recorder is not None and threading.get_ident() == recorder.thread:
-                recorder.own.add((id(self), name))
+            if recorder is not None:
+                is_own = threading.get_ident() == recorder.thread
+                (recorder.own if is_own else recorder.foreign).add((id(self), name))
             write(self, name, *args, **kwargs)
 
         return method
 
-    return (call, set_attribute, initialize, *map(noting, writes))
+    def hooking(register: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(register)
+        def method(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            handle = register(self, *args, **kwargs)
+            recorder = _current
+            if recorder is not None and threading.get_ident() == recorder.thread:
+                recorder.own.add((id(self), handle.id))
+            return handle
+
+        return method
+
+    return (call, set_attribute, initialize, hooking(hook), hooking(pre_hook), *map(noting, writes))
 
 
-def following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
-    """What ``run`` gives, with ``recorder.path`` kept at the submodule that is running."""
+def claiming(recorder: Recorder, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives, with what threads do to modules meanwhile noted as this one's or as others'. It holds a trace, and
+    the looks at what the module was before and behind it."""
     global _current
     kind: Any = torch.nn.Module
-    outer, modes = _current, _Modes()
+    outer = _current
     try:
         _following.begin()
         _current = recorder
-        with recorder.adapters.watched():
-            return run()
+        return run()
     finally:
         # No call before all is back: an interrupt comes after one.
         _current = outer
         if not _following.holders and outer is None:
             if (own := _following.own) is not None:
                 kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
-                kind.register_parameter, kind.add_module, kind.__delattr__ = own[3:]
+                kind.register_forward_hook, kind.register_forward_pre_hook = own[3:5]
+                kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = own[5:]
                 _following.own = None
-        modes.put_back(recorder)
         _following.take_back()
+
+
+def following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives inside of :func:`claiming`, with ``recorder.path`` kept at the submodule that is running."""
+    modes = _Modes()
+    try:
+        with recorder.adapters.watched():
+            return run()
+    finally:
+        modes.put_back(recorder)
 
 
 def _end_generators(outer: BaseException | None) -> None:

@@ -165,7 +165,7 @@ class Before:
         self._tables = [
             (path, id(module), table, dict(table))
             for path, module in weights.modules
-            for table in (module.__dict__, module._buffers, *(module.__dict__[name] for name in _HOOKS))
+            for table in (module.__dict__, module._buffers)
         ]
         # Objects that are no modules keep what they made, too: the tables of a rotary embedding, the steps of a controller.
         beside = _tables_beside(weights.modules)
@@ -178,7 +178,7 @@ class Before:
         self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
             (path, id(module), table, dict(table))
             for path, module in weights.modules
-            for table in (module.__dict__["_parameters"], module.__dict__["_modules"])
+            for table in (module.__dict__[name] for name in ("_parameters", "_modules", *_HOOKS))
         ]
         own = {
             id(v): (f"{path}.{name}" if path else name, v)

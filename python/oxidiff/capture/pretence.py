@@ -224,7 +224,7 @@ def _listed(rec: Recorder, x: Tensor) -> Any:
     return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
 
 
-_LOCATING = frozenset((torch.Tensor.data_ptr, torch._C._is_alias_of))
+_LOCATING = frozenset((torch.Tensor.data_ptr, getattr(torch._C, "_is_alias_of", None)))
 _READING_MEMORY = frozenset(
     {
         torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.tolist, torch.Tensor.__reduce_ex__,

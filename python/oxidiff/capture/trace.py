@@ -21,7 +21,7 @@ from ..autocast import State, autocast_as
 from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_interrupt
 from .failures import CHANGED, ChangedError
 from .flex import uncompiled
-from .following import LOCK, following_modules
+from .following import LOCK, claiming, following_modules
 from .leftovers import Before, Cells, Change, Content, KeptError, Leaks, LeftError
 from .pretence import RealDevice, following_lengths, past_caches, refusing_seeds, telling_transformers
 from .record import Trace
@@ -197,10 +197,26 @@ def _run(
     is_looking: bool = False,
 ) -> tuple[Trace, list[Change | Content], Leaks]:
     """One run; also the attributes that it changed, and what tensors it left elsewhere: both are undone."""
-    before = Before(weights)
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
     recorder.is_autocast = is_autocast
+    try:
+        run = functools.partial(_run_noting, call, inputs, weights, recorder, reader, is_looking)
+        found: tuple[Trace, list[Change | Content], Leaks] = claiming(recorder, run)
+        return found
+    finally:
+        recorder.close()
+
+
+def _run_noting(
+    call: Callable[[], Any],
+    inputs: list[tuple[Tensor, str]],
+    weights: WeightIndex,
+    recorder: Recorder,
+    reader: Reader | None,
+    is_looking: bool,
+) -> tuple[Trace, list[Change | Content], Leaks]:
+    before = Before(weights)
     recorder.held = before.held
     if is_looking:
         recorder.look_outside = before.look_outside
@@ -213,8 +229,6 @@ def _run(
             # An interrupt, perhaps in the middle of this.
             before.restore(recorder)
         raise
-    finally:
-        recorder.close()
 
 
 def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder) -> Any:

@@ -1,0 +1,149 @@
+"""What other threads do while a module is captured stays, and the call that captures it gives what they made of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from oxidiff.capture import leftovers
+
+FACTOR: Any = 1.5
+OFFSET: Any = torch.tensor(0.5)
+
+
+class Rated(nn.Module):
+    rate = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.mode = "plain"
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if _meanwhile:
+            _elsewhere(_meanwhile.pop())
+        x = self.second(x) * type(self).rate * FACTOR + OFFSET + self.shift
+        return x.tanh() if self.mode == "bent" else x
+
+
+_meanwhile: list[Callable[[], Any]] = []
+
+
+def _elsewhere(action: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+def halved(module: nn.Module, args: Any, result: Tensor) -> Tensor:
+    return result * 0.5
+
+
+def set_factor(module: Any) -> None:
+    global FACTOR
+    FACTOR = 7.0
+
+
+def set_offset(module: Any) -> None:
+    global OFFSET
+    OFFSET = torch.tensor(9.0)
+
+
+def set_rate(module: Any) -> None:
+    type(module).rate = 3.0
+
+
+def set_mode(module: Any) -> None:
+    module.mode = "bent"
+
+
+def hook(module: Any) -> None:
+    module.first.register_forward_hook(halved)
+
+
+def hook_before(module: Any) -> None:
+    module.second.register_forward_pre_hook(lambda module, args: (args[0] * 0.25,))
+
+
+def hook_root(module: Any) -> None:
+    module.register_forward_hook(halved)
+
+
+def set_buffer(module: Any) -> None:
+    module.register_buffer("shift", torch.full((8,), 4.0))
+
+
+ACTIONS = [set_factor, set_offset, set_rate, set_mode, hook, hook_before, hook_root, set_buffer]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    global FACTOR, OFFSET
+    FACTOR, OFFSET, Rated.rate = 1.5, torch.tensor(0.5), 2.0
+    _meanwhile.clear()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("act", ACTIONS)
+def test_in_the_middle_of_a_trace(act: Callable[[Any], None]) -> None:
+    check(act, lambda action: _meanwhile.append(action))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("act", ACTIONS)
+@pytest.mark.parametrize("moment", ["__init__", "restore"])
+def test_before_and_behind_a_trace(act: Callable[[Any], None], moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When what the module was is looked at, or put back."""
+
+    def begin(action: Callable[[], Any]) -> None:
+        original = getattr(leftovers.Before, moment)
+        pending = [action]
+
+        def method(self: Any, *args: Any) -> Any:
+            # Behind the look, and before anything is put back.
+            if moment == "__init__":
+                original(self, *args)
+            if pending:
+                _elsewhere(pending.pop())
+            return original(self, *args) if moment == "restore" else None
+
+        monkeypatch.setattr(leftovers.Before, moment, method)
+
+    check(act, begin)
+
+
+def check(act: Callable[[Any], None], begin: Callable[[Callable[[], Any]], None]) -> None:
+    torch.manual_seed(0)
+    module: Any = Rated()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    x = torch.randn(3, 8)
+    plain = module(x)
+    begin(lambda: act(module))
+    compiled(x)
+    # As it was set, in the module that is the user's, too.
+    wanted: Any = Rated()
+    wanted.load_state_dict(module.state_dict())
+    wanted.shift.zero_()
+    act(wanted)
+    expected = wanted(x)
+    assert not torch.allclose(expected, plain)
+    torch.testing.assert_close(module(x), expected)
+    for rows in (3, 3, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), wanted(x))
+    # And is followed from then on.
+    global FACTOR
+    FACTOR = 20.0
+    torch.testing.assert_close(compiled(x), wanted(x))
+    module.mode = wanted.mode = "bent"
+    torch.testing.assert_close(compiled(x), wanted(x))
