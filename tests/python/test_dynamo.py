@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
@@ -120,3 +121,28 @@ def test_unet(islands: list[Any]) -> None:
     assert testing.relative_error(compiled(**inputs), testing.reference(unet, inputs)) < 2e-5
     assert len(islands) == 1
     assert reports(islands)[0].eager_calls == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["in place", "around"])
+def test_compiled_submodules_are_captured_as_they_are(how: str) -> None:
+    module: Any = Net().eval()
+    plain = copy.deepcopy(module)
+    name, child = next(iter(module.named_children()))
+    seen = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(graph)
+        return graph
+
+    if how == "in place":
+        child.compile(backend=backend)
+    else:
+        setattr(module, name, torch.compile(child, backend=backend))
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    for x in (image(), image()[:1], torch.cat([image(), image()], -1)):
+        torch.testing.assert_close(compiled(x), plain(x), rtol=1e-5, atol=1e-5)
+    # Dynamo was not asked, and is again behind it: of a layer of torch alone it compiles nothing.
+    assert not seen
+    module(image())
+    assert bool(seen) == (how == "around")

@@ -105,21 +105,22 @@ def test_in_the_middle_of_a_trace(act: Callable[[Any], None]) -> None:
 def test_before_and_behind_a_trace(act: Callable[[Any], None], moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When what the module was is looked at, or put back."""
 
-    def begin(action: Callable[[], Any]) -> None:
-        original = getattr(leftovers.Before, moment)
-        pending = [action]
+    check(act, lambda action: at(moment, monkeypatch, action))
 
-        def method(self: Any, *args: Any) -> Any:
-            # Behind the look, and before anything is put back.
-            if moment == "__init__":
-                original(self, *args)
-            if pending:
-                _elsewhere(pending.pop())
-            return original(self, *args) if moment == "restore" else None
 
-        monkeypatch.setattr(leftovers.Before, moment, method)
+def at(moment: str, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
+    """Has another thread do something at a moment of the next trace."""
+    original, pending = getattr(leftovers.Before, moment), [action]
 
-    check(act, begin)
+    def method(self: Any, *args: Any) -> Any:
+        # Behind the look, and before anything is put back.
+        if moment == "__init__":
+            original(self, *args)
+        if pending:
+            _elsewhere(pending.pop())
+        return original(self, *args) if moment == "restore" else None
+
+    monkeypatch.setattr(leftovers.Before, moment, method)
 
 
 def check(act: Callable[[Any], None], begin: Callable[[Callable[[], Any]], None]) -> None:
@@ -147,3 +148,37 @@ def check(act: Callable[[Any], None], begin: Callable[[Callable[[], Any]], None]
     torch.testing.assert_close(compiled(x), wanted(x))
     module.mode = wanted.mode = "bent"
     torch.testing.assert_close(compiled(x), wanted(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("moment", ["trace", "__init__", "restore"])
+def test_adapters_that_are_switched(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft")
+
+    def adapted() -> Any:
+        torch.manual_seed(0)
+        module: Any = Rated()
+        for i, name in enumerate("ab"):
+            config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["first", "second"], init_lora_weights=False)
+            torch.manual_seed(1 + i)
+            peft.inject_adapter_in_model(config, module, name)
+        for layer in (module.first, module.second):
+            layer.set_adapter(["a"])
+        return module
+
+    def switch(module: Any) -> None:
+        for layer in (module.first, module.second):
+            layer.set_adapter(["b"])
+            layer.set_scale("b", 0.25)
+
+    module, wanted = adapted(), adapted()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    if moment == "trace":
+        _meanwhile.append(lambda: switch(module))
+    else:
+        at(moment, monkeypatch, lambda: switch(module))
+    x = torch.randn(3, 8)
+    compiled(x)
+    switch(wanted)
+    for one in (module, compiled, compiled):
+        torch.testing.assert_close(one(x), wanted(x))

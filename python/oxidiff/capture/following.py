@@ -70,6 +70,8 @@ class Adapters:
         self._layers = recorder.weights.layers
         self._scaling = {at: dict(layer.scaling) for at, layer in self._layers.items()}
         self._is_written = False
+        self.foreign: set[int] = set()
+        """Ids of the dictionaries of scales that other threads wrote meanwhile."""
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.nn.Module:
         """The module that runs where ``module`` is called."""
@@ -111,6 +113,8 @@ class Adapters:
             for owner, name in owners:
                 replaced.append((owner, name, owner.__dict__[name]))
                 setattr(owner, name, self._refusing(owner.__dict__[name]))
+            # Written before by whoever it was.
+            self._scaling = {at: dict(layer.scaling) for at, layer in self._layers.items()}
             yield
         finally:
             for owner, name, write in replaced:
@@ -124,6 +128,8 @@ class Adapters:
         def method(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if id(layer) in self._layers and is_tracing() and _current is self._recorder:
                 raise self._changed(f"{write.__name__} of {self._recorder.weights.paths[id(self.bases[id(layer)])]}")
+            if id(layer) in self._layers:
+                self.foreign.add(id(layer.scaling))
             result = write(layer, *args, **kwargs)
             if id(layer) in self._layers:
                 self._scaling[id(layer)] = dict(layer.scaling)
@@ -319,7 +325,8 @@ def claiming(recorder: Recorder, run: Callable[[], Any]) -> Any:
     try:
         _following.begin()
         _current = recorder
-        return run()
+        with recorder.adapters.watched():
+            return run()
     finally:
         # No call before all is back: an interrupt comes after one.
         _current = outer
@@ -336,8 +343,7 @@ def following_modules(recorder: Recorder, run: Callable[[], Any]) -> Any:
     """What ``run`` gives inside of :func:`claiming`, with ``recorder.path`` kept at the submodule that is running."""
     modes = _Modes()
     try:
-        with recorder.adapters.watched():
-            return run()
+        return run()
     finally:
         modes.put_back(recorder)
 

@@ -232,6 +232,8 @@ class Before:
         self._clear_caches()
         changes: list[Change | Content] = []
         for label, holder, copied in self._kept:
+            if id(holder) in recorder.adapters.foreign:
+                continue
             if made := _restore(holder, copied):
                 self.keepers.append(holder)
                 self.paths.update(map(recorder.path_of, filter(_is_meta, made)))
