@@ -242,7 +242,7 @@ class _Epoch:
         self.regions: Regions | None = None
         """Set once Python had to run between its submodules."""
         self.left: dict[_Key, int] = {}
-        """How often calls of a key left this state while they were captured."""
+        """How often calls of a key and numbers left this state while they were captured."""
         self.waited = 0
         """Calls that ran without a program because states like this one do not last."""
 
@@ -397,6 +397,8 @@ class Dispatcher:
         """Of what its code finds outside of it."""
         self._given_up: str | None = None
         """What of that changes too often to be followed."""
+        self._is_suspected = False
+        """Whether something outside was set in the course of the capture that is under way."""
         self._missed: set[int] = set()
         """Ids of tensors that may have been written since their weights were bound."""
         self._epoch: _Epoch | None = None
@@ -652,7 +654,7 @@ class Dispatcher:
         if epoch is not None and not self.options.strict:
             if self._patience.is_out and self._has_to_wait(epoch):
                 return self._run_regions(epoch, self._restless_in(epoch), args, kwargs)
-            if epoch.left and self._leaves(epoch, key):
+            if epoch.left and self._leaves(epoch, _with_numbers(key, leaves)):
                 return self._fall_back(UnsupportedError(_LEAVING), args, kwargs)
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
         if is_patient and self._start_background(key, args, kwargs, leaves):
@@ -888,13 +890,13 @@ class Dispatcher:
         self._waited += 1
         return True
 
-    def _leaves(self, epoch: _Epoch, key: _Key) -> bool:
+    def _leaves(self, epoch: _Epoch, at: _Key) -> bool:
         """Whether a call makes another state of the module, for which there are programs: eager makes that without a trace.
         Another thread may have made it, so this is tried again now and then."""
-        count = epoch.left.get(key, 0)
+        count = epoch.left.get(at, 0)
         if count < _MAX_LEFT:
             return False
-        epoch.left[key] = count + 1 if count < _MAX_LEFT + WAIT else 1
+        epoch.left[at] = count + 1 if count < _MAX_LEFT + WAIT else 1
         return True
 
     def _restless_in(self, epoch: _Epoch) -> _Eager:
@@ -1041,14 +1043,20 @@ class Dispatcher:
     def _ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
         """The entry of a key, captured and compiled if it is new; ``leaves`` get what it reads out of tensors. The lock is
         held."""
+        at = _with_numbers(key, leaves)
+        self._is_suspected = False
         for _ in range(_MAX_CHANGES):
             before = self._current_epoch()
             try:
-                return self._made_ready(key, args, kwargs, leaves)
+                ready = self._made_ready(key, args, kwargs, leaves)
             except ChangedError as error:
                 changed = error
                 if len(before.left) < _MAX_KEYS:
-                    before.left[key] = before.left.get(key, 0) + 1
+                    before.left[at] = before.left.get(at, 0) + 1
+            else:
+                # Where data decide, calls of one key may leave a state or not.
+                before.left.pop(at, None)
+                return ready
         raise changed
 
     def _made_ready(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
@@ -1077,11 +1085,13 @@ class Dispatcher:
             for layer in layers:
                 layer.unmerge()
             raise ChangedError(CHANGED)
-        engine, is_new_state, ready = epoch.engine, len(self._epochs) > 1 and not epoch.entries, None
+        engine, is_new_state, is_lost = epoch.engine, len(self._epochs) > 1 and not epoch.entries, True
         before, adopted = engine.captures, engine.adoptions
         try:
             ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self._confirm, epoch))
+            is_lost = False
         except (ChangedError, CacheWarning, FallbackWarning):
+            is_lost = False
             raise
         except Error:
             self._confirm(epoch)
@@ -1106,7 +1116,7 @@ class Dispatcher:
             self.captures += engine.captures - before
             if is_new_state:
                 made = engine.captures - before, engine.adoptions - adopted
-                self._patience.spend(self.calls - self._waited, *made, is_lost=ready is None)
+                self._patience.spend(self.calls - self._waited, *made, is_lost=is_lost)
         for part in (part for regions in self._regions for part in regions.parts.values()):
             # What is bound to weights is the whole again.
             part.rest()
@@ -1317,8 +1327,23 @@ class Dispatcher:
                 # thread did.
                 epoch.engine.surroundings.forget_changed(with_code=False, only=epoch.engine.written_outside())
                 if epoch.engine.is_outdated():
+                    self._suspect(epoch.engine.surroundings)
                     raise ChangedError(CHANGED)
             self._rebind(epoch, epoch.watch.changed_tensors())
+
+    def _suspect(self, surroundings: _native.Surroundings) -> None:
+        """After something was set outside of the module while it was captured that its code is not seen to set.
+
+        Raises:
+            UnsupportedError: It was ``forward``, by way of ``globals()`` or the like: there is no other thread, or it is so
+                once more.
+        """
+        if (self._is_suspected or threading.active_count() == 1) and (
+            names := surroundings.forget_changed(with_code=False)
+        ):
+            self._given_up = f"forward changes {', '.join(names)} outside of it, which later calls see"
+            raise UnsupportedError(self._given_up)
+        self._is_suspected = True
 
     def _grad_reason(self) -> str:
         if self.module.training:
@@ -1492,6 +1517,11 @@ class Dispatcher:
     def _reset_lock(self) -> None:
         self._lock = threading.RLock()
         self._pending.clear()
+
+
+def _with_numbers(key: _Key, leaves: Sequence[Leaf]) -> _Key:
+    """A key with the numbers of a call."""
+    return key, tuple([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
 
 
 def _need_grad(leaves: Sequence[Leaf]) -> bool:

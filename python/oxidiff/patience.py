@@ -72,10 +72,13 @@ class Patience:
             calls: How often the module was called so far, but for calls that waited.
             captures: How often it was captured, with success or without.
             adoptions: How often a graph of another state was found to be right.
-            is_lost: Whether that led to no program: then no calls run faster for it, nor did those since the last such.
+            is_lost: Whether that led to no program: then no calls run faster for it.
         """
-        left = self._left if is_lost else self._left + (calls - self._calls) * _REFUND
+        if is_lost:
+            self._left -= captures * _LOST
+            return
+        left = self._left + (calls - self._calls) * _REFUND
         if left >= self._most and not self.is_out:
             self._changes.clear()
-        self._left = min(self._most, left) - captures * (_LOST if is_lost else 1) - adoptions * _ADOPTION
+        self._left = min(self._most, left) - captures - adoptions * _ADOPTION
         self._calls = calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Iterator
@@ -261,3 +262,54 @@ def test_what_seldom_changes_may_stay_in_programs() -> None:
     for _ in range(20):
         patience.note(["often", "often"])
     assert patience.changing == ["often"]
+
+
+class Late(nn.Module):
+    """Notes whether a step is one of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.is_late = False
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        self.is_late = step > 5
+        return self.layer(x) * step
+
+
+def test_only_the_call_that_leaves_a_state_is_eager() -> None:
+    module, program = compiled(Late())
+    eager = []
+    for _ in range(8):
+        for step in range(8):
+            check(module, program, torch.randn(3, 8), step)
+            assert module.is_late == (step > 5)
+        eager.append(oxidiff.report(program).eager_calls)
+    # One to the last steps, and one back.
+    assert all(after - before <= 2 for before, after in itertools.pairwise(eager))
+
+
+COUNT = 0
+
+
+class Reflecting(nn.Module):
+    """Counts in a global that no instruction names as one that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        globals()["COUNT"] = COUNT + 1
+        return self.layer(x)
+
+
+def test_a_global_that_forward_counts_in_behind_its_code() -> None:
+    program: Any = oxidiff.compile(Reflecting(), cache=False)
+    x = torch.randn(3, 8)
+    program(x)
+    before = COUNT
+    for _ in range(5):
+        program(x)
+    assert before + 5 == COUNT
+    assert "forward changes COUNT outside of it" in oxidiff.report(program).fallbacks[-1]["reason"]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["flex_attention", "uncompiled", "without_dynamo"]
+__all__ = ["flex_attention", "uncompiled"]
 
 _MODULE = "torch.nn.attention.flex_attention"
 _SWITCH, _NO_MASK = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", "_create_empty_block_mask"
@@ -43,19 +43,6 @@ def uncompiled(device: torch.device) -> Iterator[None]:
     finally:
         setattr(module, _SWITCH, is_compiled)
         setattr(module, _NO_MASK, make)
-
-
-@contextmanager
-def without_dynamo() -> Iterator[None]:
-    """Has submodules and functions that ``torch.compile`` was applied to run as they are: Dynamo would follow the trace
-    itself into this package, and compile anew at each size what that does."""
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None or torch._C._dynamo.eval_frame.get_eval_frame_callback():
-        # Nothing is, or Dynamo itself is about to compile a piece, and sees nothing else.
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -245,6 +245,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_forked)
 
 
+def _is_around(module: torch.nn.Module) -> bool:
+    """Whether it is what ``torch.compile`` makes of a module."""
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__ == "torch._dynamo.eval_frame"
+
+
 def _stand_ins_of(own: Any, set_own: Any, make: Any, hook: Any, pre_hook: Any, *writes: Any) -> tuple[Any, ...]:
     """What stands in for methods of ``nn.Module``."""
 
@@ -254,6 +260,8 @@ def _stand_ins_of(own: Any, set_own: Any, make: Any, hook: Any, pre_hook: Any, *
         if recorder is None or threading.get_ident() != recorder.thread:
             return own(self, *args, **kwargs)
         before = recorder.path
+        if _is_around(self):
+            self = cast(torch.nn.Module, self._orig_mod)
         if recorder.adapters.bases:
             self = recorder.adapters.called(self, args, kwargs)
         paths = recorder.weights.paths
@@ -264,7 +272,10 @@ def _stand_ins_of(own: Any, set_own: Any, make: Any, hook: Any, pre_hook: Any, *
             self = cast_weights(self, dtype)
         if (look := recorder.look_outside) is not None:
             look(before)
-        result = own(self, *args, **kwargs)
+        # What `torch.compile` was applied to runs as it is: Dynamo would follow the trace itself into this package.
+        is_compiled = self._compiled_call_impl is not None
+        run: Any = self._call_impl if is_compiled else functools.partial(own, self)
+        result = run(*args, **kwargs)
         if look is not None:
             look(recorder.path)
         # Not in a `finally`: after an exception the path says where it was raised.

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..autocast import State, autocast_as
 from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_interrupt
 from .failures import CHANGED, ChangedError
-from .flex import uncompiled, without_dynamo
+from .flex import uncompiled
 from .following import LOCK, claiming, following_modules
 from .leftovers import Before, Cells, Change, Content, KeptError, Leaks, LeftError
 from .pretence import RealDevice, following_lengths, past_caches, refusing_seeds, telling_transformers
@@ -240,7 +240,6 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         past_caches(recorder.weights),
         following_lengths(module for _, module in recorder.weights.modules),
         uncompiled(recorder.device),
-        without_dynamo(),
         recorder,
         RealDevice(recorder),
     ):
