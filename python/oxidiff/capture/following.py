@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -161,8 +161,11 @@ class _Following:
         own = tuple([getattr(kind, name) for name in _METHODS])
         self._stand_ins = stand_ins = _stand_ins_of(*own)
         self._imported = len(sys.modules)
+        # Assignments alone: an interrupt comes after a call.
         self.own = own
-        _put_methods(kind, stand_ins)
+        kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
+        kind.register_forward_hook, kind.register_forward_pre_hook = stand_ins[3:5]
+        kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = stand_ins[5:]
 
     def take_back(self) -> None:
         """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
@@ -219,17 +222,12 @@ def following() -> Iterator[None]:
             raise interrupt
 
 
-def _put_methods(kind: Any, methods: Sequence[Any]) -> None:
-    # Assignments alone: an interrupt comes after a call.
-    kind.__call__, kind.__setattr__, kind.__init__ = methods[:3]
-    kind.register_forward_hook, kind.register_forward_pre_hook = methods[3:5]
-    kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = methods[5:]
-
-
 def _put_back_methods(kind: Any) -> None:
     own = _following.own
     if own is not None:
-        _put_methods(kind, own)
+        kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
+        kind.register_forward_hook, kind.register_forward_pre_hook = own[3:5]
+        kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = own[5:]
         _following.own = None
 
 
