@@ -953,14 +953,16 @@ impl Tree {
     }
 
     /// Paths of the modules that one of these dictionaries is of, or in whose attributes it was met first.
-    fn owners(&self, dicts: Vec<usize>) -> Vec<&str> {
-        let of = |dict: &usize| {
-            let is_inner = self.nodes.first().is_some_and(|node| *dict >= node.first_inner);
-            let first = |node: &Node| if is_inner { node.first_inner } else { node.first_dict };
-            let at = self.nodes.partition_point(|node| first(node) <= *dict).checked_sub(1)?;
-            Some(self.nodes[at].path.as_str())
-        };
-        dicts.iter().filter_map(of).collect()
+    fn owners(&self, dicts: Vec<usize>) -> PyResult<Vec<&str>> {
+        shielded("naming modules", || {
+            let of = |dict: &usize| {
+                let is_inner = self.nodes.first().is_some_and(|node| *dict >= node.first_inner);
+                let first = |node: &Node| if is_inner { node.first_inner } else { node.first_dict };
+                let at = self.nodes.partition_point(|node| first(node) <= *dict).checked_sub(1)?;
+                Some(self.nodes[at].path.as_str())
+            };
+            Ok(dicts.iter().filter_map(of).collect())
+        })
     }
 
     fn is_reclassed(&self, py: Python<'_>) -> PyResult<bool> {
