@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -227,12 +226,6 @@ class Capturer:
             other = _Session(self, call, fixed, asks_sizes=True).run()
             if len(other.fixed) < len(graph.fixed):
                 return other
-        if not fixed and (turned := session.fixed_lengths()):
-            # What was taken for the length may be the channels: sounds have these first.
-            with suppress(CaptureError):
-                other = _Session(self, call, fixed, turned=turned).run()
-                if len(other.fixed) < len(graph.fixed):
-                    return other
         return graph
 
     @_recording
@@ -365,14 +358,7 @@ def _alike(symbols: Sequence[Symbol]) -> Iterable[list[Symbol]]:
 class _Session:
     """One capture."""
 
-    def __init__(
-        self,
-        owner: Capturer,
-        call: Call,
-        fixed: Set[str] = frozenset(),
-        asks_sizes: bool = False,
-        turned: Set[str] = frozenset(),
-    ) -> None:
+    def __init__(self, owner: Capturer, call: Call, fixed: Set[str] = frozenset(), asks_sizes: bool = False) -> None:
         self.asks_sizes = asks_sizes
         self.is_sized = False
         """Whether values of tensors were read that follow from sizes alone."""
@@ -384,7 +370,7 @@ class _Session:
         self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.whole)
-        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _units_of(owner.root), turned)
+        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _units_of(owner.root))
         self.order = {s.name: i for i, s in enumerate(self.plan.symbols)}
         """Which values are tried of each: no two take the same."""
         self.chosen: dict[str, tuple[Number, ...]] = {}
@@ -392,8 +378,6 @@ class _Session:
         self.limit: int | None = None
         """Nodes of the first trace: one with more of them is of another program."""
         self.fixed: list[str] = []
-        self.fixed_sequences: set[str] = set()
-        """Labels of the lengths among them."""
         self.wanted = fixed
         """Names of sizes that are to be constants."""
         self.asking: Asking | None = None
@@ -812,14 +796,6 @@ class _Session:
     def fix(self, symbol: Symbol) -> None:
         self.plan.fix(symbol.name)
         self.fixed.append(symbol.label)
-        if symbol.role == "sequence":
-            self.fixed_sequences.add(symbol.label)
-
-    def fixed_lengths(self) -> set[str]:
-        """Labels of the 3-D tensors whose lengths turned out to be constants."""
-        named = zip(self.labels, self.call.tensors, strict=False)
-        found = {label for label, t in named if t.dim() == 3 and t.dtype.is_floating_point and 1 not in t.shape[1:]}
-        return found & self.fixed_sequences
 
     def fix_counters(self, base: Trace) -> None:
         """Fixes the integers in lists and dictionaries that the program writes into: they say where it is."""

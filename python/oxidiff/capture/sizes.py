@@ -238,11 +238,7 @@ class SizePlan:
 
 
 def plan_sizes(
-    call: Call,
-    names: Sequence[str],
-    channels: int | None = None,
-    units: Mapping[str, int] | None = None,
-    turned: Set[str] = frozenset(),
+    call: Call, names: Sequence[str], channels: int | None = None, units: Mapping[str, int] | None = None
 ) -> SizePlan:
     """Guesses the free sizes of a call.
 
@@ -251,9 +247,8 @@ def plan_sizes(
         names: A label per tensor and number of the call.
         channels: The module's number of input channels, if known: tells frames from channels in 5-D tensors.
         units: By the role of a size, what the module divides such by, other than powers of two.
-        turned: Labels of 3-D tensors whose length is not where it is guessed to be, but in the other dimension.
     """
-    return _Planner(call, names, channels, units or {}, turned).run()
+    return _Planner(call, names, channels, units or {}).run()
 
 
 _MAX_COORDINATES = 4
@@ -261,11 +256,7 @@ _MAX_COORDINATES = 4
 
 
 class _Planner:
-    def __init__(
-        self, call: Call, names: Sequence[str], channels: int | None, units: Mapping[str, int], turned: Set[str]
-    ) -> None:
-        self.turned = {id(tensor) for name, tensor in zip(names, call.tensors, strict=False) if name in turned}
-        """Ids of 3-D tensors whose length is not where it mostly is."""
+    def __init__(self, call: Call, names: Sequence[str], channels: int | None, units: Mapping[str, int]) -> None:
         self.call = call
         self.names = names
         self.channels = channels
@@ -442,8 +433,7 @@ class _Planner:
         """Of a 3-D tensor: 1, but for sounds with channels first, and for one row of coordinates per axis."""
         is_sound = tensor.shape[1] == self.channels != tensor.shape[2]
         is_coordinates = 1 < tensor.shape[1] <= _MAX_COORDINATES and tensor.shape[2] in self.lengths
-        is_last = (is_sound or is_coordinates) != (id(tensor) in self.turned)
-        return 2 if is_last else 1
+        return 2 if is_sound or is_coordinates else 1
 
     def frames_axis(self, tensor: torch.Tensor) -> int:
         return 1 if self.channels is not None and tensor.shape[2] == self.channels != tensor.shape[1] else 2
