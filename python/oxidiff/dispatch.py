@@ -457,17 +457,17 @@ class Dispatcher:
             if plain is not None:
                 return self._call_plain(args, kwargs, *plain)
             return self._call_beside(UnsupportedError(f"{error} is passed to it"), args, kwargs)
+        if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            # Whatever the module has become.
+            return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
         epoch = self._epoch
         if epoch is None or epoch.watch.poll():
-            if torch.is_grad_enabled() and _need_grad(leaves):
-                # Whatever the module has become.
-                return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
             if is_captured(leaves):
                 return self._fall_back(UnsupportedError(_COLD), args, kwargs)
             epoch = self._idle_epoch()
             if epoch is None:
                 return self._run_meanwhile(args, kwargs)
-        if torch.is_grad_enabled() and (_need_grad(leaves) or epoch.watch.needs_grad()):
+        if torch.is_grad_enabled() and epoch.watch.needs_grad():
             return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
@@ -706,7 +706,7 @@ class Dispatcher:
             return result
         epoch = self._epoch
         # What a closure holds is known once it is captured.
-        if epoch is not None and torch.is_grad_enabled() and (_need_grad(leaves) or epoch.watch.needs_grad()):
+        if epoch is not None and torch.is_grad_enabled() and epoch.watch.needs_grad():
             return self._fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
         self._record_problems(ready)
         is_checked = self.options.check is not None
@@ -902,14 +902,15 @@ class Dispatcher:
     def _restless_in(self, epoch: _Epoch) -> _Eager:
         """What is known of calls in states that do not last: what changes runs as it is."""
         paths = self._patience.changing
-        names = ", ".join(filter(None, paths[:2])) or "the module itself"
-        others = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
-        open_ids = frozenset((id(self.module),)).union(*map(self._way_down, paths))
-        if not all(map(self._way_down, paths)):
+        ways = list(map(self._way_down, paths))
+        open_ids = frozenset((id(self.module),)).union(*ways)
+        if not all(ways):
             # What functions in the place of a `forward` hold, and modules beside.
             open_ids |= frozenset(replaced_modules(self.module))
         known = self._restless
         if known is None or known.open_ids != open_ids:
+            names = ", ".join(filter(None, paths[:2])) or "the module itself"
+            others = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
             reason = f"attributes of {names}{others} are others in nearly every call; pass what changes as an argument"
             known = self._restless = _Eager(UnsupportedError(reason if known is None else known.reason))
             known.open_ids = open_ids
@@ -1233,7 +1234,7 @@ class Dispatcher:
 
     def _leave_outdated(self, epoch: _Epoch) -> _Epoch:
         """The epoch of the module after its code found something else outside of it."""
-        self._patience_outside.spend(self.calls, 1, 0, is_lost=False)
+        self._patience_outside.spend(self.calls, captures=1)
         if self._patience_outside.is_out and epoch.engine.surroundings is not None:
             names = ", ".join(epoch.engine.surroundings.forget_changed(with_code=True))
             self._given_up = (
@@ -1522,10 +1523,6 @@ class Dispatcher:
 def _with_numbers(key: _Key, leaves: Sequence[Leaf]) -> _Key:
     """A key with the numbers of a call."""
     return key, tuple([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
-
-
-def _need_grad(leaves: Sequence[Leaf]) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _kept_by(error: Error, key: _Key) -> tuple[str, _Key]:

@@ -65,7 +65,7 @@ class Patience:
         for path in set(paths):
             self._changes[path] = self._changes.get(path, 0) + 1
 
-    def spend(self, calls: int, captures: int, adoptions: int, is_lost: bool) -> None:
+    def spend(self, calls: int, captures: int, adoptions: int = 0, is_lost: bool = False) -> None:
         """Takes note of what was made for the first call of a new state.
 
         Args:

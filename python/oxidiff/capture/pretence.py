@@ -134,7 +134,7 @@ class RealDevice(TorchFunctionMode):
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
-        if func in _LOCATING and isinstance(args[0], Tensor) and (args[0].is_meta or len(args) > 1):
+        if func is torch.Tensor.data_ptr and args[0].is_meta:
             raise self._recorder.error("forward asks where a tensor is in memory", func)
         if func in _READING_MEMORY and isinstance(args[0], Tensor) and not args[0].is_meta:
             known = self._recorder.constants.get(id(args[0]))
@@ -224,7 +224,6 @@ def _listed(rec: Recorder, x: Tensor) -> Any:
     return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
 
 
-_LOCATING = frozenset((torch.Tensor.data_ptr, getattr(torch._C, "_is_alias_of", None)))
 _READING_MEMORY = frozenset(
     {
         torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.tolist, torch.Tensor.__reduce_ex__,

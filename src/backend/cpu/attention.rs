@@ -38,6 +38,7 @@ struct Leading {
 }
 
 impl Leading {
+    /// `None` for what has fewer than two dimensions.
     fn of(operands: &[&Operand]) -> Option<Self> {
         let rank = operands.iter().map(|o| o.access.shape.len()).max()?.max(4);
         let mut sizes = vec![1; rank - 2];
