@@ -99,7 +99,10 @@ def floor_seconds(row: dict[str, Any], bench: dict[str, Any], ceilings: dict[str
     plain = {"u8": "int8_ops"}.get(row["dtype"], "f32_flops")
     amx = {"u8": "int8_amx_ops", "bf16": "bf16_amx_flops", "f16": "f16_amx_flops"}.get(row["dtype"], plain)
     name = "bf16_dot_flops" if "_dot_" in row["name"] else amx if "_amx_" in row["name"] else plain
-    compute = bench["flops"] / ceilings[name] if ceilings[name] else 0.0
+    # Operands in three and two parts: six and three products of bf16 for one.
+    products = next((n for parts, n in (("_x3_", 6), ("_x2_", 3)) if parts in row["name"]), 1)
+    name = "bf16_amx_flops" if products > 1 else name
+    compute = bench["flops"] * products / ceilings[name] if ceilings[name] else 0.0
     where = ceilings["cache" if bench["bytes"] <= ceilings["cache"]["working_set"] else "memory"]
     memory = bench["bytes"] / max(where["copy"], where["stream_copy"])
     return (compute, "compute") if compute >= memory else (memory, "memory")

@@ -287,7 +287,7 @@ mod tests {
 
     use super::super::conv::{Conv, Weight, conv_with, pack_conv_weight};
     use super::super::gemm::{Operand, gemm_with};
-    use super::super::gemm_amx::{BF16, F16, INT8, multiply_registers};
+    use super::super::gemm_amx::{BF16, F16, F16_SPLIT, F32, INT8, multiply_registers};
     use super::super::gemm_kernel::{Form, Runner};
     use super::super::gemm_store::StoreEpilogue;
     use super::super::pack::Matrix;
@@ -486,6 +486,8 @@ mod tests {
     fn products_with_amx_match_the_reference() {
         if is_ready() {
             verify_gemm(&BF16, DType::BF16).unwrap();
+            verify_gemm(&F32, DType::F32).unwrap();
+            verify_gemm(&F16_SPLIT, DType::F16).unwrap();
             verify_int8(&INT8).unwrap();
         }
         if is_ready_for_f16() {
@@ -518,6 +520,8 @@ mod tests {
     fn convolutions_with_amx_match_the_reference() {
         if is_ready() {
             verify_conv(&BF16, DType::BF16).unwrap();
+            verify_conv(&F32, DType::F32).unwrap();
+            verify_conv(&F16_SPLIT, DType::F16).unwrap();
         }
         if is_ready_for_f16() {
             verify_conv(&F16, DType::F16).unwrap();
@@ -529,6 +533,8 @@ mod tests {
     fn attention_with_amx_matches_the_reference() {
         if is_ready() {
             verify_attention_of(&BF16, Isa::Avx512, DType::BF16).unwrap();
+            verify_attention_of(&F32, Isa::Avx512, DType::F32).unwrap();
+            verify_attention_of(&F16_SPLIT, Isa::Avx512, DType::F16).unwrap();
         }
     }
 }

@@ -3,12 +3,13 @@
 //! Queries lie along vectors: a *group* is a panel of the products' micro-kernels ([`Kernel::nr`] queries), and scores,
 //! weights and results of a group have a row for each key or column of V.
 
-use super::attention::{Attention, BLOCK_KEYS, Heads};
+use super::attention::{Attention, BLOCK_KEYS, Heads, MAX_DIM};
 use super::gemm::is_readable;
 use super::gemm_driver::{Ahead, run_tiles};
 use super::gemm_kernel::{Form, Kernel, Runner, of_form, select};
+use super::gemm_split::{GROUP, split_panel_into, split_row_into};
 use super::math;
-use super::pack::{Matrix, pack_panel, units, width_at};
+use super::pack::{Matrix, pack_panel, width_at};
 use super::simd::{Element, Simd};
 use crate::dtype::DType;
 use crate::isa::Isa;
@@ -53,6 +54,11 @@ impl Packing {
         self.kernel.form == Form::Bf16Pairs
     }
 
+    /// Bf16 that operands of products are the sums of, 0 if they are not.
+    fn parts(&self) -> usize {
+        self.kernel.form.parts()
+    }
+
     /// Most queries of a group.
     pub(super) fn group(&self) -> usize {
         self.kernel.nr
@@ -65,12 +71,12 @@ impl Packing {
 
     /// Units of a key or query.
     pub(super) fn terms(&self) -> usize {
-        units(self.dim, self.kernel.form.dtype())
+        self.kernel.form.units(self.dim)
     }
 
     /// Units of a column of V in a block.
     fn block_terms(&self) -> usize {
-        units(self.block, self.kernel.form.dtype())
+        self.kernel.form.units(self.block)
     }
 
     /// Units before the block of V that starts at a key.
@@ -85,16 +91,35 @@ impl Packing {
     }
 }
 
+/// Elements of a head from which on products of operands taken apart take less time than those of f32: shorter ones leave groups
+/// half empty (measured on Emerald Rapids: f32 of 40 elements 1.0 of the time, of 80 1.0, of 512 0.7; f16 of 40 0.7).
+const MIN_SPLIT_DIM_F32: usize = 192;
+const MIN_SPLIT_DIM_F16: usize = 32;
+
 /// The fastest kernel for these operands: of bf16 pairs where all of them are bf16 and products of those are fast. The
-/// scale is then applied to scores, whose maximum must be that of the scaled ones.
+/// scale is then applied to scores, whose maximum must be that of the scaled ones. f32 and f16 are taken apart where AMX
+/// multiplies bf16.
 pub(super) fn best_kernel(isa: Isa, a: &Attention) -> &'static Kernel {
+    let all = |dtype: DType| [&a.q, &a.k, &a.v].iter().all(|heads| heads.dtype == dtype);
+    for (dtype, least) in [(DType::F32, MIN_SPLIT_DIM_F32), (DType::F16, MIN_SPLIT_DIM_F16)] {
+        let kernel = select(isa, dtype, dtype, (a.seq_k.min(a.seq_q), a.dim));
+        if all(dtype) && kernel.form.parts() > 0 && a.dim.min(a.dim_v) >= least {
+            return kernel;
+        }
+    }
     let same = [&a.q, &a.k, &a.v].iter().all(|heads| heads.dtype == DType::BF16);
-    if same && a.scale > 0.0 { select(isa, DType::BF16, DType::BF16) } else { of_form(isa, Form::F32) }
+    if same && a.scale > 0.0 {
+        select(isa, DType::BF16, DType::BF16, (a.seq_k, a.dim))
+    } else {
+        of_form(isa, Form::F32)
+    }
 }
 
 /// Elements of a task's own scratch memory, part by part.
 struct Scratch {
     scores: usize,
+    /// Weights taken apart.
+    weights: usize,
     queries: usize,
     results: usize,
     rows: usize,
@@ -106,6 +131,7 @@ impl Scratch {
         let rows = rows.next_multiple_of(packing.group());
         Scratch {
             scores: packing.block * packing.group(),
+            weights: if packing.parts() > 0 { packing.block_terms() * packing.group() } else { 0 },
             queries: rows * packing.terms(),
             results: rows * packing.dim_v,
             rows,
@@ -116,8 +142,8 @@ impl Scratch {
 
 /// Bytes of a task's own scratch memory.
 pub(super) fn task_bytes(packing: &Packing, rows: usize) -> usize {
-    let Scratch { scores, queries, results, rows, strip } = Scratch::of(packing, rows);
-    (scores + queries + results + 2 * rows + 2 * strip) * 4 + 64
+    let Scratch { scores, weights, queries, results, rows, strip } = Scratch::of(packing, rows);
+    (scores + weights + queries + results + 2 * rows + 2 * strip) * 4 + 64
 }
 
 /// A block of queries of one head.
@@ -170,6 +196,9 @@ unsafe fn pack_body<S: Simd>(
                 copy_key_pairs(&k, packing, from, to, packed.cast());
             }
             transpose_value_pairs(&v, packing, from, to, values.cast());
+        } else if packing.parts() > 0 {
+            with_element!(k.dtype, e => split_keys(s, e, &k, packing, from, to, packed), else ());
+            with_element!(v.dtype, e => split_values(s, e, &v, packing, from, to, values), else ());
         } else {
             if !packing.in_place {
                 with_element!(k.dtype, e => copy_keys(s, e, &k, packing, from, to, packed), else ());
@@ -194,6 +223,66 @@ unsafe fn copy_keys<S: Simd, E: Element>(
     unsafe {
         for key in from..to {
             copy_row(s, e, k, key, 0, packing.dim, out.add(key * packing.dim));
+        }
+    }
+}
+
+/// Rows of keys, taken apart.
+#[inline(always)]
+unsafe fn split_keys<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    k: &Matrix,
+    packing: &Packing,
+    from: usize,
+    to: usize,
+    out: *mut f32,
+) {
+    let mut row = std::mem::MaybeUninit::<[f32; MAX_DIM]>::uninit();
+    let row: *mut f32 = row.as_mut_ptr().cast();
+    // SAFETY: keys of the head; rows of `terms` units.
+    unsafe {
+        for key in from..to {
+            copy_row(s, e, k, key, 0, packing.dim, row);
+            split_row_into(packing.parts(), row, out.add(key * packing.terms()).cast(), packing.dim);
+        }
+    }
+}
+
+/// Columns of V, keys along rows, taken apart.
+#[inline(always)]
+unsafe fn split_values<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    v: &Matrix,
+    packing: &Packing,
+    from: usize,
+    to: usize,
+    out: *mut f32,
+) {
+    const COLUMNS: usize = 16;
+    let (kernel, stride) = (packing.kernel, packing.block_terms());
+    let mut strip = std::mem::MaybeUninit::<[f32; MAX_GROUP * COLUMNS]>::uninit();
+    let strip: *mut f32 = strip.as_mut_ptr().cast();
+    let mut rows = std::mem::MaybeUninit::<[f32; COLUMNS * BLOCK_KEYS]>::uninit();
+    let rows: *mut f32 = rows.as_mut_ptr().cast();
+    // SAFETY: keys of the head, a block of them at most; `dim_v` rows of `stride` units.
+    unsafe {
+        for column in (0..packing.dim_v).step_by(COLUMNS) {
+            let end = packing.dim_v.min(column + COLUMNS);
+            for key in (from..to).step_by(kernel.nr) {
+                let valid = kernel.nr.min(to - key);
+                let width = width_at(valid, 0, kernel.nr);
+                transpose_rows(s, e, kernel, v, (key, valid), column..end, strip);
+                for c in 0..end - column {
+                    let row = rows.add(c * BLOCK_KEYS + key - from);
+                    row.copy_from_nonoverlapping(strip.add(c * width), valid);
+                }
+            }
+            for c in column..end {
+                let row = rows.add((c - column) * BLOCK_KEYS);
+                split_row_into(packing.parts(), row, out.add(c * stride).cast(), to - from);
+            }
         }
     }
 }
@@ -381,7 +470,8 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
     // SAFETY: `task_bytes` of scratch memory; the caller's promise for the operands.
     unsafe {
         let scores = task.scratch.add(task.scratch.align_offset(64));
-        let queries = scores.add(parts.scores);
+        let weights = scores.add(parts.scores);
+        let queries = weights.add(parts.weights);
         let results = queries.add(parts.queries);
         let (top, sum) = (results.add(parts.results), results.add(parts.results + parts.rows));
         let strips = sum.add(parts.rows);
@@ -398,7 +488,7 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
         let k = head_matrix(&a.k, task.batch, task.head / (a.heads / a.kv_heads));
         for row in (0..task.rows).step_by(kernel.nr) {
             let group = group(row);
-            with_element!(a.q.dtype, e => load_queries(s, e, a, packing, &q, &group), else ());
+            with_element!(a.q.dtype, e => load_queries(s, e, a, packing, &q, &group, scores), else ());
             for r in 0..group.width {
                 (*group.top.add(r), *group.sum.add(r)) = (f32::NEG_INFINITY, 0.0);
             }
@@ -441,8 +531,14 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                     (false, true) => soften::<S, 1, true>(s, scores, keys, after, &group, packing.dim_v, key > 0),
                 }
                 let values = task.packed.add(packing.values_at(key)).cast();
-                let (lda, panel) = (packing.block_terms() * 4, scores.cast_const().cast());
-                let terms = units(keys, kernel.form.dtype());
+                let panel = if packing.parts() > 0 {
+                    split_panel_into(packing.parts(), scores, keys, width, weights.cast());
+                    weights
+                } else {
+                    scores
+                };
+                let (lda, panel) = (packing.block_terms() * 4, panel.cast_const().cast());
+                let terms = kernel.form.units(keys);
                 run_tiles(
                     &mut runner,
                     packing.dim_v,
@@ -465,18 +561,39 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
     }
 }
 
-/// The queries of a group: as bf16, or as f32, scaled into units of log2. Rows past the valid ones are 0.
+/// The queries of a group: as bf16, or as f32, scaled into units of log2, or taken apart. Rows past the valid ones are 0.
+/// `scores`, not used yet, is memory to work in.
 #[inline(always)]
-unsafe fn load_queries<S: Simd, E: Element>(s: S, e: E, a: &Attention, packing: &Packing, q: &Matrix, group: &Group) {
+unsafe fn load_queries<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    a: &Attention,
+    packing: &Packing,
+    q: &Matrix,
+    group: &Group,
+    scores: *mut f32,
+) {
     let kernel = packing.kernel;
-    // SAFETY: queries of the group; a panel of `terms` rows.
+    let scale = s.splat(a.scale * std::f32::consts::LOG2_E);
+    // SAFETY: queries of the group; a panel of `terms` rows, and one of as many as a block of keys has to work in.
     unsafe {
+        if packing.parts() > 0 {
+            for first in (0..packing.dim).step_by(GROUP) {
+                let columns = first..packing.dim.min(first + GROUP);
+                let (count, to) = (columns.len(), kernel.form.units(first) * group.width);
+                transpose_rows(s, e, kernel, q, (group.first, group.valid), columns, scores);
+                for at in (0..count * group.width).step_by(S::LANES) {
+                    s.store(scores.add(at), s.mul(s.load(scores.add(at)), scale));
+                }
+                split_panel_into(packing.parts(), scores, count, group.width, group.queries.add(to).cast());
+            }
+            return;
+        }
         if packing.pairs() {
             let rows = Matrix { ptr: q.at(group.first, 0), ..*q };
             return pack_panel(kernel.isa, &rows, 0, group.valid, kernel.nr, 0, packing.dim, group.queries.cast());
         }
         transpose_rows(s, e, kernel, q, (group.first, group.valid), 0..packing.dim, group.queries);
-        let scale = s.splat(a.scale * std::f32::consts::LOG2_E);
         for at in (0..packing.dim * group.width).step_by(S::LANES) {
             let x = group.queries.add(at);
             s.store(x, s.mul(s.load(x), scale));

@@ -35,7 +35,7 @@ use super::KernelError;
 use super::conv_depthwise::{self, Depthwise};
 use super::conv_direct::{self, Direct};
 use super::conv_few::{self, Few};
-use super::gemm::check_dtypes;
+use super::gemm::{MAX_SPLIT_TERMS, check_dtypes};
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, spread_rows};
 use super::pack::{Matrix, SendMut, elements_per_unit, pack_panel, units, width_at};
@@ -424,7 +424,9 @@ pub unsafe fn conv(
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
     // SAFETY: forwarded.
-    unsafe { conv_with(select(isa, dtype, weight.dtype), pool, conv, x, dtype, weight, epilogue) }
+    unsafe {
+        conv_with(select(isa, dtype, weight.dtype, (conv.rows(), conv.terms())), pool, conv, x, dtype, weight, epilogue)
+    }
 }
 
 /// [`conv`] with a given micro-kernel, which must be available and fit the element types.
@@ -483,8 +485,11 @@ struct Windows<'a> {
     conv: &'a Conv,
     x: *const u8,
     size: isize,
+    /// What rows are written in, before they are taken apart.
     form: Form,
     copy: CopyRow,
+    /// Takes a row apart.
+    split: Option<CopyRow>,
     /// Rows lie at one distance and can be read where they are.
     in_place: bool,
     /// Taps along the width are neighbours in memory, so a window row is one run.
@@ -512,18 +517,20 @@ unsafe impl Sync for Windows<'_> {}
 impl<'a> Windows<'a> {
     fn new(kernel: &Kernel, conv: &'a Conv, x: *const u8, dtype: DType) -> Windows<'a> {
         let whole = conv.group_in().is_multiple_of(kernel.form.elements_per_unit());
+        let form = kernel.form.whole();
         Windows {
             conv,
             x,
             size: dtype.size_bytes() as isize,
-            form: kernel.form,
-            copy: copy_row(kernel.isa, dtype, kernel.form),
-            in_place: conv.is_plain() && dtype == kernel.form.dtype() && whole,
+            form,
+            copy: copy_row(kernel.isa, dtype, form),
+            split: (kernel.form.parts() > 0).then(|| copy_row(kernel.isa, dtype, kernel.form)),
+            in_place: conv.is_plain() && kernel.form.takes(dtype) && whole,
             merged: conv.dilation[2] == 1
                 && conv.upsample[2] == 1
                 && conv.groups == 1
                 && conv.strides[3] == conv.in_channels as isize,
-            is_same: dtype == kernel.form.dtype(),
+            is_same: dtype == form.dtype(),
         }
     }
 
@@ -669,12 +676,13 @@ impl ASource for Windows<'_> {
             }
             let mut runs = [Run::default(); MAX_RUNS];
             let count = self.runs(k0, kc, &mut runs);
+            let mut together = [0u32; MAX_SPLIT_TERMS + 1];
             let mut place = [row0 / (width * height) % depth, row0 / width % height, row0 % width];
             let mut image = row0 / (width * height * depth);
             for row in 0..rows {
                 let source = group.wrapping_byte_offset(image as isize * conv.strides[0] * self.size);
                 let at = std::array::from_fn(|axis| (place[axis] * conv.stride[axis]) as isize - conv.padding[axis]);
-                let to = dst.add(row * ld);
+                let to = if self.split.is_some() { together.as_mut_ptr().cast() } else { dst.add(row * ld) };
                 match count.zip(self.inside(at)) {
                     Some((count, window)) => {
                         let window = source.byte_offset(window);
@@ -691,6 +699,9 @@ impl ASource for Windows<'_> {
                     }
                     None => self.row(source, at, k0, kc, to),
                 }
+                if let Some(split) = self.split {
+                    split(to, dst.add(row * ld), kc);
+                }
                 for (axis, size) in [(2, width), (1, height), (0, depth)] {
                     place[axis] += 1;
                     if place[axis] < size {
@@ -705,6 +716,16 @@ impl ASource for Windows<'_> {
             }
         }
         (dst, ld)
+    }
+
+    fn rows(&self, z: usize, row0: usize, k0: usize) -> Option<(*const u8, usize)> {
+        let pixel = self.conv.strides[3] * self.size;
+        let from = row0 as isize * pixel + (z * self.conv.group_in() + k0) as isize * self.size;
+        self.conv.is_plain().then_some((self.x.wrapping_byte_offset(from), pixel as usize))
+    }
+
+    fn element_bytes(&self) -> usize {
+        self.size as usize
     }
 
     fn is_in_place(&self) -> bool {

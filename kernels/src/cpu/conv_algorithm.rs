@@ -69,7 +69,7 @@ pub fn cost_per_pair(conv: &Conv, dtype: DType, weight: DType, algorithm: Algori
     if algorithm != Algorithm::Direct {
         return conv_winograd::cost_per_pair(conv, algorithm.tile(), Room::Ample);
     }
-    let rate = select(Isa::detect(), dtype, weight).rate();
+    let rate = select(Isa::detect(), dtype, weight, (conv.rows(), conv.terms())).rate();
     let taps = conv.kernel.iter().product::<usize>() as f64;
     let packing = if keep == Keep::PerCall { PACKING_COST * weight.size_bytes() as f64 } else { 0.0 };
     taps * (conv.rows() as f64 / (DIRECT_RATE * rate) + packing)

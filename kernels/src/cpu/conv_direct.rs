@@ -108,11 +108,10 @@ impl<'a> Direct<'a> {
         let Call { kernel, conv, dtype, weight, .. } = call;
         let channels = conv.in_channels / conv.groups;
         let outs = conv.out_channels / conv.groups;
-        let per_unit = kernel.form.elements_per_unit();
         let step = conv.strides[3] * conv.stride[2] as isize * dtype.size_bytes() as isize;
-        let in_place = dtype == kernel.form.dtype() && conv.upsample == [1; 3] && step > 0 && step % 4096 != 0;
+        let in_place = kernel.form.takes(dtype) && conv.upsample == [1; 3] && step > 0 && step % 4096 != 0;
         let unit = kernel.k_step().max(elements_per_unit(weight.dtype));
-        let most = if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 } * per_unit;
+        let most = kernel.most_terms(if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 });
         let kc = channels.div_ceil(channels.div_ceil(most)).next_multiple_of(unit);
         let mut direct = Direct {
             call,
@@ -123,7 +122,7 @@ impl<'a> Direct<'a> {
             block: [1, 1],
             col_blocks: 1,
             window: [0, 0],
-            stage_ld: units(kc, kernel.form.dtype()) * 4 + 64,
+            stage_ld: kernel.form.units(kc) * 4 + 64,
             c_ld: 0,
             c_offset: 0,
             panel_offset: 0,
@@ -166,7 +165,8 @@ impl<'a> Direct<'a> {
         self.c_ld = self.nc + 16;
         self.c_offset = staged.next_multiple_of(4096);
         self.panel_offset = self.c_offset + (self.block[0] * self.block[1] * self.c_ld * 4).next_multiple_of(4096);
-        self.scratch_bytes = self.panel_offset + ((self.kc + 2) * kernel.nr * 4).next_multiple_of(4096);
+        let panel_rows = (self.kc + 2).max(kernel.form.units(self.kc));
+        self.scratch_bytes = self.panel_offset + (panel_rows * kernel.nr * 4).next_multiple_of(4096);
     }
 
     /// Runs the convolution.
@@ -271,8 +271,9 @@ impl<'a> Direct<'a> {
         let Call { kernel, conv, dtype, .. } = self.call;
         let size = dtype.size_bytes() as isize;
         let limits = [1, 2].map(|axis| (conv.input[axis] * conv.upsample[axis]) as isize);
-        let padded = units(kc, kernel.form.dtype()) * 4;
-        let filled = kc * kernel.form.element_bytes();
+        let padded = kernel.form.units(kc) * 4;
+        // A copy in parts fills its last group.
+        let filled = if kernel.form.parts() > 0 { padded } else { kc * kernel.form.element_bytes() };
         for line in 0..conv.reach(1, task.region.rows) {
             let at = row + line as isize;
             for column in 0..conv.reach(2, task.region.pixels) {
@@ -318,7 +319,8 @@ impl<'a> Direct<'a> {
         let k0 = tap * (conv.in_channels / conv.groups) + c0;
         let outs = conv.out_channels / conv.groups;
         let lda = view.pixel_bytes as usize * conv.stride[2];
-        let terms = units(kc, kernel.form.dtype());
+        let terms = kernel.form.units(kc);
+        let panel_units = units(kc, dtype);
         let panel_at = |n0: usize| {
             let row = units(k0, dtype) * width_at(outs, n0, kernel.nr);
             let offset = (n0 * units(weight.terms, dtype) + row) * 4;
@@ -340,7 +342,7 @@ impl<'a> Direct<'a> {
                 }
                 for (index, job) in jobs[..count].iter().enumerate() {
                     let ahead =
-                        if index * lines < terms * width * 4 { next.wrapping_add(index * lines) } else { panel };
+                        if index * lines < panel_units * width * 4 { next.wrapping_add(index * lines) } else { panel };
                     let c = (job.c.add(n0 - task.col0), self.c_ld);
                     runner.tile(job.rows, (job.a, lda), c, true, ahead);
                 }

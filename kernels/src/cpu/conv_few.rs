@@ -53,6 +53,7 @@ const MIN_WIDTH: usize = 8;
 pub(crate) fn suited(kernel: &'static Kernel, conv: &Conv, weight: DType) -> Option<&'static Kernel> {
     let kernel = match kernel.form {
         Form::F32 => kernel,
+        Form::Bf16x3 | Form::Bf16x2 => of_form(kernel.isa, Form::F32),
         Form::Bf16Pairs if !kernel.is_amx() => of_form(kernel.isa, Form::F32),
         _ => return None,
     };

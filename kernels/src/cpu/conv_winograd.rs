@@ -30,8 +30,8 @@
 
 use super::KernelError;
 use super::conv::{Conv, Weight};
-use super::gemm_driver::widened;
-use super::gemm_kernel::{Kernel, Runner, select};
+use super::gemm_driver::{fetch, widened};
+use super::gemm_kernel::{Form, Kernel, Runner, of_form, panel_width};
 use super::gemm_store::load;
 use super::pack::{Matrix, SendMut, pack_panel, units, width_at};
 use super::winograd_transform::{MAX_POINTS, Results, Taps, transform_input, transform_output, transform_weights};
@@ -87,7 +87,7 @@ pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     let channels = [conv.in_channels, conv.out_channels].map(|c| c.max(1).next_multiple_of(LANES) as f64);
     // Below seven rows a micro-kernel waits for its panel.
     let rows = tiles.max(7.0);
-    let width = select(Isa::detect(), DType::F32, DType::F32).nr;
+    let width = panel_width(Isa::detect());
     let planes = conv.kernel[0] as f64;
     planes * points * rows / PRODUCT_RATE
         + Cut::new(conv, o, width, room).cost(conv, o, width)
@@ -206,7 +206,7 @@ impl Cut {
 
 /// Bytes of memory that [`conv_winograd`] works in.
 pub fn work_bytes(conv: &Conv, o: usize, isa: Isa, room: Room) -> usize {
-    let width = select(isa, DType::F32, DType::F32).nr;
+    let width = panel_width(isa);
     let cut = Cut::new(conv, o, width, room);
     let v = cut.block * (o + 2) * (o + 2) * cut.v_stride;
     (v + cut.results(o, conv.out_channels.div_ceil(width))) * 4
@@ -241,7 +241,7 @@ pub unsafe fn conv_winograd(
     work: Work,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
-    let kernel = select(isa, DType::F32, DType::F32);
+    let kernel = of_form(isa, Form::F32);
     // SAFETY: forwarded.
     unsafe { winograd_with(kernel, pool, conv, (x, dtype), weight, o, work, epilogue) }
 }
@@ -675,16 +675,4 @@ impl<'a> Job<'a> {
             unsafe { epilogue.apply(c.add(line * row), width, result, col0, pixels, cols) };
         }
     }
-}
-
-/// Asks for a cache line, valid or not, in the second-level cache.
-#[inline(always)]
-fn fetch(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not fault, and every x86-64 processor has it.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
 }

@@ -30,6 +30,7 @@
 //! most [`K_BLOCK`](super::gemm_driver) terms that are then added up, so the error grows with the square root of the
 //! number of blocks rather than with `k`. Two bf16 operands use `TDPBF16PS` (AMX) or `VDPBF16PS` where that is fast (exact
 //! products, f32 sums), two f16 ones `TDPFP16PS` (AMX); every other 16-bit operand is widened to f32 on its way into L1 or L2.
+//! Where AMX multiplies bf16, f32 and f16 are taken apart into sums of bf16 ([`gemm_split`](super::gemm_split)).
 //!
 //! `k = 0` gives zeros to the epilogue; `m = 0` or `n = 0` calls nothing.
 
@@ -104,7 +105,7 @@ pub unsafe fn gemm(
         // SAFETY: forwarded.
         return unsafe { gemv::gemv(pool, (m, n, k), a, matrix, epilogue) };
     }
-    let kernel = select(isa, a.dtype, b.dtype());
+    let kernel = select(isa, a.dtype, b.dtype(), (m, k));
     // SAFETY: forwarded.
     unsafe { gemm_with(kernel, pool, &[], (m, n, k), a, b, epilogue) }
 }
@@ -129,7 +130,7 @@ pub unsafe fn batched_gemm(
     b: &Matrix,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
-    let kernel = select(isa, a.dtype, b.dtype);
+    let kernel = select(isa, a.dtype, b.dtype, (m, k));
     // SAFETY: forwarded.
     unsafe { gemm_with(kernel, pool, batch, (m, n, k), a, &Operand::Strided(*b), epilogue) }
 }
@@ -215,6 +216,10 @@ impl ASource for Rows<'_> {
                 return (a, self.a.row_stride as usize * self.a.dtype.size_bytes());
             }
             let form = self.kernel.form;
+            if form.parts() > 0 {
+                self.take_apart(a, rows, kc, dst, ld);
+                return (dst, ld);
+            }
             let unit = form.elements_per_unit();
             for row in 0..rows {
                 let from = a.byte_offset(row as isize * self.a.row_stride * self.a.dtype.size_bytes() as isize);
@@ -235,6 +240,17 @@ impl ASource for Rows<'_> {
         (dst, ld)
     }
 
+    fn rows(&self, z: usize, row0: usize, k0: usize) -> Option<(*const u8, usize)> {
+        let offset = batch_offset(self.batch, z, |dim| dim.a_stride) * self.element_bytes() as isize;
+        let first = self.a.at(row0, k0).wrapping_byte_offset(offset);
+        let stride = self.a.row_stride * self.element_bytes() as isize;
+        (self.a.col_stride == 1).then_some((first, stride as usize))
+    }
+
+    fn element_bytes(&self) -> usize {
+        self.a.dtype.size_bytes()
+    }
+
     fn is_in_place(&self) -> bool {
         self.is_readable_in_place()
     }
@@ -244,7 +260,37 @@ impl Rows<'_> {
     fn is_readable_in_place(&self) -> bool {
         is_readable(&self.a, self.kernel, self.k)
     }
+
+    /// [`ASource::block`] for forms of parts.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn take_apart(&self, a: *const u8, rows: usize, kc: usize, dst: *mut u8, ld: usize) {
+        let size = self.a.dtype.size_bytes();
+        let mut side_by_side = [0u32; MAX_SPLIT_TERMS];
+        let whole = side_by_side.as_mut_ptr().cast::<u8>();
+        debug_assert!(kc <= MAX_SPLIT_TERMS);
+        for row in 0..rows {
+            // SAFETY: elements of the block; the buffer holds the longest row, `dst` the groups of each.
+            unsafe {
+                let from = a.byte_offset(row as isize * self.a.row_stride * size as isize);
+                let to = dst.add(row * ld);
+                if self.a.col_stride == 1 {
+                    (self.copy)(from, to, kc);
+                    continue;
+                }
+                for col in 0..kc {
+                    let element = from.byte_offset(col as isize * self.a.col_stride * size as isize);
+                    std::ptr::copy_nonoverlapping(element, whole.add(col * size), size);
+                }
+                (self.copy)(whole, to, kc);
+            }
+        }
+    }
 }
+
+/// Elements of a row that is taken apart at most: [`Kernel::most_terms`] of every kernel.
+pub(crate) const MAX_SPLIT_TERMS: usize = 192;
 
 /// Whether the micro-kernel can read a matrix of rows of `k` elements where it lies: same element form, whole units, forward
 /// rows, and such that the lines of a tile's rows fit into L1 together. Rows a multiple of 4 KiB apart share a set, which
@@ -253,7 +299,7 @@ impl Rows<'_> {
 pub(crate) fn is_readable(a: &Matrix, kernel: &Kernel, k: usize) -> bool {
     let row_bytes = a.row_stride * a.dtype.size_bytes() as isize;
     let lines = features().l1_bytes / 4096;
-    a.dtype == kernel.form.dtype()
+    kernel.form.takes(a.dtype)
         && a.col_stride == 1
         && row_bytes >= 0
         && (row_bytes % 4096 != 0 || kernel.mr <= lines + lines / 4)

@@ -83,6 +83,41 @@ pub(crate) static BF16: Kernel = Kernel {
     tiles: Tiles::Registers([heights!(bf16_tile, false), heights!(bf16_tile, true)]),
 };
 
+/// f32 as three bf16 ([`gemm_split`](super::gemm_split)): six instructions for what takes bf16 one.
+pub(crate) static F32: Kernel = Kernel {
+    isa: Isa::Avx512,
+    form: Form::Bf16x3,
+    mr: 2 * SIDE,
+    nr: WIDTH,
+    tiles: Tiles::Registers([
+        &by_height(x3_tile::<false, false>, x3_tile::<true, false>),
+        &by_height(x3_tile::<false, true>, x3_tile::<true, true>),
+    ]),
+};
+
+/// f16 as two bf16: three instructions.
+pub(crate) static F16_SPLIT: Kernel = Kernel {
+    isa: Isa::Avx512,
+    form: Form::Bf16x2,
+    mr: 2 * SIDE,
+    nr: WIDTH,
+    tiles: Tiles::Registers([
+        &by_height(x2_tile::<false, false>, x2_tile::<true, false>),
+        &by_height(x2_tile::<false, true>, x2_tile::<true, true>),
+    ]),
+};
+
+/// The tiles of one to thirty-two rows, of which more than sixteen are `high`.
+const fn by_height(low: Tile, high: Tile) -> [Tile; 2 * SIDE] {
+    let mut tiles = [high; 2 * SIDE];
+    let mut rows = 1;
+    while rows <= SIDE {
+        tiles[rows - 1] = low;
+        rows += 1;
+    }
+    tiles
+}
+
 /// The same with `TDPFP16PS`.
 pub(crate) static F16: Kernel = Kernel {
     isa: Isa::Avx512,
@@ -296,6 +331,157 @@ macro_rules! tile {
         }
     };
 }
+
+/// Loads part `$part` of A's tiles.
+macro_rules! load_a {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm4, [{a} + {lda}*1 + 64*",
+            $part,
+            "]\n",
+            ".if {high}\n tileloadd tmm5, [{a_high} + {lda}*1 + 64*",
+            $part,
+            "]\n .endif",
+        )
+    };
+}
+
+/// Loads part `$part` of the panel's tiles.
+macro_rules! load_panel {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm6, [{panel} + {row}*1 + {part_bytes}*",
+            $part,
+            "]\n",
+            ".if {wide}\n tileloadd tmm7, [{panel} + {row}*1 + {part_bytes}*",
+            $part,
+            " + 64]\n .endif",
+        )
+    };
+}
+
+/// Multiplies the parts that are loaded, and asks for two more lines of the next panel.
+macro_rules! multiply {
+    ($line:literal) => {
+        concat!(
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "prefetcht1 [{next} + 128*",
+            $line,
+            "]\n",
+            ".if {wide}\n tdpbf16ps tmm1, tmm4, tmm7\n .endif\n",
+            ".if {high}\n tdpbf16ps tmm2, tmm5, tmm6\n .endif\n",
+            "prefetcht1 [{next} + 128*",
+            $line,
+            " + 64]\n",
+            ".if {wide} && {high}\n tdpbf16ps tmm3, tmm5, tmm7\n .endif",
+        )
+    };
+}
+
+macro_rules! split_tile {
+    ($name:ident, $parts:literal, $lines:literal, [$($step:expr),* $(,)?]) => {
+        /// # Safety
+        /// As [`Tile`] says, for at most sixteen rows or more than those, and operands in parts; AMX must be available, and its
+        /// registers be set up for as many rows, or for more where these are sixteen.
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name<const HIGH: bool, const WIDE: bool>(
+            units: usize,
+            a: *const u8,
+            lda: usize,
+            panel: *const u8,
+            c: *mut f32,
+            ldc: usize,
+            accumulate: bool,
+            prefetch: *const u8,
+            _rest: *mut Rest,
+        ) {
+            let row = if WIDE { 2 * ROW } else { ROW };
+            // SAFETY: rows of A, panel and C are what the caller vouches for, whole groups of terms, and registers have as many
+            // rows as are there. Prefetches do not fault.
+            unsafe {
+                asm!(
+                    "test {accumulate:e}, {accumulate:e}",
+                    "jne 2f",
+                    "tilezero tmm0",
+                    ".if {wide}", "tilezero tmm1", ".endif",
+                    ".if {high}", "tilezero tmm2", ".endif",
+                    ".if {wide} && {high}", "tilezero tmm3", ".endif",
+                    "jmp 3f",
+                    "2:",
+                    "tileloadd tmm0, [{c} + {ldc}*1]",
+                    ".if {wide}", "tileloadd tmm1, [{c} + {ldc}*1 + 64]", ".endif",
+                    ".if {high}", "tileloadd tmm2, [{c_high} + {ldc}*1]", ".endif",
+                    ".if {wide} && {high}", "tileloadd tmm3, [{c_high} + {ldc}*1 + 64]", ".endif",
+                    "3:",
+                    "test {groups}, {groups}",
+                    "je 5f",
+                    // A group of terms a round. Each step changes the parts of one operand.
+                    "4:",
+                    $($step,)*
+                    "add {next}, {lines_bytes}",
+                    "add {a}, {group_bytes}",
+                    "add {a_high}, {group_bytes}",
+                    "add {panel}, {panel_bytes}",
+                    "dec {groups}",
+                    "jne 4b",
+                    "5:",
+                    "tilestored [{c} + {ldc}*1], tmm0",
+                    ".if {wide}", "tilestored [{c} + {ldc}*1 + 64], tmm1", ".endif",
+                    ".if {high}", "tilestored [{c_high} + {ldc}*1], tmm2", ".endif",
+                    ".if {wide} && {high}", "tilestored [{c_high} + {ldc}*1 + 64], tmm3", ".endif",
+                    wide = const WIDE as usize,
+                    high = const HIGH as usize,
+                    group_bytes = const $parts * ROW,
+                    part_bytes = const if WIDE { 2 * SIDE * ROW } else { SIDE * ROW },
+                    panel_bytes = const if WIDE { $parts * 2 * SIDE * ROW } else { $parts * SIDE * ROW },
+                    lines_bytes = const 64 * $lines,
+                    accumulate = in(reg) u32::from(accumulate),
+                    c = in(reg) c,
+                    c_high = in(reg) c.wrapping_add(SIDE * ldc),
+                    ldc = in(reg) 4 * ldc,
+                    a = inout(reg) a => _,
+                    a_high = inout(reg) a.wrapping_add(SIDE * lda) => _,
+                    lda = in(reg) lda,
+                    panel = inout(reg) panel => _,
+                    row = in(reg) row,
+                    groups = inout(reg) units / ($parts * SIDE) => _,
+                    next = inout(reg) prefetch => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+// A quarter of the units of a group, in lines of the next panel: two for each of the products.
+split_tile!(
+    x3_tile,
+    3,
+    12,
+    [
+        load_a!(2),
+        load_panel!(0),
+        multiply!(0),
+        load_a!(1),
+        multiply!(1),
+        load_panel!(1),
+        multiply!(2),
+        load_a!(0),
+        multiply!(3),
+        load_panel!(0),
+        multiply!(4),
+        load_panel!(2),
+        multiply!(5),
+    ]
+);
+split_tile!(
+    x2_tile,
+    2,
+    8,
+    [load_a!(1), load_panel!(0), multiply!(0), load_a!(0), multiply!(1), load_panel!(1), multiply!(2),]
+);
 
 tile!(bf16_tile, "tdpbf16ps");
 tile!(f16_tile, "tdpfp16ps");

@@ -15,7 +15,7 @@
 
 use super::KernelError;
 use super::gemm::{BatchDim, batch_offset};
-use super::gemm_kernel::{Form, Kernel, Runner, expand_panel};
+use super::gemm_kernel::{Form, Kernel, Runner, expand_panel, split_panel};
 use super::pack::{Matrix, elements_per_unit, pack_panel, units, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
@@ -29,7 +29,6 @@ const K_BLOCK_UNITS: usize = 256;
 /// panels that stream through.
 const MAX_ROWS: usize = 252;
 const MAX_COLS: usize = 384;
-
 /// What part of these fits: processors without AVX-512 tend to have half the L2.
 const fn share(isa: Isa) -> usize {
     if matches!(isa, Isa::Avx512) { 1 } else { 2 }
@@ -86,6 +85,14 @@ pub(crate) trait ASource: Sync {
         dst: *mut u8,
         ld: usize,
     ) -> (*const u8, usize);
+
+    /// The rows that a block from there on is made of, where they lie side by side: the first one, and the bytes between them.
+    fn rows(&self, _z: usize, _row0: usize, _k0: usize) -> Option<(*const u8, usize)> {
+        None
+    }
+
+    /// Bytes of an element as it lies.
+    fn element_bytes(&self) -> usize;
 
     /// Whether `block` never uses `dst`.
     fn is_in_place(&self) -> bool {
@@ -150,7 +157,7 @@ impl Blocking {
         let kernel = problem.kernel;
         let (mr, nr) = (kernel.mr, kernel.nr);
         let unit = kernel.k_step().max(elements_per_unit(problem.b.dtype()));
-        let max_kc = K_BLOCK_UNITS * kernel.form.elements_per_unit();
+        let max_kc = kernel.most_terms(K_BLOCK_UNITS);
         let k_blocks = problem.k.div_ceil(max_kc).max(1);
         let kc = problem.k.div_ceil(k_blocks).next_multiple_of(unit).max(unit);
         let split = |size: usize, most: usize, step: usize| {
@@ -176,11 +183,11 @@ impl Blocking {
             let cols = problem.count * problem.n.div_ceil(nc);
             mc = balanced_rows(problem.m, cols, (mc, most_rows), (mr, kernel.row_step()), threads);
         }
-        let a_ld = units(kc, kernel.form.dtype()) * 4 + 64;
+        let a_ld = kernel.form.units(kc) * 4 + 64;
         let c_ld = nc + 16;
         let a_bytes = if problem.a.is_in_place() { 0 } else { (mc * a_ld).next_multiple_of(4096) };
         let c_bytes = (mc * c_ld * 4).next_multiple_of(4096);
-        let panel_bytes = ((kc + 2) * nr * 4).next_multiple_of(4096);
+        let panel_bytes = ((kc + 2).max(kernel.form.units(kc)) * nr * 4).next_multiple_of(4096);
         Blocking {
             mc,
             nc,
@@ -258,17 +265,19 @@ unsafe fn run_block<A: ASource>(
             let kc = blocking.kc.min(problem.k - k0);
             let (a, lda) = problem.a.block(z, row0, rows, k0, kc, worker.scratch, blocking.a_ld);
             let mut next_rows = next_rows(problem, blocking, worker, at, next, k0 + kc);
+            let mut later = later_rows(problem, blocking, (rows, cols), at, next, k0 + kc);
             let mut n0 = col0;
             while n0 < col0 + cols {
                 let width = width_at(problem.n, n0, problem.kernel.nr);
                 let panel = ready_panel(problem, blocking, worker, z, n0, k0, kc);
-                let terms = units(kc, problem.kernel.form.dtype());
+                let terms = problem.kernel.form.units(kc);
                 let c = c.add(n0 - col0);
                 let ahead = match &mut next_rows {
                     Some(next_rows) => next_rows.take(rows.div_ceil(problem.kernel.mr)),
                     None => next_panel(problem, z, n0, k0, kc),
                 };
-                run_tiles(&mut runner, rows, width, terms, a, lda, panel, c, blocking.c_ld, k0 > 0, ahead);
+                let c = (c, blocking.c_ld);
+                run_tiles_before(&mut runner, rows, width, terms, (a, lda), panel, c, k0 > 0, ahead, &mut later);
                 n0 += width;
             }
         }
@@ -314,10 +323,10 @@ unsafe fn ready_panel<A: ASource>(
     }
 }
 
-/// The panel in the form the micro-kernel reads: itself, or its f32 copy in `wide`.
+/// The panel in the form the micro-kernel reads: itself, or a copy of it in `wide`, as f32 or taken apart.
 ///
 /// # Safety
-/// `panel` must hold `kc` terms of `width` columns, `wide` room for `kc + 1` rows of f32.
+/// `panel` must hold `kc` terms of `width` columns, `wide` room for `kc + 1` rows of f32 and for [`Form::units`] of the form.
 pub(crate) unsafe fn widened(
     kernel: &Kernel,
     dtype: DType,
@@ -326,6 +335,11 @@ pub(crate) unsafe fn widened(
     width: usize,
     wide: *mut u8,
 ) -> *const u8 {
+    if kernel.form.parts() > 0 {
+        // SAFETY: forwarded; operands have the form's type.
+        unsafe { split_panel(kernel.form, panel, kc, width, wide.cast()) };
+        return wide;
+    }
     if kernel.form != Form::F32 || dtype == DType::F32 {
         return panel;
     }
@@ -361,6 +375,66 @@ impl Ahead {
     }
 }
 
+/// Rows in memory that are wanted soon: some of their lines are asked for, into L2, before each tile.
+///
+/// AMX multiplies a block in less time than it takes to wait for its rows, line by line.
+pub(crate) struct Later {
+    first: *const u8,
+    /// Bytes from one row to the next, and lines of each.
+    stride: usize,
+    lines: usize,
+    /// Lines of all rows, the next of them, and how many a tile asks for.
+    count: usize,
+    at: usize,
+    each: usize,
+}
+
+impl Later {
+    /// Nothing.
+    const NONE: Later = Later { first: std::ptr::null(), stride: 0, lines: 1, count: 0, at: 0, each: 0 };
+
+    #[inline(always)]
+    fn fetch(&mut self) {
+        let end = self.count.min(self.at + self.each);
+        while self.at < end {
+            let line = self.at / self.lines * self.stride + self.at % self.lines * 64;
+            fetch(self.first.wrapping_add(line));
+            self.at += 1;
+        }
+    }
+}
+
+/// Asks for a cache line, valid or not, in the second-level cache.
+#[inline(always)]
+pub(crate) fn fetch(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault, and every x86-64 processor has it.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// For AMX: the rows of the block after the one at hand, of the next terms, from `k0` on, or of the next task.
+fn later_rows<A: ASource>(
+    problem: &Problem<'_, A>,
+    blocking: &Blocking,
+    (rows, cols): (usize, usize),
+    at: Place,
+    next: Option<Place>,
+    k0: usize,
+) -> Later {
+    let (place, k0) = if k0 < problem.k { (Some(at), k0) } else { (next, 0) };
+    let Some(Place { z, row0, .. }) = place.filter(|_| problem.kernel.is_amx()) else { return Later::NONE };
+    let Some((first, stride)) = problem.a.rows(z, row0, k0) else { return Later::NONE };
+    let bytes = blocking.kc.min(problem.k - k0) * problem.a.element_bytes();
+    let lines = (bytes + first as usize % 64).div_ceil(64);
+    let count = blocking.mc.min(problem.m - row0) * lines;
+    let tiles = rows.div_ceil(problem.kernel.mr) * cols.div_ceil(problem.kernel.nr);
+    Later { first, stride, lines, count, at: 0, each: count.div_ceil(tiles) }
+}
+
 /// For kernels that fetch rows ahead: those that are multiplied after the ones at hand, of the next terms, from `k0` on, or of
 /// the next task. Panels follow one another in memory, which processors notice by themselves; rows do not.
 ///
@@ -393,9 +467,8 @@ fn next_panel<A: ASource>(problem: &Problem<'_, A>, z: usize, n0: usize, k0: usi
             let width = problem.kernel.nr;
             let (n0, k0) = if n0 + width < problem.n { (n0 + width, k0) } else { (0, k0 + kc) };
             let first = ptr.wrapping_add(z * stride + (n0 * units(problem.k, *dtype) + units(k0, *dtype) * width) * 4);
-            let terms = units(kc, *dtype);
-            let step = terms / 4 * 64;
-            Ahead { first, step, count: (terms * width * 4).div_ceil(step.max(1)) }
+            let step = problem.kernel.form.units(kc) / 4 * 64;
+            Ahead { first, step, count: (units(kc, *dtype) * width * 4).div_ceil(step.max(1)) }
         }
         _ => Ahead::NONE,
     }
@@ -418,6 +491,30 @@ pub(crate) unsafe fn run_tiles(
     accumulate: bool,
     ahead: Ahead,
 ) {
+    // SAFETY: forwarded.
+    unsafe {
+        let mut later = Later::NONE;
+        run_tiles_before(runner, rows, width, terms, (a, lda), panel, (c, ldc), accumulate, ahead, &mut later);
+    }
+}
+
+/// [`run_tiles`], asking for what is wanted `later`.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn run_tiles_before(
+    runner: &mut Runner<'_>,
+    rows: usize,
+    width: usize,
+    terms: usize,
+    (a, lda): (*const u8, usize),
+    panel: *const u8,
+    (c, ldc): (*mut f32, usize),
+    accumulate: bool,
+    ahead: Ahead,
+    later: &mut Later,
+) {
     let tiles = rows.div_ceil(runner.kernel().mr);
     // SAFETY: the caller vouches for the panel.
     unsafe { runner.take_panel(panel, width, terms) };
@@ -427,6 +524,7 @@ pub(crate) unsafe fn run_tiles(
         // SAFETY: the tile lies inside the A block, the panel and the C block.
         unsafe {
             let ahead = ahead.piece(tile).unwrap_or(panel);
+            later.fetch();
             let (a, c) = ((a.add(row * lda), lda), (c.add(row * ldc), ldc));
             runner.tile(height, a, c, accumulate, ahead);
         }

@@ -16,9 +16,12 @@ use crate::dtype::DType;
 use crate::isa::{Amx, Features, Isa, amx, features};
 use crate::registry::Family;
 
-use super::gemm_portable;
 #[cfg(target_arch = "x86_64")]
 use super::{gemm_amx, gemm_avx2, gemm_avx512};
+use super::{gemm_portable, gemm_split};
+
+/// Units of a block at most with AMX: panel, the rows of a tile and its results share an L1 of 48 KiB.
+const AMX_BLOCK_UNITS: usize = 160;
 
 /// How a micro-kernel reads its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,31 +32,71 @@ pub(crate) enum Form {
     Bf16Pairs,
     /// Pairs of f16 terms, which AMX alone multiplies as they are.
     F16Pairs,
+    /// f32 terms as sums of three bf16, for AMX; see `gemm_split`.
+    Bf16x3,
+    /// f16 terms as sums of two.
+    Bf16x2,
     /// Fours of bytes: A unsigned, B signed, results 32-bit integers in the place of f32.
     Int8Quads,
 }
 
 impl Form {
-    /// The element type both operands have in this form.
+    /// The element type of both operands, which lie in memory as this form reads them unless it has [parts](Form::parts).
     pub(crate) const fn dtype(self) -> DType {
         match self {
-            Form::F32 => DType::F32,
+            Form::F32 | Form::Bf16x3 => DType::F32,
             Form::Bf16Pairs => DType::BF16,
-            Form::F16Pairs => DType::F16,
+            Form::F16Pairs | Form::Bf16x2 => DType::F16,
             Form::Int8Quads => DType::U8,
         }
     }
 
-    /// Elements of k per four-byte unit.
-    pub(crate) const fn elements_per_unit(self) -> usize {
+    /// Bf16 that an element is the sum of; 0 where it stays one number.
+    pub(crate) const fn parts(self) -> usize {
         match self {
-            Form::F32 => 1,
-            Form::Bf16Pairs | Form::F16Pairs => 2,
-            Form::Int8Quads => 4,
+            Form::Bf16x3 => 3,
+            Form::Bf16x2 => 2,
+            _ => 0,
         }
     }
 
-    /// Bytes of one element.
+    /// The form in which operands are brought together before they are taken apart.
+    pub(crate) const fn whole(self) -> Form {
+        match self {
+            Form::Bf16x3 => Form::F32,
+            Form::Bf16x2 => Form::F16Pairs,
+            _ => self,
+        }
+    }
+
+    /// What is left out of a product at most, in units of 2^-24 of it.
+    pub(crate) const fn left_out(self) -> usize {
+        match self {
+            Form::Bf16x3 => 8,
+            Form::Bf16x2 => 256,
+            _ => 0,
+        }
+    }
+
+    /// Whether elements of that type are read as they lie.
+    pub(crate) fn takes(self, dtype: DType) -> bool {
+        self.parts() == 0 && dtype == self.dtype()
+    }
+
+    /// Four-byte units of `k` elements.
+    pub(crate) const fn units(self, k: usize) -> usize {
+        match self.parts() {
+            0 => k.div_ceil(self.elements_per_unit()),
+            parts => gemm_split::units(parts, k),
+        }
+    }
+
+    /// Elements of k per four-byte unit, of what lies together.
+    pub(crate) const fn elements_per_unit(self) -> usize {
+        4 / self.element_bytes()
+    }
+
+    /// Bytes of one element, as it lies.
     pub(crate) const fn element_bytes(self) -> usize {
         self.dtype().size_bytes()
     }
@@ -99,11 +142,11 @@ impl Kernel {
     pub(crate) fn reads(&self, dtype: DType) -> bool {
         match self.form {
             Form::F32 => matches!(dtype, DType::F32 | DType::F16 | DType::BF16),
-            Form::Bf16Pairs | Form::F16Pairs | Form::Int8Quads => dtype == self.form.dtype(),
+            _ => dtype == self.form.dtype(),
         }
     }
 
-    /// Its name in the registry: `<family>_<operands>[_dot | _amx]_<rows>x<columns>__<isa>`.
+    /// Its name in the registry: `<family>_<operands>[_dot | _amx[_x<parts>]]_<rows>x<columns>__<isa>`.
     pub(crate) fn row_name(&self, family: Family, dtype: DType) -> String {
         let family = if family == Family::Conv { "conv" } else { "gemm" };
         let dtype = if self.form == Form::Int8Quads { "int8".to_owned() } else { format!("{dtype:?}").to_lowercase() };
@@ -113,6 +156,8 @@ impl Kernel {
     /// The part of its name that says what multiplies, where that is not what multiplies f32.
     pub(crate) fn instruction(&self) -> &'static str {
         match (self.is_amx(), self.form) {
+            (_, Form::Bf16x3) => "_amx_x3",
+            (_, Form::Bf16x2) => "_amx_x2",
             (true, _) => "_amx",
             (_, Form::Bf16Pairs) => "_dot",
             _ => "",
@@ -132,7 +177,7 @@ impl Kernel {
                 (true, ..) => amx().bf16,
                 (_, Form::F32, _) | (.., Isa::Portable | Isa::Avx2) => true,
                 (_, Form::Bf16Pairs, Isa::Avx512) => features.avx512_bf16,
-                (_, Form::F16Pairs, Isa::Avx512) => false,
+                (_, Form::F16Pairs | Form::Bf16x3 | Form::Bf16x2, Isa::Avx512) => false,
                 (_, Form::Int8Quads, Isa::Avx512) => features.avx512_vnni,
             }
     }
@@ -140,8 +185,14 @@ impl Kernel {
     /// Multiply-adds in the time of an f32 one: what makers say of their instructions.
     pub(crate) fn rate(&self) -> f64 {
         let terms = self.form.elements_per_unit() as f64;
-        // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
-        if self.is_amx() { 8.0 * terms } else { terms }
+        match self.form {
+            // As pairs of bf16, six and three times.
+            Form::Bf16x3 => 16.0 / 6.0,
+            Form::Bf16x2 => 16.0 / 3.0,
+            // 16 x 16 units in 16 cycles, against two vectors of 16 a cycle.
+            _ if self.is_amx() => 8.0 * terms,
+            _ => terms,
+        }
     }
 
     /// Whether its tiles fetch a row of A each, not a part of the next panel.
@@ -152,7 +203,17 @@ impl Kernel {
     /// Elements of k that blocks should be multiples of.
     pub(crate) fn k_step(&self) -> usize {
         let units = if self.is_amx() { TILE_UNITS } else { 1 };
-        units * self.form.elements_per_unit()
+        if self.form.parts() > 0 { gemm_split::GROUP } else { units * self.form.elements_per_unit() }
+    }
+
+    /// Elements of k of a block at most, where one of f32 has `units`: what a panel takes in L1 is alike.
+    pub(crate) fn most_terms(&self, units: usize) -> usize {
+        match self.form {
+            Form::Bf16x3 => 128,
+            Form::Bf16x2 => 192,
+            form if self.is_amx() => units.min(AMX_BLOCK_UNITS) * form.elements_per_unit(),
+            form => units * form.elements_per_unit(),
+        }
     }
 
     /// Rows that a block should have a multiple of: fewer cost as much.
@@ -289,22 +350,33 @@ pub(crate) fn kernels() -> Vec<&'static Kernel> {
         #[cfg(target_arch = "x86_64")]
         &gemm_amx::F16,
         #[cfg(target_arch = "x86_64")]
+        &gemm_amx::F32,
+        #[cfg(target_arch = "x86_64")]
+        &gemm_amx::F16_SPLIT,
+        #[cfg(target_arch = "x86_64")]
         &gemm_amx::INT8,
         &gemm_portable::INT8,
     ]
 }
 
-/// The fastest family for operands of these types.
-pub(crate) fn select(isa: Isa, a: DType, b: DType) -> &'static Kernel {
-    of_form(isa, form_of(amx, isa.clamp(), a, b))
+/// The fastest family for operands of these types, `rows` rows of A of `k` elements.
+pub(crate) fn select(isa: Isa, a: DType, b: DType, (rows, k): (usize, usize)) -> &'static Kernel {
+    of_form(isa, form_of(amx, isa.clamp(), a, b, (rows, k)))
 }
 
+/// Rows, and elements of each, from which on it pays to take operands apart for AMX.
+const SPLIT_ROWS: usize = 32;
+const SPLIT_TERMS: usize = 32;
+
 /// The form that operands of these types are multiplied in.
-fn form_of(amx: fn() -> Amx, isa: Isa, a: DType, b: DType) -> Form {
+fn form_of(amx: fn() -> Amx, isa: Isa, a: DType, b: DType, (rows, k): (usize, usize)) -> Form {
+    let is_long = rows >= SPLIT_ROWS && k >= SPLIT_TERMS;
     match (a, b) {
         _ if isa < Isa::Avx512 => Form::F32,
         (DType::BF16, DType::BF16) if bf16_pairs_win() => Form::Bf16Pairs,
         (DType::F16, DType::F16) if amx().f16 => Form::F16Pairs,
+        (DType::F16, DType::F16) if is_long && amx().bf16 => Form::Bf16x2,
+        (DType::F32, DType::F32) if is_long && amx().bf16 => Form::Bf16x3,
         _ => Form::F32,
     }
 }
@@ -323,6 +395,10 @@ fn of_form_with(features: &Features, amx: fn() -> Amx, isa: Isa, form: Form) -> 
         (Isa::Avx512, Form::Bf16Pairs) => &gemm_avx512::BF16,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::F16Pairs) if amx().f16 => &gemm_amx::F16,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Form::Bf16x3) if amx().bf16 => &gemm_amx::F32,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Form::Bf16x2) if amx().bf16 => &gemm_amx::F16_SPLIT,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Int8Quads) if amx().int8 => &gemm_amx::INT8,
         #[cfg(target_arch = "x86_64")]
@@ -347,9 +423,15 @@ pub(crate) fn panel_width(isa: Isa) -> usize {
 /// Copies `n` elements, converting to the form's element type.
 pub(crate) type CopyRow = unsafe fn(*const u8, *mut u8, usize);
 
-/// The copy from `dtype` to what `form` reads.
+/// The copy from `dtype` to what `form` reads: of [parts](Form::parts) whole groups, 0 beyond the last element.
 pub(crate) fn copy_row(isa: Isa, dtype: DType, form: Form) -> CopyRow {
     match (form, dtype) {
+        #[cfg(target_arch = "x86_64")]
+        (Form::Bf16x3, _) => gemm_split::split_row_f32,
+        #[cfg(target_arch = "x86_64")]
+        (Form::Bf16x2, _) => gemm_split::split_row_f16,
+        #[cfg(not(target_arch = "x86_64"))]
+        (Form::Bf16x3 | Form::Bf16x2, _) => unreachable!("kernels of parts are those of AMX"),
         (Form::Bf16Pairs | Form::F16Pairs, _) => gemm_portable::copy_16,
         (Form::Int8Quads, _) => gemm_portable::copy_8,
         (Form::F32, DType::F16) => match isa {
@@ -368,6 +450,23 @@ pub(crate) fn copy_row(isa: Isa, dtype: DType, form: Form) -> CopyRow {
         },
         (Form::F32, _) => gemm_portable::copy_32,
     }
+}
+
+/// Takes a panel of `k` rows apart, as [`copy_row`] does rows.
+///
+/// # Safety
+/// `src` must hold `k` rows of `width` elements of the form's type, packed, and `dst` [`Form::units`] rows of as many units.
+pub(crate) unsafe fn split_panel(form: Form, src: *const u8, k: usize, width: usize, dst: *mut u32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: forwarded; kernels of parts are those of AMX, which comes with AVX-512.
+    unsafe {
+        match form {
+            Form::Bf16x3 => gemm_split::split_panel_f32(src, k, width, dst),
+            _ => gemm_split::split_panel_f16(src, k, width, dst),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("kernels of parts are those of AMX: {form:?} {src:?} {k} {width} {dst:?}")
 }
 
 /// Widens `units` pair rows of a 16-bit panel into `2 * units` f32 rows.
@@ -491,6 +590,12 @@ mod tests {
         assert!(!gemm_amx::BF16.is_available_with(&features, without));
         assert!(!gemm_amx::INT8.is_available_with(&features, without));
         assert!(std::ptr::eq(of_form_with(&features, with, isa, Form::F16Pairs), &gemm_amx::F16));
+        for (form, kernel) in [(Form::Bf16x3, &gemm_amx::F32), (Form::Bf16x2, &gemm_amx::F16_SPLIT)] {
+            assert!(std::ptr::eq(of_form_with(&features, with, isa, form), kernel));
+            assert!(kernel.is_available_with(&features, with));
+            assert!(!kernel.is_available_with(&features, without));
+            assert!(kernel.most_terms(1) <= crate::cpu::gemm::MAX_SPLIT_TERMS);
+        }
         assert!(gemm_amx::F16.is_available_with(&features, with));
         assert!(
             !gemm_amx::F16.is_available_with(&features, || Amx { f16: false, ..Amx { bf16: true, ..Amx::default() } })
@@ -498,14 +603,27 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_multiplied_in_pairs_where_amx_does() {
-        let [with, without]: [fn() -> Amx; 2] =
-            [|| Amx { f16: true, ..Amx::default() }, || Amx { bf16: true, ..Amx::default() }];
-        assert_eq!(form_of(with, Isa::Avx512, DType::F16, DType::F16), Form::F16Pairs);
-        assert_eq!(form_of(without, Isa::Avx512, DType::F16, DType::F16), Form::F32);
-        for (a, b) in [(DType::F16, DType::BF16), (DType::F32, DType::F16)] {
-            assert_eq!(form_of(with, Isa::Avx512, a, b), Form::F32, "{a:?} {b:?}");
+    fn operands_are_taken_apart_where_amx_multiplies_bf16_alone() {
+        let [f16, bf16, none]: [fn() -> Amx; 3] =
+            [|| Amx { bf16: true, f16: true, int8: true }, || Amx { bf16: true, ..Amx::default() }, Amx::default];
+        let [long, short, narrow] = [(32, 32), (31, 320), (320, 31)];
+        for (amx, dtype, sizes, form) in [
+            (f16, DType::F16, short, Form::F16Pairs),
+            (f16, DType::F32, long, Form::Bf16x3),
+            (bf16, DType::F16, long, Form::Bf16x2),
+            (bf16, DType::F32, long, Form::Bf16x3),
+            (bf16, DType::F16, short, Form::F32),
+            (bf16, DType::F32, short, Form::F32),
+            (bf16, DType::F32, narrow, Form::F32),
+            (none, DType::F16, long, Form::F32),
+            (none, DType::F32, long, Form::F32),
+        ] {
+            assert_eq!(form_of(amx, Isa::Avx512, dtype, dtype, sizes), form, "{dtype:?} {sizes:?}");
         }
+        for (a, b) in [(DType::F16, DType::BF16), (DType::F32, DType::F16)] {
+            assert_eq!(form_of(f16, Isa::Avx512, a, b, long), Form::F32, "{a:?} {b:?}");
+        }
+        assert_eq!(form_of(f16, Isa::Avx2, DType::F32, DType::F32, long), Form::F32);
     }
 
     /// The system's permission is process-wide and for good.
@@ -521,7 +639,7 @@ mod tests {
             assert!(std::ptr::eq(of_form_with(&features, asked, isa, form), chosen), "{isa:?} {form:?}");
         }
         assert!(gemm_avx512::INT8.is_available_with(&features, asked));
-        assert_eq!(form_of(asked, Isa::Avx2, DType::F16, DType::F16), Form::F32);
-        assert_eq!(form_of(asked, Isa::Avx512, DType::F16, DType::F32), Form::F32);
+        assert_eq!(form_of(asked, Isa::Avx2, DType::F16, DType::F16, (64, 64)), Form::F32);
+        assert_eq!(form_of(asked, Isa::Avx512, DType::F16, DType::F32, (64, 64)), Form::F32);
     }
 }

@@ -41,6 +41,7 @@ pub(crate) mod gemm_driver;
 pub mod gemm_int8;
 pub(crate) mod gemm_kernel;
 pub(crate) mod gemm_portable;
+pub(crate) mod gemm_split;
 pub mod gemm_store;
 pub mod gemm_swapped;
 pub(crate) mod gemv;

@@ -44,15 +44,20 @@ pub fn rows() -> Vec<Row> {
             }
         }
     }
-    for kernel in kernels().into_iter().filter(|kernel| kernel.form == Form::Bf16Pairs) {
+    for kernel in kernels().into_iter().filter(|kernel| {
+        let form = kernel.form;
+        form == Form::Bf16Pairs || form.parts() > 0
+    }) {
+        let dtype = kernel.form.dtype();
+        let operands = format!("{dtype:?}{}", kernel.instruction()).to_lowercase();
         rows.push(Row {
-            name: format!("attention_bf16{}_k192__{}", kernel.instruction(), kernel.isa.name()),
+            name: format!("attention_{operands}_k192__{}", kernel.isa.name()),
             family: Family::Attention,
             isa: kernel.isa,
-            dtype: DType::BF16,
+            dtype,
             is_available: Box::new(|| kernel.is_available()),
-            verify: Box::new(|| verify_attention_of(kernel, kernel.isa, DType::BF16)),
-            benches: bench::attention_of(kernel, kernel.isa, DType::BF16),
+            verify: Box::new(move || verify_attention_of(kernel, kernel.isa, dtype)),
+            benches: bench::attention_of(kernel, kernel.isa, dtype),
         });
     }
     rows
@@ -133,9 +138,11 @@ pub(super) fn verify_attention_of(kernel: &'static Kernel, isa: Isa, dtype: DTyp
             attention_reference(&Attention { out: of(&mut exact, seq_q), ..a });
         }
         let expected: Vec<f64> = (0..batch * heads * seq_q * dim).map(|i| exact.get(i)).collect();
-        // Scores of `dim` products below 1, times scale; weights inherit their absolute error, and may be rounded.
+        // Scores of `dim` products below 1, of which a form may leave out a part, times scale; weights inherit their absolute
+        // error, and may be rounded.
         let weights = if kernel.form == Form::Bf16Pairs { 2f64.powi(-9) } else { 0.0 };
-        let tolerance = 4.0 * (dim as f64).sqrt() * 2f64.powi(-24) + 1e-6 + weights;
+        let tolerance =
+            4.0 * (dim as f64).sqrt() * (1 + kernel.form.left_out()) as f64 * 2f64.powi(-24) + 1e-6 + weights;
         compare(&out, &expected, tolerance).map_err(|e| format!("{seq_q}x{seq_k} d{dim}: {e}"))?;
     }
     Ok(())
