@@ -91,19 +91,21 @@ impl Packing {
     }
 }
 
-/// Elements of a head from which on products of operands taken apart take less time than those of f32: shorter ones leave groups
-/// half empty (measured on Emerald Rapids: f32 of 40 elements 1.0 of the time, of 80 1.0, of 512 0.7; f16 of 40 0.7).
-const MIN_SPLIT_DIM_F32: usize = 192;
-const MIN_SPLIT_DIM_F16: usize = 32;
+/// Whether products of operands taken apart take less time than those of f32. Heads that leave a part of a group empty gain
+/// nothing in f32 (measured on Emerald Rapids: 40 and 80 elements 1.0 of the time, 64, 96 and 128 0.86 to 0.9, 512 0.7), and
+/// in f16 they do (40 elements: 0.7).
+fn is_worth_splitting(dtype: DType, dim: usize) -> bool {
+    dtype == DType::F16 || dim >= 2 * GROUP && 8 * dim.next_multiple_of(GROUP) <= 9 * dim
+}
 
 /// The fastest kernel for these operands: of bf16 pairs where all of them are bf16 and products of those are fast. The
 /// scale is then applied to scores, whose maximum must be that of the scaled ones. f32 and f16 are taken apart where AMX
 /// multiplies bf16.
 pub(super) fn best_kernel(isa: Isa, a: &Attention) -> &'static Kernel {
     let all = |dtype: DType| [&a.q, &a.k, &a.v].iter().all(|heads| heads.dtype == dtype);
-    for (dtype, least) in [(DType::F32, MIN_SPLIT_DIM_F32), (DType::F16, MIN_SPLIT_DIM_F16)] {
+    for dtype in [DType::F32, DType::F16].into_iter().filter(|&dtype| all(dtype) && is_worth_splitting(dtype, a.dim)) {
         let kernel = select(isa, dtype, dtype, (a.seq_k.min(a.seq_q), a.dim));
-        if all(dtype) && kernel.form.parts() > 0 && a.dim.min(a.dim_v) >= least {
+        if kernel.form.parts() > 0 {
             return kernel;
         }
     }
