@@ -379,27 +379,34 @@ impl Ahead {
 ///
 /// AMX multiplies a block in less time than it takes to wait for its rows, line by line.
 pub(crate) struct Later {
-    first: *const u8,
-    /// Bytes from one row to the next, and lines of each.
+    /// The row at hand, and the bytes from one to the next.
+    row: *const u8,
     stride: usize,
+    /// Lines of a row, and how many of this one have been asked for.
     lines: usize,
-    /// Lines of all rows, the next of them, and how many a tile asks for.
-    count: usize,
-    at: usize,
+    line: usize,
+    /// Rows left, this one included, and lines that a tile asks for.
+    rows: usize,
     each: usize,
 }
 
 impl Later {
     /// Nothing.
-    const NONE: Later = Later { first: std::ptr::null(), stride: 0, lines: 1, count: 0, at: 0, each: 0 };
+    const NONE: Later = Later { row: std::ptr::null(), stride: 0, lines: 0, line: 0, rows: 0, each: 0 };
 
     #[inline(always)]
     fn fetch(&mut self) {
-        let end = self.count.min(self.at + self.each);
-        while self.at < end {
-            let line = self.at / self.lines * self.stride + self.at % self.lines * 64;
-            fetch(self.first.wrapping_add(line));
-            self.at += 1;
+        let mut left = self.each;
+        while self.rows > 0 && left > 0 {
+            let end = self.lines.min(self.line + left);
+            left -= end - self.line;
+            for line in self.line..end {
+                fetch(self.row.wrapping_add(64 * line));
+            }
+            self.line = end;
+            if end == self.lines {
+                (self.row, self.line, self.rows) = (self.row.wrapping_add(self.stride), 0, self.rows - 1);
+            }
         }
     }
 }
@@ -427,12 +434,12 @@ fn later_rows<A: ASource>(
 ) -> Later {
     let (place, k0) = if k0 < problem.k { (Some(at), k0) } else { (next, 0) };
     let Some(Place { z, row0, .. }) = place.filter(|_| problem.kernel.is_amx()) else { return Later::NONE };
-    let Some((first, stride)) = problem.a.rows(z, row0, k0) else { return Later::NONE };
+    let Some((row, stride)) = problem.a.rows(z, row0, k0) else { return Later::NONE };
     let bytes = blocking.kc.min(problem.k - k0) * problem.a.element_bytes();
-    let lines = (bytes + first as usize % 64).div_ceil(64);
-    let count = blocking.mc.min(problem.m - row0) * lines;
+    let lines = (bytes + row as usize % 64).div_ceil(64);
     let tiles = rows.div_ceil(problem.kernel.mr) * cols.div_ceil(problem.kernel.nr);
-    Later { first, stride, lines, count, at: 0, each: count.div_ceil(tiles) }
+    let rows = blocking.mc.min(problem.m - row0);
+    Later { row, stride, lines, line: 0, rows, each: (rows * lines).div_ceil(tiles) }
 }
 
 /// For kernels that fetch rows ahead: those that are multiplied after the ones at hand, of the next terms, from `k0` on, or of
