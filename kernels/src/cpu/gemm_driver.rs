@@ -29,6 +29,8 @@ const K_BLOCK_UNITS: usize = 256;
 /// panels that stream through.
 const MAX_ROWS: usize = 252;
 const MAX_COLS: usize = 384;
+/// Rows with AMX, whole tiles of it.
+const AMX_ROWS: usize = 256;
 /// What part of these fits: processors without AVX-512 tend to have half the L2.
 const fn share(isa: Isa) -> usize {
     if matches!(isa, Isa::Avx512) { 1 } else { 2 }
@@ -164,7 +166,8 @@ impl Blocking {
             let blocks = size.div_ceil(most);
             size.div_ceil(blocks).next_multiple_of(step)
         };
-        let (most_rows, most_cols) = (MAX_ROWS / share(kernel.isa), MAX_COLS / share(kernel.isa));
+        let most = if kernel.is_amx() { AMX_ROWS } else { MAX_ROWS };
+        let (most_rows, most_cols) = (most / share(kernel.isa), MAX_COLS / share(kernel.isa));
         let mut mc = split(problem.m, most_rows / mr * mr, mr);
         let mut nc = split(problem.n, most_cols, nr);
         let tasks = |mc: usize, nc: usize| problem.count * problem.m.div_ceil(mc) * problem.n.div_ceil(nc);

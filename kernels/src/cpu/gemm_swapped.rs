@@ -29,7 +29,7 @@ pub fn swapped_bytes(m: usize, k: usize, dtype: DType, isa: Isa) -> usize {
 /// where a weight has to be widened, which its packed form makes quick (f16: 0.4 to 0.9 of the speed).
 pub fn is_swapped_faster(isa: Isa, (m, n, k): (usize, usize, usize), a: DType, weight: &Matrix) -> bool {
     let isa = isa.clamp();
-    let kernel = select(isa, weight.dtype, a, (n, k));
+    let kernel = select(isa, weight.dtype, a, (m.min(n), k));
     let widened = [weight.dtype, a].into_iter().any(|dtype| !kernel.form.takes(dtype));
     if widened || 8 * m < 3 * panel_width(isa) || n == 0 || k == 0 || weight.col_stride != 1 {
         return false;
@@ -86,7 +86,7 @@ pub unsafe fn gemm_swapped(
     // SAFETY: the caller vouches for operands and memory; `turned` hands on what it gets.
     unsafe {
         let packed = pack_b(pool, isa, m, k, a, work);
-        let kernel = select(isa, weight.dtype, a.dtype, (n, k));
+        let kernel = select(isa, weight.dtype, a.dtype, (m.min(n), k));
         gemm_with(kernel, pool, &[], (n, m, k), weight, &Operand::Packed(packed), &turned)
     }
 }
