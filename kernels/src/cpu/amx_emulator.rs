@@ -452,7 +452,7 @@ mod tests {
         }
         let pool = Pool::new(1);
         // Four panels of one block, two blocks of terms.
-        let (n, k, dtype) = (128, 1000, DType::BF16);
+        let (n, k, dtype) = (128, 640, DType::BF16);
         for (m, times) in [(64, 1), (80, 1), (16, 1), (20, 1), (72, 1 + 8)] {
             let (a, b, mut c) =
                 (Buffer::zeroed(dtype, m * k), Buffer::zeroed(dtype, n * k), Buffer::zeroed(DType::F32, m * n));
