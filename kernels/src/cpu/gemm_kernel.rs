@@ -73,7 +73,7 @@ impl Form {
     pub(crate) const fn left_out(self) -> usize {
         match self {
             Form::Bf16x3 => 8,
-            Form::Bf16x2 => 256,
+            Form::Bf16x2 => 1024,
             _ => 0,
         }
     }

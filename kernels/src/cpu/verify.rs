@@ -211,8 +211,37 @@ const GEMM_SIZES: [(usize, usize, usize); 16] = [
     (33, 66, 1040),
 ];
 
+/// What is not a number, or infinite, makes the results that arithmetic says, and no others.
+fn verify_specials(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+    let (m, n, k) = (40, 48, 70);
+    let (mut a, mut b) = (Buffer::random(dtype, m * k, 1), Buffer::random(dtype, n * k, 2));
+    for (at, x) in [(3 * k + 5, f32::INFINITY), (7 * k + 1, f32::NAN), (11 * k + 69, f32::NEG_INFINITY)] {
+        a.set(at, x);
+    }
+    // Columns of numbers that fewer bits hold, and of zeros; an infinity of the other operand.
+    for (column, x) in [(0, 1.0), (1, -0.5), (2, 0.0)] {
+        (0..k).for_each(|t| b.set(column * k + t, x));
+    }
+    b.set(20 * k + 33, f32::INFINITY);
+    let mut c = Buffer::random(DType::F32, m * n, 3);
+    let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+    let (left, right) = (Matrix::row_major(a.ptr(), dtype, k), Matrix::row_major(b.ptr(), dtype, k));
+    // SAFETY: dense buffers of the sizes named.
+    let outcome = unsafe { gemm_with(kernel, Pool::global(), &[], (m, n, k), &left, &Operand::Strided(right), &store) };
+    outcome.map_err(|error| error.to_string())?;
+    for (index, reference) in reference_gemm(&a, &b, &[], (m, n, k)).iter().enumerate() {
+        let (got, want) = (c.get(index), reference.sum);
+        if got.is_nan() != want.is_nan() || got.is_infinite() && got != want || want.is_infinite() && got != want {
+            let name = kernel.row_name(Family::Gemm, dtype);
+            return Err(format!("{name}: result {} of row {} is {got}, not {want}", index % n, index / n));
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     let pool = Pool::global();
+    verify_specials(kernel, dtype)?;
     for (m, n, k) in GEMM_SIZES {
         let (a, b) = (Buffer::random(dtype, m * k, 1), Buffer::random(dtype, n * k, 2));
         let references = reference_gemm(&a, &b, &[], (m, n, k));
