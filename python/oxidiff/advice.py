@@ -59,12 +59,26 @@ DEVICES: Final[Mapping[str, Device]] = {row[0].lower(): Device(*row) for row in 
 """Published figures of the makers: dense tensor cores for 16 bits, plain cores for f32."""
 
 
+_INSTRUCTIONS: Final[Mapping[str, Mapping[str, int]]] = {
+    "f32": {"f32_flops": 1, "bf16_amx_flops": 6},
+    "bf16": {"f32_flops": 1, "bf16_dot_flops": 1, "bf16_amx_flops": 1},
+    "f16": {"f32_flops": 1, "f16_flops": 1, "f16_amx_flops": 1, "bf16_amx_flops": 3},
+}
+"""What multiplies a dtype, by the names of its ceilings, and how many of its products stand for one: f32 and f16 are taken apart
+for AMX."""
+
+
+def peak_flops(ceilings: Mapping[str, Any], dtype: str) -> float:
+    """The products of a dtype in a second, two operations each, that the fastest instruction for them allows."""
+    ways = _INSTRUCTIONS.get(dtype, _INSTRUCTIONS["f32"])
+    return max(float(ceilings.get(name, 0)) / products for name, products in ways.items())
+
+
 @functools.cache
 def _measured(threads: int) -> Device:
     found = _native.ceilings()
-    f32 = float(found["f32_flops"])
-    names = ("bf16_dot_flops", "bf16_amx_flops", "f16_flops", "f16_amx_flops")
-    half = max(f32, *(float(found.get(name, 0)) for name in names))
+    f32 = peak_flops(found, "f32")
+    half = max(peak_flops(found, "bf16"), peak_flops(found, "f16"))
     memory = found["memory"]
     return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, float(memory["read"]))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, sentences, this_device
+from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, peak_flops, sentences, this_device
 from .dispatch import Dispatcher
 from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
@@ -215,10 +215,7 @@ class Profile:
         at = self.ceilings
         if not at.get("f32_flops"):
             return 0.0, ""
-        dots = {"bf16": ("bf16_dot_flops", "bf16_amx_flops"), "f16": ("f16_flops", "f16_amx_flops")}.get(
-            step["dtype"], ()
-        )
-        compute = step["flops"] / max([at["f32_flops"], *(at[dot] for dot in dots)])
+        compute = step["flops"] / peak_flops(at, step["dtype"])
         level = at["cache"] if step["bytes"] <= at["cache"]["working_set"] else at["memory"]
         memory = step["bytes"] / max(level["copy"], level["stream_copy"])
         return (compute, "compute") if compute >= memory else (memory, "memory")

@@ -13,6 +13,7 @@ from torch import nn
 
 import oxidiff
 from nets import Net, image
+from oxidiff import advice
 
 FIELDS = {
     "captures", "programs", "variants", "specializations", "calls", "eager_calls", "fallbacks", "graph_hash",
@@ -29,6 +30,21 @@ def compiled() -> Any:
         compiled(image())
         compiled(image(1, 3, 40, 24))
     return compiled
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("f32", 200.0), ("bf16", 1200.0), ("f16", 400.0), ("i64", 200.0)])
+def test_a_peak_is_that_of_what_multiplies(dtype: str, peak: float) -> None:
+    tiles = {
+        "f32_flops": 100.0,
+        "bf16_dot_flops": 50.0,
+        "f16_flops": 0.0,
+        "bf16_amx_flops": 1200.0,
+        "f16_amx_flops": 0.0,
+    }
+    assert advice.peak_flops(tiles, dtype) == peak
+    assert advice.peak_flops({"f32_flops": 100.0, "bf16_dot_flops": 150.0}, dtype) == (
+        150.0 if dtype == "bf16" else 100.0
+    )
 
 
 def test_fields(compiled: Any) -> None:
@@ -135,7 +151,7 @@ def test_profile(compiled: Any) -> None:
     assert "GFLOP/s" in str(profile)
     assert "of peak" in str(profile)
     assert all(profile.floor(step)[1] in {"compute", "memory"} for step in profile.steps)
-    peak = profile.ceilings["f32_flops"]
+    peak = advice.peak_flops(profile.ceilings, "f32")
     heavy = {"dtype": "f32", "flops": peak, "bytes": 1, "seconds": 2.0}
     assert profile.floor(heavy) == (pytest.approx(1.0), "compute")
     assert profile._repr_html_().startswith("<table>")
