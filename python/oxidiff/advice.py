@@ -64,8 +64,8 @@ _INSTRUCTIONS: Final[Mapping[str, Mapping[str, int]]] = {
     "bf16": {"f32_flops": 1, "bf16_dot_flops": 1, "bf16_amx_flops": 1},
     "f16": {"f32_flops": 1, "f16_flops": 1, "f16_amx_flops": 1, "bf16_amx_flops": 3},
 }
-"""What multiplies a dtype, by the names of its ceilings, and how many of its products stand for one: f32 and f16 are taken apart
-for AMX."""
+"""What multiplies a dtype, by the names of its ceilings, and how many of its products stand for one: f32 and f16 are taken
+apart for AMX."""
 
 
 def peak_flops(ceilings: Mapping[str, Any], dtype: str) -> float:
