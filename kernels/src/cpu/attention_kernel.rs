@@ -213,7 +213,9 @@ unsafe fn pack_body<S: Simd>(
             if !packing.in_place {
                 with_element!(k.dtype, e => copy_keys(s, e, &k, packing, from, to, packed), else ());
             }
-            with_element!(v.dtype, e => transpose_values(s, e, &v, packing, from, to, values), else ());
+            let (keys, columns, stride) = ((from, to), 0..packing.dim_v, packing.block_terms());
+            let kernel = packing.kernel;
+            with_element!(v.dtype, e => transpose_values(s, e, &v, kernel, keys, columns, values, stride), else ());
         }
     }
 }
@@ -271,27 +273,16 @@ unsafe fn split_values<S: Simd, E: Element>(
     out: *mut f32,
 ) {
     const COLUMNS: usize = 16;
-    let (kernel, stride) = (packing.kernel, packing.block_terms());
-    let mut strip = std::mem::MaybeUninit::<[f32; MAX_GROUP * COLUMNS]>::uninit();
-    let strip: *mut f32 = strip.as_mut_ptr().cast();
     let mut rows = std::mem::MaybeUninit::<[f32; COLUMNS * BLOCK_KEYS]>::uninit();
     let rows: *mut f32 = rows.as_mut_ptr().cast();
-    // SAFETY: keys of the head, a block of them at most; `dim_v` rows of `stride` units.
+    // SAFETY: keys of the head, a block of them at most; `dim_v` rows of units.
     unsafe {
         for column in (0..packing.dim_v).step_by(COLUMNS) {
-            let end = packing.dim_v.min(column + COLUMNS);
-            for key in (from..to).step_by(kernel.nr) {
-                let valid = kernel.nr.min(to - key);
-                let width = width_at(valid, 0, kernel.nr);
-                transpose_rows(s, e, kernel, v, (key, valid), column..end, strip);
-                for c in 0..end - column {
-                    let row = rows.add(c * BLOCK_KEYS + key - from);
-                    row.copy_from_nonoverlapping(strip.add(c * width), valid);
-                }
-            }
-            for c in column..end {
+            let columns = column..packing.dim_v.min(column + COLUMNS);
+            transpose_values(s, e, v, packing.kernel, (from, to), columns.clone(), rows, BLOCK_KEYS);
+            for c in columns {
                 let row = rows.add((c - column) * BLOCK_KEYS);
-                split_row_into(packing.parts(), row, out.add(c * stride).cast(), to - from);
+                split_row_into(packing.parts(), row, out.add(c * packing.block_terms()).cast(), to - from);
             }
         }
     }
@@ -377,30 +368,31 @@ unsafe fn transpose_rows<S: Simd, E: Element>(
     }
 }
 
-/// Columns of V, keys along rows, as f32.
+/// Columns `columns` of V, keys along rows, as f32, `stride` elements apart.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 unsafe fn transpose_values<S: Simd, E: Element>(
     s: S,
     e: E,
     v: &Matrix,
-    packing: &Packing,
-    from: usize,
-    to: usize,
+    kernel: &Kernel,
+    (from, to): (usize, usize),
+    columns: std::ops::Range<usize>,
     out: *mut f32,
+    stride: usize,
 ) {
-    let (kernel, stride) = (packing.kernel, packing.block_terms());
     let mut strip = std::mem::MaybeUninit::<[f32; MAX_GROUP * STRIP]>::uninit();
     let strip: *mut f32 = strip.as_mut_ptr().cast();
-    // SAFETY: keys of the head; `dim_v` rows of `stride` f32.
+    // SAFETY: keys of the head; a row of `stride` f32 for each column.
     unsafe {
-        for column in (0..packing.dim_v).step_by(STRIP) {
-            let end = packing.dim_v.min(column + STRIP);
+        for column in columns.clone().step_by(STRIP) {
+            let end = columns.end.min(column + STRIP);
             for key in (from..to).step_by(kernel.nr) {
                 let valid = kernel.nr.min(to - key);
                 let width = width_at(valid, 0, kernel.nr);
                 transpose_rows(s, e, kernel, v, (key, valid), column..end, strip);
                 for c in column..end {
-                    let row = out.add(c * stride + key - from);
+                    let row = out.add((c - columns.start) * stride + key - from);
                     row.copy_from_nonoverlapping(strip.add((c - column) * width), valid);
                 }
             }

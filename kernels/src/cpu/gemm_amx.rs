@@ -221,6 +221,37 @@ pub(crate) unsafe fn copy_panel(panel: *const u8, width: usize, units: usize, to
     }
 }
 
+/// The four registers of sums as zeros or, to go on from there, as C.
+macro_rules! begin {
+    () => {
+        concat!(
+            "test {accumulate:e}, {accumulate:e}\n jne 2f\n",
+            "tilezero tmm0\n",
+            ".if {wide}\n tilezero tmm1\n .endif\n",
+            ".if {high}\n tilezero tmm2\n .endif\n",
+            ".if {wide} && {high}\n tilezero tmm3\n .endif\n",
+            "jmp 3f\n",
+            "2: tileloadd tmm0, [{c} + {ldc}*1]\n",
+            ".if {wide}\n tileloadd tmm1, [{c} + {ldc}*1 + 64]\n .endif\n",
+            ".if {high}\n tileloadd tmm2, [{c_high} + {ldc}*1]\n .endif\n",
+            ".if {wide} && {high}\n tileloadd tmm3, [{c_high} + {ldc}*1 + 64]\n .endif\n",
+            "3:",
+        )
+    };
+}
+
+/// Stores them.
+macro_rules! end {
+    () => {
+        concat!(
+            "tilestored [{c} + {ldc}*1], tmm0\n",
+            ".if {wide}\n tilestored [{c} + {ldc}*1 + 64], tmm1\n .endif\n",
+            ".if {high}\n tilestored [{c_high} + {ldc}*1], tmm2\n .endif\n",
+            ".if {wide} && {high}\n tilestored [{c_high} + {ldc}*1 + 64], tmm3\n .endif",
+        )
+    };
+}
+
 macro_rules! tile {
     ($name:ident, $dot:literal) => {
         /// # Safety
@@ -250,19 +281,7 @@ macro_rules! tile {
             unsafe {
                 asm!(
                     // Tile registers take a base and the distance of rows.
-                    "test {accumulate:e}, {accumulate:e}",
-                    "jne 2f",
-                    "tilezero tmm0",
-                    ".if {wide}", "tilezero tmm1", ".endif",
-                    ".if {high}", "tilezero tmm2", ".endif",
-                    ".if {wide} && {high}", "tilezero tmm3", ".endif",
-                    "jmp 3f",
-                    "2:",
-                    "tileloadd tmm0, [{c} + {ldc}*1]",
-                    ".if {wide}", "tileloadd tmm1, [{c} + {ldc}*1 + 64]", ".endif",
-                    ".if {high}", "tileloadd tmm2, [{c_high} + {ldc}*1]", ".endif",
-                    ".if {wide} && {high}", "tileloadd tmm3, [{c_high} + {ldc}*1 + 64]", ".endif",
-                    "3:",
+                    begin!(),
                     "test {rounds}, {rounds}",
                     "je 5f",
                     // Sixteen units a round, and the four lines of the next panel that `Tile` allows for them.
@@ -301,10 +320,7 @@ macro_rules! tile {
                     "xor {left:e}, {left:e}",
                     "jmp 4b",
                     "6:",
-                    "tilestored [{c} + {ldc}*1], tmm0",
-                    ".if {wide}", "tilestored [{c} + {ldc}*1 + 64], tmm1", ".endif",
-                    ".if {high}", "tilestored [{c_high} + {ldc}*1], tmm2", ".endif",
-                    ".if {wide} && {high}", "tilestored [{c_high} + {ldc}*1 + 64], tmm3", ".endif",
+                    end!(),
                     wide = const WIDE as usize,
                     high = const (ROWS > SIDE) as usize,
                     side_bytes = const ROW,
@@ -400,19 +416,7 @@ macro_rules! split_tile {
             // rows as are there. Prefetches do not fault.
             unsafe {
                 asm!(
-                    "test {accumulate:e}, {accumulate:e}",
-                    "jne 2f",
-                    "tilezero tmm0",
-                    ".if {wide}", "tilezero tmm1", ".endif",
-                    ".if {high}", "tilezero tmm2", ".endif",
-                    ".if {wide} && {high}", "tilezero tmm3", ".endif",
-                    "jmp 3f",
-                    "2:",
-                    "tileloadd tmm0, [{c} + {ldc}*1]",
-                    ".if {wide}", "tileloadd tmm1, [{c} + {ldc}*1 + 64]", ".endif",
-                    ".if {high}", "tileloadd tmm2, [{c_high} + {ldc}*1]", ".endif",
-                    ".if {wide} && {high}", "tileloadd tmm3, [{c_high} + {ldc}*1 + 64]", ".endif",
-                    "3:",
+                    begin!(),
                     "test {groups}, {groups}",
                     "je 5f",
                     // A group of terms a round. Each step changes the parts of one operand.
@@ -425,10 +429,7 @@ macro_rules! split_tile {
                     "dec {groups}",
                     "jne 4b",
                     "5:",
-                    "tilestored [{c} + {ldc}*1], tmm0",
-                    ".if {wide}", "tilestored [{c} + {ldc}*1 + 64], tmm1", ".endif",
-                    ".if {high}", "tilestored [{c_high} + {ldc}*1], tmm2", ".endif",
-                    ".if {wide} && {high}", "tilestored [{c_high} + {ldc}*1 + 64], tmm3", ".endif",
+                    end!(),
                     wide = const WIDE as usize,
                     high = const HIGH as usize,
                     group_bytes = const $parts * ROW,
