@@ -19,8 +19,8 @@ use crate::{simd_dispatch, with_element};
 const STRIP: usize = 64;
 /// Most queries of a group.
 const MAX_GROUP: usize = 32;
-/// Bytes of a key below which it is copied rather than read among those of other heads (Emerald Rapids, f32: 40 elements 0.95
-/// of the time, 80 as long).
+/// Bytes of a key below which it is copied rather than read among those of other heads, if it is not of whole lines (Emerald
+/// Rapids, f32: 40 elements 0.95 of the time, 80 as long).
 const SHORT_ROW: isize = 256;
 
 /// Layout of the packed keys and values of one head, in units of four bytes: K as `[key][dim]`, unless products read it
@@ -49,9 +49,10 @@ impl Packing {
         // A block of keys is read again for every group: rows 4 KiB apart would share few sets of L2, too.
         let keys = head_matrix(&a.k, 0, 0);
         let shared = keys.row_stride * keys.dtype.size_bytes() as isize % 4096 == 0;
-        // Short rows share their first and last lines with other heads, and registers of AMX want whole rows of units.
+        // Such rows share their first and last lines with other heads, and registers of AMX want whole rows of units.
         let bytes = (a.dim * keys.dtype.size_bytes()) as isize;
-        let is_spread = bytes < SHORT_ROW && keys.row_stride * keys.dtype.size_bytes() as isize > bytes;
+        let is_short = bytes < SHORT_ROW && bytes % 64 != 0;
+        let is_spread = is_short && keys.row_stride * keys.dtype.size_bytes() as isize > bytes;
         let is_ragged = kernel.is_amx() && !kernel.form.units(a.dim).is_multiple_of(TILE_UNITS);
         let in_place = !shared && !is_spread && !is_ragged && is_readable(&keys, kernel, a.dim);
         Packing { kernel, dim: a.dim, dim_v: a.dim_v, seq_k: a.seq_k, block, in_place }

@@ -31,6 +31,7 @@ const MAX_ROWS: usize = 252;
 const MAX_COLS: usize = 384;
 /// Rows with AMX, whole tiles of it.
 const AMX_ROWS: usize = 256;
+
 /// What part of these fits: processors without AVX-512 tend to have half the L2.
 const fn share(isa: Isa) -> usize {
     if matches!(isa, Isa::Avx512) { 1 } else { 2 }
