@@ -19,8 +19,8 @@ use crate::{simd_dispatch, with_element};
 const STRIP: usize = 64;
 /// Most queries of a group.
 const MAX_GROUP: usize = 32;
-/// Bytes of a key below which it is copied rather than read among those of other heads, if it is not of whole lines (Emerald
-/// Rapids, f32: 40 elements 0.95 of the time, 80 as long).
+/// Bytes of a key below which it is copied rather than read among those of other heads, if it is not of whole lines (a Xeon
+/// with AMX, f32: 40 elements 0.95 of the time, 80 as long).
 const SHORT_ROW: isize = 256;
 
 /// Layout of the packed keys and values of one head, in units of four bytes: K as `[key][dim]`, unless products read it
@@ -101,7 +101,7 @@ impl Packing {
 }
 
 /// Whether products of operands taken apart take less time than those of f32. Heads that leave a part of a group empty gain
-/// nothing in f32 (measured on Emerald Rapids: 40 and 80 elements 1.0 of the time, 64, 96 and 128 0.86 to 0.9, 512 0.7), and
+/// nothing in f32 (measured on a Xeon with 2 MiB of L2: 40 and 80 elements 1.0 of the time, 64, 96 and 128 0.86 to 0.9, 512 0.7), and
 /// in f16 they do (40 elements: 0.7).
 fn is_worth_splitting(dtype: DType, dim: usize) -> bool {
     dtype == DType::F16 || dim >= 2 * GROUP && 8 * dim.next_multiple_of(GROUP) <= 9 * dim
