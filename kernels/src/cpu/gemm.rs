@@ -62,6 +62,12 @@ impl Operand {
     }
 }
 
+/// What [`gemm`] of `m` rows of `k` elements leaves out of each product at most, in units of 2^-24 of it: operands may be taken
+/// apart ([`gemm_split`](super::gemm_split)).
+pub fn left_out(isa: Isa, a: DType, b: DType, m: usize, k: usize) -> usize {
+    select(isa, a, b, (m, k)).form.left_out()
+}
+
 /// Whether [`gemm`] of `m` rows takes no longer with [`Operand::Strided`] than with a packing of its own before it.
 pub fn packs_while_used(isa: Isa, m: usize) -> bool {
     super::gemm_driver::packs_while_used(isa.clamp(), m)
