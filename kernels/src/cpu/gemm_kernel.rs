@@ -463,7 +463,7 @@ pub(crate) unsafe fn split_panel(form: Form, src: *const u8, k: usize, width: us
     // SAFETY: forwarded; kernels of parts are those of AMX, which comes with AVX-512.
     unsafe {
         match form {
-            Form::Bf16x3 => gemm_split::split_panel_f32(src, k, width, dst),
+            Form::Bf16x3 => gemm_split::split_panel_into(3, src.cast(), k, width, dst),
             _ => gemm_split::split_panel_f16(src, k, width, dst),
         }
     }

@@ -92,9 +92,8 @@ mod avx512 {
     /// `src` must hold `n` f32, `dst` their groups of three parts; AVX-512 must be available.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
     pub(crate) unsafe fn split_row_f32(src: *const u8, dst: *mut u8, n: usize) {
-        let src: *const f32 = src.cast();
-        // SAFETY: masked lanes are not read.
-        unsafe { split_row::<3>(n, dst, |at, lanes| _mm512_maskz_loadu_ps(lanes, src.wrapping_add(at))) }
+        // SAFETY: forwarded.
+        unsafe { split_row_into(3, src.cast(), dst, n) }
     }
 
     /// # Safety
@@ -152,21 +151,10 @@ mod avx512 {
         }
     }
 
-    /// Splits a panel of f32 into three parts.
-    ///
-    /// # Safety
-    /// `src` must hold `k` rows of `width` columns, a multiple of 16, and `dst` their groups; AVX-512 must be available.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
-    pub(crate) unsafe fn split_panel_f32(src: *const u8, k: usize, width: usize, dst: *mut u32) {
-        let src: *const f32 = src.cast();
-        // SAFETY: inside the panel.
-        unsafe { split_panel::<3>(k, width, dst, |row, lane| _mm512_loadu_ps(src.add(row * width + lane))) }
-    }
-
     /// Splits a panel of f32 into `count` parts, two or three.
     ///
     /// # Safety
-    /// As [`split_panel_f32`].
+    /// `src` must hold `k` rows of `width` columns, a multiple of 16, and `dst` their groups; AVX-512 must be available.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
     pub(crate) unsafe fn split_panel_into(count: usize, src: *const f32, k: usize, width: usize, dst: *mut u32) {
         // SAFETY: inside the panel.
@@ -196,9 +184,7 @@ mod avx512 {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::{
-    split_panel_f16, split_panel_f32, split_panel_into, split_row_f16, split_row_f32, split_row_into,
-};
+pub(crate) use avx512::{split_panel_f16, split_panel_into, split_row_f16, split_row_f32, split_row_into};
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use absent::{split_panel_into, split_row_into};
