@@ -6,7 +6,7 @@ use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::gemm::{BatchDim, Operand, batched_gemm, gemm, left_out};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::gemm_swapped::{gemm_swapped, is_swapped_faster, swapped_bytes};
-use oxidiff_kernels::cpu::pack::{Matrix, pack_b, packed_bytes};
+use oxidiff_kernels::cpu::pack::{Matrix, pack_b, pack_b_for, packed_bytes, packed_bytes_for};
 use oxidiff_kernels::cpu::verify::{Buffer, compare, reference_gemm};
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::epilogue::Epilogue;
@@ -202,6 +202,35 @@ fn the_plain_epilogue_adds_bias_and_residual_and_rounds_once() {
             let accumulated = (k + 4) as f64 * 2f64.powi(-24) * (reference.magnitude + 2.0);
             let error = (c.get(index) - expected).abs();
             assert!(error <= half_ulp * expected.abs() * 1.01 + accumulated, "{dtype:?} {index}: {error:e}");
+        }
+    }
+}
+
+/// Panels for one product are those of any, however its kernel takes numbers apart.
+#[test]
+fn panels_for_one_product_give_the_same_results() {
+    let (pool, isa) = (Pool::global(), Isa::detect());
+    for (m, n, k) in [(160, 80, 300), (33, 16, 64), (5, 40, 7)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let (a, b) = (Buffer::random(dtype, m * k, 1), Buffer::random(dtype, n * k, 2));
+            let (left, right) = (Matrix::row_major(a.ptr(), dtype, k), Matrix::row_major(b.ptr(), dtype, k));
+            let bytes = packed_bytes_for(isa, (m, n, k), dtype, dtype);
+            assert!(bytes >= packed_bytes(n, k, dtype, isa));
+            // What packing must not touch follows its memory.
+            let mut memory = vec![0xa5u8; bytes + 64];
+            let mut whole = Buffer::zeroed(DType::U8, packed_bytes(n, k, dtype, isa));
+            let (mut got, mut want) = (Buffer::zeroed(DType::F32, m * n), Buffer::zeroed(DType::F32, m * n));
+            // SAFETY: dense buffers of the sizes named.
+            unsafe {
+                let for_one = pack_b_for(pool, isa, (m, n, k), dtype, &right, memory.as_mut_ptr());
+                let for_all = pack_b(pool, isa, n, k, &right, whole.ptr_mut());
+                for (packed, c) in [(for_one, &mut got), (for_all, &mut want)] {
+                    let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
+                    gemm(pool, isa, m, n, k, &left, &Operand::Packed(packed), &store).unwrap();
+                }
+            }
+            assert!((0..m * n).all(|at| got.get(at) == want.get(at)), "{dtype:?} {m}x{n}x{k}");
+            assert!(memory[bytes..].iter().all(|&byte| byte == 0xa5), "{dtype:?} {m}x{n}x{k}");
         }
     }
 }

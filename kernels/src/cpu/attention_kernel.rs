@@ -518,7 +518,8 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                 } else {
                     (task.packed.add(key * terms).cast(), terms * 4)
                 };
-                run_tiles(&mut runner, keys, width, terms, rows, lda, panel, scores, width, false, Ahead::NONE);
+                let c = (scores, width);
+                run_tiles(&mut runner, keys, width, terms, (rows, lda), panel, c, false, Ahead::NONE);
                 if let Some(mask) = &a.mask {
                     add_mask(s, kernel, mask, task, &group, key, keys, scores, strips, before);
                 }
@@ -540,19 +541,8 @@ unsafe fn run_body<S: Simd>(s: S, a: &Attention, packing: &Packing, task: &Task)
                 };
                 let (lda, panel) = (packing.block_terms() * 4, panel.cast_const().cast());
                 let terms = kernel.form.units(keys);
-                run_tiles(
-                    &mut runner,
-                    packing.dim_v,
-                    width,
-                    terms,
-                    values,
-                    lda,
-                    panel,
-                    group.results,
-                    width,
-                    key > 0,
-                    Ahead::NONE,
-                );
+                let (a, c) = ((values, lda), (group.results, width));
+                run_tiles(&mut runner, packing.dim_v, width, terms, a, panel, c, key > 0, Ahead::NONE);
             }
         }
         drop(runner);

@@ -474,7 +474,7 @@ pub(crate) unsafe fn conv_with(
         row_step: 0,
         col_step: conv.group_out(),
         a: &source,
-        b: BSource::Packed { ptr: weight.ptr, dtype: weight.dtype, stride: weight.group_bytes },
+        b: BSource::Packed { ptr: weight.ptr, dtype: weight.dtype, parts: 0, stride: weight.group_bytes },
     };
     // SAFETY: the caller vouches for the operands and the epilogue.
     unsafe { run(pool, &problem, epilogue) }
@@ -716,16 +716,6 @@ impl ASource for Windows<'_> {
             }
         }
         (dst, ld)
-    }
-
-    fn rows(&self, z: usize, row0: usize, k0: usize) -> Option<(*const u8, usize)> {
-        let pixel = self.conv.strides[3] * self.size;
-        let from = row0 as isize * pixel + (z * self.conv.group_in() + k0) as isize * self.size;
-        self.conv.is_plain().then_some((self.x.wrapping_byte_offset(from), pixel as usize))
-    }
-
-    fn element_bytes(&self) -> usize {
-        self.size as usize
     }
 
     fn is_in_place(&self) -> bool {

@@ -160,10 +160,11 @@ pub(crate) unsafe fn gemm_with(
     let source = Rows { a: *a, k, batch, kernel, copy: copy_row(kernel.isa, a.dtype, kernel.form) };
     let b = match b {
         Operand::Packed(packed) => {
-            if (packed.n, packed.k, packed.width) != (n, k, kernel.nr) {
+            let suits = (packed.n, packed.k, packed.width) == (n, k, kernel.nr);
+            if !suits || ![0, kernel.form.parts()].contains(&packed.parts) {
                 return Err(KernelError::Shape("the packed operand was made for other sizes or instructions"));
             }
-            BSource::Packed { ptr: packed.ptr, dtype: packed.dtype, stride: 0 }
+            BSource::Packed { ptr: packed.ptr, dtype: packed.dtype, parts: packed.parts, stride: 0 }
         }
         Operand::Strided(matrix) => BSource::Strided { matrix: *matrix, batch },
     };
@@ -244,17 +245,6 @@ impl ASource for Rows<'_> {
             }
         }
         (dst, ld)
-    }
-
-    fn rows(&self, z: usize, row0: usize, k0: usize) -> Option<(*const u8, usize)> {
-        let offset = batch_offset(self.batch, z, |dim| dim.a_stride) * self.element_bytes() as isize;
-        let first = self.a.at(row0, k0).wrapping_byte_offset(offset);
-        let stride = self.a.row_stride * self.element_bytes() as isize;
-        (self.a.col_stride == 1).then_some((first, stride as usize))
-    }
-
-    fn element_bytes(&self) -> usize {
-        self.a.dtype.size_bytes()
     }
 
     fn is_in_place(&self) -> bool {

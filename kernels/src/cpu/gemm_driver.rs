@@ -16,7 +16,7 @@
 use super::KernelError;
 use super::gemm::{BatchDim, batch_offset};
 use super::gemm_kernel::{Form, Kernel, Runner, expand_panel, split_panel};
-use super::pack::{Matrix, elements_per_unit, pack_panel, units, width_at};
+use super::pack::{Matrix, elements_per_unit, pack_panel, units, units_in, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
@@ -29,8 +29,9 @@ const K_BLOCK_UNITS: usize = 256;
 /// panels that stream through.
 const MAX_ROWS: usize = 252;
 const MAX_COLS: usize = 384;
-/// Rows with AMX, whole tiles of it.
+/// Rows with AMX, whole tiles of it, and columns: its processors have an L2 of 2 MiB.
 const AMX_ROWS: usize = 256;
+const AMX_COLS: usize = 640;
 
 /// What part of these fits: processors without AVX-512 tend to have half the L2.
 const fn share(isa: Isa) -> usize {
@@ -89,14 +90,6 @@ pub(crate) trait ASource: Sync {
         ld: usize,
     ) -> (*const u8, usize);
 
-    /// The rows that a block from there on is made of, where they lie side by side: the first one, and the bytes between them.
-    fn rows(&self, _z: usize, _row0: usize, _k0: usize) -> Option<(*const u8, usize)> {
-        None
-    }
-
-    /// Bytes of an element as it lies.
-    fn element_bytes(&self) -> usize;
-
     /// Whether `block` never uses `dst`.
     fn is_in_place(&self) -> bool {
         false
@@ -105,8 +98,8 @@ pub(crate) trait ASource: Sync {
 
 /// Where panels of B come from.
 pub(crate) enum BSource<'a> {
-    /// Packed panels; `stride` bytes from one pair's to the next.
-    Packed { ptr: *const u8, dtype: DType, stride: usize },
+    /// Packed panels, in parts if there are more than none; `stride` bytes from one pair's to the next.
+    Packed { ptr: *const u8, dtype: DType, parts: usize, stride: usize },
     /// A matrix per pair, packed panel by panel while it is used.
     Strided { matrix: Matrix, batch: &'a [BatchDim] },
 }
@@ -167,8 +160,8 @@ impl Blocking {
             let blocks = size.div_ceil(most);
             size.div_ceil(blocks).next_multiple_of(step)
         };
-        let most = if kernel.is_amx() { AMX_ROWS } else { MAX_ROWS };
-        let (most_rows, most_cols) = (most / share(kernel.isa), MAX_COLS / share(kernel.isa));
+        let (most_rows, most_cols) = if kernel.is_amx() { (AMX_ROWS, AMX_COLS) } else { (MAX_ROWS, MAX_COLS) };
+        let (most_rows, most_cols) = (most_rows / share(kernel.isa), most_cols / share(kernel.isa));
         let mut mc = split(problem.m, most_rows / mr * mr, mr);
         let mut nc = split(problem.n, most_cols, nr);
         let tasks = |mc: usize, nc: usize| problem.count * problem.m.div_ceil(mc) * problem.n.div_ceil(nc);
@@ -269,7 +262,6 @@ unsafe fn run_block<A: ASource>(
             let kc = blocking.kc.min(problem.k - k0);
             let (a, lda) = problem.a.block(z, row0, rows, k0, kc, worker.scratch, blocking.a_ld);
             let mut next_rows = next_rows(problem, blocking, worker, at, next, k0 + kc);
-            let mut later = later_rows(problem, blocking, (rows, cols), at, next, k0 + kc);
             let mut n0 = col0;
             while n0 < col0 + cols {
                 let width = width_at(problem.n, n0, problem.kernel.nr);
@@ -281,7 +273,7 @@ unsafe fn run_block<A: ASource>(
                     None => next_panel(problem, z, n0, k0, kc),
                 };
                 let c = (c, blocking.c_ld);
-                run_tiles_before(&mut runner, rows, width, terms, (a, lda), panel, c, k0 > 0, ahead, &mut later);
+                run_tiles(&mut runner, rows, width, terms, (a, lda), panel, c, k0 > 0, ahead);
                 n0 += width;
             }
         }
@@ -311,9 +303,13 @@ unsafe fn ready_panel<A: ASource>(
     unsafe {
         let wide = worker.scratch.add(blocking.panel_offset);
         let panel = match &problem.b {
-            BSource::Packed { ptr, stride, .. } => {
-                let row = units(k0, dtype) * width;
-                ptr.add(z * stride + (n0 * units(problem.k, dtype) + row) * 4)
+            &BSource::Packed { ptr, stride, parts, .. } => {
+                let row = units_in(parts, k0, dtype) * width;
+                let panel = ptr.add(z * stride + (n0 * units_in(parts, problem.k, dtype) + row) * 4);
+                if parts > 0 {
+                    return panel;
+                }
+                panel
             }
             BSource::Strided { matrix, batch } => {
                 let offset = batch_offset(batch, z, |dim| dim.b_stride) * dtype.size_bytes() as isize;
@@ -379,42 +375,6 @@ impl Ahead {
     }
 }
 
-/// Rows in memory that are wanted soon: some of their lines are asked for, into L2, before each tile.
-///
-/// AMX multiplies a block in less time than it takes to wait for its rows, line by line.
-pub(crate) struct Later {
-    /// The row at hand, and the bytes from one to the next.
-    row: *const u8,
-    stride: usize,
-    /// Lines of a row, and how many of this one have been asked for.
-    lines: usize,
-    line: usize,
-    /// Rows left, this one included, and lines that a tile asks for.
-    rows: usize,
-    each: usize,
-}
-
-impl Later {
-    /// Nothing.
-    const NONE: Later = Later { row: std::ptr::null(), stride: 0, lines: 0, line: 0, rows: 0, each: 0 };
-
-    #[inline(always)]
-    fn fetch(&mut self) {
-        let mut left = self.each;
-        while self.rows > 0 && left > 0 {
-            let end = self.lines.min(self.line + left);
-            left -= end - self.line;
-            for line in self.line..end {
-                fetch(self.row.wrapping_add(64 * line));
-            }
-            self.line = end;
-            if end == self.lines {
-                (self.row, self.line, self.rows) = (self.row.wrapping_add(self.stride), 0, self.rows - 1);
-            }
-        }
-    }
-}
-
 /// Asks for a cache line, valid or not, in the second-level cache.
 #[inline(always)]
 pub(crate) fn fetch(line: *const u8) {
@@ -425,25 +385,6 @@ pub(crate) fn fetch(line: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
-}
-
-/// For AMX: the rows of the block after the one at hand, of the next terms, from `k0` on, or of the next task.
-fn later_rows<A: ASource>(
-    problem: &Problem<'_, A>,
-    blocking: &Blocking,
-    (rows, cols): (usize, usize),
-    at: Place,
-    next: Option<Place>,
-    k0: usize,
-) -> Later {
-    let (place, k0) = if k0 < problem.k { (Some(at), k0) } else { (next, 0) };
-    let Some(Place { z, row0, .. }) = place.filter(|_| problem.kernel.is_amx()) else { return Later::NONE };
-    let Some((row, stride)) = problem.a.rows(z, row0, k0) else { return Later::NONE };
-    let bytes = blocking.kc.min(problem.k - k0) * problem.a.element_bytes();
-    let lines = (bytes + row as usize % 64).div_ceil(64);
-    let tiles = rows.div_ceil(problem.kernel.mr) * cols.div_ceil(problem.kernel.nr);
-    let rows = blocking.mc.min(problem.m - row0);
-    Later { row, stride, lines, line: 0, rows, each: (rows * lines).div_ceil(tiles) }
 }
 
 /// For kernels that fetch rows ahead: those that are multiplied after the ones at hand, of the next terms, from `k0` on, or of
@@ -474,12 +415,13 @@ unsafe fn next_rows<A: ASource>(
 /// The panel after the one at `n0`; nothing where it needs preparation first.
 fn next_panel<A: ASource>(problem: &Problem<'_, A>, z: usize, n0: usize, k0: usize, kc: usize) -> Ahead {
     match &problem.b {
-        BSource::Packed { ptr, dtype, stride } if *dtype == problem.kernel.form.dtype() => {
+        &BSource::Packed { ptr, dtype, stride, parts } if dtype == problem.kernel.form.dtype() => {
             let width = problem.kernel.nr;
+            let units = |k| units_in(parts, k, dtype);
             let (n0, k0) = if n0 + width < problem.n { (n0 + width, k0) } else { (0, k0 + kc) };
-            let first = ptr.wrapping_add(z * stride + (n0 * units(problem.k, *dtype) + units(k0, *dtype) * width) * 4);
+            let first = ptr.wrapping_add(z * stride + (n0 * units(problem.k) + units(k0) * width) * 4);
             let step = problem.kernel.form.units(kc) / 4 * 64;
-            Ahead { first, step, count: (units(kc, *dtype) * width * 4).div_ceil(step.max(1)) }
+            Ahead { first, step, count: (units(kc) * width * 4).div_ceil(step.max(1)) }
         }
         _ => Ahead::NONE,
     }
@@ -494,37 +436,11 @@ pub(crate) unsafe fn run_tiles(
     rows: usize,
     width: usize,
     terms: usize,
-    a: *const u8,
-    lda: usize,
-    panel: *const u8,
-    c: *mut f32,
-    ldc: usize,
-    accumulate: bool,
-    ahead: Ahead,
-) {
-    // SAFETY: forwarded.
-    unsafe {
-        let mut later = Later::NONE;
-        run_tiles_before(runner, rows, width, terms, (a, lda), panel, (c, ldc), accumulate, ahead, &mut later);
-    }
-}
-
-/// [`run_tiles`], asking for what is wanted `later`.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn run_tiles_before(
-    runner: &mut Runner<'_>,
-    rows: usize,
-    width: usize,
-    terms: usize,
     (a, lda): (*const u8, usize),
     panel: *const u8,
     (c, ldc): (*mut f32, usize),
     accumulate: bool,
     ahead: Ahead,
-    later: &mut Later,
 ) {
     let tiles = rows.div_ceil(runner.kernel().mr);
     // SAFETY: the caller vouches for the panel.
@@ -535,7 +451,6 @@ unsafe fn run_tiles_before(
         // SAFETY: the tile lies inside the A block, the panel and the C block.
         unsafe {
             let ahead = ahead.piece(tile).unwrap_or(panel);
-            later.fetch();
             let (a, c) = ((a.add(row * lda), lda), (c.add(row * ldc), ldc));
             runner.tile(height, a, c, accumulate, ahead);
         }

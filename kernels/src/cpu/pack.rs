@@ -13,8 +13,12 @@
 //! Pairs are what `VDPBF16PS` and AMX multiply, and they widen to two rows of f32 with a shift and a mask. 16-bit weights stay
 //! 16-bit, so a product that waits for memory waits half as long. Padding lanes and a padding k are zero. If at most
 //! `width / 2` columns remain, the last panel is half as wide.
+//!
+//! For one product, whose rows are known, panels may be packed [in parts](pack_b_for): as its kernel multiplies them where that
+//! takes numbers apart ([`gemm_split`](super::gemm_split)), once and not for each block of rows. They take half as much memory
+//! again (f32), or twice as much (f16).
 
-use super::gemm_kernel::{panel_width, transpose_units};
+use super::gemm_kernel::{Form, panel_width, select, split_panel, transpose_units};
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::Pool;
@@ -68,6 +72,8 @@ pub struct PackedB {
     pub dtype: DType,
     /// Columns of a panel.
     pub width: usize,
+    /// Parts that elements are in, 0 for whole ones.
+    pub(crate) parts: usize,
 }
 
 // SAFETY: read-only memory that the caller keeps alive.
@@ -78,7 +84,7 @@ unsafe impl Sync for PackedB {}
 impl PackedB {
     /// Describes memory that [`pack_b`] filled earlier with the same arguments.
     pub fn from_raw(ptr: *const u8, n: usize, k: usize, dtype: DType, isa: Isa) -> PackedB {
-        PackedB { ptr, n, k, dtype, width: panel_width(isa) }
+        PackedB { ptr, n, k, dtype, width: panel_width(isa), parts: 0 }
     }
 }
 
@@ -102,20 +108,94 @@ pub(crate) fn width_at(n: usize, n0: usize, width: usize) -> usize {
     if n - n0 <= width / 2 { width / 2 } else { width }
 }
 
+/// Units of `k` elements in so many parts, 0 for whole ones.
+pub(crate) fn units_in(parts: usize, k: usize, dtype: DType) -> usize {
+    if parts > 0 { super::gemm_split::units(parts, k) } else { units(k, dtype) }
+}
+
 /// Packs `b` (`[n, k]`, f32, f16 or bf16) into `dst` and describes the result.
 ///
 /// # Safety
 /// `b` must be readable for `n x k` elements and `dst` writable for [`packed_bytes`] bytes.
 pub unsafe fn pack_b(pool: &Pool, isa: Isa, n: usize, k: usize, b: &Matrix, dst: *mut u8) -> PackedB {
-    let isa = isa.clamp();
-    let width = panel_width(isa);
-    let panel_bytes = units(k, b.dtype) * width * 4;
+    // SAFETY: forwarded.
+    unsafe { pack_in(pool, isa.clamp(), None, (n, k), b, dst) }
+}
+
+/// Bytes that [`pack_b_for`] writes.
+pub fn packed_bytes_for(isa: Isa, (m, n, k): (usize, usize, usize), a: DType, b: DType) -> usize {
+    let parts = select(isa, a, b, (m, k)).form.parts();
+    n.next_multiple_of(panel_width(isa) / 2) * units_in(parts, k, b) * 4
+}
+
+/// Packs `b` for products with `m` rows of `a`'s type alone.
+///
+/// # Safety
+/// As [`pack_b`]; `dst` must be writable for [`packed_bytes_for`].
+pub unsafe fn pack_b_for(
+    pool: &Pool,
+    isa: Isa,
+    (m, n, k): (usize, usize, usize),
+    a: DType,
+    b: &Matrix,
+    dst: *mut u8,
+) -> PackedB {
+    let form = select(isa, a, b.dtype, (m, k)).form;
+    // SAFETY: forwarded.
+    unsafe { pack_in(pool, isa.clamp(), Some(form), (n, k), b, dst) }
+}
+
+/// Packs `b` as that form takes numbers apart, or whole.
+///
+/// # Safety
+/// As [`pack_b_for`], for kernels of the form.
+pub(super) unsafe fn pack_in(
+    pool: &Pool,
+    isa: Isa,
+    form: Option<Form>,
+    (n, k): (usize, usize),
+    b: &Matrix,
+    dst: *mut u8,
+) -> PackedB {
+    let form = form.filter(|form| form.parts() > 0);
+    let (width, parts) = (panel_width(isa), form.map_or(0, Form::parts));
+    let panel_bytes = units_in(parts, k, b.dtype) * width * 4;
     let target = SendMut(dst);
     pool.run(n.div_ceil(width), |panel, _| {
         // SAFETY: panels are disjoint and lie inside `dst`.
-        unsafe { pack_panel(isa, b, panel * width, n, width, 0, k, target.get().add(panel * panel_bytes)) }
+        unsafe {
+            let (n0, dst) = (panel * width, target.get().add(panel * panel_bytes));
+            match form {
+                Some(form) => pack_panel_in(isa, form, b, n0, n, width, k, dst),
+                None => pack_panel(isa, b, n0, n, width, 0, k, dst),
+            }
+        }
     });
-    PackedB { ptr: dst, n, k, dtype: b.dtype, width }
+    PackedB { ptr: dst, n, k, dtype: b.dtype, width, parts }
+}
+
+/// Terms that are brought together before they are taken apart: 16 KiB of f32.
+const TERMS_AT_ONCE: usize = 128;
+
+/// Packs the panel that starts at column `n0` of `n` in parts.
+///
+/// # Safety
+/// As [`pack_b_for`]; `dst` must hold the panel.
+unsafe fn pack_panel_in(isa: Isa, form: Form, b: &Matrix, n0: usize, n: usize, width: usize, k: usize, dst: *mut u8) {
+    #[repr(align(64))]
+    struct Whole(std::mem::MaybeUninit<[f32; TERMS_AT_ONCE * 32]>);
+    let mut whole = Whole(std::mem::MaybeUninit::uninit());
+    let whole: *mut u8 = whole.0.as_mut_ptr().cast();
+    debug_assert!(width <= 32);
+    for k0 in (0..k).step_by(TERMS_AT_ONCE) {
+        let kc = TERMS_AT_ONCE.min(k - k0);
+        // SAFETY: the buffer holds as many rows of a panel, `dst` the groups of all; they start at whole ones.
+        unsafe {
+            pack_panel(isa, b, n0, n, width, k0, kc, whole);
+            let width = width_at(n, n0, width);
+            split_panel(form, whole, kc, width, dst.cast::<u32>().add(units_in(form.parts(), k0, b.dtype) * width));
+        }
+    }
 }
 
 /// Packs `k0..k0 + kc` of the panel that starts at column `n0` of `n`.

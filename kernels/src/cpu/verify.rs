@@ -12,8 +12,9 @@ use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8_with};
 use super::gemm_kernel::{Form, Kernel, kernels};
+use super::gemm_split::GROUP;
 use super::gemm_store::StoreEpilogue;
-use super::pack::{Matrix, PackedB, pack_b, packed_bytes};
+use super::pack::{Matrix, PackedB, pack_b, pack_in, packed_bytes};
 use crate::dtype::DType;
 use crate::pool::Pool;
 use crate::registry::{Family, Row};
@@ -247,18 +248,20 @@ pub(super) fn verify_gemm(kernel: &'static Kernel, dtype: DType) -> Result<(), S
         let references = reference_gemm(&a, &b, &[], (m, n, k));
         let left = Matrix::row_major(a.ptr(), dtype, k);
         let right = Matrix::row_major(b.ptr(), dtype, k);
-        let mut memory = Buffer::zeroed(DType::U8, packed_bytes(n, k, dtype, kernel.isa));
-        for prepacked in [true, false] {
+        // Parts take twice as much at most, and whole groups.
+        let mut memory = Buffer::zeroed(DType::U8, 2 * packed_bytes(n, k.next_multiple_of(GROUP), dtype, kernel.isa));
+        for panels in ["packed", "packed in parts", "packed while used"] {
             let mut c = Buffer::random(DType::F32, m * n, 3);
             let store = StoreEpilogue::new(c.ptr_mut(), DType::F32, n as isize);
             // SAFETY: dense buffers of the sizes named.
             let outcome = unsafe {
-                let packed = Operand::Packed(pack_b(pool, kernel.isa, n, k, &right, memory.ptr_mut()));
-                let operand = if prepacked { packed } else { Operand::Strided(right) };
+                let form = (panels == "packed in parts").then_some(kernel.form);
+                let packed = Operand::Packed(pack_in(pool, kernel.isa, form, (n, k), &right, memory.ptr_mut()));
+                let operand = if panels == "packed while used" { Operand::Strided(right) } else { packed };
                 gemm_with(kernel, pool, &[], (m, n, k), &left, &operand, &store)
             };
             outcome.map_err(|error| error.to_string())?;
-            let what = format!("{} {m}x{n}x{k} prepacked {prepacked}", kernel.row_name(Family::Gemm, dtype));
+            let what = format!("{} {m}x{n}x{k} {panels}", kernel.row_name(Family::Gemm, dtype));
             compare(&what, &c, &references, chain(k) + kernel.form.left_out())?;
         }
     }

@@ -2,7 +2,7 @@
 
 use oxidiff_kernels::cpu::gemm::{BatchDim, Operand as GemmOperand, batched_gemm, gemm, packs_while_used};
 use oxidiff_kernels::cpu::gemm_swapped::{gemm_swapped, is_swapped_faster, swapped_bytes};
-use oxidiff_kernels::cpu::pack::{Matrix, PackedB, pack_b, packed_bytes};
+use oxidiff_kernels::cpu::pack::{Matrix, PackedB, pack_b, pack_b_for, packed_bytes_for};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
 
@@ -140,7 +140,7 @@ pub(super) fn make_linear(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
         (Some(kept), _) => Kept::Pack(kept),
         (None, _) if is_swapped && !maker.preparing => Kept::Swapped(maker.scratch(work, "packed rows")),
         (None, Some(_)) if !packs_while_used(maker.isa(), outer * m) && !maker.preparing => {
-            let bytes = |columns| packed_bytes(columns, k, weight.dtype, maker.isa());
+            let bytes = |columns| packed_bytes_for(maker.isa(), (m, columns, k), x.dtype, weight.dtype);
             let chunks = Chunks::of_panels(maker, n, bytes(n));
             let bytes = bytes(chunks.step);
             Kept::Scratch(maker.scratch(bytes, "packed weight"), chunks)
@@ -226,7 +226,8 @@ impl Call for LinearCall {
                     Kept::Scratch(scratch, chunks) => chunks.iter().try_for_each(|(first, count)| {
                         let from = first as isize * source.row_stride * source.dtype.size_bytes() as isize;
                         let chunk = Matrix { ptr: source.ptr.wrapping_offset(from), ..source };
-                        let packed = pack_b(ctx.pool, ctx.isa, count, k, &chunk, ctx.at(scratch));
+                        let sizes = (self.sizes.0, count, k);
+                        let packed = pack_b_for(ctx.pool, ctx.isa, sizes, self.x.dtype, &chunk, ctx.at(scratch));
                         self.multiply(ctx, &GemmOperand::Packed(packed), (first, count), epilogue)
                     }),
                     Kept::Pack(kept) => {
