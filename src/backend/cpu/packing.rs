@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use oxidiff_kernels::cpu::conv::Conv;
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
-use oxidiff_kernels::cpu::conv_choice::{chunk_columns, most_bytes};
+use oxidiff_kernels::cpu::conv_choice::{chunk_columns, for_all_threads, most_bytes};
 use oxidiff_kernels::cpu::pack::packed_bytes;
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::isa::Isa;
@@ -31,11 +31,12 @@ const FEW_ROWS_GAIN: f64 = 0.15;
 pub(super) const FEW_ROWS: usize = 4;
 /// Bytes that are packed at a time where memory is short; see [`most_bytes`].
 const SLIM_CHUNK_BYTES: usize = 256 << 10;
+/// The same of rows, where it is not, for each thread.
+const WORK_BYTES: usize = 4 << 20;
 
-/// Bytes that the rows of a linear layer may take which are packed instead of its weight: where memory is not short, twice
-/// what chunks of a weight's panels take.
+/// Bytes that the rows of a linear layer may take which are packed instead of its weight.
 pub(super) fn most_work_bytes(maker: &Maker<'_>) -> usize {
-    if maker.slim { SLIM_CHUNK_BYTES } else { 2 * most_bytes() }
+    if maker.slim { SLIM_CHUNK_BYTES } else { for_all_threads(WORK_BYTES) }
 }
 
 /// Bytes of panels that an option allows beside `prepared` bytes of values that are kept, too.
