@@ -29,7 +29,7 @@ const K_BLOCK_UNITS: usize = 256;
 /// panels that stream through.
 const MAX_ROWS: usize = 252;
 const MAX_COLS: usize = 384;
-/// Rows with AMX, whole tiles of it, and columns: its processors have an L2 of 2 MiB.
+/// The same with AMX, whole tiles of it: its processors have an L2 of 2 MiB.
 const AMX_ROWS: usize = 256;
 const AMX_COLS: usize = 640;
 
