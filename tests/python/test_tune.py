@@ -471,14 +471,15 @@ def test_a_wrong_form_is_never_chosen() -> None:
 
 
 def test_trials_before_the_first_run_use_what_runs_will_keep() -> None:
-    """The weight of a deep convolution is larger than the arena of a small image."""
+    """The weight of a deep convolution is larger than the arena of a small image. What linear layers keep has room for it,
+    and for 12 MiB of its panels, which are packed at a time where a thread's L2 has 2 MiB."""
     torch.manual_seed(0)
 
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(1024, 1024, 3, padding=1)
-            self.linears = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(3)])
+            self.linears = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linears(self.conv(x).flatten(1)[:, :2048])
