@@ -302,24 +302,20 @@ unsafe fn ready_panel<A: ASource>(
     // SAFETY: packed panels have the layout of `pack`; the two scratch panels hold `kc` terms each.
     unsafe {
         let wide = worker.scratch.add(blocking.panel_offset);
-        let panel = match &problem.b {
+        let (panel, is_apart) = match &problem.b {
             &BSource::Packed { ptr, stride, parts, .. } => {
                 let row = units_in(parts, k0, dtype) * width;
-                let panel = ptr.add(z * stride + (n0 * units_in(parts, problem.k, dtype) + row) * 4);
-                if parts > 0 {
-                    return panel;
-                }
-                panel
+                (ptr.add(z * stride + (n0 * units_in(parts, problem.k, dtype) + row) * 4), parts > 0)
             }
             BSource::Strided { matrix, batch } => {
                 let offset = batch_offset(batch, z, |dim| dim.b_stride) * dtype.size_bytes() as isize;
                 let matrix = Matrix { ptr: matrix.ptr.byte_offset(offset), ..*matrix };
                 let target = worker.scratch.add(blocking.pack_offset);
                 pack_panel(kernel.isa, &matrix, n0, problem.n, kernel.nr, k0, kc, target);
-                target.cast_const()
+                (target.cast_const(), false)
             }
         };
-        widened(kernel, dtype, panel, kc, width, wide)
+        if is_apart { panel } else { widened(kernel, dtype, panel, kc, width, wide) }
     }
 }
 

@@ -11,7 +11,7 @@
 //! on AVX2 it is 6 x 2 of 16 registers. AMX multiplies whole tiles: see `gemm_amx`.
 
 use crate::calibrate::bf16_pairs_win;
-use crate::cpu::pack::Matrix;
+use crate::cpu::pack::{Matrix, units_in};
 use crate::dtype::DType;
 use crate::isa::{Amx, Features, Isa, amx, features};
 use crate::registry::Family;
@@ -84,11 +84,8 @@ impl Form {
     }
 
     /// Four-byte units of `k` elements.
-    pub(crate) const fn units(self, k: usize) -> usize {
-        match self.parts() {
-            0 => k.div_ceil(self.elements_per_unit()),
-            parts => gemm_split::units(parts, k),
-        }
+    pub(crate) fn units(self, k: usize) -> usize {
+        units_in(self.parts(), k, self.dtype())
     }
 
     /// Elements of k per four-byte unit, of what lies together.

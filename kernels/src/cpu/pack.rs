@@ -19,6 +19,7 @@
 //! again (f32), or twice as much (f16).
 
 use super::gemm_kernel::{Form, panel_width, select, split_panel, transpose_units};
+use super::gemm_split;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::Pool;
@@ -110,7 +111,7 @@ pub(crate) fn width_at(n: usize, n0: usize, width: usize) -> usize {
 
 /// Units of `k` elements in so many parts, 0 for whole ones.
 pub(crate) fn units_in(parts: usize, k: usize, dtype: DType) -> usize {
-    if parts > 0 { super::gemm_split::units(parts, k) } else { units(k, dtype) }
+    if parts > 0 { gemm_split::units(parts, k) } else { units(k, dtype) }
 }
 
 /// Packs `b` (`[n, k]`, f32, f16 or bf16) into `dst` and describes the result.
