@@ -286,13 +286,14 @@ mod tests {
     use std::process::Command;
 
     use super::super::conv::{Conv, Weight, conv_with, pack_conv_weight};
+    use super::super::conv_winograd_points::{Cut, multiply_cut};
     use super::super::gemm::{Operand, gemm_with};
     use super::super::gemm_amx::{BF16, F16, F16_SPLIT, F32, INT8, multiply_registers};
     use super::super::gemm_kernel::{Form, Runner};
     use super::super::gemm_store::StoreEpilogue;
     use super::super::pack::Matrix;
     use super::super::tile_exec_verify::verify_attention_of;
-    use super::super::verify::{Buffer, verify_conv, verify_gemm, verify_int8};
+    use super::super::verify::{Buffer, compare_winograd, verify_conv, verify_gemm, verify_int8, verify_winograd};
     use super::{INITIAL, Instruction, SET_UPS, Tiles, install};
     use crate::dtype::DType;
     use crate::isa::{Amx, Isa, amx, features};
@@ -525,6 +526,49 @@ mod tests {
         }
         if is_ready_for_f16() {
             verify_conv(&F16, DType::F16).unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "`tests_that_run_amx_pass` runs it"]
+    fn winograd_with_amx_matches_the_reference() {
+        if is_ready() {
+            verify_winograd(&F32, DType::F32).unwrap();
+        }
+    }
+
+    /// Blocks and bands as large images have them.
+    #[test]
+    #[ignore = "`tests_that_run_amx_pass` runs it"]
+    fn every_cut_of_winograd_matches_the_reference() {
+        if !is_ready() {
+            return;
+        }
+        let pool = Pool::global();
+        for shape in [
+            Conv::new_2d(2, [21, 20], 150, 70, [3, 3]).padding([0, 1, 1]),
+            Conv::new_3d(1, [3, 17, 18], 70, 100, [3, 3, 3]).padding([1, 1, 1]),
+        ] {
+            let (ins, outs) = (shape.in_channels, shape.out_channels);
+            let x = Buffer::random(DType::F32, shape.batch * shape.strides[0] as usize, 1);
+            let w = Buffer::random(DType::F32, outs * shape.terms(), 2);
+            let weight = Weight::contiguous(w.ptr(), DType::F32, &shape);
+            for (o, blocks) in [2, 4]
+                .into_iter()
+                .flat_map(|o| [[64, 64], [64, outs], [ins, 64], [ins, outs]].map(|blocks| (o, blocks)))
+            {
+                let cut = Cut::of(&shape, o, blocks, 0);
+                let mut memory = Buffer::zeroed(DType::F32, cut.bytes() / 4);
+                (0..cut.bytes() / 4).for_each(|at| memory.set(at, f32::NAN));
+                let mut y = Buffer::random(DType::F32, shape.rows() * outs, 3);
+                let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, outs as isize);
+                // SAFETY: dense buffers of the sizes that `shape` and the cut say.
+                unsafe {
+                    let (image, work) = ((x.ptr(), DType::F32), memory.ptr_mut());
+                    multiply_cut(&F32, pool, &shape, image, &weight, (o, cut), work, &store).unwrap();
+                }
+                compare_winograd(&format!("{cut:?} of {shape:?}"), (&shape, o), [&x, &w, &y]).unwrap();
+            }
         }
     }
 

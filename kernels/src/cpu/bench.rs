@@ -7,7 +7,7 @@ use super::KernelError;
 use super::attention::{Attention, Heads, attention_with, scratch_bytes_of};
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
 use super::conv_algorithm::{Algorithm, Keep, expected};
-use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
+use super::conv_winograd::{Room, Work, winograd_with, work_bytes_of};
 use super::gemm::{Operand, gemm_with};
 use super::gemm_kernel::{Form, Kernel, of_form};
 use super::gemm_store::StoreEpilogue;
@@ -176,7 +176,7 @@ fn start_winograd(kernel: &'static Kernel, dtype: DType, shape: Conv, tile: usiz
     let pool = Pool::global();
     let [x, w, bias, mut y] = conv_operands(&shape, dtype);
     let room = Room::Ample;
-    let mut memory = Buffer::zeroed(DType::U8, work_bytes(&shape, tile, kernel.isa, room));
+    let mut memory = Buffer::zeroed(DType::U8, work_bytes_of(kernel, &shape, tile, room));
     Ok(Box::new(move || {
         let weight = Weight::contiguous(w.ptr(), dtype, &shape);
         let work = Work { ptr: memory.ptr_mut(), room };

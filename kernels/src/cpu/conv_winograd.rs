@@ -13,6 +13,9 @@
 //!   after the last block: Y = A' M A  -> epilogue, a few tiles of one tile row at a time
 //! ```
 //!
+//! Where AMX multiplies numbers that are taken apart, images of many tiles take another order: see
+//! [`conv_winograd_points`](super::conv_winograd_points).
+//!
 //! A kernel of several planes (3x3x3) is one of 3x3 whose input channels are those of every plane that it reads: a row of V
 //! has the channels of the first plane, then those of the next.
 //!
@@ -30,11 +33,12 @@
 
 use super::KernelError;
 use super::conv::{Conv, Weight};
-use super::gemm_driver::{fetch, widened};
+use super::conv_winograd_points as points;
+use super::gemm_driver::fetch;
 use super::gemm_kernel::{Form, Kernel, Runner, of_form, panel_width};
-use super::gemm_store::load;
-use super::pack::{Matrix, SendMut, pack_panel, units, width_at};
-use super::winograd_transform::{MAX_POINTS, Results, Taps, transform_input, transform_output, transform_weights};
+use super::pack::{SendMut, width_at};
+use super::winograd_tiles::{LANES, MAX_CHANNELS, Order, STRIP, Strides, TASK_VECTORS, Tiled, count, odd_lines};
+use super::winograd_transform::{Taps, transform_weights};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::{Isa, features};
@@ -54,13 +58,7 @@ const MIN_GROUP: usize = 28;
 /// Bytes of U at most.
 const MAX_CHUNK_BYTES: usize = 640 << 10;
 /// Longest accumulation chain, and channels of a chunk: with chains twice as long errors of F(4x4) pass 1e-5.
-const MAX_CHUNK: usize = 160;
-/// Channels are transformed by whole vectors of every instruction set.
-const LANES: usize = 16;
-/// Tiles whose results go to the epilogue together.
-const STRIP: usize = 8;
-/// Channel vectors that a task of the input's transform has at least.
-const TASK_VECTORS: usize = 64;
+const MAX_CHUNK: usize = MAX_CHANNELS;
 /// Bytes of a tap's input channels that are brought side by side at a time: a vector of every instruction set.
 const GATHERED_BYTES: usize = 64;
 
@@ -82,6 +80,15 @@ pub fn is_winograd(conv: &Conv) -> bool {
 /// the transform of the weight for every band, and the shares of the transforms of tiles. Each plane of the kernel has its
 /// own products, weights and transform of the input.
 pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
+    let vectors = vector_cost_per_pair(conv, o, room);
+    if room == Room::Ample && points::suits(conv, o, Isa::detect()) {
+        return vectors.min(points::cost_per_pair(conv, o));
+    }
+    vectors
+}
+
+/// The same with products by vectors.
+fn vector_cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
     let tiles = count(conv, o)[3] as f64;
     let (points, tile) = if o == 4 { (36.0, TILE_COST) } else { (16.0, 0.4 * TILE_COST) };
     let channels = [conv.in_channels, conv.out_channels].map(|c| c.max(1).next_multiple_of(LANES) as f64);
@@ -115,13 +122,6 @@ fn most_tiles(points: usize, width: usize) -> usize {
     ((features().l2_bytes / 6 * 5).saturating_sub(chunk_bytes()) / (points * width * 4)).max(MIN_GROUP)
 }
 
-/// Planes of all images, tiles along height and width, and their product.
-fn count(conv: &Conv, o: usize) -> [usize; 4] {
-    let [depth, height, width] = conv.output;
-    let (planes, rows, cols) = (conv.batch * depth, height.div_ceil(o), width.div_ceil(o));
-    [planes, rows, cols, planes * rows * cols]
-}
-
 /// How much memory a convolution may take for V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
@@ -145,12 +145,6 @@ struct Cut {
     v_stride: usize,
     /// The same of M where it stays in memory between blocks.
     m_stride: usize,
-}
-
-/// A stride of at least `n` f32, whole cache lines and an odd number of them: the points of one element fall into
-/// different sets of the cache.
-fn odd_lines(n: usize) -> usize {
-    (n.div_ceil(16) | 1) * 16
 }
 
 impl Cut {
@@ -206,10 +200,25 @@ impl Cut {
 
 /// Bytes of memory that [`conv_winograd`] works in.
 pub fn work_bytes(conv: &Conv, o: usize, isa: Isa, room: Room) -> usize {
-    let width = panel_width(isa);
-    let cut = Cut::new(conv, o, width, room);
+    work_bytes_of(kernel_for(conv, o, isa, room), conv, o, room)
+}
+
+/// The same for [`winograd_with`].
+pub(super) fn work_bytes_of(kernel: &Kernel, conv: &Conv, o: usize, room: Room) -> usize {
+    if kernel.form.parts() > 0 {
+        return points::work_bytes(conv, o);
+    }
+    let cut = Cut::new(conv, o, kernel.nr, room);
     let v = cut.block * (o + 2) * (o + 2) * cut.v_stride;
-    (v + cut.results(o, conv.out_channels.div_ceil(width))) * 4
+    (v + cut.results(o, conv.out_channels.div_ceil(kernel.nr))) * 4
+}
+
+/// The micro-kernel for a convolution: of AMX, which takes the products in the other order, where that costs less.
+fn kernel_for(conv: &Conv, o: usize, isa: Isa, room: Room) -> &'static Kernel {
+    let is_split = room == Room::Ample
+        && points::suits(conv, o, isa)
+        && points::cost_per_pair(conv, o) < vector_cost_per_pair(conv, o, room);
+    of_form(isa, if is_split { Form::Bf16x3 } else { Form::F32 })
 }
 
 /// Memory to work in.
@@ -241,12 +250,12 @@ pub unsafe fn conv_winograd(
     work: Work,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
-    let kernel = of_form(isa, Form::F32);
+    let kernel = kernel_for(conv, o, isa, work.room);
     // SAFETY: forwarded.
     unsafe { winograd_with(kernel, pool, conv, (x, dtype), weight, o, work, epilogue) }
 }
 
-/// [`conv_winograd`] with a given micro-kernel of f32.
+/// [`conv_winograd`] with a given micro-kernel, of f32 or of three bf16.
 ///
 /// # Safety
 /// As [`conv_winograd`].
@@ -269,6 +278,10 @@ pub(crate) unsafe fn winograd_with(
     super::gemm::check_dtypes([dtype, weight.dtype])?;
     if conv.rows() == 0 || conv.out_channels == 0 {
         return Ok(());
+    }
+    if kernel.form.parts() > 0 {
+        // SAFETY: forwarded.
+        return unsafe { points::multiply(kernel, pool, conv, (x, dtype), weight, o, work.ptr, epilogue) };
     }
     let job = Job::new(kernel, conv, (x, dtype), weight, o, work, pool.threads());
     let Cut { tiles, band, chunks, block, .. } = job.cut;
@@ -301,19 +314,7 @@ pub(crate) unsafe fn winograd_with(
 
 /// One convolution, and how it is cut.
 struct Job<'a> {
-    kernel: &'static Kernel,
-    conv: &'a Conv,
-    x: *const u8,
-    dtype: DType,
-    weight: &'a Weight,
-    order: Order,
-    /// Side of an output tile and of an input tile.
-    o: usize,
-    t: usize,
-    /// Tiles along height and width.
-    grid: [usize; 2],
-    /// Planes of the kernel.
-    planes: usize,
+    tiled: Tiled<'a>,
     cut: Cut,
     /// Tiles of a task at most.
     group: usize,
@@ -330,35 +331,8 @@ struct Job<'a> {
     scratch_bytes: usize,
 }
 
-/// Which terms of a weight follow each other in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    /// The taps of a channel, then the next channel: PyTorch's contiguous layout.
-    Taps,
-    /// The channels of a tap, then the next tap: channels last.
-    Channels,
-    /// Neither.
-    Any,
-}
-
-fn order_of(weight: &Weight, channels: usize, planes: usize) -> Order {
-    let [_, channel, plane, row, col] = weight.strides;
-    let per_tap = channels as isize;
-    let is_dense = |tap: isize| (planes == 1 || plane == 9 * tap) && row == 3 * tap && col == tap;
-    if is_dense(1) && channel == 9 * planes as isize {
-        Order::Taps
-    } else if is_dense(per_tap) && channel == 1 {
-        Order::Channels
-    } else {
-        Order::Any
-    }
-}
-
 // SAFETY: reads only, but for V, of which tasks write disjoint parts.
 unsafe impl Sync for Job<'_> {}
-
-/// What stands for pixels outside of the image.
-static ZEROS: [f32; MAX_CHUNK] = [0.0; MAX_CHUNK];
 
 impl<'a> Job<'a> {
     fn new(
@@ -372,8 +346,8 @@ impl<'a> Job<'a> {
     ) -> Job<'a> {
         let t = o + 2;
         let points = t * t;
-        let [_, rows, cols, _] = count(conv, o);
-        let planes = conv.kernel[0];
+        let tiled = Tiled::new(kernel, conv, (x, dtype), weight, o);
+        let planes = tiled.planes;
         let cut = Cut::new(conv, o, kernel.nr, work.room);
         let panels = conv.out_channels.div_ceil(kernel.nr);
         let mut groups = cut.band.div_ceil(most_tiles(points, kernel.nr));
@@ -387,7 +361,7 @@ impl<'a> Job<'a> {
         let m_stride = if m.is_some() { cut.m_stride } else { odd_lines(group * width) };
         let m_bytes = if m.is_some() { 0 } else { points * m_stride * 4 };
         let gathered = GATHERED_BYTES / weight.dtype.size_bytes();
-        let taps_bytes = (9 * planes * gathered + 2) * width * 4;
+        let taps_bytes = tiled.taps_bytes(gathered);
         let sizes = [points * u_stride * 4, m_bytes, o * STRIP * o * width * 4, taps_bytes, taps_bytes];
         let mut ends = [0; 5];
         let mut at = 0usize;
@@ -396,16 +370,7 @@ impl<'a> Job<'a> {
             *end = at;
         }
         Job {
-            kernel,
-            conv,
-            x,
-            dtype,
-            weight,
-            order: order_of(weight, conv.in_channels, planes),
-            o,
-            t,
-            grid: [rows, cols],
-            planes,
+            tiled,
             cut,
             group,
             gathered,
@@ -418,15 +383,10 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Image plane, tile row and tile column of a tile.
-    fn place(&self, tile: usize) -> [usize; 3] {
-        let [rows, cols] = self.grid;
-        [tile / (rows * cols), tile / cols % rows, tile % cols]
-    }
-
     /// Where V starts for a chunk, at its first point, for the band's tile.
     fn v_at(&self, chunk: usize, tile: usize) -> *mut f32 {
-        let at = chunk % self.cut.block * self.t * self.t * self.cut.v_stride + tile * self.planes * self.cut.chunk;
+        let Tiled { t, planes, .. } = self.tiled;
+        let at = chunk % self.cut.block * t * t * self.cut.v_stride + tile * planes * self.cut.chunk;
         self.v.get().cast::<f32>().wrapping_add(at)
     }
 
@@ -435,45 +395,13 @@ impl<'a> Job<'a> {
     /// # Safety
     /// As [`conv_winograd`]; nobody else may touch that part of V.
     unsafe fn fill_v(&self, first: usize, tile: usize, chunk: usize) {
-        let conv = self.conv;
-        let size = self.dtype.size_bytes() as isize;
-        let [plane, tile_row, tile_col] = self.place(first + tile);
-        let (image, depth) = (plane / conv.output[0], plane % conv.output[0]);
         let channel = chunk * self.cut.chunk;
-        let channels = self.cut.chunk.min(conv.in_channels - channel);
-        let image = image as isize * conv.strides[0] + channel as isize;
-        let [row0, col0] = [tile_row * self.o, tile_col * self.o].map(|at| at as isize);
-        for tap in 0..self.planes {
-            let z = (depth * conv.stride[0] + tap * conv.dilation[0]) as isize - conv.padding[0];
-            let mut pixels = [ZEROS.as_ptr().cast::<u8>(); MAX_POINTS];
-            if z >= 0 && z < (conv.input[0] * conv.upsample[0]) as isize {
-                let offset = image + z / conv.upsample[0] as isize * conv.strides[1];
-                self.locate(self.x.wrapping_byte_offset(offset * size), row0, col0, &mut pixels);
-            }
+        let channels = self.cut.chunk.min(self.tiled.conv.in_channels - channel);
+        for tap in 0..self.tiled.planes {
             let to = self.v_at(chunk, tile).wrapping_add(tap * channels);
-            // SAFETY: the pixels lie inside the image or are zeros. A plane's channels are followed by those of the next, which
-            // are written later, or by the end of a row of whole vectors.
-            unsafe { transform_input(self.kernel.isa, self.t, self.dtype, &pixels, channels, to, self.cut.v_stride) };
-        }
-    }
-
-    /// Where the pixels of the tile at `row0` and `col0` of a plane lie, if inside the image.
-    fn locate(&self, plane: *const u8, row0: isize, col0: isize, pixels: &mut [*const u8; MAX_POINTS]) {
-        let conv = self.conv;
-        let size = self.dtype.size_bytes() as isize;
-        for row in 0..self.t {
-            let y = row0 + row as isize - conv.padding[1];
-            if y < 0 || y >= (conv.input[1] * conv.upsample[1]) as isize {
-                continue;
-            }
-            let line = plane.wrapping_byte_offset(y / conv.upsample[1] as isize * conv.strides[2] * size);
-            for col in 0..self.t {
-                let x = col0 + col as isize - conv.padding[2];
-                if x >= 0 && x < (conv.input[2] * conv.upsample[2]) as isize {
-                    let offset = x / conv.upsample[2] as isize * conv.strides[3] * size;
-                    pixels[row * self.t + col] = line.wrapping_byte_offset(offset);
-                }
-            }
+            // SAFETY: a plane's channels are followed by those of the next, which are written later, or by the end of a row of
+            // whole vectors.
+            unsafe { self.tiled.transform_input(first + tile, tap, (channel, channels), to, self.cut.v_stride) };
         }
     }
 
@@ -491,8 +419,9 @@ impl<'a> Job<'a> {
         n0: usize,
         epilogue: &dyn Epilogue,
     ) {
-        let outs = self.conv.out_channels;
-        let width = width_at(outs, n0, self.kernel.nr);
+        let Tiled { kernel, conv, t, planes, .. } = self.tiled;
+        let outs = conv.out_channels;
+        let width = width_at(outs, n0, kernel.nr);
         let count = range[1] - range[0];
         // SAFETY: the parts lie behind each other in scratch.
         unsafe {
@@ -501,21 +430,21 @@ impl<'a> Job<'a> {
             let (m, c): (*mut f32, *mut f32) = (m.cast(), c.cast());
             let m = match self.m {
                 Some(all) => {
-                    let panel = n0 / self.kernel.nr * self.t * self.t * self.m_stride;
+                    let panel = n0 / kernel.nr * t * t * self.m_stride;
                     all.get().cast::<f32>().add(panel + range[0] * width)
                 }
                 None => m,
             };
             for chunk in block[0]..block[1] {
                 let channel = chunk * self.cut.chunk;
-                let channels = self.cut.chunk.min(self.conv.in_channels - channel);
+                let channels = self.cut.chunk.min(conv.in_channels - channel);
                 for from in (0..channels).step_by(self.gathered) {
                     let gathered = self.gathered.min(channels - from);
-                    let taps = self.gather(n0, width, channel + from, gathered, taps, wide);
-                    for plane in 0..self.planes {
+                    let taps = self.tiled.gather(n0, width, channel + from, gathered, taps, wide);
+                    for plane in 0..planes {
                         let taps = Taps { from: taps.from.add(9 * plane * taps.tap), ..taps };
                         let to = u.add((plane * channels + from) * width);
-                        transform_weights(self.kernel.isa, self.t, &taps, to, self.u_stride);
+                        transform_weights(kernel.isa, t, &taps, to, self.u_stride);
                     }
                 }
                 self.multiply(chunk, channels, range[0], count, (u, n0, width), m);
@@ -524,62 +453,14 @@ impl<'a> Job<'a> {
                 return;
             }
             let cols = width.min(outs - n0);
+            let strides = Strides { point: self.m_stride, tile: width };
             let mut tile = 0;
             while tile < count {
-                let [_, _, tile_col] = self.place(first + range[0] + tile);
-                let strip = STRIP.min(count - tile).min(self.grid[1] - tile_col);
+                let at = first + range[0] + tile;
+                let strip = self.tiled.strip(at, count - tile);
                 let m = m.add(tile * width);
-                self.finish(first + range[0] + tile, strip, m, c, width, (n0, cols), epilogue);
+                self.tiled.finish((at, strip), (m, strides), c, width, (n0, cols), epilogue);
                 tile += strip;
-            }
-        }
-    }
-
-    /// Brings the taps of `count` input channels side by side, one vector of output channels each, as f32. Those of a plane
-    /// of the kernel are followed by those of the next.
-    ///
-    /// # Safety
-    /// `to` and `wide` must each hold the taps of `self.gathered` channels.
-    unsafe fn gather(&self, n0: usize, width: usize, channel: usize, count: usize, to: *mut u8, wide: *mut u8) -> Taps {
-        let Self { kernel, weight, conv, .. } = *self;
-        let (outs, isa, all) = (conv.out_channels, kernel.isa, 9 * self.planes);
-        let rows = Matrix { ptr: weight.ptr, dtype: weight.dtype, row_stride: weight.strides[0], col_stride: 1 };
-        let taps = |from: *const u8, tap, channel| Taps { from: from.cast(), tap, channel, channels: count, width };
-        // SAFETY: every term lies inside the weight, every row inside `to` or `wide`.
-        unsafe {
-            match self.order {
-                Order::Taps => {
-                    pack_panel(isa, &rows, n0, outs, kernel.nr, all * channel, all * count, to);
-                    taps(widened(kernel, weight.dtype, to, all * count, width, wide), width, all * width)
-                }
-                Order::Channels => {
-                    let step = units(count, weight.dtype) * width * 4;
-                    for tap in 0..all {
-                        let k0 = tap * conv.in_channels + channel;
-                        pack_panel(isa, &rows, n0, outs, kernel.nr, k0, count, to.add(tap * step));
-                    }
-                    let terms = all * units(count, weight.dtype) * (4 / weight.dtype.size_bytes());
-                    let from = widened(kernel, weight.dtype, to, terms, width, wide);
-                    taps(from, terms / all * width, width)
-                }
-                Order::Any => {
-                    let to: *mut f32 = wide.cast();
-                    to.write_bytes(0, all * count * width);
-                    let [out_stride, channel_stride, plane_stride, row_stride, col_stride] = weight.strides;
-                    for (tap, index) in (0..all).flat_map(|tap| (0..count).map(move |index| (tap, index))) {
-                        let term = (channel + index) as isize * channel_stride
-                            + (tap / 9) as isize * plane_stride
-                            + (tap / 3 % 3) as isize * row_stride
-                            + (tap % 3) as isize * col_stride;
-                        for lane in 0..width.min(outs - n0) {
-                            let at = (n0 + lane) as isize * out_stride + term;
-                            let from = weight.ptr.byte_offset(at * weight.dtype.size_bytes() as isize);
-                            let value = load(from, weight.dtype, 0);
-                            to.add((index * all + tap) * width + lane).write(value);
-                        }
-                    }
-                    taps(to.cast(), width, all * width)
-                }
             }
         }
     }
@@ -597,11 +478,11 @@ impl<'a> Job<'a> {
         (u, n0, width): (*const f32, usize, usize),
         m: *mut f32,
     ) {
-        let (kernel, row) = (self.kernel, self.planes * self.cut.chunk);
-        let terms = self.planes * channels;
+        let Tiled { kernel, planes, t, .. } = self.tiled;
+        let (row, terms) = (planes * self.cut.chunk, planes * channels);
         let mut runner = Runner::new(kernel);
         let pieces = count.div_ceil(kernel.mr);
-        let points = self.t * self.t;
+        let points = t * t;
         let v = self.v_at(chunk, first);
         for point in 0..points {
             if !(chunk + 1).is_multiple_of(self.cut.block) {
@@ -625,54 +506,20 @@ impl<'a> Job<'a> {
 
     /// Asks for one of `of` parts of the chunk's weights.
     fn fetch_weight(&self, chunk: usize, n0: usize, width: usize, [part, of]: [usize; 2]) {
-        if self.order != Order::Taps || chunk >= self.cut.chunks {
+        let Tiled { conv, weight, planes, order, .. } = self.tiled;
+        if order != Order::Taps || chunk >= self.cut.chunks {
             return;
         }
-        let size = self.weight.dtype.size_bytes();
+        let size = weight.dtype.size_bytes();
         let channel = chunk * self.cut.chunk;
-        let taps = 9 * self.planes;
-        let lines = (taps * self.cut.chunk.min(self.conv.in_channels - channel) * size).div_ceil(64);
-        let rows = width.min(self.conv.out_channels - n0);
+        let taps = 9 * planes;
+        let lines = (taps * self.cut.chunk.min(conv.in_channels - channel) * size).div_ceil(64);
+        let rows = width.min(conv.out_channels - n0);
         for line in part * lines / of..(part + 1) * lines / of {
             for lane in 0..rows {
-                let row = (n0 + lane) as isize * self.weight.strides[0] * size as isize;
-                fetch(self.weight.ptr.wrapping_byte_offset(row).wrapping_add(taps * channel * size + 64 * line));
+                let row = (n0 + lane) as isize * weight.strides[0] * size as isize;
+                fetch(weight.ptr.wrapping_byte_offset(row).wrapping_add(taps * channel * size + 64 * line));
             }
-        }
-    }
-
-    /// Transforms a strip of tiles back and hands its pixel rows over.
-    ///
-    /// # Safety
-    /// `m` must hold the strip's rows at every point; `c` a strip of pixels.
-    unsafe fn finish(
-        &self,
-        tile: usize,
-        strip: usize,
-        m: *const f32,
-        c: *mut f32,
-        width: usize,
-        (col0, cols): (usize, usize),
-        epilogue: &dyn Epilogue,
-    ) {
-        let o = self.o;
-        let row = STRIP * o * width;
-        for index in 0..strip {
-            let from = m.wrapping_add(index * width);
-            let to = c.wrapping_add(index * o * width);
-            // SAFETY: the tile's rows of M, and its pixels of C.
-            unsafe {
-                let tile = Results { from, stride: self.m_stride, width, to, row };
-                transform_output(self.kernel.isa, self.t, &tile);
-            }
-        }
-        let [_, height, columns] = self.conv.output;
-        let [plane, tile_row, tile_col] = self.place(tile);
-        let pixels = (strip * o).min(columns - tile_col * o);
-        for line in 0..o.min(height - tile_row * o) {
-            let result = (plane * height + tile_row * o + line) * columns + tile_col * o;
-            // SAFETY: the row of pixels lies inside C and the output.
-            unsafe { epilogue.apply(c.add(line * row), width, result, col0, pixels, cols) };
         }
     }
 }

@@ -157,7 +157,7 @@ pub(crate) unsafe fn gemm_with(
     if kernel.form != Form::Int8Quads {
         check_dtypes([a.dtype, b.dtype()])?;
     }
-    let source = Rows { a: *a, k, batch, kernel, copy: copy_row(kernel.isa, a.dtype, kernel.form) };
+    let source = Rows::new(kernel, batch, *a, k);
     let b = match b {
         Operand::Packed(packed) => {
             let suits = (packed.n, packed.k, packed.width) == (n, k, kernel.nr);
@@ -193,7 +193,7 @@ pub(crate) fn batch_offset(batch: &[BatchDim], mut z: usize, stride: impl Fn(&Ba
 }
 
 /// A as a plain matrix.
-struct Rows<'a> {
+pub(super) struct Rows<'a> {
     a: Matrix,
     k: usize,
     batch: &'a [BatchDim],
@@ -252,7 +252,12 @@ impl ASource for Rows<'_> {
     }
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Matrices of rows of `k` terms, one for each pair, for that kernel.
+    pub(super) fn new(kernel: &'static Kernel, batch: &'a [BatchDim], a: Matrix, k: usize) -> Rows<'a> {
+        Rows { a, k, batch, kernel, copy: copy_row(kernel.isa, a.dtype, kernel.form) }
+    }
+
     fn is_readable_in_place(&self) -> bool {
         is_readable(&self.a, self.kernel, self.k)
     }

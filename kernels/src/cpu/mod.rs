@@ -28,6 +28,7 @@ pub(crate) mod conv_depthwise;
 pub(crate) mod conv_direct;
 pub(crate) mod conv_few;
 pub mod conv_winograd;
+mod conv_winograd_points;
 pub mod copy;
 pub mod gather;
 pub mod gemm;
@@ -60,6 +61,7 @@ mod tile_exec_ops;
 pub mod tile_exec_ref;
 pub mod tile_exec_verify;
 pub mod verify;
+mod winograd_tiles;
 mod winograd_transform;
 
 /// Why an entry point did not run. Nothing has been written then.

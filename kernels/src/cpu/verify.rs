@@ -8,7 +8,7 @@
 use super::KernelError;
 use super::bench;
 use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
-use super::conv_winograd::{Room, Work, winograd_with, work_bytes};
+use super::conv_winograd::{Room, Work, winograd_with, work_bytes_of};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8_with};
 use super::gemm_kernel::{Form, Kernel, kernels};
@@ -462,7 +462,7 @@ fn weight_layouts(conv: &Conv) -> [[isize; 5]; 3] {
     [[taps * ins, taps, 9, 3, 1], [taps * ins, 1, 9 * ins, 3 * ins, ins], [1, taps * outs, 9 * outs, outs, 3 * outs]]
 }
 
-fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
+pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
     let pool = Pool::global();
     let shapes = [
         Conv::new_2d(2, [9, 13], 16, 32, [3, 3]).padding([0, 1, 1]),
@@ -505,7 +505,7 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
             laid_out.set(at as usize, w.get(index) as f32);
         }
         let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
-        let mut memory = Buffer::zeroed(DType::U8, work_bytes(shape, tile, kernel.isa, room));
+        let mut memory = Buffer::zeroed(DType::U8, work_bytes_of(kernel, shape, tile, room));
         let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
         let weight = Weight { ptr: laid_out.ptr(), dtype, strides };
         let work = Work { ptr: memory.ptr_mut(), room };
@@ -513,13 +513,23 @@ fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> 
         let outcome = unsafe { winograd_with(kernel, pool, shape, (x.ptr(), dtype), &weight, tile, work, &store) };
         outcome.map_err(|error| error.to_string())?;
         let what = format!("{} tile {tile} {shape:?} {strides:?}", kernel.row_name(Family::Conv, dtype));
-        let references = reference_conv(shape, &x, &w);
-        let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
-        for (index, reference) in references.iter().enumerate() {
-            let error = (y.get(index) - reference.sum).abs();
-            if error.is_nan() || error > winograd_bar(tile) * largest {
-                return Err(format!("{what}: result {index} is off by {error:e}, largest result {largest}"));
-            }
+        compare_winograd(&what, (shape, tile), [&x, &w, &y])?;
+    }
+    Ok(())
+}
+
+/// Compares the results of a convolution with tiles of `tile`.
+pub(super) fn compare_winograd(
+    what: &str,
+    (shape, tile): (&Conv, usize),
+    [x, w, y]: [&Buffer; 3],
+) -> Result<(), String> {
+    let references = reference_conv(shape, x, w);
+    let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
+    for (index, reference) in references.iter().enumerate() {
+        let error = (y.get(index) - reference.sum).abs();
+        if error.is_nan() || error > winograd_bar(tile) * largest {
+            return Err(format!("{what}: result {index} is off by {error:e}, largest result {largest}"));
         }
     }
     Ok(())
@@ -532,7 +542,7 @@ type KernelBenches = fn(&'static Kernel, DType) -> Vec<bench::Bench>;
 /// Rows of the registry for the contractions of this module.
 pub fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    for kernel in kernels().into_iter().filter(|kernel| kernel.form == Form::F32) {
+    for kernel in kernels().into_iter().filter(|kernel| matches!(kernel.form, Form::F32 | Form::Bf16x3)) {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let name = kernel.row_name(Family::Conv, dtype).replacen("conv_", "conv_winograd_", 1);
             let is_available = Box::new(|| kernel.is_available());

@@ -9,12 +9,15 @@
 // The transforms walk rows and columns of several arrays at once; closures would be compiled without the wrapper's features.
 #![allow(clippy::needless_range_loop)]
 
+use super::gemm_split::GROUP;
 use super::simd::{Element, ElementF32, Simd};
 use crate::dtype::DType;
 use crate::{simd_dispatch, with_element};
 
 /// Points of both axes at most.
 pub(super) const MAX_POINTS: usize = 36;
+/// Columns of a panel at most.
+const MAX_WIDTH: usize = 32;
 
 /// `G` along one axis.
 #[inline(always)]
@@ -136,6 +139,70 @@ simd_dispatch! {
     /// # Safety
     /// `taps` must be readable as it says, every point of `to` writable for `channels * width`.
     pub(super) unsafe fn transform_weights(t: usize, taps: &Taps, to: *mut f32, stride: usize) = transform_weights_of
+}
+
+/// Bf16 that a number in parts is the sum of.
+pub(super) const PARTS: usize = 3;
+
+/// The parts of two vectors, paired: see [`gemm_split`](super::gemm_split). Unlike there, parts may be 0 and those of an infinity
+/// are not all infinite: what is not finite makes its tiles not a number anyway.
+#[inline(always)]
+fn paired_parts<S: Simd>(s: S, low: S::F, high: S::F) -> [S::I; PARTS] {
+    let upper = s.splat_i(0xffff_0000u32 as i32);
+    let (mut low, mut high) = (low, high);
+    let mut parts = [upper; PARTS];
+    for part in 0..PARTS {
+        let (low_bits, high_bits) = (s.bits(low), s.and_i(s.bits(high), upper));
+        parts[part] = s.or_i(s.shr_i::<16>(low_bits), high_bits);
+        low = s.sub(low, s.of_bits(s.and_i(low_bits, upper)));
+        high = s.sub(high, s.of_bits(high_bits));
+    }
+    parts
+}
+
+/// # Safety
+/// As [`transform_weights_in_parts`].
+#[inline(always)]
+unsafe fn weights_in_parts_of<S: Simd>(s: S, t: usize, taps: &Taps, to: *mut f32, stride: usize) {
+    let (width, half) = (taps.width, GROUP / 2);
+    // Terms j and j + 16 of a group, at every point.
+    let mut whole = [0f32; 2 * MAX_WIDTH * MAX_POINTS];
+    for group in 0..taps.channels.div_ceil(GROUP) {
+        for unit in 0..half {
+            let first = group * GROUP + unit;
+            let channels = taps.channels.saturating_sub(first).div_ceil(half).min(2);
+            if channels < 2 {
+                whole.fill(0.0);
+            }
+            // SAFETY: the channels are some of those of `taps`, and `whole` holds two of them; every point of `to` holds the group.
+            unsafe {
+                let from = taps.from.wrapping_add(first * taps.channel);
+                let pair = Taps { from, channel: half * taps.channel, channels, ..*taps };
+                transform_weights_of(s, t, &pair, whole.as_mut_ptr(), 2 * width);
+                for point in 0..t * t {
+                    let mut lane = 0;
+                    while lane < width {
+                        let from = whole.as_ptr().add(point * 2 * width + lane);
+                        let parts = paired_parts(s, s.load(from), s.load(from.add(width)));
+                        for part in 0..PARTS {
+                            let row = (group * PARTS + part) * half + unit;
+                            s.store(to.add(point * stride + row * width + lane), s.of_bits(parts[part]));
+                        }
+                        lane += S::LANES;
+                    }
+                }
+            }
+        }
+    }
+}
+
+simd_dispatch! {
+    /// [`transform_weights`] with results in three parts: `to[point * stride + unit * width + out]`.
+    ///
+    /// # Safety
+    /// As there, for the units of whole groups of channels.
+    pub(super) unsafe fn transform_weights_in_parts(t: usize, taps: &Taps, to: *mut f32, stride: usize)
+        = weights_in_parts_of
 }
 
 /// `B' d B` of one tile: `to[point * stride + channel]`.
