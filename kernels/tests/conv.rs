@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use oxidiff_kernels::cpu::KernelError;
-use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, pack_conv_weight};
+use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, conv_unpacked, pack_conv_weight, packs_while_used};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, run, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::ALGORITHMS;
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
@@ -255,4 +255,36 @@ fn bad_arguments_are_errors() {
     assert!(matches!(outcome(&Conv { stride: [1, 0, 1], ..shape }, DType::F32), Err(KernelError::Shape(_))));
     assert!(matches!(outcome(&Conv { kernel: [1, 5, 5], ..shape }, DType::F32), Err(KernelError::Shape(_))));
     assert_eq!(outcome(&shape, DType::F64), Err(KernelError::UnsupportedDType(DType::F64)));
+}
+
+/// A weight is read as it lies where few pixels use it, and many threads find something to do.
+#[test]
+fn few_pixels_use_a_weight_as_it_lies() {
+    let isa = Isa::detect();
+    let shape = |batch, size, channels| Conv::new_2d(batch, [size, size], channels, 1280, [3, 3]).padding([0, 1, 1]);
+    let is_unpacked = |conv: &Conv, threads| packs_while_used(isa, conv, DType::F32, DType::F32, threads);
+    for batch in [1, 2, 4] {
+        assert!(is_unpacked(&shape(batch, 8, 1280), 2));
+    }
+    assert!(is_unpacked(&shape(1, 16, 1280), 20));
+    for (conv, threads) in [
+        (shape(1, 16, 1280), 21),
+        (shape(1, 64, 320), 2),
+        (shape(5, 8, 1280), 2),
+        (shape(0, 8, 1280), 2),
+        (shape(1, 8, 1280).groups(2), 2),
+        (shape(1, 8, 8), 2),
+        (shape(1, 4, 1280), 2),
+        (Conv::new_2d(1, [8, 8], 1280, 1280, [1, 1]), 2),
+    ] {
+        assert!(!is_unpacked(&conv, threads), "{conv:?} {threads}");
+    }
+    let conv = shape(1, 4, 64);
+    let x = Buffer::zeroed(DType::F32, 16 * 64);
+    let weight = Weight::contiguous(x.ptr(), DType::F32, &conv);
+    let mut y = Buffer::zeroed(DType::F32, conv.rows() * 1280);
+    let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 1280);
+    // SAFETY: nothing is read or written through arguments that are refused.
+    let outcome = unsafe { conv_unpacked(Pool::global(), isa, &conv, x.ptr(), DType::F32, &weight, &store) };
+    assert!(matches!(outcome, Err(KernelError::Shape(_))), "too narrow for it");
 }

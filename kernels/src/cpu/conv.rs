@@ -295,9 +295,11 @@ pub unsafe fn pack_conv_weight(pool: &Pool, isa: Isa, conv: &Conv, weight: &Weig
     packed
 }
 
+/// Packs the panel at column `n0` of a group.
+///
 /// # Safety
-/// As [`pack_conv_weight`].
-unsafe fn pack_weight_panel(
+/// As [`pack_conv_weight`]; `dst` must hold the panel.
+pub(crate) unsafe fn pack_weight_panel(
     isa: Isa,
     conv: &Conv,
     weight: &Weight,
@@ -324,9 +326,23 @@ unsafe fn pack_weight_panel(
             let matrix = Matrix { ptr: first, dtype: weight.dtype, row_stride: oc_stride, col_stride: 1 };
             return pack_panel(isa, &matrix, n0, outs, width, 0, terms, dst);
         }
-        let width = width_at(outs, n0, width);
+        let (nr, width) = (width, width_at(outs, n0, width));
         let valid = width.min(outs - n0);
         let first = first.byte_offset(n0 as isize * oc_stride * size);
+        let offset_of = |tap: usize| {
+            let [kd, kh, kw] = [tap / (kh * kw), tap / kw % kh, tap % kw].map(|at| at as isize);
+            kd * kd_stride + kh * kh_stride + kw * kw_stride
+        };
+        if across(ic_stride, channels, 1) && channels.is_multiple_of(elements_per_unit(weight.dtype)) {
+            // A part of the channels of a channels-last weight.
+            for tap in 0..taps {
+                let ptr = first.wrapping_byte_offset(offset_of(tap) * size);
+                let matrix = Matrix { ptr, dtype: weight.dtype, row_stride: oc_stride, col_stride: 1 };
+                let dst = dst.add(units(tap * channels, weight.dtype) * width * 4);
+                pack_panel(isa, &matrix, 0, valid, nr, 0, channels, dst);
+            }
+            return;
+        }
         let sizes = [channels, taps];
         let is_spread = across(ic_stride, channels, taps as isize)
             && dense(1)
@@ -335,10 +351,7 @@ unsafe fn pack_weight_panel(
             dst.write_bytes(0, units(terms, weight.dtype) * width * 4);
             let per_unit = elements_per_unit(weight.dtype);
             for (tap, channel) in (0..taps).flat_map(|tap| (0..channels).map(move |channel| (tap, channel))) {
-                let offset = (tap / (kh * kw)) as isize * kd_stride
-                    + (tap / kw % kh) as isize * kh_stride
-                    + (tap % kw) as isize * kw_stride
-                    + channel as isize * ic_stride;
+                let offset = offset_of(tap) + channel as isize * ic_stride;
                 let k = tap * channels + channel;
                 let row = dst.add(k / per_unit * width * 4 + k % per_unit * size as usize);
                 for lane in 0..valid {
@@ -478,6 +491,79 @@ pub(crate) unsafe fn conv_with(
     };
     // SAFETY: the caller vouches for the operands and the epilogue.
     unsafe { run(pool, &problem, epilogue) }
+}
+
+/// Whether a convolution of `x` takes no longer with a weight as it lies ([`conv_unpacked`]) than with one that is packed for it
+/// alone: there are few pixels, and enough output channels for `threads` threads.
+pub fn packs_while_used(isa: Isa, conv: &Conv, x: DType, weight: DType, threads: usize) -> bool {
+    conv.check().is_ok()
+        && conv.groups == 1
+        && conv.rows() * conv.out_channels > 0
+        && is_direct(select(isa, x, weight, (conv.rows(), conv.terms())), conv, weight)
+        && conv_direct::blocks_of_pixels(conv) <= MOST_BLOCKS
+        && conv.out_channels.div_ceil(LEAST_COLUMNS) >= threads
+}
+
+/// Blocks of pixels that are multiplied with panels that a task packs for itself, at most: their results share its L2.
+const MOST_BLOCKS: usize = 4;
+/// Columns of a task at least.
+const LEAST_COLUMNS: usize = 64;
+
+/// Whether a convolution with packed panels is what `conv_direct` computes.
+pub(crate) fn is_direct(kernel: &'static Kernel, conv: &Conv, weight: DType) -> bool {
+    !conv_depthwise::suits(conv)
+        && conv_few::suited(kernel, conv, weight).is_none()
+        && !conv.is_plain()
+        && conv_direct::suits(conv, weight)
+}
+
+/// [`conv`] with a weight as it lies, where [`packs_while_used`].
+///
+/// # Errors
+/// As [`conv`], and [`KernelError`] for any other convolution.
+///
+/// # Safety
+/// As [`conv`]; `weight` must be readable for the shape that `conv` says.
+pub unsafe fn conv_unpacked(
+    pool: &Pool,
+    isa: Isa,
+    conv: &Conv,
+    x: *const u8,
+    dtype: DType,
+    weight: &Weight,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    let kernel = select(isa, dtype, weight.dtype, (conv.rows(), conv.terms()));
+    // SAFETY: forwarded.
+    unsafe { conv_unpacked_with(kernel, pool, conv, x, dtype, weight, epilogue) }
+}
+
+/// [`conv_unpacked`] with a given micro-kernel, for any convolution that `conv_direct` computes.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn conv_unpacked_with(
+    kernel: &'static Kernel,
+    pool: &Pool,
+    conv: &Conv,
+    x: *const u8,
+    dtype: DType,
+    weight: &Weight,
+    epilogue: &dyn Epilogue,
+) -> Result<(), KernelError> {
+    conv.check()?;
+    check_dtypes([dtype, weight.dtype])?;
+    if conv.groups != 1 || !is_direct(kernel, conv, weight.dtype) {
+        return Err(KernelError::Shape("this convolution takes a packed weight"));
+    }
+    if conv.rows() == 0 || conv.out_channels == 0 {
+        return Ok(());
+    }
+    // What panels would look like; there are none.
+    let layout = PackedWeight::from_raw(std::ptr::null(), weight.dtype, conv, kernel.isa);
+    let call = Call { kernel, conv, x, dtype, weight: &layout };
+    // SAFETY: forwarded.
+    unsafe { Direct::unpacked(call, weight, pool.threads()).run(pool, epilogue) }
 }
 
 /// A as windows into an image.

@@ -7,7 +7,7 @@
 //! [`pack_conv_weight`]: super::conv::pack_conv_weight
 
 use super::KernelError;
-use super::conv::{Conv, PackedWeight, Weight, conv};
+use super::conv::{Conv, PackedWeight, Weight, conv, conv_unpacked};
 use super::conv_winograd::{self, Room, Work, conv_winograd, is_winograd};
 use super::gemm_kernel::select;
 use crate::dtype::DType;
@@ -31,6 +31,8 @@ pub enum Algorithm {
 pub enum ConvWeight {
     /// For [`Algorithm::Direct`].
     Panels(PackedWeight),
+    /// As it lies, for [`Algorithm::Direct`] where it [packs while used](super::conv::packs_while_used).
+    Unpacked(Weight),
     /// As it lies, for tiles of that many results a side.
     Winograd(Weight, usize, Work),
 }
@@ -126,6 +128,7 @@ pub unsafe fn run(
     unsafe {
         match weight {
             ConvWeight::Panels(weight) => conv(pool, isa, shape, x, dtype, weight, epilogue),
+            ConvWeight::Unpacked(weight) => conv_unpacked(pool, isa, shape, x, dtype, weight, epilogue),
             ConvWeight::Winograd(weight, tile, work) => {
                 conv_winograd(pool, isa, shape, (x, dtype), weight, *tile, *work, epilogue)
             }

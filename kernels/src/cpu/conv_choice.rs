@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 
 use super::KernelError;
-use super::conv::{Conv, Weight, pack_conv_weight};
+use super::conv::{Conv, Weight, pack_conv_weight, packs_while_used};
 use super::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use super::conv_winograd::{Room, Work};
 use super::gemm_store::StoreEpilogue;
@@ -261,7 +261,7 @@ fn dense(conv: &Conv) -> Conv {
 }
 
 /// Times one form, on numbers that are others each time; with `is_compared` the direct one before it, to compare with. The
-/// direct form packs a few columns at a time, as runs do that keep no panels.
+/// direct form packs a few columns at a time, as runs do that keep no panels, or while it multiplies where they do that.
 ///
 /// # Errors
 /// [`KernelError`] if a form does not apply, or scratch memory runs out.
@@ -336,6 +336,12 @@ unsafe fn measure_by(
                 run(pool, isa, &chunk, x, of.dtype, &weight, &store(first))?;
                 running += start.elapsed();
             }
+        }
+        if packs_while_used(isa, &conv, of.dtype, of.weight, pool.threads()) {
+            let start = Instant::now();
+            // SAFETY: as above.
+            unsafe { run(pool, isa, &conv, x, of.dtype, &ConvWeight::Unpacked(weight), &store(0))? };
+            packing = start.elapsed().saturating_sub(running);
         }
         Ok((running, packing))
     };

@@ -18,10 +18,12 @@
 //! Measured on one core of a Zen 5 server: 90 to 97 % of the multiply-add peak from 320 channels at 64x64 to 1280 at 8x8,
 //! against 67 to 77 % for the general path, which spends the difference on copying windows.
 //!
-//! Weights are the panels of `pack`, terms in the order (depth, height, width, channel), as in the general path.
+//! Weights are the panels of `pack`, terms in the order (depth, height, width, channel), as in the general path. Or they are read as
+//! they lie: a task then has all pixels of its columns, and packs the panels of a chunk of channels, all taps of it, into its own L2 before
+//! it multiplies them. Where there are few pixels, this saves writing all panels to memory and reading them again.
 
 use super::KernelError;
-use super::conv::{Call, Conv, Region};
+use super::conv::{Call, Conv, Region, Weight, pack_weight_panel};
 use super::gemm_driver::widened;
 use super::gemm_kernel::{CopyRow, Runner, copy_row};
 use super::pack::{elements_per_unit, units, width_at};
@@ -55,6 +57,30 @@ pub(crate) fn suits(conv: &Conv, weight: DType) -> bool {
         && conv.output[2] >= MIN_WIDTH
 }
 
+/// Bytes of the panels that a task packs for itself at a time: a third of L2, and of L2 that is large not more than of 2 MiB.
+fn own_panel_bytes() -> usize {
+    (features().l2_bytes / 3).min(MAX_PANEL_BYTES)
+}
+
+const MAX_PANEL_BYTES: usize = 640 << 10;
+
+/// Output pixels of a task at most.
+fn most_pixels() -> usize {
+    if features().l2_bytes < LARGE_L2 { MAX_PIXELS / 2 } else { MAX_PIXELS }
+}
+
+/// Rows and columns of a block of output pixels that is as large as one may be.
+fn largest_block(conv: &Conv) -> [usize; 2] {
+    let [_, height, width] = conv.output;
+    let columns = width.div_ceil(width.div_ceil(MAX_WIDTH));
+    [(most_pixels() / columns).clamp(1, height), columns]
+}
+
+/// Blocks that output pixels are cut into at least.
+pub(crate) fn blocks_of_pixels(conv: &Conv) -> usize {
+    Region::count(conv, largest_block(conv))
+}
+
 /// Tiles of one tap: `rows` pixels at `a`, results at `c`.
 #[derive(Clone, Copy)]
 struct TileJob {
@@ -68,6 +94,8 @@ const MAX_TILES: usize = 256;
 /// One convolution, and how it is cut.
 pub(crate) struct Direct<'a> {
     call: Call<'a>,
+    /// The weight where it is not packed.
+    unpacked: Option<&'a Weight>,
     copy: CopyRow,
     in_place: bool,
     /// Channels of a chunk.
@@ -82,7 +110,13 @@ pub(crate) struct Direct<'a> {
     stage_ld: usize,
     c_ld: usize,
     c_offset: usize,
+    c_bytes: usize,
     panel_offset: usize,
+    /// Blocks of pixels that are multiplied with the same panels, one after the other.
+    regions: usize,
+    /// Where a task packs panels for itself, and the bytes of one with all taps of a chunk.
+    own_offset: usize,
+    own_bytes: usize,
     scratch_bytes: usize,
 }
 
@@ -105,6 +139,15 @@ struct View {
 
 impl<'a> Direct<'a> {
     pub(crate) fn new(call: Call<'a>, threads: usize) -> Direct<'a> {
+        Direct::of(call, None, threads)
+    }
+
+    /// With a weight that is not packed, of one group; that of `call` says what panels look like.
+    pub(crate) fn unpacked(call: Call<'a>, weight: &'a Weight, threads: usize) -> Direct<'a> {
+        Direct::of(call, Some(weight), threads)
+    }
+
+    fn of(call: Call<'a>, unpacked: Option<&'a Weight>, threads: usize) -> Direct<'a> {
         let Call { kernel, conv, dtype, weight, .. } = call;
         let channels = conv.in_channels / conv.groups;
         let outs = conv.out_channels / conv.groups;
@@ -113,19 +156,30 @@ impl<'a> Direct<'a> {
         let unit = kernel.k_step().max(elements_per_unit(weight.dtype));
         let most = kernel.most_terms(if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 });
         let kc = channels.div_ceil(channels.div_ceil(most)).next_multiple_of(unit);
+        let taps = conv.kernel.iter().product::<usize>();
+        let own_bytes = if unpacked.is_some() { units(taps * kc, weight.dtype) * kernel.nr * 4 } else { 0 };
+        let most_cols = match own_bytes {
+            0 => MAX_COLS,
+            bytes => (own_panel_bytes() / bytes * kernel.nr).clamp(kernel.nr, MAX_COLS),
+        };
         let mut direct = Direct {
             call,
+            unpacked,
             copy: copy_row(kernel.isa, dtype, kernel.form),
             in_place,
             kc,
-            nc: outs.div_ceil(outs.div_ceil(MAX_COLS)).next_multiple_of(kernel.nr),
+            nc: outs.div_ceil(outs.div_ceil(most_cols)).next_multiple_of(kernel.nr),
             block: [1, 1],
             col_blocks: 1,
             window: [0, 0],
             stage_ld: kernel.form.units(kc) * 4 + 64,
             c_ld: 0,
             c_offset: 0,
+            c_bytes: 0,
             panel_offset: 0,
+            regions: 1,
+            own_offset: 0,
+            own_bytes,
             scratch_bytes: 0,
         };
         direct.choose_blocks(threads);
@@ -137,15 +191,13 @@ impl<'a> Direct<'a> {
         let Call { kernel, conv, .. } = self.call;
         let [depth, height, width] = conv.output;
         let outs = conv.out_channels / conv.groups;
-        let columns = width.div_ceil(width.div_ceil(MAX_WIDTH));
-        let most = if features().l2_bytes < LARGE_L2 { MAX_PIXELS / 2 } else { MAX_PIXELS };
-        let mut rows = (most / columns).clamp(1, height);
+        let [mut rows, columns] = largest_block(conv);
         let images = conv.batch * conv.groups * depth * width.div_ceil(columns);
         let tasks = |rows: usize, nc: usize| images * height.div_ceil(rows) * outs.div_ceil(nc);
         let wanted = if threads == 1 { 1 } else { 4 * threads };
         while tasks(rows, self.nc) < wanted {
             let halved = self.nc.div_ceil(2).next_multiple_of(kernel.nr);
-            if rows * columns > 128 && rows > 1 {
+            if rows * columns > 128 && rows > 1 && self.unpacked.is_none() {
                 rows = rows.div_ceil(2);
             } else if halved < self.nc && self.nc > 64 {
                 self.nc = halved;
@@ -156,6 +208,9 @@ impl<'a> Direct<'a> {
         rows = height.div_ceil(height.div_ceil(rows));
         self.block = [rows, columns];
         self.col_blocks = outs.div_ceil(self.nc);
+        if self.unpacked.is_some() {
+            self.regions = Region::count(conv, self.block);
+        }
     }
 
     fn lay_out_scratch(&mut self) {
@@ -164,9 +219,11 @@ impl<'a> Direct<'a> {
         let staged = if self.in_place { 0 } else { conv.kernel[0] * self.window[0] * self.window[1] * self.stage_ld };
         self.c_ld = self.nc + 16;
         self.c_offset = staged.next_multiple_of(4096);
-        self.panel_offset = self.c_offset + (self.block[0] * self.block[1] * self.c_ld * 4).next_multiple_of(4096);
+        self.c_bytes = (self.block[0] * self.block[1] * self.c_ld * 4).next_multiple_of(4096);
+        self.panel_offset = self.c_offset + self.regions * self.c_bytes;
         let panel_rows = (self.kc + 2).max(kernel.form.units(self.kc));
-        self.scratch_bytes = self.panel_offset + (panel_rows * kernel.nr * 4).next_multiple_of(4096);
+        self.own_offset = self.panel_offset + (panel_rows * kernel.nr * 4).next_multiple_of(4096);
+        self.scratch_bytes = self.own_offset + self.nc / kernel.nr * self.own_bytes;
     }
 
     /// Runs the convolution.
@@ -176,45 +233,75 @@ impl<'a> Direct<'a> {
     pub(crate) unsafe fn run(&self, pool: &Pool, epilogue: &dyn Epilogue) -> Result<(), KernelError> {
         let conv = self.call.conv;
         let (places, outs) = (Region::count(conv, self.block), conv.out_channels / conv.groups);
-        pool.run_scratch(conv.groups * self.col_blocks * places, self.scratch_bytes, |index, worker| {
-            let columns = index / places;
-            let col0 = columns % self.col_blocks * self.nc;
-            let task = Task {
-                group: columns / self.col_blocks,
-                col0,
-                cols: self.nc.min(outs - col0),
-                region: Region::at(conv, self.block, index % places),
-            };
+        let tasks = places.div_ceil(self.regions);
+        pool.run_scratch(conv.groups * self.col_blocks * tasks, self.scratch_bytes, |index, worker| {
+            let columns = index / tasks;
+            let (group, col0) = (columns / self.col_blocks, columns % self.col_blocks * self.nc);
+            let cols = self.nc.min(outs - col0);
+            let first = index % tasks * self.regions;
+            let regions = first..places.min(first + self.regions);
+            let tasks = regions.map(|place| Task { group, col0, cols, region: Region::at(conv, self.block, place) });
             // SAFETY: tasks are disjoint blocks of the output; scratch has the size laid out above.
-            unsafe { self.run_task(&task, worker, epilogue) }
+            unsafe { self.run_task(tasks, worker, epilogue) }
         })?;
         Ok(())
     }
 
+    /// Runs tasks of the same columns.
+    ///
     /// # Safety
     /// As [`Self::run`].
-    unsafe fn run_task(&self, task: &Task, worker: Worker, epilogue: &dyn Epilogue) {
+    unsafe fn run_task(&self, tasks: impl Iterator<Item = Task> + Clone, worker: Worker, epilogue: &dyn Epilogue) {
         let Call { kernel, conv, .. } = self.call;
         let channels = conv.in_channels / conv.groups;
         // SAFETY: offsets lie inside the scratch memory; channels inside the group.
         unsafe {
-            let c: *mut f32 = worker.scratch.add(self.c_offset).cast();
-            c.write_bytes(0, task.region.rows * task.region.pixels * self.c_ld);
+            let results = |index: usize| worker.scratch.add(self.c_offset + index * self.c_bytes).cast::<f32>();
+            for (index, task) in tasks.clone().enumerate() {
+                results(index).write_bytes(0, task.region.rows * task.region.pixels * self.c_ld);
+            }
             let mut runner = Runner::new(kernel);
             for c0 in (0..channels).step_by(self.kc) {
                 let kc = self.kc.min(channels - c0);
-                for kd in 0..conv.kernel[0] {
-                    let Some(view) = self.view(task, worker, kd, c0, kc) else { continue };
-                    for kh in 0..conv.kernel[1] {
-                        for kw in 0..conv.kernel[2] {
-                            self.run_tap(&mut runner, task, worker, &view, [kd, kh, kw], (c0, kc), c);
+                for (index, task) in tasks.clone().enumerate() {
+                    if index == 0 {
+                        self.pack_own(&task, worker, c0, kc);
+                    }
+                    for kd in 0..conv.kernel[0] {
+                        let Some(view) = self.view(&task, worker, kd, c0, kc) else { continue };
+                        for kh in 0..conv.kernel[1] {
+                            for kw in 0..conv.kernel[2] {
+                                let c = results(index);
+                                self.run_tap(&mut runner, &task, worker, &view, [kd, kh, kw], (c0, kc), c);
+                            }
                         }
                     }
                 }
             }
             // Not held while the epilogue runs, as in the blocked engine.
             drop(runner);
-            self.finish(task, c, epilogue);
+            for (index, task) in tasks.enumerate() {
+                self.finish(&task, results(index), epilogue);
+            }
+        }
+    }
+
+    /// Packs the task's panels of one chunk of channels, all taps of it, if nobody has.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn pack_own(&self, task: &Task, worker: Worker, c0: usize, kc: usize) {
+        let Call { kernel, conv, .. } = self.call;
+        let Some(weight) = self.unpacked else { return };
+        let chunk = Conv { in_channels: kc, ..*conv };
+        let skipped = c0 as isize * weight.strides[1] * weight.dtype.size_bytes() as isize;
+        let weight = Weight { ptr: weight.ptr.wrapping_offset(skipped), ..*weight };
+        for (panel, n0) in (task.col0..task.col0 + task.cols).step_by(kernel.nr).enumerate() {
+            // SAFETY: channels of the weight; scratch holds the panels of as many columns as a task has.
+            unsafe {
+                let to = worker.scratch.add(self.own_offset + panel * self.own_bytes);
+                pack_weight_panel(kernel.isa, &chunk, &weight, 0, n0, kernel.nr, to);
+            }
         }
     }
 
@@ -322,6 +409,11 @@ impl<'a> Direct<'a> {
         let terms = kernel.form.units(kc);
         let panel_units = units(kc, dtype);
         let panel_at = |n0: usize| {
+            if self.unpacked.is_some() {
+                let panel = (n0 - task.col0) / kernel.nr * self.own_bytes;
+                let row = units(tap * kc, dtype) * width_at(outs, n0, kernel.nr) * 4;
+                return worker.scratch.wrapping_add(self.own_offset + panel + row).cast_const();
+            }
             let row = units(k0, dtype) * width_at(outs, n0, kernel.nr);
             let offset = (n0 * units(weight.terms, dtype) + row) * 4;
             weight.ptr.wrapping_add(task.group * weight.group_bytes + offset)

@@ -7,7 +7,7 @@
 
 use super::KernelError;
 use super::bench;
-use super::conv::{Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
+use super::conv::{Conv, PackedWeight, Weight, conv_unpacked_with, conv_with, is_direct, pack_conv_weight};
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes_of};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8_with};
@@ -443,7 +443,21 @@ pub(super) fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), S
         outcome.map_err(|error| error.to_string())?;
         let references = reference_conv(&shape, &x, &w);
         let longest = chain(shape.terms()) + kernel.form.left_out();
-        compare(&format!("{} {shape:?}", kernel.row_name(Family::Conv, dtype)), &y, &references, longest)?;
+        let what = format!("{} {shape:?}", kernel.row_name(Family::Conv, dtype));
+        compare(&what, &y, &references, longest)?;
+        if shape.groups > 1 || !is_direct(kernel, &shape, dtype) {
+            continue;
+        }
+        for strides in weight_layouts(&shape) {
+            let laid_out = lay_out(&shape, &w, strides);
+            let weight = Weight { ptr: laid_out.ptr(), dtype, strides };
+            let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
+            let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
+            // SAFETY: as above.
+            let outcome = unsafe { conv_unpacked_with(kernel, pool, &shape, x.ptr(), dtype, &weight, &store) };
+            outcome.map_err(|error| error.to_string())?;
+            compare(&format!("{what}, weight as it lies {strides:?}"), &y, &references, longest)?;
+        }
     }
     Ok(())
 }
@@ -457,9 +471,28 @@ fn winograd_bar(tile: usize) -> f64 {
 
 /// Every layout of a weight that is read differently: contiguous, channels last, neither.
 fn weight_layouts(conv: &Conv) -> [[isize; 5]; 3] {
-    let (ins, outs) = (conv.in_channels as isize, conv.out_channels as isize);
-    let taps = 9 * conv.kernel[0] as isize;
-    [[taps * ins, taps, 9, 3, 1], [taps * ins, 1, 9 * ins, 3 * ins, ins], [1, taps * outs, 9 * outs, outs, 3 * outs]]
+    let (ins, outs) = ((conv.in_channels / conv.groups) as isize, conv.out_channels as isize);
+    let [depth, height, width] = conv.kernel.map(|size| size as isize);
+    let (plane, taps) = (height * width, depth * height * width);
+    [
+        [taps * ins, taps, plane, width, 1],
+        [taps * ins, 1, plane * ins, width * ins, ins],
+        [1, taps * outs, plane * outs, width * outs, outs],
+    ]
+}
+
+/// The contiguous weight `w` with other strides.
+fn lay_out(conv: &Conv, w: &Buffer, strides: [isize; 5]) -> Buffer {
+    let (terms, taps) = (conv.terms(), conv.kernel.iter().product::<usize>());
+    let [_, height, width] = conv.kernel;
+    let mut laid_out = Buffer::zeroed(w.dtype, conv.out_channels * terms);
+    for index in 0..conv.out_channels * terms {
+        let tap = index % taps;
+        let place = [index / terms, index % terms / taps, tap / (height * width), tap / width % height, tap % width];
+        let at: isize = place.iter().zip(strides).map(|(&at, stride)| at as isize * stride).sum();
+        laid_out.set(at as usize, w.get(index) as f32);
+    }
+    laid_out
 }
 
 pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(), String> {
@@ -492,18 +525,7 @@ pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(
     for (shape, tile, (strides, room)) in cases {
         let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
         let w = Buffer::random(dtype, shape.out_channels * shape.terms(), 2);
-        let mut laid_out = Buffer::zeroed(dtype, shape.out_channels * shape.terms());
-        let terms = shape.terms();
-        for index in 0..shape.out_channels * terms {
-            let taps = 9 * shape.kernel[0];
-            let (out, channel, tap) = (index / terms, index % terms / taps, index % taps);
-            let at = out as isize * strides[0]
-                + channel as isize * strides[1]
-                + (tap / 9) as isize * strides[2]
-                + (tap / 3 % 3) as isize * strides[3]
-                + (tap % 3) as isize * strides[4];
-            laid_out.set(at as usize, w.get(index) as f32);
-        }
+        let laid_out = lay_out(shape, &w, strides);
         let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
         let mut memory = Buffer::zeroed(DType::U8, work_bytes_of(kernel, shape, tile, room));
         let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);

@@ -1,11 +1,12 @@
 //! Convolutions over channels-last images.
 
-use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, pack_conv_weight};
+use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, pack_conv_weight, packs_while_used};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::Observed;
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
+use oxidiff_kernels::pool::Pool;
 
 use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
@@ -35,6 +36,8 @@ enum Form {
     Kept(KeptForm),
     /// In panels in the arena, made anew by every run, chunk by chunk.
     Packed(Slot, Chunks),
+    /// As it lies: tasks pack what they use.
+    Unpacked,
     /// As it lies; the arena lends memory to work in.
     Winograd(Algorithm, Slot, Room),
 }
@@ -102,12 +105,15 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
         Some(kept) => Form::Kept(kept),
         None => {
             let algorithm = form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall);
+            let is_unpacked = packs_while_used(maker.isa(), &conv, x_type, weight_type, Pool::global().threads());
             let room = if maker.slim { Room::Slim } else { Room::Ample };
             let image_bytes = work_bytes(&conv, algorithm, maker.isa(), room);
             let chunks = Chunks::of_convolution(maker, &conv, conv.packed_bytes(weight_type, maker.isa()));
             let panel_bytes = Conv { out_channels: chunks.step, ..conv }.packed_bytes(weight_type, maker.isa());
             // Where memory is short the form that needs less of it.
-            if algorithm == Algorithm::Direct || (maker.slim && panel_bytes < image_bytes) {
+            if is_unpacked && (algorithm == Algorithm::Direct || maker.slim) {
+                Form::Unpacked
+            } else if algorithm == Algorithm::Direct || (maker.slim && panel_bytes < image_bytes) {
                 Form::Packed(maker.scratch(panel_bytes, "packed weight"), chunks)
             } else {
                 Form::Winograd(algorithm, maker.scratch(image_bytes, "transformed image"), room)
@@ -161,6 +167,10 @@ impl Call for ConvolutionCall {
                 let weight = PackedWeight::from_raw(form.ptr(), dtype, &self.conv, ctx.isa);
                 // SAFETY: operands are valid by the caller's promise, `form` holds the panels.
                 unsafe { self.convolve(ctx, &self.conv, &ConvWeight::Panels(weight), epilogue) }
+            }
+            Form::Unpacked => {
+                // SAFETY: operands are valid by the caller's promise.
+                unsafe { self.convolve(ctx, &self.conv, &ConvWeight::Unpacked(source), epilogue) }
             }
             Form::Winograd(algorithm, work, room) => {
                 let weight = algorithm.unpacked(source, Work { ptr: ctx.at(work), room });
