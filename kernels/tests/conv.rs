@@ -288,3 +288,30 @@ fn few_pixels_use_a_weight_as_it_lies() {
     let outcome = unsafe { conv_unpacked(Pool::global(), isa, &conv, x.ptr(), DType::F32, &weight, &store) };
     assert!(matches!(outcome, Err(KernelError::Shape(_))), "too narrow for it");
 }
+
+/// Where memory is short, what an image of many tiles takes is less, first without the order of products that AMX likes best.
+#[test]
+fn less_room_gives_the_same_results() {
+    let (isa, algorithm) = (Isa::detect(), Algorithm::Winograd4);
+    let shape = Conv::new_2d(1, [80, 80], 64, 48, [3, 3]).padding([0, 1, 1]);
+    let x = Buffer::random(DType::F32, 80 * 80 * 64, 1);
+    let w = Buffer::random(DType::F32, 48 * shape.terms(), 2);
+    let weight = Weight::contiguous(w.ptr(), DType::F32, &shape);
+    let references = reference_conv(&shape, &x, &w);
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let mut last = usize::MAX;
+    for room in [Room::Ample, Room::Middle, Room::Slim] {
+        let mut memory = Buffer::zeroed(DType::U8, work_bytes(&shape, algorithm, isa, room));
+        let mut y = Buffer::zeroed(DType::F32, shape.rows() * 48);
+        let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 48);
+        let bytes = memory.len_bytes();
+        assert!(bytes <= last && (room == Room::Ample || bytes <= 5 << 20), "{room:?}: {bytes}");
+        last = bytes;
+        let weight = algorithm.unpacked(weight, Work { ptr: memory.ptr_mut(), room });
+        // SAFETY: dense buffers of the sizes that `shape` says.
+        unsafe { run(Pool::global(), isa, &shape, x.ptr(), DType::F32, &weight, &store).unwrap() };
+        let mut errors = references.iter().enumerate().map(|(at, reference)| y.get(at) - reference.sum);
+        let error = norm(&mut errors) / norm(&mut references.iter().map(|reference| reference.sum));
+        assert!(error <= 1e-5, "{room:?}: {error:e}");
+    }
+}

@@ -125,9 +125,11 @@ fn most_tiles(points: usize, width: usize) -> usize {
 /// How much memory a convolution may take for V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// What is mostly fastest.
+    /// What is mostly fastest: 4 to 16 MiB, by points up to 40.
     Ample,
-    /// A quarter of it.
+    /// Nothing by points.
+    Middle,
+    /// A quarter of that.
     Slim,
 }
 
@@ -150,7 +152,7 @@ struct Cut {
 impl Cut {
     fn new(conv: &Conv, o: usize, width: usize, room: Room) -> Cut {
         let (bytes, least) = match room {
-            Room::Ample => (BAND_BYTES, MIN_BAND),
+            Room::Ample | Room::Middle => (BAND_BYTES, MIN_BAND),
             Room::Slim => (SLIM_BAND_BYTES, MIN_BAND / 2),
         };
         let points = (o + 2) * (o + 2);

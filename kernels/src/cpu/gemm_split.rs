@@ -16,7 +16,7 @@
 //! Terms beyond the last one are 0. Any order of a group's terms gives the same sums, as long as both operands have the same
 //! one; this one takes two instructions for each vector of units.
 //!
-//! Numerics, for numbers not below 2^-100: three parts are all 24 bits of an f32, what is left out of a product is below 2^-21
+//! Numerics, for numbers and products not below 2^-100, beneath which AMX loses parts of them: three parts are all 24 bits of an f32, what is left out of a product is below 2^-21
 //! of it, 6e-8 in the mean; two parts are all 11 bits of an f16, what is left out is below 2^-14, 8e-6 in the mean.
 //! Infinities stay what they are: an infinity's parts are all infinite, and parts of a number other than 0 have its sign and
 //! are not 0, so that their products are infinite too.

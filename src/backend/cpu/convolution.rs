@@ -106,14 +106,14 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
         None => {
             let algorithm = form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall);
             let is_unpacked = packs_while_used(maker.isa(), &conv, x_type, weight_type, Pool::global().threads());
-            let room = if maker.slim { Room::Slim } else { Room::Ample };
+            let room = maker.room;
             let image_bytes = work_bytes(&conv, algorithm, maker.isa(), room);
             let chunks = Chunks::of_convolution(maker, &conv, conv.packed_bytes(weight_type, maker.isa()));
             let panel_bytes = Conv { out_channels: chunks.step, ..conv }.packed_bytes(weight_type, maker.isa());
             // Where memory is short the form that needs less of it.
-            if is_unpacked && (algorithm == Algorithm::Direct || maker.slim) {
+            if is_unpacked && (algorithm == Algorithm::Direct || maker.is_slim()) {
                 Form::Unpacked
-            } else if algorithm == Algorithm::Direct || (maker.slim && panel_bytes < image_bytes) {
+            } else if algorithm == Algorithm::Direct || (maker.is_slim() && panel_bytes < image_bytes) {
                 Form::Packed(maker.scratch(panel_bytes, "packed weight"), chunks)
             } else {
                 Form::Winograd(algorithm, maker.scratch(image_bytes, "transformed image"), room)

@@ -36,7 +36,7 @@ const WORK_BYTES: usize = 4 << 20;
 
 /// Bytes that the rows of a linear layer may take which are packed instead of its weight.
 pub(super) fn most_work_bytes(maker: &Maker<'_>) -> usize {
-    if maker.slim { SLIM_CHUNK_BYTES } else { for_all_threads(WORK_BYTES) }
+    if maker.is_slim() { SLIM_CHUNK_BYTES } else { for_all_threads(WORK_BYTES) }
 }
 
 /// Bytes of panels that an option allows beside `prepared` bytes of values that are kept, too.
@@ -152,7 +152,7 @@ impl Chunks {
 
     /// For panels of all together `bytes`; smaller ones where memory is short.
     pub fn of_panels(maker: &Maker<'_>, columns: usize, bytes: usize) -> Self {
-        let most = if maker.slim { SLIM_CHUNK_BYTES } else { most_bytes() };
+        let most = if maker.is_slim() { SLIM_CHUNK_BYTES } else { most_bytes() };
         Self::new(columns, bytes, most)
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use oxidiff_kernels::cpu::conv_choice::Observed;
+use oxidiff_kernels::cpu::conv_winograd::Room;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
@@ -100,7 +101,7 @@ struct Making<'a> {
     bindings: &'a [i64],
     /// Bytes of forms that may be kept between runs.
     limit: usize,
-    slim: bool,
+    room: Room,
     preparing: bool,
 }
 
@@ -128,8 +129,8 @@ impl<'a> Making<'a> {
     where
         'a: 'b,
     {
-        let Self { program, bindings, slim, preparing, .. } = *self;
-        Maker { program, bindings, step, body, at, scratch, keeps, slim, preparing }
+        let Self { program, bindings, room, preparing, .. } = *self;
+        Maker { program, bindings, step, body, at, scratch, keeps, room, preparing }
     }
 
     fn keeps(&self) -> Result<Keeps> {
@@ -164,7 +165,7 @@ const CALL_HEAP_BYTES: usize = 512;
 const MAX_ATTEMPTS: usize = 4;
 
 /// Calls, workspace and limit of kept forms that fit the plan's memory budget together with the `always` bytes that are
-/// held anyway: kept forms go first, then chunks get smaller.
+/// held anyway: convolutions take less memory first, then kept forms go, then chunks get smaller.
 fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, usize)> {
     let plan = &making.program.plan;
     let mut attempts = 0;
@@ -177,12 +178,14 @@ fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, u
             let room = plan.options.memory_budget.map_or(usize::MAX, |b| b.saturating_sub(workspace.bytes()));
             return Ok((calls, workspace, making.limit.saturating_add(always).min(room)));
         };
-        if kept > 0 {
+        if making.room == Room::Ample {
+            making.room = Room::Middle;
+        } else if kept > 0 {
             let less = kept.saturating_sub(asked_bytes - allowed_bytes);
             attempts += 1;
             making.limit = if attempts < MAX_ATTEMPTS { less.min(making.limit) } else { 0 };
-        } else if !making.slim {
-            making.slim = true;
+        } else if making.room != Room::Slim {
+            making.room = Room::Slim;
         } else {
             return Err(Error::OverBudget { asked_bytes, allowed_bytes, what: workspace.peak_text(5) });
         }
@@ -209,7 +212,7 @@ impl SpecializedCpu {
             program: &program,
             bindings,
             limit: packing::limit(plan.options.memory, always),
-            slim: false,
+            room: Room::Ample,
             preparing: false,
         };
         let prepare = Making { limit: 0, preparing: true, ..making }.calls()?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use oxidiff_kernels::cpu::conv_winograd::Room;
 use oxidiff_kernels::cpu::norm::RowNorm;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
@@ -25,8 +26,8 @@ pub(super) struct Maker<'a> {
     pub scratch: &'a mut Vec<Scratch>,
     /// What stays packed.
     pub keeps: &'a Keeps,
-    /// Memory is short: smaller chunks.
-    pub slim: bool,
+    /// How much memory there is to work in.
+    pub room: Room,
     /// The step runs once per weight set, where no scratch memory is.
     pub preparing: bool,
 }
@@ -39,6 +40,11 @@ pub(super) struct Operand {
 }
 
 impl<'a> Maker<'a> {
+    /// Memory is short: smaller chunks.
+    pub fn is_slim(&self) -> bool {
+        self.room == Room::Slim
+    }
+
     pub fn plan(&self) -> &'a Plan {
         &self.program.plan
     }
