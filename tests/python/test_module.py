@@ -1755,3 +1755,31 @@ def test_a_size_is_traced_once_for_all_programs(monkeypatch: pytest.MonkeyPatch)
         assert_close(compiled(x), compiled._orig_mod(x))
         counts.append(len(taken))
     assert max(counts) <= 12, counts
+
+
+class Guided(nn.Module):
+    """The frames of three predictions behind each other, cut apart again, as guidance by perturbed attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, video: Tensor) -> Tensor:
+        b, c, f, h, w = video.shape
+        y = self.conv(video.transpose(1, 2).reshape(b * f, c, h, w))
+        first, second, third = y.chunk(3)
+        y = torch.cat([first, second * 2, third * 0.5])
+        return y.reshape(b, f, c, h, w).transpose(1, 2)
+
+
+@torch.no_grad()
+def test_batches_that_are_cut_into_parts_leave_frames_free() -> None:
+    module = Guided().eval()
+    compiled = oxidiff.compile(module)
+    for b, f, h, w in [(3, 4, 16, 24), (3, 6, 8, 16), (6, 5, 16, 24), (3, 7, 24, 8)]:
+        video = torch.randn(b, 3, f, h, w)
+        assert_close(compiled(video), module(video))
+    assert oxidiff.report(compiled).captures == 1
+    # Not three to a group: another program.
+    video = torch.randn(4, 3, 6, 16, 24)
+    assert_close(compiled(video), module(video))

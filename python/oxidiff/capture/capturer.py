@@ -60,6 +60,7 @@ from .sizes import (
     areas_alike,
     at_multiples,
     at_residue,
+    at_whole_times,
     candidates,
     counts_apart,
     counts_in_order,
@@ -388,6 +389,8 @@ class _Session:
         """Free sizes with which something was computed that could not be followed."""
         self.is_rounded = False
         """Whether lengths are tried at the residues that they have in the call."""
+        self.is_divided = False
+        """Whether batches are tried at multiples of what they are in the call: guidance cuts them into so many parts."""
         self.is_padded = False
         """Whether lengths were tried as padded ones."""
         self.is_covered = False
@@ -888,6 +891,11 @@ class _Session:
         if not numbers and lengths and not self.is_rounded:
             self.is_rounded = True
             self.chosen.update({s.name: at_residue(s, self.order[s.name]) for s in lengths})
+            return
+        batches = [s for s in suspects if s.role == "batch" and s.value > 1]
+        if not numbers and batches and not self.is_divided:
+            self.is_divided = True
+            self.chosen.update({s.name: at_whole_times(s, self.order[s.name]) for s in batches})
             return
         beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]
         for symbol in numbers or beside or suspects or list(self.plan.symbols):

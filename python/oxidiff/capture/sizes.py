@@ -682,6 +682,11 @@ def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:
     return _steps_above(symbol.value, modulus_of(symbol), index)
 
 
+def at_whole_times(symbol: Symbol, index: int) -> tuple[Number, ...]:
+    """Three multiples of a symbol's value."""
+    return _steps_above(symbol.value, int(symbol.value), index)
+
+
 def _steps_above(value: Any, step: int, index: int) -> tuple[Number, ...]:
     """Three values, by so many steps larger; those of an index do not follow from those of two others."""
     return tuple(
