@@ -11,7 +11,7 @@ use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::epilogue::Epilogue;
-use oxidiff_kernels::isa::Isa;
+use oxidiff_kernels::isa::{Isa, amx};
 use oxidiff_kernels::pool::Pool;
 
 struct Coverage {
@@ -257,16 +257,22 @@ fn bad_arguments_are_errors() {
     assert_eq!(outcome(&shape, DType::F64), Err(KernelError::UnsupportedDType(DType::F64)));
 }
 
-/// A weight is read as it lies where few pixels use it, and many threads find something to do.
+/// A weight is read as it lies where AMX multiplies few pixels by it, and many threads find something to do.
 #[test]
 fn few_pixels_use_a_weight_as_it_lies() {
     let isa = Isa::detect();
     let shape = |batch, size, channels| Conv::new_2d(batch, [size, size], channels, 1280, [3, 3]).padding([0, 1, 1]);
-    let is_unpacked = |conv: &Conv, threads| packs_while_used(isa, conv, DType::F32, DType::F32, threads);
-    for batch in [1, 2, 4] {
-        assert!(is_unpacked(&shape(batch, 8, 1280), 2));
+    let is_unpacked = |conv: &Conv, threads| packs_while_used(isa, conv, DType::BF16, DType::BF16, threads);
+    let has_amx = isa == Isa::Avx512 && amx().bf16;
+    for (conv, threads) in [
+        (shape(1, 8, 1280), 2),
+        (shape(4, 8, 1280), 2),
+        (shape(1, 16, 1280), 20),
+        (Conv::new_2d(1, [16, 16], 64, 1280, [7, 7]), 2),
+    ] {
+        assert_eq!(is_unpacked(&conv, threads), has_amx, "{conv:?} {threads}");
+        assert!(!packs_while_used(isa.min(Isa::Avx2), &conv, DType::BF16, DType::BF16, threads));
     }
-    assert!(is_unpacked(&shape(1, 16, 1280), 20));
     for (conv, threads) in [
         (shape(1, 16, 1280), 21),
         (shape(1, 64, 320), 2),
@@ -276,6 +282,7 @@ fn few_pixels_use_a_weight_as_it_lies() {
         (shape(1, 8, 8), 2),
         (shape(1, 4, 1280), 2),
         (Conv::new_2d(1, [8, 8], 1280, 1280, [1, 1]), 2),
+        (Conv::new_2d(1, [16, 16], 64, 1280, [8, 8]), 2),
     ] {
         assert!(!is_unpacked(&conv, threads), "{conv:?} {threads}");
     }

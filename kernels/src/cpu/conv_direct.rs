@@ -155,9 +155,14 @@ impl<'a> Direct<'a> {
         let in_place = kernel.form.takes(dtype) && conv.upsample == [1; 3] && step > 0 && step % 4096 != 0;
         let unit = kernel.k_step().max(elements_per_unit(weight.dtype));
         let most = kernel.most_terms(if in_place { CHUNK_UNITS } else { CHUNK_UNITS / 2 });
+        // Of a panel that a task packs for itself, with all taps: a channel's bytes, and so many channels that two panels fit.
+        let own = conv.kernel.iter().product::<usize>() * kernel.nr * weight.dtype.size_bytes();
+        let most = match unpacked {
+            Some(_) => most.min(own_panel_bytes() / (2 * own)).max(1).next_multiple_of(unit),
+            None => most,
+        };
         let kc = channels.div_ceil(channels.div_ceil(most)).next_multiple_of(unit);
-        let taps = conv.kernel.iter().product::<usize>();
-        let own_bytes = if unpacked.is_some() { units(taps * kc, weight.dtype) * kernel.nr * 4 } else { 0 };
+        let own_bytes = if unpacked.is_some() { own * kc } else { 0 };
         let most_cols = match own_bytes {
             0 => MAX_COLS,
             bytes => (own_panel_bytes() / bytes * kernel.nr).clamp(kernel.nr, MAX_COLS),
