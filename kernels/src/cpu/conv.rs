@@ -37,8 +37,9 @@ use super::conv_direct::{self, Direct};
 use super::conv_few::{self, Few};
 use super::gemm::{MAX_SPLIT_TERMS, check_dtypes};
 use super::gemm_driver::{ASource, BSource, Problem, run};
-use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, spread_rows};
-use super::pack::{Matrix, SendMut, elements_per_unit, pack_panel, units, width_at};
+use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, split_panel, spread_rows};
+use super::gemm_split;
+use super::pack::{Matrix, SendMut, elements_per_unit, pack_panel, units, units_in, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
@@ -161,6 +162,18 @@ impl Conv {
         }
     }
 
+    /// Bytes that [`pack_conv_weight_for`] writes for an input of `x`'s type.
+    pub fn packed_bytes_for(&self, x: DType, dtype: DType, isa: Isa) -> usize {
+        match form_of_parts(isa, self, x, dtype) {
+            Some(form) => {
+                self.out_channels.next_multiple_of(panel_width(isa) / 2)
+                    * units_in(form.parts(), self.terms(), dtype)
+                    * 4
+            }
+            None => self.packed_bytes(dtype, isa),
+        }
+    }
+
     fn group_bytes(&self, dtype: DType, isa: Isa) -> usize {
         super::pack::packed_bytes(self.group_out(), self.terms(), dtype, isa).next_multiple_of(64)
     }
@@ -243,6 +256,8 @@ pub struct PackedWeight {
     pub(crate) ptr: *const u8,
     pub(crate) dtype: DType,
     pub(crate) width: usize,
+    /// Parts that elements are in, 0 for whole ones.
+    pub(crate) parts: usize,
     pub(crate) group_bytes: usize,
     pub(crate) terms: usize,
     pub(crate) group_out: usize,
@@ -260,6 +275,7 @@ impl PackedWeight {
             ptr,
             dtype,
             width: panel_width(isa),
+            parts: 0,
             group_bytes: conv.group_bytes(dtype, isa),
             terms: conv.terms(),
             group_out: conv.group_out(),
@@ -293,6 +309,64 @@ pub unsafe fn pack_conv_weight(pool: &Pool, isa: Isa, conv: &Conv, weight: &Weig
         }
     });
     packed
+}
+
+/// The form whose parts a weight is packed in for one convolution alone, if its kernel takes numbers apart and blocks of terms are
+/// whole groups.
+fn form_of_parts(isa: Isa, conv: &Conv, x: DType, weight: DType) -> Option<Form> {
+    let kernel = select(isa, x, weight, (conv.rows(), conv.terms()));
+    let is_whole = conv.groups == 1 && !conv_depthwise::suits(conv) && conv_few::suited(kernel, conv, weight).is_none();
+    let is_cut = !is_direct(kernel, conv, weight) || conv.in_channels.is_multiple_of(gemm_split::GROUP);
+    (kernel.form.parts() > 0 && is_whole && is_cut).then_some(kernel.form)
+}
+
+/// Whether [`pack_conv_weight_for`] packs other panels than [`pack_conv_weight`].
+pub(super) fn packs_in_parts(isa: Isa, conv: &Conv, x: DType, weight: DType) -> bool {
+    form_of_parts(isa, conv, x, weight).is_some()
+}
+
+/// Terms that are taken apart at a time.
+const TERMS_AT_ONCE: usize = 128;
+
+/// Packs a weight for one convolution of an input of `x`'s type: as its kernel multiplies it where that takes numbers apart.
+///
+/// # Errors
+/// [`KernelError`] when scratch memory runs out.
+///
+/// # Safety
+/// As [`pack_conv_weight`]; `dst` must be writable for [`Conv::packed_bytes_for`].
+pub unsafe fn pack_conv_weight_for(
+    pool: &Pool,
+    isa: Isa,
+    conv: &Conv,
+    x: DType,
+    weight: &Weight,
+    dst: *mut u8,
+) -> Result<PackedWeight, KernelError> {
+    let isa = isa.clamp();
+    let Some(form) = form_of_parts(isa, conv, x, weight.dtype) else {
+        // SAFETY: forwarded.
+        return Ok(unsafe { pack_conv_weight(pool, isa, conv, weight, dst) });
+    };
+    let packed = PackedWeight { parts: form.parts(), ..PackedWeight::from_raw(dst, weight.dtype, conv, isa) };
+    let (outs, terms, nr) = (conv.out_channels, conv.terms(), packed.width);
+    let whole_bytes = units(terms, weight.dtype) * nr * 4;
+    let panel_bytes = units_in(packed.parts, terms, weight.dtype) * nr * 4;
+    let target = SendMut(dst);
+    pool.run_scratch(outs.div_ceil(nr), whole_bytes, |panel, worker| {
+        let (n0, to) = (panel * nr, target.get().wrapping_add(panel * panel_bytes));
+        let width = width_at(outs, n0, nr);
+        // SAFETY: panels are disjoint and inside `dst`; scratch holds one that is whole.
+        unsafe {
+            pack_weight_panel(isa, conv, weight, 0, n0, nr, worker.scratch);
+            for k0 in (0..terms).step_by(TERMS_AT_ONCE) {
+                let from = worker.scratch.add(units(k0, weight.dtype) * width * 4);
+                let to = to.cast::<u32>().add(units_in(packed.parts, k0, weight.dtype) * width);
+                split_panel(form, from, TERMS_AT_ONCE.min(terms - k0), width, to);
+            }
+        }
+    })?;
+    Ok(packed)
 }
 
 /// Packs the panel at column `n0` of a group.
@@ -460,6 +534,9 @@ pub(crate) unsafe fn conv_with(
     if (weight.terms, weight.group_out, weight.width) != (conv.terms(), conv.group_out(), kernel.nr) {
         return Err(KernelError::Shape("the weight was packed for another convolution or other instructions"));
     }
+    if ![0, kernel.form.parts()].contains(&weight.parts) {
+        return Err(KernelError::Shape("the weight was packed for another element type of the input"));
+    }
     if conv.rows() == 0 || conv.out_channels == 0 {
         return Ok(());
     }
@@ -487,7 +564,7 @@ pub(crate) unsafe fn conv_with(
         row_step: 0,
         col_step: conv.group_out(),
         a: &source,
-        b: BSource::Packed { ptr: weight.ptr, dtype: weight.dtype, parts: 0, stride: weight.group_bytes },
+        b: BSource::Packed { ptr: weight.ptr, dtype: weight.dtype, parts: weight.parts, stride: weight.group_bytes },
     };
     // SAFETY: the caller vouches for the operands and the epilogue.
     unsafe { run(pool, &problem, epilogue) }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 
 use super::KernelError;
-use super::conv::{Conv, Weight, pack_conv_weight, packs_while_used};
+use super::conv::{Conv, Weight, pack_conv_weight, pack_conv_weight_for, packs_in_parts, packs_while_used};
 use super::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use super::conv_winograd::{Room, Work};
 use super::gemm_store::StoreEpilogue;
@@ -212,7 +212,7 @@ pub fn chunk_columns(columns: usize, bytes: usize, most: usize) -> usize {
 fn columns_at_once(of: &Observed, isa: Isa, most_bytes: usize) -> usize {
     let columns = of.conv.out_channels;
     match of.conv.groups {
-        1 => chunk_columns(columns, of.conv.packed_bytes(of.weight, isa), most_bytes),
+        1 => chunk_columns(columns, of.conv.packed_bytes_for(of.dtype, of.weight, isa), most_bytes),
         _ => columns,
     }
 }
@@ -240,7 +240,8 @@ fn parts(of: &Observed, algorithm: Algorithm, isa: Isa, most_bytes: usize) -> [u
     let conv = dense(&of.conv);
     let chunk = Conv { out_channels: columns_at_once(of, isa, most_bytes), ..conv };
     let pixels = conv.batch * conv.input.iter().product::<usize>();
-    let packed = chunk.packed_bytes(of.weight, isa).max(work_bytes(&conv, algorithm, isa, Room::Ample));
+    let packed = chunk.packed_bytes(of.weight, isa).max(chunk.packed_bytes_for(of.dtype, of.weight, isa));
+    let packed = packed.max(work_bytes(&conv, algorithm, isa, Room::Ample));
     let result = conv.rows() * conv.out_channels * 4;
     [
         pixels * conv.in_channels * of.dtype.size_bytes(),
@@ -323,10 +324,12 @@ unsafe fn measure_by(
             unsafe { run(pool, isa, &conv, x, of.dtype, &weight, &store(0))? };
             return Ok((start.elapsed(), packing));
         }
-        for first in (0..conv.out_channels).step_by(at_once) {
+        let chunks = (0..conv.out_channels).step_by(at_once).map(|first| {
             let chunk = Conv { out_channels: at_once.min(conv.out_channels - first), ..conv };
             let rows = first * conv.terms() * of.weight.size_bytes();
-            let source = Weight { ptr: weight.ptr.wrapping_add(rows), ..weight };
+            (first, chunk, Weight { ptr: weight.ptr.wrapping_add(rows), ..weight })
+        });
+        for (first, chunk, source) in chunks.clone() {
             let start = Instant::now();
             // SAFETY: as above; the panels of as many columns as a chunk has fit where they are packed.
             unsafe {
@@ -337,10 +340,20 @@ unsafe fn measure_by(
                 running += start.elapsed();
             }
         }
+        // A run that keeps no panels may have a way of its own.
+        let start = Instant::now();
         if packs_while_used(isa, &conv, of.dtype, of.weight, pool.threads()) {
-            let start = Instant::now();
             // SAFETY: as above.
             unsafe { run(pool, isa, &conv, x, of.dtype, &ConvWeight::Unpacked(weight), &store(0))? };
+            packing = start.elapsed().saturating_sub(running);
+        } else if packs_in_parts(isa, &conv, of.dtype, of.weight) {
+            for (first, chunk, source) in chunks {
+                // SAFETY: as above.
+                unsafe {
+                    let panels = pack_conv_weight_for(pool, isa, &chunk, of.dtype, &source, packed)?;
+                    run(pool, isa, &chunk, x, of.dtype, &ConvWeight::Panels(panels), &store(first))?;
+                }
+            }
             packing = start.elapsed().saturating_sub(running);
         }
         Ok((running, packing))

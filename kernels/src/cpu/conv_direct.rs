@@ -26,7 +26,7 @@ use super::KernelError;
 use super::conv::{Call, Conv, Region, Weight, pack_weight_panel};
 use super::gemm_driver::widened;
 use super::gemm_kernel::{CopyRow, Runner, copy_row};
-use super::pack::{elements_per_unit, units, width_at};
+use super::pack::{elements_per_unit, units, units_in, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::features;
@@ -412,15 +412,15 @@ impl<'a> Direct<'a> {
         let outs = conv.out_channels / conv.groups;
         let lda = view.pixel_bytes as usize * conv.stride[2];
         let terms = kernel.form.units(kc);
-        let panel_units = units(kc, dtype);
+        let panel_units = units_in(weight.parts, kc, dtype);
         let panel_at = |n0: usize| {
             if self.unpacked.is_some() {
                 let panel = (n0 - task.col0) / kernel.nr * self.own_bytes;
                 let row = units(tap * kc, dtype) * width_at(outs, n0, kernel.nr) * 4;
                 return worker.scratch.wrapping_add(self.own_offset + panel + row).cast_const();
             }
-            let row = units(k0, dtype) * width_at(outs, n0, kernel.nr);
-            let offset = (n0 * units(weight.terms, dtype) + row) * 4;
+            let row = units_in(weight.parts, k0, dtype) * width_at(outs, n0, kernel.nr);
+            let offset = (n0 * units_in(weight.parts, weight.terms, dtype) + row) * 4;
             weight.ptr.wrapping_add(task.group * weight.group_bytes + offset)
         };
         let mut n0 = task.col0;
@@ -429,7 +429,10 @@ impl<'a> Direct<'a> {
             // SAFETY: panels have the layout of `pack`; jobs lie inside the view and C scratch.
             unsafe {
                 let packed = panel_at(n0);
-                let panel = widened(kernel, dtype, packed, kc, width, worker.scratch.add(self.panel_offset));
+                let panel = match weight.parts {
+                    0 => widened(kernel, dtype, packed, kc, width, worker.scratch.add(self.panel_offset)),
+                    _ => packed,
+                };
                 let next = if n0 + width < task.col0 + task.cols { panel_at(n0 + width) } else { packed };
                 let lines = terms / 4 * 64;
                 runner.take_panel(panel, width, terms);

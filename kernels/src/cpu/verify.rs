@@ -7,11 +7,13 @@
 
 use super::KernelError;
 use super::bench;
-use super::conv::{Conv, PackedWeight, Weight, conv_unpacked_with, conv_with, is_direct, pack_conv_weight};
+use super::conv::{
+    Conv, PackedWeight, Weight, conv_unpacked_with, conv_with, is_direct, pack_conv_weight, pack_conv_weight_for,
+};
 use super::conv_winograd::{Room, Work, winograd_with, work_bytes_of};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8_with};
-use super::gemm_kernel::{Form, Kernel, kernels};
+use super::gemm_kernel::{Form, Kernel, kernels, select};
 use super::gemm_split::GROUP;
 use super::gemm_store::StoreEpilogue;
 use super::pack::{Matrix, PackedB, pack_b, pack_in, packed_bytes};
@@ -445,6 +447,22 @@ pub(super) fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), S
         let longest = chain(shape.terms()) + kernel.form.left_out();
         let what = format!("{} {shape:?}", kernel.row_name(Family::Conv, dtype));
         compare(&what, &y, &references, longest)?;
+        if kernel.form.parts() > 0
+            && select(kernel.isa, dtype, dtype, (shape.rows(), shape.terms())).form == kernel.form
+        {
+            let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes_for(dtype, dtype, kernel.isa));
+            let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
+            let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
+            // SAFETY: as above.
+            let outcome = unsafe {
+                let weight = Weight::contiguous(w.ptr(), dtype, &shape);
+                let to = memory.ptr_mut();
+                pack_conv_weight_for(pool, kernel.isa, &shape, dtype, &weight, to)
+                    .and_then(|packed| conv_with(kernel, pool, &shape, x.ptr(), dtype, &packed, &store))
+            };
+            outcome.map_err(|error| error.to_string())?;
+            compare(&format!("{what}, packed in parts"), &y, &references, longest)?;
+        }
         if shape.groups > 1 || !is_direct(kernel, &shape, dtype) {
             continue;
         }

@@ -1,6 +1,8 @@
 //! Convolutions over channels-last images.
 
-use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, pack_conv_weight, packs_while_used};
+use oxidiff_kernels::cpu::conv::{
+    Conv, PackedWeight, Weight, pack_conv_weight, pack_conv_weight_for, packs_while_used,
+};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::Observed;
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
@@ -108,8 +110,9 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
             let is_unpacked = packs_while_used(maker.isa(), &conv, x_type, weight_type, Pool::global().threads());
             let room = maker.room;
             let image_bytes = work_bytes(&conv, algorithm, maker.isa(), room);
-            let chunks = Chunks::of_convolution(maker, &conv, conv.packed_bytes(weight_type, maker.isa()));
-            let panel_bytes = Conv { out_channels: chunks.step, ..conv }.packed_bytes(weight_type, maker.isa());
+            let packed_bytes = |conv: Conv| conv.packed_bytes_for(x_type, weight_type, maker.isa());
+            let chunks = Chunks::of_convolution(maker, &conv, packed_bytes(conv));
+            let panel_bytes = packed_bytes(Conv { out_channels: chunks.step, ..conv });
             // Where memory is short the form that needs less of it.
             if is_unpacked && (algorithm == Algorithm::Direct || maker.is_slim()) {
                 Form::Unpacked
@@ -155,13 +158,12 @@ impl Call for ConvolutionCall {
 
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
         let (source, dtype) = (self.source(ctx), self.weight.1);
-        // SAFETY: the weight is valid by the caller's promise, and so is room for the panels of `conv`.
-        let pack = |conv: &Conv, source: &Weight, to| unsafe { pack_conv_weight(ctx.pool, ctx.isa, conv, source, to) };
         self.epilogue.with(ctx, |epilogue| match self.form {
             Form::Kept(kept) => {
                 let form = ctx.weights.pack(kept.pack, &mut || {
                     let block = SystemMemory.allocate(kept.bytes, "a packed weight")?;
-                    pack(&self.conv, &source, block.ptr());
+                    // SAFETY: the weight is valid by the caller's promise, the block as large as its panels.
+                    unsafe { pack_conv_weight(ctx.pool, ctx.isa, &self.conv, &source, block.ptr()) };
                     Ok(block)
                 })?;
                 let weight = PackedWeight::from_raw(form.ptr(), dtype, &self.conv, ctx.isa);
@@ -182,9 +184,13 @@ impl Call for ConvolutionCall {
                 let from = first as isize * source.strides[0] * dtype.size_bytes() as isize;
                 let source = Weight { ptr: source.ptr.wrapping_offset(from), ..source };
                 let epilogue = Shifted { inner: epilogue, rows: 0, cols: first };
-                let weight = ConvWeight::Panels(pack(&conv, &source, ctx.at(scratch)));
                 // SAFETY: operands are valid by the caller's promise; the scratch memory holds the chunk's panels.
-                unsafe { self.convolve(ctx, &conv, &weight, &epilogue) }
+                unsafe {
+                    let to = ctx.at(scratch);
+                    let panels = pack_conv_weight_for(ctx.pool, ctx.isa, &conv, self.x.1, &source, to);
+                    let weight = ConvWeight::Panels(panels.map_err(kernel_error)?);
+                    self.convolve(ctx, &conv, &weight, &epilogue)
+                }
             }),
         })
     }
