@@ -325,9 +325,6 @@ pub(super) fn packs_in_parts(isa: Isa, conv: &Conv, x: DType, weight: DType) -> 
     form_of_parts(isa, conv, x, weight).is_some()
 }
 
-/// Terms that are taken apart at a time.
-const TERMS_AT_ONCE: usize = 128;
-
 /// Packs a weight for one convolution of an input of `x`'s type: as its kernel multiplies it where that takes numbers apart.
 ///
 /// # Errors
@@ -355,15 +352,10 @@ pub unsafe fn pack_conv_weight_for(
     let target = SendMut(dst);
     pool.run_scratch(outs.div_ceil(nr), whole_bytes, |panel, worker| {
         let (n0, to) = (panel * nr, target.get().wrapping_add(panel * panel_bytes));
-        let width = width_at(outs, n0, nr);
         // SAFETY: panels are disjoint and inside `dst`; scratch holds one that is whole.
         unsafe {
             pack_weight_panel(isa, conv, weight, 0, n0, nr, worker.scratch);
-            for k0 in (0..terms).step_by(TERMS_AT_ONCE) {
-                let from = worker.scratch.add(units(k0, weight.dtype) * width * 4);
-                let to = to.cast::<u32>().add(units_in(packed.parts, k0, weight.dtype) * width);
-                split_panel(form, from, TERMS_AT_ONCE.min(terms - k0), width, to);
-            }
+            split_panel(form, worker.scratch, terms, width_at(outs, n0, nr), to.cast());
         }
     })?;
     Ok(packed)
