@@ -39,7 +39,7 @@ use super::gemm::{MAX_SPLIT_TERMS, check_dtypes};
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, split_panel, spread_rows};
 use super::gemm_split;
-use super::pack::{Matrix, SendMut, elements_per_unit, pack_panel, units, units_in, width_at};
+use super::pack::{Matrix, SendMut, bytes_in, elements_per_unit, pack_panel, units, units_in, width_at};
 use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
@@ -165,11 +165,7 @@ impl Conv {
     /// Bytes that [`pack_conv_weight_for`] writes for an input of `x`'s type.
     pub fn packed_bytes_for(&self, x: DType, dtype: DType, isa: Isa) -> usize {
         match form_of_parts(isa, self, x, dtype) {
-            Some(form) => {
-                self.out_channels.next_multiple_of(panel_width(isa) / 2)
-                    * units_in(form.parts(), self.terms(), dtype)
-                    * 4
-            }
+            Some(form) => bytes_in(form.parts(), self.out_channels, self.terms(), dtype, isa),
             None => self.packed_bytes(dtype, isa),
         }
     }

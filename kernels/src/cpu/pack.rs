@@ -91,7 +91,12 @@ impl PackedB {
 
 /// Bytes that [`pack_b`] writes.
 pub fn packed_bytes(n: usize, k: usize, dtype: DType, isa: Isa) -> usize {
-    n.next_multiple_of(panel_width(isa) / 2) * units(k, dtype) * 4
+    bytes_in(0, n, k, dtype, isa)
+}
+
+/// Bytes of all panels, in so many parts, 0 for whole ones.
+pub(crate) fn bytes_in(parts: usize, n: usize, k: usize, dtype: DType, isa: Isa) -> usize {
+    n.next_multiple_of(panel_width(isa) / 2) * units_in(parts, k, dtype) * 4
 }
 
 /// Four-byte units along `k`.
@@ -125,8 +130,7 @@ pub unsafe fn pack_b(pool: &Pool, isa: Isa, n: usize, k: usize, b: &Matrix, dst:
 
 /// Bytes that [`pack_b_for`] writes.
 pub fn packed_bytes_for(isa: Isa, (m, n, k): (usize, usize, usize), a: DType, b: DType) -> usize {
-    let parts = select(isa, a, b, (m, k)).form.parts();
-    n.next_multiple_of(panel_width(isa) / 2) * units_in(parts, k, b) * 4
+    bytes_in(select(isa, a, b, (m, k)).form.parts(), n, k, b, isa)
 }
 
 /// Packs `b` for products with `m` rows of `a`'s type alone.
