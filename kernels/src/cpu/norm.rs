@@ -120,9 +120,8 @@ pub unsafe fn group_norm_scale_shift(
     let (ptr, out) = (Shared(x.ptr.cast_mut()), Shared(sums.as_mut_ptr().cast()));
     let (dtype, pixels, image_stride, pixel_stride) = (x.dtype, x.pixels, x.image_stride, x.pixel_stride);
     let size = dtype.size_bytes() as isize;
-    // An image that other work may have pushed out of the last-level cache: four rows at a time are more than the processor
-    // finds out by itself.
-    let ahead = pixels * c * dtype.size_bytes() > features().l3_bytes / 4;
+    // Four rows at a time are more than the processor finds out by itself.
+    let ahead = pixels * c * dtype.size_bytes() > features().l2_bytes;
     pool.run_scratch(x.batch * parts, 3 * c * 4 + 64, |task, worker| {
         let (n, part) = (task / parts, task % parts);
         let image = ptr.at(n as isize * image_stride * size);
