@@ -285,7 +285,8 @@ mod tests {
     use std::arch::x86_64::__cpuid_count;
     use std::process::Command;
 
-    use super::super::conv::{Conv, Weight, conv_with, pack_conv_weight};
+    use super::super::conv::{Call, Conv, PackedWeight, Weight, conv_with, pack_conv_weight};
+    use super::super::conv_taps;
     use super::super::conv_winograd_points::{Cut, multiply_cut};
     use super::super::gemm::{Operand, gemm_with};
     use super::super::gemm_amx::{BF16, F16, F16_SPLIT, F32, INT8, multiply_registers};
@@ -293,7 +294,9 @@ mod tests {
     use super::super::gemm_store::StoreEpilogue;
     use super::super::pack::Matrix;
     use super::super::tile_exec_verify::verify_attention_of;
-    use super::super::verify::{Buffer, compare_winograd, verify_conv, verify_gemm, verify_int8, verify_winograd};
+    use super::super::verify::{
+        Buffer, compare_winograd, verify_conv, verify_convs, verify_gemm, verify_int8, verify_winograd,
+    };
     use super::{INITIAL, Instruction, SET_UPS, Tiles, install};
     use crate::dtype::DType;
     use crate::isa::{Amx, Isa, amx, features};
@@ -465,10 +468,18 @@ mod tests {
             };
             assert!(set_ups(run).is_none_or(|count| count == times), "{m} rows");
         }
-        // Nine taps of two panels: rows of 32 pixels, of 32 and 8, of 31, 32 and 31 where the outer ones lie in the padding.
-        for (width, padding, times) in [(34, 0, 1), (42, 0, 1 + 18), (32, 1, 1 + 6)] {
-            let shape = Conv::new_2d(1, [6, width], 64, 64, [3, 3]).padding([0, 0, padding]);
-            let (x, w) = (Buffer::zeroed(dtype, 6 * width * 64), Buffer::zeroed(dtype, 64 * 64 * 9));
+        // Nine taps of two panels: rows of 32 pixels, of 32 and 8, of 31, 32 and 31 where the outer ones lie in the padding. Of 72
+        // channels each tap is multiplied by itself, of 64 all at once.
+        for (channels, width, padding, times) in [
+            (72, 34, 0, 1),
+            (72, 42, 0, 1 + 18),
+            (72, 32, 1, 1 + 6),
+            (64, 34, 0, 1),
+            (64, 42, 0, 1 + 2),
+            (64, 32, 1, 1),
+        ] {
+            let shape = Conv::new_2d(1, [6, width], channels, 64, [3, 3]).padding([0, 0, padding]);
+            let (x, w) = (Buffer::zeroed(dtype, 6 * width * channels), Buffer::zeroed(dtype, 64 * channels * 9));
             let mut memory = Buffer::zeroed(DType::U8, shape.packed_bytes(dtype, Isa::Avx512));
             let mut y = Buffer::zeroed(DType::F32, shape.rows() * 64);
             let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 64);
@@ -478,7 +489,8 @@ mod tests {
                 let packed = pack_conv_weight(&pool, Isa::Avx512, &shape, &weight, memory.ptr_mut());
                 conv_with(&BF16, &pool, &shape, x.ptr(), dtype, &packed, &store).unwrap();
             };
-            assert!(set_ups(run).is_none_or(|count| count == times), "images {width} wide, {padding} padded");
+            let what = format!("{channels} channels, images {width} wide, {padding} padded");
+            assert!(set_ups(run).is_none_or(|count| count == times), "{what}");
         }
     }
 
@@ -526,6 +538,32 @@ mod tests {
         }
         if is_ready_for_f16() {
             verify_conv(&F16, DType::F16).unwrap();
+        }
+    }
+
+    /// Convolutions whose tiles add up all taps: blocks of lines and of pixels, tiles of a few pixels, sets of columns, half a panel,
+    /// chunks of channels, planes of taps, groups, padding, dilation, images that are enlarged.
+    #[test]
+    #[ignore = "`tests_that_run_amx_pass` runs it"]
+    fn taps_at_once_match_the_reference() {
+        let shapes = [
+            Conv::new_2d(2, [9, 37], 96, 40, [3, 3]).padding([0, 1, 1]),
+            Conv::new_2d(1, [40, 20], 64, 32, [3, 3]).padding([0, 1, 1]),
+            Conv::new_2d(1, [3, 100], 32, 230, [3, 3]).padding([0, 1, 1]),
+            Conv::new_2d(1, [7, 30], 192, 70, [2, 5]).groups(2).padding([0, 2, 4]).dilation([1, 2, 2]),
+            Conv::new_2d(1, [1, 50], 160, 33, [1, 3]),
+            Conv::new_2d(1, [6, 9], 32, 48, [3, 3]).upsample([1, 2, 2]).padding([0, 1, 1]),
+            Conv::new_3d(1, [3, 6, 20], 32, 33, [3, 3, 3]).padding([1, 1, 1]),
+        ];
+        for (is_ready, kernel, dtype) in [(is_ready(), &BF16, DType::BF16), (is_ready_for_f16(), &F16, DType::F16)] {
+            for shape in shapes.iter().filter(|_| is_ready) {
+                let weight = PackedWeight::from_raw(std::ptr::null(), dtype, shape, Isa::Avx512);
+                let call = Call { kernel, conv: shape, x: std::ptr::null(), dtype, weight: &weight };
+                assert!(conv_taps::suits(&call), "{shape:?}");
+            }
+            if is_ready {
+                verify_convs(kernel, dtype, &shapes).unwrap();
+            }
         }
     }
 

@@ -35,6 +35,8 @@ use super::KernelError;
 use super::conv_depthwise::{self, Depthwise};
 use super::conv_direct::{self, Direct};
 use super::conv_few::{self, Few};
+#[cfg(target_arch = "x86_64")]
+use super::conv_taps::{self, Together};
 use super::gemm::{MAX_SPLIT_TERMS, check_dtypes};
 use super::gemm_driver::{ASource, BSource, Problem, run};
 use super::gemm_kernel::{CopyRow, Form, Kernel, copy_row, panel_width, select, split_panel, spread_rows};
@@ -537,6 +539,11 @@ pub(crate) unsafe fn conv_with(
     if let Some(kernel) = conv_few::suited(kernel, conv, weight.dtype) {
         // SAFETY: forwarded; the kernel's panels are as wide as those that the weight was packed for.
         return unsafe { Few::new(Call { kernel, ..call }, pool.threads()).run(pool, epilogue) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if conv_taps::suits(&call) {
+        // SAFETY: forwarded.
+        return unsafe { Together::new(call, pool.threads()).run(pool, epilogue) };
     }
     if !conv.is_plain() && conv_direct::suits(conv, weight.dtype) {
         // SAFETY: forwarded.

@@ -22,6 +22,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::gemm_kernel::{Form, Kernel, TILE_UNITS as SIDE, Tiles};
 use crate::isa::Isa;
@@ -34,6 +35,44 @@ const ROW: usize = 4 * SIDE;
 /// As [`gemm_kernel::Tile`](super::gemm_kernel::Tile), then where units beyond the last sixteen are: of the panel already, of A
 /// once it has run.
 pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, usize, bool, *const u8, *mut Rest);
+
+/// A tile that adds up products of several pieces of A and of the panel, whole registers of each: `(job, c, ldc in elements)`.
+pub(crate) type TapsTile = unsafe fn(&TapsJob, *mut f32, usize);
+
+/// Where a piece begins, in bytes from the job's first one.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tap {
+    pub a: isize,
+    pub panel: usize,
+}
+
+/// What a [`TapsTile`] multiplies.
+#[repr(C)]
+pub(crate) struct TapsJob {
+    /// Whether sums go on from what is in C: not 0.
+    pub accumulate: usize,
+    /// One tap or more, and where they end.
+    pub taps: *const Tap,
+    pub taps_end: *const Tap,
+    /// The tile's first row, and bytes from there to the next row, to row 16, and to the row's next sixteen units.
+    pub a: *const u8,
+    pub lda: usize,
+    pub high: usize,
+    pub a_step: usize,
+    pub panel: *const u8,
+    /// Sixteens of units of a tap, one or more.
+    pub rounds: usize,
+    /// Any address: a line is fetched into L2 from there, and from every tap beyond it, for each round, so many bytes apart.
+    pub next: *const u8,
+    pub next_step: usize,
+}
+
+macro_rules! by_size {
+    ($tile:ident) => {
+        [[$tile::<false, false> as TapsTile, $tile::<true, false>], [$tile::<false, true>, $tile::<true, true>]]
+    };
+}
 
 macro_rules! heights {
     ($tile:ident, $wide:literal) => {
@@ -80,7 +119,7 @@ pub(crate) static BF16: Kernel = Kernel {
     form: Form::Bf16Pairs,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: Tiles::Registers([heights!(bf16_tile, false), heights!(bf16_tile, true)]),
+    tiles: Tiles::Registers([heights!(bf16_tile, false), heights!(bf16_tile, true)], Some(by_size!(bf16_taps))),
 };
 
 /// f32 as three bf16 ([`gemm_split`](super::gemm_split)): six instructions for what takes bf16 one.
@@ -89,10 +128,13 @@ pub(crate) static F32: Kernel = Kernel {
     form: Form::Bf16x3,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: Tiles::Registers([
-        &by_height(x3_tile::<false, false>, x3_tile::<true, false>),
-        &by_height(x3_tile::<false, true>, x3_tile::<true, true>),
-    ]),
+    tiles: Tiles::Registers(
+        [
+            &by_height(x3_tile::<false, false>, x3_tile::<true, false>),
+            &by_height(x3_tile::<false, true>, x3_tile::<true, true>),
+        ],
+        None,
+    ),
 };
 
 /// f16 as two bf16: three instructions.
@@ -101,10 +143,13 @@ pub(crate) static F16_SPLIT: Kernel = Kernel {
     form: Form::Bf16x2,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: Tiles::Registers([
-        &by_height(x2_tile::<false, false>, x2_tile::<true, false>),
-        &by_height(x2_tile::<false, true>, x2_tile::<true, true>),
-    ]),
+    tiles: Tiles::Registers(
+        [
+            &by_height(x2_tile::<false, false>, x2_tile::<true, false>),
+            &by_height(x2_tile::<false, true>, x2_tile::<true, true>),
+        ],
+        None,
+    ),
 };
 
 /// The tiles of one to thirty-two rows, of which more than sixteen are `high`.
@@ -124,7 +169,7 @@ pub(crate) static F16: Kernel = Kernel {
     form: Form::F16Pairs,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: Tiles::Registers([heights!(f16_tile, false), heights!(f16_tile, true)]),
+    tiles: Tiles::Registers([heights!(f16_tile, false), heights!(f16_tile, true)], Some(by_size!(f16_taps))),
 };
 
 /// 32 x 32 with `TDPBUSD`: sixty-four terms, 32-bit sums.
@@ -133,7 +178,7 @@ pub(crate) static INT8: Kernel = Kernel {
     form: Form::Int8Quads,
     mr: 2 * SIDE,
     nr: WIDTH,
-    tiles: Tiles::Registers([heights!(int8_tile, false), heights!(int8_tile, true)]),
+    tiles: Tiles::Registers([heights!(int8_tile, false), heights!(int8_tile, true)], None),
 };
 
 /// What `LDTILECFG` reads: palette 1, and for each tile register the bytes of a row and the number of rows.
@@ -348,6 +393,117 @@ macro_rules! tile {
     };
 }
 
+macro_rules! taps_tile {
+    ($name:ident, $dot:literal) => {
+        /// # Safety
+        /// The rows and panels of `job` must be readable, `c` hold the tile's rows of the panel's width, for at most sixteen rows
+        /// or more than those, and half a panel or a whole one; AMX must be available, and its registers be set up for as many
+        /// rows, or for more where these are sixteen.
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name<const HIGH: bool, const WIDE: bool>(job: &TapsJob, c: *mut f32, ldc: usize) {
+            // SAFETY: pieces of A and of the panel, and C, are what the caller vouches for. Prefetches do not fault.
+            unsafe {
+                asm!(
+                    // Row 16 of C.
+                    "lea {r}, [{c} + {ldc}*8]",
+                    "lea {r}, [{r} + {ldc}*8]",
+                    "cmp qword ptr [{job} + {accumulate_at}], 0",
+                    "jne 2f",
+                    "tilezero tmm0",
+                    ".if {wide}\n tilezero tmm1\n .endif",
+                    ".if {high}\n tilezero tmm2\n .endif",
+                    ".if {wide} && {high}\n tilezero tmm3\n .endif",
+                    "jmp 4f",
+                    "2:",
+                    "tileloadd tmm0, [{c} + {ldc}*1]",
+                    ".if {wide}\n tileloadd tmm1, [{c} + {ldc}*1 + 64]\n .endif",
+                    ".if {high}\n tileloadd tmm2, [{r} + {ldc}*1]\n .endif",
+                    ".if {wide} && {high}\n tileloadd tmm3, [{r} + {ldc}*1 + 64]\n .endif",
+                    "4:",
+                    "mov {a}, [{job} + {a_at}]",
+                    "add {a}, [{tap}]",
+                    "mov {a_high}, [{job} + {high_at}]",
+                    "add {a_high}, {a}",
+                    "mov {panel}, [{tap} + {panel_of_tap}]",
+                    "mov {next}, [{job} + {next_at}]",
+                    "add {next}, {panel}",
+                    "add {panel}, [{job} + {panel_at}]",
+                    "mov {r}, [{job} + {rounds_at}]",
+                    "5:",
+                    "tileloadd tmm6, [{panel} + {row}*1]",
+                    "tileloadd tmm4, [{a} + {lda}*1]",
+                    concat!($dot, " tmm0, tmm4, tmm6"),
+                    ".if {wide}",
+                    "tileloadd tmm7, [{panel} + {row}*1 + 64]",
+                    concat!($dot, " tmm1, tmm4, tmm7"),
+                    ".endif",
+                    ".if {high}",
+                    "tileloadd tmm5, [{a_high} + {lda}*1]",
+                    concat!($dot, " tmm2, tmm5, tmm6"),
+                    ".endif",
+                    ".if {wide} && {high}", concat!($dot, " tmm3, tmm5, tmm7"), ".endif",
+                    "prefetcht1 [{next}]",
+                    "add {next}, [{job} + {next_step_at}]",
+                    "add {a}, [{job} + {a_step_at}]",
+                    "add {a_high}, [{job} + {a_step_at}]",
+                    "add {panel}, {panel_bytes}",
+                    "dec {r}",
+                    "jne 5b",
+                    "add {tap}, {tap_bytes}",
+                    "cmp {tap}, [{job} + {taps_end_at}]",
+                    "jne 4b",
+                    "lea {r}, [{c} + {ldc}*8]",
+                    "lea {r}, [{r} + {ldc}*8]",
+                    "tilestored [{c} + {ldc}*1], tmm0",
+                    ".if {wide}\n tilestored [{c} + {ldc}*1 + 64], tmm1\n .endif",
+                    ".if {high}\n tilestored [{r} + {ldc}*1], tmm2\n .endif",
+                    ".if {wide} && {high}\n tilestored [{r} + {ldc}*1 + 64], tmm3\n .endif",
+                    wide = const WIDE as usize,
+                    high = const HIGH as usize,
+                    panel_bytes = const if WIDE { 2 * SIDE * ROW } else { SIDE * ROW },
+                    accumulate_at = const offset_of!(TapsJob, accumulate),
+                    a_at = const offset_of!(TapsJob, a),
+                    high_at = const offset_of!(TapsJob, high),
+                    a_step_at = const offset_of!(TapsJob, a_step),
+                    panel_at = const offset_of!(TapsJob, panel),
+                    rounds_at = const offset_of!(TapsJob, rounds),
+                    next_at = const offset_of!(TapsJob, next),
+                    next_step_at = const offset_of!(TapsJob, next_step),
+                    taps_end_at = const offset_of!(TapsJob, taps_end),
+                    panel_of_tap = const offset_of!(Tap, panel),
+                    tap_bytes = const size_of::<Tap>(),
+                    job = in(reg) job,
+                    tap = inout(reg) job.taps => _,
+                    c = in(reg) c,
+                    ldc = in(reg) 4 * ldc,
+                    a = out(reg) _,
+                    a_high = out(reg) _,
+                    lda = in(reg) job.lda,
+                    panel = out(reg) _,
+                    row = in(reg) if WIDE { 2 * ROW } else { ROW },
+                    r = out(reg) _,
+                    next = out(reg) _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+/// Copies `count` sixteens of units that follow each other, to places `step` bytes apart.
+///
+/// # Safety
+/// `from` must be readable for `count` x 64 bytes, `to` writable at each place; AVX-512 must be available.
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn spread_units(from: *const u8, count: usize, to: *mut u8, step: usize) {
+    for at in 0..count {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_si512(to.add(at * step).cast(), _mm512_loadu_si512(from.add(at * ROW).cast())) };
+    }
+}
+
 /// Loads part `$part` of A's tiles.
 macro_rules! load_a {
     ($part:literal) => {
@@ -487,6 +643,8 @@ split_tile!(
 tile!(bf16_tile, "tdpbf16ps");
 tile!(f16_tile, "tdpfp16ps");
 tile!(int8_tile, "tdpbusd");
+taps_tile!(bf16_taps, "tdpbf16ps");
+taps_tile!(f16_taps, "tdpfp16ps");
 
 /// Products of registers alone, for [`calibrate`](crate::calibrate): `rounds` times four instructions of 16 x 16 x 16 units.
 ///

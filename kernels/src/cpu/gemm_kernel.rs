@@ -113,9 +113,10 @@ pub(crate) type Tile = unsafe fn(usize, *const u8, usize, *const u8, *mut f32, u
 pub(crate) enum Tiles {
     /// In vector registers.
     Vectors([&'static [Tile]; 2]),
-    /// In tile registers (AMX), which are set up for tiles of a height.
+    /// In tile registers (AMX), which are set up for tiles of a height; and those that add up several pieces, if there are any:
+    /// `[half panel, full panel][at most sixteen rows, more]`.
     #[cfg(target_arch = "x86_64")]
-    Registers([&'static [gemm_amx::Tile]; 2]),
+    Registers([&'static [gemm_amx::Tile]; 2], Option<[[gemm_amx::TapsTile; 2]; 2]>),
 }
 
 /// A family of micro-kernels for one instruction set and operand form.
@@ -133,6 +134,15 @@ impl Kernel {
     /// Whether its results are in tile registers.
     pub(crate) fn is_amx(&self) -> bool {
         !matches!(self.tiles, Tiles::Vectors(_))
+    }
+
+    /// Whether it has tiles that add up several pieces.
+    pub(crate) fn adds_taps(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if let Tiles::Registers(_, taps) = &self.tiles {
+            return taps.is_some();
+        }
+        false
     }
 
     /// Whether it multiplies operands of that type.
@@ -307,15 +317,49 @@ impl<'a> Runner<'a> {
             match &kernel.tiles {
                 Tiles::Vectors(tiles) => tiles[wide][rows - 1](units, a, lda, panel, c, ldc, accumulate, prefetch),
                 #[cfg(target_arch = "x86_64")]
-                Tiles::Registers(tiles) => {
-                    if !self.is_set_up(rows) {
-                        self.height = if rows == TILE_UNITS { 2 * TILE_UNITS } else { rows };
-                        gemm_amx::set_up(self.height);
-                    }
+                Tiles::Registers(tiles, _) => {
+                    self.set_up(rows);
                     let rest = self.rest.as_mut_ptr();
                     tiles[wide][rows - 1](units, a, lda, panel, c, ldc, accumulate, prefetch, rest);
                 }
             }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Runner<'_> {
+    /// Sets tile registers up for tiles of that height.
+    ///
+    /// # Safety
+    /// AMX must be available.
+    #[inline(always)]
+    unsafe fn set_up(&mut self, rows: usize) {
+        if !self.is_set_up(rows) {
+            self.height = if rows == TILE_UNITS { 2 * TILE_UNITS } else { rows };
+            // SAFETY: forwarded.
+            unsafe { gemm_amx::set_up(self.height) };
+        }
+    }
+
+    /// Runs the tile of that many rows over pieces of a panel of that width; the kernel must [add up pieces](Kernel::adds_taps).
+    ///
+    /// # Safety
+    /// As [`gemm_amx::TapsTile`] says; the processor must have the kernel's instructions.
+    #[inline(always)]
+    pub(crate) unsafe fn taps(
+        &mut self,
+        rows: usize,
+        width: usize,
+        job: &gemm_amx::TapsJob,
+        (c, ldc): (*mut f32, usize),
+    ) {
+        let Tiles::Registers(_, Some(tiles)) = &self.kernel.tiles else { return };
+        let tile = tiles[usize::from(width == self.kernel.nr)][usize::from(rows > TILE_UNITS)];
+        // SAFETY: forwarded; tile registers are set up for the height before.
+        unsafe {
+            self.set_up(rows);
+            tile(job, c, ldc);
         }
     }
 }

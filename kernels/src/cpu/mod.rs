@@ -27,6 +27,8 @@ pub mod conv_choice;
 pub(crate) mod conv_depthwise;
 pub(crate) mod conv_direct;
 pub(crate) mod conv_few;
+#[cfg(target_arch = "x86_64")]
+mod conv_taps;
 pub mod conv_winograd;
 mod conv_winograd_points;
 pub mod copy;
