@@ -9,8 +9,10 @@ Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast
@@ -26,7 +28,7 @@ from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
-from .capture.signature import Answer, Place, labels
+from .capture.signature import ATTRIBUTES, Answer, Place, container_at, labels
 from .capture.stages import Stage
 from .capture.weights import as_stored
 from .device import Device, device_of
@@ -68,9 +70,9 @@ class Ready:
             weights are those of the call, whatever other threads let go of meanwhile.
         free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
         problems: Why some of its ops run in eager PyTorch, once per kind of op.
-        writes: Where it writes into lists and dictionaries that it is given; :attr:`run` then gives a pair of what the
-            module would return and what to write there.
-        bind: Takes the call's arguments and gives them by parameter name.
+        writes: Where it writes into lists and dictionaries that it is given, and which attributes it sets; :attr:`run` then
+            gives a pair of what the module would return and what to write there.
+        bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
         reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
     """
 
@@ -391,8 +393,27 @@ class Engine:
             inputs = zip(variant.graph.inputs, binding.tensors, strict=True)
             places = {item.value: at for item, at in inputs}
             ready.reads = Reads(preludes, call.answers, places, binding.defaults, count, ready.free_numbers)
-        ready.writes, ready.bind = variant.graph.outputs.writes, self._capturer.binder.bind
+        ready.writes = variant.graph.outputs.writes
+        ready.bind = functools.partial(self._bind, ready.writes)
         return ready
+
+    def _bind(self, writes: Sequence[Place], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, and the attributes that its program sets.
+
+        Raises:
+            CaptureError: There is no tensor there, as there was when it was captured.
+        """
+        bound = self._capturer.binder.bind(args, kwargs)
+        setting = [(path, key) for path, key, _ in writes if path[0] == ATTRIBUTES]
+        if setting:
+            modules = self.structure.modules
+            tables = {path[1]: modules[path[1]].__dict__ for path, _ in setting if path[1] in modules}
+            # No dictionary, which would be one that is passed.
+            bound[ATTRIBUTES] = types.MappingProxyType(tables)
+        for path, key in setting:
+            if path[1] not in tables or not isinstance(container_at(bound, path).get(key), Tensor):
+                raise CaptureError(f"the module no longer holds a tensor in its attribute {key}", module=path[1])
+        return bound
 
     def _place(self, tensors: Sequence[Tensor]) -> None:
         """Finds out where this runs: where the module is, else where the tensors of the call are.

@@ -436,6 +436,27 @@ def _lumina(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     }
 
 
+def _omnigen(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """Prompts and what they are not to be, as the pipeline puts them together: padding before the words, a token of the
+    time, and then an image."""
+    height, width, words = size
+    tokens = words + 1 + height * width // 4
+    padding = torch.arange(batch) % 2 * 3
+    positions = (torch.arange(tokens) - padding[:, None]).clamp(min=0)
+    places = torch.arange(tokens)
+    seen = (places[:, None] >= places) | (places[:, None] > words)
+    return {
+        "hidden_states": random.normal(batch, 4, height, width),
+        "timestep": random.normal(batch).sigmoid(),
+        "input_ids": random.tokens(50, batch, words),
+        "input_img_latents": [],
+        "input_image_sizes": {},
+        "attention_mask": (seen & (places >= padding[:, None, None])).float(),
+        "position_ids": positions,
+        "return_dict": False,
+    }
+
+
 def _z_image(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         "x": list(random.normal(batch, 4, 1, *size).unbind()),
@@ -975,6 +996,26 @@ IMAGES: tuple[Family, ...] = (
         _hunyuan_image_byt5,
         ((4, 4), (6, 8)),
         batches=(2,),
+    ),
+    Family(
+        # Its table of frequencies is made anew, and kept, in each call.
+        "omnigen",
+        "diffusers.OmniGenTransformer2DModel",
+        {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "intermediate_size": 40,
+            "num_layers": 2,
+            "pad_token_id": 0,
+            "vocab_size": 50,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 1024,
+            "rope_scaling": {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 3.5]},
+            "time_step_dim": 16,
+        },
+        _omnigen,
+        ((16, 16, 12), (8, 24, 9)),
     ),
     Family(
         "lumina",

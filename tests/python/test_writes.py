@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import warnings
@@ -242,6 +243,148 @@ def test_each_call_finds_and_leaves_attributes_as_in_eager(cls: type[Keeps]) -> 
     for call in 2 * CALLS[cls][-4:]:
         compiled(*call)
     assert oxidiff.report(compiled).captures <= captures + 2
+
+
+class Sets(Keeps):
+    """Keeps in an attribute or a buffer what it computes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(8), persistent=False)
+        self.kept = torch.zeros(1)
+
+
+class Table(Sets):
+    """As the embedding of positions of OmniGen: the buffer is the same after each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = 1.0 / 100.0 ** (torch.arange(8).float() / 8)
+        return cast(Tensor, self.block(x)) * self.table
+
+
+class Last(Sets):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x.mean(0)
+        self.kept += 1
+        return cast(Tensor, self.block(x - self.kept))
+
+
+class Grown(Sets):
+    """What is there is looked at, if not read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept.shape[0] < x.shape[0]:
+            self.kept = torch.arange(x.shape[0]).float()
+        return cast(Tensor, self.block(x)) + self.kept[: x.shape[0], None]
+
+
+class Previous(Sets):
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.kept
+        self.kept = x.mean(0)
+        return cast(Tensor, self.block(x)) + before
+
+
+class Tried(Sets):
+    """Looks at what is there, and does without."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(ValueError):
+            self.was_long = len(self.kept) > 5
+        self.kept = x.mean(1) * 2
+        return cast(Tensor, self.block(x))
+
+
+class Shared(Sets):
+    """What is kept is part of what is returned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = cast(Tensor, self.block(x))
+        self.kept = y[:2]
+        return y
+
+
+class Own(Sets):
+    """What is kept is a part of a weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.block[0].bias[: 4 if x.shape[0] > 5 else 8]
+        return cast(Tensor, self.block(x))
+
+
+SEEN: list[Tensor] = []
+
+
+class Elsewhere(Sets):
+    """Keeps a tensor elsewhere, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x.mean(0)
+        SEEN[:] = [self.kept * 2]
+        return cast(Tensor, self.block(x))
+
+
+def _kept_in(module: nn.Module) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in ("table", "kept", "was_long") if hasattr(module, name)}
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("cls", [Table, Last, Grown, Previous, Tried, Shared, Own, Elsewhere])
+@torch.no_grad()
+def test_tensors_in_attributes_are_those_of_eager(cls: type[Sets], is_whole: bool) -> None:
+    module: nn.Module = cls().eval()
+    module = module if is_whole else nn.Sequential(nn.Identity(), module, nn.Linear(8, 8)).eval()
+    eager = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    setting, expected_setting = [one if is_whole else one[1] for one in (module, eager)]
+    for n in 2 * _SIZES:
+        x = torch.randn(n, 8)
+        before = _kept_in(setting)
+        contents = {name: value.clone() for name, value in before.items() if isinstance(value, Tensor)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+            result, expected = compiled(x), eager(x)
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(_kept_in(setting), _kept_in(expected_setting))
+        torch.testing.assert_close({name: before[name] for name in contents}, contents)
+        # Whoever writes into the result, or a weight, writes into what is kept where eager does.
+        for one in (result, expected):
+            one.add_(1)
+        torch.testing.assert_close(_kept_in(setting), _kept_in(expected_setting))
+    is_one = cls in (Table, Last)
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.eager_calls) == (1, 1, 0) or not is_one, report
+    if cls is Elsewhere:
+        assert not SEEN[0].is_meta
+
+
+@torch.no_grad()
+def test_a_table_that_is_set_is_one_program() -> None:
+    module = Table().eval()
+    compiled: Any = oxidiff.compile(module, strict=True, check=True)
+    for n in _SIZES:
+        old = module.table
+        compiled(torch.randn(n, 8))
+        assert module.table is not old, "eager makes another one"
+        assert "table" in module._buffers
+        assert "table" not in module.state_dict()
+    assert oxidiff.report(compiled).captures == 1
+
+
+@torch.no_grad()
+def test_a_saved_graph_sets_attributes_too(tmp_path: Path) -> None:
+    module = Table().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    x = torch.randn(4, 8)
+    expected = compiled(x)
+    oxidiff.save_graph(compiled, tmp_path / "graph")
+    other = copy.deepcopy(module)
+    other.table = torch.zeros(8)
+    loaded: Any = oxidiff.compile(other, cache=False, strict=True)
+    oxidiff.load_graph(loaded, tmp_path / "graph")
+    torch.testing.assert_close(loaded(x), expected)
+    torch.testing.assert_close(other.table, module.table)
+    assert oxidiff.report(loaded).captures == 0
 
 
 class Constants(Keeps):

@@ -29,7 +29,7 @@ from .writes import ABSENT, CONTAINERS, MAX_NESTED, containers, is_as, is_traced
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["Before", "Cells", "Change", "Content", "KeptError", "Leaks", "LeftError", "leads_to"]
+__all__ = ["MADE", "Before", "Cells", "Change", "Content", "KeptError", "Leaks", "LeftError", "leads_to"]
 
 
 class LeftError(CaptureError):
@@ -138,6 +138,9 @@ def _fill(holder: list[Any] | set[Any], content: list[Any]) -> None:
         holder.intersection_update(content)
         holder.update(content)
 
+
+MADE = torch.empty(0, device="meta")
+"""Stands for a tensor of a trace that is over."""
 
 _HOOKS = (
     "_forward_hooks",
@@ -281,6 +284,9 @@ class Before:
         changes += outside
         for change in changes:
             change.holds_tensor = _holds_tensor(change.after)
+            if isinstance(change, Change) and type(change.after) is Tensor and change.after.is_meta:
+                # Or it would be looked for, as what outlives the trace.
+                change.after = MADE
         return changes
 
     def forget(self, recorder: Recorder) -> frozenset[str]:

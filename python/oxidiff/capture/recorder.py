@@ -33,7 +33,7 @@ from .meta import META_DEVICE, RULES, memory_order
 from .objects import taken_apart
 from .reads import answer_in
 from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, first_of
-from .signature import PLAIN_TENSORS, Answer, Place, Question, Written
+from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
 __all__ = ["Reader", "Recorder"]
@@ -494,6 +494,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tokens: list[Any] = []
         numbers: list[int | float] = []
         self.path = ""
+        self._check_apart(leaves, sum(path[0] == ATTRIBUTES for path, _, _ in places))
         self.trace.ledger.use(leaves)
         storages = {tensor.untyped_storage()._cdata for tensor in self.inputs}
         for leaf in leaves:
@@ -512,6 +513,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.append("output", tuple(tokens), numbers, ())
         self.trace.output_spec = spec
         return self.trace
+
+    def _check_apart(self, leaves: Sequence[Any], count: int) -> None:
+        """Raises an error if what ``forward`` leaves in attributes, the last ``count`` leaves of its result, is no tensor of
+        its own: whoever has the result, an argument or a weight may write into it."""
+        others = (*self.inputs, *self.weights.twins.values(), *leaves[: len(leaves) - count])
+        taken = {tensor.untyped_storage()._cdata for tensor in others if isinstance(tensor, Tensor)} if count else set()
+        for leaf in leaves[len(leaves) - count :]:
+            if type(leaf) is not Tensor or not leaf.is_meta or leaf.untyped_storage()._cdata in taken:
+                raise self.error("forward sets an attribute to what others have, too")
+            taken.add(leaf.untyped_storage()._cdata)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -27,6 +27,7 @@ from .guards import plain
 
 __all__ = [
     "ANSWERS",
+    "ATTRIBUTES",
     "Answer",
     "Binder",
     "Call",
@@ -57,9 +58,12 @@ Answer = Tensor | bool | int | float
 ANSWERS = "what forward reads"
 """The name under which :attr:`Call.bound` has the answers; no parameter can have it."""
 
+ATTRIBUTES = "what forward sets"
+"""The name under which the arguments of a call have the attributes of modules, by the path of each, that a program sets."""
+
 Place = tuple[tuple[Any, ...], Any, bool]
-"""Where a program writes into a list or dictionary that it is given: the way to that (a parameter's name, then indices and
-keys), the index or key, and whether something is there afterwards."""
+"""Where a program writes into a list or dictionary that it is given, or into a module's: the way to that (a parameter's
+name, then indices and keys), the index or key, and whether something is there afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,6 +384,9 @@ class _Planner:
         if rank == 3 and not tensor.dtype.is_floating_point:
             # An image of tokens.
             return self.spatial_form(axis - rank, size)
+        if rank == 3 and axis == 2 and size == tensor.shape[1] and size in self.mask_sizes:
+            # Which words and patches see which, or channels that are as many by chance.
+            return self.sequence_form(size, "columns")
         if rank == 3:
             return self.sequence_form(size) if axis == self.sequence_axis(tensor) else size
         if rank == 4 and tensor.shape[2] in self.sequence_sizes and tensor.shape[3] <= _MAX_COORDINATES:
@@ -546,24 +549,24 @@ def _product(symbols: Iterable[Symbol]) -> Dim:
 def _following(follower: Symbol, drivers: Sequence[Symbol], others: Sequence[Symbol]) -> list[Dim]:
     """What a length may be that other sizes seem to decide, the likeliest first: one of them; the product of several, in
     patches; one of them and a token beside it; so many per sample of a batch; such a product and another length, of text
-    and image in one sequence."""
+    and image in one sequence, with a token of the time beside these or not."""
     length, drivers = int(follower.value), [s for s in drivers if isinstance(s.value, int)]
     found: list[tuple[int, int, Dim]] = []
-    for other in (None, *(s for s in others if s is not follower)):
-        beside = dim_of(0) if other is None else Dim.symbol(other.name)
-        rest = length if other is None else length - int(other.value)
+    texts = [s for s in others if s is not follower]
+    for other, more in ((None, 0), *((s, 0) for s in texts), *((s, 1) for s in texts)):
+        beside = dim_of(0) if other is None else Dim.symbol(other.name) + more
+        rest = length if other is None else length - int(other.value) - more
         for count in (1, 2, 3):
             for chosen in combinations(drivers, count):
                 whole = prod(int(s.value) for s in chosen)
                 patch = next((1 << log for log in range(count * _MAX_PATCH.bit_length()) if rest << log == whole), None)
                 if patch is None or rest <= 0:
                     continue
-                rank = 5 if other is not None else 0 if count == 1 == patch else 4 - count
+                rank = 5 + more if other is not None else 0 if count == 1 == patch else 4 - count
                 found.append((rank, patch, _product(chosen) * Fraction(1, patch) + beside))
     for symbol in drivers:
-        more = int(length - symbol.value)
-        if abs(more) == 1:
-            found.append((4, 0, Dim.symbol(symbol.name) + more))
+        if abs(length - int(symbol.value)) == 1:
+            found.append((4, 0, Dim.symbol(symbol.name) + (length - int(symbol.value))))
         if symbol.role == "batch" and length % symbol.value == 0:
             found.append((4, 1, Dim.symbol(symbol.name) * int(length // symbol.value)))
     return [form for _, _, form in sorted(found, key=lambda item: item[:2])]

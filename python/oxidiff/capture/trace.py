@@ -26,6 +26,7 @@ from .leftovers import Before, Cells, Change, Content, KeptError, Leaks, LeftErr
 from .pretence import RealDevice, following_lengths, past_caches, refusing_seeds, telling_transformers
 from .record import Trace
 from .recorder import Reader, Recorder
+from .rewritten import Rewritten
 from .weights import WeightIndex
 
 __all__ = ["trace"]
@@ -72,7 +73,7 @@ def trace(
             run = functools.partial(
                 _run, call, inputs, weights, device, scalars, limit, reader, has_doubles, bool(autocast)
             )
-            settled = functools.partial(_settled, run, is_own)
+            settled = functools.partial(_settled, run, is_own, weights)
             return _without_draws(settled) if weights.outer.may_draw else settled()
         finally:
             if collecting:
@@ -137,13 +138,20 @@ def _put_back(generators: Sequence[_Generator]) -> None:
             put(state)
 
 
-def _settled(run: Callable[..., tuple[Trace, list[Change | Content], Leaks]], is_own: bool) -> Trace:
+def _settled(
+    run: Callable[..., tuple[Trace, list[Change | Content], Leaks]], is_own: bool, weights: WeightIndex
+) -> Trace:
     """A run that changes nothing. What a first call sets up once (lazily installed hooks, say) a second run finds as it is;
     it has to do what the first one did, or the call that is captured would get the results of the next. At sizes that
-    nobody called with, nothing is set up."""
+    nobody called with, nothing is set up. Tensors that each call puts into attributes without a look at what was there are
+    results."""
     record, changes, leaked = run()
     if not (changes or leaked):
         return record
+    if not leaked and (rewritten := Rewritten.of(changes, weights)) is not None:
+        setting = _setting(run, rewritten, record)
+        if setting is not None:
+            return setting
     if any(change.is_outside for change in changes):
         # Once more, to see which module does it: looking takes longer than all else.
         changes = run(is_looking=True)[1] or changes
@@ -179,6 +187,23 @@ def _settled(run: Callable[..., tuple[Trace, list[Change | Content], Leaks]], is
                 change.undo()
 
 
+def _setting(
+    run: Callable[..., tuple[Trace, list[Change | Content], Leaks]], rewritten: Rewritten, record: Trace
+) -> Trace | None:
+    """A run that gives what it sets attributes to, and is else as one before; ``None`` if what was there matters to it."""
+    try:
+        rewritten.hide()
+        second, others, leaked = run(rewritten=rewritten)
+    except ChangedError:
+        raise
+    except CaptureError:
+        return None
+    finally:
+        rewritten.show()
+    is_as_before = second.nodes[:-1] == record.nodes[:-1]
+    return second if is_as_before and rewritten.is_right() and not (others or leaked) else None
+
+
 def _kept(what: str, changes: Sequence[Change | Content], change: Change | Content) -> KeptError:
     where = f"in {change.module}: " if change.module else ""
     return KeptError(f"{where}forward {what}", changes, module=change.module)
@@ -195,13 +220,14 @@ def _run(
     has_doubles: bool,
     is_autocast: bool,
     is_looking: bool = False,
+    rewritten: Rewritten | None = None,
 ) -> tuple[Trace, list[Change | Content], Leaks]:
     """One run; also the attributes that it changed, and what tensors it left elsewhere: both are undone."""
     recorder = Recorder(weights, device, scalars, limit, reader)
     recorder.has_doubles = has_doubles
     recorder.is_autocast = is_autocast
     try:
-        run = functools.partial(_run_noting, call, inputs, weights, recorder, reader, is_looking)
+        run = functools.partial(_run_noting, call, inputs, weights, recorder, reader, is_looking, rewritten)
         found: tuple[Trace, list[Change | Content], Leaks] = claiming(recorder, run)
         return found
     finally:
@@ -215,6 +241,7 @@ def _run_noting(
     recorder: Recorder,
     reader: Reader | None,
     is_looking: bool,
+    rewritten: Rewritten | None,
 ) -> tuple[Trace, list[Change | Content], Leaks]:
     before = Before(weights)
     recorder.held = before.held
@@ -223,7 +250,7 @@ def _run_noting(
     if reader is not None:
         reader.begin()
     try:
-        return _recorded(call, inputs, before, recorder)
+        return _recorded(call, inputs, before, recorder, rewritten)
     except BaseException as error:
         if not isinstance(error, Error):
             # An interrupt, perhaps in the middle of this.
@@ -248,20 +275,26 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         return call()
 
 
-def _finished(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder) -> Trace:
+def _finished(
+    call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder, rewritten: Rewritten | None
+) -> Trace:
     """The trace. Results are of this frame alone, of which an error is cleared: nothing else would hold them."""
     result = following_modules(recorder, functools.partial(_called, call, inputs, recorder))
     if recorder.stranger is not None:
         raise recorder.stranger
-    return recorder.finish(result)
+    return recorder.finish(result if rewritten is None else rewritten.added_to(result))
 
 
 def _recorded(
-    call: Callable[[], Any], inputs: list[tuple[Tensor, str]], before: Before, recorder: Recorder
+    call: Callable[[], Any],
+    inputs: list[tuple[Tensor, str]],
+    before: Before,
+    recorder: Recorder,
+    rewritten: Rewritten | None,
 ) -> tuple[Trace, list[Change | Content], Leaks]:
     outer = sys.exc_info()[1]
     try:
-        record = _finished(call, inputs, recorder)
+        record = _finished(call, inputs, recorder, rewritten)
     except BaseException as error:
         if is_interrupt(error):
             raise
@@ -286,6 +319,8 @@ def _recorded(
             raise from_native(error) from error
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
     changes = before.restore(recorder)
+    if rewritten is not None:
+        changes = rewritten.others(changes)
     if recorder.is_disturbed:
         before.forget(recorder)
         raise ChangedError(CHANGED)

@@ -30,7 +30,7 @@ from ..capture.guards import OPERATIONS, Expression, Guard, symbols_of
 from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
 from ..capture.objects import Made, fits
 from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
-from ..capture.signature import Place
+from ..capture.signature import ATTRIBUTES, Place
 from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
 from ..capture.weights import Member, WeightSlot
 from ..errors import ArtifactError, is_interrupt
@@ -638,11 +638,14 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
 
 
 def _decode_place(data: Data) -> Place:
-    """Where a program writes into an argument."""
+    """Where a program writes into an argument, or which attribute it sets."""
     path, key, is_kept = data
     for step in (*path, key):
         check(type(step) in (str, int), "a way into an argument")
     check(bool(path) and type(path[0]) is str and type(is_kept) is bool, "a way into an argument")
+    if path[0] == ATTRIBUTES:
+        is_whole = len(path) == 2 or (len(path) == 3 and path[2] == "_buffers")
+        check(is_whole and type(path[1]) is type(key) is str and is_kept, "a way to an attribute")
     return tuple(path), key, is_kept
 
 
