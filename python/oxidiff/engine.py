@@ -9,6 +9,7 @@ Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import time
@@ -28,7 +29,15 @@ from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
-from .capture.signature import ATTRIBUTES, Answer, Place, container_at, labels
+from .capture.signature import (
+    ATTRIBUTES,
+    Answer,
+    Place,
+    container_at,
+    labels,
+    memory_orders,
+    without_orders,
+)
 from .capture.stages import Stage
 from .capture.weights import as_stored
 from .device import Device, device_of
@@ -52,6 +61,8 @@ _MAX_FOREIGN = 32
 """How many graphs an engine keeps that are for other numbers in attributes than the module has: a graph where some are 0."""
 _MAX_ADOPTED = 4
 """How many graphs of other states of a module a trace is compared with."""
+_MAX_COPIED = 8 << 20
+"""Bytes of tensors that are copied, rather than that a program is made for how they lie in memory."""
 _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
 
@@ -455,7 +466,7 @@ class Engine:
             if found is None:
                 # What is young from here on was made by a trace, see `Before.forget`.
                 gc.collect(0)
-                found = self._extended(call) or self._adopted(call, confirm)
+                found = self._extended(call) or self._relaid(call, confirm) or self._adopted(call, confirm)
                 found = found or self._answered(self._capture(call, confirm), call)
                 self.before = None
                 self.store.remember(self.whole())
@@ -599,6 +610,26 @@ class Engine:
             found = answered(captured.graph, call, self._at)
             if found is not None and self._capturer.extend(captured.graph, found[0], traced):
                 return self._variant_of(self._current(captured)), *found
+        return None
+
+    def _relaid(self, call: Call, confirm: Callable[[bool], None]) -> _Found | None:
+        """A graph of calls in which small tensors lie otherwise in memory, if traces show that it gives the same for this
+        one, results in the same orders: its program is given copies."""
+        bare, orders = without_orders(call.key), memory_orders(call.key)
+        traced: dict[Any, Any] = {}
+        for captured in dict.fromkeys((*(variant.captured for variant in self.variants), *self._family.captured)):
+            graph = captured.graph
+            is_plain = not graph.reads and captured.is_current and captured.device == self.device
+            if not is_plain or without_orders(graph.key) != bare or graph.key == call.key:
+                continue
+            pairs = zip(call.tensors, orders, memory_orders(graph.key), strict=True)
+            if sum(tensor.nbytes for tensor, order, other in pairs if order != other) > _MAX_COPIED:
+                continue
+            adopted = self._capturer.adopt(dataclasses.replace(graph, key=call.key), call, traced, is_relaid=True)
+            if adopted is not None:
+                confirm(bool(graph.externs))
+                self.adoptions += 1
+                return self._answered(self._add(captured.of(adopted), is_own=False), call)
         return None
 
     def _adopted(self, call: Call, confirm: Callable[[bool], None]) -> _Found | None:
@@ -888,6 +919,8 @@ class _Binding:
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
         """Places of tensors that are on the CPU and are to be on the device."""
         self.complex = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.is_complex()}
+        self.orders = memory_orders(call.key)
+        """How the tensors of the call lie in memory."""
         first = len(call.sizes) - len(call.numbers)
         # What changes from call to call.
         loose = variant.graph.loose_numbers()
@@ -945,12 +978,17 @@ class _Binding:
         executable = variant.executable
         execute = executable.run
         orders = [s.order for s in lowered.arguments]
-        is_plain = not any(orders) and self.foreign.isdisjoint(places) and self.complex.isdisjoint(places)
+        copied = [i for i, s in enumerate(lowered.arguments) if not s.is_number and s.order != self.orders[s.index]]
+        is_plain = not any(orders) and not copied
+        is_plain = is_plain and self.foreign.isdisjoint(places) and self.complex.isdisjoint(places)
 
         def arguments_of(leaves: list[Leaf]) -> list[Any]:
             if is_plain:
                 return [leaves[i] for i in places]
-            return [passed_as(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
+            given = [passed_as(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
+            for i in copied:
+                given[i] = given[i].contiguous()
+            return given
 
         def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
             sizes = fixed.copy()

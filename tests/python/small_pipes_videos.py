@@ -173,6 +173,20 @@ VIDEO_PIPES: tuple[Pipe, ...] = (
         guidance=3.0,
     ),
     Pipe(
+        # Without guidance its latents are passed as they are packed, channels first in memory.
+        "ltx-condition",
+        lambda: _make(
+            "LTXConditionPipeline", "ltx", "ltx", transformer=tested_net("ltx", in_channels=8, out_channels=8)
+        ),
+        calls(
+            {**_LTX, "image": picture},
+            *_sizes(32, 64, 9, 17),
+            {"height": 64, "width": 64, "num_frames": 9, "guidance_scale": 1.0},
+        ),
+        "frames",
+        guidance=3.0,
+    ),
+    Pipe(
         "ltx-upsample",
         _upsampler,
         tuple(

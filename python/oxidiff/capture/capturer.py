@@ -233,7 +233,12 @@ class Capturer:
     @without_autocast
     @following()
     def adopt(
-        self, graph: CapturedGraph, call: Call, traced: dict[Any, Trace | CaptureError] | None = None
+        self,
+        graph: CapturedGraph,
+        call: Call,
+        traced: dict[Any, Trace | CaptureError] | None = None,
+        *,
+        is_relaid: bool = False,
     ) -> CapturedGraph | None:
         """The graph of another state of the module for this one, if a trace shows that it is right at the sizes of ``call``
         and all that it computed with sizes could be followed; ``None`` if not. Numbers in attributes cannot be followed:
@@ -244,6 +249,8 @@ class Capturer:
                 compare with: how its results are put together is not all in the trace that it has.
             call: The call.
             traced: The traces of this call that were taken for other graphs; gets more.
+            is_relaid: Whether the graph is of this state, and of calls whose tensors lie otherwise in memory. Strides cannot
+                be followed either: further traces are taken at sizes that the graph was tried at.
         """
         point = graph.plan.read(call.sizes) if graph.key == call.key else None
         if point is None or not graph.meets(point) or type(graph.template) is not Trace:
@@ -255,6 +262,10 @@ class Capturer:
         kept = [s.name for s in own.plan.symbols if s.role == "attribute"]
         tried = {tuple(p[name] for name in kept): p for p in reversed(graph.points)} if kept else {}
         moved = [{**point, **{name: p[name] for name in kept}} for p in list(tried.values())[:_MOVES]]
+        if is_relaid:
+            names = [s.name for s in own.plan.symbols if s.name not in kept]
+            here = {name: point[name] for name in kept}
+            moved = [own.plan.complete({**here, **{name: p[name] for name in names}}) for p in graph.points[:_RELAYS]]
         for at in [point, *(p for p in moved if p != point)]:
             sizes = tuple(own.plan.sizes(at) or ())
             if sizes not in known:
@@ -270,7 +281,7 @@ class Capturer:
                 return None
             if not (own.template.is_exactly(record) and own.has_constants_of(record)):
                 return None
-            if own.accept(at, record, of_copy=at is not point) - set(kept):
+            if own.accept(at, record, of_copy=at is not point and not is_relaid) - set(kept):
                 return None
         session.try_ways(own)
         return own
@@ -338,6 +349,8 @@ class _Disagreement(Exception):
 
 _MOVES = 2
 """So many values of numbers in attributes are tried before a graph of another state of a module is taken over."""
+_RELAYS = 4
+"""So many sizes are tried before a graph serves calls whose tensors lie otherwise in memory."""
 _MANY_ALIKE = 4
 """So many symbols of one kind are tried together before each is tried alone."""
 

@@ -46,6 +46,7 @@ __all__ = [
     "items_of",
     "share_of",
     "with_answers",
+    "without_orders",
     "write",
     "written",
 ]
@@ -369,6 +370,15 @@ def memory_orders(key: Sequence[Any]) -> list[tuple[int, ...] | None]:
     ``None`` for a row-major one."""
     layouts = [part[1] for part in key if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype)]
     return [None if isinstance(layout, int) else layout for layout in layouts]
+
+
+def without_orders(key: Sequence[Any]) -> list[Any]:
+    """A structure key in which all tensors are row-major."""
+    found = []
+    for part in key:
+        is_tensor = isinstance(part, tuple) and part and isinstance(part[0], torch.dtype) and isinstance(part[1], tuple)
+        found.append((part[0], len(part[1]), *part[2:]) if is_tensor else part)
+    return found
 
 
 def dict_like(value: dict[Any, Any]) -> Callable[..., Any]:

@@ -1,0 +1,110 @@
+"""Arguments that lie in memory otherwise than those that a program was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close
+
+
+class Tokens(nn.Module):
+    """A layer of a transformer: what it gives lies as its last layer makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Any:
+        return self.last(torch.nn.functional.gelu(self.first(self.norm(x)))) * factor
+
+
+class Following(Tokens):
+    """What it gives lies as what it is given, in eager."""
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Any:
+        return x * 2 + 1, super().forward(x, factor)
+
+
+class Asking(Tokens):
+    """Another thing where a tensor has gaps in its rows, from some size on."""
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Any:
+        y = super().forward(x, factor)
+        return y + 1 if x.stride(2) > 9 else y
+
+
+class Returning(Tokens):
+    def forward(self, x: Tensor, factor: float = 1.0) -> Any:
+        return x, x.transpose(1, 2), super().forward(x, factor)
+
+
+def latents(batch: int, tokens: int, seed: int = 0) -> Tensor:
+    """As pipelines of videos pack them: channels first in memory."""
+    packed = torch.randn(batch, 8, tokens, generator=torch.Generator().manual_seed(seed))
+    return packed.transpose(1, 2)
+
+
+def rows(batch: int, tokens: int) -> Tensor:
+    return latents(batch, tokens).contiguous()
+
+
+@pytest.mark.parametrize("order", [(rows, latents), (latents, rows)])
+@torch.no_grad()
+def test_small_arguments_in_another_order_are_copied(order: tuple[Callable[..., Tensor], ...]) -> None:
+    module = Tokens().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for make in order:
+        for batch, tokens, factor in ((2, 12, 1.0), (1, 20, 0.5), (1, 12, 0.25), (3, 7, 2.0)):
+            x = make(batch, tokens)
+            kept = x.clone(memory_format=torch.preserve_format)
+            result, expected = compiled(x, factor), module(x, factor)
+            assert_close(result, expected)
+            assert torch.equal(x, kept)
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs) == (1, 1)
+
+
+@pytest.mark.parametrize("cls", [Following, Asking, Returning])
+@torch.no_grad()
+def test_what_depends_on_the_order_is_as_in_eager(cls: type[Tokens]) -> None:
+    module = cls().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for make in (rows, latents, rows):
+        for batch, tokens in ((2, 8), (1, 20), (2, 9), (3, 12), (2, 40)):
+            x = make(batch, tokens)
+            result, expected = compiled(x), module(x)
+            assert_close(result, expected)
+            if cls is Returning:
+                assert result[0] is x
+
+
+@torch.no_grad()
+def test_large_arguments_have_programs_of_their_own() -> None:
+    module = nn.Sequential(nn.Linear(8, 4)).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True, tune="off")
+    for make in (rows, latents):
+        x = make(1, 300_000)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 2
+
+
+@torch.no_grad()
+def test_what_is_copied_is_copied_by_a_loaded_graph(tmp_path: Path) -> None:
+    module = Tokens().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for make in (rows, latents):
+        compiled(make(2, 12))
+    oxidiff.save_graph(compiled, tmp_path / "graph")
+    other = Tokens().eval()
+    loaded: Any = oxidiff.compile(other, cache=False, strict=True)
+    oxidiff.load_graph(loaded, tmp_path / "graph")
+    for make in (latents, rows):
+        assert_close(loaded(make(2, 12)), other(make(2, 12)))
+    assert oxidiff.report(loaded).captures == 0
