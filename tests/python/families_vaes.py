@@ -463,6 +463,22 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         VIDEO_SIZES,
     ),
     Autoencoder(
+        # Its attention draws a mask row by row, of tokens of all frames. Of two videos eager says that it does not fit.
+        "hunyuan-video-15",
+        "diffusers.AutoencoderKLHunyuanVideo15",
+        {
+            "latent_channels": 4,
+            "block_out_channels": (8, 16, 16),
+            "layers_per_block": 1,
+            "spatial_compression_ratio": 4,
+            "temporal_compression_ratio": 4,
+        },
+        _frames(4, 4),
+        _latents(4),
+        VIDEO_SIZES,
+        batches=(1,),
+    ),
+    Autoencoder(
         "mochi",
         "diffusers.AutoencoderKLMochi",
         {

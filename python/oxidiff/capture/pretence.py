@@ -30,6 +30,7 @@ from .flex import flex_attention
 from .following import is_tracing
 from .guards import plain
 from .handlers import MAX_CONSTANT, data_dependent
+from .masks import drawn_at_once
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ def _own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
 
 def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any], None], Any]]:
     """The cached functions of the code of modules, each with what puts another one in its place: methods, those that a
-    method asks, and those with a global name where they are written."""
+    method asks, and those with a global name where they are written. Also static methods that draw masks row by row."""
     found: list[tuple[Callable[[Any], None], Any]] = []
     types = {cls for module in modules for cls in type(module).__mro__}
     methods = [(functools.partial(setattr, cls, name), value) for cls in types for name, value in vars(cls).items()]
@@ -324,7 +325,8 @@ def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any],
         own = ((n, v) for n, v in space.items() if getattr(v, "__module__", None) == space.get("__name__"))
         methods += [(functools.partial(space.__setitem__, name), value) for name, value in own]
     for put, value in methods:
-        if isinstance(value, functools._lru_cache_wrapper):
+        is_slow = isinstance(value, staticmethod) and drawn_at_once(value.__func__) is not None
+        if is_slow or isinstance(value, functools._lru_cache_wrapper):
             found.append((put, value))
         for cell in getattr(value, "__closure__", None) or ():
             try:
@@ -340,7 +342,8 @@ def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any],
 @contextmanager
 def past_caches(weights: WeightIndex) -> Iterator[None]:
     """Lets the tracing thread compute what the module's cached functions have in their caches, or would put there: it would
-    be of another size, and calls of other threads would find meta tensors."""
+    be of another size, and calls of other threads would find meta tensors. Masks that are drawn row by row it draws at
+    once."""
     if weights.cached is None:
         weights.cached = _caches_of([module for _, module in weights.modules])
     try:
@@ -353,6 +356,9 @@ def past_caches(weights: WeightIndex) -> Iterator[None]:
 
 
 def _past(cached: Any) -> Any:
+    if isinstance(cached, staticmethod):
+        return staticmethod(_at_once(cached.__func__))
+
     @functools.wraps(cached)
     def function(*args: Any, **kwargs: Any) -> Any:
         return cached.__wrapped__(*args, **kwargs) if is_tracing() else cached(*args, **kwargs)
@@ -360,6 +366,16 @@ def _past(cached: Any) -> Any:
     function.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
     function.cache_info = cached.cache_info  # type: ignore[attr-defined]
     function.cache_parameters = cached.cache_parameters  # type: ignore[attr-defined]
+    return function
+
+
+def _at_once(slow: Any) -> Any:
+    quick = drawn_at_once(slow)
+
+    @functools.wraps(slow)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return quick(*args, **kwargs) if quick is not None and is_tracing() else slow(*args, **kwargs)
+
     return function
 
 
