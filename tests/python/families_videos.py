@@ -768,7 +768,8 @@ VIDEOS: tuple[Family, ...] = (
         "diffusers.HunyuanVideoFramepackTransformer3DModel",
         _FRAMEPACK,
         _framepack,
-        ((3, 16, 16), (5, 8, 24)),
+        # Its history is padded to multiples of 4 and 8.
+        ((3, 16, 16), (5, 8, 24), (3, 12, 18), (3, 14, 16), (3, 34, 10)),
         # Of a single prompt, the words that count are taken; of several, the others are masked.
         batches=(2,),
     ),

@@ -3,8 +3,8 @@
 A capture takes five traces: at the call's own sizes, at three more where every free size differs, and at a held-out one
 (batch 1, other residues), which must be predicted. Where a guess about the free sizes fails, each is tried alone, with
 other values, then together with lengths that may follow from it, as those of position tables do from the edges of an
-image; lengths, and the tokens of an image, also as padded ones, whose numbers of units are symbols of their own. It
-becomes a constant of the program if nothing helps: the graph then serves that value only.
+image; lengths, the tokens of an image and its sides also as padded ones, whose numbers of units are symbols of their own.
+It becomes a constant of the program if nothing helps: the graph then serves that value only.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ from .sizes import (
     candidates,
     counts_apart,
     counts_in_order,
+    edges_alike,
     held_out,
     held_out_count,
     in_order,
@@ -408,6 +409,8 @@ class _Session:
         """Whether lengths were tried as padded ones."""
         self.is_covered = False
         """Whether the tokens of an image were tried as padded ones."""
+        self.is_edged = False
+        """Whether the sides of an image were tried as padded ones."""
         self.before_area: dict[str, tuple[Number, ...]] = {}
         """The values that were chosen before they were."""
         self.is_narrow = False
@@ -451,7 +454,7 @@ class _Session:
                 self.drop_area()
             elif not is_right:
                 self.fix_all()
-            elif not self.is_narrow or not self.pad_area(base):
+            elif not self.pad_sides(base, graph) and (not self.is_narrow or not self.pad_area(base)):
                 self.keep_order(graph)
                 self.bound_ints(graph)
                 self.try_ways(graph)
@@ -791,6 +794,26 @@ class _Session:
         self.drop_area()
         return False
 
+    def pad_sides(self, base: Trace, graph: CapturedGraph) -> bool:
+        """Lets the sides of an image be padded to multiples of what ``forward`` asks the rest by, for torch, if the program
+        is the same and can be solved whether they are padded or not; chooses values for them. Without it each rest is
+        another program."""
+        sides = [s for s in self.plan.symbols if s.role == "spatial"]
+        units = graph.rests(base, {s.name for s in sides})
+        if self.is_edged or self.plan.areas or not units or len(sides) != 2:
+            return False
+        self.is_edged = True
+        self.before_area = dict(self.chosen)
+        self.plan.areas = tuple(
+            [Area(f"{name}r{unit}", Dim.symbol(name), unit) for name, unit in sorted(units) if unit > PATCHES[0]]
+        )
+        values = edges_alike(sides, PATCHES[0])
+        if self.plan.areas and self.is_solved(base, values):
+            self.chosen.update(values)
+            return True
+        self.drop_area()
+        return False
+
     def drop_area(self) -> None:
         """Tells images apart by the residues of their sides again."""
         self.plan.areas = ()
@@ -943,7 +966,7 @@ class _Session:
             if "sequence" not in kept:
                 point |= padded_aside(self.plan.rounded, self.point())
             if "spatial" not in kept:
-                for area in self.plan.areas:
+                for area in [area for area in self.plan.areas if len(area.of.symbols()) > 1]:
                     point |= area_aside(area, graph.moduli, self.point(), points)
             point = self.plan.complete(point)
             try:

@@ -381,6 +381,21 @@ class CapturedGraph:
             if form is not None and form != number:
                 self.solved[number] = form
 
+    def rests(self, record: Trace, names: Set[str]) -> set[tuple[str, int]]:
+        """The sizes, among these symbols, of which a trace took the rest by a number for torch, and these numbers."""
+        waiting: list[Any] = list(record.ledger.uses(*self._readers(record)))
+        found: set[tuple[str, int]] = set()
+        while waiting:
+            expression = waiting.pop()
+            if not isinstance(expression, tuple):
+                continue
+            name, *operands = expression
+            of = operands[0].as_symbol() if name == "mod" and isinstance(operands[0], Dim) else None
+            if of is not None and of in names and type(operands[1]) is int:
+                found.add((of, operands[1]))
+            waiting += operands
+        return found
+
     def _numbers_in(self, numbers: Set[Any]) -> list[Guard]:
         if not self.solved:
             # Those of another process are in the ways that were traced there.

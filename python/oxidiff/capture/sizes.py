@@ -88,11 +88,11 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """How many tokens an image has, in units, rounded up: what programs pad them to.
+    """How many tokens an image has, in units, rounded up: what programs pad them to. Or how much one of its sides has.
 
     Attributes:
         name: As it appears in expressions; empty where there are as many tokens as units have, and so say it all.
-        of: How many tokens there are, over the sides of the image.
+        of: How many tokens there are, over the sides of the image; or the side.
         unit: How many of them are one.
     """
 
@@ -932,6 +932,16 @@ def areas_alike(
                 rows = zip(*chosen, strict=True)
                 yield {s.name: tuple(v * patch for v in row) for s, row in zip(sides, rows, strict=True)}
                 break
+
+
+_EDGES = ((1, 6, 11, 16, 23, 28, 34), (2, 5, 15, 8, 21, 12, 31))
+"""How many patches are added to each side of an image at points at which padded ones are solved: with all rests by 4 and 8,
+and none."""
+
+
+def edges_alike(sides: Sequence[Symbol], patch: int) -> dict[str, tuple[int, ...]]:
+    """Values for the sides of an image at which to trace, padded or not, unlike each other."""
+    return {s.name: tuple([int(s.value) + patch * k for k in row]) for s, row in zip(sides, _EDGES, strict=True)}
 
 
 def area_aside(

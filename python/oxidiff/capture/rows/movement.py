@@ -369,6 +369,14 @@ def _pad_from_itself(cx: Lowering, x: T, dim: int, before: Size, after: Size, mo
         part = cx.slice(x, dim, start, length)
         return cx.emit("flip", (part,), part.dtype, part.shape, dims=[dim])
 
+    if mode == "replicate" and any(isinstance(length, Dim) for length in (before, after)):
+        # At some sizes nothing is padded, and no part is empty.
+        whole = dim_or_int(size + before + after)
+        source = cx.binary("sub", cx.arange(whole, torch.int64), cx.scalar(before, torch.int64), torch.int64)
+        source = cx.binary("maximum", source, cx.scalar(0, torch.int64), torch.int64)
+        source = cx.binary("minimum", source, cx.scalar(dim_or_int(size - 1), torch.int64), torch.int64)
+        shape = (*x.shape[:dim], whole, *x.shape[dim + 1 :])
+        return cx.emit("index_select", (x, source), x.dtype, shape, dim=dim)
     parts = [x]
     first: tuple[Size, Size]
     last: tuple[Size, Size]

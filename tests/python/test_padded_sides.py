@@ -1,0 +1,125 @@
+"""Images whose sides are padded to multiples of something: one program, whatever the rest."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close
+
+
+class Padded(nn.Module):
+    """Patches of the image, and larger ones of what it is padded to, as those of a history of frames are."""
+
+    def __init__(self, units: tuple[int, ...] = (4, 8), mode: str = "replicate") -> None:
+        super().__init__()
+        self.units, self.mode = units, mode
+        self.patches = nn.ModuleList([nn.Conv2d(3, 8, unit, stride=unit) for unit in (2, *units)])
+        self.last = nn.Linear(8, 8)
+
+    def pad(self, x: Tensor, unit: int) -> Tensor:
+        height, width = x.shape[-2:]
+        return F.pad(x, (0, (unit - width % unit) % unit, 0, (unit - height % unit) % unit), mode=self.mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = [self.pad(x, unit) if unit > 2 else x for unit in (2, *self.units)]
+        rows = [patch(p).flatten(2).transpose(1, 2) for patch, p in zip(self.patches, padded, strict=True)]
+        tokens = rows[0]
+        for more in rows[1:]:
+            tokens = torch.cat([more, tokens], dim=1)
+        return self.last(tokens.softmax(1) @ tokens.transpose(1, 2) @ tokens)  # type: ignore[no-any-return]
+
+
+class Unlike(Padded):
+    """Sides that are padded are another program."""
+
+    def pad(self, x: Tensor, unit: int) -> Tensor:
+        height, width = x.shape[-2:]
+        x = super().pad(x, unit)
+        return x * 2 if height % unit or width % unit == 6 else x
+
+
+class Cut(Padded):
+    """Cuts off what a multiple does not hold."""
+
+    def pad(self, x: Tensor, unit: int) -> Tensor:
+        height, width = x.shape[-2:]
+        return x[..., : height - height % unit, : width - width % unit]
+
+
+class Odd(Padded):
+    """Another thing for what it is padded by."""
+
+    def pad(self, x: Tensor, unit: int) -> Tensor:
+        rest = -x.shape[-2] % unit
+        return super().pad(x, unit) * (1 if rest < 4 else 3)
+
+
+SIDES = [(16, 16), (8, 24), (12, 20), (18, 32), (14, 26), (10, 10), (34, 22), (40, 38)]
+
+
+@torch.no_grad()
+def run(module: nn.Module, sides: list[tuple[int, int]], **options: Any) -> oxidiff.Report:
+    compiled: Any = oxidiff.compile(module.eval(), cache=False, **options)
+    for i, (height, width) in enumerate(sides):
+        x = torch.randn(1 + i % 2, 3, height, width)
+        assert_close(compiled(x), module(x))
+    return oxidiff.report(compiled)
+
+
+@pytest.mark.parametrize("start", range(0, len(SIDES), 3))
+@pytest.mark.parametrize("units", [(4, 8), (8,), (4, 16)])
+def test_one_program_for_all_rests(units: tuple[int, ...], start: int) -> None:
+    report = run(Padded(units), [*SIDES[start:], *SIDES[:start]], strict=True)
+    assert (report.captures, report.programs) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [Unlike, Cut, Odd])
+def test_what_depends_on_rests_is_right(kind: type[Padded]) -> None:
+    run(kind(), [*SIDES, *itertools.product((8, 20, 22), (16, 30))])
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "circular"])
+def test_other_ways_to_pad(mode: str) -> None:
+    run(Padded(mode=mode), [*SIDES, (20, 22), (22, 30)])
+
+
+@torch.no_grad()
+def test_a_loaded_graph_pads_too(tmp_path: Path) -> None:
+    module = Padded().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    calls = [torch.randn(1, 3, *sides) for sides in SIDES]
+    expected = [compiled(x) for x in calls]
+    oxidiff.save_graph(compiled, tmp_path / "graph")
+    loaded: Any = oxidiff.compile(module, cache=False, strict=True)
+    oxidiff.load_graph(loaded, tmp_path / "graph")
+    for x, result in zip(calls, expected, strict=True):
+        assert_close(loaded(x), result)
+    assert oxidiff.report(loaded).captures == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+def test_rows_are_repeated_as_often_as_sizes_say(dtype: torch.dtype) -> None:
+    class Repeats(nn.Module):
+        def forward(self, x: Tensor, like: Tensor) -> Tensor:
+            more = like.shape[-1]
+            padded = F.pad(
+                x.to(torch.float32 if dtype is torch.int64 else dtype), (more - 3, 2 * more), mode="replicate"
+            )
+            return padded.to(dtype)
+
+    compiled: Any = oxidiff.compile(Repeats(), cache=False)
+    eager = Repeats()
+    make = functools.partial(torch.randn, dtype=torch.float32)
+    for more, width in ((4, 5), (7, 9), (3, 6)):
+        x = (make(2, 3, width) * 9).to(dtype)
+        assert_close(compiled(x, torch.zeros(1, more)), eager(x, torch.zeros(1, more)))
