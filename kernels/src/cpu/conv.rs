@@ -480,6 +480,31 @@ impl Region {
         let [depth, height, width] = conv.output;
         ((self.image * depth + self.depth) * height + self.row0 + line) * width + self.pixel0
     }
+
+    /// Hands the block's sums of `cols` columns from `col0` on to `epilogue`; rows of them are `ld` apart.
+    ///
+    /// # Safety
+    /// `c` must hold the block, and `epilogue` accept the results of `conv`.
+    pub(crate) unsafe fn hand_over(
+        &self,
+        conv: &Conv,
+        (c, ld): (*mut f32, usize),
+        (col0, cols): (usize, usize),
+        epilogue: &dyn Epilogue,
+    ) {
+        let (row, width) = (self.row(conv, 0), conv.output[2]);
+        // SAFETY: forwarded; lines of the block.
+        unsafe {
+            if self.pixels == width {
+                epilogue.apply(c, ld, row, col0, self.rows * self.pixels, cols);
+                return;
+            }
+            for line in 0..self.rows {
+                let c = c.add(line * self.pixels * ld);
+                epilogue.apply(c, ld, row + line * width, col0, self.pixels, cols);
+            }
+        }
+    }
 }
 
 /// Convolves `x` and hands `conv.rows() x conv.out_channels` results to `epilogue`.

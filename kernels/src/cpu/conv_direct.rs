@@ -286,7 +286,8 @@ impl<'a> Direct<'a> {
             // Not held while the epilogue runs, as in the blocked engine.
             drop(runner);
             for (index, task) in tasks.enumerate() {
-                self.finish(&task, results(index), epilogue);
+                let col0 = task.group * (conv.out_channels / conv.groups) + task.col0;
+                task.region.hand_over(conv, (results(index), self.c_ld), (col0, task.cols), epilogue);
             }
         }
     }
@@ -306,25 +307,6 @@ impl<'a> Direct<'a> {
             unsafe {
                 let to = worker.scratch.add(self.own_offset + panel * self.own_bytes);
                 pack_weight_panel(kernel.isa, &chunk, &weight, 0, n0, kernel.nr, to);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Self::run`].
-    unsafe fn finish(&self, task: &Task, c: *mut f32, epilogue: &dyn Epilogue) {
-        let Call { conv, .. } = self.call;
-        let (row, width) = (task.region.row(conv, 0), conv.output[2]);
-        let col0 = task.group * (conv.out_channels / conv.groups) + task.col0;
-        // SAFETY: the block lies inside C scratch and the output.
-        unsafe {
-            if task.region.pixels == width {
-                epilogue.apply(c, self.c_ld, row, col0, task.region.rows * task.region.pixels, task.cols);
-                return;
-            }
-            for line in 0..task.region.rows {
-                let c = c.add(line * task.region.pixels * self.c_ld);
-                epilogue.apply(c, self.c_ld, row + line * width, col0, task.region.pixels, task.cols);
             }
         }
     }

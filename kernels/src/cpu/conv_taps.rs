@@ -177,7 +177,8 @@ impl<'a> Together<'a> {
                 if !is_begun {
                     c.write_bytes(0, task.region.rows * task.region.pixels * self.c_ld);
                 }
-                self.finish(&set, c, epilogue);
+                let col0 = task.group * (conv.out_channels / conv.groups) + set.col0;
+                task.region.hand_over(conv, (c, self.c_ld), (col0, set.cols), epilogue);
             }
         }
     }
@@ -267,7 +268,7 @@ impl<'a> Together<'a> {
                         let pixel = piece * kernel.mr * lda;
                         let is_there = asked < tap_bytes;
                         let job = TapsJob {
-                            accumulate: usize::from(is_begun || c0 > 0),
+                            accumulate: is_begun || c0 > 0,
                             taps: taps.as_ptr(),
                             taps_end: taps[high * wide..].as_ptr(),
                             a: window.wrapping_add(c0 / group * self.group_step + line + pixel),
@@ -287,26 +288,6 @@ impl<'a> Together<'a> {
                     }
                 }
                 n0 += width;
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Self::run`].
-    unsafe fn finish(&self, set: &Task, c: *mut f32, epilogue: &dyn Epilogue) {
-        let conv = self.call.conv;
-        let (row, width) = (set.region.row(conv, 0), conv.output[2]);
-        let col0 = set.group * (conv.out_channels / conv.groups) + set.col0;
-        let Region { rows, pixels, .. } = set.region;
-        // SAFETY: the block lies inside C scratch and the output.
-        unsafe {
-            if pixels == width {
-                epilogue.apply(c, self.c_ld, row, col0, rows * pixels, set.cols);
-                return;
-            }
-            for line in 0..rows {
-                let c = c.add(line * pixels * self.c_ld);
-                epilogue.apply(c, self.c_ld, row + line * width, col0, pixels, set.cols);
             }
         }
     }

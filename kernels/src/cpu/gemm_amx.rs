@@ -50,8 +50,8 @@ pub(crate) struct Tap {
 /// What a [`TapsTile`] multiplies.
 #[repr(C)]
 pub(crate) struct TapsJob {
-    /// Whether sums go on from what is in C: not 0.
-    pub accumulate: usize,
+    /// Whether sums go on from what is in C.
+    pub accumulate: bool,
     /// One tap or more, and where they end.
     pub taps: *const Tap,
     pub taps_end: *const Tap,
@@ -297,6 +297,27 @@ macro_rules! end {
     };
 }
 
+/// Loads sixteen units of A and of the panel, and multiplies them.
+macro_rules! round {
+    ($dot:literal) => {
+        concat!(
+            "tileloadd tmm6, [{panel} + {row}*1]\n",
+            "tileloadd tmm4, [{a} + {lda}*1]\n",
+            $dot,
+            " tmm0, tmm4, tmm6\n",
+            ".if {wide}\n tileloadd tmm7, [{panel} + {row}*1 + 64]\n",
+            $dot,
+            " tmm1, tmm4, tmm7\n .endif\n",
+            ".if {high}\n tileloadd tmm5, [{a_high} + {lda}*1]\n",
+            $dot,
+            " tmm2, tmm5, tmm6\n .endif\n",
+            ".if {wide} && {high}\n ",
+            $dot,
+            " tmm3, tmm5, tmm7\n .endif",
+        )
+    };
+}
+
 macro_rules! tile {
     ($name:ident, $dot:literal) => {
         /// # Safety
@@ -331,18 +352,7 @@ macro_rules! tile {
                     "je 5f",
                     // Sixteen units a round, and the four lines of the next panel that `Tile` allows for them.
                     "4:",
-                    "tileloadd tmm6, [{panel} + {row}*1]",
-                    "tileloadd tmm4, [{a} + {lda}*1]",
-                    concat!($dot, " tmm0, tmm4, tmm6"),
-                    ".if {wide}",
-                    "tileloadd tmm7, [{panel} + {row}*1 + 64]",
-                    concat!($dot, " tmm1, tmm4, tmm7"),
-                    ".endif",
-                    ".if {high}",
-                    "tileloadd tmm5, [{a_high} + {lda}*1]",
-                    concat!($dot, " tmm2, tmm5, tmm6"),
-                    ".endif",
-                    ".if {wide} && {high}", concat!($dot, " tmm3, tmm5, tmm7"), ".endif",
+                    round!($dot),
                     "prefetcht1 [{next}]",
                     "prefetcht1 [{next} + 64]",
                     "prefetcht1 [{next} + 128]",
@@ -404,21 +414,7 @@ macro_rules! taps_tile {
             // SAFETY: pieces of A and of the panel, and C, are what the caller vouches for. Prefetches do not fault.
             unsafe {
                 asm!(
-                    // Row 16 of C.
-                    "lea {r}, [{c} + {ldc}*8]",
-                    "lea {r}, [{r} + {ldc}*8]",
-                    "cmp qword ptr [{job} + {accumulate_at}], 0",
-                    "jne 2f",
-                    "tilezero tmm0",
-                    ".if {wide}\n tilezero tmm1\n .endif",
-                    ".if {high}\n tilezero tmm2\n .endif",
-                    ".if {wide} && {high}\n tilezero tmm3\n .endif",
-                    "jmp 4f",
-                    "2:",
-                    "tileloadd tmm0, [{c} + {ldc}*1]",
-                    ".if {wide}\n tileloadd tmm1, [{c} + {ldc}*1 + 64]\n .endif",
-                    ".if {high}\n tileloadd tmm2, [{r} + {ldc}*1]\n .endif",
-                    ".if {wide} && {high}\n tileloadd tmm3, [{r} + {ldc}*1 + 64]\n .endif",
+                    begin!(),
                     "4:",
                     "mov {a}, [{job} + {a_at}]",
                     "add {a}, [{tap}]",
@@ -430,18 +426,7 @@ macro_rules! taps_tile {
                     "add {panel}, [{job} + {panel_at}]",
                     "mov {r}, [{job} + {rounds_at}]",
                     "5:",
-                    "tileloadd tmm6, [{panel} + {row}*1]",
-                    "tileloadd tmm4, [{a} + {lda}*1]",
-                    concat!($dot, " tmm0, tmm4, tmm6"),
-                    ".if {wide}",
-                    "tileloadd tmm7, [{panel} + {row}*1 + 64]",
-                    concat!($dot, " tmm1, tmm4, tmm7"),
-                    ".endif",
-                    ".if {high}",
-                    "tileloadd tmm5, [{a_high} + {lda}*1]",
-                    concat!($dot, " tmm2, tmm5, tmm6"),
-                    ".endif",
-                    ".if {wide} && {high}", concat!($dot, " tmm3, tmm5, tmm7"), ".endif",
+                    round!($dot),
                     "prefetcht1 [{next}]",
                     "add {next}, [{job} + {next_step_at}]",
                     "add {a}, [{job} + {a_step_at}]",
@@ -452,16 +437,10 @@ macro_rules! taps_tile {
                     "add {tap}, {tap_bytes}",
                     "cmp {tap}, [{job} + {taps_end_at}]",
                     "jne 4b",
-                    "lea {r}, [{c} + {ldc}*8]",
-                    "lea {r}, [{r} + {ldc}*8]",
-                    "tilestored [{c} + {ldc}*1], tmm0",
-                    ".if {wide}\n tilestored [{c} + {ldc}*1 + 64], tmm1\n .endif",
-                    ".if {high}\n tilestored [{r} + {ldc}*1], tmm2\n .endif",
-                    ".if {wide} && {high}\n tilestored [{r} + {ldc}*1 + 64], tmm3\n .endif",
+                    end!(),
                     wide = const WIDE as usize,
                     high = const HIGH as usize,
                     panel_bytes = const if WIDE { 2 * SIDE * ROW } else { SIDE * ROW },
-                    accumulate_at = const offset_of!(TapsJob, accumulate),
                     a_at = const offset_of!(TapsJob, a),
                     high_at = const offset_of!(TapsJob, high),
                     a_step_at = const offset_of!(TapsJob, a_step),
@@ -474,7 +453,9 @@ macro_rules! taps_tile {
                     tap_bytes = const size_of::<Tap>(),
                     job = in(reg) job,
                     tap = inout(reg) job.taps => _,
+                    accumulate = in(reg) u32::from(job.accumulate),
                     c = in(reg) c,
+                    c_high = in(reg) c.wrapping_add(SIDE * ldc),
                     ldc = in(reg) 4 * ldc,
                     a = out(reg) _,
                     a_high = out(reg) _,

@@ -16,8 +16,10 @@ __all__ = ["drawn_at_once"]
 
 
 def _causal_by_rows(n_frame: int, n_hw: int, dtype: Any, device: Any, batch_size: Any = None) -> Tensor:
-    """Which tokens of a video see which, as the autoencoder of HunyuanVideo 1.5 in diffusers has it: those of a frame see
-    all of it and of those before it."""
+    """Which tokens of a video see which: those of a frame see all of it and of those before it.
+
+    Never called: it is what is looked for, and so written as in diffusers (Apache License 2.0,
+    ``HunyuanVideo15AttnBlock.prepare_causal_attention_mask``), from which the same code is compiled."""
     seq_len = n_frame * n_hw
     mask = torch.full((seq_len, seq_len), float("-inf"), dtype=dtype, device=device)
     for i in range(seq_len):
