@@ -57,6 +57,10 @@ def _channels_of_spectrogram(random: Random, batch: int, size: Size) -> Inputs:
     return {"hidden_states": random.normal(batch, 2, *size, 8)}
 
 
+def _sound_latents(random: Random, batch: int, size: Size) -> Inputs:
+    return {"latents": random.normal(batch, 8, *size)}
+
+
 def _layers_of_states(random: Random, batch: int, size: Size) -> Inputs:
     """All hidden states of a text encoder, with padding before the prompts."""
     (length,) = size
@@ -263,6 +267,18 @@ ENCODERS: tuple[Family, ...] = (
             "resnet_dilations": [[1, 3], [1, 3]],
         },
         _channels_of_spectrogram,
+        ((20,), (33,)),
+    ),
+    Family(
+        "music3-vocoder",
+        "diffusers.models.autoencoders.minimax_music3_vocoder.MiniMaxMusic3Vocoder",
+        {
+            "latent_channels": 8,
+            "decoder_input_dim": 16,
+            "decoder_hidden_dim": 16,
+            "upsampling_ratios": (2, 2),
+        },
+        _sound_latents,
         ((20,), (33,)),
     ),
 )

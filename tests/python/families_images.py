@@ -179,6 +179,12 @@ def _chroma(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {**_ovis(random, batch, size), "attention_mask": mask}
 
 
+def _chroma_floats(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """As `ChromaImg2ImgPipeline` makes the mask."""
+    inputs = _chroma(random, batch, size)
+    return {**inputs, "attention_mask": inputs["attention_mask"].to(random.dtype)}
+
+
 def _bria(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     inputs = _without(_flux(random, batch, size), "pooled_projections", "guidance", "joint_attention_kwargs")
     return {**inputs, "timestep": random.normal(batch).sigmoid() * 1000}
@@ -395,6 +401,20 @@ def _joy_image(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
         "hidden_states": random.normal(batch, 2, 4, 1, *size),
         "timestep": random.tokens(1000, batch).to(random.dtype),
         "encoder_hidden_states": random.normal(batch, TEXT, 16),
+        "return_dict": False,
+    }
+
+
+def _joy_image_plus(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """The image to make and one to edit of another size, as patches in one sequence."""
+    height, width = size
+    images = [(1, height, width), (1, 6, 4)]
+    return {
+        "hidden_states": random.normal(batch, height * width + 24, 4, 1, 2, 2),
+        "timestep": random.tokens(1000, batch).to(random.dtype),
+        "encoder_hidden_states": random.normal(batch, TEXT, 16),
+        "encoder_hidden_states_mask": torch.ones(batch, TEXT, dtype=random.dtype),
+        "shape_list": [images] * batch,
         "return_dict": False,
     }
 
@@ -726,6 +746,18 @@ IMAGES: tuple[Family, ...] = (
             "approximator_layers": 1,
         },
         _chroma,
+        ((4, 4), (6, 8)),
+    ),
+    Family(
+        "chroma-float-mask",
+        "diffusers.ChromaTransformer2DModel",
+        {
+            **_FLUX_SIZES,
+            "approximator_num_channels": 8,
+            "approximator_hidden_dim": 16,
+            "approximator_layers": 1,
+        },
+        _chroma_floats,
         ((4, 4), (6, 8)),
     ),
     Family(
@@ -1066,6 +1098,22 @@ IMAGES: tuple[Family, ...] = (
         },
         _joy_image,
         ((16, 16), (8, 24)),
+    ),
+    Family(
+        "joy-image-plus",
+        "diffusers.models.transformers.transformer_joyimage_edit_plus.JoyImageEditPlusTransformer3DModel",
+        {
+            "in_channels": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "text_dim": 16,
+            "mlp_width_ratio": 2.0,
+            "num_layers": 1,
+            "rope_dim_list": [4, 6, 6],
+        },
+        _joy_image_plus,
+        ((4, 6), (8, 10)),
+        batches=(1,),
     ),
     Family(
         "krea2",

@@ -34,6 +34,15 @@ def test_forms_are_found_from_their_values(form):
     assert fit_all([*known, vector], POINTS)[vector] == form
 
 
+def test_given_sizes_are_found_in_sums_and_products():
+    """Of three images in one sequence, there are more products than are tried."""
+    tokens = H * W + B * S + H * S
+    vectors = [values(form) for form in (tokens, tokens + W, tokens * B)]
+    assert fit_all(vectors, POINTS)[vectors[0]] is None
+    found = fit_all(vectors, POINTS, [tokens, Dim.symbol("other") + 1])
+    assert [found[vector] for vector in vectors] == [tokens, tokens + W, tokens * B]
+
+
 def test_odd_sizes_give_products_of_affine_forms():
     points = [{"b": b, "h": h, "w": w} for b, h, w in ((1, 65, 63), (2, 193, 127), (3, 129, 319), (67, 321, 191))]
     half_h, half_w = H / 2 + Fraction(1, 2), W / 2 + Fraction(1, 2)

@@ -705,6 +705,27 @@ def test_order_of_two_numbers_is_a_program_each():
     assert report.programs <= 8
 
 
+class ImagesInOneSequence(nn.Module):
+    """Places of the tokens of several images, one after the other, as in Qwen-Image's edits."""
+
+    def forward(self, tokens: torch.Tensor, shapes: list[list[tuple[int, int]]]) -> torch.Tensor:
+        grids = [torch.arange(h)[:, None] * 0.5 + torch.arange(w) for h, w in shapes[0]]
+        return tokens * torch.cat([grid.flatten() for grid in grids])[:, None]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_images_in_one_sequence_are_one_program(count: int):
+    module = ImagesInOneSequence()
+    compiled = oxidiff.compile(module)
+    for batch, side in ((1, 4), (1, 6), (2, 5), (2, 9)):
+        shapes = [(side, side + 3), (3, 4 * side), (side + 5, 7), (2 * side, 11)][:count]
+        tokens = torch.randn(batch, sum(h * w for h, w in shapes), 4)
+        assert torch.equal(compiled(tokens, [shapes] * batch), module(tokens, [shapes] * batch))
+    report = oxidiff.report(compiled)
+    # As many lists as samples are of another call.
+    assert (report.programs, report.captures, report.eager_calls) == (1, 2, 0)
+
+
 def test_what_is_done_to_landscapes_alone():
     """A graph made of sizes of which the same one was always the larger serves no others unseen."""
 

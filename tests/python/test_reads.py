@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import warnings
@@ -78,6 +79,13 @@ def lengths(x: Tensor, mask: Tensor) -> Tensor:
         positions[i, :count] = torch.arange(count).float()
         positions[i, count : count + 3] = count
     return positions[:, :, None] * x[:, :1]
+
+
+def masked_if_uneven(x: Tensor, mask: Tensor) -> Tensor:
+    """As Lumina 2 does it: prompts of one length need no mask."""
+    counts = mask.sum(dim=1).tolist()
+    x = x[:, : max(counts)] * 2
+    return x * mask[:, : max(counts), None] if len(set(counts)) > 1 else x
 
 
 def up_to(x: Tensor, mask: Tensor) -> Tensor:
@@ -184,6 +192,35 @@ def test_masks_that_decide_sizes_are_one_program(make: Callable[[], nn.Module]) 
     for counts in ((12, 12), (0, 7), (12, 3), (1, 1), (0, 0)):
         run(compiled, module, *reorder_call(*counts))
     assert oxidiff.report(compiled).eager_calls == 0 and oxidiff.report(compiled).fallbacks == []
+
+
+def test_prompts_of_one_length_are_one_program() -> None:
+    """Several images of one prompt, whatever its length."""
+    module = Calls(masked_if_uneven).eval()
+    compiled = oxidiff.compile(module)
+    for words, count in ((WORDS, 9), (WORDS, 5), (40, 7), (40, 30)):
+        run(compiled, module, data(2, words, 8), mask_of(count, count, words=words))
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.eager_calls) == (1, 1, 0)
+    run(compiled, module, data(2, WORDS, 8), mask_of(9, 5))
+
+
+def test_what_a_length_is_rounded_up_to_keeps_other_sizes_free() -> None:
+    """Where that makes each length a program of its own, images of any size are still one."""
+
+    class Rounding(nn.Module):
+        def forward(self, image: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+            counts = mask.sum(dim=1).tolist()
+            words = x[:, : math.ceil(max(counts) / 4) * 4].sum(dim=1)
+            words = words * 2 if len(set(counts)) > 1 else words
+            return image * words[:, :, None, None]
+
+    module = Rounding().eval()
+    compiled = oxidiff.compile(module)
+    for height, width in ((16, 16), (24, 40), (32, 18)):
+        run(compiled, module, data(2, 8, height, width), data(2, 40, 8), mask_of(6, 6, words=40))
+    assert oxidiff.report(compiled).captures == 1
+    run(compiled, module, data(2, 8, 16, 16), data(2, 40, 8), mask_of(14, 14, words=40))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -699,7 +699,13 @@ class _Session:
         for tied in ties(bound):
             self.plan = untied.tied(tied)
             names = {name for form in tied.values() for name in form.symbols()}
-            if self.is_free(base, [s for s in bound if s.name in names]):
+            drivers = [s for s in bound if s.name in names]
+            if not self.is_free(base, drivers):
+                continue
+            # What cannot be solved for numbers of words, in texts of any length, would take other sizes with it.
+            read = [s for s in drivers if s.limit]
+            texts = [s for s in self.plan.symbols if s.role == "sequence" and s not in bound] if read else []
+            if not read or self.is_solved(base, {s.name: self.chosen[s.name][:3] for s in (*read, *texts)}):
                 return names | tied.keys()
         self.plan = untied
         return frozenset()
@@ -859,7 +865,8 @@ class _Session:
         whole = {name for name in points[0] if all(isinstance(p[name], int) for p in points)}
         sizes = [{name: p[name] for name in whole} for p in points]
         solved: dict[Any, Any] = {}
-        solved.update(fit_all(distinct - real, sizes))  # type: ignore[arg-type]
+        given = [form for form in self.plan.forms if isinstance(form, Dim) and len(form.terms) > 1]
+        solved.update(fit_all(distinct - real, sizes, given))  # type: ignore[arg-type]
         solved.update(fit_floats(real, points))
         self.unsolved = [c for c, form in solved.items() if form is None]
         if self.unsolved and self.compute(base, columns, solved, points):

@@ -25,18 +25,21 @@ _MAX_FACTOR = 64
 _MAX_SUM_SYMBOLS = 12
 
 
-def fit_all(vectors: Iterable[Vector], points: Sequence[Mapping[str, int]]) -> dict[Vector, Size | None]:
+def fit_all(
+    vectors: Iterable[Vector], points: Sequence[Mapping[str, int]], given: Iterable[Dim] = ()
+) -> dict[Vector, Size | None]:
     """Solves each vector of values (one entry per point); ``None`` where no form holds.
 
     Args:
         vectors: Observed values; ``vector[i]`` was seen at ``points[i]``.
         points: The symbols' values.
+        given: What sizes of the call are known to be: sums of more products than are tried here.
     """
-    return _Fitter(points).run(vectors)
+    return _Fitter(points, given).run(vectors)
 
 
 class _Fitter:
-    def __init__(self, points: Sequence[Mapping[str, int]]) -> None:
+    def __init__(self, points: Sequence[Mapping[str, int]], given: Iterable[Dim] = ()) -> None:
         self.points = points
         names = sorted(points[0]) if points else []
         self.symbols: list[tuple[Dim, Vector]] = [
@@ -47,6 +50,10 @@ class _Fitter:
         self.known: dict[Vector, Dim] = {vector: dim for dim, vector in self.symbols}
         # Factors for products: the symbols, and the affine forms found on the way.
         self.factors: list[tuple[Dim, Vector]] = list(self.symbols)
+        for form in given:
+            values = [form.exact(point) for point in points] if form.symbols() <= set(names) else []
+            if len(set(values)) > 1 and all(value.denominator == 1 for value in values):
+                self.learn(form, tuple(map(int, values)))
 
     def run(self, vectors: Iterable[Vector]) -> dict[Vector, Size | None]:
         found: dict[Vector, Size | None] = {}

@@ -380,13 +380,21 @@ class _Planner:
             return self.sequence_form(size, self.label if "[" in self.label else "")
         if rank == 2:
             is_sequence = not tensor.dtype.is_floating_point or size in self.sequence_sizes | self.position_counts
+            # A mask of floats is over text and image, too; what is pooled has as many channels by chance.
+            is_sequence = is_sequence or ("mask" in self.label and self.is_length(size))
             return self.sequence_form(size) if is_sequence and tensor.shape[0] in (1, self.batch_size) else size
+        if rank == 6 and max(tensor.shape[4:]) <= _MAX_COORDINATES:
+            # Patches of images in one sequence.
+            return self.sequence_form(size) if axis == 1 else size
         if rank == 3 and not tensor.dtype.is_floating_point:
             # An image of tokens.
             return self.spatial_form(axis - rank, size)
         if rank == 3 and axis == 2 and size == tensor.shape[1] and size in self.mask_sizes:
             # Which words and patches see which, or channels that are as many by chance.
             return self.sequence_form(size, "columns")
+        if rank == 3 and self.channels not in (None, *tensor.shape[1:]) and len(self.call.tensors) == 1:
+            # A sound whose channels are not those of the first layer: which axis is its length shows.
+            return self.sequence_form(size, "" if axis == 1 else "sound")
         if rank == 3:
             return self.sequence_form(size) if axis == self.sequence_axis(tensor) else size
         if rank == 4 and tensor.shape[2] in self.sequence_sizes and tensor.shape[3] <= _MAX_COORDINATES:
@@ -519,8 +527,8 @@ HELD_OUT: tuple[tuple[bool, frozenset[str]], ...] = (
 
 def ties(bound: Sequence[Symbol]) -> Iterator[dict[str, Dim]]:
     """What may follow from what among sizes that are not free alone, the likeliest first: lengths from all other sizes, as
-    those of position tables do from the edges of an image; lengths from one size; in models that draw squares only, the
-    width of an image from its height."""
+    those of position tables do from the edges of an image; lengths from one size; equal numbers of words; in
+    models that draw squares only, the width of an image from its height."""
     # Nothing that is passed follows from what is read.
     sizes = [s for s in bound if not s.limit]
     edges = [s for s in sizes if s.role not in ("sequence", "batch")]
@@ -531,6 +539,11 @@ def ties(bound: Sequence[Symbol]) -> Iterator[dict[str, Dim]]:
             tied = {s.name: form for s, form in zip(followers, chosen, strict=True) if form is not None}
             if tied and not any(form.symbols() & tied.keys() for form in tied.values()):
                 yield tied
+    # Several images of one prompt have as many words each: a program may ask whether all have.
+    reads = [s for s in bound if s.limit]
+    batches = [s.value for s in bound if s.role == "batch"]
+    if len({s.value for s in reads}) == 1 < len(reads) and batches == [len(reads)]:
+        yield {s.name: Dim.symbol(reads[0].name) for s in reads[1:]}
     sides = [s for s in bound if s.role == "spatial"]
     if len(sides) == 2 and sides[0].value == sides[1].value:
         yield {sides[1].name: Dim.symbol(sides[0].name)}
