@@ -974,6 +974,67 @@ class Dispatcher:
             epoch.regions = regions
             return regions
 
+    # -- other methods -------------------------------------------------------------------------------------------------
+
+    def call_method(
+        self, instance: torch.nn.Module, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls a method beside ``forward`` that runs submodules: in Python, with these compiled. Where some are compiled
+        by themselves, or the method calls the module again and again, nothing else is.
+
+        Args:
+            instance: The compiled module.
+            method: The method, as a function.
+            args: Positional arguments without the module.
+            kwargs: Keyword arguments.
+        """
+        others = [member for _, member in self.family() if member is not self]
+        if self.disabled or self._eager or self._used is not None:
+            return method(instance, *args, **kwargs)
+        name = method.__name__
+        reason = f"its method {name} is called; only calls of a module and of compiled submodules are compiled"
+        if not others and not name.startswith("generate"):
+            found = self._regions_for_method(args, kwargs)
+            if isinstance(found, Regions):
+                next(self._calls)
+                result, compiled, problems = found.call_method(method, args, kwargs)
+                if not compiled:
+                    next(self._eager_calls)
+                    self._record(UnsupportedError(reason))
+                for problem, what in problems:
+                    self._record(problem, what)
+                return result
+            reason = found or reason
+            if self.options.strict:
+                raise UnsupportedError(reason)
+        before = self.calls + sum(other.calls for other in others)
+        result = method(instance, *args, **kwargs)
+        if self.calls + sum(other.calls for other in others) == before:
+            next(self._calls)
+            next(self._eager_calls)
+            self._record(UnsupportedError(reason))
+        return result
+
+    def _regions_for_method(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Regions | str | None:
+        """The submodules that have programs of their own where another method than ``forward`` calls them; why there are
+        none, if that is known."""
+        if self._is_scripted is None:
+            self._look_for_scripts()
+        mode = self.obstacle or ambient_mode()
+        if isinstance(mode, str):
+            return mode
+        if is_captured([value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]):
+            return _COLD
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in self.module.parameters()):
+            return self._grad_reason()
+        epoch = self._idle_epoch()
+        if epoch is None:
+            return "its submodules are compiled in the background"
+        try:
+            return self._regions_of(epoch, frozenset((id(self.module),))) or None
+        except UnsupportedError as error:
+            return str(error)
+
     # -- in the background ---------------------------------------------------------------------------------------------
 
     def _start_background(self, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> bool:

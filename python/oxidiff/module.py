@@ -12,6 +12,7 @@ import copy
 import functools
 import itertools
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -28,6 +29,7 @@ from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
 from .hooks import Wrapped, calls_itself, is_idle, run_around, sharing
 from .memory import Estimate, estimate_of
+from .methods import beside_forward, runs_submodules
 from .options import CompileOptions
 from .outside import Outside, Reading
 from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
@@ -374,6 +376,9 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             method = getattr(cls, name, None)
             if getattr(method, "__module__", "").startswith(library):
                 namespace[name] = _on_the_module(cast(Callable[..., Any], method))
+        for name in beside_forward(cls):
+            if name not in namespace and not hasattr(CompiledModule, name):
+                namespace[name] = _counted(cls, name)
 
     bases = (CompiledModule,) if cls is nn.Module else (cls, CompiledModule)
     made = types.new_class(cls.__name__, bases, {"metaclass": _metaclass(cast(Hashable, type(cls)))}, fill)
@@ -398,6 +403,32 @@ def _on_the_module(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self._orig_mod, *args, **kwargs)
 
     return call
+
+
+def _counted(cls: type[nn.Module], name: str) -> Callable[..., Any]:
+    """A method beside ``forward`` of compiled instances, of which is known whether it runs what is not compiled."""
+
+    @functools.wraps(getattr(cls, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What is set on the class later is what counts.
+        method = getattr(cls, name)
+        if _is_followed():
+            return method(self, *args, **kwargs)
+        running: set[int] = _local.__dict__.setdefault("running", set())
+        dispatcher = None if id(self) in running else find_dispatcher(self)
+        if dispatcher is None or not runs_submodules(dispatcher.module, method, args, kwargs):
+            return method(self, *args, **kwargs)
+        running.add(id(self))
+        try:
+            return dispatcher.call_method(self, method, args, kwargs)
+        finally:
+            running.discard(id(self))
+
+    return call
+
+
+_local = threading.local()
+"""The ids of the compiled modules of which a thread runs such a method."""
 
 
 def _copy(self: Any) -> Any:

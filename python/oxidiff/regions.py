@@ -88,7 +88,7 @@ class Regions:
         """Modules that are parts without the function in the place of their ``forward``, if that calls them."""
         self._lock = threading.Lock()
         self._forward: Callable[..., Any] | None = None
-        stand_in = self._known[id(module)] = _stand_in(self, module, None)
+        stand_in = self._known[id(module)] = self._root = _stand_in(self, module, None)
         is_found = self._with_others(structure)
         if isinstance(forward, types.MethodType) and forward.__func__ is getattr(type(module), "forward", None):
             if self._with_children(module, "") or is_found:
@@ -127,12 +127,23 @@ class Regions:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int, list[tuple[Error, str]]]:
         """The result of a call, how many parts ran compiled, and what ran eager and why."""
+        assert self._forward is not None, "only what has parts is called"
+        return self._counted(self._forward, args, kwargs)
+
+    def call_method(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int, list[tuple[Error, str]]]:
+        """The same for another method of the module's class."""
+        return self._counted(types.MethodType(method, self._root), args, kwargs)
+
+    def _counted(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int, list[tuple[Error, str]]]:
         local = self._local
         outer = getattr(local, "compiled", 0), getattr(local, "problems", None)
         local.compiled, local.problems = 0, []
         try:
-            assert self._forward is not None, "only what has parts is called"
-            return self._forward(*args, **kwargs), local.compiled, local.problems
+            return function(*args, **kwargs), local.compiled, local.problems
         finally:
             local.compiled, local.problems = outer
 

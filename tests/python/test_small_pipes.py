@@ -10,7 +10,7 @@ from torch import nn
 
 import oxidiff
 from oxidiff import testing
-from oxidiff.pipelines import PARTS
+from oxidiff.pipelines.parts import parts_of
 from small_pipes import Pipe, as_tensors
 from small_pipes_images import IMAGE_PIPES
 from small_pipes_videos import VIDEO_PIPES
@@ -23,7 +23,7 @@ PIPES: dict[str, Pipe] = {pipe.name: pipe for pipe in (*IMAGE_PIPES, *VIDEO_PIPE
 def _compiled_parts(pipe: Any) -> dict[str, Any]:
     """The compiled networks of a pipeline by their paths."""
     found = {}
-    for path in PARTS:
+    for path in parts_of(pipe):
         part = pipe
         for step in path.split("."):
             part = getattr(part, step, None)
@@ -46,7 +46,7 @@ def test_made_as_in_eager(name: str) -> None:
     eager, compiled = case.make(), oxidiff.compile_pipe(case.make())
     parts = _compiled_parts(compiled)
     modules = {path for path, part in compiled.components.items() if isinstance(part, nn.Module)}
-    assert modules - {path.partition(".")[0] for path in parts} == set(case.left), "PARTS lacks a name"
+    assert modules - {path.partition(".")[0] for path in parts} == set(case.left), "a network is left"
     first: dict[str, tuple[int, int]] = {}
     tolerance = MODEL_ERROR * ((case.steps + 1) * (1 + 2 * case.guidance) + 1)
     for at in range(len(case.calls)):

@@ -18,7 +18,7 @@ from ..options import CompileOptions
 from ..report import report_of
 from ..store.cache import complain
 from ..tune import Budget
-from .parts import PARTS
+from .parts import PARTS, parts_of
 
 __all__ = ["compile_pipe", "load_pipe", "save_pipe"]
 
@@ -36,25 +36,27 @@ def compile_pipe(
     """Compiles every part of a diffusers pipeline in place, and returns the pipeline.
 
     The pipeline keeps its schedulers, offloading, tiling and slicing; parts it does not have are passed over. Where a
-    part is a list of networks (several ControlNets), each is compiled. A part that is compiled stays as it is, or is
-    compiled anew if options are given.
+    is a list of networks (several ControlNets), each is compiled. A part that is compiled stays as it is, or is
+    compiled anew if options are given. Every component that is a network is a part, whatever its name, and the encoder and
+    decoder in an autoencoder; safety checkers are left alone.
 
     Args:
         pipe: The pipeline.
         options: For all parts; see :class:`oxidiff.CompileOptions`. They share ``tune_budget_s``.
         ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"`` too. Of a name that is
             none of any pipeline's there is a warning.
-        parts: The parts to compile instead of those of :data:`oxidiff.pipelines.PARTS`.
+        parts: The parts to compile instead of all.
         fields: Single options.
 
     Raises:
         AttributeError: ``parts`` names something that the pipeline does not have.
-        TypeError: ``pipe`` has none of :data:`oxidiff.pipelines.PARTS`.
+        TypeError: ``pipe`` has no part.
         TypeError, ValueError: See :func:`oxidiff.compile`.
     """
     chosen = CompileOptions.of(options, **fields)
     parts = (parts,) if isinstance(parts, str) else parts
-    if parts is None and not any(_find(pipe, part) for part in PARTS):
+    own = parts_of(pipe)
+    if parts is None and not own:
         name = type(pipe).__name__
         raise TypeError(f"{name} is no pipeline with a part that can be compiled; oxidiff.compile takes modules")
     ignores = (ignores,) if isinstance(ignores, str) else tuple(ignores)
@@ -63,14 +65,23 @@ def compile_pipe(
             warnings.warn(f"{type(pipe).__name__} has no part {name!r} to ignore", stacklevel=caller_level())
     budget = Budget(chosen.tune_budget_s)
     given = None if options is None and not fields else chosen
-    for part in _without(PARTS if parts is None else tuple(parts), ignores):
+    made: dict[int, nn.Module] = {}
+    for part in _without(own if parts is None else tuple(parts), ignores):
         found = _find(pipe, part)
         if found is None:
             if parts is not None:
                 raise AttributeError(f"{type(pipe).__name__} has no part {part!r}")
             continue
         holder, name, module = found
-        setattr(holder, name, _compiled(module, given, budget))
+        compiled = made.get(id(module))
+        if compiled is None:
+            compiled = made[id(module)] = _compiled(module, given, budget)
+            # A component may be there under two names.
+            made[id(compiled)] = compiled
+        setattr(holder, name, compiled)
+    for inner in list(getattr(pipe, "__dict__", {}).values()):
+        if hasattr(inner, "register_modules"):
+            _share(inner, made)
     return pipe
 
 
@@ -133,7 +144,7 @@ def load_pipe(pipe: Any, dir: str | PathLike[str] = "cached_pipe", *, ignores: I
 
 def _compiled_parts(pipe: object, ignores: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
     """The compiled parts, by names that can be those of files."""
-    for part in _without(PARTS, ignores):
+    for part in _without(parts_of(pipe), ignores):
         found = _find(pipe, part)
         if found is None:
             continue
@@ -147,6 +158,14 @@ def _compiled_parts(pipe: object, ignores: Iterable[str]) -> Iterator[tuple[str,
 def _without(parts: Iterable[str], ignores: Iterable[str]) -> list[str]:
     skipped = (ignores,) if isinstance(ignores, str) else tuple(ignores)
     return [p for p in parts if not any(p == name or p.startswith(f"{name}.") for name in skipped)]
+
+
+def _share(inner: object, made: Mapping[int, nn.Module]) -> None:
+    """Gives a pipeline that another one is made of, and calls, what its components are now."""
+    for name, value in list(vars(inner).items()):
+        compiled = made.get(id(value))
+        if compiled is not None:
+            setattr(inner, name, compiled)
 
 
 def _has(pipe: object, name: str) -> bool:
