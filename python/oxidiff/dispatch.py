@@ -1003,7 +1003,7 @@ class Dispatcher:
                     self._record(UnsupportedError(reason))
                 for problem, what in problems:
                     self._record(problem, what)
-                return result
+                return instance if found.is_own(result) else result
             reason = found or reason
             if self.options.strict:
                 raise UnsupportedError(reason)

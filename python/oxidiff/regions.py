@@ -136,6 +136,10 @@ class Regions:
         """The same for another method of the module's class."""
         return self._counted(types.MethodType(method, self._root), args, kwargs)
 
+    def is_own(self, result: Any) -> bool:
+        """Whether that is what methods run on in the place of the module."""
+        return result is self._root
+
     def _counted(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, int, list[tuple[Error, str]]]:

@@ -224,3 +224,25 @@ def test_pipelines_inside_of_a_pipeline_call_what_is_compiled() -> None:
     inner = types.SimpleNamespace(unet=unet, register_modules=None)
     pipe: Any = oxidiff.compile_pipe(types.SimpleNamespace(unet=unet, movq=movq, decoder_pipe=inner))
     assert inner.unet is pipe.unet and isinstance(inner.unet, oxidiff.CompiledModule)
+
+
+class _Chained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x)  # type: ignore[no-any-return]
+
+    def begin(self, x: Tensor) -> _Chained:
+        self.state = self.first(x)
+        return self
+
+
+@torch.no_grad()
+def test_a_method_that_gives_its_module_gives_the_compiled_one() -> None:
+    module, x = _Chained(), random(2, 8)
+    compiled = oxidiff.compile(module)
+    assert compiled.begin(x) is compiled
+    assert_close(compiled.state, module.first(x))
