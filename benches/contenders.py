@@ -30,6 +30,8 @@ from oxidiff import testing
 RESULTS = ROOT / "benches" / "RESULTS-contenders.md"
 FIGURES = ROOT / "benches" / "contenders.json"
 Run = Callable[[], Any]
+Build = Callable[[str], tuple[nn.Module, dict[str, Any]]]
+"""Makes a row's model of a type, and an example call."""
 
 
 @dataclass(frozen=True)
@@ -107,22 +109,25 @@ class Positional(nn.Module):
         return testing.flatten_outputs(self.module(**dict(zip(self.names, tensors, strict=True)), **self.rest))[0]
 
 
-def _eager(module: nn.Module, inputs: dict[str, Any]) -> Run:
+def _eager(build: Build, dtype: str) -> Run:
+    module, inputs = build(dtype)
     return lambda: testing.flatten_outputs(module(**inputs))[0]
 
 
-def _inductor(module: nn.Module, inputs: dict[str, Any]) -> Run:
+def _inductor(build: Build, dtype: str) -> Run:
     import torch._inductor.config as config
 
+    module, inputs = build(dtype)
     config.freezing = True
     run = torch.compile(module, mode="max-autotune-no-cudagraphs")
     return lambda: testing.flatten_outputs(run(**inputs))[0]
 
 
-def _openvino(module: nn.Module, inputs: dict[str, Any], dtype: str) -> Run:
-    """OpenVINO takes the model in f32, and the type that it computes in as a hint."""
+def _openvino(build: Build, dtype: str) -> Run:
     import openvino
 
+    # It takes the model in f32, and the type that it computes in as a hint.
+    module, inputs = build("f32")
     wrapped = Positional(module, inputs)
     tensors = tuple(inputs[name] for name in wrapped.names)
     model = openvino.convert_model(wrapped, example_input=tensors, input=[tuple(t.shape) for t in tensors])
@@ -132,9 +137,10 @@ def _openvino(module: nn.Module, inputs: dict[str, Any], dtype: str) -> Run:
     return lambda: torch.from_numpy(compiled(arrays, share_inputs=True, share_outputs=True)[0])
 
 
-def _onnxruntime(module: nn.Module, inputs: dict[str, Any]) -> Run:
+def _onnxruntime(build: Build, dtype: str) -> Run:
     import onnxruntime
 
+    module, inputs = build(dtype)
     wrapped = Positional(module, inputs)
     tensors = tuple(inputs[name] for name in wrapped.names)
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +157,7 @@ def _onnxruntime(module: nn.Module, inputs: dict[str, Any]) -> Run:
     return lambda: torch.from_numpy(session.run(None, arrays)[0])
 
 
-CONTENDERS = {"eager": _eager, "inductor": _inductor, "onnxruntime": _onnxruntime}
+CONTENDERS = {"eager": _eager, "inductor": _inductor, "openvino": _openvino, "onnxruntime": _onnxruntime}
 
 
 @torch.no_grad()
@@ -169,15 +175,8 @@ def measure(case: Case, against: str, rounds: int) -> dict[str, Any]:
         compiled = oxidiff.compile(module, cache=False, tune="off", strict=True, memory=case.memory)
         return lambda: testing.flatten_outputs(compiled(**inputs))[0]
 
-    def contender() -> Run:
-        if against == "oxidiff f32":
-            return ours("f32")
-        if against == "openvino":
-            return _openvino(*build("f32"), case.dtype)
-        return CONTENDERS[against](*build(case.dtype))
-
     started = time.perf_counter()
-    theirs = contender()
+    theirs = ours("f32") if against == "oxidiff f32" else CONTENDERS[against](build, case.dtype)
     theirs()
     prepare_s = time.perf_counter() - started
     started = time.perf_counter()
@@ -269,7 +268,7 @@ def main() -> None:
     """Measure pairs, each in a process of its own, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), metavar="ROW")
-    parser.add_argument("--against", nargs="+", default=[*CONTENDERS, "openvino", "oxidiff f32"], metavar="CONTENDER")
+    parser.add_argument("--against", nargs="+", default=[*CONTENDERS, "oxidiff f32"], metavar="CONTENDER")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved runs of each")
     parser.add_argument("--pair", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -405,22 +405,24 @@ class Engine:
             places = {item.value: at for item, at in inputs}
             ready.reads = Reads(preludes, call.answers, places, binding.defaults, count, ready.free_numbers)
         ready.writes = variant.graph.outputs.writes
-        ready.bind = functools.partial(self._bind, ready.writes)
+        setting = [(path, key) for path, key, _ in ready.writes if path[0] == ATTRIBUTES]
+        bind = self._capturer.binder.bind
+        ready.bind = functools.partial(self._bind, setting) if setting else bind
         return ready
 
-    def _bind(self, writes: Sequence[Place], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, and the attributes that its program sets.
+    def _bind(
+        self, setting: Sequence[tuple[Any, Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments of a call by name, and the attributes that its program sets: the ways to these and their names.
 
         Raises:
             CaptureError: There is no tensor there, as there was when it was captured.
         """
         bound = self._capturer.binder.bind(args, kwargs)
-        setting = [(path, key) for path, key, _ in writes if path[0] == ATTRIBUTES]
-        if setting:
-            modules = self.structure.modules
-            tables = {path[1]: modules[path[1]].__dict__ for path, _ in setting if path[1] in modules}
-            # No dictionary, which would be one that is passed.
-            bound[ATTRIBUTES] = types.MappingProxyType(tables)
+        modules = self.structure.modules
+        tables = {path[1]: modules[path[1]].__dict__ for path, _ in setting if path[1] in modules}
+        # No dictionary, which would be one that is passed.
+        bound[ATTRIBUTES] = types.MappingProxyType(tables)
         for path, key in setting:
             if path[1] not in tables or not isinstance(container_at(bound, path).get(key), Tensor):
                 raise CaptureError(f"the module no longer holds a tensor in its attribute {key}", module=path[1])

@@ -527,6 +527,15 @@ _FLUX_SIZES: dict[str, Any] = {
 }
 FLUX: dict[str, Any] = {**_FLUX_SIZES, "pooled_projection_dim": 24, "guidance_embeds": True}
 _WITHOUT_POOL: dict[str, Any] = {**_FLUX_SIZES, "pooled_projection_dim": None}
+_JOY: dict[str, Any] = {
+    "in_channels": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "text_dim": 16,
+    "mlp_width_ratio": 2.0,
+    "num_layers": 1,
+    "rope_dim_list": [4, 6, 6],
+}
 _SANA: dict[str, Any] = {
     "patch_size": 1,
     "in_channels": 4,
@@ -1086,31 +1095,14 @@ IMAGES: tuple[Family, ...] = (
     Family(
         "joy-image",
         "diffusers.JoyImageEditTransformer3DModel",
-        {
-            "in_channels": 4,
-            "hidden_size": 32,
-            "num_attention_heads": 2,
-            "text_dim": 16,
-            "mlp_width_ratio": 2.0,
-            "num_layers": 1,
-            "rope_dim_list": [4, 6, 6],
-            "rope_type": "mrope",
-        },
+        {**_JOY, "rope_type": "mrope"},
         _joy_image,
         ((16, 16), (8, 24)),
     ),
     Family(
         "joy-image-plus",
         "diffusers.models.transformers.transformer_joyimage_edit_plus.JoyImageEditPlusTransformer3DModel",
-        {
-            "in_channels": 4,
-            "hidden_size": 32,
-            "num_attention_heads": 2,
-            "text_dim": 16,
-            "mlp_width_ratio": 2.0,
-            "num_layers": 1,
-            "rope_dim_list": [4, 6, 6],
-        },
+        _JOY,
         _joy_image_plus,
         ((4, 6), (8, 10)),
         batches=(1,),

@@ -223,6 +223,14 @@ VAES: tuple[Family, ...] = (
     Family("kandinsky-upscaler-x4", "diffusers.Kandinsky6SRLatentUpscalerBank", BANK, _bank(4), VIDEO_SIZES),
 )
 
+HUNYUAN: dict[str, Any] = {
+    "latent_channels": 4,
+    "block_out_channels": (8, 16, 16),
+    "layers_per_block": 1,
+    "spatial_compression_ratio": 4,
+    "temporal_compression_ratio": 4,
+}
+
 AUTOENCODERS: tuple[Autoencoder, ...] = (
     Autoencoder("kl", "diffusers.AutoencoderKL", IMAGE, _pixels(2), _latents(4), SIZES),
     Autoencoder(
@@ -327,13 +335,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
     Autoencoder(
         "hunyuan-refiner",
         "diffusers.AutoencoderKLHunyuanImageRefiner",
-        {
-            "latent_channels": 4,
-            "block_out_channels": (8, 16, 16),
-            "layers_per_block": 1,
-            "spatial_compression_ratio": 4,
-            "temporal_compression_ratio": 4,
-        },
+        HUNYUAN,
         _frames(4, 4),
         _latents(4),
         VIDEO_SIZES,
@@ -466,13 +468,7 @@ AUTOENCODERS: tuple[Autoencoder, ...] = (
         # Its attention draws a mask row by row, of tokens of all frames. Of two videos eager says that it does not fit.
         "hunyuan-video-15",
         "diffusers.AutoencoderKLHunyuanVideo15",
-        {
-            "latent_channels": 4,
-            "block_out_channels": (8, 16, 16),
-            "layers_per_block": 1,
-            "spatial_compression_ratio": 4,
-            "temporal_compression_ratio": 4,
-        },
+        HUNYUAN,
         _frames(4, 4),
         _latents(4),
         VIDEO_SIZES,

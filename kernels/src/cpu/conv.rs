@@ -279,6 +279,13 @@ impl PackedWeight {
             group_out: conv.group_out(),
         }
     }
+
+    /// Where terms from `k0` on lie of the panel that starts at column `n0` of a group.
+    pub(crate) fn panel_at(&self, group: usize, n0: usize, k0: usize) -> *const u8 {
+        let row = units_in(self.parts, k0, self.dtype) * width_at(self.group_out, n0, self.width);
+        let offset = (n0 * units_in(self.parts, self.terms, self.dtype) + row) * 4;
+        self.ptr.wrapping_add(group * self.group_bytes + offset)
+    }
 }
 
 /// Packs a weight into panels, terms in the order (depth, height, width, channel); that of a depthwise convolution as
@@ -480,28 +487,34 @@ impl Region {
         let [depth, height, width] = conv.output;
         ((self.image * depth + self.depth) * height + self.row0 + line) * width + self.pixel0
     }
+}
 
-    /// Hands the block's sums of `cols` columns from `col0` on to `epilogue`; rows of them are `ld` apart.
+/// Columns of a group over a block of output pixels: what one task of a direct convolution computes.
+#[derive(Clone, Copy)]
+pub(crate) struct Task {
+    pub group: usize,
+    pub col0: usize,
+    pub cols: usize,
+    pub region: Region,
+}
+
+impl Task {
+    /// Hands its sums on to `epilogue`; rows of them are `ld` apart.
     ///
     /// # Safety
-    /// `c` must hold the block, and `epilogue` accept the results of `conv`.
-    pub(crate) unsafe fn hand_over(
-        &self,
-        conv: &Conv,
-        (c, ld): (*mut f32, usize),
-        (col0, cols): (usize, usize),
-        epilogue: &dyn Epilogue,
-    ) {
-        let (row, width) = (self.row(conv, 0), conv.output[2]);
+    /// `c` must hold them, and `epilogue` accept the results of `conv`.
+    pub(crate) unsafe fn hand_over(&self, conv: &Conv, c: *mut f32, ld: usize, epilogue: &dyn Epilogue) {
+        let Region { rows, pixels, .. } = self.region;
+        let (row, width) = (self.region.row(conv, 0), conv.output[2]);
+        let col0 = self.group * conv.group_out() + self.col0;
         // SAFETY: forwarded; lines of the block.
         unsafe {
-            if self.pixels == width {
-                epilogue.apply(c, ld, row, col0, self.rows * self.pixels, cols);
+            if pixels == width {
+                epilogue.apply(c, ld, row, col0, rows * pixels, self.cols);
                 return;
             }
-            for line in 0..self.rows {
-                let c = c.add(line * self.pixels * ld);
-                epilogue.apply(c, ld, row + line * width, col0, self.pixels, cols);
+            for line in 0..rows {
+                epilogue.apply(c.add(line * pixels * ld), ld, row + line * width, col0, pixels, self.cols);
             }
         }
     }

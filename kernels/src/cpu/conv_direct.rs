@@ -23,7 +23,7 @@
 //! it multiplies them. Where there are few pixels, this saves writing all panels to memory and reading them again.
 
 use super::KernelError;
-use super::conv::{Call, Conv, Region, Weight, pack_weight_panel};
+use super::conv::{Call, Conv, Region, Task, Weight, pack_weight_panel};
 use super::gemm_driver::widened;
 use super::gemm_kernel::{CopyRow, Runner, copy_row};
 use super::pack::{elements_per_unit, units, units_in, width_at};
@@ -118,15 +118,6 @@ pub(crate) struct Direct<'a> {
     own_offset: usize,
     own_bytes: usize,
     scratch_bytes: usize,
-}
-
-/// What one task computes.
-#[derive(Clone, Copy)]
-struct Task {
-    group: usize,
-    col0: usize,
-    cols: usize,
-    region: Region,
 }
 
 /// Where a tap's pixels are read: address of the pixel (0, 0) of the window, bytes between rows and pixels.
@@ -286,8 +277,7 @@ impl<'a> Direct<'a> {
             // Not held while the epilogue runs, as in the blocked engine.
             drop(runner);
             for (index, task) in tasks.enumerate() {
-                let col0 = task.group * (conv.out_channels / conv.groups) + task.col0;
-                task.region.hand_over(conv, (results(index), self.c_ld), (col0, task.cols), epilogue);
+                task.hand_over(conv, results(index), self.c_ld, epilogue);
             }
         }
     }
@@ -401,9 +391,7 @@ impl<'a> Direct<'a> {
                 let row = units(tap * kc, dtype) * width_at(outs, n0, kernel.nr) * 4;
                 return worker.scratch.wrapping_add(self.own_offset + panel + row).cast_const();
             }
-            let row = units_in(weight.parts, k0, dtype) * width_at(outs, n0, kernel.nr);
-            let offset = (n0 * units_in(weight.parts, weight.terms, dtype) + row) * 4;
-            weight.ptr.wrapping_add(task.group * weight.group_bytes + offset)
+            weight.panel_at(task.group, n0, k0)
         };
         let mut n0 = task.col0;
         while n0 < task.col0 + task.cols {

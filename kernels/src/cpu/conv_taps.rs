@@ -17,7 +17,7 @@
 //! for each block of pixels: that is why blocks are large, and all channels of a window copied at once, however many columns follow.
 
 use super::KernelError;
-use super::conv::{Call, Region};
+use super::conv::{Call, Region, Task};
 use super::gemm_amx::{Tap, TapsJob, spread_units};
 use super::gemm_kernel::{Runner, TILE_UNITS};
 use super::pack::{elements_per_unit, units, width_at};
@@ -82,15 +82,6 @@ pub(crate) struct Together<'a> {
     c_ld: usize,
     c_offset: usize,
     scratch_bytes: usize,
-}
-
-/// What one task computes.
-#[derive(Clone, Copy)]
-struct Task {
-    group: usize,
-    col0: usize,
-    cols: usize,
-    region: Region,
 }
 
 impl<'a> Together<'a> {
@@ -177,8 +168,7 @@ impl<'a> Together<'a> {
                 if !is_begun {
                     c.write_bytes(0, task.region.rows * task.region.pixels * self.c_ld);
                 }
-                let col0 = task.group * (conv.out_channels / conv.groups) + set.col0;
-                task.region.hand_over(conv, (c, self.c_ld), (col0, set.cols), epilogue);
+                set.hand_over(conv, c, self.c_ld, epilogue);
             }
         }
     }
@@ -197,7 +187,7 @@ impl<'a> Together<'a> {
             + (task.group * channels) as isize;
         let origin = [1, 2].map(|axis| {
             let at = if axis == 1 { task.region.row0 } else { task.region.pixel0 };
-            (at * conv.stride[axis]) as isize - conv.padding[axis]
+            at as isize - conv.padding[axis]
         });
         let inside = |axis: usize, at: isize| {
             let limit = conv.input[axis] * conv.upsample[axis];
@@ -231,18 +221,12 @@ impl<'a> Together<'a> {
         let (channels, outs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
         let group = TILE_UNITS * elements_per_unit(weight.dtype);
         let [_, high, wide] = conv.kernel;
-        let lda = conv.stride[2] * GROUP_BYTES;
         let Region { rows, pixels, .. } = set.region;
         let pieces = pixels.div_ceil(kernel.mr);
         let mut runner = Runner::new(kernel);
         for c0 in (0..channels).step_by(self.kc) {
             let rounds = self.kc.min(channels - c0) / group;
-            let panel_at = |n0: usize| {
-                let k0 = kd * high * wide * channels + c0;
-                let row = units(k0, weight.dtype) * width_at(outs, n0, kernel.nr);
-                let offset = (n0 * units(weight.terms, weight.dtype) + row) * 4;
-                weight.ptr.wrapping_add(set.group * weight.group_bytes + offset)
-            };
+            let panel_at = |n0: usize| weight.panel_at(set.group, n0, kd * high * wide * channels + c0);
             let mut n0 = set.col0;
             while n0 < set.col0 + set.cols {
                 let width = width_at(outs, n0, kernel.nr);
@@ -264,16 +248,13 @@ impl<'a> Together<'a> {
                     let piece = if n0 / kernel.nr % 2 == 1 { pieces - 1 - piece } else { piece };
                     let height = if piece == pieces - 1 { last } else { kernel.mr };
                     for row in 0..rows {
-                        let line = row * conv.stride[1] * self.line_bytes;
-                        let pixel = piece * kernel.mr * lda;
+                        let first = row * self.line_bytes + piece * kernel.mr * GROUP_BYTES;
                         let is_there = asked < tap_bytes;
                         let job = TapsJob {
                             accumulate: is_begun || c0 > 0,
                             taps: taps.as_ptr(),
                             taps_end: taps[high * wide..].as_ptr(),
-                            a: window.wrapping_add(c0 / group * self.group_step + line + pixel),
-                            lda,
-                            high: TILE_UNITS * lda,
+                            a: window.wrapping_add(c0 / group * self.group_step + first),
                             a_step: self.group_step,
                             panel,
                             rounds,

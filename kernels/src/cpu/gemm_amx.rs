@@ -55,10 +55,8 @@ pub(crate) struct TapsJob {
     /// One tap or more, and where they end.
     pub taps: *const Tap,
     pub taps_end: *const Tap,
-    /// The tile's first row, and bytes from there to the next row, to row 16, and to the row's next sixteen units.
+    /// Sixteen units of the tile's first row, behind which those of the next rows lie, and bytes to the first row's next ones.
     pub a: *const u8,
-    pub lda: usize,
-    pub high: usize,
     pub a_step: usize,
     pub panel: *const u8,
     /// Sixteens of units of a tap, one or more.
@@ -418,8 +416,7 @@ macro_rules! taps_tile {
                     "4:",
                     "mov {a}, [{job} + {a_at}]",
                     "add {a}, [{tap}]",
-                    "mov {a_high}, [{job} + {high_at}]",
-                    "add {a_high}, {a}",
+                    "lea {a_high}, [{a} + {high_bytes}]",
                     "mov {panel}, [{tap} + {panel_of_tap}]",
                     "mov {next}, [{job} + {next_at}]",
                     "add {next}, {panel}",
@@ -442,7 +439,7 @@ macro_rules! taps_tile {
                     high = const HIGH as usize,
                     panel_bytes = const if WIDE { 2 * SIDE * ROW } else { SIDE * ROW },
                     a_at = const offset_of!(TapsJob, a),
-                    high_at = const offset_of!(TapsJob, high),
+                    high_bytes = const SIDE * ROW,
                     a_step_at = const offset_of!(TapsJob, a_step),
                     panel_at = const offset_of!(TapsJob, panel),
                     rounds_at = const offset_of!(TapsJob, rounds),
@@ -459,7 +456,7 @@ macro_rules! taps_tile {
                     ldc = in(reg) 4 * ldc,
                     a = out(reg) _,
                     a_high = out(reg) _,
-                    lda = in(reg) job.lda,
+                    lda = in(reg) ROW,
                     panel = out(reg) _,
                     row = in(reg) if WIDE { 2 * ROW } else { ROW },
                     r = out(reg) _,

@@ -578,8 +578,9 @@ def _following(follower: Symbol, drivers: Sequence[Symbol], others: Sequence[Sym
                 rank = 5 + more if other is not None else 0 if count == 1 == patch else 4 - count
                 found.append((rank, patch, _product(chosen) * Fraction(1, patch) + beside))
     for symbol in drivers:
-        if abs(length - int(symbol.value)) == 1:
-            found.append((4, 0, Dim.symbol(symbol.name) + (length - int(symbol.value))))
+        step = length - int(symbol.value)
+        if abs(step) == 1:
+            found.append((4, 0, Dim.symbol(symbol.name) + step))
         if symbol.role == "batch" and length % symbol.value == 0:
             found.append((4, 1, Dim.symbol(symbol.name) * int(length // symbol.value)))
     return [form for _, _, form in sorted(found, key=lambda item: item[:2])]

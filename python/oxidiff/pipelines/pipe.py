@@ -36,7 +36,7 @@ def compile_pipe(
     """Compiles every part of a diffusers pipeline in place, and returns the pipeline.
 
     The pipeline keeps its schedulers, offloading, tiling and slicing; parts it does not have are passed over. Where a
-    is a list of networks (several ControlNets), each is compiled. A part that is compiled stays as it is, or is
+    part is a list of networks (several ControlNets), each is compiled. A part that is compiled stays as it is, or is
     compiled anew if options are given. Every component that is a network is a part, whatever its name, and the encoder and
     decoder in an autoencoder; safety checkers are left alone.
 
