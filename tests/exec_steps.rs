@@ -334,7 +334,14 @@ parameter 0 "table": T[5,6]
 %11: T[3,2,s0*s1] = reshape(%10)
 %12: T[s0,s1,6] = relu(%0)
 %13: T[s0,2*s1,6] = cat(%12, %12) {dim=1}
-return %5, %6, %7, %8, %9, %11, %0, %13, %2
+%14: T[s0,s1,6] = exp(%0)
+%15: T[s0,s1,6] = slice_scatter(%14, %3) {dim=1, start=0, step=1}
+%16: T[s0,s1-1,6] = slice(%15) {dim=1, start=0, step=1}
+%17: T[s0,s1,6] = slice_scatter(%15, %16) {dim=1, start=1, step=1}
+%18: T[s0,s1,6] = slice_scatter(%17, %3) {dim=1, start=2, step=1}
+%19: T[s0,s1,6] = slice_scatter(%17, %3) {dim=1, start=1, step=1}
+%20: T[s0,s1,6] = neg(%15)
+return %5, %6, %7, %8, %9, %11, %0, %13, %2, %18, %19, %19, %20
 "#;
 
 #[test]

@@ -7,9 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oxidiff::ir::Graph;
+use oxidiff::ir::{Dim, Graph};
 use oxidiff::passes::{PassCtx, Precision, form_groups};
 use oxidiff::plan::{BufferKind, MemoryMode, Plan, PlanOptions, Workspace, build};
+use oxidiff::select::Kernel;
 use oxidiff::target::Target;
 use support::{graph_of, plan_of, program_of};
 
@@ -105,6 +106,39 @@ fn a_large_value_is_used_up_before_the_next_one_is_made() {
     oxidiff::plan::verify::verify(&plan).unwrap();
     assert_eq!(arena_bytes(plan.clone()), one);
     assert!(!plan.reorder().unwrap(), "nothing is left to gain");
+}
+
+/// Three writes into slices of one tensor; what was there before the first one is returned too.
+const WRITES: &str = "symbol s0 \"batch\" = [2, 24]
+input 0 \"x\": f32[s0,512]
+input 1 \"y\": f32[s0,64]
+%0: f32[s0,512] = input() {index=0}
+%1: f32[s0,64] = input() {index=1}
+%2: f32[s0,512] = exp(%0)
+%3: f32[s0,64] = neg(%1)
+%4: f32[s0,512] = slice_scatter(%2, %1) {dim=1, start=0, step=1}
+%5: f32[s0,512] = slice_scatter(%4, %3) {dim=1, start=64, step=1}
+%6: f32[s0,512] = slice_scatter(%5, %1) {dim=1, start=128, step=2}
+return %6, %2
+";
+
+#[test]
+fn writes_into_slices_copy_the_whole_once() {
+    let copies = |text: &str| {
+        let plan = plan_in_order(graph_of(text));
+        oxidiff::plan::verify::verify(&plan).unwrap();
+        let sizes = plan.steps.iter().filter(|step| step.kernel == Kernel::Copy).map(|step| &step.stores[0].shape[1]);
+        (sizes.filter_map(Dim::as_constant).collect::<Vec<_>>(), arena_bytes(plan))
+    };
+    let small = 24 * 64 * 4;
+    assert_eq!(copies(WRITES), (vec![512, 64, 64, 64], small));
+    // Nobody asks for what was there before: all is written where the caller wants it.
+    assert_eq!(copies(&WRITES.replace("%6, %2", "%6")), (vec![64, 64, 64], small));
+    // Something else reads what the next write changes: that needs a place of its own.
+    let read = WRITES.replace("%6: f32[s0,512] = slice_scatter(%5, %1)", "%7: f32[s0,512] = slice_scatter(%5, %6)");
+    let read =
+        read.replace("%7: ", "%6: f32[s0,64] = slice(%4) {dim=1, start=0, step=1}\n%7: ").replace("%6, %2", "%7");
+    assert_eq!(copies(&read), (vec![64, 512, 64, 64], small + 24 * 512 * 4));
 }
 
 /// Two weights of 8 MiB that `forward` makes of bytes, and a bias that it makes of another vector.

@@ -247,19 +247,11 @@ impl Dim {
                     v = v.checked_mul(i128::from(a)).ok_or_else(|| Error::invalid("a size overflows"))?;
                 }
             }
-            let d = i128::from(r.den);
-            if (d, den) == (1, 1) {
-                num = num.checked_add(v).ok_or_else(|| Error::invalid("a size overflows"))?;
-                continue;
+            (num, den) = match i128::from(r.den) {
+                1 if den == 1 => num.checked_add(v).map(|num| (num, 1)),
+                d => add_fractions((num, den), (v, d)),
             }
-            let sum = num.checked_mul(d).zip(v.checked_mul(den)).and_then(|(a, b)| a.checked_add(b));
-            (num, den) = match (sum, den.checked_mul(d)) {
-                (Some(num), Some(den)) if den != 0 => (num, den),
-                _ => return Err(Error::invalid("a size overflows")),
-            };
-            if num % den == 0 {
-                (num, den) = (num / den, 1);
-            }
+            .ok_or_else(|| Error::invalid("a size overflows"))?;
         }
         if den != 1 && num % den != 0 {
             return Err(Error::invalid(format!("size {self} is not an integer at {bindings:?}")));
@@ -284,6 +276,18 @@ impl Dim {
     pub fn product<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
         dims.into_iter().fold(Dim::constant(1), |acc, d| &acc * d)
     }
+}
+
+/// The sum, reduced; `None` past 128 bits or of no number. The product of a sum's denominators leaves 128 bits where
+/// their least common multiple does not.
+fn add_fractions((an, ad): (i128, i128), (bn, bd): (i128, i128)) -> Option<(i128, i128)> {
+    if bd == 0 {
+        return None;
+    }
+    let common = ad.checked_mul(bd / gcd(ad, bd))?;
+    let num = an.checked_mul(common / ad)?.checked_add(bn.checked_mul(common / bd)?)?;
+    let by = gcd(num, common);
+    Some((num / by, common / by))
 }
 
 /// The sum where every term is an integer and nothing leaves 64 bits: nearly always.
@@ -521,6 +525,9 @@ mod tests {
         check("s0/2+s0*s0/2", &[3], 6);
         check("s0*s1-s0*s1+4", &[i64::MAX, i64::MAX], 4);
         check("4611686018427387904*s0/4", &[4], 4_611_686_018_427_387_904);
+        // Thirteen denominators of 1024, whose product has 130 bits: (1 + 3 + ... + 23 + 25*240)/1024.
+        let terms: Vec<String> = (0..13).map(|at| format!("{}*s{at}/1024", 2 * at + 1)).collect();
+        check(&terms.join("+"), &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 240], 6);
     }
 
     #[test]
