@@ -370,7 +370,7 @@ def estimate_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str,
     largest = max(parts, key=lambda part: part["arena_bytes"], default=None)
     if largest is None:
         raise UnsupportedError(f"{dispatcher.name}: every op of it runs in eager PyTorch: there is nothing to estimate")
-    derived = sum(part["derived_bytes"] for part in parts) + dispatcher.effective.bytes
+    derived = sum(part["derived_bytes"] for part in parts) + dispatcher.states.effective.bytes
     return Estimate(
         name=dispatcher.name,
         dims=largest["dims"],

@@ -294,11 +294,11 @@ def report_of(dispatcher: Dispatcher) -> Report:
         tune_s=sum(engine.tune_s for engines in every for engine in engines),
         load_s=sum(engine.store.load_s for engines in every for engine in engines),
         weight_bytes=sum(engines[-1].weight_bytes() for engines in every if engines),
-        derived_bytes=total("derived_bytes") + sum(member.effective.bytes for member in parts),
+        derived_bytes=total("derived_bytes") + sum(member.states.effective.bytes for member in parts),
         arena_bytes=largest("arena_bytes"),
         arena_lower_bound_bytes=largest("arena_lower_bound_bytes"),
         graph_bytes=total("graph_bytes"),
-        peak_bytes=largest("peak_bytes") + sum(member.effective.peak_bytes for member in parts),
+        peak_bytes=largest("peak_bytes") + sum(member.states.effective.peak_bytes for member in parts),
         pool_bytes=largest("pool_bytes"),
         sizes=[row for s in stats for row in s.get("sizes", [])],
         _places=[

@@ -15,7 +15,7 @@ import oxidiff
 from nets import assert_close
 from oxidiff.capture import capture
 from oxidiff.capture.lowering import SizeDependentError
-from oxidiff.dispatch import _Eager
+from oxidiff.entries import Eager
 from oxidiff.errors import UnsupportedError
 
 
@@ -133,6 +133,6 @@ def test_attention_is_scaled_by_what_follows_from_sizes() -> None:
 
 def test_a_number_that_cannot_be_left_open_is_said_again() -> None:
     error = SizeDependentError("the scale depends on the call", {"c"}, module="block", op="aten.softmax")
-    again = _Eager(error).error()
+    again = Eager(error).error()
     assert type(again) is UnsupportedError
     assert (str(again), again.module, again.op) == (str(error), "block", "aten.softmax")

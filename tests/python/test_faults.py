@@ -49,7 +49,7 @@ def compiled(module: Net) -> Any:
 
 
 def compiled_epoch(compiled: Any) -> Any:
-    return oxidiff.module.dispatcher_of(compiled)._epoch
+    return oxidiff.module.dispatcher_of(compiled).states.epoch
 
 
 def assert_works(compiled: Any) -> None:
@@ -1237,16 +1237,16 @@ def test_lock_held_while_forking(compiled: Any) -> None:
     done = threading.Event()
 
     def hold() -> None:
-        with dispatcher._lock:
+        with dispatcher.states.lock:
             held.set()
             done.wait(10)
 
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(10)
-    old = dispatcher._lock
+    old = dispatcher.states.lock
     dispatch._after_fork()
-    assert dispatcher._lock is not old
+    assert dispatcher.states.lock is not old
     with torch.no_grad():
         compiled(image())
     done.set()

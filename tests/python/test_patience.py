@@ -212,8 +212,8 @@ def test_a_call_with_gradients_does_not_look_at_what_the_module_became(monkeypat
         looks += 1
         return original(self)
 
-    original = oxidiff.dispatch.Dispatcher._look  # type: ignore[attr-defined]
-    monkeypatch.setattr(oxidiff.dispatch.Dispatcher, "_look", look)  # type: ignore[attr-defined]
+    original = oxidiff.states.States.look  # type: ignore[attr-defined]
+    monkeypatch.setattr(oxidiff.states.States, "look", look)  # type: ignore[attr-defined]
     with torch.enable_grad():
         for call in range(3):
             module.middle.time = call + 5

@@ -526,8 +526,8 @@ def test_computed_numbers_on_the_way_to_an_answer() -> None:
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 def test_what_is_another_program_each_time_runs_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oxidiff.dispatch._MAX_READ", 4)
-    monkeypatch.setattr("oxidiff.dispatch._MAX_KEYS", 8)
+    monkeypatch.setattr("oxidiff.entries._MAX_READ", 4)
+    monkeypatch.setattr("oxidiff.entries.MAX_KEYS", 8)
     module = Anything(lambda x, m: x * (int(m.float().mean().item() * 1000) % 3) * m.sum().item()).eval()
     compiled = oxidiff.compile(module, cache=False)
     for i in range(30):

@@ -19,6 +19,7 @@ from files import python
 from nets import Net, assert_close, image
 from oxidiff import dispatch, engine
 from oxidiff.ambient import collection_paused
+from oxidiff.states import States
 
 
 def in_threads(count: int, work: Callable[[int], None], stack_bytes: int = 0) -> None:
@@ -238,7 +239,7 @@ def test_other_threads_run_meanwhile() -> None:
 def test_no_garbage_is_collected_while_a_program_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full collection walks all that torch and diffusers hold: longer than all of a restart."""
     states: list[bool] = []
-    variant, structure = engine.Engine._known, dispatch.Structure
+    variant, structure = engine.Engine._known, oxidiff.states.Structure
 
     def known(*args: Any) -> Any:
         states.append(gc.isenabled())
@@ -249,7 +250,7 @@ def test_no_garbage_is_collected_while_a_program_is_made(monkeypatch: pytest.Mon
         return structure(*args)
 
     monkeypatch.setattr(engine.Engine, "_known", known)
-    monkeypatch.setattr(dispatch, "Structure", looked_at)
+    monkeypatch.setattr("oxidiff.states.Structure", looked_at)
     with torch.no_grad():
         oxidiff.compile(Net(channels=18).eval(), strict=True)(image())
     assert len(states) >= 2 and not any(states) and gc.isenabled()
@@ -305,13 +306,13 @@ def test_weights_that_are_replaced_while_it_is_captured(place: str, monkeypatch:
     module, x = Interrupted().eval(), torch.randn(3, 8)
     states = itertools.cycle([Interrupted().state_dict() for _ in range(3)])
     compiled: Any = oxidiff.compile(module, strict=True, cache=False)
-    confirm = dispatch.Dispatcher._confirm
+    confirm = States.confirm
 
     def once(*args: Any) -> None:
         _TASKS.clear()
         confirm(*args)
 
-    monkeypatch.setattr(dispatch.Dispatcher, "_confirm", once)
+    monkeypatch.setattr(States, "confirm", once)
     monkeypatch.setitem(_TASKS, place, lambda: module.load_state_dict(next(states), assign=True))
     assert_close(compiled(x), module(x))
     assert not _TASKS

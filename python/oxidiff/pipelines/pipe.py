@@ -194,7 +194,7 @@ def _compiled(module: nn.Module, options: CompileOptions | None, budget: Budget)
     compiled = compile(module, options=options)
     dispatcher = find_dispatcher(compiled)
     if dispatcher is not None and compiled is not module:
-        dispatcher.budget = budget
+        dispatcher.states.budget = budget
     return compiled
 
 
