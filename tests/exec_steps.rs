@@ -109,7 +109,16 @@ parameter 1 "out": T[32,32]
 %16: T[s0,s1,32] = linear(%15, %3)
 %17: T[s0,s1,32] = add(%16, %0)
 %18: T[s0,4,s1,8] = scaled_dot_product_attention(%10, %11, %12) {is_causal=true, scale=0.5}
-return %17, %18
+%19: T[s0,s1,2,4,4] = reshape(%0)
+%20: T[s0,2,4,s1,4] = permute(%19) {dims=[0, 2, 3, 1, 4]}
+%21: T[s0,1,1,s1,s1] = reshape(%1)
+%22: T[s0,2,4,s1,4] = scaled_dot_product_attention(%20, %20, %20, %21) {is_causal=false, scale=0.5}
+%23: T[2,s0,4,s1,4] = permute(%19) {dims=[2, 0, 3, 1, 4]}
+%24: T[1,s0,1,s1,s1] = reshape(%1)
+%25: T[2,s0,4,s1,4] = scaled_dot_product_attention(%23, %23, %23, %24) {is_causal=false, scale=0.5}
+%26: T[s0,2,1,s1,4] = slice(%20) {dim=2, start=1, step=1}
+%27: T[s0,2,4,s1,4] = scaled_dot_product_attention(%20, %26, %26) {is_causal=false, scale=0.5}
+return %17, %18, %22, %25, %27
 "#;
 
 #[test]

@@ -31,53 +31,57 @@ unsafe impl Send for AttentionCall {}
 // SAFETY: as above.
 unsafe impl Sync for AttentionCall {}
 
-/// Sizes of the leading dimensions of all operands together: batch and heads, and those in front of them, outermost first.
+/// A dimension in front of the rows, of all operands together.
 struct Leading {
-    sizes: [usize; 2],
-    outer: Vec<usize>,
+    size: usize,
+    /// Of each operand, in elements; 0 where it is broadcast.
+    strides: Vec<isize>,
 }
 
 impl Leading {
-    /// `None` for what has fewer than two dimensions.
-    fn of(operands: &[&Operand]) -> Option<Self> {
+    /// Outermost first; at least two, of which the kernel knows the last two as batch and heads. More than two become fewer
+    /// where all operands lie so that a dimension goes on behind the next one: the kernel shares batch and heads among
+    /// threads. `None` if an operand has fewer than two dimensions.
+    fn of(operands: &[&Operand]) -> Option<Vec<Self>> {
         let rank = operands.iter().map(|o| o.access.shape.len()).max()?.max(4);
-        let mut sizes = vec![1; rank - 2];
-        for o in operands {
-            let lead = o.access.shape.len().checked_sub(2)?;
-            for (size, &d) in sizes[rank - 2 - lead..].iter_mut().zip(&o.access.shape[..lead]) {
-                *size = if *size == 1 { d } else { *size };
+        let mut all: Vec<Self> = Vec::with_capacity(rank - 2);
+        for at in 0..rank - 2 {
+            let mut dim = Self { size: 1, strides: vec![0; operands.len()] };
+            for (o, stride) in operands.iter().zip(&mut dim.strides) {
+                o.access.shape.len().checked_sub(2)?;
+                let own = (at + o.access.shape.len()).checked_sub(rank);
+                if let Some(own) = own.filter(|&own| o.access.shape[own] != 1) {
+                    (dim.size, *stride) = (o.access.shape[own], o.access.strides[own]);
+                }
+            }
+            match all.last_mut().filter(|_| rank > 4) {
+                Some(before) if before.goes_on(&dim) => {
+                    dim.size *= before.size;
+                    *before = dim;
+                }
+                _ => all.push(dim),
             }
         }
-        let [batch, heads] = [sizes[rank - 4], sizes[rank - 3]];
-        sizes.truncate(rank - 4);
-        Some(Self { sizes: [batch, heads], outer: sizes })
+        while all.len() < 2 {
+            all.insert(0, Self { size: 1, strides: vec![0; operands.len()] });
+        }
+        Some(all)
     }
 
-    /// Bytes from the first element of an operand to that at each index of the outer dimensions, the last of which moves
-    /// fastest; dimensions of size 1 are broadcast.
-    fn places(&self, o: &Operand) -> Vec<isize> {
-        let (mut places, rank, bytes) = (vec![0], o.access.shape.len(), o.access.dtype.size_bytes() as isize);
-        for (at, &size) in self.outer.iter().enumerate() {
-            let own = (at + rank).checked_sub(self.outer.len() + 4).filter(|&own| o.access.shape[own] != 1);
-            let stride = own.map_or(0, |own| o.access.strides[own] * bytes);
-            places = places.iter().flat_map(|&place| (0..size as isize).map(move |i| place + i * stride)).collect();
-        }
-        places
+    /// Whether an index of this dimension is `inner.size` of `inner`.
+    fn goes_on(&self, inner: &Self) -> bool {
+        let strides = self.strides.iter().zip(&inner.strides);
+        self.size == 1 || strides.clone().all(|(&own, &next)| own == next * inner.size as isize)
     }
+}
 
-    /// Strides over (batch, heads, rows, columns); dimensions of size 1 are broadcast.
-    fn strides(&self, o: &Operand) -> [isize; 4] {
-        let mut strides = [0; 4];
-        let rank = o.access.shape.len();
-        for (at, stride) in strides.iter_mut().enumerate() {
-            if let Some(own) = (at + rank).checked_sub(4)
-                && o.access.shape[own] != 1
-            {
-                *stride = o.access.strides[own];
-            }
-        }
-        strides
-    }
+/// Bytes from the first element of operand `which` to that at each index of `outer`, the last of which moves fastest.
+fn places(outer: &[Leading], which: usize, o: &Operand) -> Vec<isize> {
+    let bytes = o.access.dtype.size_bytes() as isize;
+    outer.iter().fold(vec![0], |places, dim| {
+        let steps = (0..dim.size as isize).map(|i| i * dim.strides[which] * bytes);
+        places.iter().flat_map(|&place| steps.clone().map(move |step| place + step)).collect()
+    })
 }
 
 pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
@@ -94,33 +98,38 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let is_mask = |t: KernelType| matches!(t, KernelType::Bool | KernelType::F32 | KernelType::F16 | KernelType::BF16);
     let supported =
         size(q, 1) <= MAX_DIM && size(v, 1) <= MAX_DIM && (rest.is_empty() || mask_type.is_some_and(is_mask));
-    let Some(lead) = Leading::of(&[q, k, v, &out]).filter(|_| supported) else { return interpret::make(maker) };
-    let heads = |o: &Operand| -> Result<Heads> {
-        Ok(Heads { ptr: std::ptr::null_mut(), dtype: float_type(maker, o)?, strides: lead.strides(o) })
+    let all: Vec<&Operand> = [q, k, v, &out].into_iter().chain(rest.first()).collect();
+    let Some(lead) = Leading::of(&all).filter(|_| supported) else { return interpret::make(maker) };
+    let (outer, inner) = lead.split_at(lead.len() - 2);
+    let strides = |which: usize| {
+        let rows = all[which].access.shape.len() - 2;
+        let own = |at: usize| if all[which].access.shape[at] == 1 { 0 } else { all[which].access.strides[at] };
+        [inner[0].strides[which], inner[1].strides[which], own(rows), own(rows + 1)]
     };
-    let mask =
-        rest.first().zip(mask_type).map(|(m, dtype)| Mask { ptr: std::ptr::null(), dtype, strides: lead.strides(m) });
+    let heads = |which: usize| -> Result<Heads> {
+        Ok(Heads { ptr: std::ptr::null_mut(), dtype: float_type(maker, all[which])?, strides: strides(which) })
+    };
+    let mask = mask_type.map(|dtype| Mask { ptr: std::ptr::null(), dtype, strides: strides(4) });
     let shape = Attention {
-        batch: lead.sizes[0],
-        heads: lead.sizes[1],
-        kv_heads: lead.sizes[1],
+        batch: inner[0].size,
+        heads: inner[1].size,
+        kv_heads: inner[1].size,
         seq_q: size(q, 2),
         seq_k: size(k, 2),
         dim: size(q, 1),
         dim_v: size(v, 1),
         scale: *scale as f32,
         causal: *is_causal,
-        q: heads(q)?,
-        k: heads(k)?,
-        v: heads(v)?,
+        q: heads(0)?,
+        k: heads(1)?,
+        v: heads(2)?,
         mask,
-        out: heads(&out)?,
+        out: heads(3)?,
     };
     let bytes = scratch_bytes(Pool::global(), maker.isa(), &shape);
-    let masks = rest.first().map(|m| lead.places(m));
-    let [of_q, of_k, of_v, of_out] = [q, k, v, &out].map(|o| lead.places(o));
-    let places = (0..of_q.len())
-        .map(|i| [of_q[i], of_k[i], of_v[i], masks.as_ref().map_or(0, |places| places[i]), of_out[i]])
+    let of: Vec<Vec<isize>> = all.iter().enumerate().map(|(which, o)| places(outer, which, o)).collect();
+    let places = (0..of[0].len())
+        .map(|i| [of[0][i], of[1][i], of[2][i], of.get(4).map_or(0, |masks| masks[i]), of[3][i]])
         .collect();
     let (q, k, v, mask) = (q.slot, k.slot, v.slot, rest.first().map(|m| m.slot));
     let scratch = (maker.scratch(bytes, "scratch"), bytes);
