@@ -43,8 +43,11 @@ class Error(RuntimeError):
 class CaptureError(Error):
     """A module cannot be traced into a graph: data-dependent control flow, random ops, side effects.
 
-    ``module`` is the path of the submodule and ``op`` the ATen op where it happened, empty if not known.
+    ``module`` is the path of the submodule and ``op`` the ATen op where it happened, empty if not known; ``trail`` is what
+    the capture may learn from it.
     """
+
+    trail: object = None
 
     def __init__(self, message: str, *, module: str = "", op: str = "") -> None:
         super().__init__(message)

@@ -6,6 +6,7 @@ Graphs are judged by *replaying* them: their ATen nodes are run with torch at ot
 import functools
 import gc
 import threading
+import types
 
 import pytest
 import torch
@@ -313,6 +314,47 @@ def test_coordinates_have_a_column_per_token():
 
     calls = [((torch.randn(b, n, 8), torch.randn(b, 3, n)), {}) for b, n in ((2, 17), (3, 29))]
     assert not check_serves(function, *calls).fixed
+
+
+class Clips(nn.Module):
+    """Clips and the indices of their frames, which meet once all are in one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = types.SimpleNamespace(in_channels=4)
+        self.out = nn.Linear(4, 6)
+
+    def forward(self, one, other, third, of_one, of_other, of_third):
+        h, w = one.shape[-2:]
+        x, angles = one.flatten(2), of_one[:, None].expand(-1, h * w).flatten()
+        for clip, indices in ((other, of_other), (third, of_third)):
+            x = torch.cat([x, clip.flatten(2)], dim=2)
+            angles = torch.cat([angles, indices[:, None].expand(-1, h * w).flatten()])
+        return self.out(x.transpose(1, 2) * angles.to(x.dtype)[:, None].cos())
+
+
+def test_a_failed_trial_says_where_others_fail():
+    """All guesses of which number of frames goes with which fail in one op: which of them do is known after a few."""
+
+    def call(b, frames, h, w):
+        return (*(torch.randn(b, 4, f, h, w) for f in frames), *(torch.arange(f) for f in frames)), {}
+
+    module = Clips()
+    graph = check_serves(module, call(2, (3, 5, 9), 6, 10), call(1, (2, 4, 7), 5, 3), call(3, (6, 3, 11), 8, 6))
+    assert graph.traces <= 20
+    assert not graph.fixed
+
+
+def test_a_table_that_is_long_enough_for_the_call_is_for_less():
+    """An op at which longer texts fail says nothing of shorter ones."""
+    table = torch.randn(77, 8)
+
+    def function(other, x):
+        return other * 2, x + table[: x.shape[1]]
+
+    calls = [((torch.randn(b, m, 8), torch.randn(b, n, 8)), {}) for b, n, m in ((1, 77, 19), (2, 40, 33), (3, 5, 100))]
+    graph = check_serves(function, *calls)
+    assert not graph.fixed
 
 
 def test_static_when_asked(net):

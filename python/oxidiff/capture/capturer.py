@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..autocast import without_autocast
 from ..errors import CaptureError
+from .conflicts import Conflict
 from .dim import Dim, Real
 from .failures import ChangedError, LongerError
 from .fit import denominators, fit_all, fit_floats
@@ -28,7 +29,7 @@ from .guards import Guard, Ledger, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE, strides_in
 from .reads import Asking, Given
-from .record import Trace
+from .record import Trace, Trail
 from .signature import (
     ANSWERS,
     Binder,
@@ -399,6 +400,12 @@ class _Session:
         """Who answers what is read out of tensors, in the first trace."""
         self.agreed: dict[tuple[Number, ...], bool] = {}
         """By the sizes of calls, whether their traces are of the program of the first trace."""
+        self.trials: dict[tuple[Number, ...], tuple[Trail, bool]] = {}
+        """The same of those that are traced for the graph, with what they did."""
+        self.at_op: set[tuple[Number, ...]] = set()
+        """Those of these sizes at which an op cannot be done."""
+        self.conflicts: list[tuple[dict[str, int], Conflict]] = []
+        """Ops at which trials ended, with the places of their symbols among the sizes of a call."""
         self.escaped: set[str] = set()
         """Free sizes with which something was computed that could not be followed."""
         self.is_rounded = False
@@ -615,17 +622,16 @@ class _Session:
             if not self.plan.symbols:
                 break
             records, points = [base], [self.point()]
-            values = {s.name: self.chosen[s.name] for s in self.plan.symbols}
-            for i in range(max(map(len, values.values()))):
-                point = self.plan.complete({name: v[i % len(v)] for name, v in values.items()})
-                record = self.try_trace(base, point)
-                if record is None:
+            for point in self.rows({s.name: self.chosen[s.name] for s in self.plan.symbols}):
+                trail, is_alike = self.trial(base, point)
+                if not is_alike:
                     break
-                records.append(record)
+                records.append(trail.record)
                 points.append(point)
             else:
                 crossed = self.crossed_traces(base, points)
                 if crossed is not None:
+                    self.trials.clear()
                     return [*records, *crossed[0]], [*points, *crossed[1]]
             if self.plan.areas:
                 self.drop_area()
@@ -640,6 +646,77 @@ class _Session:
             else:
                 self.fix_all()
         return [base], [self.point()]
+
+    def rows(self, values: Mapping[str, Sequence[Number]]) -> list[Point]:
+        """The points at which these symbols have their values, and all others those of the call."""
+        here = self.point()
+        count = max(map(len, values.values()))
+        return [self.plan.complete({**here, **{n: v[i % len(v)] for n, v in values.items()}}) for i in range(count)]
+
+    def trial(self, base: Trace, point: Point) -> tuple[Trail, bool]:
+        """What is done at ``point``, and whether the program is the same; each is traced once."""
+        sizes = tuple(self.plan.sizes(point) or ())
+        if sizes not in self.trials:
+            trail = self.trail_at(point)
+            self.trials[sizes] = trail, trail.is_whole and base.difference(trail.record) is None
+        return self.trials[sizes]
+
+    def trail_at(self, point: Mapping[str, Number]) -> Trail:
+        """What is done at ``point``."""
+        try:
+            return Trail(self.trace_at(point), is_whole=True)
+        except ChangedError:
+            raise
+        except CaptureError as error:
+            return error.trail if isinstance(error.trail, Trail) else Trail(Trace())
+
+    def free_symbols(self, base: Trace, others: Set[str], is_thorough: bool) -> Set[str]:
+        """Names of symbols that are free while these others are what they are in the call. Where all move, trials end at the
+        first op that does not allow it; what cannot have its values there is held, and the rest moves on."""
+        values = {s.name: self.chosen[s.name] for s in self.plan.symbols if s.name not in others}
+        # What does not fit at an op does not whatever the values, so that one row decides later on.
+        count = None if is_thorough or not others else 1
+        while values and not all(self.trial(base, point)[1] for point in self.rows(values)[:count]):
+            held = self.held(base, values)
+            if not held:
+                return frozenset()
+            values = {name: v for name, v in values.items() if name not in held}
+            count = None if is_thorough else 1
+        return values.keys()
+
+    def held(self, base: Trace, values: Mapping[str, tuple[Number, ...]]) -> Set[str]:
+        """Those of some symbols that cannot have their values at the op at which trials end where all of them move, if what
+        it is given can be solved. Lengths that are padded there can be where they are at the residues of the call."""
+        here = self.point()
+        given = [form for form in self.plan.forms if isinstance(form, Dim) and len(form.terms) > 1]
+        moving = [s for s in self.plan.symbols if s.name in values]
+        lengths = {s.name: at_residue(s, self.order[s.name]) for s in moving if s.role == "sequence"}
+        for row in (values, {**values, **lengths}):
+            points = self.rows(row)
+            trails: list[Trail] = []
+            for point in points:
+                trail, is_alike = self.trial(base, point)
+                is_there = not is_alike and trail.is_at_op_of(base)
+                if not is_there or (trails and len(trail.record.nodes) != len(trails[0].record.nodes)):
+                    return frozenset()
+                trails.append(trail)
+            seen = [{s.name: point[s.name] for s in self.plan.symbols} for point in (here, *points)]
+            conflict = Conflict.of(base, trails, seen, given)
+            if conflict is not None:
+                self.conflicts.append(({s.name: s.position for s in self.plan.symbols}, conflict))
+                alone = {n: [{**seen[0], n: value} for value in v] for n, v in row.items()}
+                return {name for name, points in alone.items() if any(map(conflict.is_at, points))}
+            if not lengths:
+                break
+        return frozenset()
+
+    def is_refuted(self, point: Mapping[str, Number]) -> bool:
+        """Whether an op is known that cannot be done at ``point``."""
+        sizes = self.plan.sizes(point)
+        return sizes is not None and any(
+            conflict.is_at({name: sizes[place] for name, place in places.items()})
+            for places, conflict in self.conflicts
+        )
 
     def crossed_traces(self, base: Trace, points: Sequence[Point]) -> tuple[list[Trace], list[Point]] | None:
         """Traces in which one number of places differs from what it is in another: there are too few values in a short text
@@ -658,7 +735,7 @@ class _Session:
     def try_each_symbol(self, base: Trace, is_thorough: bool = False) -> None:
         """Finds, for each symbol alone, values at which the program is the same; fixes it if there are none, and if it is
         not free together with others that follow from it."""
-        bound = self.bound_symbols(base, self.plan.symbols, is_thorough)
+        bound = self.bound_symbols(base, self.plan.symbols, is_thorough, is_learning=True)
         if self.pad_lengths(base, _in_one_list(bound)):
             bound = [s for s in bound if all(s.name != r.of for r in self.plan.rounded)]
         while settled := self.try_ties(base, bound):
@@ -671,7 +748,9 @@ class _Session:
         """The symbols that are numbers of places read out of tensors."""
         return [s for s in self.plan.symbols if s.limit]
 
-    def bound_symbols(self, base: Trace, symbols: Sequence[Symbol], is_thorough: bool) -> list[Symbol]:
+    def bound_symbols(
+        self, base: Trace, symbols: Sequence[Symbol], is_thorough: bool, is_learning: bool = False
+    ) -> list[Symbol]:
         """Those of these symbols that are not free alone; values for the others are chosen. Where one place of many tensors
         has a symbol each beside the first one's, as in the caches of a video, these are tried together first.
 
@@ -680,11 +759,17 @@ class _Session:
             symbols: The symbols.
             is_thorough: Whether all values that are chosen are tried, instead of that which decides mostly: where all
                 symbols move is traced anyway.
+            is_learning: Whether to find out about several by trials where all move, if these end at ops.
         """
+        free = self.free_symbols(base, frozenset(), is_thorough) if is_learning else frozenset()
         bound: list[Symbol] = []
         for first, *others in _alike(symbols):
-            is_bound = not self.is_free(base, [first], is_thorough=is_thorough)
+            if is_learning and not free and self.ends_at_op(base, first):
+                is_learning = False
+                free = self.free_symbols(base, {s.name for s in bound}, is_thorough)
+            is_bound = first.name not in free and not self.is_free(base, [first], is_thorough=is_thorough)
             bound += [first] * is_bound
+            others = [s for s in others if s.name not in free]
             if len(others) >= _MANY_ALIKE and self.is_free(base, others, is_thorough=is_thorough):
                 continue
             # Channels mostly, of which no number but their own is right.
@@ -742,11 +827,19 @@ class _Session:
                 return True
         return False
 
+    def ends_at_op(self, base: Trace, symbol: Symbol) -> bool:
+        """Whether the value of a symbol that decides mostly cannot be had at an op."""
+        point = {**self.point(), symbol.name: max(next(candidates(symbol, self.order[symbol.name])))}
+        return not self.agrees(base, point) and tuple(self.plan.sizes(point) or ()) in self.at_op
+
     def agrees(self, base: Trace, point: Mapping[str, Number]) -> bool:
         """Whether the program is the same at ``point``; each is traced once."""
         sizes = tuple(self.plan.sizes(point) or ())
         if sizes not in self.agreed:
-            self.agreed[sizes] = self.try_trace(base, point) is not None
+            trail = Trail(Trace()) if self.is_refuted(point) else self.trail_at(point)
+            self.agreed[sizes] = trail.is_whole and base.difference(trail.record) is None
+            if trail.is_at_op_of(base):
+                self.at_op.add(sizes)
         return self.agreed[sizes]
 
     def pad_lengths(self, base: Trace, lengths: Sequence[Symbol]) -> bool:
@@ -831,7 +924,7 @@ class _Session:
         points, records = [here], [base]
         for row in zip(*values.values(), strict=True):
             point = self.plan.complete({**here, **dict(zip(values, row, strict=True))})
-            record = self.try_trace(base, point)
+            record = None if self.is_refuted(point) else self.try_trace(base, point)
             if record is None:
                 return False
             points.append(point)

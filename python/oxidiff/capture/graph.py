@@ -553,7 +553,7 @@ def arguments_of(record: Trace, index: int, numbers: Iterator[Literal]) -> tuple
     if op in ("weight", "extern"):
         return tokens, {}
     if op != "constant":
-        return _decode(tokens, numbers)
+        return arguments_in(tokens, numbers)
     if tokens:
         return tuple(map(float, tokens)), {}
     return tuple([next(numbers) for _ in range(record.end_of(index) - record.starts[index] - results[0][1])]), {}
@@ -636,7 +636,8 @@ def _whole(form: Literal) -> Size:
     return int(form) if isinstance(form, float) else form
 
 
-def _decode(tokens: Sequence[Any], numbers: Iterator[Literal]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_in(tokens: Sequence[Any], numbers: Iterator[Literal]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that tokens stand for, the numbers among them from ``numbers``."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     stack: list[list[Any]] = [args]

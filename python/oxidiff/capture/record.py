@@ -19,7 +19,7 @@ from .guards import Ledger
 from .signature import Place
 from .weights import WeightSlot
 
-__all__ = ["CLOSE", "FALSE", "FLOAT", "INT", "Keyword", "NONE", "OPEN", "TRUE", "Trace", "WRITES", "first_of"]
+__all__ = ["CLOSE", "FALSE", "FLOAT", "INT", "Keyword", "NONE", "OPEN", "TRUE", "Trace", "Trail", "WRITES", "first_of"]
 
 
 class _Token:
@@ -147,6 +147,27 @@ class Trace:
             if a_node != b_node:
                 return f"node {i} ({self.paths[i] or 'the module'}): {a_node[0]} and {b_node[0]}"
         return f"{len(self.nodes)} and {len(other.nodes)} nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """How far a run came.
+
+    Attributes:
+        record: What it did until it failed, or all of it if it is of another program.
+        op: The op at which it failed, with its tokens and numbers; ``None`` if it was at none.
+        is_whole: Whether it did not fail.
+    """
+
+    record: Trace
+    op: tuple[Any, tuple[Any, ...], tuple[int | float, ...]] | None = None
+    is_whole: bool = False
+
+    def is_at_op_of(self, base: Trace) -> bool:
+        """Whether it did what another run did, and failed at the op that came next there."""
+        at = len(self.record.nodes)
+        is_there = self.op is not None and at < len(base.nodes) and self.op[:2] == base.nodes[at][:2]
+        return is_there and self.record.nodes == base.nodes[:at] and self.record.starts == base.starts[:at]
 
 
 def _is_identical(one: Any, other: Any) -> bool:

@@ -29,10 +29,10 @@ from .following import Adapters
 from .graph import draws
 from .guards import plain
 from .handlers import HANDLERS, classify, data_dependent
-from .meta import META_DEVICE, RULES, memory_order
+from .meta import META_DEVICE, answered, memory_order
 from .objects import taken_apart
 from .reads import answer_in
-from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, first_of
+from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, Trail, first_of
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
@@ -113,6 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with the path of each module that ran until then, to see which one writes outside of modules."""
         self.adapters = Adapters(self)
         self.stranger: StrangerError | None = None
+        self.pending: tuple[Any, list[Any], list[int | float]] | None = None
+        """The op of which the result is being found, with its tokens and numbers."""
         self.has_doubles = False
         self.held: Set[int] = frozenset()
         """Ids of modules and objects that were there before."""
@@ -402,10 +404,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 meta_kwargs["pin_memory"] = False
         else:
             meta_kwargs = kwargs
-        rule = RULES.get(func)
-        result = rule(*meta_args, **meta_kwargs) if rule is not None else None
-        if result is None:
-            result = _run_meta(func, meta_args, meta_kwargs)
+        self.pending = func, tokens, numbers
+        result = answered(func, meta_args, meta_kwargs)
+        self.pending = None
         if isinstance(result, Tensor):
             if not result.is_meta:
                 result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=META_DEVICE)
@@ -472,6 +473,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for ref, owner in refs:
             if ref() is not None:
                 raise self.error(f"forward uses a part of {owner} that was taken outside of it")
+
+    def trail(self) -> Trail:
+        """How far it came."""
+        op = self.pending
+        return Trail(self.trace, None if op is None else (op[0], tuple(op[1]), tuple(op[2])))
 
     def close(self) -> None:
         """Lets go of the module: whatever holds the recorder no longer holds that."""
@@ -556,13 +562,3 @@ _MAX_PRELUDE = 256
 """Ops that may lead to what is read."""
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 _KEYWORDS: dict[str, Keyword] = {}
-
-
-def _run_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    try:
-        return func(*args, **kwargs)
-    except RuntimeError:
-        # The strides of the rules in `meta` are those of the common kernels; a view that fits no longer must not fail.
-        if func is aten.view.default:
-            return aten.reshape.default(*args, **kwargs)
-        raise

@@ -230,6 +230,10 @@ def _run(
         run = functools.partial(_run_noting, call, inputs, weights, recorder, reader, is_looking, rewritten)
         found: tuple[Trace, list[Change | Content], Leaks] = claiming(recorder, run)
         return found
+    except CaptureError as error:
+        if recorder.is_trial:
+            error.trail = recorder.trail()
+        raise
     finally:
         recorder.close()
 
