@@ -215,6 +215,8 @@ case("tensor_split", lambda x: torch.tensor_split(x, 3, dim=1)[2], image)
 case("cat", lambda x, y: torch.cat([x, y[:, :1]], dim=1), image, image)
 case("cat_promotes", lambda x, y: torch.cat([x, y], dim=-3), image, ints)
 case("stack", lambda x, y: torch.stack([x, y], dim=-1), image, image)
+case("hstack_of_numbers", lambda x: torch.hstack([x.sum(), x[0, 0, 0], x.mean()]), image)
+case("vstack_of_numbers", lambda x: torch.vstack([x.sum(), x.mean()]), image)
 case("repeat", lambda x: x.repeat(1, 2, 1, 3), image)
 case("repeat_leading", lambda x: x.repeat(2, 1, 1, 1, 1), image)
 case("tile", lambda x: x.tile(2), image)
@@ -960,6 +962,19 @@ def test_reasons_say_what_is_not_supported(function, args, why):
     compiled = oxidiff.compile(function, cache=False)
     with pytest.warns(oxidiff.FallbackWarning, match=why):
         assert torch.equal(compiled(*args), function(*args))
+
+
+def test_a_result_that_gets_its_size_from_an_op():
+    linear = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def function(x):
+        return linear(torch.cat([x, x], out=torch.empty(0)))
+
+    compiled = oxidiff.compile(function, cache=False)
+    x = torch.randn(3, 4)
+    with pytest.warns(oxidiff.FallbackWarning, match="cat.out writes into its arguments"):
+        torch.testing.assert_close(compiled(x), function(x))
+    torch.testing.assert_close(compiled(x[:2]), function(x[:2]))
 
 
 # --- ops that are their parts -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedError
 from .aliasing import functional_overload, is_view_op
 from .composites import COMPOSED, is_composite
 from .meta import META_DEVICE, is_nhwc
@@ -386,7 +387,12 @@ def _one_hot(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _unsupported(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise rec.error(f"{func} writes into its arguments", func)
+    error = rec.error(f"{func} writes into its arguments", func)
+    written = kwargs.get("out")
+    if isinstance(written, Tensor) and not written.numel():
+        # It gets another size, which Dynamo's pieces cannot give it: they raise.
+        raise UnsupportedError(str(error), module=error.module, op=error.op)
+    raise error
 
 
 def _composite(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -189,12 +189,12 @@ def pad_sequence(
 
 @row("hstack.default")
 def hstack(cx: Lowering, tensors: Sequence[T]) -> T:
-    return cat(cx, tensors, 0 if tensors[0].rank <= 1 else 1)
+    return cat(cx, [x if x.rank else cx.reshape(x, (1,)) for x in tensors], 0 if tensors[0].rank <= 1 else 1)
 
 
 @row("vstack.default")
 def vstack(cx: Lowering, tensors: Sequence[T]) -> T:
-    return cat(cx, [cx.reshape(x, (1, *x.shape)) if x.rank == 1 else x for x in tensors], 0)
+    return cat(cx, [x if x.rank > 1 else cx.reshape(x, (1, *(x.shape or (1,)))) for x in tensors], 0)
 
 
 @row("repeat.default", "tile.default")
