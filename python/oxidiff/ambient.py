@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from .autocast import autocast_state
 from .device import device_of, tf32
 from .errors import UnsupportedError
 
-__all__ = ["ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle"]
+__all__ = ["ASKED", "ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle", "thread_modes_as"]
 
 _C = torch._C
 _len_dispatch_stack = _C._len_torch_dispatch_stack
@@ -38,6 +38,55 @@ def ambient_mode() -> tuple[Any, ...] | str:
         return "forward-mode differentiation is on"
     mode = torch.get_default_dtype(), *tf32()
     return mode if is_usual else (*mode, *autocast_state(), _len_function_stack() > 0)
+
+
+def _sdp_kernels() -> tuple[bool, ...]:
+    return (
+        _C._get_flash_sdp_enabled(), _C._get_mem_efficient_sdp_enabled(), _C._get_math_sdp_enabled(),
+        _C._get_cudnn_sdp_enabled(),
+    )  # fmt: skip
+
+
+def _backends_enabled() -> tuple[bool, ...]:
+    return _C._get_cudnn_enabled(), _C._get_mkldnn_enabled()
+
+
+def _autocast_dtypes() -> tuple[torch.dtype, ...]:
+    return tuple(map(torch.get_autocast_dtype, ("cpu", "cuda")))
+
+
+ASKED: Mapping[str, Callable[[], Any]] = {
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+    "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "is_deterministic_algorithms_warn_only_enabled": torch.is_deterministic_algorithms_warn_only_enabled,
+    "get_deterministic_debug_mode": torch.get_deterministic_debug_mode,
+    "fill_uninitialized_memory": _C._get_deterministic_fill_uninitialized_memory,
+    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "allow_tf32": tf32,
+    "fp32_precision": tf32,
+    "flash_sdp_enabled": _sdp_kernels,
+    "mem_efficient_sdp_enabled": _sdp_kernels,
+    "math_sdp_enabled": _sdp_kernels,
+    "cudnn_sdp_enabled": _sdp_kernels,
+    "deterministic": _C._get_cudnn_deterministic,
+    "benchmark": _C._get_cudnn_benchmark,
+    "enabled": _backends_enabled,
+    "get_num_threads": torch.get_num_threads,
+    "get_autocast_dtype": _autocast_dtypes,
+    "get_autocast_cpu_dtype": _autocast_dtypes,
+    "get_autocast_gpu_dtype": _autocast_dtypes,
+    "is_anomaly_enabled": torch.is_anomaly_enabled,
+}
+"""By the name in code that asks, modes of torch that change nothing of what a program computes but where ``forward`` asks,
+with what says how they are. They are part of the key of the calls of modules whose own code has that name."""
+
+
+@contextmanager
+def thread_modes_as(is_grad_enabled: bool, is_inference: bool) -> Iterator[None]:
+    """What is computed for gradients, as it was in another thread."""
+    with torch.inference_mode(is_inference), torch.set_grad_enabled(is_grad_enabled):
+        yield
 
 
 def _obstacle() -> str | None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from . import _native
 from .adapters import disabled_while_merged, named_modules, split_scale
-from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle
+from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle, thread_modes_as
 from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, plain_numbers
@@ -189,6 +189,8 @@ class Dispatcher:
                 return self._run_meanwhile(args, kwargs)
         if torch.is_grad_enabled() and epoch.watch.needs_grad():
             return self.fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
+        if asked := epoch.engine.asked:
+            key = (*key, *[ask() for ask in asked])
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
             if entry.problems:
@@ -305,6 +307,7 @@ class Dispatcher:
         except NotAKeyError as error:
             raise UnsupportedError(f"{error} is passed to it") from None
         with self.states.lock:
+            key = (*key, *[ask() for ask in self.states.current().engine.asked])
             return self._ready(key, args, kwargs, leaves)
 
     def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -489,12 +492,12 @@ class Dispatcher:
         if key in self._pending:
             return True
         this = weakref.ref(self)
-        autocast = autocast_state()
+        autocast, modes = autocast_state(), (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
         def task() -> None:
             dispatcher = this()
             if dispatcher is not None:
-                with autocast_as(autocast):
+                with autocast_as(autocast), thread_modes_as(*modes):
                     dispatcher._prepare_in_background(key, args, kwargs, leaves)
 
         is_submitted = False
@@ -521,8 +524,10 @@ class Dispatcher:
         self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
     ) -> None:
         try:
-            with self.states.lock, torch.no_grad():
-                self._ready(key, args, kwargs, leaves)
+            with self.states.lock:
+                asked = self.states.current().engine.asked
+                if key[2:] == tuple([ask() for ask in asked]) or len(key) == 2:
+                    self._ready(key, args, kwargs, leaves)
         except Error as error:
             entry = self.detours.entry_without_program(error, key)
             epoch = self.states.epoch

@@ -373,6 +373,7 @@ class Engine:
             TypeError: The arguments do not fit the signature.
         """
         self._lift()
+        self._look_outside()
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.
         probes = [leaf.detach() if isinstance(leaf, Tensor) else _Number.of(leaf) for leaf in leaves]
         call = self._capturer.call(*replace_leaves(args, kwargs, probes))
@@ -443,13 +444,18 @@ class Engine:
             if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
                 raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
 
-    def _variant(self, call: Call, confirm: Callable[[bool], None]) -> _Found:
-        """The variant that is valid for a call, captured and compiled if there is none."""
+    def _look_outside(self) -> None:
+        """Notes what the code finds outside of the module, and which modes it asks for: these are part of calls."""
         with self._family.lock, collection_paused():
             if self._family.surroundings is None:
                 noted = self.store.surroundings()
-                self._family.surroundings, self._family.outer = noted.found, noted.outer
-            self._capturer.outer = self._family.outer
+                self._family.outer, self._family.asked = noted.outer, noted.asked
+                self._family.surroundings = noted.found
+            self._capturer.outer, self._capturer.asked = self._family.outer, self._family.asked
+
+    def _variant(self, call: Call, confirm: Callable[[bool], None]) -> _Found:
+        """The variant that is valid for a call, captured and compiled if there is none."""
+        with self._family.lock, collection_paused():
             found = self._known(call)
             if found is not None:
                 return found
@@ -783,6 +789,11 @@ class Engine:
     def surroundings(self) -> _native.Surroundings | None:
         """What the code finds outside of the module, once something is captured."""
         return self._family.surroundings
+
+    @property
+    def asked(self) -> tuple[Callable[[], Any], ...]:
+        """Says how modes of torch are that the code asks for, once something is captured."""
+        return self._family.asked
 
     def written_outside(self) -> list[str]:
         """Names in files and classes that the code may write."""

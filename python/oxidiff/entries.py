@@ -200,7 +200,10 @@ class Epoch:
         return found.find(leaves) if isinstance(found, _Reading) else found
 
     def add(self, key: Key, leaves: Sequence[Leaf], entry: Ready | Eager, is_new: bool = False) -> None:
-        """Remembers ``entry`` for this key, captured just now if ``is_new``, forgetting the oldest ones above a bound."""
+        """Remembers ``entry`` for this key, captured just now if ``is_new``, forgetting the oldest ones above a bound. What
+        modes the code asks for is known once it is captured: a key without them is not the next call's."""
+        if len(key) != 2 + len(self.engine.asked):
+            return
         places = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)]
         free = tuple(i for i in places if isinstance(entry, Ready) and i in entry.free_numbers)
         by_value = tuple(i for i in places if i not in free)

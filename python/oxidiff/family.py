@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -108,6 +109,7 @@ class Family:
         captured: All that can be shared.
         surroundings: What the code finds outside of the module, once something is captured of it.
         outer: What it may write there.
+        asked: Says how modes of torch are that it asks for.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -115,6 +117,7 @@ class Family:
         self.captured: list[Captured] = []
         self.surroundings: _native.Surroundings | None = None
         self.outer = Outer()
+        self.asked: tuple[Callable[[], Any], ...] = ()
         # What is held for the fingerprint may hold the module: not the key of a table that lives as long as the process.
         self._fingerprint = structure.fingerprint
 

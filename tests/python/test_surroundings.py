@@ -8,9 +8,11 @@ import importlib
 import itertools
 import os
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import oxidiff
 from nets import programs_go_with
@@ -488,3 +491,124 @@ def test_tables_in_globals_are_never_those_of_a_trace() -> None:
         assert not space.tables[4].is_meta
     space.factors["scale"] = 5.0
     torch.testing.assert_close(compiled(torch.ones(3, 4)), 5 * (1 + torch.arange(4.0)).expand(3, 4))
+
+
+class _Asking(nn.Module):
+    """Does something else as modes of torch are."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.ask = ask
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * (2 if self.ask() else 3)
+        return out
+
+
+def _flags(space: Any, name: str) -> Callable[[], AbstractContextManager[Any]]:
+    @contextmanager
+    def changed() -> Iterator[None]:
+        before = getattr(space, name)
+        setattr(space, name, not before)
+        try:
+            yield
+        finally:
+            setattr(space, name, before)
+
+    return changed
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+_MODES: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {
+    "grad": (lambda: torch.is_grad_enabled(), torch.enable_grad),
+    "inference": (lambda: torch.is_inference_mode_enabled(), torch.inference_mode),
+    "deterministic": (lambda: torch.are_deterministic_algorithms_enabled(), _deterministic),
+    "cudnn": (lambda: torch.backends.cudnn.benchmark, _flags(torch.backends.cudnn, "benchmark")),
+    "tf32": (lambda: torch.backends.cudnn.allow_tf32, _flags(torch.backends.cudnn, "allow_tf32")),
+    "math": (lambda: torch.backends.cuda.math_sdp_enabled(), lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
+    "threads": (lambda: torch.get_num_threads() % 2, _threads),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "background"), [*((name, False) for name in _MODES), ("grad", True), ("inference", True), ("math", True)]
+)
+def test_modes_that_forward_asks_for_select_the_program(name: str, background: bool) -> None:
+    ask, mode = _MODES[name]
+    module = _Asking(ask)
+    compiled: Any = oxidiff.compile(module, cache=False, background=background)
+    x = torch.randn(3, 4)
+    for captures, change in ((1, torch.no_grad), (2, mode), (2, torch.no_grad), (2, mode)):
+        calls, end = 0, time.monotonic() + 20
+        while calls < 3 or (oxidiff.report(compiled).captures < captures and time.monotonic() < end):
+            with torch.no_grad(), change():
+                torch.testing.assert_close(compiled(x), module(x))
+            calls += 1
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.fallbacks) == (2, [])
+
+
+@torch.no_grad()
+def test_stored_graphs_are_of_the_modes_that_forward_asked_for(tmp_path: Path) -> None:
+    module = _Asking(_MODES["grad"][0])
+    compiled: Any = oxidiff.compile(module, cache=False)
+    x = torch.randn(3, 4)
+    compiled(x)
+    oxidiff.save_graph(compiled, tmp_path / "graph")
+    loaded: Any = oxidiff.compile(copy.deepcopy(module), cache=False)
+    oxidiff.load_graph(loaded, tmp_path / "graph")
+    torch.testing.assert_close(loaded(x), module(x))
+    assert oxidiff.report(loaded).captures == 0
+    with torch.enable_grad():
+        torch.testing.assert_close(loaded(x), module(x))
+    assert oxidiff.report(loaded).captures == 1
+
+
+@torch.no_grad()
+def test_modes_that_no_code_asks_for_select_nothing() -> None:
+    module = nn.Sequential(nn.Linear(4, 4)).eval().requires_grad_(False)
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    x = torch.randn(3, 4)
+    for _, mode in _MODES.values():
+        with mode():
+            torch.testing.assert_close(compiled(x), module(x))
+    # That changes the numbers of f32 on a GPU, and is part of every key.
+    assert oxidiff.report(compiled).programs == 1
+
+
+@torch.no_grad()
+def test_whether_an_argument_was_made_in_inference_mode_is_asked_in_eager() -> None:
+    class Net(_Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(x) * (2 if x.is_inference() else 3)
+            return out
+
+    module = Net(lambda: True)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        y = x.clone()
+    with pytest.warns(oxidiff.FallbackWarning, match="made in inference mode"):
+        torch.testing.assert_close(compiled(x), module(x))
+    for given in (y, x):
+        torch.testing.assert_close(compiled(given), module(given))

@@ -150,6 +150,7 @@ class Capturer:
         lifted: Numbers in its attributes that are arguments of its graphs, after those that are passed.
         held: Labels of floats that are passed and are constants of the next graph, as they are of it in all calls so far.
         outer: What its code may write outside of it.
+        asked: Says how modes of torch are that its code asks for.
         traces: How many traces were taken.
     """
 
@@ -158,6 +159,7 @@ class Capturer:
         self.lifted: Lifted | None = None
         self.held: Set[str] = frozenset()
         self.outer = Outer()
+        self.asked: tuple[Callable[[], Any], ...] = ()
         self.root = self.whole = module if isinstance(module, torch.nn.Module) else None
         self.dynamic = dynamic
         self.binder = Binder(self.root.forward if self.root is not None else module)
@@ -166,6 +168,9 @@ class Capturer:
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Takes a call apart; see :meth:`~oxidiff.capture.signature.Binder.call`."""
         call = self.binder.call(args, kwargs)
+        if self.asked:
+            call.key = (*call.key, ("modes", *[ask() for ask in self.asked]))
+            call.thread_modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if self.lifted is not None:
             call.key = (*call.key, ("lifted", *self.lifted.names))
             call.numbers += self.lifted.values
@@ -599,6 +604,7 @@ class _Session:
             reader,
             has_doubles,
             self.call.autocast,
+            self.call.thread_modes,
             is_own=tuple(sizes) == self.call.sizes,
         )
 

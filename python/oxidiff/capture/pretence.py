@@ -36,7 +36,14 @@ from .weights import WeightIndex
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["RealDevice", "following_lengths", "past_caches", "refusing_seeds", "telling_transformers"]
+__all__ = [
+    "RealDevice",
+    "following_lengths",
+    "past_caches",
+    "refusing_seeds",
+    "telling_inference",
+    "telling_transformers",
+]
 
 aten = torch.ops.aten
 
@@ -137,6 +144,10 @@ class RealDevice(TorchFunctionMode):
             return self._sizes[func](*args, **(kwargs or {}))
         if func is torch.Tensor.data_ptr and args[0].is_meta:
             raise self._recorder.error("forward asks where a tensor is in memory", func)
+        if func is torch.Tensor.is_inference and args[0].is_meta:
+            raise self._recorder.error(
+                "forward asks whether a tensor was made in inference mode", "Tensor.is_inference"
+            )
         if func in _READING_MEMORY and isinstance(args[0], Tensor) and not args[0].is_meta:
             known = self._recorder.constants.get(id(args[0]))
             if func is torch.Tensor.tolist and known is not None:
@@ -404,6 +415,24 @@ def refusing_seeds() -> Iterator[None]:
     finally:
         for (space, name), function in zip(places, before, strict=True):
             setattr(space, name, function)
+
+
+@contextmanager
+def telling_inference(is_inference: bool) -> Iterator[None]:
+    """Says whether inference mode is on for the caller: a trace is taken without."""
+    original = torch.is_inference_mode_enabled
+
+    def is_inference_mode_enabled() -> bool:
+        return is_inference if is_tracing() else original()
+
+    if not is_inference:
+        yield
+        return
+    torch.is_inference_mode_enabled = is_inference_mode_enabled
+    try:
+        yield
+    finally:
+        torch.is_inference_mode_enabled = original
 
 
 @contextmanager

@@ -93,6 +93,7 @@ class Call:
         numbers: The Python ints and floats among the arguments (bools belong to the key).
         bound: The arguments by parameter name, in the order of the signature.
         autocast: What autocast is on for.
+        thread_modes: Whether gradients are enabled, and inference mode, where ``forward`` may ask.
         kept: How many of ``numbers``, the last ones, are no arguments but attributes of the module.
         plain_key: The key of the call as it was made, where it has answers as further arguments.
         questions: What these answer; see :mod:`~oxidiff.capture.reads`.
@@ -107,6 +108,7 @@ class Call:
     kept: int = 0
     plain_key: tuple[Any, ...] = ()
     questions: tuple[Question, ...] = ()
+    thread_modes: tuple[bool, bool] = (False, False)
 
     @property
     def answers(self) -> list[Answer]:
@@ -145,8 +147,9 @@ def with_answers(call: Call, questions: Sequence[Question], answers: Sequence[An
     sizes = [size for tensor in tensors for size in tensor.shape]
     bound = {**call.bound, ANSWERS: list(answers)}
     return Call(
-        tuple(key), (*sizes, *every), tensors, every, bound, call.autocast, call.kept, call.key, tuple(questions)
-    )
+        tuple(key), (*sizes, *every), tensors, every, bound, call.autocast, call.kept, call.key, tuple(questions),
+        call.thread_modes,
+    )  # fmt: skip
 
 
 def share_of(answer: Tensor, question: Question) -> str:

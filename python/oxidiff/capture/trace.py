@@ -23,7 +23,14 @@ from .failures import CHANGED, ChangedError
 from .flex import uncompiled
 from .following import LOCK, claiming, following_modules
 from .leftovers import Before, Cells, Change, Content, KeptError, Leaks, LeftError
-from .pretence import RealDevice, following_lengths, past_caches, refusing_seeds, telling_transformers
+from .pretence import (
+    RealDevice,
+    following_lengths,
+    past_caches,
+    refusing_seeds,
+    telling_inference,
+    telling_transformers,
+)
 from .record import Trace
 from .recorder import Reader, Recorder
 from .rewritten import Rewritten
@@ -44,6 +51,7 @@ def trace(
     reader: Reader | None = None,
     has_doubles: bool = False,
     autocast: State = (),
+    thread_modes: tuple[bool, bool] = (False, False),
     *,
     is_own: bool = True,
 ) -> Trace:
@@ -60,6 +68,7 @@ def trace(
         reader: Who answers what the program reads out of tensors, if anyone can.
         has_doubles: Whether a number stands for one of numpy's, of which torch makes tensors of another dtype.
         autocast: What autocast is on for in the call.
+        thread_modes: Whether gradients are enabled there, and inference mode, as far as the program may ask.
         is_own: Whether it is at the sizes of a call, which may set up what it finds missing.
 
     Raises:
@@ -70,6 +79,7 @@ def trace(
         try:
             gc.disable()
             call = functools.partial(_cast, call, autocast) if autocast else call
+            call = functools.partial(_asking, call, *thread_modes) if any(thread_modes) else call
             run = functools.partial(
                 _run, call, inputs, weights, device, scalars, limit, reader, has_doubles, bool(autocast)
             )
@@ -83,6 +93,12 @@ def trace(
 def _cast(call: Callable[[], Any], autocast: State) -> Any:
     """The call with autocast as its caller has it."""
     with autocast_as(autocast):
+        return call()
+
+
+def _asking(call: Callable[[], Any], is_grad_enabled: bool, is_inference: bool) -> Any:
+    """The call with modes as its caller has them. Nothing that is traced needs gradients."""
+    with torch.set_grad_enabled(is_grad_enabled), telling_inference(is_inference):
         return call()
 
 

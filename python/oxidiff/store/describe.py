@@ -44,6 +44,7 @@ from torch import Tensor
 
 from .. import _native
 from ..adapters import adapter_class, named_modules
+from ..ambient import ASKED
 from ..capture.signature import PLAIN_TENSORS
 from ..capture.weights import is_count, is_plain_object
 from ..capture.writes import ClassTable, Outer, is_value
@@ -96,10 +97,12 @@ class Surroundings:
     Attributes:
         found: All that it finds, to be watched.
         outer: What of it the code may write.
+        asked: Says how modes of torch are that it asks for.
     """
 
     found: _native.Surroundings
     outer: Outer
+    asked: tuple[Callable[[], Any], ...] = ()
 
 
 class Description:
@@ -466,7 +469,7 @@ _SET_BY_TRACES = frozenset(
     }
 )  # fmt: skip
 """What a trace replaces for a while, in classes of torch and PEFT."""
-_SET_BY_DYNAMO = frozenset({"initial_seed", "manual_seed", "seed"})
+_SET_BY_DYNAMO = frozenset({"initial_seed", "is_inference_mode_enabled", "manual_seed", "seed"})
 """What is replaced in torch when Dynamo is first used, and for a while by traces."""
 
 
@@ -599,6 +602,8 @@ class _Code:
         """Whether that code may look for attributes by texts, and go through all attributes of objects."""
         self._environment: set[str] = set()
         """Names of variables of the environment that are read."""
+        self._modes: set[str] = set()
+        """Names in code of the program's own of modes of torch."""
         self._waiting: list[types.FunctionType] = []
         self._new_names: set[str] = set()
 
@@ -712,7 +717,8 @@ class _Code:
             )
             for owner, held in self._contents.values()
         ]
-        return Surroundings(_native.Surroundings(tables, contents), written)
+        asked = tuple(dict.fromkeys(ASKED[name] for name in sorted(self._modes)))
+        return Surroundings(_native.Surroundings(tables, contents), written, asked)
 
     def _outer(self) -> Outer:
         """What the code may write outside of modules."""
@@ -898,6 +904,7 @@ class _Code:
         texts = list(_texts(code.co_consts)) if is_own and not _BY_NAME.isdisjoint(names) else []
         if is_own:
             self._texts.update(_texts(code.co_consts))
+            self._modes.update(name for name in names if name in ASKED)
             self._is_looking = self._is_looking or not _LOOKING.isdisjoint(names)
             self._is_listing = self._is_listing or not _LISTING.isdisjoint(names)
         if not _OF_GLOBALS.isdisjoint(names):
