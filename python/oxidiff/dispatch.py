@@ -57,7 +57,7 @@ from .regions import Regions
 from .sets import WeightSet
 from .split import RUNS_EAGER
 from .staged import drawing_states
-from .states import States, count_of
+from .states import MAX_CHANGES, States, count_of
 from .store import read_artifact, save
 from .tune import Budget
 
@@ -66,7 +66,6 @@ __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
-_MAX_CHANGES = 3
 _LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
 _PASSING = (ChangedError, NotFiniteError, OutOfMemoryError)
 """Errors of a call that say nothing of the next."""
@@ -184,7 +183,10 @@ class Dispatcher:
         if epoch is None or epoch.watch.poll():
             if is_captured(leaves):
                 return self.fall_back(UnsupportedError(_COLD), args, kwargs)
-            epoch = self.idle_epoch()
+            try:
+                epoch = self.idle_epoch()
+            except ChangedError as error:
+                return self.fall_back(error, args, kwargs)
             if epoch is None:
                 return self._run_meanwhile(args, kwargs)
         if torch.is_grad_enabled() and epoch.watch.needs_grad():
@@ -559,7 +561,7 @@ class Dispatcher:
         held."""
         at = with_numbers(key, leaves)
         self.states.begin_capture()
-        for _ in range(_MAX_CHANGES):
+        for _ in range(MAX_CHANGES):
             before = self.states.current()
             try:
                 ready = self._made_ready(key, args, kwargs, leaves)

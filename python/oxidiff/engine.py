@@ -25,7 +25,7 @@ from . import _native
 from .adapters import EffectiveWeights
 from .ambient import collection_paused
 from .call import Leaf, replace_leaves
-from .capture import Call, CapturedGraph, Capturer, Dim, WeightSlot, is_tracing
+from .capture import CHANGED, Call, CapturedGraph, Capturer, ChangedError, Dim, WeightSlot, is_tracing
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
@@ -181,7 +181,17 @@ class Variant:
 
         Returns:
             Whether anything was bound anew or will be derived again.
+
+        Raises:
+            ChangedError: They do not fit: another thread moved the module once it was looked at.
         """
+        try:
+            return self._bind(tensors, suspects, since)
+        except _native.NativeError as error:
+            found = from_native(error)
+            raise (ChangedError(CHANGED) if type(found) is Error else found) from error
+
+    def _bind(self, tensors: list[Tensor], suspects: Set[int], since: int) -> bool:
         is_new = self._executable is None
         if self._executable is None:
             if self.captured.may_overflow:

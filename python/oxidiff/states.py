@@ -35,10 +35,12 @@ from .store import read_artifact
 from .tune import Budget
 from .watch import STRUCTURE, SURROUNDINGS, Structure, Watch
 
-__all__ = ["MAX_EPOCHS", "States", "count_of"]
+__all__ = ["MAX_CHANGES", "MAX_EPOCHS", "States", "count_of"]
 
 MAX_EPOCHS = 64
 """States of a module that are known: the steps of a picture, where something in the module says which one it is."""
+MAX_CHANGES = 3
+"""How often in a row another thread may change a module while it is captured or its weights are bound."""
 _MAX_RECOUNTED = 3
 
 
@@ -106,7 +108,21 @@ class States:
         return len(self._epochs) <= 1
 
     def current(self) -> Epoch:
-        """The epoch of the module as it is now, with its weights bound."""
+        """The epoch of the module as it is now, with its weights bound.
+
+        Raises:
+            ChangedError: Another thread moves it again and again.
+        """
+        with self.lock:
+            for _ in range(MAX_CHANGES):
+                try:
+                    return self._found()
+                except ChangedError as error:
+                    changed = error
+            raise changed
+
+    def _found(self) -> Epoch:
+        """As :meth:`current`; raises a :class:`ChangedError` if another thread moves the module meanwhile."""
         with self.lock:
             epoch = self.epoch
             if epoch is None:

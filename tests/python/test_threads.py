@@ -173,6 +173,40 @@ def test_a_call_after_a_change_waits_for_the_thread_that_binds_the_weights(monke
     in_threads(2, work)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["refresh", "_add"])
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_module_that_is_moved_while_its_weights_are_bound(
+    method: str, is_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not fit the program for what it was: the call looks again."""
+    module = Net(channels=18).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, tune="off")
+    bind = getattr(engine.Engine, method)
+
+    def moved(*args: Any) -> Any:
+        monkeypatch.setattr(engine.Engine, method, bind)
+        in_threads(1, lambda _: module.to(torch.bfloat16))
+        try:
+            return bind(*args)
+        finally:
+            if is_back:
+                module.to(torch.float32)
+
+    if method == "refresh":
+        compiled(image())
+        module.linear.weight.add_(1.0)
+    monkeypatch.setattr(engine.Engine, method, moved)
+    if is_back:
+        assert_close(compiled(image()), module(image()))
+    else:
+        with pytest.raises(RuntimeError, match="should be the same"):
+            compiled(image())
+        x = image().to(torch.bfloat16)
+        torch.testing.assert_close(compiled(x), module(x), rtol=0.05, atol=0.05)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 def test_estimates_while_others_unload() -> None:
     compiled: Any = oxidiff.compile(Net().eval(), strict=True)
     parts_of = dispatch.Dispatcher.parts_of
