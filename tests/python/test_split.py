@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close, image
-from oxidiff import dispatch
+from oxidiff import detours
 from oxidiff.capture import capturer
 from oxidiff.capture.trace import trace
+from oxidiff.dispatch import find_dispatcher
 from oxidiff.split import Split
 
 
@@ -190,7 +191,7 @@ def test_blocks_around_which_data_decide_are_parts(own: int, has_parts: bool, mo
     """Unless there is much beside them, which Dynamo finds pieces in."""
     if has_parts:
         # It takes long for what is not needed here.
-        monkeypatch.delattr(dispatch, "Split")
+        monkeypatch.delattr(detours, "Split")
     module = Inside(own=own)
     compiled = compiled_of(module)
     ways = set()
@@ -203,8 +204,8 @@ def test_blocks_around_which_data_decide_are_parts(own: int, has_parts: bool, mo
     assert "Inside.way runs in" in str(seen[0].message)
     report = oxidiff.report(compiled)
     assert report.eager_calls == 0
-    found = dispatch.find_dispatcher(compiled)
-    assert found is not None and bool(found._regions) == has_parts
+    found = find_dispatcher(compiled)
+    assert found is not None and bool(found.states.regions) == has_parts
     if has_parts:
         # Blocks are alike: one capture serves all, at all sizes. The others were attempts at the whole.
         assert (report.programs, len(report.fallbacks)) == (1, 1)
