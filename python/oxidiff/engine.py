@@ -322,6 +322,8 @@ class Engine:
         self.device: Device | None = None
         """Where it runs; ``None`` for the CPU."""
         self._at = torch.device("cpu")
+        self.asked: tuple[Callable[[], Any], ...] = ()
+        """Says how modes of torch are that the code asks for, once something is prepared."""
         self.captures = 0
         self.adoptions = 0
         """How often a graph of another state of the module was found to be right for this one."""
@@ -461,7 +463,8 @@ class Engine:
                 noted = self.store.surroundings()
                 self._family.outer, self._family.asked = noted.outer, noted.asked
                 self._family.surroundings = noted.found
-            self._capturer.outer, self._capturer.asked = self._family.outer, self._family.asked
+            self._capturer.outer = self._family.outer
+            self.asked = self._capturer.asked = self._family.asked
 
     def _variant(self, call: Call, confirm: Callable[[bool], None]) -> _Found:
         """The variant that is valid for a call, captured and compiled if there is none."""
@@ -799,11 +802,6 @@ class Engine:
     def surroundings(self) -> _native.Surroundings | None:
         """What the code finds outside of the module, once something is captured."""
         return self._family.surroundings
-
-    @property
-    def asked(self) -> tuple[Callable[[], Any], ...]:
-        """Says how modes of torch are that the code asks for, once something is captured."""
-        return self._family.asked
 
     def written_outside(self) -> list[str]:
         """Names in files and classes that the code may write."""
