@@ -92,6 +92,10 @@ class Dispatcher:
         report: Told what ran eager, and why, in place of counting and warning: this module is a piece of another.
         lifting: Which numbers in attributes are arguments of programs, where another module knows it already.
         budget: What tuning may take, where others share it.
+
+    Attributes:
+        states: What the module was and is, and the lock.
+        detours: What runs calls that have no program.
     """
 
     def __init__(
