@@ -122,36 +122,36 @@ class States:
             raise changed
 
     def _found(self) -> Epoch:
-        """As :meth:`current`; raises a :class:`ChangedError` if another thread moves the module meanwhile."""
-        with self.lock:
-            epoch = self.epoch
-            if epoch is None:
-                with collection_paused():
-                    epoch = self.enter(self._first_look())
-                self.refresh(epoch)
-            while bits := epoch.watch.poll():
-                suspects = epoch.watch.changed_tensors()
-                if bits & SURROUNDINGS:
-                    epoch = self.leave_outdated(epoch)
+        """As :meth:`current`; raises a :class:`ChangedError` if another thread moves the module meanwhile. The lock is
+        held."""
+        epoch = self.epoch
+        if epoch is None:
+            with collection_paused():
+                epoch = self.enter(self._first_look())
+            self.refresh(epoch)
+        while bits := epoch.watch.poll():
+            suspects = epoch.watch.changed_tensors()
+            if bits & SURROUNDINGS:
+                epoch = self.leave_outdated(epoch)
+                self.refresh(epoch, suspects)
+                continue
+            is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
+            if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
+                structure = self.look()
+                if structure.fingerprint != epoch.structure.fingerprint:
+                    self.patience.note(epoch.watch.changed_modules())
+                    if self._is_counting(epoch.structure):
+                        structure = self.look()
+                    if self.lifting.learn(epoch.structure, structure):
+                        structure = self.look()
+                    epoch = self.enter(structure)
                     self.refresh(epoch, suspects)
                     continue
-                is_other = not suspects.isdisjoint(map(id, epoch.structure.attribute_tensors))
-                if bits & STRUCTURE or is_other or epoch.structure.is_retyped():
-                    structure = self.look()
-                    if structure.fingerprint != epoch.structure.fingerprint:
-                        self.patience.note(epoch.watch.changed_modules())
-                        if self._is_counting(epoch.structure):
-                            structure = self.look()
-                        if self.lifting.learn(epoch.structure, structure):
-                            structure = self.look()
-                        epoch = self.enter(structure)
-                        self.refresh(epoch, suspects)
-                        continue
-                    if structure.numbers != epoch.structure.numbers:
-                        epoch.renumber()
-                    epoch.engine.structure = structure
-                self._rebind(epoch, suspects)
-            return epoch
+                if structure.numbers != epoch.structure.numbers:
+                    epoch.renumber()
+                epoch.engine.structure = structure
+            self._rebind(epoch, suspects)
+        return epoch
 
     def _is_counting(self, before: Structure) -> bool:
         """After a change: whether numbers in buffers changed again and again, which are constants no more."""
