@@ -31,7 +31,9 @@ __all__ = [
     "globals_read",
     "modules_held",
     "modules_imported",
+    "variables_set",
     "writes_in",
+    "writes_inside",
 ]
 
 _ABSENT: Any = object()
@@ -335,6 +337,32 @@ def writes_in(code: types.CodeType) -> tuple[set[str], set[str], bool]:
     return names, attributes, is_item
 
 
+def writes_inside(code: types.CodeType) -> tuple[set[str], bool]:
+    """The attributes that code sets, and whether it writes items of containers; also in functions that it defines."""
+    _, attributes, is_item = writes_in(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            sets, has_item = writes_inside(constant)
+            attributes, is_item = attributes | sets, is_item or has_item
+    return attributes, is_item
+
+
+def variables_set(code: types.CodeType) -> set[str]:
+    """The variables of functions around it that code assigns to, itself or in functions that it defines."""
+    found = {_variable(code, index) for _, index in _instructions(code, _SETS_VARIABLES)} if code.co_freevars else set()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= variables_set(constant)
+    return found & set(code.co_freevars)
+
+
+def _variable(code: types.CodeType, index: int) -> str:
+    """The variable of functions around it, or of its own for functions in it, that code has under a number."""
+    named = getattr(code, "_varname_from_oparg", None)
+    # Before Python 3.11 arguments and locals of code have numbers of their own.
+    return str(named(index)) if named is not None else (*code.co_cellvars, *code.co_freevars)[index]
+
+
 def modules_imported(code: types.CodeType, table: Mapping[str, Any]) -> list[str]:
     """The full names that modules may have which code imports while it runs, in a file with these globals."""
     imported = [code.co_names[index] for _, index in _instructions(code, (_IMPORT_NAME,))]
@@ -370,6 +398,7 @@ def _ops(*names: str) -> tuple[int, ...]:
 
 _SETS_GLOBALS = _ops("STORE_GLOBAL", "DELETE_GLOBAL")
 _SETS_ATTRIBUTES = _ops("STORE_ATTR", "DELETE_ATTR")
+_SETS_VARIABLES = _ops("STORE_DEREF", "DELETE_DEREF")
 _SETS_ITEMS = _ops("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
 _CHANGES = frozenset(
     {

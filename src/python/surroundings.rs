@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
@@ -41,7 +42,7 @@ struct Items {
     is_forgotten: AtomicBool,
 }
 
-/// An object that keeps its attributes in slots, with those that are read.
+/// An object that keeps its attributes in slots, with those that are read; or a variable around a function.
 struct Slots {
     object: Py<PyAny>,
     names: Vec<Name>,
@@ -193,7 +194,11 @@ impl Slots {
 
     /// What a slot holds, if anything.
     fn value<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        object.getattr_opt(name.cast::<PyString>()?)
+        match object.getattr_opt(name.cast::<PyString>()?) {
+            // A variable that nothing is assigned to.
+            Err(error) if error.is_instance_of::<PyValueError>(object.py()) => Ok(None),
+            found => found,
+        }
     }
 
     /// Calls `visit` with each slot that holds something else now, until it is false; gives whether it was.

@@ -493,6 +493,166 @@ def test_tables_in_globals_are_never_those_of_a_trace() -> None:
     torch.testing.assert_close(compiled(torch.ones(3, 4)), 5 * (1 + torch.arange(4.0)).expand(3, 4))
 
 
+def _table(size: int) -> Tensor:
+    return torch.arange(size, dtype=torch.float32)[:, None].sin()
+
+
+class _Tables:
+    def __init__(self) -> None:
+        self.made: dict[int, Tensor] = {}
+
+    def get(self, size: int) -> Tensor:
+        if size not in self.made:
+            self.made[size] = _table(size)
+        return self.made[size]
+
+
+class _SlottedTables(_Tables):
+    __slots__ = ("made",)
+
+
+def _keeping(where: str) -> tuple[nn.Module, dict[int, Tensor]]:
+    """A module that adds a table for each size, kept where no module is, and the dictionary for it: empty at first, so that
+    Python's collector does not know it."""
+    made: dict[int, Tensor] = {}
+    add: Callable[[Any, Tensor], Tensor]
+    if where == "closure":
+
+        def add(_: Any, x: Tensor) -> Tensor:
+            if x.shape[1] not in made:
+                made[x.shape[1]] = _table(x.shape[1])
+            return x + made[x.shape[1]]
+
+    elif where == "default":
+
+        def add(_: Any, x: Tensor, made: dict[int, Tensor] = made) -> Tensor:
+            if x.shape[1] not in made:
+                made[x.shape[1]] = _table(x.shape[1])
+            return x + made[x.shape[1]]
+
+    elif where == "dictionary":
+        outer = {"kept": made}
+
+        def add(_: Any, x: Tensor) -> Tensor:
+            if x.shape[1] not in outer["kept"]:
+                outer["kept"][x.shape[1]] = _table(x.shape[1])
+            return x + outer["kept"][x.shape[1]]
+
+    elif where == "function":
+
+        def get(size: int) -> Tensor:
+            tables: dict[int, Tensor] = get.made  # type: ignore[attr-defined]
+            if size not in tables:
+                tables[size] = _table(size)
+            return tables[size]
+
+        get.made = made  # type: ignore[attr-defined]
+
+        def add(_: Any, x: Tensor) -> Tensor:
+            return x + get(x.shape[1])
+
+    elif where == "class":
+
+        class Kept:
+            tables = made
+
+            @classmethod
+            def get(cls, size: int) -> Tensor:
+                if size not in cls.tables:
+                    cls.tables[size] = _table(size)
+                return cls.tables[size]
+
+        def add(_: Any, x: Tensor) -> Tensor:
+            return x + Kept.get(x.shape[1])
+
+    else:
+        tables = _Tables() if where == "object" else _SlottedTables()
+        made = tables.made
+
+        def add(_: Any, x: Tensor) -> Tensor:
+            return x + tables.get(x.shape[1])
+
+    return nn.Sequential(nn.Linear(8, 8), type("Positions", (nn.Module,), {"forward": add})(), nn.Linear(8, 8)), made
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("where", ["closure", "default", "dictionary", "function", "class", "object", "slots"])
+@torch.no_grad()
+def test_what_keeps_tables_for_each_size_stays_what_it_was(where: str) -> None:
+    """The dictionary is where it was, and never has a table of a trace."""
+    net, made = _keeping(where)
+    compiled: Any = oxidiff.compile(net, cache=False)
+    for size in (4, 7, 4, 7, 9):
+        x = torch.randn(2, size, 8)
+        for _ in range(2):
+            actual = compiled(x)
+            assert [table.device.type for table in made.values()] == ["cpu"] * len(made)
+            assert size in made
+            first, _, last = net
+            torch.testing.assert_close(actual, last(first(x) + _table(size)))
+    assert oxidiff.report(compiled).captures
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("what", ["number", "function", "tensor", "nothing"])
+@torch.no_grad()
+def test_variables_around_a_forward_are_noticed(what: str) -> None:
+    """Another value of a variable that a function has around it, of no module's own."""
+    factor, wave, shift = 2.0, torch.sin, torch.ones(8)
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return wave(x * factor) + shift
+
+    def change() -> None:
+        nonlocal factor, wave, shift
+        if what == "number":
+            factor = 3.0
+        elif what == "function":
+            wave = torch.cos
+        elif what == "tensor":
+            shift = torch.full((8,), 5.0)
+        else:
+            del shift
+
+    net = Net()
+    compiled: Any = oxidiff.compile(net, cache=False, strict=what != "nothing")
+    x = torch.randn(2, 8)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), torch.sin(x * 2) + 1)
+    change()
+    if what == "nothing":
+        with pytest.raises(NameError, match="shift"):
+            compiled(x)
+        return
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), net(x))
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_a_variable_that_forward_assigns_to_is_eagers() -> None:
+    """A table for the last size, and a count, in variables around a class's ``forward``."""
+    table: Tensor | None = None
+    count = 0
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal table, count
+            count += 1
+            if table is None or len(table) != x.shape[0]:
+                table = _table(x.shape[0])
+            return x + table
+
+    compiled: Any = oxidiff.compile(Net(), cache=False)
+    for call, size in enumerate((4, 4, 7, 4, 7, 7), start=1):
+        x = torch.randn(size, 8)
+        torch.testing.assert_close(compiled(x), x + _table(size))
+        assert count == call
+        assert table is not None
+        assert not table.is_meta
+
+
 class _Asking(nn.Module):
     """Does something else as modes of torch are."""
 

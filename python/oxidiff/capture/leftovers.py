@@ -24,12 +24,12 @@ from torch.nn.utils.weight_norm import WeightNorm
 from ..errors import CaptureError
 from .guards import plain
 from .weights import OBJECTS_DEEP, WeightIndex, is_plain_object
-from .writes import ABSENT, CONTAINERS, MAX_NESTED, containers, is_as, is_traced, is_value
+from .writes import ABSENT, CONTAINERS, MAX_NESTED, Cells, containers, is_as, is_traced, is_value
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["MADE", "Before", "Cells", "Change", "Content", "KeptError", "Leaks", "LeftError", "leads_to"]
+__all__ = ["MADE", "Before", "Change", "Content", "KeptError", "Leaks", "LeftError", "leads_to"]
 
 
 class LeftError(CaptureError):
@@ -298,8 +298,9 @@ class Before:
         made = recorder.release()
         if not any(ref() is not None for ref in made):
             return frozenset()
-        young = set(map(id, gc.get_objects(generation=0)))
         # What the trace made is young, as nothing was collected meanwhile; all that there is takes a quarter of a second.
+        young = set(map(id, gc.get_objects(generation=0)))
+        young.difference_update(map(id, self._weights.outer.untracked))
         for generation in (0, 2):
             gc.collect(generation)
             if not any(ref() is not None for ref in made):
@@ -407,30 +408,6 @@ def _made_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
     # Records may hold each other.
     for item in list(inner) if depth else ():
         yield from _made_in(item, depth - 1)
-
-
-class Cells(MutableMapping[str, Any]):
-    """What a function that replaces a module's own remembers in variables around it, by their names."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        # An empty one is not assigned to yet.
-        self._cells = {name: cell for name, cell in cells if cell != types.CellType()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._cells[name].cell_contents
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._cells[name].cell_contents = value
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError(f"the variable {name} stays")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cells)
-
-    def __len__(self) -> int:
-        return len(self._cells)
 
 
 class _Slots(MutableMapping[str, Any]):
@@ -587,11 +564,13 @@ def _remove_from_containers(values: list[Any], young: Set[int], depth: int = 6) 
     # All at once: each look goes through all objects that there are, but for those that were there at `gc.freeze()`.
     holders = gc.get_referrers(*values)
     if gc.get_freeze_count():
-        holders += [holder for holder in _globals() if isinstance(holder, CONTAINERS) and _has_any(holder, ids)]
+        # By their types: what another class is asked for may warn that it is deprecated.
+        found = (holder for holder in _globals() if issubclass(type(holder), CONTAINERS))
+        holders += [holder for holder in found if _has_any(holder, ids)]
     for holder in holders:
         if holder is values:
             continue
-        if isinstance(holder, tuple) or (id(holder) in young and _is_record(holder)):
+        if isinstance(holder, tuple) or (id(holder) in young and _is_record(holder) and not _is_old(holder, young)):
             inner.append(holder)
         elif type(holder) is list:
             holder[:] = [item for item in holder if id(item) not in ids]
@@ -604,6 +583,32 @@ def _remove_from_containers(values: list[Any], young: Set[int], depth: int = 6) 
                 kind.__delitem__(holder, name)
     if inner and depth:
         _remove_from_containers(inner, young, depth - 1)
+
+
+def _is_old(holder: Any, young: Set[int]) -> bool:
+    """Whether a dictionary that looks young was there before, as one that nothing tracked was in does: a variable, or an
+    attribute of what is old, seldom gets a dictionary of tensors, and mostly was an empty one."""
+    if type(holder) is not dict:
+        return False
+    for owner in gc.get_referrers(holder):
+        if isinstance(owner, dict):
+            # A class is no plain holder of its table, and a file neither.
+            owners = [one for one in gc.get_referrers(owner) if _is_table_of(owner, one)]
+        else:
+            owners = [owner] if not isinstance(owner, (*CONTAINERS, tuple, types.FrameType)) else []
+        if any(id(one) not in young for one in owners):
+            return True
+    return False
+
+
+def _is_table_of(table: dict[Any, Any], owner: Any) -> bool:
+    """Whether a dictionary has the attributes of an object, a class or a file."""
+    if isinstance(owner, type):
+        return table.keys() == owner.__dict__.keys() and "__module__" in table
+    try:
+        return not isinstance(owner, CONTAINERS) and object.__getattribute__(owner, "__dict__") is table
+    except AttributeError:
+        return False
 
 
 def _globals() -> Iterator[Any]:

@@ -22,7 +22,7 @@ from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_in
 from .failures import CHANGED, ChangedError
 from .flex import uncompiled
 from .following import LOCK, claiming, following_modules
-from .leftovers import Before, Cells, Change, Content, KeptError, Leaks, LeftError
+from .leftovers import Before, Change, Content, KeptError, Leaks, LeftError
 from .pretence import (
     RealDevice,
     following_lengths,
@@ -35,6 +35,7 @@ from .record import Trace
 from .recorder import Reader, Recorder
 from .rewritten import Rewritten
 from .weights import WeightIndex
+from .writes import Cells
 
 __all__ = ["trace"]
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from .guards import plain
 from .signature import PLAIN
 
-__all__ = ["ABSENT", "CONTAINERS", "MAX_NESTED", "ClassTable", "Outer", "containers", "is_as", "is_traced", "is_value"]
+__all__ = [
+    "ABSENT",
+    "CONTAINERS",
+    "MAX_NESTED",
+    "Cells",
+    "ClassTable",
+    "Outer",
+    "containers",
+    "is_as",
+    "is_traced",
+    "is_value",
+]
 
 ABSENT = object()
 """Stands for what is not there."""
@@ -51,6 +63,8 @@ class Outer:
         holders: A label, and the dictionary, list or set.
         may_draw: Whether code may draw from the generators of Python and numpy, which belong to all threads.
         may_seed: Whether code may set, keep or put back the state of PyTorch's generators.
+        untracked: Dictionaries that Python's collector does not know, as nothing is in them that it would follow: once
+            something is put into them, they look as young as that.
     """
 
     def __init__(
@@ -59,11 +73,13 @@ class Outer:
         holders: Iterable[tuple[str, Any]] = (),
         may_draw: bool = True,
         may_seed: bool = False,
+        untracked: Iterable[dict[Any, Any]] = (),
     ) -> None:
         self.names = [*names]
         self.holders = containers(holders)
         self.may_draw = may_draw
         self.may_seed = may_seed
+        self.untracked = [*untracked]
 
 
 class ClassTable(MutableMapping[str, Any]):
@@ -86,6 +102,34 @@ class ClassTable(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._cls.__dict__)
+
+
+class Cells(MutableMapping[str, Any]):
+    """What a function finds in variables around it, by their names, to be written."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        # An empty one is not assigned to yet.
+        self._cells = {name: cell for name, cell in cells if cell != types.CellType()}
+
+    def of(self, name: str) -> types.CellType:
+        """The variable itself."""
+        return self._cells[name]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._cells[name].cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"the variable {name} stays")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
 
 
 CONTAINERS = (dict, list, set)

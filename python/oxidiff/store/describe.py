@@ -47,10 +47,10 @@ from ..adapters import adapter_class, named_modules
 from ..ambient import ASKED
 from ..capture.signature import PLAIN_TENSORS
 from ..capture.weights import is_count, is_plain_object
-from ..capture.writes import ClassTable, Outer, is_value
+from ..capture.writes import Cells, ClassTable, Outer, is_value
 from ..errors import is_interrupt
 from ..hooks import replaced
-from ..outside import Reading, attributes_read, globals_read, modules_imported, writes_in
+from ..outside import Reading, attributes_read, globals_read, modules_imported, variables_set, writes_in, writes_inside
 from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "Surroundings", "describe", "surroundings"]
@@ -725,7 +725,9 @@ class _Code:
         for cls in [cls for cls in self._classes if not _is_of_platform(cls)]:
             for name in self._sets & cls.__dict__.keys():
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
-        return Outer(self._written.values(), self._altered.values(), self._may_draw, self._may_seed)
+        held = (held for _, held in self._contents.values())
+        untracked = [held for held in held if type(held) is dict and not gc.is_tracked(held)]
+        return Outer(self._written.values(), self._altered.values(), self._may_draw, self._may_seed, untracked)
 
     def _note_place(self, label: str, owner: Any, table: Any, name: str, state: list[str]) -> None:
         self._written[id(owner), name] = label, table, name
@@ -760,6 +762,8 @@ class _Code:
 
     def _read_of(self, owner: Any) -> Iterator[str]:
         """The attributes of an object that code may read."""
+        if isinstance(owner, types.CellType):
+            return iter(("cell_contents",))
         found: set[str] = set()
         if (named := self._objects.get(id(owner))) is not None:
             found.update(self._options.get(named[0], ()))
@@ -878,17 +882,24 @@ class _Code:
 
     def _function(self, function: types.FunctionType) -> None:
         self._table(function.__globals__)[2].append(function)
-        state = [_digest(function.__code__)]
+        code = function.__code__
+        state = [_digest(code)]
+        sets, is_item = writes_inside(code)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             state.append(self._held(default))
-        for cell in function.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:
-                # A name that nothing was assigned to yet.
-                continue
+            self._note_written(f"a default of {function.__qualname__}", default, sets, is_item, state, {})
+        cells, assigned = Cells(function), variables_set(code)
+        # A name that nothing was assigned to yet is not among them.
+        for name, held in cells.items():
             state.append(self._held(held))
-        self._follow(function.__code__, function.__globals__, state)
+            label = f"the variable {name}"
+            if name in assigned:
+                self._note_place(label, cells.of(name), cells, name, state)
+            self._note_written(label, held, sets, is_item, state, {})
+            if not code.co_filename.startswith(_PACKAGES) and name != "__class__":
+                cell = cells.of(name)
+                self._contents[id(cell)] = cell, cell
+        self._follow(code, function.__globals__, state)
         text = "\n".join(state).encode("utf-8", "surrogatepass")
         # A function and what it wraps may have one name.
         self._rows.setdefault(_name(function), set()).add(hashlib.blake2b(text, digest_size=8).hexdigest())
