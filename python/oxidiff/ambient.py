@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,15 @@ from .autocast import autocast_state
 from .device import device_of, tf32
 from .errors import UnsupportedError
 
-__all__ = ["ASKED", "ambient_mode", "collection_paused", "reset_pause", "tensor_obstacle", "thread_modes_as"]
+__all__ = [
+    "ASKED",
+    "ambient_mode",
+    "collection_paused",
+    "of_process",
+    "reset_pause",
+    "tensor_obstacle",
+    "thread_modes_as",
+]
 
 _C = torch._C
 _len_dispatch_stack = _C._len_torch_dispatch_stack
@@ -80,6 +88,15 @@ ASKED: Mapping[str, Callable[[], Any]] = {
 }
 """By the name in code that asks, modes of torch that change nothing of what a program computes but where ``forward`` asks,
 with what says how they are. They are part of the key of the calls of modules whose own code has that name."""
+
+
+_OF_THREADS = (torch.is_grad_enabled, torch.is_inference_mode_enabled)
+"""What :func:`thread_modes_as` has as it was in another thread."""
+
+
+def of_process(asked: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """Those of these modes that are of the whole process: another thread would find them as they are by then."""
+    return [ask for ask in asked if ask not in _OF_THREADS]
 
 
 @contextmanager

@@ -13,12 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["is_ending", "submit"]
+__all__ = ["is_ending", "is_here", "submit"]
 
 log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _tasks: deque[Callable[[], None]] = deque()
+_here = threading.local()
 _worker: object | None = None
 """Whose turn it is: what the thread at work was given as it was made."""
 
@@ -26,6 +27,11 @@ _worker: object | None = None
 def is_ending() -> bool:
     """Whether the main thread is done, and the process with it as soon as the others are."""
     return not threading.main_thread().is_alive()
+
+
+def is_here() -> bool:
+    """Whether this is the background thread."""
+    return getattr(_here, "is_working", False)
 
 
 def submit(task: Callable[[], None]) -> bool:
@@ -56,6 +62,7 @@ def submit(task: Callable[[], None]) -> bool:
 
 def _work(own: object) -> None:
     global _worker
+    _here.is_working = True
     while True:
         with _lock:
             if _worker is not own:

@@ -29,7 +29,7 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, plain_numbers
-from .capture import CHANGED, ChangedError, LeftError, NotFiniteError
+from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError
 from .capture.signature import container_at, containers, write
 from .check import compare
 from .detours import Detours
@@ -364,6 +364,7 @@ class Dispatcher:
             if self.detours.leaves_state(epoch, key, leaves):
                 return self.fall_back(UnsupportedError(_LEAVING), args, kwargs)
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
+        is_patient = is_patient and not (epoch is not None and epoch.engine.asks_process)
         if is_patient and self._start_background(key, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
         if (done := self.detours.run_known(key, args, kwargs, leaves)) is not None:
@@ -534,6 +535,9 @@ class Dispatcher:
                 asked = self.states.current().engine.asked
                 if key[2:] == tuple([ask() for ask in asked]) or len(key) == 2:
                     self._ready(key, args, kwargs, leaves)
+        except ElsewhereError:
+            # The next call sees that it is to do so itself.
+            pass
         except Error as error:
             entry = self.detours.entry_without_program(error, key)
             epoch = self.states.epoch
@@ -610,7 +614,7 @@ class Dispatcher:
         try:
             ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self.states.confirm, epoch))
             is_lost = False
-        except (ChangedError, CacheWarning, FallbackWarning):
+        except (ChangedError, ElsewhereError, CacheWarning, FallbackWarning):
             is_lost = False
             raise
         except Error:
@@ -641,7 +645,9 @@ class Dispatcher:
             # What is bound to weights is the whole again.
             part.states.rest()
         self.states.follow(epoch)
-        epoch.add(key, leaves, ready, is_new=epoch.engine.captures > before)
+        # As another thread changed them meanwhile, this may be none of the key's programs.
+        if len(key) == 2 or key[2:] == tuple([ask() for ask in engine.asked]):
+            epoch.add(key, leaves, ready, is_new=epoch.engine.captures > before)
         if epoch.engine.pinned:
             self.states.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self.states.reentered()

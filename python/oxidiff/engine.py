@@ -21,11 +21,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from . import _native
+from . import _native, background
 from .adapters import EffectiveWeights
-from .ambient import collection_paused
+from .ambient import collection_paused, of_process
 from .call import Leaf, replace_leaves
-from .capture import CHANGED, Call, CapturedGraph, Capturer, ChangedError, Dim, WeightSlot, is_tracing
+from .capture import CHANGED, Call, CapturedGraph, Capturer, ChangedError, Dim, ElsewhereError, WeightSlot, is_tracing
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
@@ -382,10 +382,13 @@ class Engine:
 
         Raises:
             CaptureError, UnsupportedError: Why no program can stand for this call.
+            ElsewhereError: It is to be captured in the thread of a call.
             TypeError: The arguments do not fit the signature.
         """
         self._lift()
         self._look_outside()
+        if self.asks_process and background.is_here():
+            raise ElsewhereError("forward asks for modes of the process, which are as they should be in calls alone")
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.
         probes = [leaf.detach() if isinstance(leaf, Tensor) else _Number.of(leaf) for leaf in leaves]
         call = self._capturer.call(*replace_leaves(args, kwargs, probes))
@@ -455,6 +458,11 @@ class Engine:
             # As in eager, a tensor without dimensions may be on the CPU.
             if tensor.device != self._at and (tensor.dim() or tensor.device.type != "cpu"):
                 raise UnsupportedError(f"an argument is on {tensor.device}, the module on {self._at}")
+
+    @property
+    def asks_process(self) -> bool:
+        """Whether the code is known to ask for modes that are of the whole process."""
+        return bool(of_process(self.asked))
 
     def _look_outside(self) -> None:
         """Notes what the code finds outside of the module, and which modes it asks for: these are part of calls."""

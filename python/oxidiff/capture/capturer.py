@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..ambient import of_process
 from ..autocast import without_autocast
 from ..errors import CaptureError
 from .conflicts import Conflict
 from .dim import Dim, Real
-from .failures import ChangedError, LongerError
+from .failures import CHANGED, ChangedError, LongerError
 from .fit import denominators, fit_all, fit_floats
 from .following import following, passed
 from .graph import CapturedGraph, Literal, build_graph
@@ -171,6 +172,7 @@ class Capturer:
         if self.asked:
             call.key = (*call.key, ("modes", *[ask() for ask in self.asked]))
             call.thread_modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            call.process_modes = [(ask, ask()) for ask in of_process(self.asked)]
         if self.lifted is not None:
             call.key = (*call.key, ("lifted", *self.lifted.names))
             call.numbers += self.lifted.values
@@ -594,7 +596,7 @@ class _Session:
         has_doubles = any(type(number) is Double for number in self.call.numbers)
         self.traces += 1
         self.owner.traces += 1
-        return trace(
+        record = trace(
             run,
             list(zip(tensors[: len(tensors) - self.call.answer_tensors], self.labels, strict=False)),
             weights,
@@ -607,6 +609,9 @@ class _Session:
             self.call.thread_modes,
             is_own=tuple(sizes) == self.call.sizes,
         )
+        if any(ask() != mode for ask, mode in self.call.process_modes):
+            raise ChangedError(CHANGED)
+        return record
 
     def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
         """The trace at ``point`` if it can be taken and agrees with ``base``."""

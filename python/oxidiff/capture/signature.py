@@ -94,6 +94,7 @@ class Call:
         bound: The arguments by parameter name, in the order of the signature.
         autocast: What autocast is on for.
         thread_modes: Whether gradients are enabled, and inference mode, where ``forward`` may ask.
+        process_modes: Modes of the process that ``forward`` may ask for: what says how each is, and how it is in the call.
         kept: How many of ``numbers``, the last ones, are no arguments but attributes of the module.
         plain_key: The key of the call as it was made, where it has answers as further arguments.
         questions: What these answer; see :mod:`~oxidiff.capture.reads`.
@@ -109,6 +110,7 @@ class Call:
     plain_key: tuple[Any, ...] = ()
     questions: tuple[Question, ...] = ()
     thread_modes: tuple[bool, bool] = (False, False)
+    process_modes: Sequence[tuple[Callable[[], Any], Any]] = ()
 
     @property
     def answers(self) -> list[Answer]:
@@ -148,7 +150,7 @@ def with_answers(call: Call, questions: Sequence[Question], answers: Sequence[An
     bound = {**call.bound, ANSWERS: list(answers)}
     return Call(
         tuple(key), (*sizes, *every), tensors, every, bound, call.autocast, call.kept, call.key, tuple(questions),
-        call.thread_modes,
+        call.thread_modes, call.process_modes,
     )  # fmt: skip
 
 
