@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import itertools
+import operator
 import time
 import types
 import weakref
@@ -85,9 +87,10 @@ class Ready:
             gives a pair of what the module would return and what to write there.
         bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
         reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
+        asked: Leaves of which ``forward`` asks how they lie in memory, with what: see :attr:`GraphInput.asked`.
     """
 
-    __slots__ = ("bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
+    __slots__ = ("asked", "bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
 
     def __init__(
         self,
@@ -105,10 +108,26 @@ class Ready:
         self.writes: tuple[Place, ...] = ()
         self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
         self.reads: Reads | None = None
+        self.asked: Sequence[tuple[int, int]] = ()
+
+    def lies_otherwise(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether a tensor lies in memory in another way than the program was told, as ``forward`` may see."""
+        return any(not _lies_dense(tensor, asked) for i, asked in self.asked if isinstance(tensor := leaves[i], Tensor))
 
     def complete(self, leaves: list[Leaf]) -> list[Leaf]:
         """The leaves of a call and the answers to what ``forward`` reads."""
         return leaves if self.reads is None else [*leaves, *self.reads.answers_in(leaves)]
+
+
+def _lies_dense(tensor: Tensor, asked: int) -> bool:
+    """Whether a tensor has no gaps, and where that is asked, is all of its memory."""
+    if not tensor.is_contiguous():
+        steps = sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+        if [step for step, _ in steps] != [
+            *itertools.accumulate((size for _, size in steps[:-1]), operator.mul, initial=1)
+        ]:
+            return False
+    return asked < 2 or tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
 
 
 class Reads:
@@ -420,6 +439,8 @@ class Engine:
             inputs = zip(variant.graph.inputs, binding.tensors, strict=True)
             places = {item.value: at for item, at in inputs}
             ready.reads = Reads(preludes, call.answers, places, binding.defaults, count, ready.free_numbers)
+        asked = zip(binding.tensors, (item.asked for item in variant.graph.inputs), strict=True)
+        ready.asked = [(at, what) for at, what in asked if what and at < count]
         ready.writes = variant.graph.outputs.writes
         setting = [(path, key) for path, key, _ in ready.writes if path[0] == ATTRIBUTES]
         bind = self._capturer.binder.bind

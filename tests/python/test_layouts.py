@@ -108,3 +108,68 @@ def test_what_is_copied_is_copied_by_a_loaded_graph(tmp_path: Path) -> None:
     for make in (latents, rows):
         assert_close(loaded(make(2, 12)), other(make(2, 12)))
     assert oxidiff.report(loaded).captures == 0
+
+
+class Lying(nn.Module):
+    """Computes something else of a tensor that lies otherwise in memory."""
+
+    def __init__(self, ask: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ask(x) + x.sum()
+
+
+_LYING: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
+    "contiguous": (lambda x: x * (2 if x.is_contiguous() else 3), False),
+    "transposed": (lambda x: x * (2 if x.mT.is_contiguous() else 3), False),
+    "stride": (lambda x: x * x.stride(0), False),
+    "strides": (lambda x: x * x[1:].stride()[-1], False),
+    "strided": (lambda x: x.as_strided((2, 2), (1, 2)).sum() + torch.as_strided(x, (3,), (2,)).sum(), True),
+    "offset": (lambda x: x * (x.storage_offset() + 1), True),
+    "memory": (lambda x: x * x.untyped_storage().nbytes(), True),
+}
+
+
+def _parts_of(whole: Tensor) -> list[tuple[Tensor, bool]]:
+    """Tensors of 6 rows of 4, and whether they have gaps."""
+    return [
+        (whole[2:8, :4].clone(), False), (whole[:, ::2][:6], True), (whole.view(-1)[5:29].view(6, 4), False),
+        (whole[1:7, 2:6], True), (whole[:1, :4].expand(6, 4), True), (whole.t()[:6, 1:5], True),
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("name", _LYING)
+@torch.no_grad()
+def test_where_forward_asks_how_arguments_lie_each_has_what_eager_makes_of_it(
+    name: str, is_loaded: bool, tmp_path: Path
+) -> None:
+    ask, is_of_memory = _LYING[name]
+    module = Lying(ask)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    dense = torch.randn(6, 4)
+    assert_close(compiled(dense), module(dense))
+    if is_loaded:
+        oxidiff.save_graph(compiled, tmp_path / "graph")
+        compiled = oxidiff.compile(module, cache=False)
+        oxidiff.load_graph(compiled, tmp_path / "graph")
+    for x, has_gaps in _parts_of(torch.randn(10, 8)):
+        before = oxidiff.report(compiled)
+        assert_close(compiled(x), module(x))
+        after = oxidiff.report(compiled)
+        runs_eager = has_gaps or (is_of_memory and x.untyped_storage().nbytes() > x.nbytes)
+        assert after.eager_calls - before.eager_calls == runs_eager, (x.shape, x.stride())
+    reasons = [row["reason"] for row in oxidiff.report(compiled).fallbacks]
+    assert any("how an argument lies" in reason for reason in reasons)
+
+
+@torch.no_grad()
+def test_parts_of_tensors_run_where_nothing_asks_how_they_lie() -> None:
+    module = Tokens().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for x, _ in _parts_of(torch.randn(10, 16)):
+        x = x.unsqueeze(-1).expand(-1, -1, 8)
+        assert_close(compiled(x), module(x))

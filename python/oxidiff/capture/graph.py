@@ -90,10 +90,13 @@ class GraphInput:
     Attributes:
         label: The argument's name, with ``[i]`` and ``.key`` for what is inside of one.
         value: The value it is in the graph.
+        asked: What the program asks of how it lies in memory, and was told of a copy without gaps: nothing (0), strides (1),
+            where it starts as well (2). It is another program where a call's own lies otherwise.
     """
 
     label: str
     value: int
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,13 @@ class CapturedGraph:
         plan = copy.copy(self.plan)
         fresh: dict[str, Any] = {"classes": set(), "marks": set(), "box": {}, "points": [], "ways": set(), "lone": {}}
         return dataclasses.replace(
-            self, plan=plan, solved=self.solved.copy(), conditions=self.conditions.copy(), traces=0, **fresh
+            self,
+            plan=plan,
+            inputs=[*self.inputs],
+            solved=self.solved.copy(),
+            conditions=self.conditions.copy(),
+            traces=0,
+            **fresh,
         )
 
     def class_of(self, point: Mapping[str, Any]) -> tuple[int, ...]:
@@ -351,6 +360,9 @@ class CapturedGraph:
             numbers = [guard for guard in self._numbers_in(uses) if guard.holds(point)]
             numbers += self._coincidences(uses, point)
             way |= {(guard, True) for guard in numbers}
+            for i, what in record.asked.items():
+                if what > self.inputs[i].asked:
+                    self.inputs[i] = dataclasses.replace(self.inputs[i], asked=what)
             if way not in self.ways:
                 self.ways.add(way)
                 self.lone[way] = dict(point)
@@ -535,7 +547,7 @@ def build_graph(
             # What is read is passed to the graph.
             node = Node("input", (), {}, node.outputs, node.path)
         if node.op == "input" and outputs:
-            inputs.append(GraphInput(labels[len(inputs)], outputs[0]))
+            inputs.append(GraphInput(labels[len(inputs)], outputs[0], record.asked.get(len(inputs), 0)))
         nodes.append(node)
     assert record.output_spec is not None, "a finished trace has an output"
     outputs_spec = OutputSpec(tuple(leaves), record.output_spec, writes)

@@ -138,6 +138,8 @@ class RealDevice(TorchFunctionMode):
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         if not _is_torchs(func):
             func = _asking(func)
+        if func in _ASKING_LAYOUT and isinstance(args[0], Tensor) and args[0].is_meta:
+            self._recorder.note_asked(args[0], _ASKING_LAYOUT[func])
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
@@ -236,6 +238,17 @@ def _listed(rec: Recorder, x: Tensor) -> Any:
     return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
 
 
+_ASKING_LAYOUT: dict[Any, int] = {
+    torch.Tensor.is_contiguous: 1,
+    torch.Tensor.stride: 1,
+    torch.Tensor.dim_order: 1,
+    torch.Tensor.storage_offset: 2,
+    torch.Tensor.as_strided: 2,
+    torch.Tensor.storage: 2,
+    torch.Tensor.untyped_storage: 2,
+    torch.as_strided: 2,
+}
+"""What asks how a tensor lies in memory, as :attr:`~oxidiff.capture.record.Trace.asked` has it."""
 _READING_MEMORY = frozenset(
     {
         torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.tolist, torch.Tensor.__reduce_ex__,

@@ -72,6 +72,8 @@ class Trace:
         output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
         is_copied: For each tensor returned, whether it is another one than all arguments, though it may equal one.
         ledger: What the program asked about sizes on its way.
+        asked: Of the arguments (by number) that the program asked how they lie in memory, what: 1 for their strides, 2 for
+            where they start as well.
         is_sized: Whether it read values of tensors that follow from sizes alone: numbers like those that it computes.
     """
 
@@ -85,6 +87,7 @@ class Trace:
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
     is_copied: list[bool] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    asked: dict[int, int] = field(default_factory=dict)
     is_sized: bool = False
     _shapes: list[int] = field(default_factory=list)
 

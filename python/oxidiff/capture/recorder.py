@@ -139,6 +139,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs.append(tensor)
         self.aliases.protected[id(tensor)] = f"its input {label}"
 
+    def note_asked(self, tensor: Tensor, what: int) -> None:
+        """Notes that the program asks how a tensor lies in memory, perhaps that of an argument; see :attr:`Trace.asked`."""
+        storage, asked = tensor.untyped_storage()._cdata, self.trace.asked
+        for i, one in enumerate(self.inputs):
+            if one.untyped_storage()._cdata == storage:
+                asked[i] = max(asked.get(i, 0), what)
+
     def append(
         self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
     ) -> None:

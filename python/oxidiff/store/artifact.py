@@ -232,7 +232,7 @@ class Artifact:
                 nodes = stored.program.count("\n%")
                 about = f"{len(call['stages'])} stages" if stored.is_staged else f"{len(call['weights'])} weights"
                 lines.append(f"  graph {i}: {nodes} nodes, {about}")
-                lines += [f"    {label}: {_type_text(item)}" for label, item in call["inputs"]]
+                lines += [f"    {label}: {_type_text(item)}" for label, item, *_ in call["inputs"]]
                 for name, role, _, _, label in call["symbols"]:
                     low, high = call["box"].get(name, ("any", "any"))
                     lines.append(f"    {name} = {label} ({role}), seen from {low} to {high}")

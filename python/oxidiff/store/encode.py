@@ -447,7 +447,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         **({"computed": [[c.name, encode_expression(c.expression)] for c in computed]} if computed else {}),
         **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
         **({"conditions": _encode_guards(graph.conditions)} if graph.conditions else {}),
-        "inputs": [[i.label, encode_value(values[i.value])] for i in graph.inputs],
+        "inputs": [[i.label, encode_value(values[i.value]), i.asked] for i in graph.inputs],
         "results": [
             [
                 None if leaf.value is None else encode_value(values[leaf.value]),
@@ -598,7 +598,7 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         values.append(decode_value(item, names))
         return len(values) - 1
 
-    inputs = [GraphInput(as_text(label), value(item)) for label, item in data["inputs"]]
+    inputs = [GraphInput(as_text(label), value(item), as_integer(asked)) for label, item, asked in data["inputs"]]
     leaves = []
     for item, literal, order, source in data["results"]:
         check(source is None or 0 <= as_integer(source) < len(inputs), "a result that is no argument")

@@ -141,7 +141,7 @@ def _decode(programs: Sequence[str], data: Data, trace: Data) -> tuple[CapturedG
     nodes = {as_integer(source[0]): i for i, source in enumerate(data["sources"], 1)}
     graph.values = [decode_value(item, names, nodes.get(i, 0)) for i, item in enumerate(data["values"])]
     places = [as_integer(value) for value in data["input_values"]]
-    graph.inputs = [GraphInput(item.label, v) for item, v in zip(graph.inputs, places, strict=True)]
+    graph.inputs = [dataclasses.replace(item, value=v) for item, v in zip(graph.inputs, places, strict=True)]
     slots: dict[str, WeightSlot] = {}
     for value, kind, content in data["sources"]:
         graph.nodes.append(_decode_source(value, kind, content, slots, names))
