@@ -66,9 +66,6 @@ __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
-_GAPS = (
-    "forward asks how an argument lies in memory, and this one has gaps or is part of another tensor; pass a copy of it"
-)
 _LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
 _PASSING = (ChangedError, NotFiniteError, OutOfMemoryError)
 """Errors of a call that say nothing of the next."""
@@ -202,8 +199,8 @@ class Dispatcher:
             key = (*key, *[ask() for ask in asked])
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
-            if entry.asked and entry.lies_otherwise(leaves):
-                return self.fall_back(UnsupportedError(_GAPS), args, kwargs)
+            if entry.asked and (reason := entry.otherwise(leaves)) is not None:
+                return self.fall_back(UnsupportedError(reason), args, kwargs)
             if entry.problems:
                 self._record_problems(entry)
             try:
@@ -405,8 +402,8 @@ class Dispatcher:
         # What a closure holds is known once it is captured.
         if epoch is not None and torch.is_grad_enabled() and epoch.watch.needs_grad():
             return self.fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
-        if ready.lies_otherwise(leaves):
-            return self.fall_back(UnsupportedError(_GAPS), args, kwargs)
+        if (reason := ready.otherwise(leaves)) is not None:
+            return self.fall_back(UnsupportedError(reason), args, kwargs)
         self._record_problems(ready)
         is_checked = self.options.check is not None
         states = drawing_states() if is_checked else ()

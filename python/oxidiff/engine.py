@@ -31,6 +31,7 @@ from .capture import CHANGED, Call, CapturedGraph, Capturer, ChangedError, Dim, 
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
+from .capture.record import GRADIENTS, MEMORY, STRIDES
 from .capture.signature import (
     ATTRIBUTES,
     Answer,
@@ -87,7 +88,7 @@ class Ready:
             gives a pair of what the module would return and what to write there.
         bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
         reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
-        asked: Leaves of which ``forward`` asks how they lie in memory, with what: see :attr:`GraphInput.asked`.
+        asked: Leaves of which ``forward`` asks what programs are not told, with what that is: see :attr:`Trace.asked`.
     """
 
     __slots__ = ("asked", "bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
@@ -110,24 +111,33 @@ class Ready:
         self.reads: Reads | None = None
         self.asked: Sequence[tuple[int, int]] = ()
 
-    def lies_otherwise(self, leaves: Sequence[Leaf]) -> bool:
-        """Whether a tensor lies in memory in another way than the program was told, as ``forward`` may see."""
-        return any(not _lies_dense(tensor, asked) for i, asked in self.asked if isinstance(tensor := leaves[i], Tensor))
+    def otherwise(self, leaves: Sequence[Leaf]) -> str | None:
+        """Why these tensors make another program, where ``forward`` asks what they are like."""
+        tensors = ((tensor, asked) for i, asked in self.asked if isinstance(tensor := leaves[i], Tensor))
+        return next((reason for tensor, asked in tensors if (reason := _otherwise(tensor, asked)) is not None), None)
 
     def complete(self, leaves: list[Leaf]) -> list[Leaf]:
         """The leaves of a call and the answers to what ``forward`` reads."""
         return leaves if self.reads is None else [*leaves, *self.reads.answers_in(leaves)]
 
 
-def _lies_dense(tensor: Tensor, asked: int) -> bool:
-    """Whether a tensor has no gaps, and where that is asked, is all of its memory."""
-    if not tensor.is_contiguous():
-        steps = sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-        if [step for step, _ in steps] != [
-            *itertools.accumulate((size for _, size in steps[:-1]), operator.mul, initial=1)
-        ]:
-            return False
-    return asked < 2 or tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+def _otherwise(tensor: Tensor, asked: int) -> str | None:
+    """Why a tensor is not what a program was told that it is."""
+    if asked & GRADIENTS and (tensor.requires_grad or not tensor.is_leaf):
+        return "forward asks whether an argument requires gradients, and this one does; pass it detached"
+    is_part = asked & MEMORY and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
+    if is_part or (asked & STRIDES and not _is_dense(tensor)):
+        return "forward asks how an argument lies in memory, and this one has gaps or is part of another; pass a copy of it"
+    return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has no gaps, in whatever order its dimensions are."""
+    if tensor.is_contiguous():
+        return True
+    steps = sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    dense = itertools.accumulate((size for _, size in steps), operator.mul, initial=1)
+    return all(step == wanted for (step, _), wanted in zip(steps, dense, strict=False))
 
 
 class Reads:

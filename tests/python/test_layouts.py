@@ -173,3 +173,25 @@ def test_parts_of_tensors_run_where_nothing_asks_how_they_lie() -> None:
     for x, _ in _parts_of(torch.randn(10, 16)):
         x = x.unsqueeze(-1).expand(-1, -1, 8)
         assert_close(compiled(x), module(x))
+
+
+_OF_GRADIENTS: dict[str, Callable[[Tensor], bool]] = {
+    "requires_grad": lambda x: x.requires_grad,
+    "is_leaf": lambda x: not x.is_leaf,
+    "grad_fn": lambda x: x.grad_fn is not None,
+    "grad": lambda x: x.grad is not None,
+}
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning", "ignore:The .grad attribute")
+@pytest.mark.parametrize("name", _OF_GRADIENTS)
+def test_where_forward_asks_for_gradients_of_arguments_each_has_what_eager_makes_of_it(name: str) -> None:
+    ask = _OF_GRADIENTS[name]
+    module = Lying(lambda x: x * (2 if ask(x) else 3))
+    compiled: Any = oxidiff.compile(module, cache=False)
+    leaf = torch.randn(6, 4, requires_grad=True)
+    (leaf * leaf).sum().backward()  # type: ignore[no-untyped-call]
+    for x in (torch.randn(6, 4), leaf, leaf * 2, torch.randn(6, 4)):
+        with torch.no_grad():
+            assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).eager_calls == 2

@@ -90,8 +90,8 @@ class GraphInput:
     Attributes:
         label: The argument's name, with ``[i]`` and ``.key`` for what is inside of one.
         value: The value it is in the graph.
-        asked: What the program asks of how it lies in memory, and was told of a copy without gaps: nothing (0), strides (1),
-            where it starts as well (2). It is another program where a call's own lies otherwise.
+        asked: What the program asks of it and was told of a copy without gaps to which no gradients lead, see
+            :attr:`~oxidiff.capture.record.Trace.asked`. It is another program where that is not true of a call's own.
     """
 
     label: str
@@ -361,8 +361,8 @@ class CapturedGraph:
             numbers += self._coincidences(uses, point)
             way |= {(guard, True) for guard in numbers}
             for i, what in record.asked.items():
-                if what > self.inputs[i].asked:
-                    self.inputs[i] = dataclasses.replace(self.inputs[i], asked=what)
+                if what & ~self.inputs[i].asked:
+                    self.inputs[i] = dataclasses.replace(self.inputs[i], asked=self.inputs[i].asked | what)
             if way not in self.ways:
                 self.ways.add(way)
                 self.lone[way] = dict(point)

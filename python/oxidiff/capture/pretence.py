@@ -31,6 +31,7 @@ from .following import is_tracing
 from .guards import plain
 from .handlers import MAX_CONSTANT, data_dependent
 from .masks import drawn_at_once
+from .record import GRADIENTS, MEMORY, STRIDES
 from .weights import WeightIndex
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ class RealDevice(TorchFunctionMode):
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         if not _is_torchs(func):
             func = _asking(func)
-        if func in _ASKING_LAYOUT and isinstance(args[0], Tensor) and args[0].is_meta:
-            self._recorder.note_asked(args[0], _ASKING_LAYOUT[func])
+        if func in _ASKED and isinstance(args[0], Tensor) and args[0].is_meta:
+            self._recorder.note_asked(args[0], _ASKED[func])
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:
@@ -238,17 +239,18 @@ def _listed(rec: Recorder, x: Tensor) -> Any:
     return [_listed(rec, row) for row in aten.unbind.int(x, 0)]
 
 
-_ASKING_LAYOUT: dict[Any, int] = {
-    torch.Tensor.is_contiguous: 1,
-    torch.Tensor.stride: 1,
-    torch.Tensor.dim_order: 1,
-    torch.Tensor.storage_offset: 2,
-    torch.Tensor.as_strided: 2,
-    torch.Tensor.storage: 2,
-    torch.Tensor.untyped_storage: 2,
-    torch.as_strided: 2,
+_ASKED: dict[Any, int] = {
+    torch.Tensor.is_contiguous: STRIDES,
+    torch.Tensor.stride: STRIDES,
+    torch.Tensor.dim_order: STRIDES,
+    torch.Tensor.storage_offset: STRIDES | MEMORY,
+    torch.Tensor.as_strided: STRIDES | MEMORY,
+    torch.as_strided: STRIDES | MEMORY,
+    torch.Tensor.storage: STRIDES | MEMORY,
+    torch.Tensor.untyped_storage: STRIDES | MEMORY,
+    **{getattr(torch.Tensor, name).__get__: GRADIENTS for name in ("grad", "grad_fn", "is_leaf", "requires_grad")},
 }
-"""What asks how a tensor lies in memory, as :attr:`~oxidiff.capture.record.Trace.asked` has it."""
+"""What is asked of tensors that is not in a trace."""
 _READING_MEMORY = frozenset(
     {
         torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.tolist, torch.Tensor.__reduce_ex__,

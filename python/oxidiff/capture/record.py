@@ -19,7 +19,10 @@ from .guards import Ledger
 from .signature import Place
 from .weights import WeightSlot
 
-__all__ = ["CLOSE", "FALSE", "FLOAT", "INT", "Keyword", "NONE", "OPEN", "TRUE", "Trace", "Trail", "WRITES", "first_of"]
+__all__ = [
+    "CLOSE", "FALSE", "FLOAT", "GRADIENTS", "INT", "Keyword", "MEMORY", "NONE", "OPEN", "STRIDES", "TRUE", "Trace", "Trail",
+    "WRITES", "first_of",
+]  # fmt: skip
 
 
 class _Token:
@@ -49,6 +52,10 @@ class Keyword(str):
 
 WRITES = Keyword("writes")
 
+STRIDES, MEMORY, GRADIENTS = 1, 2, 4
+"""What a program may ask of an argument: its strides, where it starts in which memory, whether gradients lead to it. Some of
+these together are their sum."""
+
 Node = tuple[Any, tuple[Any, ...], tuple[tuple[torch.dtype, int], ...]]
 """``(op, argument tokens, (dtype, rank) of each result)``.
 
@@ -72,8 +79,7 @@ class Trace:
         output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
         is_copied: For each tensor returned, whether it is another one than all arguments, though it may equal one.
         ledger: What the program asked about sizes on its way.
-        asked: Of the arguments (by number) that the program asked how they lie in memory, what: 1 for their strides, 2 for
-            where they start as well.
+        asked: What the program asked of arguments (by number) that programs are not told, as :data:`STRIDES` and others.
         is_sized: Whether it read values of tensors that follow from sizes alone: numbers like those that it computes.
     """
 

@@ -32,7 +32,7 @@ from .handlers import HANDLERS, classify, data_dependent
 from .meta import META_DEVICE, answered, memory_order
 from .objects import taken_apart
 from .reads import answer_in
-from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, Trail, first_of
+from .record import CLOSE, FALSE, FLOAT, GRADIENTS, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, Trail, first_of
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
@@ -140,11 +140,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.aliases.protected[id(tensor)] = f"its input {label}"
 
     def note_asked(self, tensor: Tensor, what: int) -> None:
-        """Notes that the program asks how a tensor lies in memory, perhaps that of an argument; see :attr:`Trace.asked`."""
+        """Notes what the program asks of a tensor that may be an argument or, as to memory, a part of one; see
+        :attr:`Trace.asked`."""
         storage, asked = tensor.untyped_storage()._cdata, self.trace.asked
         for i, one in enumerate(self.inputs):
-            if one.untyped_storage()._cdata == storage:
-                asked[i] = max(asked.get(i, 0), what)
+            if one is tensor or (what != GRADIENTS and one.untyped_storage()._cdata == storage):
+                asked[i] = asked.get(i, 0) | what
 
     def append(
         self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
