@@ -349,7 +349,9 @@ def writes_inside(code: types.CodeType) -> tuple[set[str], bool]:
 
 def variables_set(code: types.CodeType) -> set[str]:
     """The variables of functions around it that code assigns to, itself or in functions that it defines."""
-    found = {_variable(code, index) for _, index in _instructions(code, _SETS_VARIABLES)} if code.co_freevars else set()
+    if not code.co_freevars:
+        return set()
+    found = {_variable(code, index) for _, index in _instructions(code, _SETS_VARIABLES)}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= variables_set(constant)
