@@ -404,8 +404,8 @@ _SETS_VARIABLES = _ops("STORE_DEREF", "DELETE_DEREF")
 _SETS_ITEMS = _ops("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
 _CHANGES = frozenset(
     {
-        "__delitem__", "__setitem__", "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove",
-        "setattr", "setdefault", "update",
+        "__delitem__", "__setitem__", "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert",
+        "move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate", "setattr", "setdefault", "sort", "update",
     }
 )  # fmt: skip
 """Methods that write into containers, and what sets attributes by texts."""

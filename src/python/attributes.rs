@@ -78,6 +78,7 @@ pub(super) enum Kind {
     Set,
     FrozenSet,
     Tuple,
+    Deque,
     Method,
     Partial,
     /// A function, a Python module.
@@ -144,6 +145,7 @@ impl Classes {
                 ("builtins", "tuple", Kind::Tuple),
                 ("builtins", "set", Kind::Set),
                 ("builtins", "frozenset", Kind::FrozenSet),
+                ("collections", "deque", Kind::Deque),
                 ("types", "MethodType", Kind::Method),
                 ("functools", "partial", Kind::Partial),
                 ("types", "FunctionType", Kind::Opaque),

@@ -1,5 +1,5 @@
-//! `Lists`: lists and sets, and whether any holds something else than when it was noted. Neither has a version, so that every
-//! item is compared: by identity, since 1, 1.0 and True are equal and tensors do not say whether they are.
+//! `Lists`: lists, deques and sets, and whether any holds something else than when it was noted. None has a version, so that
+//! every item is compared: by identity, since 1, 1.0 and True are equal and tensors do not say whether they are.
 
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
@@ -7,10 +7,11 @@ use pyo3::types::{PyList, PySet};
 
 use super::tree::ByAddress;
 
-/// Lists and sets with what they held.
+/// Lists, deques and sets with what they held.
 #[derive(Default)]
 pub(super) struct Lists {
     lists: Vec<(Py<PyList>, Vec<Py<PyAny>>)>,
+    deques: Vec<(Py<PyAny>, Vec<Py<PyAny>>)>,
     sets: Vec<(Py<PySet>, ByAddress<Py<PyAny>>)>,
 }
 
@@ -20,6 +21,13 @@ impl Lists {
         let items: Vec<_> = list.iter().collect();
         self.lists.push((list.clone().unbind(), items.iter().map(|item| item.clone().unbind()).collect()));
         items
+    }
+
+    /// Adds a deque as it is now, and gives its items.
+    pub fn note_deque<'py>(&mut self, deque: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let items = deque.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+        self.deques.push((deque.clone().unbind(), items.iter().map(|item| item.clone().unbind()).collect()));
+        Ok(items)
     }
 
     /// Adds a set as it is now, and gives its items.
@@ -36,17 +44,30 @@ impl Lists {
             let list = list.bind(py);
             list.len() != before.len() || !list.iter().zip(before).all(|(now, before)| now.is(before))
         };
+        // Where another thread writes meanwhile, an iterator says so.
+        let is_same = |deque: &Bound<'_, PyAny>, before: &[Py<PyAny>]| {
+            let items = deque.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+            PyResult::Ok(items.len() == before.len() && items.iter().zip(before).all(|(now, before)| now.is(before)))
+        };
+        let is_deque_changed =
+            |(deque, before): &(Py<PyAny>, Vec<Py<PyAny>>)| !is_same(deque.bind(py), before).unwrap_or(false);
         let is_set_changed = |(set, before): &(Py<PySet>, ByAddress<Py<PyAny>>)| {
             let set = set.bind(py);
             set.len() != before.len() || !set.iter().all(|now| before.contains_key(&now.as_ptr().addr()))
         };
-        self.lists.iter().any(is_list_changed) || self.sets.iter().any(is_set_changed)
+        self.lists.iter().any(is_list_changed)
+            || self.deques.iter().any(is_deque_changed)
+            || self.sets.iter().any(is_set_changed)
     }
 
     /// Shows the garbage collector what is held.
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         for (list, items) in &self.lists {
             visit.call(list)?;
+            items.iter().try_for_each(|item| visit.call(item))?;
+        }
+        for (deque, items) in &self.deques {
+            visit.call(deque)?;
             items.iter().try_for_each(|item| visit.call(item))?;
         }
         for (set, before) in &self.sets {

@@ -35,7 +35,7 @@ struct Whole {
     is_forgotten: AtomicBool,
 }
 
-/// A list or set.
+/// A list, deque or set.
 struct Items {
     list: Py<PyAny>,
     copy: Py<PyAny>,
@@ -167,19 +167,39 @@ impl Items {
         let py = list.py();
         let copy = match list.cast::<PySet>() {
             Ok(set) => PyFrozenSet::new(py, set.iter())?.into_any(),
-            Err(_) => list.cast::<PyList>()?.to_tuple().into_any(),
+            Err(_) => tuple_of(&list)?.into_any(),
         };
         Ok(Self { list: list.unbind(), copy: copy.unbind(), is_forgotten: AtomicBool::new(false) })
     }
 
     fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
         let (list, copy) = (self.list.bind(py), self.copy.bind(py));
-        let (Ok(list), Ok(copy)) = (list.cast::<PyList>(), copy.cast::<PyTuple>()) else {
+        let Ok(copy) = copy.cast::<PyTuple>() else {
             return list.eq(copy);
         };
-        let mut pairs = list.iter().zip(copy.iter());
-        Ok(list.len() == copy.len()
-            && pairs.try_fold(true, |same, (a, b)| Ok::<_, PyErr>(same && is_equal(&a, &b)?))?)
+        match list.cast::<PyList>() {
+            Ok(list) => all_equal(list.iter(), copy),
+            // Where another thread writes meanwhile, an iterator of a deque says so.
+            Err(_) => tuple_of(list).map_or(Ok(false), |now| all_equal(now.iter(), copy)),
+        }
+    }
+}
+
+fn all_equal<'py>(
+    now: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
+    before: &Bound<'py, PyTuple>,
+) -> PyResult<bool> {
+    if now.len() != before.len() {
+        return Ok(false);
+    }
+    now.zip(before.iter()).try_fold(true, |same, (a, b)| Ok(same && is_equal(&a, &b)?))
+}
+
+/// What is in a list or deque.
+fn tuple_of<'py>(list: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+    match list.cast::<PyList>() {
+        Ok(list) => Ok(list.to_tuple()),
+        Err(_) => PyTuple::new(list.py(), list.try_iter()?.collect::<PyResult<Vec<_>>>()?),
     }
 }
 

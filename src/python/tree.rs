@@ -596,7 +596,7 @@ impl<'py> Scan<'py> {
             return Ok(());
         }
         match kind {
-            Kind::Dict | Kind::List | Kind::Set | Kind::FrozenSet | Kind::Tuple if depth > 0 => {
+            Kind::Dict | Kind::List | Kind::Deque | Kind::Set | Kind::FrozenSet | Kind::Tuple if depth > 0 => {
                 self.container(kind, value, depth)
             }
             Kind::Method => {
@@ -653,13 +653,17 @@ impl<'py> Scan<'py> {
         }
         let items: Vec<Bound<'py, PyAny>> = match kind {
             Kind::List => self.lists.note_list(value.cast()?),
+            Kind::Deque => {
+                self.token(&value.getattr(intern!(self.py, "maxlen"))?, depth)?;
+                self.lists.note_deque(value)?
+            }
             Kind::Set => self.lists.note_set(value.cast()?),
             Kind::FrozenSet => value.cast::<PyFrozenSet>()?.iter().collect(),
             _ => value.cast::<PyTuple>()?.iter().collect(),
         };
         self.tokens.tag(ITEMS);
         self.tokens.word(items.len() as u64);
-        if matches!(kind, Kind::List | Kind::Tuple) {
+        if matches!(kind, Kind::List | Kind::Deque | Kind::Tuple) {
             for (i, item) in items.iter().enumerate() {
                 let is_listed = kind == Kind::List && self.float(item, value, i.into_pyobject(self.py)?.into_any())?;
                 if !is_listed {

@@ -218,3 +218,50 @@ def test_a_tensor_in_a_global_is_replaced() -> None:
         seen.append([(each(x).clone(), MASK.clone(), COUNT) for x in xs])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class Queued(nn.Module):
+    """Keeps its last results, or sizes, in a deque: of its own, or of a closure."""
+
+    def __init__(self, what: str, queue: collections.deque[Any] | None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.what = what
+        own = collections.deque[Any](maxlen=2)
+        self.queue = own if queue is None else None
+        self.get = lambda: queue if queue is not None else self.queue
+
+    def forward(self, x: Tensor) -> Tensor:
+        queue, y = self.get(), self.linear(x)
+        if self.what == "tensors":
+            queue.append(y)
+            return torch.stack(tuple(queue)).sum(0)
+        if self.what == "sizes":
+            queue.append(x.shape[0])
+        out: Tensor = y * sum(queue)
+        return out
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_outside", [False, True])
+@pytest.mark.parametrize("what", ["tensors", "sizes", "nothing"])
+@torch.no_grad()
+def test_a_deque_is_followed_as_a_list_is(what: str, is_outside: bool) -> None:
+    models: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Queued(what, collections.deque(maxlen=2) if is_outside else None).eval())
+        if what == "nothing":
+            models[-1].get().extend((1, 2))
+    eager, module = models
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for call in range(8):
+        x = torch.randn(2 if what == "tensors" else 2 + call % 3, 8)
+        torch.testing.assert_close(compiled(x), eager(x))
+        assert len(module.get()) == len(eager.get())
+        if what == "nothing" and call == 3:
+            for model in models:
+                model.get().append(5)
+    if what == "nothing":
+        report = oxidiff.report(compiled)
+        assert (report.captures, report.eager_calls) == (2, 0)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import importlib
 import itertools
 import os
 import sys
+import threading
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -538,6 +540,18 @@ def _keeping(where: str) -> tuple[nn.Module, dict[int, Tensor]]:
                 outer["kept"][x.shape[1]] = _table(x.shape[1])
             return x + outer["kept"][x.shape[1]]
 
+    elif where in ("ChainMap", "list", "thread"):
+        chained, listed, local = collections.ChainMap[int, Tensor]({}), [made], threading.local()
+        local.made = made
+        made = cast(dict[int, Tensor], chained.maps[0]) if where == "ChainMap" else made
+
+        def add(_: Any, x: Tensor) -> Tensor:
+            tables = chained if where == "ChainMap" else listed[0] if where == "list" else local.made
+            if x.shape[1] not in tables:
+                tables[x.shape[1]] = _table(x.shape[1])
+            out: Tensor = x + tables[x.shape[1]]
+            return out
+
     elif where == "function":
 
         def get(size: int) -> Tensor:
@@ -576,7 +590,9 @@ def _keeping(where: str) -> tuple[nn.Module, dict[int, Tensor]]:
 
 
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
-@pytest.mark.parametrize("where", ["closure", "default", "dictionary", "function", "class", "object", "slots"])
+@pytest.mark.parametrize("where", [
+        "closure", "default", "dictionary", "list", "ChainMap", "thread", "function", "class", "object", "slots",
+    ])  # fmt: skip
 @torch.no_grad()
 def test_what_keeps_tables_for_each_size_stays_what_it_was(where: str) -> None:
     """The dictionary is where it was, and never has a table of a trace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import weakref
@@ -42,6 +43,7 @@ class Model(Net):
         self.config = {"channels": [1, 2], "_name_or_path": "here", "deep": {"er": (3, "a")}}
         self.names = {"a", "b"}
         self.flags = {1}
+        self.recent = collections.deque([1, 2], maxlen=2)
         self.large = 1 << 70
         self.text = "\udcff"
         self.size = torch.Size([1, 2])
@@ -69,6 +71,9 @@ STRUCTURAL: dict[str, Callable[[Any], Any]] = {
     "list in a dictionary": lambda m: m.config["channels"].append(3),
     "set": lambda m: m.names.add("c"),
     "equal item of a set": lambda m: (m.flags.clear(), m.flags.add(True)),
+    "deque": lambda m: m.recent.append(3),
+    "deque of the same length": lambda m: m.recent.rotate(),
+    "deque of another length": lambda m: setattr(m, "recent", collections.deque(m.recent, maxlen=3)),
     "large number": lambda m: setattr(m, "large", 1 << 71),
     "text without a meaning": lambda m: setattr(m, "text", "\udcfe"),
     "size": lambda m: setattr(m, "size", torch.Size([2, 2])),

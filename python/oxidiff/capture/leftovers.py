@@ -130,10 +130,14 @@ class Content:
         _fill(self.holder, self.before)
 
 
-def _fill(holder: list[Any] | set[Any], content: list[Any]) -> None:
+def _fill(holder: list[Any] | set[Any] | deque[Any], content: list[Any]) -> None:
     # Never empty in between, for threads that read it.
     if isinstance(holder, list):
         holder[:] = content
+    elif isinstance(holder, deque):
+        holder.extend(content)
+        while len(holder) > len(content):
+            holder.popleft()
     else:
         holder.intersection_update(content)
         holder.update(content)
@@ -399,7 +403,7 @@ def _made_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
         return
     if isinstance(value, dict):
         inner: Iterable[Any] = value.values()
-    elif isinstance(value, (tuple, list, set)):
+    elif isinstance(value, (tuple, list, set, deque)):
         inner = value
     elif is_plain_object(type(value)):
         inner = vars(value).values()
@@ -514,7 +518,7 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
             yield label, value, value.__dict__
             if depth > 1:
                 waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
-        elif isinstance(value, (list, tuple, dict)) and depth > 1 and len(waiting) < MAX_NESTED:
+        elif isinstance(value, (list, tuple, dict, deque)) and depth > 1 and len(waiting) < MAX_NESTED:
             seen.add(id(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             held = ((key, item) for key, item in items if not isinstance(item, _PLAIN))
@@ -574,6 +578,8 @@ def _remove_from_containers(values: list[Any], young: Set[int], depth: int = 6) 
             inner.append(holder)
         elif type(holder) is list:
             holder[:] = [item for item in holder if id(item) not in ids]
+        elif isinstance(holder, deque):
+            _fill(holder, [item for item in list(holder) if id(item) not in ids])
         elif isinstance(holder, set):
             holder.difference_update([item for item in holder if id(item) in ids])
         elif isinstance(holder, dict) and "__builtins__" not in holder:
@@ -622,10 +628,11 @@ def _has_any(holder: Any, ids: Set[int]) -> bool:
         items = list(dict.values(holder))
     else:
         # As it is, and not as its class shows it.
-        items = list(list.__iter__(holder) if isinstance(holder, list) else set.__iter__(holder))
+        kind = next(kind for kind in CONTAINERS if isinstance(holder, kind))
+        items = list(kind.__iter__(holder))
     return not ids.isdisjoint(map(id, items))
 
 
 def _is_record(value: Any) -> bool:
     """Whether it is a container, or an object that one might be kept in."""
-    return isinstance(value, (list, dict, set)) or is_plain_object(type(value))
+    return isinstance(value, CONTAINERS) or is_plain_object(type(value))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -247,7 +248,7 @@ def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tenso
         for name, item in list(value.__dict__.items()) if depth else ():
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (Member(name), *keys), tensor
-    elif depth and isinstance(value, (list, tuple)):
+    elif depth and isinstance(value, (list, tuple, deque)):
         for i, item in enumerate(value):
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (i, *keys), tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
@@ -132,11 +133,11 @@ class Cells(MutableMapping[str, Any]):
         return len(self._cells)
 
 
-CONTAINERS = (dict, list, set)
+CONTAINERS = (dict, list, set, deque)
 
 
 def containers(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The lists, dictionaries and sets among these values, and those in them, with the names of the values."""
+    """The lists, deques, dictionaries and sets among these values, and those in them, with the names of the values."""
     found: dict[int, tuple[str, Any]] = {}
     waiting = list(values)
     while waiting and len(found) < MAX_NESTED:

@@ -31,6 +31,7 @@ import random
 import re
 import sys
 import sysconfig
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -47,7 +48,7 @@ from ..adapters import adapter_class, named_modules
 from ..ambient import ASKED
 from ..capture.signature import PLAIN_TENSORS
 from ..capture.weights import is_count, is_plain_object
-from ..capture.writes import Cells, ClassTable, Outer, is_value
+from ..capture.writes import CONTAINERS, Cells, ClassTable, Outer, is_value
 from ..errors import is_interrupt
 from ..hooks import replaced
 from ..outside import Reading, attributes_read, globals_read, modules_imported, variables_set, writes_in, writes_inside
@@ -75,6 +76,12 @@ _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 _DEPTH = 6
 _MAX_ITEMS = 4096
 _MAX_FUNCTIONS = 20_000
+_MAX_LOOKED = 20_000
+"""Objects that are looked through for dictionaries that are empty."""
+_NOT_LOOKED_INTO = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType, Tensor,
+    torch.nn.Module, str, bytes, int, float,
+)  # fmt: skip
 _MAX_WRITTEN = 256
 """Objects that are looked into for what code may write there."""
 _MAX_WATCHED = 4096
@@ -586,6 +593,8 @@ class _Code:
         is; an object with slots after itself."""
         self.is_outside = False
         """Whether what is described was found outside of modules."""
+        self._roots: dict[int, Any] = {}
+        """All that was found there, by id."""
         self._sets: set[str] = set()
         """Names of attributes that code sets."""
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
@@ -725,9 +734,23 @@ class _Code:
         for cls in [cls for cls in self._classes if not _is_of_platform(cls)]:
             for name in self._sets & cls.__dict__.keys():
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
-        held = (held for _, held in self._contents.values())
-        untracked = [held for held in held if type(held) is dict and not gc.is_tracked(held)]
-        return Outer(self._written.values(), self._altered.values(), self._may_draw, self._may_seed, untracked)
+        return Outer(self._written.values(), self._altered.values(), self._may_draw, self._may_seed, self._untracked())
+
+    def _untracked(self) -> list[dict[Any, Any]]:
+        """Dictionaries in what was found outside of modules, however deep, that Python's collector does not know."""
+        found: list[dict[Any, Any]] = []
+        waiting, seen = deque(self._roots.values()), set[int]()
+        while waiting and len(seen) < _MAX_LOOKED:
+            value = waiting.popleft()
+            if id(value) in seen or issubclass(type(value), _NOT_LOOKED_INTO):
+                continue
+            seen.add(id(value))
+            if type(value) is dict and not gc.is_tracked(value):
+                found.append(value)
+            else:
+                # What is another one in each thread is in none of them.
+                waiting += [vars(value)] if isinstance(value, threading.local) else gc.get_referents(value)
+        return found
 
     def _note_place(self, label: str, owner: Any, table: Any, name: str, state: list[str]) -> None:
         self._written[id(owner), name] = label, table, name
@@ -742,7 +765,7 @@ class _Code:
         if id(value) in seen or len(seen) > _MAX_WRITTEN:
             return
         seen[id(value)] = value
-        if isinstance(value, dict | list | set):
+        if isinstance(value, CONTAINERS):
             if is_item:
                 self._altered[id(value)] = label, value
             return
@@ -757,7 +780,7 @@ class _Code:
             self._note_place(f"{label}.{name}", value, table, name, state)
         for name in [name for name in table if name in self._attributes and not name.startswith("__")]:
             held = table[name]
-            if isinstance(held, dict | list | set | types.FunctionType) or (is_object and is_plain_object(type(held))):
+            if isinstance(held, (*CONTAINERS, types.FunctionType)) or (is_object and is_plain_object(type(held))):
                 self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
 
     def _read_of(self, owner: Any) -> Iterator[str]:
@@ -791,7 +814,7 @@ class _Code:
         """Notes what is inside of something that was found outside of modules."""
         if not self.is_outside:
             return
-        if isinstance(value, dict | list | set):
+        if isinstance(value, CONTAINERS):
             if len(value) <= _MAX_ITEMS:
                 self._contents[id(value)] = None, value
         elif type(table := getattr(value, "__dict__", None)) is dict:
@@ -810,6 +833,7 @@ class _Code:
     def _found(self, value: Any, depth: int) -> str:
         """The text of what is outside of modules, the contents of which are followed."""
         before, self.is_outside = self.is_outside, True
+        self._roots[id(value)] = value
         try:
             return self.tree.value(value, depth)
         except UNDESCRIBED as error:
@@ -847,7 +871,7 @@ class _Code:
                 self.reach_value(value)
             elif not name.startswith("__") and (type(value) in _SCALARS or isinstance(value, enum.Enum)):
                 self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, 1))
-            elif not name.startswith("__") and isinstance(value, list | tuple | dict | set | frozenset):
+            elif not name.startswith("__") and isinstance(value, list | tuple | dict | set | frozenset | deque):
                 self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self._found(value, _DEPTH))
             elif not name.startswith("__") and _is_own(cls):
                 with _undescribed():
@@ -992,7 +1016,7 @@ class _Code:
         kind = type(value)
         if kind in _SCALARS or isinstance(value, (enum.Enum, *_TORCH)):
             return self.tree.value(value, 1)
-        if isinstance(value, list | tuple | dict | set | frozenset):
+        if isinstance(value, list | tuple | dict | set | frozenset | deque):
             return self._found(value, _DEPTH)
         if isinstance(value, type) and issubclass(value, BaseException):
             return _name(value)
@@ -1010,6 +1034,7 @@ class _Code:
             with _undescribed():
                 return self._found(value, _DEPTH)
         if not isinstance(value, types.ModuleType):
+            self._roots[id(value)] = value
             self.reach_class(kind)
         return kind.__name__
 
