@@ -7,12 +7,13 @@ import functools
 import gc
 import io
 import pickle
+import queue
 import random
 import threading
 import uuid
 import warnings
 import weakref
-from collections import deque, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -1087,11 +1088,11 @@ def test_numbers_of_python_and_numpy_are_drawn_by_each_call(draw: Callable[[Tens
 @torch.no_grad()
 def test_what_another_thread_draws_meanwhile_is_its_own() -> None:
     # Of a kind in which nobody looks for what was changed.
-    drawn: deque[float] = deque()
+    drawn = queue.SimpleQueue[float]()
 
     def function(x: Tensor) -> Tensor:
-        if not drawn:
-            thread = threading.Thread(target=lambda: drawn.append(random.random()))
+        if drawn.empty():
+            thread = threading.Thread(target=lambda: drawn.put(random.random()))
             thread.start()
             thread.join()
         return x * 2
@@ -1100,7 +1101,7 @@ def test_what_another_thread_draws_meanwhile_is_its_own() -> None:
     compiled = oxidiff.compile(Does(function), strict=True)
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
     expected = random.Random(3)
-    assert [*drawn, random.random()] == [expected.random(), expected.random()]
+    assert [drawn.get(), random.random()] == [expected.random(), expected.random()]
 
 
 @torch.no_grad()

@@ -142,9 +142,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note_asked(self, tensor: Tensor, what: int) -> None:
         """Notes what the program asks of a tensor that may be an argument or, as to memory, a part of one; see
         :attr:`Trace.asked`."""
-        storage, asked = tensor.untyped_storage()._cdata, self.trace.asked
+        asked, storage = self.trace.asked, None
+        # Tensors of torch.func have no storage.
+        if what != GRADIENTS and torch._C._functorch.peek_interpreter_stack() is None:
+            storage = tensor.untyped_storage()._cdata
         for i, one in enumerate(self.inputs):
-            if one is tensor or (what != GRADIENTS and one.untyped_storage()._cdata == storage):
+            if one is tensor or (storage is not None and one.untyped_storage()._cdata == storage):
                 asked[i] = asked.get(i, 0) | what
 
     def append(
