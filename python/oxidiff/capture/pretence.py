@@ -141,6 +141,8 @@ class RealDevice(TorchFunctionMode):
             func = _asking(func)
         if func in _ASKED and isinstance(args[0], Tensor) and args[0].is_meta:
             self._recorder.note_asked(args[0], _ASKED[func])
+        if func is torch.Tensor.contiguous and args[0].is_meta and not kwargs and len(args) == 1:
+            self._recorder.note_contiguous(args[0])
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
         if func in self._sizes and args and args[0].is_meta:

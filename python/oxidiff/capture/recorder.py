@@ -116,6 +116,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pending: tuple[Any, list[Any], list[int | float]] | None = None
         """The op of which the result is being found, with its tokens and numbers."""
         self.has_doubles = False
+        self._settled: set[int] = set()
+        """Storages of what ``forward`` made contiguous: what it asks from then on is true of that."""
         self.held: Set[int] = frozenset()
         """Ids of modules and objects that were there before."""
         self._count = 0
@@ -143,12 +145,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notes what the program asks of a tensor that may be an argument or, as to memory, a part of one; see
         :attr:`Trace.asked`."""
         asked, storage = self.trace.asked, None
-        # Tensors of torch.func have no storage.
-        if what != GRADIENTS and torch._C._functorch.peek_interpreter_stack() is None:
-            storage = tensor.untyped_storage()._cdata
+        if what != GRADIENTS:
+            storage = _storage(tensor)
+            if storage in self._settled:
+                return
         for i, one in enumerate(self.inputs):
             if one is tensor or (storage is not None and one.untyped_storage()._cdata == storage):
                 asked[i] = asked.get(i, 0) | what
+
+    def note_contiguous(self, tensor: Tensor) -> None:
+        """Notes that the program makes a tensor contiguous, which those of a trace are as a rule."""
+        if (storage := _storage(tensor)) is not None:
+            self._settled.add(storage)
 
     def append(
         self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
@@ -540,6 +548,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if type(leaf) is not Tensor or not leaf.is_meta or leaf.untyped_storage()._cdata in taken:
                 raise self.error("forward sets an attribute to what others have, too")
             taken.add(leaf.untyped_storage()._cdata)
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """The address of a tensor's storage; those of torch.func have none."""
+    is_own = torch._C._functorch.peek_interpreter_stack() is None
+    return tensor.untyped_storage()._cdata if is_own else None
 
 
 def _is_same(one: Any, other: Any) -> bool:
