@@ -170,9 +170,10 @@ class Capturer:
         """Takes a call apart; see :meth:`~oxidiff.capture.signature.Binder.call`."""
         call = self.binder.call(args, kwargs)
         if self.asked:
-            call.key = (*call.key, ("modes", *[ask() for ask in self.asked]))
+            modes = {ask: ask() for ask in self.asked}
+            call.key = (*call.key, ("modes", *modes.values()))
             call.thread_modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-            call.process_modes = [(ask, ask()) for ask in of_process(self.asked)]
+            call.process_modes = [(ask, modes[ask]) for ask in of_process(self.asked)]
         if self.lifted is not None:
             call.key = (*call.key, ("lifted", *self.lifted.names))
             call.numbers += self.lifted.values

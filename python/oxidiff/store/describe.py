@@ -916,12 +916,11 @@ class _Code:
         # A name that nothing was assigned to yet is not among them.
         for name, held in cells.items():
             state.append(self._held(held))
-            label = f"the variable {name}"
+            label, cell = f"the variable {name}", cells.of(name)
             if name in assigned:
-                self._note_place(label, cells.of(name), cells, name, state)
+                self._note_place(label, cell, cells, name, state)
             self._note_written(label, held, sets, is_item, state, {})
             if not code.co_filename.startswith(_PACKAGES) and name != "__class__":
-                cell = cells.of(name)
                 self._contents[id(cell)] = cell, cell
         self._follow(code, function.__globals__, state)
         text = "\n".join(state).encode("utf-8", "surrogatepass")
