@@ -125,6 +125,7 @@ _LYING: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
     "contiguous": (lambda x: x * (2 if x.is_contiguous() else 3), False),
     "transposed": (lambda x: x * (2 if x.mT.is_contiguous() else 3), False),
     "stride": (lambda x: x * x.stride(0), False),
+    "after a copy of a view": (lambda x: x.mT.contiguous().mT * x.stride(0), False),
     "strides": (lambda x: x * x[1:].stride()[-1], False),
     "strided": (lambda x: x.as_strided((2, 2), (1, 2)).sum() + torch.as_strided(x, (3,), (2,)).sum(), True),
     "offset": (lambda x: x * (x.storage_offset() + 1), True),

@@ -139,7 +139,7 @@ class RealDevice(TorchFunctionMode):
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         if not _is_torchs(func):
             func = _asking(func)
-        if func in _ASKED and isinstance(args[0], Tensor) and args[0].is_meta:
+        if func in _ASKED and args and isinstance(args[0], Tensor) and args[0].is_meta:
             self._recorder.note_asked(args[0], _ASKED[func])
         if func is torch.Tensor.contiguous and args[0].is_meta and not kwargs and len(args) == 1:
             self._recorder.note_contiguous(args[0])

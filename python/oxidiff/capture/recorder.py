@@ -116,8 +116,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pending: tuple[Any, list[Any], list[int | float]] | None = None
         """The op of which the result is being found, with its tokens and numbers."""
         self.has_doubles = False
-        self._settled: set[int] = set()
-        """Storages of what ``forward`` made contiguous: what it asks from then on is true of that."""
+        self._settled: set[tuple[int, tuple[int, ...]]] = set()
+        """Storages and strides of what ``forward`` made contiguous: what it asks from then on is true of that."""
         self.held: Set[int] = frozenset()
         """Ids of modules and objects that were there before."""
         self._count = 0
@@ -147,16 +147,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         asked, storage = self.trace.asked, None
         if what != GRADIENTS:
             storage = _storage(tensor)
-            if storage in self._settled:
+            if storage is not None and (storage, tensor.stride()) in self._settled:
                 return
         for i, one in enumerate(self.inputs):
             if one is tensor or (storage is not None and one.untyped_storage()._cdata == storage):
                 asked[i] = asked.get(i, 0) | what
 
     def note_contiguous(self, tensor: Tensor) -> None:
-        """Notes that the program makes a tensor contiguous, which those of a trace are as a rule."""
-        if (storage := _storage(tensor)) is not None:
-            self._settled.add(storage)
+        """Notes that the program makes a tensor contiguous. Where it is that in a trace, an argument is from then on."""
+        if (storage := _storage(tensor)) is not None and tensor.is_contiguous():
+            self._settled.add((storage, tensor.stride()))
 
     def append(
         self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
