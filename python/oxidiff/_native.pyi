@@ -369,12 +369,13 @@ class Tree:
         obstacle: Callable[[Module], str | None],
         around: Callable[[Module], tuple[Sequence[str], list[Any]] | None],
         is_plain: Callable[[type], bool],
+        slots: Callable[[type], list[str]],
         adapter: type | None,
     ) -> Self:
         """Reads the tree. `base_of` gives the layer inside a LoRA layer and is asked of instances of `adapter`; `obstacle`
         says why the hooks of a module forbid a program; `around`, of a module with a registry of diffusers' hooks, which of
         its attributes are about what is around it, and what stands for them; `is_plain` whether the `__dict__` of
-        instances is all the state they have."""
+        instances is all the state they have; `slots` the names of slots of theirs that are read."""
     @property
     def form(self) -> bytes:
         """A digest of all but the values of its floats; some of it is addresses of what `kept` holds."""
@@ -389,7 +390,7 @@ class Tree:
     def kept(self) -> list[Any]:
         """Objects whose identity is part of the fingerprint."""
     def is_listed_changed(self) -> bool:
-        """Whether a list or set in an attribute holds something else than when the tree was read."""
+        """Whether a list, set, array or slot in an attribute holds something else than when the tree was read."""
     def is_reclassed(self) -> bool:
         """Whether a module is of another class than when the tree was read."""
     @property

@@ -417,7 +417,7 @@ class Engine:
         self._lift()
         self._look_outside()
         if self.asks_process and background.is_here():
-            raise ElsewhereError("forward asks for modes of the process, which are as they should be in calls alone")
+            raise ElsewhereError("forward asks for modes or variables that are as they should be in calls alone")
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.
         probes = [leaf.detach() if isinstance(leaf, Tensor) else _Number.of(leaf) for leaf in leaves]
         call = self._capturer.call(*replace_leaves(args, kwargs, probes))
@@ -492,8 +492,8 @@ class Engine:
 
     @property
     def asks_process(self) -> bool:
-        """Whether the code is known to ask for modes that are of the whole process."""
-        return bool(of_process(self.asked))
+        """Whether the code is known to ask for modes of the whole process, or for variables of its thread or context."""
+        return self._family.is_of_callers or bool(of_process(self.asked))
 
     def _look_outside(self) -> None:
         """Notes what the code finds outside of the module, and which modes it asks for: these are part of calls."""
@@ -501,6 +501,7 @@ class Engine:
             if self._family.surroundings is None:
                 noted = self.store.surroundings()
                 self._family.outer, self._family.asked = noted.outer, noted.asked
+                self._family.is_of_callers = noted.is_of_callers
                 self._family.surroundings = noted.found
             self._capturer.outer = self._family.outer
             self.asked = self._capturer.asked = self._family.asked

@@ -110,6 +110,7 @@ class Family:
         surroundings: What the code finds outside of the module, once something is captured of it.
         outer: What it may write there.
         asked: Says how modes of torch are that it asks for.
+        is_of_callers: Whether it finds variables of threads or contexts.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -118,6 +119,7 @@ class Family:
         self.surroundings: _native.Surroundings | None = None
         self.outer = Outer()
         self.asked: tuple[Callable[[], Any], ...] = ()
+        self.is_of_callers = False
         # What is held for the fingerprint may hold the module: not the key of a table that lives as long as the process.
         self._fingerprint = structure.fingerprint
 

@@ -16,12 +16,16 @@ import itertools
 import os
 import sys
 import sysconfig
+import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .capture.writes import STATEFUL
 
 __all__ = [
     "Outside",
@@ -47,7 +51,9 @@ _LIBRARIES = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     *(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib", "stdlib")),
 )
-_VALUES = (Tensor, int, float, str, bool, type(None), list, tuple, dict)
+_VALUES: tuple[type, ...] = (
+    Tensor, int, float, str, bool, type(None), list, tuple, dict, set, deque, threading.local, *STATEFUL,
+)  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _OPAQUE = (type, types.BuiltinFunctionType, nn.Module)
 _CLOSED = frozenset(("builtins", "numpy", "oxidiff", "torch"))

@@ -26,7 +26,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
 from .capture.signature import PLAIN, PLAIN_TENSORS
-from .capture.weights import OBJECTS_DEEP, is_count, is_plain_object
+from .capture.weights import OBJECTS_DEEP, is_count
+from .capture.writes import is_plain_object, slots_of
 from .hooks import Around, casting, is_idle, replaced
 from .outside import Reading, functions_held, modules_held
 
@@ -276,6 +277,12 @@ def _is_plain(kind: Hashable) -> bool:
     return all(cls.__flags__ & IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
 
 
+@functools.cache
+def _slots(kind: Hashable) -> list[str]:
+    """The slots of instances of a class of the program's own."""
+    return slots_of(cast(type, kind))
+
+
 def _read(root: torch.nn.Module, module: torch.nn.Module) -> _native.Tree:
     def obstacle(child: torch.nn.Module) -> str | None:
         # Its own hooks are run around the program.
@@ -284,7 +291,7 @@ def _read(root: torch.nn.Module, module: torch.nn.Module) -> _native.Tree:
     def around(child: torch.nn.Module) -> Around | None:
         return replaced(child, child is module)
 
-    return _native.Tree(root, base_of, obstacle, around, _is_plain, adapter_class())
+    return _native.Tree(root, base_of, obstacle, around, _is_plain, _slots, adapter_class())
 
 
 def _modules_beside(tree: _native.Tree) -> list[torch.nn.Module]:

@@ -79,6 +79,12 @@ pub(super) enum Kind {
     FrozenSet,
     Tuple,
     Deque,
+    /// Numbers in memory, without a class for each: of numpy, `array`, `bytearray`, `memoryview`.
+    Array,
+    /// `threading.local`: what is in it is another thing in each thread.
+    Local,
+    /// `contextvars.ContextVar`.
+    Variable,
     Method,
     Partial,
     /// A function, a Python module.
@@ -146,6 +152,12 @@ impl Classes {
                 ("builtins", "set", Kind::Set),
                 ("builtins", "frozenset", Kind::FrozenSet),
                 ("collections", "deque", Kind::Deque),
+                ("numpy", "ndarray", Kind::Array),
+                ("array", "array", Kind::Array),
+                ("builtins", "bytearray", Kind::Array),
+                ("builtins", "memoryview", Kind::Array),
+                ("_thread", "_local", Kind::Local),
+                ("contextvars", "ContextVar", Kind::Variable),
                 ("types", "MethodType", Kind::Method),
                 ("functools", "partial", Kind::Partial),
                 ("types", "FunctionType", Kind::Opaque),

@@ -9,13 +9,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
+use pyo3::types::{PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
+use super::attributes::{Classes, Kind};
 use super::errors::shielded;
+use super::lists::{is_equal, is_value, tuple_of, value_of};
 use super::versions::Dicts;
 
 /// One table: a `__dict__` of a file or a class, or what is found there.
@@ -35,9 +36,10 @@ struct Whole {
     is_forgotten: AtomicBool,
 }
 
-/// A list, deque or set.
+/// A list, deque, set, array or variable.
 struct Items {
     list: Py<PyAny>,
+    kind: Kind,
     copy: Py<PyAny>,
     is_forgotten: AtomicBool,
 }
@@ -165,11 +167,12 @@ fn state<'py>(function: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Boun
 impl Items {
     fn new(list: Bound<'_, PyAny>) -> PyResult<Self> {
         let py = list.py();
+        let kind = Classes::get(py)?.kind_of(&list.get_type());
         let copy = match list.cast::<PySet>() {
             Ok(set) => PyFrozenSet::new(py, set.iter())?.into_any(),
-            Err(_) => tuple_of(&list)?.into_any(),
+            Err(_) => tuple_of(&list, kind)?.into_any(),
         };
-        Ok(Self { list: list.unbind(), copy: copy.unbind(), is_forgotten: AtomicBool::new(false) })
+        Ok(Self { list: list.unbind(), kind, copy: copy.unbind(), is_forgotten: AtomicBool::new(false) })
     }
 
     fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
@@ -180,7 +183,7 @@ impl Items {
         match list.cast::<PyList>() {
             Ok(list) => all_equal(list.iter(), copy),
             // Where another thread writes meanwhile, an iterator of a deque says so.
-            Err(_) => tuple_of(list).map_or(Ok(false), |now| all_equal(now.iter(), copy)),
+            Err(_) => tuple_of(list, self.kind).map_or(Ok(false), |now| all_equal(now.iter(), copy)),
         }
     }
 }
@@ -195,37 +198,20 @@ fn all_equal<'py>(
     now.zip(before.iter()).try_fold(true, |same, (a, b)| Ok(same && is_equal(&a, &b)?))
 }
 
-/// What is in a list or deque.
-fn tuple_of<'py>(list: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-    match list.cast::<PyList>() {
-        Ok(list) => Ok(list.to_tuple()),
-        Err(_) => PyTuple::new(list.py(), list.try_iter()?.collect::<PyResult<Vec<_>>>()?),
-    }
-}
-
 impl Slots {
     fn new(object: Bound<'_, PyAny>, names: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let found = names.into_iter().map(|name| {
-            let value = Self::value(&object, &name)?;
+            let value = value_of(&object, name.cast::<PyString>()?)?;
             Ok(Name::new(name, value))
         });
         Ok(Self { names: found.collect::<PyResult<_>>()?, object: object.unbind() })
-    }
-
-    /// What a slot holds, if anything.
-    fn value<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match object.getattr_opt(name.cast::<PyString>()?) {
-            // A variable that nothing is assigned to.
-            Err(error) if error.is_instance_of::<PyValueError>(object.py()) => Ok(None),
-            found => found,
-        }
     }
 
     /// Calls `visit` with each slot that holds something else now, until it is false; gives whether it was.
     fn each_changed(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
         for name in &self.names {
             if name.is_forgotten.load(Ordering::Relaxed)
-                || name.is_same(Self::value(self.object.bind(py), name.name.bind(py))?)?
+                || name.is_same(value_of(self.object.bind(py), name.name.bind(py).cast::<PyString>()?)?)?
             {
                 continue;
             }
@@ -235,21 +221,6 @@ impl Slots {
         }
         Ok(false)
     }
-}
-
-/// The same object, or an equal number or text.
-fn is_equal(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(a.is(b) || (is_value(a) && a.get_type().is(b.get_type()) && a.eq(b)?))
-}
-
-/// Whether it is a number or text, which says all of what it is.
-fn is_value(a: &Bound<'_, PyAny>) -> bool {
-    a.is_none()
-        || a.is_exact_instance_of::<PyInt>()
-        || a.is_exact_instance_of::<PyFloat>()
-        || a.is_exact_instance_of::<PyString>()
-        || a.is_exact_instance_of::<PyBytes>()
-        || a.is_exact_instance_of::<PyBool>()
 }
 
 /// Takes a name, whether it is of a function or class, and whether it is forgotten; gives whether to go on.

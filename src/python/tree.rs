@@ -52,7 +52,7 @@ pub(super) type ByAddress<T> = HashMap<usize, T, BuildHasherDefault<AddressHashe
 const AHEAD: usize = 16;
 
 /// How deep containers and objects in attributes are looked into.
-const DEPTH: u32 = 3;
+const DEPTH: u32 = 6;
 
 /// Calls `visit` with every item of a dictionary without counting references: half of the time of a scan.
 ///
@@ -78,6 +78,9 @@ struct Questions<'py> {
     obstacle: Bound<'py, PyAny>,
     around: Bound<'py, PyAny>,
     is_plain: Bound<'py, PyAny>,
+    slots: Bound<'py, PyAny>,
+    /// `collections.OrderedDict`.
+    ordered: Bound<'py, PyAny>,
     /// The class of the layers that PEFT puts around others, where it is imported.
     adapter: Option<Bound<'py, PyType>>,
 }
@@ -599,6 +602,14 @@ impl<'py> Scan<'py> {
             Kind::Dict | Kind::List | Kind::Deque | Kind::Set | Kind::FrozenSet | Kind::Tuple if depth > 0 => {
                 self.container(kind, value, depth)
             }
+            Kind::Array => self.array(value),
+            Kind::Local | Kind::Variable if depth > 0 => {
+                self.note(value)?;
+                self.identity(value)?;
+                let items = self.lists.note_items(value, kind)?;
+                self.tokens.word(items.len() as u64);
+                items.iter().try_for_each(|item| self.token(item, depth - 1))
+            }
             Kind::Method => {
                 self.tokens.tag(PARTS);
                 self.identity(&value.getattr(intern!(self.py, "__func__"))?)?;
@@ -617,16 +628,56 @@ impl<'py> Scan<'py> {
     }
 
     fn object(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> PyResult<()> {
-        let table = value.getattr_opt(intern!(self.py, "__dict__"))?.and_then(|t| t.cast_into_exact::<PyDict>().ok());
-        let Some(table) = table else {
+        let is_plain = self.questions.is_plain.call1((value.get_type(),))?.is_truthy()?;
+        let slots: Vec<Py<PyString>> =
+            if is_plain { Vec::new() } else { self.questions.slots.call1((value.get_type(),))?.extract()? };
+        let table = self.own_table(value)?;
+        if table.is_none() && slots.is_empty() {
             return self.identity(value);
-        };
+        }
         self.note(value)?;
-        if !self.questions.is_plain.call1((value.get_type(),))?.is_truthy()? {
+        if !is_plain {
             self.identity(value)?;
         }
-        self.dicts.note_attributes(value, &table)?;
-        self.items(&table, depth)
+        if !slots.is_empty() {
+            for held in self.lists.note_slots(value, slots)? {
+                // Of tensors, and of what cannot be looked into, which it is.
+                if self.kind_of(&held) == Kind::Tensor {
+                    self.identity(&held)?;
+                }
+                self.token(&held, depth - 1)?;
+            }
+        }
+        table.map_or(Ok(()), |table| self.attributes_of(value, &table, depth))
+    }
+
+    /// The `__dict__` of an object, if it has one that is nothing but a dictionary.
+    fn own_table(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let table = value.getattr_opt(intern!(self.py, "__dict__"))?;
+        Ok(table.and_then(|table| table.cast_into_exact::<PyDict>().ok()))
+    }
+
+    fn attributes_of(
+        &mut self,
+        value: &Bound<'py, PyAny>,
+        table: &Bound<'py, PyDict>,
+        depth: u32,
+    ) -> PyResult<()> {
+        self.dicts.note_attributes(value, table)?;
+        self.items(table, depth)
+    }
+
+    /// An array of numbers: what is in it, as it may be written at any time.
+    fn array(&mut self, value: &Bound<'py, PyAny>) -> PyResult<()> {
+        self.note(value)?;
+        match self.lists.note_items(value, Kind::Array) {
+            Ok(contents) => {
+                self.tokens.tag(TEXT);
+                contents.iter().try_for_each(|bytes| Ok(self.tokens.bytes(bytes.cast::<PyBytes>()?.as_bytes())))
+            }
+            // Of a class that shows them otherwise.
+            Err(_) => self.identity(value),
+        }
     }
 
     fn items(&mut self, table: &Bound<'py, PyDict>, depth: u32) -> PyResult<()> {
@@ -646,16 +697,26 @@ impl<'py> Scan<'py> {
         if !matches!(kind, Kind::Tuple | Kind::FrozenSet) {
             self.note(value)?;
         }
+        // A class of its own may have attributes, too.
+        let is_mutable = matches!(kind, Kind::Dict | Kind::List | Kind::Deque | Kind::Set);
+        if is_mutable && let Some(own) = self.own_table(value)? {
+            self.attributes_of(value, &own, depth)?;
+        }
         if kind == Kind::Dict {
             let table = value.cast::<PyDict>()?;
+            if table.get_type().is(&self.questions.ordered) {
+                for key in self.lists.note_order(table)? {
+                    self.name(&key)?;
+                }
+            }
             self.dicts.note(table)?;
             return self.items(table, depth);
         }
         let items: Vec<Bound<'py, PyAny>> = match kind {
-            Kind::List => self.lists.note_list(value.cast()?),
+            Kind::List => self.lists.note_items(value, kind)?,
             Kind::Deque => {
                 self.token(&value.getattr(intern!(self.py, "maxlen"))?, depth)?;
-                self.lists.note_deque(value)?
+                self.lists.note_items(value, kind)?
             }
             Kind::Set => self.lists.note_set(value.cast()?),
             Kind::FrozenSet => value.cast::<PyFrozenSet>()?.iter().collect(),
@@ -788,15 +849,17 @@ impl Tree {
         obstacle: Bound<'py, PyAny>,
         around: Bound<'py, PyAny>,
         is_plain: Bound<'py, PyAny>,
+        slots: Bound<'py, PyAny>,
         adapter: Option<Bound<'py, PyType>>,
     ) -> PyResult<Self> {
         shielded("reading a module", || {
             let py = module.py();
+            let ordered = py.import("collections")?.getattr("OrderedDict")?;
             let mut scan = Scan {
                 py,
                 classes: Classes::get(py)?,
                 exchange: Exchange::get(py)?,
-                questions: Questions { base_of, obstacle, around, is_plain, adapter },
+                questions: Questions { base_of, obstacle, around, is_plain, slots, ordered, adapter },
                 tokens: Tokens::default(),
                 kinds: ByAddress::default(),
                 roles: ByAddress::default(),

@@ -66,7 +66,7 @@ def kernels(name: str, dtype: torch.dtype, profiles: list[str]) -> dict[str, str
 
 def units(texts: Mapping[str, str]) -> Iterator[tuple[list[str], int]]:
     """What is compiled at once, for one architecture in turn: attention alone, as it takes as long as a dozen others.
-    `tests/cuda_kernels.rs` has attention of every head size for all."""
+    `tests/cuda_kernels.rs` has attention of every head size for three."""
     archs = list(ARCHS)
     attention = [[text] for name, text in texts.items() if name.startswith("attention_")]
     others = [text for name, text in texts.items() if not name.startswith("attention_")]

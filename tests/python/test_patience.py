@@ -230,7 +230,7 @@ def test_weights_on_meta_are_read_as_fast_as_others() -> None:
         best = float("inf")
         for _ in range(3):
             start = time.perf_counter()
-            tree = _native.Tree(module, base_of, lambda _: None, lambda _: None, lambda _: True, None)
+            tree = _native.Tree(module, base_of, lambda _: None, lambda _: None, lambda _: True, lambda _: [], None)
             _native.Watch(tree, [], None)
             best = min(best, time.perf_counter() - start)
         return best

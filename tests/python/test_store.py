@@ -477,7 +477,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(net: nn.Module) -> None:
 def test_a_part_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
     pipe = types.SimpleNamespace(unet=testing.build("sd15-unet"), text_encoder=Net().eval())
     # Deeper than modules in attributes are found.
-    pipe.text_encoder.other = {"a": {"b": [{"module": nn.Linear(2, 2)}]}}
+    pipe.text_encoder.other = {"a": {"b": {"c": {"d": {"e": [{"module": nn.Linear(2, 2)}]}}}}}
     oxidiff.compile_pipe(pipe, cache=False)
     pipe.unet(**testing.example_inputs("sd15-unet"))
     pipe.text_encoder(image())

@@ -8,6 +8,7 @@ import gc
 import pickle
 import random
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -480,25 +481,17 @@ def test_weights_in_whole_numbers_are_stored() -> None:
     assert captures == [1, 0]
 
 
-class Hidden:
-    """What nobody looks into."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
 class WithHidden(nn.Module):
     """A layer that adds what it has hidden to its weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(8, 8))
-        self.hidden = Hidden(torch.Tensor._make_subclass(Tensor, self.weight, False))
+        # What nobody looks into.
+        self.hidden = types.MappingProxyType({"tensor": torch.Tensor._make_subclass(Tensor, self.weight, False)})
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.weight + self.hidden.tensor)
+        return x @ (self.weight + self.hidden["tensor"])
 
 
 def test_another_name_of_a_weight_that_was_made_before_is_never_stale() -> None:

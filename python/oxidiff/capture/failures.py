@@ -16,7 +16,7 @@ class ChangedError(CaptureError):
 
 
 class ElsewhereError(CaptureError):
-    """It is to be captured in the thread of a call: ``forward`` asks for modes of the process, which calls change."""
+    """It is to be captured in the thread of a call: ``forward`` asks for modes or variables that are a call's."""
 
 
 class StrangerError(CaptureError):

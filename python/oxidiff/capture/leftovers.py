@@ -11,9 +11,10 @@ import gc
 import itertools
 import operator
 import sys
+import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,24 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..errors import CaptureError
 from .guards import plain
-from .weights import OBJECTS_DEEP, WeightIndex, is_plain_object
-from .writes import ABSENT, CONTAINERS, MAX_NESTED, Cells, containers, is_as, is_traced, is_value
+from .weights import OBJECTS_DEEP, WeightIndex
+from .writes import (
+    ABSENT,
+    CONTAINERS,
+    ITERATORS,
+    MAX_NESTED,
+    STATEFUL,
+    Cells,
+    Slots,
+    containers,
+    fill_state,
+    is_as,
+    is_plain_object,
+    is_same_state,
+    is_traced,
+    is_value,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -115,12 +132,12 @@ class Change:
 
 @dataclass(slots=True)
 class Content:
-    """A list or set in an attribute that ``forward`` changed."""
+    """A list, set, array or generator in an attribute that ``forward`` changed."""
 
     label: str
     holder: Any
-    before: list[Any]
-    after: list[Any]
+    before: Any
+    after: Any
     is_outside: bool = False
     module: str = ""
     holds_tensor: bool = False
@@ -130,9 +147,11 @@ class Content:
         _fill(self.holder, self.before)
 
 
-def _fill(holder: list[Any] | set[Any] | deque[Any], content: list[Any]) -> None:
+def _fill(holder: Any, content: Any) -> None:
     # Never empty in between, for threads that read it.
-    if isinstance(holder, list):
+    if isinstance(holder, STATEFUL):
+        fill_state(holder, content)
+    elif isinstance(holder, list):
         holder[:] = content
     elif isinstance(holder, deque):
         holder.extend(content)
@@ -191,7 +210,7 @@ class Before:
             id(v): (f"{path}.{name}" if path else name, v)
             for path, module, _, before in self._tables
             for name, v in before.items()
-            if name not in _OF_MODULES and isinstance(v, CONTAINERS) and module not in weights.shared
+            if name not in _OF_MODULES and isinstance(v, _HOLDERS) and module not in weights.shared
         }
         self._kept = [(label, holder, _copy_of(holder)) for label, holder in containers((*own.values(), *holders))]
         # Set anew by each call: nobody is to find what it was in the last.
@@ -203,6 +222,11 @@ class Before:
         }
         self._outer = [(label, table, name, table.get(name, ABSENT)) for label, table, name in weights.outer.names]
         self._outer_kept = [(label, holder, _copy_of(holder)) for label, holder in weights.outer.holders]
+        for kept, is_outside in ((self._kept, False), (self._outer_kept, True)):
+            for label, holder, _ in kept:
+                if isinstance(holder, ITERATORS):
+                    what = f"forward may take from {label}, {type(holder).__name__}, of which is not seen how far it is"
+                    raise KeptError(what, [Content(label, holder, [], [], is_outside)])
         self._where: str | None = None
         """The path of the module whose ``forward`` was first seen to have written outside of modules."""
         # A cached function would hand out what it made at another size, and keep meta tensors for later callers.
@@ -226,6 +250,8 @@ class Before:
                     old, new = copied.get(name, ABSENT), now.get(name, ABSENT)
                     if not is_as(old, new) and is_value(old) and is_value(new):
                         yield Change(f"{label}[{name!r}]", holder, name, old, new, is_item=True, is_outside=True)
+            elif isinstance(holder, STATEFUL):
+                yield from _content_changes(label, holder, copied, is_outside=True)
             elif not is_as(list(holder), copied) and all(map(is_value, (*holder, *copied))):
                 yield Content(label, holder, copied, list(holder), is_outside=True)
 
@@ -346,14 +372,22 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 """What every module has in its `__dict__`."""
 
 
+_HOLDERS = (*CONTAINERS, *STATEFUL)
+
+
 def _copy_of(holder: Any) -> Any:
+    if isinstance(holder, STATEFUL):
+        return state_of(holder)
     return dict(dict.items(holder)) if isinstance(holder, dict) else list(holder)
 
 
-def _content_changes(label: str, holder: Any, before: Any) -> list[Change | Content]:
+def _content_changes(label: str, holder: Any, before: Any, is_outside: bool = False) -> list[Change | Content]:
     """What is otherwise in a list, dictionary or set than before, but for numbers in the place of others: nothing shows who
     writes there, and a factor is more likely set by another thread than by ``forward``. Where that does it, the module
     never stays as it was and runs eager, but the factor is changed by the attempts to capture it, too."""
+    if isinstance(holder, STATEFUL):
+        state = state_of(holder)
+        return [] if is_same_state(state, before) else [Content(label, holder, before, state, is_outside)]
     if isinstance(holder, dict):
         names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, ABSENT) is not holder.get(n, ABSENT)]
         items = ((n, before.get(n, ABSENT), plain(holder.get(n, ABSENT))) for n in names)
@@ -379,6 +413,12 @@ def _restore(holder: Any, before: Any) -> list[Any]:
             else:
                 del holder[key]
         return list(made.values())
+    if isinstance(holder, STATEFUL):
+        value = state_of(holder)
+        if value is before or not _is_made(value):
+            return []
+        _fill(holder, before)
+        return [value]
     known = set(map(id, before))
     found = [value for value in list(holder) if id(value) not in known and _is_made(value)]
     if found:
@@ -414,35 +454,11 @@ def _made_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
         yield from _made_in(item, depth - 1)
 
 
-class _Slots(MutableMapping[str, Any]):
-    """The attributes of an object that are in no dictionary."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._names = [
-            name
-            for cls in type(value).__mro__
-            for name, member in cls.__dict__.items()
-            if isinstance(member, types.MemberDescriptorType)
-        ]
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return object.__getattribute__(self._value, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        object.__setattr__(self._value, name, value)
-
-    def __delitem__(self, name: str) -> None:
-        object.__delattr__(self._value, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if name in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def _tables_of(value: Any) -> list[tuple[Any, Any]]:
+    """The attributes of an object of the program's own, those in slots apart, each after what they are of."""
+    has_table = is_plain_object(type(value)) or isinstance(value, threading.local)
+    found = [(value, value.__dict__)] if has_table else []
+    return [*found, (slots, slots)] if (slots := Slots(value)).names else found
 
 
 def _reached(functions: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any, Any]], list[tuple[str, Any]]]:
@@ -475,22 +491,11 @@ def _reached(functions: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any,
             parts = ((repr(key), item) for key, item in items if not isinstance(item, _PLAIN))
         elif isinstance(value, tuple):
             parts = ((str(i), v) for i, v in enumerate(value))
-        elif is_plain_object(type(value)):
-            tables.append((label, value, value.__dict__))
-            parts = (*value.__dict__.items(), *(slots := _Slots(value)).items())
-            if slots._names:
-                tables.append((label, slots, slots))
-        elif _has_slots_alone(type(value)):
-            slots = _Slots(value)
-            tables.append((label, slots, slots))
-            parts = slots.items()
+        elif own := _tables_of(value):
+            tables += [(label, owner, table) for owner, table in own]
+            parts = [one for _, table in own for one in table.items()]
         waiting += [(f"{label}.{name}", part) for name, part in parts]
     return tables, holders
-
-
-def _has_slots_alone(kind: type) -> bool:
-    is_own = kind.__module__.partition(".")[0] not in ("builtins", "torch", "numpy")
-    return is_own and kind.__dictoffset__ == 0 and any("__slots__" in cls.__dict__ for cls in kind.__mro__)
 
 
 _PLAIN = (type(None), bool, int, float, str, Tensor)
@@ -513,11 +518,12 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
             if value.__closure__:
                 seen.add(id(value))
                 yield label, value, Cells(value)
-        elif is_plain_object(type(value)):
+        elif tables := _tables_of(value):
             seen.add(id(value))
-            yield label, value, value.__dict__
-            if depth > 1:
-                waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in value.__dict__.items()]
+            for owner, table in tables:
+                yield label, owner, table
+                if depth > 1:
+                    waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in table.items()]
         elif isinstance(value, (list, tuple, dict, deque)) and depth > 1 and len(waiting) < MAX_NESTED:
             seen.add(id(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -542,6 +548,8 @@ def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
             if id(value.__dict__) in tables:
                 return True
             continue
+        if id(value) in tables:
+            return True
         if is_plain_object(type(value)):
             value = value.__dict__
         if not isinstance(value, (*CONTAINERS, tuple)) or id(value) in seen:

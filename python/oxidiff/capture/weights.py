@@ -8,7 +8,6 @@ closure or an ``lru_cache``, is held by reference.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,25 +20,15 @@ from torch import Tensor
 from ..adapters import adapter_class, named_modules, walk
 from .meta import META_DEVICE
 from .signature import PLAIN_TENSORS
-from .writes import Outer
+from .writes import Outer, is_plain_object, slots_of
 
-__all__ = ["FLOAT8", "OBJECTS_DEEP", "Member", "WeightIndex", "WeightSlot", "as_stored", "is_plain_object"]
+__all__ = ["FLOAT8", "OBJECTS_DEEP", "Member", "WeightIndex", "WeightSlot", "as_stored"]
 
 FLOAT8: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}
 """Floats of 8 bits, values of which are bytes in programs: how many bits are the fraction, and the bias of the exponent."""
 
-OBJECTS_DEEP = 3
+OBJECTS_DEEP = 6
 """As deep as a module's structure is watched: objects, lists and dictionaries inside of each other."""
-
-_NOT_OWN = frozenset(("torch", "builtins", __name__.partition(".")[0], *sys.stdlib_module_names))
-"""Packages whose objects keep nothing that a forward would make."""
-
-
-def is_plain_object(kind: type) -> bool:
-    """Whether things of this type are objects of the program's own, with attributes, and not modules or tensors."""
-    if kind.__dictoffset__ == 0 or issubclass(kind, (type, dict, list, tuple, torch.nn.Module, Tensor)):
-        return False
-    return kind.__module__.partition(".")[0] not in _NOT_OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +39,11 @@ class Member:
 
     def __str__(self) -> str:
         return f".{self.name}"
+
+    def of(self, value: Any) -> Any:
+        """What an object has there, in its dictionary or in a slot."""
+        table = getattr(value, "__dict__", {})
+        return table[self.name] if self.name in table else object.__getattribute__(value, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ class WeightSlot:
         holder = root.get_submodule(self.module) if modules is None else modules[self.module]
         value: Any = getattr(holder, self.attribute)
         for key in self.keys:
-            value = value.__dict__[key.name] if isinstance(key, Member) else value[key]
+            value = key.of(value) if isinstance(key, Member) else value[key]
         if not isinstance(value, Tensor):
             raise TypeError(f"{self.name} is no tensor any more but {type(value).__name__}")
         return value
@@ -256,7 +250,9 @@ def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tenso
         for k, item in value.items():
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (k, *keys), tensor
-    elif depth and is_plain_object(type(value)):
-        for name, item in list(value.__dict__.items()):
+    elif depth:
+        held = list(value.__dict__.items()) if is_plain_object(type(value)) else []
+        held += [(name, getattr(value, name)) for name in slots_of(type(value)) if hasattr(value, name)]
+        for name, item in held:
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (Member(name), *keys), tensor

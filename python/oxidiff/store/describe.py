@@ -33,8 +33,8 @@ import sys
 import sysconfig
 import threading
 import types
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence, Set
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
@@ -47,8 +47,19 @@ from .. import _native
 from ..adapters import adapter_class, named_modules
 from ..ambient import ASKED
 from ..capture.signature import PLAIN_TENSORS
-from ..capture.weights import is_count, is_plain_object
-from ..capture.writes import CONTAINERS, Cells, ClassTable, Outer, is_value
+from ..capture.weights import is_count
+from ..capture.writes import (
+    ARRAYS,
+    CONTAINERS,
+    STATEFUL,
+    Cells,
+    ClassTable,
+    Outer,
+    Slots,
+    is_plain_object,
+    is_value,
+    slots_of,
+)
 from ..errors import is_interrupt
 from ..hooks import replaced
 from ..outside import Reading, attributes_read, globals_read, modules_imported, variables_set, writes_in, writes_inside
@@ -69,6 +80,8 @@ _BY_TEXT = (
     fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath,
     operator.itemgetter, operator.attrgetter, operator.methodcaller,
 )  # fmt: skip
+_OF_CALLERS = (threading.local, contextvars.ContextVar)
+"""What holds another thing in each thread or context."""
 _NAMESPACES = frozenset((argparse.Namespace, types.SimpleNamespace))
 _OF_DATA = frozenset({"argparse", "builtins", "collections", "configparser", "functools", "numpy", "types"})
 """Modules of the platform whose objects at the top of a file may be what a program is configured by."""
@@ -105,11 +118,13 @@ class Surroundings:
         found: All that it finds, to be watched.
         outer: What of it the code may write.
         asked: Says how modes of torch are that it asks for.
+        is_of_callers: Whether some of it is another thing in another thread or context.
     """
 
     found: _native.Surroundings
     outer: Outer
     asked: tuple[Callable[[], Any], ...] = ()
+    is_of_callers: bool = False
 
 
 class Description:
@@ -315,8 +330,10 @@ class _Tree:
             return value.type if isinstance(value, torch.device) else str(value)
         if isinstance(value, Tensor):
             return self._tensor(value, f"tensor {len(self._tensors)} of those in attributes", depth)
-        if isinstance(value, numpy.ndarray):
-            return f"array {value.dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
+        if isinstance(value, (numpy.ndarray, memoryview)):
+            self.code.note_contents(value)
+            dtype = value.format if isinstance(value, memoryview) else value.dtype
+            return f"array {dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
         if isinstance(value, type):
             return self.code.reach_class(value)
         if isinstance(value, torch.nn.Module):
@@ -341,11 +358,17 @@ class _Tree:
         if _is_routine(value):
             return self._routine(value, depth)
         if isinstance(value, contextvars.ContextVar):
+            self.code.note_contents(value)
             return f"context variable {value.name} {self._inner(value.get(None), depth)}"
+        if isinstance(value, threading.local):
+            self.code.note_contents(value)
+            return f"{self.code.reach_class(kind)} {self._inner(vars(value), depth)}"
         name = self.code.reach_class(kind)
         # A graph of torch.fx is notes about the code that was made from it; a lock says nothing about a graph.
         if kind.__module__.startswith(("torch.fx", "torch._dynamo", "_thread")):
             return name
+        if isinstance(value, ARRAYS):
+            self.code.note_contents(value)
         if isinstance(value, _BY_TEXT) or kind.__module__.startswith("packaging."):
             return f"{name} {value!r}"
         self.code.note_contents(value)
@@ -354,14 +377,17 @@ class _Tree:
             raise ValueError(f"there is too much in a {name}")
         if isinstance(value, Mapping):
             # Of a dictionary what it has, not what its class makes of that.
-            held = dict.items(value) if isinstance(value, dict) else value.items()
+            ordered = OrderedDict if isinstance(value, OrderedDict) else dict
+            held = ordered.items(value) if isinstance(value, dict) else value.items()
             items = ((k, v) for k, v in held if k not in _ORIGINS)
             inside = ", ".join(f"{self.value(k, depth - 1)}: {self._item(value, k, v, depth - 1)}" for k, v in items)
-            return f"{name}{{{inside}}}"
+            return f"{name}{{{inside}}}{self._beside(value, depth)}"
         if isinstance(value, list | tuple | deque):
-            return f"{name}[{', '.join(self._item(value, i, item, depth - 1) for i, item in enumerate(value))}]"
+            inside = ", ".join(self._item(value, i, item, depth - 1) for i, item in enumerate(value))
+            return f"{name}[{inside}]{self._beside(value, depth)}"
         if isinstance(value, set | frozenset):
-            return f"{name}{{{', '.join(sorted(self.value(item, depth - 1) for item in value))}}}"
+            inside = ", ".join(sorted(self.value(item, depth - 1) for item in value))
+            return f"{name}{{{inside}}}{self._beside(value, depth)}"
         table = _attributes(value)
         if table is None:
             raise ValueError(f"the state of a {name} cannot be seen")
@@ -373,6 +399,15 @@ class _Tree:
         items = ((k, v) for k, v in table.items() if k not in _ORIGINS)
         inside = ", ".join(f"{k}={self._item(table, k, v, depth - 1)}" for k, v in items)
         return f"{name}({inside})"
+
+    def _beside(self, container: Any, depth: int) -> str:
+        """The attributes of a container, other than what is in it."""
+        table = getattr(container, "__dict__", None)
+        if not isinstance(container, CONTAINERS) or type(table) is not dict:
+            return ""
+        items = ((k, v) for k, v in table.items() if not (isinstance(container, dict) and container.get(k, self) is v))
+        inside = ", ".join(f"{k}={self._item(table, k, v, depth - 1)}" for k, v in items if k not in _ORIGINS)
+        return f"({inside})" if inside else ""
 
     def _inner(self, value: Any, depth: int) -> str:
         if not depth:
@@ -391,7 +426,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """The attributes of an object, if they are all of its state."""
     table = getattr(value, "__dict__", None)
     if type(table) is dict:
-        return table
+        beside = slots_of(type(value))
+        return {**{n: getattr(value, n) for n in beside if hasattr(value, n)}, **table} if beside else table
     slots: dict[str, Any] = {}
     for cls in type(value).__mro__[:-1]:
         names = cls.__dict__.get("__slots__")
@@ -536,6 +572,8 @@ _RANDOM = frozenset({"numpy.random", "random"})
 """Names in code that draws from the generators of Python and numpy; others call functions of theirs."""
 
 
+_BY_TEXTS = frozenset({"__dict__", "setattr", "vars"})
+"""Names in code that may set attributes by texts."""
 _SEEDING = frozenset(
     {
         "default_generator", "fork_rng", "get_rng_state", "get_rng_state_all", "initial_seed", "manual_seed",
@@ -597,7 +635,15 @@ class _Code:
         """All that was found there, by id."""
         self._sets: set[str] = set()
         """Names of attributes that code sets."""
+        self._passed: dict[int, tuple[str, Any]] = {}
+        """What code of the program's own finds outside, by id, with labels: another function of its own may write there."""
+        self._own_sets: set[str] = set()
+        self._own_texts: set[str] = set()
+        self._has_own_items = False
+        """What such code sets, what it may set by a text, and whether it writes items of containers."""
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
+        self._written_there: dict[tuple[int, str], tuple[str, Any, str]] = {}
+        """The same, of what may be handed on: that nobody reads it there is no reason to look at it at each call."""
         self._altered: dict[int, tuple[str, Any]] = {}
         self._may_draw, self._may_seed = is_tolerant, False
         self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
@@ -646,9 +692,24 @@ class _Code:
         self._finish_code()
         while self._read_objects():
             self._finish_code()
+        self._note_passed()
         for label, options in self._options.items():
             self._rows[label] = {f"{name}={text}" for name, text in options.items()}
         return {name: " ".join(sorted(found)) for name, found in self._rows.items()}
+
+    def _note_seen(self, label: str, value: Any) -> None:
+        """Notes what code of the program's own finds, other than classes, files, and functions without attributes."""
+        is_code = isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
+        if not (is_code or (isinstance(value, types.FunctionType) and not value.__dict__)):
+            self._passed.setdefault(id(value), (label, value))
+
+    def _note_passed(self) -> None:
+        """Notes what code may write that is handed on to it: a function that counts in the object that it is passed."""
+        sets = self._own_sets | (self._own_texts if self._has_own_items else set())
+        if sets or self._has_own_items:
+            for label, value in self._passed.values():
+                # What is there now may be a time, or a number of the run.
+                self._note_written(label, value, sets, self._has_own_items, None, {})
 
     def named_of(self, value: Any, table: dict[str, Any]) -> str:
         """The name of an object of which that is described which code reads: a folder for results, a time or a number of the
@@ -714,10 +775,10 @@ class _Code:
         written, left = self._outer(), _MAX_WATCHED
         for key, (owner, held) in list(self._contents.items()):
             if not isinstance(held, dict):
-                left -= len(held) if owner is None else 1
+                left -= len(held) if owner is None and isinstance(held, CONTAINERS) else 1
                 if left < 0:
                     del self._contents[key]
-        tables += [(table, [name], []) for _, table, name in written.names if isinstance(table, dict)]
+        tables += [(table, [name], []) for _, table, name in self._written.values() if isinstance(table, dict)]
         contents = [
             (
                 owner,
@@ -727,14 +788,18 @@ class _Code:
             for owner, held in self._contents.values()
         ]
         asked = tuple(dict.fromkeys(ASKED[name] for name in sorted(self._modes)))
-        return Surroundings(_native.Surroundings(tables, contents), written, asked)
+        is_of_callers = any(isinstance(held, _OF_CALLERS) for _, held in self._contents.values())
+        return Surroundings(_native.Surroundings(tables, contents), written, asked, is_of_callers)
 
     def _outer(self) -> Outer:
         """What the code may write outside of modules."""
+        if self.is_tolerant:
+            self._note_passed()
         for cls in [cls for cls in self._classes if not _is_of_platform(cls)]:
             for name in self._sets & cls.__dict__.keys():
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
-        return Outer(self._written.values(), self._altered.values(), self._may_draw, self._may_seed, self._untracked())
+        names = (self._written_there | self._written).values()
+        return Outer(names, self._altered.values(), self._may_draw, self._may_seed, self._untracked())
 
     def _untracked(self) -> list[dict[Any, Any]]:
         """Dictionaries in what was found outside of modules, however deep, that Python's collector does not know."""
@@ -752,36 +817,46 @@ class _Code:
                 waiting += [vars(value)] if isinstance(value, threading.local) else gc.get_referents(value)
         return found
 
-    def _note_place(self, label: str, owner: Any, table: Any, name: str, state: list[str]) -> None:
+    def _note_place(self, label: str, owner: Any, table: Any, name: str, state: list[str] | None) -> None:
+        if state is None:
+            self._written_there[id(owner), name] = label, table, name
+            return
         self._written[id(owner), name] = label, table, name
         # A program is of calls that find there what they would leave there.
         if is_value(value := table.get(name)):
             state.append(f"{label}={value!r}")
 
     def _note_written(
-        self, label: str, value: Any, sets: Set[str], is_item: bool, state: list[str], seen: dict[int, Any]
+        self, label: str, value: Any, sets: Set[str], is_item: bool, state: list[str] | None, seen: dict[int, Any]
     ) -> None:
-        """Notes what code may write that sets these attributes, and perhaps items, in what it finds."""
+        """Notes what code may write that sets these attributes, and perhaps items, in what it finds; ``state`` gets what is
+        there, unless that is no part of the description."""
         if id(value) in seen or len(seen) > _MAX_WRITTEN:
             return
         seen[id(value)] = value
-        if isinstance(value, CONTAINERS):
-            if is_item:
+        if isinstance(value, (*CONTAINERS, *STATEFUL)):
+            if is_item or isinstance(value, STATEFUL):
                 self._altered[id(value)] = label, value
             return
-        is_object = is_plain_object(type(value)) or (isinstance(value, types.FunctionType) and bool(sets))
-        is_object = is_object and type(getattr(value, "__dict__", None)) is dict
+        is_object = _has_attributes(type(value)) or (isinstance(value, types.FunctionType) and bool(sets))
+        is_object = is_object and type(getattr(value, "__dict__", {})) is dict
         is_class = isinstance(value, type) and not _is_of_platform(value)
         is_module = isinstance(value, types.ModuleType) and not _is_platform_module(value)
         if not (is_object or is_class or is_module):
             return
-        table = ClassTable(value) if is_class else value.__dict__
-        for name in sorted(sets):
-            self._note_place(f"{label}.{name}", value, table, name, state)
-        for name in [name for name in table if name in self._attributes and not name.startswith("__")]:
-            held = table[name]
-            if isinstance(held, (*CONTAINERS, types.FunctionType)) or (is_object and is_plain_object(type(held))):
-                self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
+        tables = [ClassTable(value)] if is_class else [value.__dict__] if hasattr(value, "__dict__") else []
+        if is_object and (slots := Slots(value)).names:
+            tables.append(slots)
+        for table in tables:
+            for name in sorted(sets & set(table.names) if isinstance(table, Slots) else sets):
+                self._note_place(f"{label}.{name}", value, table, name, state)
+            # What the platform's `UserDict` and the like have their items in is read by their own code.
+            is_all = isinstance(value, Mapping | MutableSequence)
+            for name in [n for n in table if (is_all or n in self._attributes) and not n.startswith("__")]:
+                held = table[name]
+                is_inner = is_object and _has_attributes(type(held))
+                if is_inner or isinstance(held, (*CONTAINERS, *STATEFUL, types.FunctionType)):
+                    self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
 
     def _read_of(self, owner: Any) -> Iterator[str]:
         """The attributes of an object that code may read."""
@@ -814,13 +889,26 @@ class _Code:
         """Notes what is inside of something that was found outside of modules."""
         if not self.is_outside:
             return
+        table = getattr(value, "__dict__", None)
         if isinstance(value, CONTAINERS):
             if len(value) <= _MAX_ITEMS:
                 self._contents[id(value)] = None, value
-        elif type(table := getattr(value, "__dict__", None)) is dict:
+                if isinstance(value, OrderedDict):
+                    order = OrderedDict.keys(value)
+                    self._contents[id(order)] = None, order
+            if type(table) is dict and table:
+                self._contents[id(table)] = value, table
+        elif isinstance(value, (*ARRAYS, *_OF_CALLERS)):
+            self._contents[id(value)] = None, value
+        elif type(table) is dict:
             self._contents[id(table)] = value, table
+            if slots_of(type(value)):
+                self._contents[id(value)] = value, value
             for held in list(table.values()) if isinstance(value, Mapping) else ():
                 self.note_contents(held)
+                # The dictionaries of a ChainMap.
+                for inner in held if isinstance(held, list) else ():
+                    self.note_contents(inner)
         elif _is_own(type(value)):
             self._contents[id(value)] = value, value
 
@@ -908,6 +996,9 @@ class _Code:
         self._table(function.__globals__)[2].append(function)
         code = function.__code__
         state = [_digest(code)]
+        if function.__dict__ and not code.co_filename.startswith(_PACKAGES):
+            state.append(self.named_of(function, function.__dict__))
+            self.note_outside(function)
         sets, is_item = writes_inside(code)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             state.append(self._held(default))
@@ -922,6 +1013,7 @@ class _Code:
             self._note_written(label, held, sets, is_item, state, {})
             if not code.co_filename.startswith(_PACKAGES) and name != "__class__":
                 self._contents[id(cell)] = cell, cell
+                self._note_seen(label, held)
         self._follow(code, function.__globals__, state)
         text = "\n".join(state).encode("utf-8", "surrogatepass")
         # A function and what it wraps may have one name.
@@ -947,6 +1039,11 @@ class _Code:
         is_asking = not _ENVIRONMENT.isdisjoint(names)
         assigned, sets, is_item = writes_in(code)
         self._sets |= sets
+        if is_own and code.co_name != "__init__":
+            self._own_sets |= sets
+            self._has_own_items = self._has_own_items or is_item
+            if not _BY_TEXTS.isdisjoint(names):
+                self._own_texts.update(text for text in _texts(code.co_consts) if text.isidentifier())
         self._may_draw = self._may_draw or not _RANDOM.isdisjoint(names)
         self._may_seed = self._may_seed or not _SEEDING.isdisjoint(names)
         for name in sorted(assigned):
@@ -960,7 +1057,9 @@ class _Code:
                     used.append(value)
                 self._may_draw = self._may_draw or _draws(value)
                 is_asking = is_asking or value is os.environ or value is os.getenv
-                if sets or is_item:
+                if is_own:
+                    self._note_seen(f"the global {name}", value)
+                if sets or is_item or isinstance(value, STATEFUL) or _has_attributes(type(value)):
                     self._note_written(f"the global {name}", value, sets, is_item, state, {})
                 state.append(f"{name}={self._outside(value)}")
         for name in (*modules_imported(code, table), *texts) if is_own else ():
@@ -1029,13 +1128,18 @@ class _Code:
         if kind in _NAMESPACES:
             self.note_outside(value)
             return self.named_of(value, value.__dict__)
-        if isinstance(value, _BY_TEXT) or kind.__module__ in _OF_DATA:
+        if isinstance(value, (*_BY_TEXT, *_OF_CALLERS)) or kind.__module__ in _OF_DATA:
             with _undescribed():
                 return self._found(value, _DEPTH)
         if not isinstance(value, types.ModuleType):
             self._roots[id(value)] = value
             self.reach_class(kind)
         return kind.__name__
+
+
+def _has_attributes(kind: type) -> bool:
+    """Whether things of a type are a program's own, with attributes in a dictionary or in slots."""
+    return is_plain_object(kind) or bool(slots_of(kind))
 
 
 def _is_of_platform(kind: type) -> bool:
