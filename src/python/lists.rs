@@ -105,7 +105,8 @@ impl Held {
         let is_same = |now: &Bound<'_, PyAny>, before: &Py<PyAny>| is_equal(now, before.bind(py)).unwrap_or(false);
         // Where another thread writes meanwhile, an iterator says so.
         self.how.read(holder).map_or(true, |items| {
-            items.len() != self.before.len() || !items.iter().zip(&self.before).all(|(now, before)| is_same(now, before))
+            items.len() != self.before.len()
+                || !items.iter().zip(&self.before).all(|(now, before)| is_same(now, before))
         })
     }
 }

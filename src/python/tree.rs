@@ -657,12 +657,7 @@ impl<'py> Scan<'py> {
         Ok(table.and_then(|table| table.cast_into_exact::<PyDict>().ok()))
     }
 
-    fn attributes_of(
-        &mut self,
-        value: &Bound<'py, PyAny>,
-        table: &Bound<'py, PyDict>,
-        depth: u32,
-    ) -> PyResult<()> {
+    fn attributes_of(&mut self, value: &Bound<'py, PyAny>, table: &Bound<'py, PyDict>, depth: u32) -> PyResult<()> {
         self.dicts.note_attributes(value, table)?;
         self.items(table, depth)
     }
@@ -673,7 +668,10 @@ impl<'py> Scan<'py> {
         match self.lists.note_items(value, Kind::Array) {
             Ok(contents) => {
                 self.tokens.tag(TEXT);
-                contents.iter().try_for_each(|bytes| Ok(self.tokens.bytes(bytes.cast::<PyBytes>()?.as_bytes())))
+                for bytes in contents {
+                    self.tokens.bytes(bytes.cast::<PyBytes>()?.as_bytes());
+                }
+                Ok(())
             }
             // Of a class that shows them otherwise.
             Err(_) => self.identity(value),
