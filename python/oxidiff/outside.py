@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .capture.writes import STATEFUL
+from .capture.stateful import is_stateful
 
 __all__ = [
     "Outside",
@@ -52,7 +52,7 @@ _LIBRARIES = (
     *(os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib", "stdlib")),
 )
 _VALUES: tuple[type, ...] = (
-    Tensor, int, float, str, bool, type(None), list, tuple, dict, set, deque, threading.local, *STATEFUL,
+    Tensor, int, float, str, bool, type(None), list, tuple, dict, set, deque, threading.local,
 )  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _OPAQUE = (type, types.BuiltinFunctionType, nn.Module)
@@ -164,7 +164,7 @@ class Outside:
         if isinstance(value, nn.Module):
             self._put(self.modules, label, value)
             return
-        if isinstance(value, _VALUES):
+        if isinstance(value, _VALUES) or is_stateful(value):
             self._put(self.values, label, value)
             return
         if type(value).__module__ == "oxidiff.module":

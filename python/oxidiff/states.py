@@ -42,6 +42,8 @@ MAX_EPOCHS = 64
 MAX_CHANGES = 3
 """How often in a row another thread may change a module while it is captured or its weights are bound."""
 _MAX_RECOUNTED = 3
+_MAX_ROUNDS = 16
+"""Looks at a module that is another one at each, until its call runs eager."""
 
 
 def count_of(counter: itertools.count[int]) -> int:
@@ -129,7 +131,12 @@ class States:
             with collection_paused():
                 epoch = self.enter(self._first_look())
             self.refresh(epoch)
+        rounds = 0
         while bits := epoch.watch.poll():
+            # A module that another thread changes all the time, or that a look at it changes.
+            rounds += 1
+            if rounds > _MAX_ROUNDS:
+                raise ChangedError(CHANGED)
             suspects = epoch.watch.changed_tensors()
             if bits & SURROUNDINGS:
                 epoch = self.leave_outdated(epoch)

@@ -27,7 +27,7 @@ from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
 from .capture.signature import PLAIN, PLAIN_TENSORS
 from .capture.weights import OBJECTS_DEEP, is_count
-from .capture.writes import is_plain_object, slots_of
+from .capture.writes import IS_HEAP_TYPE, is_plain_object, slots_of
 from .hooks import Around, casting, is_idle, replaced
 from .outside import Reading, functions_held, modules_held
 
@@ -264,10 +264,6 @@ def _form(tensor: Tensor) -> Hashable:
     """What is known of a tensor without its contents."""
     is_strided = tensor.layout is torch.strided
     return str((tensor.dtype, tuple(tensor.shape), tensor.stride() if is_strided else tensor.layout, tensor.device))
-
-
-IS_HEAP_TYPE = 1 << 9
-"""Flag of classes that are made by a class statement."""
 
 
 @functools.cache

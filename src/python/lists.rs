@@ -2,11 +2,11 @@
 //! threads and contexts. Whether it holds something else than when it was noted is seen by comparing every item: by identity,
 //! or as equal numbers and texts of one type, since 1, 1.0 and True are equal and tensors do not say whether they are.
 
-use pyo3::exceptions::PyValueError;
-use pyo3::intern;
+use pyo3::exceptions::{PyAttributeError, PyLookupError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PySlice, PyString, PyTuple};
+use pyo3::{ffi, intern};
 
 use super::attributes::Kind;
 use super::tree::ByAddress;
@@ -118,9 +118,10 @@ impl How {
             Self::Keys => holder.try_iter()?.collect(),
             Self::Slots(names) => {
                 let py = holder.py();
-                // Stands for what nothing was assigned to.
-                let absent = || py.get_type::<PyAny>().into_any();
-                names.iter().map(|name| Ok(holder.getattr_opt(name.bind(py))?.unwrap_or_else(absent))).collect()
+                names
+                    .iter()
+                    .map(|name| Ok(plain_attribute(holder, name.bind(py))?.unwrap_or_else(|| absent(py))))
+                    .collect()
             }
         }
     }
@@ -129,8 +130,11 @@ impl How {
 /// What is in a list, deque, array or variable now.
 pub(super) fn items_of<'py>(holder: &Bound<'py, PyAny>, kind: Kind) -> PyResult<Vec<Bound<'py, PyAny>>> {
     match kind {
-        Kind::Array => Ok(vec![contents(holder)?.into_any()]),
-        Kind::Variable => Ok(vec![holder.call_method1(intern!(holder.py(), "get"), (holder.py().None(),))?]),
+        Kind::Array => contents(holder),
+        Kind::Variable => match holder.call_method0(intern!(holder.py(), "get")) {
+            Err(error) if error.is_instance_of::<PyLookupError>(holder.py()) => Ok(vec![absent(holder.py())]),
+            found => Ok(vec![found?]),
+        },
         Kind::Local => {
             let own = holder.getattr(intern!(holder.py(), "__dict__"))?.cast_into::<PyDict>()?;
             Ok(own.iter().flat_map(|(name, value)| [name, value]).collect())
@@ -142,13 +146,35 @@ pub(super) fn items_of<'py>(holder: &Bound<'py, PyAny>, kind: Kind) -> PyResult<
     }
 }
 
-/// The type, the shape and the numbers of an array of numpy's or Python's, of bytes, or of a view of such.
-fn contents<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+/// Stands for what is not there.
+fn absent(py: Python<'_>) -> Bound<'_, PyAny> {
+    py.get_type::<PyAny>().into_any()
+}
+
+/// An attribute as objects have it: without the class's own ways to look for what is not there. Nothing, where there is none.
+pub(super) fn plain_attribute<'py>(
+    object: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = object.py();
+    // SAFETY: a live object and a text, under the GIL; the result is a new reference, or null with an exception set.
+    let found =
+        unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyObject_GenericGetAttr(object.as_ptr(), name.as_ptr())) };
+    match found {
+        Err(error) if error.is_instance_of::<PyAttributeError>(py) || error.is_instance_of::<PyValueError>(py) => {
+            Ok(None)
+        }
+        found => found.map(Some),
+    }
+}
+
+/// The numbers of an array of numpy's or Python's, of bytes, or of a view of such; of numpy's its type and shape, too.
+fn contents<'py>(array: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let py = array.py();
     if let Ok(bytes) = array.cast::<PyByteArray>()
         && bytes.len() <= MAX_BYTES
     {
-        return Ok(PyBytes::new(py, &bytes.to_vec()));
+        return Ok(vec![PyBytes::new(py, &bytes.to_vec()).into_any()]);
     }
     let dtype = array.getattr_opt(intern!(py, "dtype"))?;
     let (numbers, size) = match array.getattr_opt(intern!(py, "flat"))? {
@@ -165,22 +191,10 @@ fn contents<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(bytes) => PyBytes::new(py, &bytes.to_vec()),
         Err(_) => found.call_method0(intern!(py, "tobytes"))?.cast_into::<PyBytes>()?,
     };
-    let Some(dtype) = dtype else { return Ok(bytes) };
+    let Some(dtype) = dtype else { return Ok(vec![bytes.into_any()]) };
     let shape = array.getattr(intern!(py, "shape"))?;
-    let head = format!("{} {shape} ", dtype.getattr(intern!(py, "str"))?);
-    Ok(PyBytes::new(py, &[head.as_bytes(), bytes.as_bytes()].concat()))
-}
-
-/// What an attribute or a variable holds, if anything.
-pub(super) fn value_of<'py>(
-    object: &Bound<'py, PyAny>,
-    name: &Bound<'py, PyString>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    match object.getattr_opt(name) {
-        // A variable that nothing is assigned to.
-        Err(error) if error.is_instance_of::<PyValueError>(object.py()) => Ok(None),
-        found => found,
-    }
+    let head = format!("{} {shape}", dtype.getattr(intern!(py, "str"))?);
+    Ok(vec![PyString::new(py, &head).into_any(), bytes.into_any()])
 }
 
 /// The same object, or an equal number or text.

@@ -16,7 +16,7 @@ use pyo3::types::{PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
 use super::attributes::{Classes, Kind};
 use super::errors::shielded;
-use super::lists::{is_equal, is_value, tuple_of, value_of};
+use super::lists::{is_equal, is_value, plain_attribute, tuple_of};
 use super::versions::Dicts;
 
 /// One table: a `__dict__` of a file or a class, or what is found there.
@@ -201,7 +201,7 @@ fn all_equal<'py>(
 impl Slots {
     fn new(object: Bound<'_, PyAny>, names: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let found = names.into_iter().map(|name| {
-            let value = value_of(&object, name.cast::<PyString>()?)?;
+            let value = plain_attribute(&object, name.cast::<PyString>()?)?;
             Ok(Name::new(name, value))
         });
         Ok(Self { names: found.collect::<PyResult<_>>()?, object: object.unbind() })
@@ -211,7 +211,7 @@ impl Slots {
     fn each_changed(&self, py: Python<'_>, visit: &mut Visit<'_>) -> PyResult<bool> {
         for name in &self.names {
             if name.is_forgotten.load(Ordering::Relaxed)
-                || name.is_same(value_of(self.object.bind(py), name.name.bind(py).cast::<PyString>()?)?)?
+                || name.is_same(plain_attribute(self.object.bind(py), name.name.bind(py).cast::<PyString>()?)?)?
             {
                 continue;
             }

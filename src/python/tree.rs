@@ -23,7 +23,7 @@ use pyo3::{Borrowed, ffi, intern};
 use super::attributes::{Classes, Kind, Role, SKIPPED, role_of};
 use super::errors::shielded;
 use super::layout::{TensorLayout, prefetch};
-use super::lists::Lists;
+use super::lists::{Lists, plain_attribute};
 use super::tensor::{Exchange, View};
 use super::versions::Dicts;
 
@@ -602,7 +602,7 @@ impl<'py> Scan<'py> {
             Kind::Dict | Kind::List | Kind::Deque | Kind::Set | Kind::FrozenSet | Kind::Tuple if depth > 0 => {
                 self.container(kind, value, depth)
             }
-            Kind::Array => self.array(value),
+            Kind::Array => self.array(value, depth),
             Kind::Local | Kind::Variable if depth > 0 => {
                 self.note(value)?;
                 self.identity(value)?;
@@ -629,8 +629,7 @@ impl<'py> Scan<'py> {
 
     fn object(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> PyResult<()> {
         let is_plain = self.questions.is_plain.call1((value.get_type(),))?.is_truthy()?;
-        let slots: Vec<Py<PyString>> =
-            if is_plain { Vec::new() } else { self.questions.slots.call1((value.get_type(),))?.extract()? };
+        let slots = if is_plain { Vec::new() } else { self.slots(value)? };
         let table = self.own_table(value)?;
         if table.is_none() && slots.is_empty() {
             return self.identity(value);
@@ -639,21 +638,45 @@ impl<'py> Scan<'py> {
         if !is_plain {
             self.identity(value)?;
         }
-        if !slots.is_empty() {
-            for held in self.lists.note_slots(value, slots)? {
-                // Of tensors, and of what cannot be looked into, which it is.
-                if self.kind_of(&held) == Kind::Tensor {
-                    self.identity(&held)?;
-                }
-                self.token(&held, depth - 1)?;
-            }
-        }
+        self.in_slots(value, slots, depth)?;
         table.map_or(Ok(()), |table| self.attributes_of(value, &table, depth))
+    }
+
+    /// The names of the slots of an object.
+    fn slots(&self, value: &Bound<'py, PyAny>) -> PyResult<Vec<Py<PyString>>> {
+        self.questions.slots.call1((value.get_type(),))?.extract()
+    }
+
+    fn in_slots(&mut self, value: &Bound<'py, PyAny>, slots: Vec<Py<PyString>>, depth: u32) -> PyResult<()> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        for held in self.lists.note_slots(value, slots)? {
+            // Of a tensor which it is.
+            if self.kind_of(&held) == Kind::Tensor {
+                self.identity(&held)?;
+            }
+            self.token(&held, depth - 1)?;
+        }
+        Ok(())
+    }
+
+    /// What a container or an array has beside its items, if it is of a class of its own.
+    fn beside(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> PyResult<()> {
+        if depth == 0 || self.kinds.get(&value.get_type_ptr().addr()).is_some_and(|(_, class)| is_builtin(class)) {
+            return Ok(());
+        }
+        let slots = self.slots(value)?;
+        self.in_slots(value, slots, depth)?;
+        match self.own_table(value)? {
+            Some(table) => self.attributes_of(value, &table, depth),
+            None => Ok(()),
+        }
     }
 
     /// The `__dict__` of an object, if it has one that is nothing but a dictionary.
     fn own_table(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let table = value.getattr_opt(intern!(self.py, "__dict__"))?;
+        let table = plain_attribute(value, intern!(self.py, "__dict__"))?;
         Ok(table.and_then(|table| table.cast_into_exact::<PyDict>().ok()))
     }
 
@@ -663,13 +686,17 @@ impl<'py> Scan<'py> {
     }
 
     /// An array of numbers: what is in it, as it may be written at any time.
-    fn array(&mut self, value: &Bound<'py, PyAny>) -> PyResult<()> {
+    fn array(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> PyResult<()> {
         self.note(value)?;
+        self.beside(value, depth)?;
         match self.lists.note_items(value, Kind::Array) {
             Ok(contents) => {
                 self.tokens.tag(TEXT);
-                for bytes in contents {
-                    self.tokens.bytes(bytes.cast::<PyBytes>()?.as_bytes());
+                for part in contents {
+                    match part.cast::<PyBytes>() {
+                        Ok(bytes) => self.tokens.bytes(bytes.as_bytes()),
+                        Err(_) => self.text(&part)?,
+                    }
                 }
                 Ok(())
             }
@@ -695,14 +722,10 @@ impl<'py> Scan<'py> {
         if !matches!(kind, Kind::Tuple | Kind::FrozenSet) {
             self.note(value)?;
         }
-        // A class of its own may have attributes, too.
-        let is_mutable = matches!(kind, Kind::Dict | Kind::List | Kind::Deque | Kind::Set);
-        if is_mutable && let Some(own) = self.own_table(value)? {
-            self.attributes_of(value, &own, depth)?;
-        }
+        self.beside(value, depth)?;
         if kind == Kind::Dict {
             let table = value.cast::<PyDict>()?;
-            if table.get_type().is(&self.questions.ordered) {
+            if table.is_instance(&self.questions.ordered)? {
                 for key in self.lists.note_order(table)? {
                     self.name(&key)?;
                 }
@@ -776,6 +799,16 @@ impl<'py> Scan<'py> {
         self.floats.truncate(floats);
         Ok(())
     }
+}
+
+/// Whether instances of a class have nothing but what is in them.
+fn is_builtin(class: &Bound<'_, PyType>) -> bool {
+    [
+        class.is(class.py().get_type::<PyDict>()),
+        class.is(class.py().get_type::<PyList>()),
+        class.is(class.py().get_type::<PyTuple>()),
+    ]
+    .contains(&true)
 }
 
 /// The numbers of a tuple of ints.

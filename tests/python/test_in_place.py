@@ -6,8 +6,11 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import dataclasses
+import functools
 import importlib
 import itertools
+import queue
 import random
 import sys
 import threading
@@ -48,6 +51,14 @@ class Table(dict[str, Any]):
     """A dictionary with attributes."""
 
 
+class Ordered(collections.OrderedDict[str, int]):
+    """As caches of what was used last are."""
+
+
+class SlottedTable(dict[str, Any]):
+    __slots__ = ("scale",)
+
+
 class Row(list[Any]):
     """A list with attributes."""
 
@@ -78,6 +89,12 @@ def count(holder: Any) -> None:
 
 def count_in(holder: Any, at: Any) -> None:
     holder[at] += 1
+
+
+def in_variable() -> Any:
+    variable: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("table")
+    variable.set({"a": 2})
+    return variable
 
 
 def put(at: Any, value: Any = 5) -> Callable[[Any], Any]:
@@ -115,6 +132,13 @@ CASES: dict[str, Case] = {
     "the order of a dictionary": (
         lambda: collections.OrderedDict(a=2, b=3), lambda h: next(iter(h.values())), lambda h: h.move_to_end("a"),
     ),
+    "the order of a cache": (
+        lambda: Ordered(a=2, b=3), lambda h: next(iter(h.values())), lambda h: h.move_to_end("a"),
+    ),
+    "a slot of a dictionary": (SlottedTable, lambda h: getattr(h, "scale", 2), set_to("scale")),
+    "no value in a variable": (
+        lambda: contextvars.ContextVar("scale", default=2), lambda h: h.get() or 3, lambda h: h.set(None),
+    ),
     "a chain of dictionaries": (
         lambda: collections.ChainMap({"a": 2}), lambda h: h["a"], lambda h: put("a")(h.maps[0]),
     ),
@@ -143,6 +167,39 @@ DRAWN: dict[str, Case] = {
     "an item of a dictionary": (lambda: {"a": 2}, lambda h: h["a"], lambda h: count_in(h, "a")),
     "an item of an object's": (lambda: collections.UserDict(a=2), lambda h: h["a"], lambda h: count_in(h, "a")),
     "a list": (lambda: [2], lambda h: len(h), lambda h: h.append(1)),
+    "an attribute of a dictionary": (lambda: with_scale(Table()), lambda h: h.scale, count),
+    "an attribute of a list": (lambda: with_scale(Row()), lambda h: h.scale, count),
+    "an array in a tuple": (lambda: (numpy.array([2]),), lambda h: int(h[0][0]), lambda h: count_in(h[0], 0)),
+    "a list in a tuple": (lambda: ([2],), lambda h: h[0][0], lambda h: count_in(h[0], 0)),
+    "a list in a tuple of an object": (
+        lambda: types.SimpleNamespace(a=([2],)), lambda h: h.a[0][0], lambda h: count_in(h.a[0], 0),
+    ),
+    "an argument of a partial": (
+        lambda: functools.partial(max, [2]), lambda h: h.args[0][0], lambda h: count_in(h.args[0], 0),
+    ),
+    "memoryview": (lambda: memoryview(bytearray(b"\2\3")), lambda h: h[0], lambda h: count_in(h, 0)),
+    "numpy of objects": (lambda: numpy.array([2, "a"], object), lambda h: h[0], lambda h: count_in(h, 0)),
+    "the shape of numpy's": (
+        lambda: numpy.ones((2, 3)), lambda h: h.shape[0], lambda h: setattr(h, "shape", h.shape[::-1]),
+    ),
+    "a mask of numpy's": (
+        lambda: numpy.ma.array([2.0, 3.0], mask=[False, True]), lambda h: float(h.sum()), lambda h: put(1, 3.0)(h),
+    ),
+    "the order of a dictionary": (
+        lambda: {"a": 2, "b": 3}, lambda h: next(iter(h.values())), lambda h: put("a", h.pop("a"))(h),
+    ),
+    "the order of an OrderedDict": (
+        lambda: Ordered(a=2, b=3), lambda h: next(iter(h.values())), lambda h: h.move_to_end(next(iter(h))),
+    ),
+    "a variable of a thread": (lambda: with_scale(threading.local()), lambda h: h.scale, count),
+    "a variable of a context": (
+        lambda: contextvars.ContextVar("scale", default=2), lambda h: h.get(), lambda h: h.set(h.get() + 1),
+    ),
+    "a dictionary in a variable": (in_variable, lambda h: h.get()["a"], lambda h: count_in(h.get(), "a")),
+    "bits of numpy": (lambda: numpy.random.PCG64(0), lambda h: h.random_raw() % 1000, lambda h: None),
+    "values of a dictionary": (lambda: iter({"a": 2, "b": 3, "c": 4}.values()), next, lambda h: None),
+    "an iterator backwards": (lambda: reversed([2, 3, 4]), next, lambda h: None),
+    "a call for each": (lambda: iter([2, 3, 4].pop, None), next, lambda h: None),
 }  # fmt: skip
 """What `forward` writes itself: each call finds another thing."""
 
@@ -272,6 +329,112 @@ def test_variables_of_a_thread_are_those_of_the_call_in_background(
         assert torch.equal(compiled(x), x * 5)
     report = oxidiff.report(compiled)
     assert (report.captures, report.eager_calls) == (1, eager), "it is captured in a call"
+
+
+class Counted:
+    """Numbered by a count of its class."""
+
+    ids = itertools.count()
+
+    def __init__(self) -> None:
+        self.id, self.scale = next(self.ids), 2
+
+
+IDS = itertools.count()
+
+
+@dataclasses.dataclass
+class Numbered:
+    """Numbered by a global count."""
+
+    scale: int = 2
+    id: int = dataclasses.field(default_factory=lambda: next(IDS))
+
+
+HELD: dict[str, Callable[[], Any]] = {
+    "an iterator": lambda: itertools.count(),
+    "a generator": lambda: (i for i in range(3)),
+    "a generator of numbers": lambda: random.SystemRandom(),
+    "what a count has numbered": Counted,
+    "what a global count has numbered": Numbered,
+    "the same thing again and again": lambda: itertools.repeat(2),
+}
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+def test_what_forward_does_not_take_from_may_be_held(held: Callable[[], Any]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beside, self.config, self.numbered = held(), Counted(), Numbered()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.config.scale * self.numbered.scale
+
+    compiled, x = oxidiff.compile(Net(), strict=True), torch.randn(2, 4)
+    assert torch.equal(compiled(x), x * 4)
+
+
+FRAMES: queue.SimpleQueue[Any] = queue.SimpleQueue()
+"""Nobody looks into a queue."""
+
+
+def another_thread_writes() -> None:
+    def write() -> None:
+        FRAMES.get_nowait()[0] += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+
+
+def test_what_others_write_during_a_capture_stays() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn_upon = numpy.zeros(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            another_thread_writes()
+            return x * 2
+
+    net, x = Net(), torch.randn(2, 4)
+    for _ in range(100):
+        FRAMES.put(net.drawn_upon)
+    assert torch.equal(oxidiff.compile(net)(x), x * 2)
+    assert net.drawn_upon[0] == 100 - FRAMES.qsize() > 1
+
+
+class Looked:
+    """Counts what it is asked for and has not."""
+
+    __slots__ = ("asked", "table", "unset")
+
+    def __init__(self) -> None:
+        self.asked, self.table = 0, {"scale": 2}
+
+    def __getattr__(self, name: str) -> int:
+        self.asked += 1
+        return 7
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_a_call_runs_no_code_of_an_object_to_see_whether_it_changed() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.looked = Looked()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.looked.table["scale"]
+
+    net, x = Net(), torch.randn(2, 4)
+    compiled = oxidiff.compile(net)
+    assert torch.equal(compiled(x), x * 2)
+    asked = net.looked.asked
+    for _ in range(3):
+        assert torch.equal(compiled(x), x * 2)
+    assert net.looked.asked == asked
 
 
 def test_an_array_that_nobody_writes_costs_nothing() -> None:

@@ -11,7 +11,6 @@ import gc
 import itertools
 import operator
 import sys
-import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -24,23 +23,19 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..errors import CaptureError
 from .guards import plain
+from .stateful import fill_state, is_same_state, is_stateful, is_unseen, items_of, state_of
 from .weights import OBJECTS_DEEP, WeightIndex
 from .writes import (
     ABSENT,
     CONTAINERS,
-    ITERATORS,
     MAX_NESTED,
-    STATEFUL,
     Cells,
-    Slots,
     containers,
-    fill_state,
     is_as,
     is_plain_object,
-    is_same_state,
     is_traced,
     is_value,
-    state_of,
+    tables_of,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +144,9 @@ class Content:
 
 def _fill(holder: Any, content: Any) -> None:
     # Never empty in between, for threads that read it.
-    if isinstance(holder, STATEFUL):
+    if isinstance(holder, dict):
+        _reorder(holder, content)
+    elif is_stateful(holder):
         fill_state(holder, content)
     elif isinstance(holder, list):
         holder[:] = content
@@ -210,7 +207,8 @@ class Before:
             id(v): (f"{path}.{name}" if path else name, v)
             for path, module, _, before in self._tables
             for name, v in before.items()
-            if name not in _OF_MODULES and isinstance(v, _HOLDERS) and module not in weights.shared
+            if name not in _OF_MODULES and module not in weights.shared
+            if isinstance(v, _HOLDERS) or (is_stateful(v) and weights.outer.reads(name))
         }
         self._kept = [(label, holder, _copy_of(holder)) for label, holder in containers((*own.values(), *holders))]
         # Set anew by each call: nobody is to find what it was in the last.
@@ -224,8 +222,8 @@ class Before:
         self._outer_kept = [(label, holder, _copy_of(holder)) for label, holder in weights.outer.holders]
         for kept, is_outside in ((self._kept, False), (self._outer_kept, True)):
             for label, holder, _ in kept:
-                if isinstance(holder, ITERATORS):
-                    what = f"forward may take from {label}, {type(holder).__name__}, of which is not seen how far it is"
+                if is_unseen(holder):
+                    what = f"forward may take from {label}, and of a {type(holder).__name__} is not seen how far it is"
                     raise KeptError(what, [Content(label, holder, [], [], is_outside)])
         self._where: str | None = None
         """The path of the module whose ``forward`` was first seen to have written outside of modules."""
@@ -245,12 +243,14 @@ class Before:
         for label, holder, copied in self._outer_kept:
             if isinstance(holder, dict):
                 # As it is, and not as its class shows it.
-                now = dict(dict.items(holder))
+                now = dict(_items(holder))
+                if _is_reordered(holder, copied):
+                    yield Content(label, holder, copied, now, is_outside=True)
                 for name in dict.fromkeys((*copied, *now)):
                     old, new = copied.get(name, ABSENT), now.get(name, ABSENT)
                     if not is_as(old, new) and is_value(old) and is_value(new):
                         yield Change(f"{label}[{name!r}]", holder, name, old, new, is_item=True, is_outside=True)
-            elif isinstance(holder, STATEFUL):
+            elif is_stateful(holder):
                 yield from _content_changes(label, holder, copied, is_outside=True)
             elif not is_as(list(holder), copied) and all(map(is_value, (*holder, *copied))):
                 yield Content(label, holder, copied, list(holder), is_outside=True)
@@ -372,26 +372,40 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 """What every module has in its `__dict__`."""
 
 
-_HOLDERS = (*CONTAINERS, *STATEFUL)
+_HOLDERS = (*CONTAINERS, tuple, functools.partial)
 
 
 def _copy_of(holder: Any) -> Any:
-    if isinstance(holder, STATEFUL):
+    if is_stateful(holder):
         return state_of(holder)
-    return dict(dict.items(holder)) if isinstance(holder, dict) else list(holder)
+    return dict(_items(holder)) if isinstance(holder, dict) else list(holder)
+
+
+def _items(table: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """What is in a dictionary as it is, in its order, and not as its class shows it."""
+    kind: type[dict[Any, Any]] = OrderedDict if isinstance(table, OrderedDict) else dict
+    return kind.items(table)
+
+
+def _is_reordered(table: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Whether a dictionary has the same names in another order."""
+    names = [name for name, _ in _items(table)]
+    return names != [*before] and table.keys() == before.keys()
 
 
 def _content_changes(label: str, holder: Any, before: Any, is_outside: bool = False) -> list[Change | Content]:
     """What is otherwise in a list, dictionary or set than before, but for numbers in the place of others: nothing shows who
     writes there, and a factor is more likely set by another thread than by ``forward``. Where that does it, the module
     never stays as it was and runs eager, but the factor is changed by the attempts to capture it, too."""
-    if isinstance(holder, STATEFUL):
+    if is_stateful(holder):
         state = state_of(holder)
         return [] if is_same_state(state, before) else [Content(label, holder, before, state, is_outside)]
     if isinstance(holder, dict):
         names = [n for n in dict.fromkeys((*before, *holder)) if before.get(n, ABSENT) is not holder.get(n, ABSENT)]
         items = ((n, before.get(n, ABSENT), plain(holder.get(n, ABSENT))) for n in names)
         changed = ((n, old, new) for n, old, new in items if not type(old) is type(new) is float)
+        if not names and _is_reordered(holder, before):
+            return [Content(label, holder, before, list(holder), is_outside)]
         return [Change(f"{label}[{n!r}]", holder, n, old, new, is_item=True) for n, old, new in changed]
     now = list(holder)
     if isinstance(holder, set) and holder == set(before):
@@ -413,7 +427,7 @@ def _restore(holder: Any, before: Any) -> list[Any]:
             else:
                 del holder[key]
         return list(made.values())
-    if isinstance(holder, STATEFUL):
+    if is_stateful(holder):
         value = state_of(holder)
         if value is before or not _is_made(value):
             return []
@@ -454,13 +468,6 @@ def _made_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
         yield from _made_in(item, depth - 1)
 
 
-def _tables_of(value: Any) -> list[tuple[Any, Any]]:
-    """The attributes of an object of the program's own, those in slots apart, each after what they are of."""
-    has_table = is_plain_object(type(value)) or isinstance(value, threading.local)
-    found = [(value, value.__dict__)] if has_table else []
-    return [*found, (slots, slots)] if (slots := Slots(value)).names else found
-
-
 def _reached(functions: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any, Any]], list[tuple[str, Any]]]:
     """What functions in the place of a ``forward`` may keep something in, wherever they lead: tables as of
     :func:`_tables_beside`; lists, dictionaries and sets, with labels."""
@@ -491,7 +498,7 @@ def _reached(functions: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any,
             parts = ((repr(key), item) for key, item in items if not isinstance(item, _PLAIN))
         elif isinstance(value, tuple):
             parts = ((str(i), v) for i, v in enumerate(value))
-        elif own := _tables_of(value):
+        elif own := tables_of(value):
             tables += [(label, owner, table) for owner, table in own]
             parts = [one for _, table in own for one in table.items()]
         waiting += [(f"{label}.{name}", part) for name, part in parts]
@@ -518,16 +525,16 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
             if value.__closure__:
                 seen.add(id(value))
                 yield label, value, Cells(value)
-        elif tables := _tables_of(value):
-            seen.add(id(value))
-            for owner, table in tables:
-                yield label, owner, table
-                if depth > 1:
-                    waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in table.items()]
-        elif isinstance(value, (list, tuple, dict, deque)) and depth > 1 and len(waiting) < MAX_NESTED:
-            seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            held = ((key, item) for key, item in items if not isinstance(item, _PLAIN))
+            continue
+        if isinstance(value, _PLAIN):
+            continue
+        seen.add(id(value))
+        for owner, table in tables_of(value):
+            yield label, owner, table
+            if depth > 1:
+                waiting += [(f"{label}.{name}", inner, depth - 1) for name, inner in table.items()]
+        if depth > 1 and len(waiting) < MAX_NESTED and not isinstance(value, types.MethodType):
+            held = ((key, item) for key, item in items_of(value) if not isinstance(item, _PLAIN))
             waiting += [(f"{label}[{key!r}]", item, depth - 1) for key, item in held]
     for _, module in modules:
         for label, value in getattr(module, "objects_beside", ()):

@@ -5,6 +5,7 @@ Invariant: whatever happens inside ``forward``, the module, its caches and the i
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import pickle
@@ -85,10 +86,15 @@ def trace(
                 _run, call, inputs, weights, device, scalars, limit, reader, has_doubles, bool(autocast)
             )
             settled = functools.partial(_settled, run, is_own, weights)
-            return _without_draws(settled) if weights.outer.may_draw else settled()
+            # What it sets variables of contexts to goes with the context.
+            return contextvars.copy_context().run(_without_draws if weights.outer.may_draw else _plainly, settled)
         finally:
             if collecting:
                 gc.enable()
+
+
+def _plainly(run: Callable[[], Trace]) -> Trace:
+    return run()
 
 
 def _cast(call: Callable[[], Any], autocast: State) -> Any:

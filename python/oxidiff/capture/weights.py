@@ -20,7 +20,7 @@ from torch import Tensor
 from ..adapters import adapter_class, named_modules, walk
 from .meta import META_DEVICE
 from .signature import PLAIN_TENSORS
-from .writes import Outer, is_plain_object, slots_of
+from .writes import Outer, tables_of
 
 __all__ = ["FLOAT8", "OBJECTS_DEEP", "Member", "WeightIndex", "WeightSlot", "as_stored"]
 
@@ -251,8 +251,6 @@ def _tensors_in(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Tenso
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (k, *keys), tensor
     elif depth:
-        held = list(value.__dict__.items()) if is_plain_object(type(value)) else []
-        held += [(name, getattr(value, name)) for name in slots_of(type(value)) if hasattr(value, name)]
-        for name, item in held:
+        for name, item in [one for _, table in tables_of(value) for one in table.items()]:
             for keys, tensor in _tensors_in(item, depth - 1):
                 yield (Member(name), *keys), tensor

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import array
-import contextvars
-import itertools
-import pickle
-import random
 import sys
+import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Set
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from .guards import plain
 from .signature import PLAIN
+from .stateful import ABSENT, is_stateful, items_of
 
 __all__ = [
     "ABSENT",
-    "ARRAYS",
     "CONTAINERS",
-    "ITERATORS",
-    "STATEFUL",
+    "IS_HEAP_TYPE",
     "MAX_NESTED",
     "Cells",
     "ClassTable",
     "Outer",
     "Slots",
     "containers",
-    "fill_state",
-    "is_same_state",
     "is_as",
     "is_plain_object",
     "is_traced",
     "is_value",
     "slots_of",
-    "state_of",
+    "tables_of",
 ]
 
-ABSENT = object()
-"""Stands for what is not there."""
 MAX_NESTED = 10_000
 """Lists and dictionaries in attributes that are looked at."""
 
@@ -85,6 +75,10 @@ class Outer:
         may_seed: Whether code may set, keep or put back the state of PyTorch's generators.
         untracked: Dictionaries that Python's collector does not know, as nothing is in them that it would follow: once
             something is put into them, they look as young as that.
+
+    Args:
+        read: The names of attributes that code reads; ``None`` if that is not known.
+        parts: What names begin or end with that code may put together.
     """
 
     def __init__(
@@ -94,12 +88,22 @@ class Outer:
         may_draw: bool = True,
         may_seed: bool = False,
         untracked: Iterable[dict[Any, Any]] = (),
+        read: Set[str] | None = None,
+        parts: Iterable[str] = (),
     ) -> None:
+        self._read = read
+        self._parts = tuple(parts)
         self.names = [*names]
         self.holders = containers(holders)
         self.may_draw = may_draw
         self.may_seed = may_seed
         self.untracked = [*untracked]
+
+    def reads(self, name: str) -> bool:
+        """Whether code may read an attribute of this name."""
+        # What a compiled function finds outside was found by the names in it.
+        is_known = self._read is None or name in self._read or name.startswith("outside.")
+        return is_known or any(name.startswith(part) or name.endswith(part) for part in self._parts)
 
 
 class ClassTable(MutableMapping[str, Any]):
@@ -152,12 +156,17 @@ class Cells(MutableMapping[str, Any]):
         return len(self._cells)
 
 
+CONTAINERS = (dict, list, set, deque)
 _NOT_OWN = frozenset(("torch", "builtins", __name__.partition(".")[0], *sys.stdlib_module_names)) - {
     "argparse",
     "collections",
     "types",
 }
 """Packages whose objects keep nothing that a forward would make; namespaces and `UserDict` do."""
+
+
+IS_HEAP_TYPE = 1 << 9
+"""Flag of classes that are made by a class statement."""
 
 
 def is_plain_object(kind: type) -> bool:
@@ -171,8 +180,29 @@ def slots_of(kind: type) -> list[str]:
     """The slots that things of this type have, if it is the program's own; as they are called in the class."""
     if kind.__module__.partition(".")[0] in _NOT_OWN or issubclass(kind, (type, torch.nn.Module, Tensor)):
         return []
-    members = (one for cls in kind.__mro__ for one in cls.__dict__.items())
+    # Classes in C have members, too, which are not to be written.
+    own = (cls for cls in kind.__mro__ if cls.__flags__ & IS_HEAP_TYPE and "__slots__" in cls.__dict__)
+    members = (one for cls in own for one in cls.__dict__.items())
     return [name for name, member in members if isinstance(member, types.MemberDescriptorType)]
+
+
+def tables_of(value: Any) -> list[tuple[Any, MutableMapping[str, Any]]]:
+    """The attributes of an object or a container of the program's own, and what is in a ``threading.local`` here; those in
+    slots apart. Each comes after what it is of."""
+    found: list[tuple[Any, MutableMapping[str, Any]]] = []
+    kind = type(value)
+    is_container = isinstance(value, (*CONTAINERS, tuple)) and kind.__module__.partition(".")[0] not in _NOT_OWN
+    if isinstance(value, threading.local):
+        found.append((value, vars(value)))
+    elif is_plain_object(kind) or is_container:
+        try:
+            table = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            table = None
+        if type(table) is dict:
+            found.append((value, table))
+    slots = Slots(value)
+    return [*found, (slots, slots)] if slots.names else found
 
 
 class Slots(MutableMapping[str, Any]):
@@ -201,76 +231,22 @@ class Slots(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
-CONTAINERS = (dict, list, set, deque)
-ARRAYS = (numpy.ndarray, array.array, bytearray, memoryview)
-"""What holds numbers that are written in place."""
-_EMPTY: tuple[Any, ...] = ([], (), {}, set(), "", b"", range(0))
-ITERATORS: tuple[type, ...] = (
-    types.GeneratorType, enumerate, filter, map, reversed, zip, *(type(iter(empty)) for empty in _EMPTY),
-    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
-)  # fmt: skip
-"""What hands out one thing after another, of which nobody sees how far it is."""
-_GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState)
-STATEFUL: tuple[type, ...] = (*ARRAYS, *_GENERATORS, *ITERATORS, contextvars.ContextVar)
-"""What has a state that is in no attribute, and is read and put back as a whole."""
-_MAX_BYTES = 1 << 24
-"""Larger arrays are not copied to see whether ``forward`` writes them."""
-
-
-def state_of(holder: Any) -> Any:
-    """What one of :data:`STATEFUL` holds now, for :func:`fill_state`. Equal states are equal."""
-    if isinstance(holder, numpy.ndarray):
-        return (holder.shape, holder.tobytes()) if holder.nbytes <= _MAX_BYTES and not holder.dtype.hasobject else None
-    if isinstance(holder, contextvars.ContextVar):
-        return holder.get(ABSENT)
-    if isinstance(holder, ARRAYS):
-        return bytes(holder)
-    if isinstance(holder, random.Random):
-        return holder.getstate()
-    if isinstance(holder, ITERATORS):
-        return None
-    return pickle.dumps(_numbers_of(holder))
-
-
-def fill_state(holder: Any, state: Any) -> None:
-    """Puts a state back."""
-    if isinstance(holder, numpy.ndarray):
-        if state is not None:
-            holder[...] = numpy.frombuffer(state[1], holder.dtype).reshape(state[0])
-    elif isinstance(holder, contextvars.ContextVar):
-        holder.set(None if state is ABSENT else state)
-    elif isinstance(holder, array.array):
-        holder[:] = array.array(holder.typecode, state)
-    elif isinstance(holder, bytearray):
-        holder[:] = state
-    elif isinstance(holder, random.Random):
-        holder.setstate(state)
-    elif isinstance(holder, numpy.random.Generator):
-        holder.bit_generator.state = pickle.loads(state)
-    else:
-        holder.set_state(pickle.loads(state))
-
-
-def _numbers_of(generator: Any) -> Any:
-    return generator.bit_generator.state if isinstance(generator, numpy.random.Generator) else generator.get_state()
-
-
-def is_same_state(one: Any, other: Any) -> bool:
-    """Whether a holder of two states was not written between them."""
-    return one is other or (type(one) is type(other) and type(one) in (bytes, tuple, *PLAIN) and bool(one == other))
+_PLAIN = (type(None), bool, int, float, str, bytes, Tensor, torch.nn.Module)
 
 
 def containers(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """The lists, deques, dictionaries, sets and what else has a state among these values, and those in them, with the names
     of the values."""
-    found: dict[int, tuple[str, Any]] = {}
+    found: list[tuple[str, Any]] = []
+    seen: dict[int, Any] = {}
     waiting = list(values)
-    while waiting and len(found) < MAX_NESTED:
+    while waiting and len(seen) < MAX_NESTED:
         label, holder = waiting.pop()
-        if isinstance(holder, STATEFUL):
-            found[id(holder)] = label, holder
-        elif isinstance(holder, CONTAINERS) and id(holder) not in found:
-            found[id(holder)] = label, holder
-            if not isinstance(holder, set):
-                waiting += [(label, v) for v in (holder.values() if isinstance(holder, dict) else holder)]
-    return list(found.values())
+        if id(holder) in seen:
+            continue
+        seen[id(holder)] = holder
+        if isinstance(holder, CONTAINERS) or is_stateful(holder):
+            found.append((label, holder))
+        if not isinstance(holder, (set, frozenset, types.MethodType)):
+            waiting += [(label, part) for _, part in items_of(holder) if not isinstance(part, _PLAIN)]
+    return found

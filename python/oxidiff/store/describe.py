@@ -47,11 +47,11 @@ from .. import _native
 from ..adapters import adapter_class, named_modules
 from ..ambient import ASKED
 from ..capture.signature import PLAIN_TENSORS
+from ..capture.stateful import ARRAYS, is_stateful, items_of
 from ..capture.weights import is_count
 from ..capture.writes import (
-    ARRAYS,
     CONTAINERS,
-    STATEFUL,
+    IS_HEAP_TYPE,
     Cells,
     ClassTable,
     Outer,
@@ -59,11 +59,12 @@ from ..capture.writes import (
     is_plain_object,
     is_value,
     slots_of,
+    tables_of,
 )
 from ..errors import is_interrupt
 from ..hooks import replaced
 from ..outside import Reading, attributes_read, globals_read, modules_imported, variables_set, writes_in, writes_inside
-from ..watch import IS_HEAP_TYPE, RECORDERS, SKIPPED
+from ..watch import RECORDERS, SKIPPED
 
 __all__ = ["UNDESCRIBED", "Description", "Input", "Surroundings", "describe", "surroundings"]
 
@@ -358,9 +359,12 @@ class _Tree:
         if _is_routine(value):
             return self._routine(value, depth)
         if isinstance(value, contextvars.ContextVar):
+            self.code.is_of_callers = True
             self.code.note_contents(value)
-            return f"context variable {value.name} {self._inner(value.get(None), depth)}"
+            here = [self._inner(part, depth) for _, part in items_of(value)]
+            return f"context variable {value.name} {here}"
         if isinstance(value, threading.local):
+            self.code.is_of_callers = True
             self.code.note_contents(value)
             return f"{self.code.reach_class(kind)} {self._inner(vars(value), depth)}"
         name = self.code.reach_class(kind)
@@ -402,11 +406,14 @@ class _Tree:
 
     def _beside(self, container: Any, depth: int) -> str:
         """The attributes of a container, other than what is in it."""
-        table = getattr(container, "__dict__", None)
-        if not isinstance(container, CONTAINERS) or type(table) is not dict:
+        if type(container) in (dict, list, tuple, set, frozenset):
             return ""
-        items = ((k, v) for k, v in table.items() if not (isinstance(container, dict) and container.get(k, self) is v))
-        inside = ", ".join(f"{k}={self._item(table, k, v, depth - 1)}" for k, v in items if k not in _ORIGINS)
+        held = [(table, name, value) for _, table in tables_of(container) for name, value in table.items()]
+        is_item = container.get if isinstance(container, dict) else lambda _: self
+        own = [
+            (table, name, value) for table, name, value in held if is_item(name) is not value and name not in _ORIGINS
+        ]
+        inside = ", ".join(f"{name}={self._item(table, name, value, depth - 1)}" for table, name, value in own)
         return f"({inside})" if inside else ""
 
     def _inner(self, value: Any, depth: int) -> str:
@@ -426,8 +433,11 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """The attributes of an object, if they are all of its state."""
     table = getattr(value, "__dict__", None)
     if type(table) is dict:
-        beside = slots_of(type(value))
-        return {**{n: getattr(value, n) for n in beside if hasattr(value, n)}, **table} if beside else table
+        return (
+            {name: held for _, own in tables_of(value) for name, held in own.items()}
+            if slots_of(type(value))
+            else table
+        )
     slots: dict[str, Any] = {}
     for cls in type(value).__mro__[:-1]:
         names = cls.__dict__.get("__slots__")
@@ -435,8 +445,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
             return None
         for name in (names,) if isinstance(names, str) else names:
             own = f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
-            if hasattr(value, own):
-                slots[own] = getattr(value, own)
+            with contextlib.suppress(AttributeError):
+                slots[own] = object.__getattribute__(value, own)
     return slots
 
 
@@ -572,6 +582,7 @@ _RANDOM = frozenset({"numpy.random", "random"})
 """Names in code that draws from the generators of Python and numpy; others call functions of theirs."""
 
 
+_SETUP = frozenset({"__init__", "__init_subclass__", "__new__", "__post_init__", "__set_name__"})
 _BY_TEXTS = frozenset({"__dict__", "setattr", "vars"})
 """Names in code that may set attributes by texts."""
 _SEEDING = frozenset(
@@ -631,6 +642,8 @@ class _Code:
         is; an object with slots after itself."""
         self.is_outside = False
         """Whether what is described was found outside of modules."""
+        self.is_of_callers = False
+        """Whether variables of threads or contexts were found, wherever."""
         self._roots: dict[int, Any] = {}
         """All that was found there, by id."""
         self._sets: set[str] = set()
@@ -639,6 +652,9 @@ class _Code:
         """What code of the program's own finds outside, by id, with labels: another function of its own may write there."""
         self._own_sets: set[str] = set()
         self._own_texts: set[str] = set()
+        self._is_setup = False
+        self._of_setup: set[int] = set()
+        """Functions, by id, that are seen to be called by what makes objects alone: what these count, they count there."""
         self._has_own_items = False
         """What such code sets, what it may set by a text, and whether it writes items of containers."""
         self._written: dict[tuple[int, str], tuple[str, Any, str]] = {}
@@ -664,16 +680,23 @@ class _Code:
 
     def reach(self, function: Any) -> str:
         """Notes that a function may run, and gives its name."""
-        if id(function) not in self._functions:
+        is_known = id(function) in self._functions
+        if not is_known or (not self._is_setup and id(function) in self._of_setup):
             self._functions[id(function)] = function
             if not (_is_platform(file := function.__code__.co_filename) or file.startswith(_CLOSED)):
                 self._waiting.append(function)
+            if self._is_setup:
+                self._of_setup.add(id(function))
+            else:
+                self._of_setup.discard(id(function))
         return _name(function)
 
     def reach_class(self, cls: type) -> str:
         """Notes that objects of a class may be used, and gives its name."""
         name = self._classes.get(cls)
         if name is None:
+            # Its methods may be called wherever there is an object of it.
+            is_setup, self._is_setup = self._is_setup, False
             name = self._classes[cls] = _name(cls)
             for base in cls.__mro__[1:]:
                 if base not in self._classes:
@@ -684,6 +707,7 @@ class _Code:
             if _is_own(type(cls)):
                 # What is found in the class itself may be computed.
                 self.reach_class(type(cls))
+            self._is_setup = is_setup
         return name
 
     def finish(self) -> dict[str, str]:
@@ -699,7 +723,7 @@ class _Code:
 
     def _note_seen(self, label: str, value: Any) -> None:
         """Notes what code of the program's own finds, other than classes, files, and functions without attributes."""
-        is_code = isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
+        is_code = self._is_setup or isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
         if not (is_code or (isinstance(value, types.FunctionType) and not value.__dict__)):
             self._passed.setdefault(id(value), (label, value))
 
@@ -731,10 +755,12 @@ class _Code:
         while self._waiting or self._new_names:
             while self._waiting:
                 function = self._waiting.pop()
+                self._is_setup = function.__name__ in _SETUP or id(function) in self._of_setup
                 with _undescribed() if self.is_tolerant else contextlib.nullcontext():
                     self._function(function)
                 if len(self._rows) > _MAX_FUNCTIONS:
                     raise RecursionError("forward reaches too much code to describe")
+            self._is_setup = False
             names, self._new_names = self._new_names, set()
             self._names |= names
             for cls in list(self._classes):
@@ -788,8 +814,7 @@ class _Code:
             for owner, held in self._contents.values()
         ]
         asked = tuple(dict.fromkeys(ASKED[name] for name in sorted(self._modes)))
-        is_of_callers = any(isinstance(held, _OF_CALLERS) for _, held in self._contents.values())
-        return Surroundings(_native.Surroundings(tables, contents), written, asked, is_of_callers)
+        return Surroundings(_native.Surroundings(tables, contents), written, asked, self.is_of_callers)
 
     def _outer(self) -> Outer:
         """What the code may write outside of modules."""
@@ -799,7 +824,9 @@ class _Code:
             for name in self._sets & cls.__dict__.keys():
                 self._written[id(cls), name] = f"{cls.__qualname__}.{name}", ClassTable(cls), name
         names = (self._written_there | self._written).values()
-        return Outer(names, self._altered.values(), self._may_draw, self._may_seed, self._untracked())
+        read = None if self._is_listing else frozenset(self._attributes)
+        parts = [part for part in (self._texts if self._is_looking else self._parts) if len(part) > 2]
+        return Outer(names, self._altered.values(), self._may_draw, self._may_seed, self._untracked(), read, parts)
 
     def _untracked(self) -> list[dict[Any, Any]]:
         """Dictionaries in what was found outside of modules, however deep, that Python's collector does not know."""
@@ -834,28 +861,31 @@ class _Code:
         if id(value) in seen or len(seen) > _MAX_WRITTEN:
             return
         seen[id(value)] = value
-        if isinstance(value, (*CONTAINERS, *STATEFUL)):
-            if is_item or isinstance(value, STATEFUL):
-                self._altered[id(value)] = label, value
-            return
-        is_object = _has_attributes(type(value)) or (isinstance(value, types.FunctionType) and bool(sets))
-        is_object = is_object and type(getattr(value, "__dict__", {})) is dict
-        is_class = isinstance(value, type) and not _is_of_platform(value)
-        is_module = isinstance(value, types.ModuleType) and not _is_platform_module(value)
-        if not (is_object or is_class or is_module):
-            return
-        tables = [ClassTable(value)] if is_class else [value.__dict__] if hasattr(value, "__dict__") else []
-        if is_object and (slots := Slots(value)).names:
-            tables.append(slots)
+        is_holder = isinstance(value, CONTAINERS) and is_item
+        if is_holder or (is_stateful(value) and not self._is_setup):
+            self._altered[id(value)] = label, value
+        if not isinstance(value, CONTAINERS):
+            # What is in containers is looked for there.
+            for _, part in items_of(value):
+                self._note_written(label, part, sets, is_item, state, seen)
+        tables: list[Any] = [table for _, table in tables_of(value)]
+        is_object = bool(tables)
+        if isinstance(value, type) and not _is_of_platform(value):
+            tables = [ClassTable(value)]
+        elif isinstance(value, types.ModuleType) and not _is_platform_module(value):
+            tables = [value.__dict__]
+        elif isinstance(value, types.FunctionType) and sets:
+            tables, is_object = [value.__dict__], True
         for table in tables:
-            for name in sorted(sets & set(table.names) if isinstance(table, Slots) else sets):
-                self._note_place(f"{label}.{name}", value, table, name, state)
+            names = sets & {*table.names} if isinstance(table, Slots) else sets
+            for name in sorted(names):
+                self._note_place(f"{label}.{name}", table if isinstance(table, Slots) else value, table, name, state)
             # What the platform's `UserDict` and the like have their items in is read by their own code.
             is_all = isinstance(value, Mapping | MutableSequence)
             for name in [n for n in table if (is_all or n in self._attributes) and not n.startswith("__")]:
                 held = table[name]
                 is_inner = is_object and _has_attributes(type(held))
-                if is_inner or isinstance(held, (*CONTAINERS, *STATEFUL, types.FunctionType)):
+                if is_inner or isinstance(held, (*CONTAINERS, types.FunctionType)) or is_stateful(held):
                     self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
 
     def _read_of(self, owner: Any) -> Iterator[str]:
@@ -867,7 +897,7 @@ class _Code:
             found.update(self._options.get(named[0], ()))
         if not hasattr(owner, "__dict__"):
             # Slots alone: a property would be computed at each call.
-            return iter(found | ((_attributes(owner) or {}).keys() & self._attributes))
+            return iter(found | (self._attributes & {*slots_of(type(owner)), *(_attributes(owner) or ())}))
         for space in (owner, *type(owner).__mro__):
             found |= space.__dict__.keys() & self._attributes
         return iter(found)
@@ -898,6 +928,9 @@ class _Code:
                     self._contents[id(order)] = None, order
             if type(table) is dict and table:
                 self._contents[id(table)] = value, table
+            if slots_of(type(value)):
+                slots = Slots(value)
+                self._contents[id(slots)] = value, slots
         elif isinstance(value, (*ARRAYS, *_OF_CALLERS)):
             self._contents[id(value)] = None, value
         elif type(table) is dict:
@@ -988,7 +1021,7 @@ class _Code:
             inner = None
             # Whatever code of its class does for names that it has not.
             with contextlib.suppress(Exception):
-                inner = getattr(value, "__wrapped__", None)
+                inner = object.__getattribute__(value, "__wrapped__")
             if inner is not None:
                 self.reach_value(inner)
 
@@ -1039,7 +1072,7 @@ class _Code:
         is_asking = not _ENVIRONMENT.isdisjoint(names)
         assigned, sets, is_item = writes_in(code)
         self._sets |= sets
-        if is_own and code.co_name != "__init__":
+        if is_own and not self._is_setup:
             self._own_sets |= sets
             self._has_own_items = self._has_own_items or is_item
             if not _BY_TEXTS.isdisjoint(names):
@@ -1059,7 +1092,7 @@ class _Code:
                 is_asking = is_asking or value is os.environ or value is os.getenv
                 if is_own:
                     self._note_seen(f"the global {name}", value)
-                if sets or is_item or isinstance(value, STATEFUL) or _has_attributes(type(value)):
+                if sets or is_item or (not self._is_setup and (is_stateful(value) or _has_attributes(type(value)))):
                     self._note_written(f"the global {name}", value, sets, is_item, state, {})
                 state.append(f"{name}={self._outside(value)}")
         for name in (*modules_imported(code, table), *texts) if is_own else ():
@@ -1138,8 +1171,9 @@ class _Code:
 
 
 def _has_attributes(kind: type) -> bool:
-    """Whether things of a type are a program's own, with attributes in a dictionary or in slots."""
-    return is_plain_object(kind) or bool(slots_of(kind))
+    """Whether things of a type are a program's own with attributes, tuples or partials that may hold some, or variables."""
+    is_open = issubclass(kind, (tuple, functools.partial, threading.local))
+    return is_open or is_plain_object(kind) or bool(slots_of(kind))
 
 
 def _is_of_platform(kind: type) -> bool:
