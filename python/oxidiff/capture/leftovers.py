@@ -203,14 +203,16 @@ class Before:
             for path, module in weights.modules
             for table in (module.__dict__[name] for name in ("_parameters", "_modules", *_HOOKS))
         ]
-        own = {
-            id(v): (f"{path}.{name}" if path else name, v)
-            for path, module, _, before in self._tables
-            for name, v in before.items()
-            if name not in _OF_MODULES and module not in weights.shared
-            if isinstance(v, _HOLDERS) or (is_stateful(v) and weights.outer.reads(name))
-        }
-        self._kept = [(label, holder, _copy_of(holder)) for label, holder in containers((*own.values(), *holders))]
+        own: dict[bool, dict[int, tuple[str, Any]]] = {True: {}, False: {}}
+        for path, module, _, before in self._tables:
+            for name, v in before.items() if module not in weights.shared else ():
+                if name not in _OF_MODULES and (isinstance(v, _HOLDERS) or is_stateful(v)):
+                    own[weights.outer.reads(name)][id(v)] = f"{path}.{name}" if path else name, v
+        # Of what no code has a name for, others may be writing the numbers.
+        named = containers((*own[True].values(), *holders))
+        known = {id(holder) for _, holder in named}
+        named += [one for one in containers(own[False].values()) if not (id(one[1]) in known or is_stateful(one[1]))]
+        self._kept = [(label, holder, _copy_of(holder)) for label, holder in named]
         # Set anew by each call: nobody is to find what it was in the last.
         self._computed = {
             (id(module), hook.name)
