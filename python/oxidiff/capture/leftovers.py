@@ -6,6 +6,7 @@ A trace must leave nothing, so it is noticed and undone; what a first call sets 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import gc
 import itertools
@@ -430,7 +431,8 @@ def _restore(holder: Any, before: Any) -> list[Any]:
                 del holder[key]
         return list(made.values())
     if is_stateful(holder):
-        value = state_of(holder)
+        # Others hold numbers alone, of which a copy is taken once, where changes are looked for.
+        value = state_of(holder) if isinstance(holder, contextvars.ContextVar) else before
         if value is before or not _is_made(value):
             return []
         _fill(holder, before)

@@ -87,14 +87,11 @@ def trace(
             )
             settled = functools.partial(_settled, run, is_own, weights)
             # What it sets variables of contexts to goes with the context.
-            return contextvars.copy_context().run(_without_draws if weights.outer.may_draw else _plainly, settled)
+            whole = functools.partial(_without_draws, settled) if weights.outer.may_draw else settled
+            return contextvars.copy_context().run(whole)
         finally:
             if collecting:
                 gc.enable()
-
-
-def _plainly(run: Callable[[], Trace]) -> Trace:
-    return run()
 
 
 def _cast(call: Callable[[], Any], autocast: State) -> Any:

@@ -191,6 +191,9 @@ def tables_of(value: Any) -> list[tuple[Any, MutableMapping[str, Any]]]:
     slots apart. Each comes after what it is of."""
     found: list[tuple[Any, MutableMapping[str, Any]]] = []
     kind = type(value)
+    if kind.__module__ == "builtins":
+        # Nearly all of what attributes hold.
+        return found
     is_container = isinstance(value, (*CONTAINERS, tuple)) and kind.__module__.partition(".")[0] not in _NOT_OWN
     if isinstance(value, threading.local):
         found.append((value, vars(value)))
