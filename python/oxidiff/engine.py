@@ -27,7 +27,18 @@ from . import _native, background
 from .adapters import EffectiveWeights
 from .ambient import collection_paused, of_process
 from .call import Leaf, replace_leaves
-from .capture import CHANGED, Call, CapturedGraph, Capturer, ChangedError, Dim, ElsewhereError, WeightSlot, is_tracing
+from .capture import (
+    CHANGED,
+    Call,
+    CapturedGraph,
+    Capturer,
+    ChangedError,
+    Dim,
+    ElsewhereError,
+    Known,
+    WeightSlot,
+    is_tracing,
+)
 from .capture.guards import expression_text
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
@@ -561,19 +572,20 @@ class Engine:
                 )
         self.captures += 1
         self._capturer.held = self._held_floats(call)
+        known: Known = {}
         try:
-            graph, lowered = self._capturer.lowered(call, _native.GraphBuilder)
+            graph, lowered = self._capturer.lowered(call, _native.GraphBuilder, known)
             confirm(bool(graph.externs))
             captured = Captured(graph, lowered, self.options, self.device)
         except UnsupportedError:
             if self.options.strict:
                 raise
-            return self._stage(call, confirm)
+            return self._stage(call, confirm, known)
         return self._add(captured, captured.is_new)
 
-    def _stage(self, call: Call, confirm: Callable[[bool], None]) -> Staged:
+    def _stage(self, call: Call, confirm: Callable[[bool], None], known: Known) -> Staged:
         """Compiles what the compiler knows of a call's graph."""
-        graph, stages = self._capturer.staged(call, _native.GraphBuilder)
+        graph, stages = self._capturer.staged(call, _native.GraphBuilder, known)
         confirm(bool(graph.externs))
         parts = [None if stage.part is None else Captured(*stage.part, self.options, self.device) for stage in stages]
         return self._add_stages(graph, stages, parts, is_own=True)

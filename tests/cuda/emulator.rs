@@ -51,13 +51,11 @@ fn build(made: PathBuf, source: &Path, options: &[&str]) -> std::result::Result<
     if made.exists() {
         return Ok(made);
     }
-    let (making, libraries) = (fresh("part"), options.contains(&"-shared").then_some("-ldl"));
+    let making = fresh("part");
     let output = Command::new("g++")
-        .args(["-std=c++17", "-fPIC", "-fwrapv", "-w"])
-        .args(options)
-        .arg("-o")
+        .args(["-std=c++17", "-fPIC", "-fwrapv", "-w", "-o"])
         .args([&making, source])
-        .args(libraries)
+        .args(options)
         .output()
         .map_err(|e| format!("{NO_COMPILER}: {e}"))?;
     if !output.status.success() {
@@ -79,16 +77,23 @@ const NO_COMPILER: &str = "no g++";
 /// How kernels are compiled.
 const KERNEL: [&str; 2] = ["-O1", "-fno-gnu-unique"];
 
-/// What to include for `shim.h`: beside it lies what g++ made of it before, which it reads instead. That saves a third of the
-/// time of a kernel.
-fn shim() -> std::result::Result<&'static str, String> {
-    static SHIM: OnceLock<std::result::Result<String, String>> = OnceLock::new();
-    let made = SHIM.get_or_init(|| {
-        let options = [&KERNEL[..], &["-x", "c++-header"]].concat();
-        let compiled = build(kept().join("shim.h.gch"), &sources().join("shim.h"), &options)?;
-        Ok(compiled.with_extension("").to_str().expect("a path in UTF-8").to_owned())
-    });
-    made.as_deref().map_err(Clone::clone)
+/// What is compiled once for all kernels, which would take most of the time of each.
+struct Shim {
+    /// What to include for `shim.h`: beside it lies what g++ made of it before, which it reads instead.
+    header: String,
+    /// `shim.cpp`, whose own libraries the kernels use too.
+    library: String,
+}
+
+fn shim() -> std::result::Result<&'static Shim, String> {
+    static SHIM: OnceLock<std::result::Result<Shim, String>> = OnceLock::new();
+    let make = || {
+        let header = build(kept().join("shim.h.gch"), &sources().join("shim.h"), &KERNEL)?.with_extension("");
+        let library = build(kept().join("libshim.so"), &sources().join("shim.cpp"), &["-shared", "-O2"])?;
+        let text = |path: PathBuf| path.into_os_string().into_string().expect("a path in UTF-8");
+        Ok(Shim { header: text(header), library: text(library) })
+    };
+    SHIM.get_or_init(make).as_ref().map_err(Clone::clone)
 }
 
 /// The kernel text as C++: the shim takes the place of the prelude's device part, and each entry point gets a door that
@@ -142,7 +147,8 @@ impl Compiler for HostCompiler {
         let name = blake3::hash(text.as_bytes()).to_hex()[..32].to_owned();
         let file = fresh("cpp");
         std::fs::write(&file, text).expect("writable");
-        let options = [&KERNEL[..], &["-shared", "-include", shim().map_err(Error::invalid)?]].concat();
+        let Shim { header, library } = shim().map_err(Error::invalid)?;
+        let options = [&KERNEL[..], &["-shared", "-nodefaultlibs", "-include", header, library]].concat();
         let library = build(kept().join(format!("{name}.so")), &file, &options).map_err(Error::invalid)?;
         std::fs::remove_file(&file).expect("it was written");
         Ok(std::fs::read(library).expect("readable"))
@@ -406,7 +412,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
 pub fn fake_driver() -> Option<&'static FakeDriver> {
     static FAKE: OnceLock<Option<FakeDriver>> = OnceLock::new();
     let made = FAKE.get_or_init(|| {
-        let options = ["-shared", "-O1", "-Wl,-soname,libcuda.so.1"];
+        let options = ["-shared", "-O1", "-Wl,-soname,libcuda.so.1", "-ldl"];
         let path = match build(kept().join("libcuda.so"), &sources().join("fake_driver.cpp"), &options) {
             Ok(path) => path,
             Err(reason) => return without_compiler(&reason),
@@ -433,7 +439,7 @@ impl FakeLibrary {
     fn new(source: &str, folder: &str, soname: &str) -> Option<Self> {
         let folder = packages().join(folder);
         std::fs::create_dir_all(&folder).expect("a temporary folder");
-        let options = ["-shared", "-O2", &format!("-Wl,-soname,{soname}")];
+        let options = ["-shared", "-O2", &format!("-Wl,-soname,{soname}"), "-ldl"];
         let built = build(folder.join(soname), &sources().join(source), &options);
         let path = built.map_or_else(|reason| without_compiler(&reason), Some)?;
         // SAFETY: the library was just built from the repository's own source.

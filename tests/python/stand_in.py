@@ -66,8 +66,7 @@ def _build(made: Path, source: Path, *options: str) -> Path:
     rename."""
     if not made.exists():
         making = made.with_name(f"{made.name}.{os.getpid()}-{threading.get_ident()}")
-        libraries = ("-ldl",) if "-shared" in options else ()
-        _run(["g++", "-std=c++17", "-fPIC", "-fwrapv", "-w", *options, "-o", str(making), str(source), *libraries])
+        _run(["g++", "-std=c++17", "-fPIC", "-fwrapv", "-w", "-o", str(making), str(source), *options])
         making.rename(made)
     return made
 
@@ -75,7 +74,7 @@ def _build(made: Path, source: Path, *options: str) -> Path:
 def driver(folder: Path, *options: str) -> Path:
     """The stand-in driver, under the name that the driver has."""
     name = hashlib.sha256(repr(options).encode()).hexdigest()[:16]
-    options = ("-shared", "-O1", "-Wl,-soname,libcuda.so.1", *options)
+    options = ("-shared", "-O1", "-Wl,-soname,libcuda.so.1", "-ldl", *options)
     made = _build(_kept() / f"driver-{name}.so", _ROOT / "tests/cuda/fake_driver.cpp", *options)
     library = folder / "libcuda.so.1"
     shutil.copy(made, library)
@@ -83,10 +82,12 @@ def driver(folder: Path, *options: str) -> Path:
 
 
 @functools.cache
-def _shim() -> Path:
-    """What to include for `shim.h`: beside it lies what g++ made of it before, which it reads instead."""
-    compiled = _build(_kept() / "shim.h.gch", _ROOT / "tests/cuda/shim.h", *_KERNEL, "-x", "c++-header")
-    return compiled.with_suffix("")
+def _shim() -> tuple[str, str]:
+    """What to include for `shim.h`, beside which lies what g++ made of it before and reads instead, and the library that
+    runs the threads."""
+    compiled = _build(_kept() / "shim.h.gch", _ROOT / "tests/cuda/shim.h", *_KERNEL)
+    library = _build(_kept() / "libshim.so", _ROOT / "tests/cuda/shim.cpp", "-shared", "-O2")
+    return str(compiled.with_suffix("")), str(library)
 
 
 _folder = tempfile.TemporaryDirectory()
@@ -214,7 +215,9 @@ class StandIn:
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             file = Path(folder, "kernels.cpp")
             file.write_text(text)
-            return _build(made, file, "-shared", *_KERNEL, "-include", str(_shim())).read_bytes()
+            header, library = _shim()
+            options = ("-shared", "-nodefaultlibs", *_KERNEL, "-include", header, library)
+            return _build(made, file, *options).read_bytes()
 
     def _host_source(self, source: str) -> str:
         """Kernel text as C++: the shim in place of the prelude's device part, and a door to each entry point."""

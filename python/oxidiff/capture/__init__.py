@@ -7,7 +7,7 @@
 """
 
 from ..errors import CaptureError, UnsupportedError
-from .capturer import Capturer, capture
+from .capturer import Capturer, Known, capture
 from .dim import Dim
 from .failures import CHANGED, ChangedError, ElsewhereError, NotFiniteError
 from .following import is_tracing
@@ -27,6 +27,7 @@ __all__ = [
     "ChangedError",
     "ElsewhereError",
     "KeptError",
+    "Known",
     "LeftError",
     "NotFiniteError",
     "Dim",

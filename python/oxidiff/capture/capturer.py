@@ -87,9 +87,11 @@ from .writes import Outer
 if TYPE_CHECKING:
     from .._native import GraphBuilder
 
-__all__ = ["Capturer", "capture"]
+__all__ = ["Capturer", "Known", "capture"]
 
 Point = dict[str, Number]
+Known = dict[frozenset[str], CapturedGraph]
+"""Graphs of a call, by the names of the sizes that they are to have as constants."""
 Way = frozenset[tuple[Guard, bool]]
 R = TypeVar("R")
 
@@ -191,36 +193,44 @@ class Capturer:
     @_recording
     @without_autocast
     @following()
-    def lowered(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, LoweredGraph]:
+    def lowered(
+        self, call: Call, make_builder: Callable[[], GraphBuilder], known: Known | None = None
+    ) -> tuple[CapturedGraph, LoweredGraph]:
         """Captures the program of ``call`` and lowers it. A size that the compiler must know becomes a constant.
 
         Args:
             call: The call.
             make_builder: Makes an empty builder, ``oxidiff._native.GraphBuilder``.
+            known: The graphs of this call that were captured before; gets more.
 
         Raises:
             CaptureError: As :func:`capture`.
             UnsupportedError: As :func:`~oxidiff.capture.lowering.lower`.
         """
-        return self._fixing(call, lambda graph: lower(graph, make_builder()))
+        return self._fixing(call, lambda graph: lower(graph, make_builder()), known)
 
     @_recording
     @without_autocast
     @following()
-    def staged(self, call: Call, make_builder: Callable[[], GraphBuilder]) -> tuple[CapturedGraph, list[Stage]]:
+    def staged(
+        self, call: Call, make_builder: Callable[[], GraphBuilder], known: Known | None = None
+    ) -> tuple[CapturedGraph, list[Stage]]:
         """As :meth:`lowered`, for a graph with ops that the compiler does not know: cut at these.
 
         Raises:
             CaptureError: As :func:`capture`.
             UnsupportedError: As :func:`~oxidiff.capture.stages.cut`.
         """
-        return self._fixing(call, lambda graph: cut(graph, make_builder))
+        return self._fixing(call, lambda graph: cut(graph, make_builder), known)
 
-    def _fixing(self, call: Call, use: Callable[[CapturedGraph], R]) -> tuple[CapturedGraph, R]:
+    def _fixing(self, call: Call, use: Callable[[CapturedGraph], R], known: Known | None) -> tuple[CapturedGraph, R]:
         """A graph and what ``use`` makes of it, with the sizes constant that it needs to know."""
-        fixed: set[str] = set()
+        known = {} if known is None else known
+        fixed: frozenset[str] = frozenset()
         while True:
-            graph = self._captured(call, fixed)
+            if fixed not in known:
+                known[fixed] = self._captured(call, fixed)
+            graph = known[fixed]
             try:
                 return graph, use(graph)
             except SizeDependentError as error:
@@ -406,10 +416,12 @@ class _Session:
         """Names of sizes that are to be constants."""
         self.asking: Asking | None = None
         """Who answers what is read out of tensors, in the first trace."""
+        self.base = Trace()
+        """The first trace."""
+        self.taken: dict[tuple[Number, ...], Trail] = {}
+        """What was done, by the sizes of calls: each is traced once."""
         self.agreed: dict[tuple[Number, ...], bool] = {}
-        """By the sizes of calls, whether their traces are of the program of the first trace."""
-        self.trials: dict[tuple[Number, ...], tuple[Trail, bool]] = {}
-        """The same of those that are traced for the graph, with what they did."""
+        """Whether these traces are of the program of the first one."""
         self.at_op: set[tuple[Number, ...]] = set()
         """Those of these sizes at which an op cannot be done."""
         self.conflicts: list[tuple[dict[str, int], Conflict]] = []
@@ -450,7 +462,7 @@ class _Session:
         self.chosen.update(counts_apart(self.counts(), self.chosen))
         if not self.call.questions:
             self.asking = Asking(self.call.tensors, self.device, self.asks_sizes)
-        base = self.trace_at(self.point())
+        base = self.base = self.trace_at(self.point())
         self.is_sized = base.is_sized
         if self.asking is not None and self.asking.questions:
             call = with_answers(self.call, self.asking.questions, self.asking.answers)
@@ -614,19 +626,15 @@ class _Session:
             raise ChangedError(CHANGED)
         return record
 
-    def try_trace(self, base: Trace, point: Mapping[str, Number]) -> Trace | None:
+    def try_trace(self, base: Trace, point: Point) -> Trace | None:
         """The trace at ``point`` if it can be taken and agrees with ``base``."""
-        record = self.trace_if_any(point)
-        return record if record is not None and base.difference(record) is None else None
+        trail, is_alike = self.trial(base, point)
+        return trail.record if is_alike else None
 
     def trace_if_any(self, point: Mapping[str, Number]) -> Trace | None:
-        """The trace at ``point``; ``None`` if the module does not run there, or is another program."""
-        try:
-            return self.trace_at(point)
-        except ChangedError:
-            raise
-        except CaptureError:
-            return None
+        """The trace at ``point``; ``None`` if the module does not run there, or does more."""
+        trail = self.trail_at(point)
+        return trail.record if trail.is_whole else None
 
     def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
         """The base trace and three more at other values of every symbol, all of the same program."""
@@ -643,7 +651,6 @@ class _Session:
             else:
                 crossed = self.crossed_traces(base, points)
                 if crossed is not None:
-                    self.trials.clear()
                     return [*records, *crossed[0]], [*points, *crossed[1]]
             if self.plan.areas:
                 self.drop_area()
@@ -666,21 +673,25 @@ class _Session:
         return [self.plan.complete({**here, **{n: v[i % len(v)] for n, v in values.items()}}) for i in range(count)]
 
     def trial(self, base: Trace, point: Point) -> tuple[Trail, bool]:
-        """What is done at ``point``, and whether the program is the same; each is traced once."""
-        sizes = tuple(self.plan.sizes(point) or ())
-        if sizes not in self.trials:
-            trail = self.trail_at(point)
-            self.trials[sizes] = trail, trail.is_whole and base.difference(trail.record) is None
-        return self.trials[sizes]
+        """What is done at ``point``, and whether the program is the same."""
+        sizes, trail = tuple(self.plan.sizes(point) or ()), self.trail_at(point)
+        if sizes not in self.agreed:
+            self.agreed[sizes] = trail.is_whole and base.difference(trail.record) is None
+        return trail, self.agreed[sizes]
 
     def trail_at(self, point: Mapping[str, Number]) -> Trail:
-        """What is done at ``point``."""
-        try:
-            return Trail(self.trace_at(point), is_whole=True)
-        except ChangedError:
-            raise
-        except CaptureError as error:
-            return error.trail if isinstance(error.trail, Trail) else Trail(Trace())
+        """What is done at ``point``; each is traced once."""
+        sizes = tuple(self.plan.sizes(point) or ())
+        if sizes not in self.taken:
+            try:
+                trail = Trail(self.trace_at(point), is_whole=True)
+            except ChangedError:
+                raise
+            except CaptureError as error:
+                trail = error.trail if isinstance(error.trail, Trail) else Trail(Trace())
+            trail.record.share(self.base)
+            self.taken[sizes] = trail
+        return self.taken[sizes]
 
     def free_symbols(self, base: Trace, others: Set[str], is_thorough: bool) -> Set[str]:
         """Names of symbols that are free while these others are what they are in the call. Where all move, trials end at the
@@ -844,33 +855,59 @@ class _Session:
         point = {**self.point(), symbol.name: max(next(candidates(symbol, self.order[symbol.name])))}
         return not self.agrees(base, point) and tuple(self.plan.sizes(point) or ()) in self.at_op
 
-    def agrees(self, base: Trace, point: Mapping[str, Number]) -> bool:
-        """Whether the program is the same at ``point``; each is traced once."""
+    def agrees(self, base: Trace, point: Point) -> bool:
+        """Whether the program is the same at ``point``."""
         sizes = tuple(self.plan.sizes(point) or ())
-        if sizes not in self.agreed:
-            trail = Trail(Trace()) if self.is_refuted(point) else self.trail_at(point)
-            self.agreed[sizes] = trail.is_whole and base.difference(trail.record) is None
-            if trail.is_at_op_of(base):
-                self.at_op.add(sizes)
-        return self.agreed[sizes]
+        if sizes not in self.agreed and self.is_refuted(point):
+            return False
+        trail, is_alike = self.trial(base, point)
+        if not is_alike and trail.is_at_op_of(base):
+            self.at_op.add(sizes)
+        return is_alike
 
-    def pad_lengths(self, base: Trace, lengths: Sequence[Symbol]) -> bool:
+    def pad_lengths(self, base: Trace, lengths: Sequence[Symbol], are_all_free: bool = False) -> bool:
         """Lets these lengths be padded to multiples of something, or to the longest of them, if the program is the same and
-        can be solved wherever they are padded and compare as they do in the call; chooses values for them."""
+        can be solved wherever they are padded and compare as they do in the call; chooses values for them.
+
+        Args:
+            base: The trace of the call.
+            lengths: The lengths.
+            are_all_free: Whether all other sizes are known to be.
+        """
         if not lengths or self.is_padded:
             return False
         self.is_padded = True
         here = self.point()
-        for rounded in rounded_plans(lengths, self.order.keys()):
+        plans = list(rounded_plans(lengths, self.order.keys()))
+        shown = self.shown_units(base, plans)
+        # Nothing but the longest of them first.
+        for rounded in sorted(plans, key=lambda plan: plan[0].unit > 1 and plan[0].unit not in shown):
             self.plan.rounded = rounded
             values = padded_alike(rounded, here)
             if not move_alone(values):
                 continue
-            if self.is_solved(base, values):
+            if self.is_solved(base, values, are_all_free):
                 self.chosen.update(values)
                 return True
         self.plan.rounded = ()
         return False
+
+    def shown_units(self, base: Trace, plans: Iterable[Sequence[Rounded]]) -> set[int]:
+        """Of units that lengths may be padded to multiples of, those that traces show: wherever the length needs padding, it
+        is a number there when rounded up, and not always one that the call has, too."""
+        here, own = self.point(), set(base.numbers)
+        places = {s.name: s.position for s in self.plan.symbols}
+        moved = [
+            ({name: sizes[place] for name, place in places.items()}, set(trail.record.numbers))
+            for sizes, trail in self.taken.items()
+            if trail.is_whole
+        ]
+        out = set()
+        for r in itertools.chain(*plans):
+            needed = [(r.at(p) * r.unit, found) for p, found in moved if r.at(p) != r.at(here) and not r.is_full(p)]
+            if all(whole in found for whole, found in needed) and not own.issuperset(whole for whole, _ in needed):
+                out.add(r.unit)
+        return out
 
     def pad_area(self, base: Trace) -> bool:
         """Lets the tokens of an image be padded to multiples of something, if a trace shows what that is, and the program is
@@ -899,7 +936,7 @@ class _Session:
                     area = Area(f"{sides[0].name}{sides[1].name}r", tokens, unit)
                 self.plan.areas = (area,)
                 for values in areas_alike(area, (sides[0], sides[1]), patch, here):
-                    if self.is_solved(base, values):
+                    if self.is_solved(base, values, are_all_free=True):
                         self.chosen.update(values)
                         return True
         self.drop_area()
@@ -919,7 +956,7 @@ class _Session:
             [Area(f"{name}r{unit}", Dim.symbol(name), unit) for name, unit in sorted(units) if unit > PATCHES[0]]
         )
         values = edges_alike(sides, PATCHES[0])
-        if self.plan.areas and self.is_solved(base, values):
+        if self.plan.areas and self.is_solved(base, values, are_all_free=True):
             self.chosen.update(values)
             return True
         self.drop_area()
@@ -930,18 +967,33 @@ class _Session:
         self.plan.areas = ()
         self.chosen.update(self.before_area)
 
-    def is_solved(self, base: Trace, values: Mapping[str, Sequence[Number]]) -> bool:
-        """Whether the program is the same, and can be solved, where these symbols have these values together."""
-        here = self.point()
-        points, records = [here], [base]
-        for row in zip(*values.values(), strict=True):
-            point = self.plan.complete({**here, **dict(zip(values, row, strict=True))})
-            record = None if self.is_refuted(point) else self.try_trace(base, point)
-            if record is None:
+    def is_solved(self, base: Trace, values: Mapping[str, Sequence[Number]], are_all_free: bool = False) -> bool:
+        """Whether the program is the same, and can be solved, where these symbols have these values together.
+
+        Args:
+            base: The trace of the call.
+            values: The values.
+            are_all_free: Whether the others move, too, at the points that are traced for the graph if it is so.
+        """
+        if are_all_free:
+            moving = {s.name: self.chosen[s.name] for s in self.plan.symbols}
+            is_solved = self.is_solved_at(base, self.rows({**moving, **values}))
+            if is_solved is not None:
+                return is_solved
+        return bool(self.is_solved_at(base, self.rows(values)))
+
+    def is_solved_at(self, base: Trace, points: Sequence[Point]) -> bool | None:
+        """Whether the program can be solved at these points and in the call; ``None`` if it is another one at some."""
+        records = [base]
+        for count, point in enumerate(points, 1):
+            trail, is_alike = self.trial(base, point) if not self.is_refuted(point) else (None, False)
+            if trail is None or not is_alike:
+                return None
+            records.append(trail.record)
+            # What holds at no four points does not at more.
+            if count == 3 < len(points) and not self.is_soluble(records, [self.point(), *points[:3]]):
                 return False
-            points.append(point)
-            records.append(record)
-        return self.solve(base, records, points) is not None
+        return self.solve(base, records, [self.point(), *points]) is not None
 
     def fix(self, symbol: Symbol) -> None:
         self.plan.fix(symbol.name)
@@ -963,15 +1015,10 @@ class _Session:
 
     def solve(self, base: Trace, records: Sequence[Trace], points: Sequence[Point]) -> list[Literal] | None:
         """What each number is as an expression, ``None`` if one cannot be solved."""
-        rows = zip(*(r.numbers for r in records), strict=True)
-        columns = [_Floats(c) if any(isinstance(v, float) for v in c) else c for c in rows]
+        columns = _columns(records)
         distinct = set(columns)
         real = {c for c in distinct if isinstance(c, _Floats)}
-        whole = {name for name in points[0] if all(isinstance(p[name], int) for p in points)}
-        sizes = [{name: p[name] for name in whole} for p in points]
-        solved: dict[Any, Any] = {}
-        given = [form for form in self.plan.forms if isinstance(form, Dim) and len(form.terms) > 1]
-        solved.update(fit_all(distinct - real, sizes, given))  # type: ignore[arg-type]
+        solved: dict[Any, Any] = dict(self.fit(distinct - real, points))
         solved.update(fit_floats(real, points))
         self.unsolved = [c for c, form in solved.items() if form is None]
         if self.unsolved and self.compute(base, columns, solved, points):
@@ -981,6 +1028,18 @@ class _Session:
             return None
         # 0.0 equals -0.0, so that both have one form here.
         return [-0.0 if _is_negative_zero(c) else solved[c] for c in columns]
+
+    def fit(self, columns: Iterable[Any], points: Sequence[Point]) -> dict[Any, Any]:
+        """What whole numbers are that have these values at these points, each ``None`` if it cannot be solved."""
+        whole = {name for name in points[0] if all(isinstance(p[name], int) for p in points)}
+        sizes = [{name: p[name] for name in whole} for p in points]
+        given = [form for form in self.plan.forms if isinstance(form, Dim) and len(form.terms) > 1]
+        return dict(fit_all(columns, sizes, given))  # type: ignore[arg-type]
+
+    def is_soluble(self, records: Sequence[Trace], points: Sequence[Point]) -> bool:
+        """Whether all whole numbers can be solved."""
+        whole = {c for c in _columns(records) if not isinstance(c, _Floats)}
+        return None not in self.fit(whole, points).values()
 
     def compute(
         self,
@@ -1021,33 +1080,51 @@ class _Session:
         if self.plan.areas:
             self.drop_area()
             return
-        suspects = []
-        here = self.point()
-        for symbol in self.plan.symbols:
-            record = self.try_trace(base, {**here, symbol.name: self.chosen[symbol.name][0]})
-            if record is None or any(record.numbers[i] != base.numbers[i] for i in self.unsolved_positions):
-                suspects.append(symbol)
-        numbers = [s for s in suspects if s.is_number]
-        if not self.plan.compared and any(s.role == "int" for s in numbers):
-            self.plan.compared = {s.name: s.value for s in self.plan.ints()}
-            self.chosen.update(in_order(self.plan.ints()))
+        positions = self.unsolved_positions
+        symbols = list(self.plan.symbols)
+
+        def matters(symbol: Symbol) -> bool:
+            trail, is_alike = self.trial(base, self.moved_alone(symbol))
+            return not is_alike or any(trail.record.numbers[i] != base.numbers[i] for i in positions)
+
+        numbers = []
+        for symbol in [s for s in symbols if s.is_number]:
+            if not matters(symbol):
+                continue
+            if symbol.role == "int" and not self.plan.compared:
+                self.plan.compared = {s.name: s.value for s in self.plan.ints()}
+                self.chosen.update(in_order(self.plan.ints()))
+                return
+            numbers.append(symbol)
+        if not numbers and self.try_lengths(base, matters):
             return
-        sequences = [s for s in suspects if s.role == "sequence"]
-        if not numbers and (self.pad_lengths(base, sequences) or self.pad_area(base)):
-            return
-        lengths = [s for s in suspects if s.role in ("sequence", "frames")]
-        if not numbers and lengths and not self.is_rounded:
+        suspects = numbers or [s for s in symbols if matters(s)]
+        beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]
+        for symbol in numbers or beside or suspects or symbols:
+            self.fix(symbol)
+
+    def try_lengths(self, base: Trace, matters: Callable[[Symbol], bool]) -> bool:
+        """Lets sizes on which unsolved numbers depend be padded ones, or be tried as they are divided in the call."""
+        sequences = [s for s in self.plan.symbols if s.role == "sequence" and matters(s)]
+        if self.pad_lengths(base, sequences, are_all_free=True) or self.pad_area(base):
+            return True
+        lengths = [s for s in self.plan.symbols if s in sequences or (s.role == "frames" and matters(s))]
+        if lengths and not self.is_rounded:
             self.is_rounded = True
             self.chosen.update({s.name: at_residue(s, self.order[s.name]) for s in lengths})
-            return
-        batches = [s for s in suspects if s.role == "batch" and s.value > 1]
-        if not numbers and batches and not self.is_divided:
-            self.is_divided = True
-            self.chosen.update({s.name: at_whole_times(s, self.order[s.name]) for s in batches})
-            return
-        beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]
-        for symbol in numbers or beside or suspects or list(self.plan.symbols):
-            self.fix(symbol)
+            return True
+        batches = [s for s in self.plan.symbols if s.role == "batch" and s.value > 1 and matters(s)]
+        if self.is_divided or not batches:
+            return False
+        self.is_divided = True
+        self.chosen.update({s.name: at_whole_times(s, self.order[s.name]) for s in batches})
+        return True
+
+    def moved_alone(self, symbol: Symbol) -> Point:
+        """A point that differs from the call in one of the values of a symbol; one that was traced, if there is one."""
+        here = self.point()
+        points = [{**here, symbol.name: value} for value in self.chosen[symbol.name]]
+        return next((p for p in points if tuple(self.plan.sizes(p) or ()) in self.taken), points[0])
 
     def hold_out(self, graph: CapturedGraph, points: Sequence[Point]) -> bool:
         """Checks the graph where it was not solved, and narrows its classes if it is wrong there; says whether it can be
@@ -1204,6 +1281,12 @@ class _Session:
         graph.marks.clear()
         for point in points:
             graph.accept(point, None, of_copy=True)
+
+
+def _columns(records: Sequence[Trace]) -> list[Any]:
+    """What each number is in these traces."""
+    rows = zip(*(r.numbers for r in records), strict=True)
+    return [_Floats(c) if any(isinstance(v, float) for v in c) else c for c in rows]
 
 
 class _Floats(tuple[Any, ...]):
