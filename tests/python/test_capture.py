@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from oxidiff import testing
-from oxidiff.capture import CaptureError, Capturer, Dim, Ref, capture, is_tracing
+from oxidiff._native import GraphBuilder
+from oxidiff.capture import CaptureError, Capturer, Dim, Ref, UnsupportedError, capture, capturer, is_tracing
 from oxidiff.capture import following as stand_ins
 from oxidiff.capture.graph import number_at
 
@@ -331,6 +332,56 @@ class Clips(nn.Module):
             x = torch.cat([x, clip.flatten(2)], dim=2)
             angles = torch.cat([angles, indices[:, None].expand(-1, h * w).flatten()])
         return self.out(x.transpose(1, 2) * angles.to(x.dtype)[:, None].cos())
+
+
+def padded_words(x, words):
+    """The words are padded to a multiple of 16, which shows as a number."""
+    words = F.pad(words, (0, 0, 0, -words.shape[1] % 16))
+    return x.mean((2, 3))[:, None] + words[..., :1].cumsum(1)
+
+
+def counted_tokens(x, words, frames):
+    """One program for each order of its ints."""
+    grid = torch.arange(max(frames, 3), dtype=torch.float32).cos()
+    return x.mean() + words.sum(2), grid[: frames // 2], words[:, :1] * frames
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "most"),
+    [
+        pytest.param(padded_words, (torch.randn(2, 4, 12, 20), torch.randn(2, 7, 8)), 12, id="padded"),
+        pytest.param(counted_tokens, (torch.randn(2, 4, 12, 20), torch.randn(2, 7, 8), 9), 12, id="counted"),
+    ],
+)
+def test_each_size_is_traced_once(function, args, most, monkeypatch):
+    """What decides a number that cannot be solved is looked for with what is traced anyway."""
+    taken = []
+    trace_at = capturer._Session.trace_at
+
+    def noted(self, point):
+        taken.append(tuple(self.plan.sizes(point)))
+        return trace_at(self, point)
+
+    monkeypatch.setattr(capturer._Session, "trace_at", noted)
+    graph = capture(function, args)
+    assert not graph.fixed
+    assert len(set(taken)) == len(taken) <= most
+
+
+def test_a_graph_that_is_cut_is_not_captured_again(monkeypatch):
+    """Known are the graphs of a call that were captured, whatever is made of them."""
+    traces = []
+    trace = capturer.trace
+    monkeypatch.setattr(capturer, "trace", lambda *args, **given: traces.append(args) or trace(*args, **given))
+    module = Capturer(lambda x: torch.linalg.qr(x * 2).Q + 1)
+    call, known = module.call((torch.randn(2, 5, 5),), {}), {}
+    with pytest.raises(UnsupportedError, match="qr"):
+        module.lowered(call, GraphBuilder, known)
+    count = len(traces)
+    graph, stages = module.staged(call, GraphBuilder, known)
+    assert len(traces) == count > 0
+    assert any(stage.eager for stage in stages)
+    assert [*known.values()] == [graph]
 
 
 def test_a_failed_trial_says_where_others_fail():

@@ -273,6 +273,13 @@ def grid(x: Tensor) -> Tensor:
     return x + rows[:, None] * columns
 
 
+def placed(x: Tensor) -> Tensor:
+    start, count = x.shape[3] // 2, int(x.shape[2])
+    return x + POSITIONS[start : start + count, None]
+
+
+POSITIONS = torch.arange(1000.0)
+
 UNSEEN = (wholes, members, texts, attributes, of_numpy, strides, bytes_of)
 
 
@@ -298,6 +305,8 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     **{f: [((8, w),) for w in (16, 17, 26, 30, 43, 61, 44, 81, 121, 122)] for f in UNSEEN},
     lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
     plain_lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
+    placed: [((40, 48),), ((24, 48),), ((48, 48),), ((30, 60),), ((7, 14),), ((7, 13),), ((80, 40),), ((41, 81),)],
+    of_library(placed): [((40, 80),), ((24, 48),), ((48, 48),), ((30, 60),), ((7, 14),), ((7, 13),), ((20, 40),)],
     grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
 }
 
@@ -485,9 +494,24 @@ def test_what_libraries_of_models_do_with_whole_numbers_is_no_guard(is_library: 
     def shifted(x: Tensor) -> Tensor:
         return x[:, :, : int(x.shape[2]) // 2] * 2
 
-    capturer = Capturer(of_library(shifted) if is_library else shifted)
-    graph = capturer.capture(capturer.call((torch.zeros(2, 4, 40, 48),), {}))
-    assert graph.accepts(graph.plan.read((2, 4, 66, 56)) or {}) is is_library
+    for function in (shifted, placed):
+        capturer = Capturer(of_library(function) if is_library else function)
+        graph = capturer.capture(capturer.call((torch.zeros(2, 4, 40, 48),), {}))
+        assert graph.accepts(graph.plan.read((2, 4, 66, 56)) or {}) is is_library
+
+
+def test_a_plain_int_is_the_number_that_left_as_so_much() -> None:
+    def uses(height: int, width: int) -> set[Any]:
+        ledger, one, other = ledger_of(height, width)
+        for number in (one, other):
+            ledger.escape_to(number, "diffusers.models")
+        ledger.use(one // 2 + 7)
+        return ledger.uses(lambda _, dim: (h, w)[dim], lambda place: None)
+
+    half = ("floordiv", h, 2)
+    assert uses(9, 7) == {("add", half, w)}
+    # One that is as much by chance, or either of two.
+    assert uses(9, 8) == uses(7, 7) == {("add", half, 7)}
 
 
 def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

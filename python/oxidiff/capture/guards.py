@@ -7,8 +7,9 @@ had there, so that a graph is known to be right wherever this is so, and nowhere
 
 A number can leave this: through ``int()``, as a key of a dictionary, as text. What becomes of it then is not seen, so that
 the number itself is a guard, and another one needs another trace; but for what libraries do whose models are tested at many
-sizes, where only is noted that it left (:meth:`Ledger.escapes`). Not seen at all is what torch asks below ``forward``, and
-where C reads the number without asking: ``0.5 * n``, ``range(n)``, ``math.isqrt(n)``.
+sizes, where only is noted that it left (:meth:`Ledger.escapes`): what they compute on with as much is taken to be computed
+with it. Not seen at all is what torch asks below ``forward``, and where C reads the number without asking: ``0.5 * n``,
+``range(n)``, ``math.isqrt(n)``.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Ledger:
         self._rows: list[tuple[Any, ...]] = []
         self._index: dict[tuple[Any, ...], int] = {}
         self._outcomes: dict[tuple[str, int, int], bool] = {}
-        self._escaped: set[int] = set()
+        self._escaped: dict[int, Number] = {}
         self._pinned: dict[int, Number] = {}
         self._used: set[int] = set()
         self._used_floats: dict[int, None] = {}
@@ -148,15 +149,14 @@ class Ledger:
         if not _is_tested(module):
             self.pin(number)
         elif self.is_open and isinstance(number, _Traced):
-            self._escaped.add(number.row)
+            self._escaped[number.row] = plain(number)
 
     def pin(self, number: Any) -> None:
         """Makes it a guard that a number is what it is, if a size or an int is in it. Of floats alone, as times, each would
         be another one: it is noted that they leave."""
         row = self._row_of(number) if self.is_open else None
         if row is not None:
-            self._escaped.add(row)
-            self._pinned[row] = plain(number)
+            self._escaped[row] = self._pinned[row] = plain(number)
 
     def use(self, argument: Any) -> None:
         """Notes the numbers in an argument of a torch function: they become numbers of the graph."""
@@ -221,8 +221,15 @@ class Ledger:
         return frozenset(found.items())
 
     def uses(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[Expression]:
-        """The numbers that went into torch functions and depend on the call's sizes."""
+        """The numbers that went into torch functions and depend on the call's sizes. A plain int that a library computes on
+        with is the one that left as so much, if there is only one."""
         known: dict[int, Expression] = {}
+        left: dict[int, set[Expression]] = {}
+        for row, number in self._escaped.items():
+            literal = self._index.get(("literal", int, number)) if type(number) is int else None
+            if literal is not None:
+                left.setdefault(literal, set()).add(self._expression(row, known, size_of, argument_of))
+        known = {literal: expression for literal, (expression, *others) in left.items() if not others}
         found = {self._expression(row, known, size_of, argument_of) for row in self._used}
         return {e for e in found if isinstance(e, (Dim, tuple))}
 
