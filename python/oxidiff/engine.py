@@ -308,6 +308,7 @@ class Variant:
             "symbols": {
                 **{symbol.name: f"{symbol.label} ({symbol.role})" for symbol in graph.plan.symbols},
                 **{p.name: f"{p.of} in units of {p.unit}, rounded up" for p in graph.plan.padded() if p.is_named()},
+                **{c.name: str(c) for c in graph.plan.counted},
                 **{c.name: expression_text(c.expression) for c in graph.plan.computed},
             },
             "fixed": list(graph.fixed),

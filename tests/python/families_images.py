@@ -1224,10 +1224,9 @@ IMAGES: tuple[Family, ...] = (
         "diffusers.QwenImageTransformer2DModel",
         _QWEN,
         _qwen,
-        ((4, 4), (6, 4)),
-        # Where text begins is the larger of two sides; and a call has a list as long as the batch.
-        captures_by_size=True,
-        programs_by_size=True,
+        # Where text begins is the larger of two sides.
+        ((4, 4), (7, 4), (5, 10), (12, 6)),
+        batches=(1,),
     ),
     Family(
         "qwen-image-controlnet",
@@ -1235,8 +1234,8 @@ IMAGES: tuple[Family, ...] = (
         _QWEN,
         _qwen_controlnet,
         ((4, 4), (6, 4)),
+        # A call has a list as long as the batch.
         captures_by_size=True,
-        programs_by_size=True,
     ),
     Family(
         "redux",

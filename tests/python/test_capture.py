@@ -248,6 +248,27 @@ def test_tokens_of_several_images_per_sample():
     assert [s.name for s in graph.plan.symbols] == ["b", "s"]
 
 
+def beside_the_longest_side(x, sides, words):
+    """Words are placed behind the longest of all sides, halved, as text in a sequence with images."""
+    longest = 0
+    for h, w in sides:
+        longest = max(h // 2, w // 2, longest)
+    rows = torch.arange(4096.0)
+    return x * rows[: sides[0][0]].sum(), words + rows[longest : longest + words.shape[1], None]
+
+
+@pytest.mark.parametrize("first", [[(4, 4)], [(6, 4)], [(4, 6)], [(30, 77)], [(4, 4), (12, 6)], [(40, 10), (12, 60)]])
+def test_the_longest_side_may_be_any(first):
+    def call(words, sides):
+        return (torch.randn(2, 3), sides, torch.randn(2, words, 4)), {}
+
+    others = [[(20, 8), (6, 4)], [(7, 20), (6, 4)], [(8, 9), (31, 4)], [(9, 9), (2, 37)], [(11, 11), (10, 11)]]
+    calls = [call(words, sides[: len(first)]) for words, sides in zip((7, 9, 31, 8, 40), others, strict=True)]
+    graph = check_serves(beside_the_longest_side, call(7, first), *calls)
+    assert not graph.fixed
+    assert graph.traces <= 20
+
+
 @pytest.mark.parametrize("first", [(6, 4), (4, 6), (5, 5), (300, 20), (20, 300), (50, 199)])
 @pytest.mark.parametrize("between", [0, 1, 2])
 @pytest.mark.parametrize("rows", [4096, 600])

@@ -278,6 +278,11 @@ def placed(x: Tensor) -> Tensor:
     return x + POSITIONS[start : start + count, None]
 
 
+def longest(x: Tensor, height: int, width: int) -> Tensor:
+    start, count = max(height // 2, width // 3), int(x.shape[2])
+    return x[..., :width] + POSITIONS[start : start + count, None]
+
+
 POSITIONS = torch.arange(1000.0)
 
 UNSEEN = (wholes, members, texts, attributes, of_numpy, strides, bytes_of)
@@ -307,6 +312,8 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     plain_lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
     placed: [((40, 48),), ((24, 48),), ((48, 48),), ((30, 60),), ((7, 14),), ((7, 13),), ((80, 40),), ((41, 81),)],
     of_library(placed): [((40, 80),), ((24, 48),), ((48, 48),), ((30, 60),), ((7, 14),), ((7, 13),), ((20, 40),)],
+    longest: [((8, 300), *s) for s in ((4, 9), (30, 9), (31, 9), (7, 50), (60, 90), (61, 92), (12, 18), (40, 40))],
+    of_library(longest): [((8, 300), *s) for s in ((4, 9), (30, 9), (31, 9), (7, 50), (60, 90), (61, 92), (2, 3))],
     grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
 }
 
@@ -517,7 +524,7 @@ def test_a_plain_int_is_the_number_that_left_as_so_much() -> None:
 def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ways and conditions are saved with a graph: another process is not to serve what this one would not."""
     path = tmp_path / "wide.oxg"
-    for function in (wide_ones, rows_up_to, padded, plain_late):
+    for function in (wide_ones, rows_up_to, padded, plain_late, longest):
         module = Asks(function)
         first, *others = CASES[function]
 
@@ -537,7 +544,7 @@ def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytes
 
 
 def test_operators_of_all_names_exist() -> None:
-    assert {"neg", "abs", "ceil", "floor", "round", "trunc", "float", *BINARY} == OPERATIONS.keys()
+    assert {"neg", "abs", "ceil", "floor", "round", "trunc", "float", "max", *BINARY} == OPERATIONS.keys()
     assert operator.index(ledger_of(3, 4)[1]) == 3
 
 

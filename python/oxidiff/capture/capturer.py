@@ -4,7 +4,8 @@ A capture takes five traces: at the call's own sizes, at three more where every 
 (batch 1, other residues), which must be predicted. Where a guess about the free sizes fails, each is tried alone, with
 other values, then together with lengths that may follow from it, as those of position tables do from the edges of an
 image; lengths, the tokens of an image and its sides also as padded ones, whose numbers of units are symbols of their own.
-It becomes a constant of the program if nothing helps: the graph then serves that value only.
+So are ints that ``forward`` makes of others, as the longer of two sides. A size becomes a constant of the program if nothing
+helps: the graph then serves that value only. What trials have traced is not traced again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from .dim import Dim, Real
 from .failures import CHANGED, ChangedError, LongerError
 from .fit import denominators, fit_all, fit_floats
 from .following import following, passed
-from .graph import CapturedGraph, Literal, build_graph
-from .guards import Guard, Ledger, symbols_of
+from .graph import CapturedGraph, Literal, build_graph, symbols_in
+from .guards import Guard, Ledger, shows_at, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
 from .meta import META_DEVICE, strides_in
 from .reads import Asking, Given
@@ -55,6 +56,7 @@ from .sizes import (
     SHOWING,
     Area,
     Computed,
+    Counted,
     Rounded,
     Symbol,
     area_aside,
@@ -498,7 +500,7 @@ class _Session:
         self.is_narrow = False
         records, points = self.agreeing_traces(base)
         forms = self.solve(base, records, points)
-        while forms is None:
+        while forms is None and (forms := self.solve_counting(base, records, points)) is None:
             self.fix_unsolved(base)
             records, points = self.agreeing_traces(base)
             forms = self.solve(base, records, points)
@@ -1028,6 +1030,26 @@ class _Session:
             return None
         # 0.0 equals -0.0, so that both have one form here.
         return [-0.0 if _is_negative_zero(c) else solved[c] for c in columns]
+
+    def solve_counting(self, base: Trace, records: Sequence[Trace], points: Sequence[Point]) -> list[Literal] | None:
+        """What each number is, where ints that the program makes of others may be numbers of their own; they are symbols of
+        the points, too, then."""
+        ints = {s.name for s in self.plan.ints() if not s.limit}
+        counts = base.ledger.counts(self.plan.number_at_place)
+        made = [e for e in counts if symbols_of(e) <= ints and shows_at(e, points)]
+        free = (name for name in ("m", *(f"m{i}" for i in range(2, 2 + len(made)))) if name not in self.order)
+        self.plan.counted = tuple(itertools.starmap(Counted, zip(free, made, strict=False)))
+        if not self.plan.counted:
+            return None
+        unsolved, positions = self.unsolved, self.unsolved_positions
+        forms = self.solve(base, records, [self.plan.complete(p) for p in points])
+        used = symbols_in(forms or ())
+        self.plan.counted = tuple(c for c in self.plan.counted if c.name in used)
+        if forms is None:
+            self.unsolved, self.unsolved_positions = unsolved, positions
+        for point in points:
+            point.update(self.plan.complete(point))
+        return forms
 
     def fit(self, columns: Iterable[Any], points: Sequence[Point]) -> dict[Any, Any]:
         """What whole numbers are that have these values at these points, each ``None`` if it cannot be solved."""

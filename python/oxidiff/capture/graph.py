@@ -269,7 +269,7 @@ class CapturedGraph:
         yield from (int(p.is_full(point)) for p in padded)
         yield from ranks_of([p.at(point) for p in padded])
         yield from ranks_of([int(point[r.of]) for r in self.plan.rounded])
-        yield from (p.at(point) % self.moduli[p.name] for p in padded if p.is_named())
+        yield from (p.at(point) % self.moduli[name] for name, p in self.plan.followers().items())
         yield from (_sign(point[one], point[other]) for one, other in self.plan.ordered)
 
     def loose_numbers(self) -> set[str]:
@@ -277,6 +277,7 @@ class CapturedGraph:
         a call follows from them."""
         tied = [f.symbols() for f in self.plan.forms if isinstance(f, Dim)]
         tied += [symbols_of(c.expression) for c in self.plan.computed]
+        tied += [symbols_of(c.expression) for c in self.plan.counted]
         guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
         # What is read with them is another thing for each.
@@ -330,9 +331,8 @@ class CapturedGraph:
         """Whether all sizes come out whole, and all floats are some: residues of the symbols one by one do not tell of
         products."""
         if self.parts is None:
-            wholes = {s.name for s in self.plan.symbols if s.role not in ("float", "attribute")} | set(
-                self.plan.units()
-            )
+            wholes = {s.name for s in self.plan.symbols if s.role not in ("float", "attribute")}
+            wholes |= self.plan.followers().keys()
             forms = {f for f in self.forms if isinstance(f, Dim) and not isinstance(f, Real) and f.symbols() <= wholes}
             self.parts = [f for f in forms if len(f.symbols()) > 1 and any(c.denominator > 1 for _, c in f.terms)]
         # Nor of the root of what is negative, say.
@@ -449,7 +449,8 @@ class CapturedGraph:
         return lambda value, dim: self.forms[record.number_of(value, dim)], self.plan.number_at_place
 
     def _positive(self) -> set[str]:
-        return {s.name for s in self.plan.symbols if not s.is_number} | set(self.plan.units())
+        units = {p.name for p in self.plan.padded() if p.is_named()}
+        return {s.name for s in self.plan.symbols if not s.is_number} | units
 
     def numbers_at(self, point: Mapping[str, Any]) -> list[Number]:
         """Every number of the trace at ``point``, in its order.

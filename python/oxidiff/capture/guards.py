@@ -14,10 +14,11 @@ with it. Not seen at all is what torch asks below ``forward``, and where C reads
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,9 @@ __all__ = [
     "TracedFloat",
     "TracedInt",
     "expression_text",
+    "is_count",
     "plain",
+    "shows_at",
     "symbols_of",
     "value_at",
 ]
@@ -64,8 +67,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "round": round,
     "trunc": math.trunc,
     "float": float,
+    "max": max,
 }
-"""What may be computed with traced numbers, by name."""
+"""What may be computed with traced numbers, by name; the larger of two is found by comparing them."""
 
 _TESTED = frozenset({"accelerate", "diffusers", "einops", "oxidiff", "peft", "torch", "transformers"})
 """Libraries in whose code a number may leave without being a guard: they make nothing of it but other sizes."""
@@ -238,6 +242,31 @@ class Ledger:
         known: dict[int, Expression] = {}
         found = [self._expression(row, known, size_of, argument_of) for row in self._used_floats]
         return [e for e in dict.fromkeys(found) if isinstance(e, tuple)]
+
+    def counts(self, argument_of: Callable[[int], Any]) -> list[Expression]:
+        """What is made of ints of the call and is no polynomial of them: quotients, and of such numbers of which was asked
+        which is the larger one, the largest."""
+        known: dict[int, Expression] = {}
+
+        def expression(row: int) -> Expression:
+            return self._expression(row, known, lambda *_: None, argument_of)
+
+        found: dict[Expression, None] = {}
+        for row, (name, *operands) in enumerate(self._rows):
+            if name == "floordiv" and self._rows[operands[1]][0] == "literal" and is_count(quotient := expression(row)):
+                found[quotient] = None
+        groups: list[set[Expression]] = []
+        for relation, *rows in self._outcomes:
+            sides = {expression(row) for row in rows} if relation == "lt" else set()
+            if len(sides) == 2 and all(isinstance(side, Dim) or is_count(side) for side in sides):
+                joined = set().union(sides, *(g for g in groups if not g.isdisjoint(sides)))
+                groups = [joined, *(g for g in groups if g.isdisjoint(joined))]
+        for group in groups:
+            first, *others = sorted(group, key=expression_text)
+            largest = functools.reduce(lambda one, other: ("max", one, other), others, first)
+            if is_count(largest):
+                found[largest] = None
+        return [*found]
 
     def escapes(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[str]:
         """The symbols on which the numbers depend that could not be followed."""
@@ -554,6 +583,35 @@ def symbols_of(expression: Expression) -> set[str]:
     if isinstance(expression, tuple):
         return set().union(*map(symbols_of, expression[1:]))
     return set()
+
+
+def is_count(expression: Expression) -> bool:
+    """Whether it is made of ints as :class:`~oxidiff.capture.sizes.Counted` is: divided by a number, the larger of two."""
+    if not isinstance(expression, tuple) or len(expression) != 3 or not _is_short(expression):
+        return False
+    name, one, other = expression
+    if name == "floordiv":
+        return _is_whole(one) and type(other) is int and other > 0
+    return name == "max" and all(type(side) is int or _is_whole(side) for side in (one, other))
+
+
+def shows_at(expression: Expression, points: Sequence[Mapping[str, Number]]) -> bool:
+    """Whether these points tell what is made of ints from what it is made of: rests differ, and either of two is larger."""
+    if not isinstance(expression, tuple):
+        return True
+    name, one, other = expression
+    seen = [(value_at(one, point), value_at(other, point)) for point in points]
+    if name == "floordiv":
+        is_seen = len({number % divisor for number, divisor in seen}) > 1
+    else:
+        is_seen = any(a > b for a, b in seen) and any(a < b for a, b in seen)
+    return is_seen and shows_at(one, points) and shows_at(other, points)
+
+
+def _is_whole(expression: Expression) -> bool:
+    if isinstance(expression, Dim) and not isinstance(expression, Real):
+        return all(coefficient.denominator == 1 for _, coefficient in expression.terms)
+    return is_count(expression)
 
 
 def _size_of(expression: Expression) -> int:

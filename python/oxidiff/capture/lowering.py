@@ -371,9 +371,9 @@ class Lowering:
             if symbol.is_number and symbol.name not in in_shapes:
                 continue
             self.declare_symbol(symbol.name)
-        if units := self.graph.plan.units():
+        if followers := self.graph.plan.followers():
             used = self.used_symbols()
-            for name in units:
+            for name in followers:
                 if name in used:
                     self.declare_symbol(name)
 

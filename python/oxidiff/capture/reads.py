@@ -298,9 +298,9 @@ def _point_of(graph: CapturedGraph, call: Call, answers: Sequence[Answer]) -> di
                 return None
         elif form.symbols() <= point.keys() and number_at(form, point) != number:
             return None
-    for padded in (p for p in graph.plan.padded() if p.is_named()):
+    for name, follower in graph.plan.followers().items():
         try:
-            point[padded.name] = padded.at(point)
+            point[name] = follower.at(point)
         except KeyError:
             continue
     point.update({c.name: c.at(point) for c in graph.plan.computed if symbols_of(c.expression) <= point.keys()})

@@ -17,10 +17,10 @@ import torch
 
 from ..errors import CaptureError
 from .dim import Dim, Size, dim_of, dim_or_int
-from .guards import Expression, value_at
+from .guards import Expression, expression_text, symbols_of, value_at
 from .signature import ANSWERS, Call, Number, first_places, share_of
 
-__all__ = ["Area", "Computed", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
+__all__ = ["Area", "Computed", "Counted", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
 
 @dataclass(slots=True)
@@ -114,6 +114,27 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """An int that ``forward`` makes of ints that it is passed, and that is no polynomial of them: half of a side, rounded
+    down, or the longest of several.
+
+    Attributes:
+        name: As it appears in expressions.
+        expression: Quotients of the ints, and the largest of such; see :data:`~oxidiff.capture.guards.Expression`.
+    """
+
+    name: str
+    expression: Expression
+
+    def at(self, point: Mapping[str, Any]) -> int:
+        """The value where the ints are those of ``point``."""
+        return int(value_at(self.expression, point))
+
+    def __str__(self) -> str:
+        return expression_text(self.expression)
+
+
+@dataclass(frozen=True, slots=True)
 class Computed:
     """A float that ``forward`` computes from sizes and that is no polynomial of them: the root of an area, say.
 
@@ -144,6 +165,7 @@ class SizePlan:
             padding, and how they compare.
         ordered: Pairs of sizes of one kind of which the same one was the larger in all traces: the program may ask which is.
         areas: Images whose tokens are padded to a multiple: the program may ask which of them need padding.
+        counted: Ints that are made of ints that are passed.
         computed: Floats that are computed from sizes before the program runs.
     """
 
@@ -154,14 +176,15 @@ class SizePlan:
     ordered: tuple[tuple[str, str], ...] = ()
     areas: tuple[Area, ...] = ()
     computed: tuple[Computed, ...] = ()
+    counted: tuple[Counted, ...] = ()
 
     def names(self) -> list[str]:
-        """All symbols that expressions may have: the free sizes, what lengths are rounded to, and what is computed."""
-        return [*(s.name for s in self.symbols), *self.units(), *(c.name for c in self.computed)]
+        """All symbols that expressions may have: the free sizes, what follows from them, and what is computed."""
+        return [*(s.name for s in self.symbols), *self.followers(), *(c.name for c in self.computed)]
 
-    def units(self) -> list[str]:
-        """The symbols that are numbers of units."""
-        return list(dict.fromkeys(p.name for p in self.padded() if p.is_named()))
+    def followers(self) -> dict[str, Rounded | Area | Counted]:
+        """The symbols that are whole numbers and follow from others."""
+        return {p.name: p for p in (*self.padded(), *self.counted) if isinstance(p, Counted) or p.is_named()}
 
     def padded(self) -> tuple[Rounded | Area, ...]:
         """What is padded to a multiple."""
@@ -169,7 +192,7 @@ class SizePlan:
 
     def complete(self, point: Mapping[str, Number]) -> dict[str, Number]:
         """A point with the values that lengths and images are rounded to there, and of what is computed."""
-        whole = {**point, **{p.name: p.at(point) for p in self.padded() if p.is_named()}}
+        whole = {**point, **{name: p.at(point) for name, p in self.followers().items()}}
         return {**whole, **{c.name: c.at(whole) for c in self.computed}}
 
     def number_at_place(self, place: int) -> Expression:
@@ -216,8 +239,9 @@ class SizePlan:
             forms = [f.replace(name, to) if isinstance(f, Dim) else f for f in forms]
         rounded = tuple(r for r in self.rounded if r.of not in ties)
         areas = tuple(a for a in self.areas if not a.of.symbols() & ties.keys())
+        counted = tuple(c for c in self.counted if not ties.keys() & symbols_of(c.expression))
         symbols = [s for s in self.symbols if s.name not in ties]
-        return SizePlan(symbols, forms, self.compared, rounded, areas=areas)
+        return SizePlan(symbols, forms, self.compared, rounded, areas=areas, counted=counted)
 
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
@@ -225,6 +249,7 @@ class SizePlan:
         self.symbols = [s for s in self.symbols if s is not symbol]
         self.rounded = tuple(r for r in self.rounded if r.of != name)
         self.areas = tuple(a for a in self.areas if name not in a.of.symbols())
+        self.counted = tuple(c for c in self.counted if name not in symbols_of(c.expression))
         self.computed = ()
         exact = Fraction(symbol.value)
         for i, form in enumerate(self.forms):
@@ -688,8 +713,8 @@ def _spatial_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence[
 
 
 def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
-    # Each of two is the larger one in some trace, so that a program that asks which it is shows.
-    below, above = max(211 - 7 * index, 3 + index), 41 + 9 * index
+    # Each of two is the larger one in some trace, so that a program that asks which it is shows; and one is even, one odd.
+    below, above = max(211 - 7 * index, 3 + index), 42 + 9 * index
     yield [value + 13 + index, below + (below == value), above + (above == value)]
     yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
 

@@ -26,12 +26,12 @@ from torch.utils._pytree import TreeSpec
 from .. import _native
 from ..capture.dim import Dim, Real, dim_of
 from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, Ref, Value, children_of
-from ..capture.guards import OPERATIONS, Expression, Guard, symbols_of
+from ..capture.guards import OPERATIONS, Expression, Guard, is_count, symbols_of
 from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
 from ..capture.objects import Made, fits
 from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
 from ..capture.signature import ATTRIBUTES, Place
-from ..capture.sizes import Area, Computed, Rounded, SizePlan, Symbol
+from ..capture.sizes import Area, Computed, Counted, Rounded, SizePlan, Symbol
 from ..capture.weights import Member, WeightSlot
 from ..errors import ArtifactError, is_interrupt
 
@@ -437,13 +437,14 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
     """
     if graph.externs:
         raise UnstorableError("forward uses a tensor that no module holds")
-    values, computed = graph.values, graph.plan.computed
+    values, computed, counted = graph.values, graph.plan.computed, graph.plan.counted
     return {
         "symbols": [[s.name, s.role, s.position, s.value, s.label] for s in graph.plan.symbols],
         "sizes": [encode_number(form) for form in graph.plan.forms],
         **({"compared": list(graph.plan.compared.items())} if graph.plan.compared else {}),
         **({"rounded": [[r.name, r.of, r.unit] for r in graph.plan.rounded]} if graph.plan.rounded else {}),
         **({"areas": [[a.name, encode_number(a.of), a.unit] for a in graph.plan.areas]} if graph.plan.areas else {}),
+        **({"counted": [[c.name, encode_expression(c.expression)] for c in counted]} if counted else {}),
         **({"computed": [[c.name, encode_expression(c.expression)] for c in computed]} if computed else {}),
         **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
         **({"conditions": _encode_guards(graph.conditions)} if graph.conditions else {}),
@@ -721,7 +722,14 @@ def _decode_plan(data: Data) -> SizePlan:
         areas.append(Area(as_text(name), dim_of(tokens), unit))
     ordered = tuple((as_text(one), as_text(other)) for one, other in data.get("ordered", ()))
     check(all(name in names for pair in ordered for name in pair), "the order of unknown sizes")
-    plan = SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas))
+    ints = {s.name for s in symbols if s.role == "int"}
+    counted = tuple(Counted(as_text(name), as_expression(made)) for name, made in data.get("counted", ()))
+    taken = {*names, *(r.name for r in rounded), *(a.name for a in areas)}
+    for c in counted:
+        check(is_count(c.expression) and symbols_of(c.expression) <= ints, "what is not made of ints")
+        check(c.name not in taken, "two numbers of one name")
+        taken.add(c.name)
+    plan = SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas), counted=counted)
     known = set(plan.names())
     for name, expression in data.get("computed", ()):
         made = Computed(as_text(name), as_expression(expression))
