@@ -517,8 +517,9 @@ def test_a_plain_int_is_the_number_that_left_as_so_much() -> None:
 
     half = ("floordiv", h, 2)
     assert uses(9, 7) == {("add", half, w)}
-    # One that is as much by chance, or either of two.
+    # One that is as much by chance, or either of two; and what is divided by is no size.
     assert uses(9, 8) == uses(7, 7) == {("add", half, 7)}
+    assert uses(9, 2) == {("add", half, 7)}
 
 
 def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

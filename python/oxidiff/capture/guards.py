@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .dim import Dim, Real, dim_of
@@ -71,6 +72,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 """What may be computed with traced numbers, by name; the larger of two is found by comparing them."""
 
+_JOINING = frozenset({"add", "sub", "mul"})
+"""What puts sizes together: what they are divided by is none."""
 _TESTED = frozenset({"accelerate", "diffusers", "einops", "oxidiff", "peft", "torch", "transformers"})
 """Libraries in whose code a number may leave without being a guard: they make nothing of it but other sizes."""
 _MAX_ROWS = 100_000
@@ -225,16 +228,17 @@ class Ledger:
         return frozenset(found.items())
 
     def uses(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[Expression]:
-        """The numbers that went into torch functions and depend on the call's sizes. A plain int that a library computes on
-        with is the one that left as so much, if there is only one."""
+        """The numbers that went into torch functions and depend on the call's sizes. A plain int that a library adds to one
+        or multiplies it by is the number that left as so much, if there is only one."""
         known: dict[int, Expression] = {}
         left: dict[int, set[Expression]] = {}
         for row, number in self._escaped.items():
             literal = self._index.get(("literal", int, number)) if type(number) is int else None
             if literal is not None:
                 left.setdefault(literal, set()).add(self._expression(row, known, size_of, argument_of))
-        known = {literal: expression for literal, (expression, *others) in left.items() if not others}
-        found = {self._expression(row, known, size_of, argument_of) for row in self._used}
+        again = {literal: expression for literal, (expression, *others) in left.items() if not others}
+        known = {}
+        found = {self._expression(row, known, size_of, argument_of, again) for row in self._used}
         return {e for e in found if isinstance(e, (Dim, tuple))}
 
     def floats(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> list[Expression]:
@@ -282,7 +286,9 @@ class Ledger:
         known: dict[int, Expression],
         size_of: Callable[[int, int], Any],
         argument_of: Callable[[int], Any],
+        again: Mapping[int, Expression] = MappingProxyType({}),
     ) -> Expression:
+        """What a row is, with ``again`` in the place of literals that something is added to or multiplied by."""
         # Not recursive: a sum over a loop is as deep as the loop is long.
         waiting = [row]
         while waiting:
@@ -301,7 +307,8 @@ class Ledger:
                 waiting += missing
                 continue
             else:
-                made = _simplified(name, [known[o] for o in operands])
+                instead = again if name in _JOINING else {}
+                made = _simplified(name, [instead.get(o, known[o]) for o in operands])
                 known[at] = made if _is_short(made) else None
             waiting.pop()
         return known[row]
