@@ -76,7 +76,7 @@ def _qwen(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     height, width = size
     return {
         "hidden_states": random.normal(batch, height * width, 16),
-        "encoder_hidden_states": random.normal(batch, 7, 16),
+        "encoder_hidden_states": random.normal(batch, TEXT, 16),
         "timestep": random.normal(batch).sigmoid(),
         "img_shapes": [(1, height, width)] * batch,
     }
@@ -85,7 +85,7 @@ def _qwen(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
 def _qwen_controlnet(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         **_qwen(random, batch, size),
-        "encoder_hidden_states_mask": _mask(batch, 7, torch.int64),
+        "encoder_hidden_states_mask": _mask(batch, TEXT, torch.int64),
         "controlnet_cond": random.normal(batch, size[0] * size[1], 16),
         "conditioning_scale": 0.7,
         "return_dict": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import statistics
 import types
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import families_images
 import oxidiff
 from families import Family
 from families_encoders import ENCODERS
@@ -20,6 +22,7 @@ from families_unets import UNETS
 from families_vaes import AUTOENCODERS, VAES, Autoencoder, result
 from families_videos import VIDEOS
 from oxidiff import testing
+from oxidiff.module import dispatcher_of
 
 F32_ERROR = 2e-5
 """Promised for a whole model in f32, relative to f64."""
@@ -93,6 +96,25 @@ def test_close_to_f64_at_every_size(name: str, dtype: str, tmp_path: Path) -> No
     for words in family.fallbacks:
         assert any(words in reason for reason in reasons), f"{words!r} is not among {reasons}"
     assert len(family.fallbacks) == len(reasons), reasons
+
+
+UNTRACED = ("bria", "chroma", "flux-kontext", "flux2", "hunyuan-image", "longcat-image", "qwen-image", "z-image")
+"""Models whose prompts and pictures may be of any length and size: no call takes a trace but the first."""
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+@torch.no_grad()
+def test_new_sizes_take_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = FAMILIES[name]
+    compiled = oxidiff.compile(family.build(torch.float32), cache=False, tune="off")
+    (size, *others), batch = family.sizes, family.batches[0]
+    compiled(**family.example(batch, size, torch.float32))
+    (engine,) = dispatcher_of(compiled).engines()
+    traces = engine._capturer.traces
+    for other, text in zip(itertools.cycle((*others, size)), (20, 31, 14, 13), strict=False):
+        monkeypatch.setattr(families_images, "TEXT", text)
+        compiled(**family.example(batch, other, torch.float32))
+        assert engine._capturer.traces == traces, (other, text)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -300,6 +300,7 @@ class _Planner:
         self.batch_size = ranked[0].shape[0] if ranked else 0
         # Sequence lengths are first read from tensors that are sure to have one, so that ambiguous ones can be matched.
         self.lengths = {t.shape[1] for t in tensors if t.dim() == 3 and t.shape[1] > _MAX_COORDINATES}
+        self.state_lengths = {t.shape[1] for t in tensors if t.dim() == 3 and t.dtype.is_floating_point}
         self.sequence_sizes = {t.shape[self.sequence_axis(t)] for t in tensors if t.dim() == 3}
         self.mask_sizes = {t.shape[1] for t in tensors if t.dim() == 2 and not t.dtype.is_floating_point}
         self.sequence_sizes |= self.mask_sizes
@@ -412,6 +413,9 @@ class _Planner:
             # Patches of images in one sequence.
             return self.sequence_form(size) if axis == 1 else size
         if rank == 3 and not tensor.dtype.is_floating_point:
+            if tensor.shape[2] <= _MAX_COORDINATES and tensor.shape[1] in self.state_lengths:
+                # Where each token is.
+                return self.sequence_form(size) if axis == 1 else size
             # An image of tokens.
             return self.spatial_form(axis - rank, size)
         if rank == 3 and axis == 2 and size == tensor.shape[1] and size in self.mask_sizes:
