@@ -269,6 +269,20 @@ def test_the_longest_side_may_be_any(first):
     assert graph.traces <= 20
 
 
+def test_what_must_be_known_is_what_it_is_made_of():
+    """Half of an int is a number of its own, and none that the compiler can have as one."""
+
+    def padded(x, y, n):
+        return F.conv2d(x, torch.ones(2, 2, 1, 1), padding=n // 2), torch.arange(90.0)[n // 4 : n // 4 + y.shape[1]]
+
+    for n in (4, 7):
+        args = torch.randn(1, 2, 4, 6), torch.randn(2, 9), n
+        module = Capturer(padded)
+        graph, _ = module.lowered(module.call(args, {}), GraphBuilder)
+        assert graph.fixed == ("n",)
+        check_equal(replay(graph, None, module.call(args, {})), padded(*args))
+
+
 @pytest.mark.parametrize("first", [(6, 4), (4, 6), (5, 5), (300, 20), (20, 300), (50, 199)])
 @pytest.mark.parametrize("between", [0, 1, 2])
 @pytest.mark.parametrize("rows", [4096, 600])

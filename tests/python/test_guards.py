@@ -278,6 +278,11 @@ def placed(x: Tensor) -> Tensor:
     return x + POSITIONS[start : start + count, None]
 
 
+def far(x: Tensor, n: int) -> Tensor:
+    count, start = int(x.shape[2]), max(n - 256, 0)
+    return x * (n // 256) + POSITIONS[start : start + count, None]
+
+
 def longest(x: Tensor, height: int, width: int) -> Tensor:
     start, count = max(height // 2, width // 3), int(x.shape[2])
     return x[..., :width] + POSITIONS[start : start + count, None]
@@ -312,6 +317,8 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     plain_lengths: [((16, 8),), ((17, 8),), ((29, 8),), ((30, 9),), ((43, 8),), ((44, 8),)],
     placed: [((40, 48),), ((24, 48),), ((48, 48),), ((30, 60),), ((7, 14),), ((7, 13),), ((80, 40),), ((41, 81),)],
     of_library(placed): [((40, 80),), ((24, 48),), ((48, 48),), ((30, 60),), ((7, 14),), ((7, 13),), ((20, 40),)],
+    far: [((256, 4), 5), ((320, 4), 5), ((320, 4), 300), ((300, 4), 260), ((256, 4), 257), ((256, 4), 520)],
+    of_library(far): [((256, 4), 5), ((320, 4), 5), ((320, 4), 300), ((300, 4), 260), ((256, 4), 257), ((256, 4), 520)],
     longest: [((8, 300), *s) for s in ((4, 9), (30, 9), (31, 9), (7, 50), (60, 90), (61, 92), (12, 18), (40, 40))],
     of_library(longest): [((8, 300), *s) for s in ((4, 9), (30, 9), (31, 9), (7, 50), (60, 90), (61, 92), (2, 3))],
     grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
@@ -508,18 +515,21 @@ def test_what_libraries_of_models_do_with_whole_numbers_is_no_guard(is_library: 
 
 
 def test_a_plain_int_is_the_number_that_left_as_so_much() -> None:
-    def uses(height: int, width: int) -> set[Any]:
+    def uses(height: int, width: int, solved: Any = ()) -> set[Any]:
         ledger, one, other = ledger_of(height, width)
         for number in (one, other):
             ledger.escape_to(number, "diffusers.models")
         ledger.use(one // 2 + 7)
-        return ledger.uses(lambda _, dim: (h, w)[dim], lambda place: None)
+        return ledger.uses(lambda _, dim: (h, w)[dim], lambda place: None, solved)
 
     half = ("floordiv", h, 2)
     assert uses(9, 7) == {("add", half, w)}
     # One that is as much by chance, or either of two; and what is divided by is no size.
     assert uses(9, 8) == uses(7, 7) == {("add", half, 7)}
     assert uses(9, 2) == {("add", half, 7)}
+    # Nor is one that is solved as it was computed.
+    assert uses(9, 7, {("add", half, 7)}) == {("add", half, 7)}
+    assert uses(9, 7, None) == {("add", half, 7), ("add", half, w)}
 
 
 def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

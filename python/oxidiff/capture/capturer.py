@@ -236,9 +236,14 @@ class Capturer:
             try:
                 return graph, use(graph)
             except SizeDependentError as error:
-                if error.symbols <= fixed:
+                followers = graph.plan.followers()
+                symbols = {
+                    s for name in error.symbols for s in (followers[name].sizes() if name in followers else {name})
+                }
+                if symbols <= fixed:
                     raise
-                fixed |= error.symbols
+                # What follows from an int may be known by then.
+                fixed |= (symbols & {s.name for s in graph.plan.ints()}) or symbols
 
     def _captured(self, call: Call, fixed: Set[str] = frozenset()) -> CapturedGraph:
         """A graph of a call. Values of tensors that follow from sizes alone are numbers like others, first; where sizes are
@@ -373,6 +378,8 @@ _MOVES = 2
 """So many values of numbers in attributes are tried before a graph of another state of a module is taken over."""
 _RELAYS = 4
 """So many sizes are tried before a graph serves calls whose tensors lie otherwise in memory."""
+_MAX_COUNTED = 24
+"""So many ints that are made of others are symbols at most."""
 _MANY_ALIKE = 4
 """So many symbols of one kind are tried together before each is tried alone."""
 
@@ -1036,19 +1043,21 @@ class _Session:
         the points, too, then."""
         ints = {s.name for s in self.plan.ints() if not s.limit}
         counts = base.ledger.counts(self.plan.number_at_place)
-        made = [e for e in counts if symbols_of(e) <= ints and shows_at(e, points)]
+        made = [e for e in counts if symbols_of(e) <= ints and shows_at(e, points)][:_MAX_COUNTED]
         free = (name for name in ("m", *(f"m{i}" for i in range(2, 2 + len(made)))) if name not in self.order)
         self.plan.counted = tuple(itertools.starmap(Counted, zip(free, made, strict=False)))
         if not self.plan.counted:
             return None
         unsolved, positions = self.unsolved, self.unsolved_positions
-        forms = self.solve(base, records, [self.plan.complete(p) for p in points])
+        bare = [{s.name: p[s.name] for s in self.plan.symbols} for p in points]
+        forms = self.solve(base, records, [self.plan.complete(p) for p in bare])
         used = symbols_in(forms or ())
         self.plan.counted = tuple(c for c in self.plan.counted if c.name in used)
         if forms is None:
             self.unsolved, self.unsolved_positions = unsolved, positions
-        for point in points:
-            point.update(self.plan.complete(point))
+        for point, sizes in zip(points, bare, strict=True):
+            point.clear()
+            point.update(self.plan.complete(sizes))
         return forms
 
     def fit(self, columns: Iterable[Any], points: Sequence[Point]) -> dict[Any, Any]:

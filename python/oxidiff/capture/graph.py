@@ -356,7 +356,7 @@ class CapturedGraph:
             escaped = record.ledger.escapes(*readers)
             floats = {s.name for s in self.plan.symbols if s.role in ("float", "attribute")}
             way = record.ledger.guards(*readers, self._positive(), floats)
-            uses = record.ledger.uses(*readers)
+            uses = record.ledger.uses(*readers, self._solved_numbers())
             numbers = [guard for guard in self._numbers_in(uses) if guard.holds(point)]
             numbers += self._coincidences(uses, point)
             way |= {(guard, True) for guard in numbers}
@@ -408,12 +408,16 @@ class CapturedGraph:
             waiting += operands
         return found
 
-    def _numbers_in(self, numbers: Set[Any]) -> list[Guard]:
+    def _solved_numbers(self) -> dict[Any, Literal]:
         if not self.solved:
             # Those of another process are in the ways that were traced there.
             ways = (guard for way in self.ways for guard, outcome in way if outcome and guard.relation == "eq")
             self.solved.update((guard.left, guard.right) for guard in ways)
-        return [Guard("eq", number, self.solved[number]) for number in numbers if number in self.solved]
+        return self.solved
+
+    def _numbers_in(self, numbers: Set[Any]) -> list[Guard]:
+        solved = self._solved_numbers()
+        return [Guard("eq", number, solved[number]) for number in numbers if number in solved]
 
     def narrow(self, way: frozenset[tuple[Guard, bool]], names: Iterable[str]) -> None:
         """Takes a way that was traced at one point to be right only where these symbols are what they are there."""

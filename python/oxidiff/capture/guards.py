@@ -18,7 +18,7 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -99,7 +99,7 @@ class Ledger:
         self._rows: list[tuple[Any, ...]] = []
         self._index: dict[tuple[Any, ...], int] = {}
         self._outcomes: dict[tuple[str, int, int], bool] = {}
-        self._escaped: dict[int, Number] = {}
+        self._escaped: dict[int, Number | None] = {}
         self._pinned: dict[int, Number] = {}
         self._used: set[int] = set()
         self._used_floats: dict[int, None] = {}
@@ -163,7 +163,8 @@ class Ledger:
         be another one: it is noted that they leave."""
         row = self._row_of(number) if self.is_open else None
         if row is not None:
-            self._escaped[row] = self._pinned[row] = plain(number)
+            self._escaped.setdefault(row, None)
+            self._pinned[row] = plain(number)
 
     def use(self, argument: Any) -> None:
         """Notes the numbers in an argument of a torch function: they become numbers of the graph."""
@@ -227,9 +228,20 @@ class Ledger:
                 found[guard] = True
         return frozenset(found.items())
 
-    def uses(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> set[Expression]:
+    def uses(
+        self,
+        size_of: Callable[[int, int], Any],
+        argument_of: Callable[[int], Any],
+        solved: Collection[Expression] | None = None,
+    ) -> set[Expression]:
         """The numbers that went into torch functions and depend on the call's sizes. A plain int that a library adds to one
-        or multiplies it by is the number that left as so much, if there is only one."""
+        or multiplies it by may be the number that left as so much, if there is only one.
+
+        Args:
+            size_of: What a dimension of a traced value is in the graph.
+            argument_of: What a number of the call is.
+            solved: Numbers that are known as they were computed: none of these is another one. If ``None``, both are given.
+        """
         known: dict[int, Expression] = {}
         left: dict[int, set[Expression]] = {}
         for row, number in self._escaped.items():
@@ -238,7 +250,14 @@ class Ledger:
                 left.setdefault(literal, set()).add(self._expression(row, known, size_of, argument_of))
         again = {literal: expression for literal, (expression, *others) in left.items() if not others}
         known = {}
-        found = {self._expression(row, known, size_of, argument_of, again) for row in self._used}
+        instead: dict[int, Expression] = {}
+        found: set[Expression] = set()
+        for row in self._used:
+            written = self._expression(row, known, size_of, argument_of)
+            if solved is None or written in solved or not again:
+                found.add(written)
+            if again and (solved is None or written not in solved):
+                found.add(self._expression(row, instead, size_of, argument_of, again))
         return {e for e in found if isinstance(e, (Dim, tuple))}
 
     def floats(self, size_of: Callable[[int, int], Any], argument_of: Callable[[int], Any]) -> list[Expression]:

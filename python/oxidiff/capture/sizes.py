@@ -77,6 +77,10 @@ class Rounded:
         """Whether the number of units is a symbol of its own."""
         return self.name != self.of
 
+    def sizes(self) -> set[str]:
+        """The symbols that it follows from."""
+        return {self.of}
+
     def at(self, point: Mapping[str, Any]) -> int:
         """The value where the length is that of ``point``."""
         return -(-int(point[self.of]) // self.unit)
@@ -104,6 +108,10 @@ class Area:
         """Whether the number of units is a symbol of its own."""
         return bool(self.name)
 
+    def sizes(self) -> set[str]:
+        """The symbols that it follows from."""
+        return self.of.symbols()
+
     def at(self, point: Mapping[str, Any]) -> int:
         """The value where the sides are those of ``point``."""
         return ceil(self.of.exact(point) / self.unit)
@@ -126,9 +134,20 @@ class Counted:
     name: str
     expression: Expression
 
+    def sizes(self) -> set[str]:
+        """The symbols that it follows from."""
+        return symbols_of(self.expression)
+
     def at(self, point: Mapping[str, Any]) -> int:
-        """The value where the ints are those of ``point``."""
-        return int(value_at(self.expression, point))
+        """The value where the ints are those of ``point``.
+
+        Raises:
+            ValueError: If these are no ints.
+        """
+        value = value_at(self.expression, point)
+        if value is None or value != int(value):
+            raise ValueError(f"{self} is not whole")
+        return int(value)
 
     def __str__(self) -> str:
         return expression_text(self.expression)
@@ -213,7 +232,10 @@ class SizePlan:
             value = form.exact(exact) if isinstance(form, Dim) else form
             if value != size:
                 return None
-        return self.complete(point)
+        try:
+            return self.complete(point)
+        except ValueError:
+            return None
 
     def sizes(self, point: Mapping[str, Number]) -> list[Number] | None:
         """All flat sizes at ``point``; ``None`` if one is not a positive whole number there."""

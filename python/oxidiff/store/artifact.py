@@ -104,7 +104,11 @@ class StoredGraph:
     @property
     def identity(self) -> tuple[str, str, bytes]:
         """Equal for two captures of one graph."""
-        return self.key, self.program, to_bytes([self.call.get(name) for name in ("sizes", "reads", "tail")])
+        return self.key, self.program, to_bytes([self.call.get(name) for name in _IDENTITY])
+
+
+_IDENTITY = ("sizes", "rounded", "areas", "counted", "computed", "reads", "tail")
+"""What a program's symbols and arguments are."""
 
 
 def _encoded(graph: CapturedGraph, body: Body) -> Any:
