@@ -279,8 +279,8 @@ def placed(x: Tensor) -> Tensor:
 
 
 def far(x: Tensor, n: int) -> Tensor:
-    count, start = int(x.shape[2]), max(n - 256, 0)
-    return x * (n // 256) + POSITIONS[start : start + count, None]
+    count, start = int(x.shape[2]), n // 256
+    return x * start + POSITIONS[start : start + count, None]
 
 
 def longest(x: Tensor, height: int, width: int) -> Tensor:

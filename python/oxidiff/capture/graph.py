@@ -356,7 +356,7 @@ class CapturedGraph:
             escaped = record.ledger.escapes(*readers)
             floats = {s.name for s in self.plan.symbols if s.role in ("float", "attribute")}
             way = record.ledger.guards(*readers, self._positive(), floats)
-            uses = record.ledger.uses(*readers, self._solved_numbers())
+            uses = record.ledger.uses(*readers, self._solved_numbers().keys() | set(self.forms))
             numbers = [guard for guard in self._numbers_in(uses) if guard.holds(point)]
             numbers += self._coincidences(uses, point)
             way |= {(guard, True) for guard in numbers}
