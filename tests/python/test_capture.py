@@ -376,7 +376,7 @@ def padded_words(x, words):
 
 
 def counted_tokens(x, words, frames):
-    """One program for each order of its ints."""
+    """Half of an int, and the larger of it and a constant."""
     grid = torch.arange(max(frames, 3), dtype=torch.float32).cos()
     return x.mean() + words.sum(2), grid[: frames // 2], words[:, :1] * frames
 

@@ -995,10 +995,10 @@ class _Session:
         """Whether the program can be solved at these points and in the call; ``None`` if it is another one at some."""
         records = [base]
         for count, point in enumerate(points, 1):
-            trail, is_alike = self.trial(base, point) if not self.is_refuted(point) else (None, False)
-            if trail is None or not is_alike:
+            record = None if self.is_refuted(point) else self.try_trace(base, point)
+            if record is None:
                 return None
-            records.append(trail.record)
+            records.append(record)
             # What holds at no four points does not at more.
             if count == 3 < len(points) and not self.is_soluble(records, [self.point(), *points[:3]]):
                 return False

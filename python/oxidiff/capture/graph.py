@@ -277,7 +277,7 @@ class CapturedGraph:
         a call follows from them."""
         tied = [f.symbols() for f in self.plan.forms if isinstance(f, Dim)]
         tied += [symbols_of(c.expression) for c in self.plan.computed]
-        tied += [symbols_of(c.expression) for c in self.plan.counted]
+        tied += [c.sizes() for c in self.plan.counted]
         guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
         # What is read with them is another thing for each.

@@ -261,7 +261,7 @@ class SizePlan:
             forms = [f.replace(name, to) if isinstance(f, Dim) else f for f in forms]
         rounded = tuple(r for r in self.rounded if r.of not in ties)
         areas = tuple(a for a in self.areas if not a.of.symbols() & ties.keys())
-        counted = tuple(c for c in self.counted if not ties.keys() & symbols_of(c.expression))
+        counted = tuple(c for c in self.counted if not ties.keys() & c.sizes())
         symbols = [s for s in self.symbols if s.name not in ties]
         return SizePlan(symbols, forms, self.compared, rounded, areas=areas, counted=counted)
 
@@ -271,7 +271,7 @@ class SizePlan:
         self.symbols = [s for s in self.symbols if s is not symbol]
         self.rounded = tuple(r for r in self.rounded if r.of != name)
         self.areas = tuple(a for a in self.areas if name not in a.of.symbols())
-        self.counted = tuple(c for c in self.counted if name not in symbols_of(c.expression))
+        self.counted = tuple(c for c in self.counted if name not in c.sizes())
         self.computed = ()
         exact = Fraction(symbol.value)
         for i, form in enumerate(self.forms):

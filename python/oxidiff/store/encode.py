@@ -726,7 +726,7 @@ def _decode_plan(data: Data) -> SizePlan:
     counted = tuple(Counted(as_text(name), as_expression(made)) for name, made in data.get("counted", ()))
     taken = {*names, *(r.name for r in rounded), *(a.name for a in areas)}
     for c in counted:
-        check(is_count(c.expression) and symbols_of(c.expression) <= ints, "what is not made of ints")
+        check(is_count(c.expression) and c.sizes() <= ints, "what is not made of ints")
         check(c.name not in taken, "two numbers of one name")
         taken.add(c.name)
     plan = SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas), counted=counted)
