@@ -11,8 +11,8 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(VENV)/bin
 GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 NATIVE := python/oxidiff/_native.abi3.so
+LIBRARY := $(TARGET_DIR)/release/liboxidiff_python.so
 SOURCES := Cargo.toml Cargo.lock build.rs $(shell find src kernels -type f)
-CLIPPY := $(CARGO) clippy --release --workspace
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The command's own arguments, e.g. `make test-python ARGS="-k unet"`.
@@ -52,9 +52,8 @@ build: $(VENV)/.package-stamp ## build the extension in release mode into python
 	@$(MAKE) --no-print-directory $(NATIVE)
 
 $(NATIVE): $(SOURCES)
-	$(CARGO) build --release --features python
-	@cmp --silent $(TARGET_DIR)/release/liboxidiff.so $@ || \
-		{ cp $(TARGET_DIR)/release/liboxidiff.so $@.new && mv $@.new $@; }
+	$(CARGO) build --release --package oxidiff-python
+	@cmp --silent $(LIBRARY) $@ || { cp $(LIBRARY) $@.new && mv $@.new $@; }
 	@touch $@
 
 # --- the main job ---------------------------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ TEST_RUST := $(CARGO) test --release --workspace --quiet
 RUST_LONG := tests/cuda_kernels.rs tests/cuda_emulated.rs kernels/tests/registry.rs tests/cuda_libraries.rs
 RUST_TESTS := $(RUST_LONG) $(filter-out $(RUST_LONG),$(wildcard tests/*.rs kernels/tests/*.rs))
 
-# Rust first: the extension with and without the feature `python` is one file, and is compiled again when the other was.
+# Rust first: most of what the extension is made of is compiled with its tests.
 # Before its tests PyTorch: those of CUDA use its libraries, and are left out where there are none.
 test: test-tools test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
 
@@ -121,8 +120,7 @@ lint: lint-rust lint-python ## formatting, clippy, ruff, mypy and the stubs of t
 
 lint-rust:
 	$(CARGO) fmt --all --check
-	$(CLIPPY) --lib -- -D warnings
-	$(CLIPPY) --all-targets --features python -- -D warnings
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 
 lint-python: $(VENV)/.test-stamp build
 	$(BIN)/ruff check

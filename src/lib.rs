@@ -14,8 +14,6 @@ pub mod kernel_ir;
 pub mod memory;
 pub mod passes;
 pub mod plan;
-#[cfg(feature = "python")]
-mod python;
 pub mod runtime;
 pub mod select;
 pub mod store;

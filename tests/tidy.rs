@@ -30,7 +30,7 @@ const TEST_VARIABLES: &[&str] =
 const UNSHIELDED: &[(&str, &str)] = &[
     ("builder", "new symbol add_parameter path output signature"),
     ("executable", "hash compile_s shared_with devices stamp derived_bytes"),
-    ("mod", "is_on knobs"),
+    ("lib", "is_on knobs"),
     ("sites", "op bucket count kept expected chosen installed candidates name"),
     ("store", "cache_dir release __enter__ __exit__ complaint"),
     ("surroundings", "__traverse__"),
@@ -214,7 +214,7 @@ fn kernels_are_a_leaf() {
 fn python_stays_in_its_folder() {
     let mut lines = code("src");
     lines.extend(code("kernels"));
-    let allowed = |line: &Line| line.path.starts_with("src/python") || line.code.contains("feature = \"python\"");
+    let allowed = |line: &Line| line.path.starts_with("src/python");
     let failures: Vec<_> =
         lines.iter().filter(|line| has_word(&line.code, "pyo3") && !allowed(line)).map(Line::place).collect();
     fails("only src/python names pyo3", &failures);

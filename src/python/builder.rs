@@ -5,8 +5,8 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyString};
 
 use super::errors::{guarded, shielded, to_python};
 use super::tensor;
-use crate::error::{Error, Result};
-use crate::ir::{self, Attr, DType, Dim, Graph, Node, Op, PathId, ValueId, ValueType};
+use oxidiff::error::{Error, Result};
+use oxidiff::ir::{self, Attr, DType, Dim, Graph, Node, Op, PathId, ValueId, ValueType};
 
 /// Names and types.
 type Slots = Vec<(String, String)>;

@@ -12,15 +12,15 @@ use super::errors::guarded;
 use super::executable::Program;
 use super::memory::TorchMemory;
 use super::tensor::Exchange;
-use crate::Error;
-use crate::backend::cuda::cubins::{self, Compiler, Cubins};
-use crate::backend::cuda::cudnn::{Cudnn, Storage};
-use crate::backend::cuda::delegate::{Asked, Delegate, Delegates};
-use crate::backend::cuda::driver::DriverMemory;
-use crate::backend::cuda::library::Search;
-use crate::backend::cuda::lower::Lowered;
-use crate::backend::cuda::{Cuda, compiler, device, found, set_search};
-use crate::backend::{Backend, Memory};
+use oxidiff::Error;
+use oxidiff::backend::cuda::cubins::{self, Compiler, Cubins};
+use oxidiff::backend::cuda::cudnn::{Cudnn, Storage};
+use oxidiff::backend::cuda::delegate::{Asked, Delegate, Delegates};
+use oxidiff::backend::cuda::driver::DriverMemory;
+use oxidiff::backend::cuda::library::Search;
+use oxidiff::backend::cuda::lower::Lowered;
+use oxidiff::backend::cuda::{Cuda, compiler, device, found, set_search};
+use oxidiff::backend::{Backend, Memory};
 
 /// Makes device `index` ready, with memory from torch's allocator, and says what it is; raises with the reason where it
 /// cannot be used. `torch` is as for [`cuda_findings`].
@@ -52,7 +52,7 @@ impl Compiler for PythonCompiler {
         "python".to_owned()
     }
 
-    fn compile(&self, source: &str, arch: u32) -> crate::Result<Vec<u8>> {
+    fn compile(&self, source: &str, arch: u32) -> oxidiff::Result<Vec<u8>> {
         Python::attach(|py| {
             let image = self.0.call1(py, (source, arch))?;
             Ok(image.bind(py).cast::<PyBytes>()?.as_bytes().to_vec())
@@ -143,7 +143,7 @@ fn with_delegates<R>(
     arch: u32,
     delegates: &Delegates,
     mut work: impl FnMut(usize, &Delegate, &Asked<'_>) -> Option<R>,
-) -> crate::Result<Vec<R>> {
+) -> oxidiff::Result<Vec<R>> {
     let plan = &program.inner().plan;
     let lowered = Lowered::new(plan)?;
     let asked = |at: usize| {

@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::{intern, types::PyTuple};
 
 use super::tensor::{Exchange, Tensor, torch_name};
-use crate::ir::DType;
+use oxidiff::ir::DType;
 
 /// The place of a program's tensors.
 pub struct Place {

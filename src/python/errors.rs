@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-use crate::error::{Error, Place, Result};
+use oxidiff::error::{Error, Place, Result};
 
 pyo3::create_exception!(_native, NativeError, PyException, "args: (kind, message, module, op)");
 

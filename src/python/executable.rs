@@ -12,14 +12,14 @@ use super::device::Place;
 use super::errors::{guarded, shielded, to_python};
 use super::layout::{TensorLayout, TensorState};
 use super::tensor::{Exchange, Tensor};
-use crate::backend::{Identity, StepTime, Weight};
-use crate::compiler::{self, Options};
-use crate::ir::{DType, Input};
-use crate::kernel_ir::GroupKind;
-use crate::plan::{BufferKind, MemoryMode, Numerics, PackForm, Plan};
-use crate::runtime;
-use crate::target::{DEVICES, Profile};
-use crate::{Error, backend};
+use oxidiff::backend::{Identity, StepTime, Weight};
+use oxidiff::compiler::{self, Options};
+use oxidiff::ir::{DType, Input};
+use oxidiff::kernel_ir::GroupKind;
+use oxidiff::plan::{BufferKind, MemoryMode, Numerics, PackForm, Plan};
+use oxidiff::runtime;
+use oxidiff::target::{DEVICES, Profile};
+use oxidiff::{Error, backend};
 
 /// A compiled graph.
 #[pyclass(module = "oxidiff._native", frozen)]
@@ -478,7 +478,7 @@ impl Executable {
 pub fn set_num_threads(threads: usize) -> PyResult<()> {
     shielded("starting threads", || {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = crate::config::config().num_threads.unwrap_or(if threads == 0 { cores } else { threads });
+        let threads = oxidiff::config::config().num_threads.unwrap_or(if threads == 0 { cores } else { threads });
         oxidiff_kernels::pool::Pool::global().set_threads(threads);
         Ok(())
     })
@@ -488,7 +488,7 @@ pub fn set_num_threads(threads: usize) -> PyResult<()> {
 #[pyfunction]
 pub fn target(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     shielded("looking at the processor", || {
-        let target = crate::target::Target::host();
+        let target = oxidiff::target::Target::host();
         let out = PyDict::new(py);
         out.set_item("target", target.to_string())?;
         out.set_item("isa", target.isa.name())?;

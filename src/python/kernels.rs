@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::errors::{guarded, shielded};
-use crate::backend::cpu::kernel_error;
-use crate::config::config;
-use crate::error::Error;
+use oxidiff::backend::cpu::kernel_error;
+use oxidiff::config::config;
+use oxidiff::error::Error;
 
 fn measured_on<'py>(py: Python<'py>, bench: &Bench) -> PyResult<Bound<'py, PyDict>> {
     let (out, sizes) = (PyDict::new(py), PyDict::new(py));
@@ -85,7 +85,7 @@ impl KernelBench {
 #[pyfunction]
 pub fn ceilings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     shielded("measuring the machine", || {
-        let isa = crate::target::Target::host().isa;
+        let isa = oxidiff::target::Target::host().isa;
         let found = py.detach(|| calibrate::ceilings(Pool::global(), isa));
         let out = PyDict::new(py);
         out.set_item("isa", found.isa.name())?;

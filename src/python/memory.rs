@@ -7,8 +7,8 @@ use dlpack_rs::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned, DLPackExcha
 use std::ptr::NonNull;
 
 use super::tensor::ignore_error;
-use crate::backend::{Block, Memory, SystemMemory};
-use crate::{Error, Result};
+use oxidiff::backend::{Block, Memory, SystemMemory};
+use oxidiff::{Error, Result};
 
 /// torch's allocator behind the DLPack C exchange API. Needs no GIL: neither allocating nor freeing touches Python.
 pub struct TorchMemory {
@@ -63,7 +63,7 @@ impl Memory for TorchMemory {
         // SAFETY: a handle that was returned with status 0 is initialised.
         let tensor = unsafe { owner.0.as_ref().dl_tensor };
         let ptr = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-        if !ptr.addr().is_multiple_of(crate::memory::ALIGN_BYTES) {
+        if !ptr.addr().is_multiple_of(oxidiff::memory::ALIGN_BYTES) {
             return if self.device.device_type == K_DL_CPU {
                 SystemMemory.allocate(bytes, what)
             } else {

@@ -14,8 +14,8 @@ use super::device::Place;
 use super::errors::{guarded, shielded};
 use super::executable::Program;
 use super::tune::Trial;
-use crate::backend::{SiteRow, Specialized};
-use crate::runtime;
+use oxidiff::backend::{SiteRow, Specialized};
+use oxidiff::runtime;
 
 /// Adds the names of this file to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::errors::{guarded, shielded};
-use crate::store::artifact::{self, Section};
-use crate::store::tuning::{Database, Entry, Key};
-use crate::store::{files, kept};
+use oxidiff::store::artifact::{self, Section};
+use oxidiff::store::tuning::{Database, Entry, Key};
+use oxidiff::store::{files, kept};
 
 /// Adds the names of this file to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -69,7 +69,7 @@ fn is_whole(data: &[u8]) -> PyResult<bool> {
 
 #[pyfunction]
 fn cache_dir() -> Option<PathBuf> {
-    crate::config::cache_dir()
+    oxidiff::config::cache_dir()
 }
 
 /// A lock between processes.

@@ -16,9 +16,9 @@ use pyo3::types::{PyBool, PyFloat, PyInt};
 use super::device::CPU;
 use super::errors::to_python;
 use super::memory::TorchMemory;
-use crate::Result;
-use crate::backend::Block;
-use crate::ir::{DType, interp};
+use oxidiff::Result;
+use oxidiff::backend::Block;
+use oxidiff::ir::{DType, interp};
 
 /// dtype codes of DLPack: (code, bits).
 const DTYPES: [(DType, u8, u8); 9] = [
@@ -86,8 +86,8 @@ impl Drop for Owner {
 
 impl Tensor {
     /// Address, type, shape and strides for the runtime; valid as long as this value.
-    pub fn describe(&self) -> crate::backend::Tensor {
-        crate::backend::Tensor {
+    pub fn describe(&self) -> oxidiff::backend::Tensor {
+        oxidiff::backend::Tensor {
             ptr: self.data,
             dtype: self.dtype,
             shape: self.shape.clone(),
@@ -158,7 +158,7 @@ impl Exchange {
         let find = || {
             let found = Self::find(py)?;
             if let Self::C(table) = found {
-                crate::runtime::set_memory(Box::new(TorchMemory { table, device: CPU }));
+                oxidiff::runtime::set_memory(Box::new(TorchMemory { table, device: CPU }));
             }
             Ok(found)
         };

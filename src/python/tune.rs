@@ -15,9 +15,9 @@ use pyo3::prelude::*;
 
 use super::errors::{guarded, shielded};
 use super::executable::Program;
-use crate::Error;
-use crate::backend::{Block, Memory, SystemMemory, derived};
-use crate::runtime::arena::arena_pool;
+use oxidiff::Error;
+use oxidiff::backend::{Block, Memory, SystemMemory, derived};
+use oxidiff::runtime::arena::arena_pool;
 
 /// Seconds of the run and of packing, and bytes used.
 pub type Trial = (f64, f64, usize);

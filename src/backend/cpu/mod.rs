@@ -130,7 +130,7 @@ impl Loaded for LoadedCpu {
 }
 
 /// A kernel's refusal as an error of this crate.
-pub(crate) fn kernel_error(error: KernelError) -> Error {
+pub fn kernel_error(error: KernelError) -> Error {
     match error {
         KernelError::OutOfMemory(e) => {
             Error::OutOfMemory { asked_bytes: e.bytes, what: "scratch memory of a kernel".to_owned() }

@@ -33,7 +33,7 @@ mod watch;
 
 use pyo3::prelude::*;
 
-use crate::{config, passes};
+use oxidiff::{config, passes};
 
 /// The extension module.
 #[pymodule]
