@@ -892,22 +892,63 @@ METHODS = stand_ins._METHODS
 
 
 def methods_of_modules():
-    return [getattr(nn.Module, name) for name in METHODS]
+    return [(method, method.__code__) for method in (getattr(nn.Module, name) for name in METHODS)]
 
 
-def test_methods_of_modules_are_replaced_once_for_a_capture(net, monkeypatch):
-    """Each time goes through all classes of modules there are."""
+def patched_with_variables_around_it():
+    make, made = nn.Module.__init__, []
+
+    def initialize(self, *args, **kwargs):
+        made.append(self)
+        make(self, *args, **kwargs)
+
+    return "__init__", initialize
+
+
+SET = nn.Module.__setattr__
+
+
+def patched():
+    return "__setattr__", lambda self, name, value: SET(self, name, value)
+
+
+def patched_with_another():
+    return "add_module", nn.Module.register_parameter
+
+
+@pytest.mark.parametrize("patch", [None, patched, patched_with_variables_around_it, patched_with_another])
+def test_methods_of_modules_are_replaced_once_for_a_capture(patch, net, monkeypatch):
+    """Where attributes are written for it, each time goes through all classes of modules there are."""
+    if patch is not None:
+        monkeypatch.setattr(nn.Module, *patch())
     own, made, begun = methods_of_modules(), [], []
     make, begin = stand_ins._stand_ins_of, stand_ins._following.begin
+    monkeypatch.setattr(stand_ins._following, "_made", ((), ()))
     monkeypatch.setattr(stand_ins, "_stand_ins_of", lambda *methods: made.append(methods) or make(*methods))
     monkeypatch.setattr(stand_ins._following, "begin", lambda: begun.append(begin()))
-    capture(net, (image(),))
-    assert made == [tuple(own)]
+    first = capture(net, (image(),))
+    assert [[method.__qualname__ for method in methods] for methods in made] == [[m.__qualname__ for m, _ in own]]
     assert len(begun) > 3
     assert methods_of_modules() == own
     with pytest.raises(CaptureError):
         capture(Failing(), (image(),))
     assert methods_of_modules() == own
+    assert capture(net, (image(),)).template.is_as(first.template)
+    assert len(made) == (1 if patch in (None, patched) else 3), "other code is kept for the next capture"
+
+
+def test_no_class_of_modules_changes_while_methods_are_followed(net):
+    """What looks methods up need not do it anew."""
+    watched = []
+
+    class Watching(nn.Module):
+        def forward(self, x):
+            watched.append([getattr(nn.Module, name) for name in METHODS])
+            return x + 1
+
+    own = [getattr(nn.Module, name) for name in METHODS]
+    capture(Watching(), (image(),))
+    assert watched and all(found == own for found in watched)
 
 
 def test_captures_of_two_threads_keep_what_stands_in_for_methods(net):

@@ -7,11 +7,13 @@ whose call it is first. One trace runs at a time, under :data:`LOCK`.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -142,15 +144,22 @@ class _Following:
     """What stands in for methods of ``nn.Module`` so that a trace notices what its thread does with modules; other threads,
     and everybody between traces, get the methods themselves.
 
-    To put something in their place goes through all classes of modules there are: ten milliseconds where all of diffusers is
-    imported. So it stays while someone holds it, as a capture of many traces does. Written under the lock of traces.
+    A method stays the function that it is, and gets other code: an attribute that is written goes through all classes of
+    modules there are, ten milliseconds where all of diffusers is imported, and every method of every module is looked up
+    anew by everybody. Where something else is in the place of a method (:func:`_are_plain`), the attributes are written.
+    Either stays while someone holds it, as a capture of many traces does. Written under the lock of traces.
     """
 
     def __init__(self) -> None:
         self.holders: set[object] = set()
         self.own: tuple[Any, ...] | None = None
         """The methods that are stood in for: ``_METHODS``, in this order."""
+        self.codes: tuple[CodeType, ...] | None = None
+        """What they do, if they have other code now."""
         self._stand_ins: tuple[Any, ...] = ()
+        """What is in their place, if attributes were written."""
+        self._made: tuple[tuple[Any, ...], tuple[CodeType, ...]] = (), ()
+        """Methods and their code, and the other code that was last made for these."""
         self._imported = 0
 
     def begin(self) -> None:
@@ -159,18 +168,32 @@ class _Following:
             return
         kind: Any = torch.nn.Module
         own = tuple([getattr(kind, name) for name in _METHODS])
-        self._stand_ins = stand_ins = _stand_ins_of(*own)
         self._imported = len(sys.modules)
-        # Assignments alone: an interrupt comes after a call.
-        self.own = own
-        kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
-        kind.register_forward_hook, kind.register_forward_pre_hook = stand_ins[3:5]
-        kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = stand_ins[5:]
+        if _are_plain(own):
+            codes = tuple([method.__code__ for method in own])
+            found = (*own, *codes)
+            known, others = self._made
+            if len(found) != len(known) or not all(map(operator.is_, found, known)):
+                others = tuple(map(_calling, _METHODS, own, _stand_ins_of(*map(_copy_of, own))))
+                self._made = found, others
+            # Assignments alone: an interrupt comes after a call.
+            self.codes = codes
+            self.own = call, set_attribute, make, hook, pre_hook, parameter, buffer, module, delete = own
+            call.__code__, set_attribute.__code__, make.__code__ = others[:3]
+            hook.__code__, pre_hook.__code__ = others[3:5]
+            parameter.__code__, buffer.__code__, module.__code__, delete.__code__ = others[5:]
+        else:
+            self._stand_ins = stand_ins = _stand_ins_of(*own)
+            self.codes = None
+            self.own = own
+            kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
+            kind.register_forward_hook, kind.register_forward_pre_hook = stand_ins[3:5]
+            kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = stand_ins[5:]
 
     def take_back(self) -> None:
         """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
         torch's imports Dynamo, which could compile nothing that makes a module from then on."""
-        if len(sys.modules) == self._imported or self.own is not None:
+        if len(sys.modules) == self._imported or self.own is not None or self.codes is not None:
             return
         # Those that were there before have none: to tell which they are, each trace would list thousands of names.
         self._imported = len(sys.modules)
@@ -223,12 +246,65 @@ def following() -> Iterator[None]:
 
 
 def _put_back_methods(kind: Any) -> None:
-    own = _following.own
-    if own is not None:
+    own, codes = _following.own, _following.codes
+    if own is None:
+        return
+    if codes is not None:
+        call, set_attribute, make, hook, pre_hook, parameter, buffer, module, delete = own
+        call.__code__, set_attribute.__code__, make.__code__ = codes[:3]
+        hook.__code__, pre_hook.__code__ = codes[3:5]
+        parameter.__code__, buffer.__code__, module.__code__, delete.__code__ = codes[5:]
+    else:
         kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
         kind.register_forward_hook, kind.register_forward_pre_hook = own[3:5]
         kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = own[5:]
-        _following.own = None
+    _following.own = None
+
+
+def _are_plain(methods: Sequence[Any]) -> bool:
+    """Whether other code can be given to each of these alone: they are functions of Python, with no variables around them
+    but the class that ``super()`` means, and no thread runs them while another writes them."""
+    are_functions = all(type(method) is FunctionType and len(method.__closure__ or ()) <= 1 for method in methods)
+    has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return are_functions and len(set(map(id, methods))) == len(methods) and has_lock
+
+
+def _copy_of(method: FunctionType) -> FunctionType:
+    """A function that does what ``method`` does now."""
+    copied = FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, method.__closure__)
+    copied.__kwdefaults__, copied.__qualname__, copied.__doc__ = (
+        method.__kwdefaults__,
+        method.__qualname__,
+        method.__doc__,
+    )
+    return copied
+
+
+def _calling(name: str, method: FunctionType, stand_in: Callable[..., Any]) -> CodeType:
+    """Code for a method that calls what stands in for it, which it finds in the module that the method is from."""
+    name = f"_oxidiff_{name}"
+    # It stays: a thread that runs the code when it is put back has yet to look there.
+    method.__globals__[name] = stand_in
+    code = _around()[len(method.__closure__ or ())]
+    return code.replace(co_names=tuple(name if known == "_stand_in" else known for known in code.co_names))
+
+
+if TYPE_CHECKING:
+
+    def _stand_in(*args: Any, **kwargs: Any) -> Any: ...
+
+
+def _around(variable: object = None) -> tuple[CodeType, CodeType]:
+    """Code that calls something else; and that of a function with a variable around it, as those that call ``super()``."""
+
+    def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _stand_in(self, *args, **kwargs)
+
+    def calling_inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _ = variable
+        return _stand_in(self, *args, **kwargs)
+
+    return calling.__code__, calling_inside.__code__
 
 
 def _forked() -> None:
@@ -329,7 +405,6 @@ def claiming(recorder: Recorder, run: Callable[[], Any]) -> Any:
     """What ``run`` gives, with what threads do to modules meanwhile noted as this one's or as others'. It holds a trace, and
     the looks at what the module was before and behind it."""
     global _current
-    kind: Any = torch.nn.Module
     outer = _current
     try:
         _following.begin()
@@ -337,14 +412,9 @@ def claiming(recorder: Recorder, run: Callable[[], Any]) -> Any:
         with recorder.adapters.watched():
             return run()
     finally:
-        # No call before all is back: an interrupt comes after one.
         _current = outer
         if not _following.holders and outer is None:
-            if (own := _following.own) is not None:
-                kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
-                kind.register_forward_hook, kind.register_forward_pre_hook = own[3:5]
-                kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = own[5:]
-                _following.own = None
+            _put_back_methods(torch.nn.Module)
         _following.take_back()
 
 
