@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -200,14 +200,14 @@ class Before:
         self.held = frozenset(holder for _, holder, *_ in self._tables)
         # What other threads do here need not go through methods: what is not seen to be forward's stays.
         self._members: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-            (path, id(module), table, dict(table))
+            (path, id(module), table, dict(table) if table else {})
             for path, module in weights.modules
-            for table in (module.__dict__[name] for name in ("_parameters", "_modules", *_HOOKS))
+            for table in _members_of(module.__dict__)
         ]
         own: dict[bool, dict[int, tuple[str, Any]]] = {True: {}, False: {}}
         for path, module, _, before in self._tables:
-            for name, v in before.items() if module not in weights.shared else ():
-                if name not in _OF_MODULES and (isinstance(v, _HOLDERS) or is_stateful(v)):
+            for name, v in _own_items(before) if module not in weights.shared else ():
+                if isinstance(v, _HOLDERS) or is_stateful(v):
                     own[weights.outer.reads(name)][id(v)] = f"{path}.{name}" if path else name, v
         # Of what no code has a name for, others may be writing the numbers.
         named = containers((*own[True].values(), *holders))
@@ -276,7 +276,10 @@ class Before:
             changes += _content_changes(label, holder, copied)
         for change in changes:
             change.undo()
+        written = {module for module, _ in own}
         for path, module, table, before in self._members:
+            if module not in written:
+                continue
             mine = []
             for name in [name for name in dict.fromkeys((*table, *before)) if (module, name) in own]:
                 old, new = before.get(name, ABSENT), table.get(name, ABSENT)
@@ -373,6 +376,19 @@ def _reorder(table: dict[str, Any], before: dict[str, Any]) -> None:
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 """What every module has in its `__dict__`."""
+_SCALARS = frozenset((type(None), bool, int, float, str))
+"""Types of what attributes hold mostly, and in which nothing is kept."""
+_members_of = operator.itemgetter("_parameters", "_modules", *_HOOKS)
+"""Tables of a module that its methods write."""
+
+
+def _own_items(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The attributes of a module that not every module has, and in which something may be kept. Of a large model there are
+    ten thousand others. Threads may write there meanwhile."""
+    for name in tuple(itertools.filterfalse(_OF_MODULES.__contains__, table)):
+        value = table.get(name)
+        if type(value) not in _SCALARS:
+            yield name, value
 
 
 _HOLDERS = (*CONTAINERS, tuple, functools.partial)
@@ -519,8 +535,7 @@ def _tables_beside(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[t
     waiting = [
         (f"{path}.{name}" if path else name, value, OBJECTS_DEEP)
         for path, module in modules
-        for name, value in module.__dict__.items()
-        if name not in _OF_MODULES
+        for name, value in _own_items(module.__dict__)
     ]
     for label, value, depth in waiting:
         if id(value) in seen:
@@ -553,7 +568,7 @@ def leads_to(module: torch.nn.Module, tables: Set[int]) -> bool:
     if any(id(table) in tables for table in (*own, *(module.__dict__[name] for name in _HOOKS))):
         return True
     seen: set[int] = set()
-    waiting = [value for name, value in module.__dict__.items() if name not in _OF_MODULES]
+    waiting = [value for _, value in _own_items(module.__dict__)]
     for value in waiting:
         if isinstance(value, torch.nn.Module):
             if id(value.__dict__) in tables:
