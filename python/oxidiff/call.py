@@ -24,7 +24,7 @@ from . import _native
 from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError
 
-__all__ = ["Leaf", "NotAKeyError", "key_of", "plain_numbers", "replace_leaves"]
+__all__ = ["Leaf", "NotAKeyError", "key_of", "kind_of", "plain_numbers", "replace_leaves"]
 
 Leaf = Tensor | int | float
 """What varies between calls of one key."""
@@ -149,6 +149,24 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) ->
             key.append(name)
             key.append(find(type(value), _other)(value, leaves))
     return tuple(key)
+
+
+def kind_of(value: Any) -> Any:
+    """What calls of all sizes and numbers have in common in an argument: how it nests, dtypes and dimensions of tensors,
+    types of numbers, and constants as they are."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim(), value.device
+    if kind in _NUMBERS:
+        return kind
+    if kind in (tuple, list):
+        return kind, *map(kind_of, value)
+    if kind is dict:
+        return kind, tuple(value), *map(kind_of, value.values())
+    return _DESCRIBE.get(kind, _other)(value, [])
+
+
+_NUMBERS = (int, float, Double)
 
 
 def plain_numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

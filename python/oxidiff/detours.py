@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,6 +95,32 @@ class Detours:
         return functools.partial(type(self._owner), options=options, budget=self._states.budget)
 
     # -- ways of a call ------------------------------------------------------------------------------------------------
+
+    def run(self, epoch: Epoch, entry: Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call without a program."""
+        if entry.is_split and not (entry.open_ids and any(self._states.regions)):
+            return self.run_split(epoch, entry, args, kwargs)
+        return self.run_regions(epoch, entry, args, kwargs)
+
+    def run_refused(
+        self,
+        epoch: Epoch,
+        key: Key,
+        kind: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: Sequence[Leaf],
+    ) -> tuple[Any] | None:
+        """Runs a call that was not met before, where those of its kind have no program: its result, in a tuple."""
+        if (known := epoch.refusals.find(kind)) is None:
+            return None
+        entry, is_raised = known
+        if is_raised:
+            result = self._owner.fall_back(entry.error(), args, kwargs)
+        else:
+            result = self.run(epoch, entry, args, kwargs)
+        self.follow(epoch, key, entry, leaves)
+        return (result,)
 
     def run_split(self, epoch: Epoch, entry: Eager, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that cannot be captured whole, in pieces."""

@@ -16,7 +16,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from .adapters import disabled_while_merged, named_modules, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle, thread_modes_as
 from .autocast import autocast_as, autocast_state
 from .background import submit
-from .call import Leaf, NotAKeyError, key_of, plain_numbers
+from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers
 from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError
 from .capture.signature import container_at, containers, write
 from .check import compare
@@ -365,12 +365,17 @@ class Dispatcher:
                 return done[0]
             if self.detours.leaves_state(epoch, key, leaves):
                 return self.fall_back(UnsupportedError(_LEAVING), args, kwargs)
+            if epoch.refusals:
+                kind = _kind(key, args, kwargs)
+                if (done := self.detours.run_refused(epoch, key, kind, args, kwargs, leaves)) is not None:
+                    return done[0]
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
         is_patient = is_patient and not (epoch is not None and epoch.engine.asks_process)
         if is_patient and self._start_background(key, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
         if (done := self.detours.run_known(key, args, kwargs, leaves)) is not None:
             return done[0]
+        captures = self.captures
         try:
             with self.states.lock:
                 ready = self._ready(key, args, kwargs, leaves)
@@ -385,20 +390,22 @@ class Dispatcher:
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
                 result = self.fall_back(error, args, kwargs, is_strict=False)
-            elif entry.is_split and not (entry.open_ids and any(self.states.regions)):
-                result = self.detours.run_split(self.states.current(), entry, args, kwargs)
             else:
-                result = self.detours.run_regions(self.states.current(), entry, args, kwargs)
+                result = self.detours.run(self.states.current(), entry, args, kwargs)
             epoch = self.states.epoch
             self.detours.settle_writing(epoch, entry)
             # What another thread did is nothing to remember, nor is a number that is not finite this time.
             if epoch is not None and not isinstance(error, _PASSING) and not is_set_up:
                 epoch.add(key, leaves, entry)
+                if _is_tried(error, self.captures > captures):
+                    epoch.refusals.add(_kind(key, args, kwargs), entry, error.__cause__ is not None)
                 self.detours.follow(epoch, key, entry, leaves)
             if self.options.strict:
                 raise
             return result
         epoch = self.states.epoch
+        if epoch is not None:
+            epoch.refusals.lift(_kind(key, args, kwargs))
         # What a closure holds is known once it is captured.
         if epoch is not None and torch.is_grad_enabled() and epoch.watch.needs_grad():
             return self.fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
@@ -534,11 +541,13 @@ class Dispatcher:
     def _prepare_in_background(
         self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
     ) -> None:
+        captures = self.captures
         try:
             with self.states.lock:
                 asked = self.states.current().engine.asked
                 if key[2:] == tuple([ask() for ask in asked]) or len(key) == 2:
                     self._ready(key, args, kwargs, leaves)
+                    self.states.current().refusals.lift(_kind(key, args, kwargs))
         except ElsewhereError:
             # The next call sees that it is to do so itself.
             pass
@@ -547,6 +556,9 @@ class Dispatcher:
             epoch = self.states.epoch
             if epoch is not None and not (isinstance(error, _PASSING) or self.detours.may_be_set_up(error, key)):
                 epoch.add(key, leaves, entry)
+                # What `forward` raised, eager may raise as well.
+                if _is_tried(error, self.captures > captures) and error.__cause__ is None:
+                    epoch.refusals.add(_kind(key, args, kwargs), entry, False)
             # Last: whoever reads the reason in the report finds calls running as it says.
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
         finally:
@@ -877,6 +889,16 @@ class Dispatcher:
     def _reset_lock(self) -> None:
         self.states.reset_lock()
         self._pending.clear()
+
+
+def _kind(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What calls of a key have in common with those of other sizes and numbers."""
+    return key[0], *key[2:], kind_of((args, kwargs))
+
+
+def _is_tried(error: Error, is_captured: bool) -> bool:
+    """Whether an attempt failed that would at most calls like it. What ``forward`` leaves behind is followed by itself."""
+    return not isinstance(error, LeftError) and (is_captured or type(error) is CaptureError)
 
 
 def find_dispatcher(compiled: object) -> Dispatcher | None:

@@ -8,7 +8,8 @@ Threads: entries are only added, under the dispatcher's lock or by one operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +24,17 @@ from .regions import Regions
 from .split import Split
 from .watch import Structure, Watch
 
-__all__ = ["MAX_KEYS", "Eager", "Epoch", "Key", "with_numbers"]
+__all__ = ["MAX_KEYS", "Eager", "Epoch", "Key", "Refusals", "with_numbers"]
 
 MAX_KEYS = 4096
 """How many keys are remembered, and how many entries of one."""
 _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
+_MAX_REFUSED = 4
+"""How many calls of a kind are tried in vain before it is known of others, too."""
+_WAIT = 16
+"""How many then run without an attempt, and how many times more after each further one."""
+_MORE = 4
 _OTHERS = "what forward reads out of tensors makes another program nearly each time"
 
 Key = tuple[Any, ...]
@@ -64,6 +70,68 @@ class Eager:
         if issubclass(self.type, CaptureError):
             return self.type(self.reason, module=self.module, op=self.op)
         return self.type(self.reason)
+
+
+class _Refused:
+    """Calls of one kind, none of which could be captured so far, for the same reason."""
+
+    __slots__ = ("count", "entry", "is_raised", "left", "wait")
+
+    def __init__(self, entry: Eager, is_raised: bool) -> None:
+        self.entry = entry
+        self.is_raised = is_raised
+        """Whether ``forward`` itself raised, on tensors without values."""
+        self.count = 1
+        self.wait = self.left = _WAIT
+        """How many calls run without an attempt, once there were enough of these; and how many of them are left."""
+
+    def is_for(self, entry: Eager) -> bool:
+        mine, other = ((e.type, e.module, e.op, _DIGITS.sub("0", e.reason)) for e in (self.entry, entry))
+        return mine == other
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+class Refusals:
+    """Which calls are not even tried: an attempt to capture takes as long as many calls in eager PyTorch, and one that fails
+    does so mostly at all sizes and numbers. So after some that did, calls of this kind (:func:`oxidiff.call.kind_of`) with
+    others run as those, and are tried again seldom. Where any of them has a program, sizes decide, and each is tried.
+
+    Threads: entries are added by one operation of a dictionary; that calls are counted exactly matters to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Refused | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def find(self, kind: Hashable) -> tuple[Eager, bool] | None:
+        """What is known of a call that was not met before, and whether its ``forward`` raised; ``None`` if it is to be
+        tried."""
+        known = self._known.get(kind)
+        if known is None or known.count < _MAX_REFUSED:
+            return None
+        if known.left > 0:
+            known.left -= 1
+            return known.entry, known.is_raised
+        known.wait *= _MORE
+        known.left = known.wait
+        return None
+
+    def add(self, kind: Hashable, entry: Eager, is_raised: bool) -> None:
+        """Takes note of an attempt that failed."""
+        known = self._known.get(kind)
+        if known is not None and known.is_for(entry):
+            known.count += 1
+        elif known is not None or (kind not in self._known and len(self._known) < MAX_KEYS):
+            self._known[kind] = _Refused(entry, is_raised)
+
+    def lift(self, kind: Hashable) -> None:
+        """Takes note of a call that has a program."""
+        if kind in self._known or len(self._known) < MAX_KEYS:
+            self._known[kind] = None
 
 
 class _Question:
@@ -181,6 +249,8 @@ class Epoch:
         """Set once a call of this structure could not be captured."""
         self.regions: Regions | None = None
         """Set once Python had to run between its submodules."""
+        self.refusals = Refusals()
+        """Which calls need not be captured to know that they have no program."""
         self.left: dict[Key, int] = {}
         """How often calls of a key and numbers left this state while they were captured."""
         self.waited = 0

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close, image
-from oxidiff import detours
+from oxidiff import detours, entries
 from oxidiff.capture import capturer
 from oxidiff.capture.trace import trace
 from oxidiff.dispatch import find_dispatcher
+from oxidiff.module import dispatcher_of
 from oxidiff.split import Split
 
 
@@ -317,8 +318,8 @@ def test_numbers_in_attributes_are_no_symbols_of_a_piece(monkeypatch: pytest.Mon
     del traces[:]
     for strength in (0.3, 0.9, 0.2):
         assert_close(compiled(x, strength), module(x, strength))
-    # Of the whole module, that it cannot be captured with this number either.
-    assert len(traces) == 3
+    # Of the whole module, that it cannot be captured with these numbers either, until that is known of all.
+    assert len(traces) == 2
     module.scales[2] = 7.0
     assert_close(compiled(x, 0.4), module(x, 0.4))
 
@@ -426,3 +427,94 @@ def test_what_a_forward_imports_gets_the_own_methods_of_modules(
     assert found.call is nn.Module.__call__
     assert found.set_attribute is nn.Module.__setattr__
     assert found.add is nn.Module.add_module
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16))
+
+
+class Refused(nn.Module):
+    """Has no program as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = layers(), layers()
+
+    def forward(self, x: Tensor, strength: float = 1.0, is_short: bool = False) -> Any:
+        x = self.first(x) * strength
+        return self.last(x) if is_short else self.rest(x)
+
+    def rest(self, x: Tensor) -> Any:
+        raise NotImplementedError
+
+
+class Result:
+    def __init__(self, sample: Tensor) -> None:
+        self.sample = sample
+
+
+class ReturnsObject(Refused):
+    def rest(self, x: Tensor) -> Any:
+        return Result(self.last(x))
+
+
+class AsksData(Refused):
+    def rest(self, x: Tensor) -> Any:
+        return self.last(x + 1 if x.sum().item() > 0 else x)
+
+
+class LeavesTorch(Refused):
+    def rest(self, x: Tensor) -> Any:
+        return self.last(torch.from_numpy(x.numpy() * 2))
+
+
+def sample_of(result: Any) -> Tensor:
+    return result.sample if isinstance(result, Result) else result
+
+
+@pytest.mark.parametrize("kind", [ReturnsObject, AsksData, LeavesTorch])
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_attempts_in_vain_end(kind: type[Refused]) -> None:
+    """Whatever comes next, a size or a number, an attempt takes as long as many calls do."""
+    module = kind().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    whole = dispatcher_of(compiled)
+    attempts = []
+    for i in range(24):
+        x = torch.randn(1, 3 + i // 2, 16)
+        assert_close(sample_of(compiled(x, 0.5 + i)), sample_of(module(x, 0.5 + i)))
+        attempts.append(whole.captures)
+    assert attempts[:8] == [1, 2, 3, 4, 4, 4, 4, 4], attempts
+    # Now and then one more, which those in between get longer.
+    assert attempts[-1] == 5, attempts
+    assert len(oxidiff.report(compiled).fallbacks) == 1
+    # Other calls are another matter.
+    for i in range(5):
+        x = torch.randn(1, 3 + i, 16)
+        assert_close(compiled(x, 0.5 + i, True), module(x, 0.5 + i, True))
+    assert whole.captures == 6
+
+
+class AsksDataOfFew(Refused):
+    def rest(self, x: Tensor) -> Any:
+        return self.last(x + 1 if x.shape[1] < 9 and x.sum().item() > 0 else x)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_calls_that_have_a_program_after_all_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "_WAIT", 3)
+    module = AsksDataOfFew().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    whole = dispatcher_of(compiled)
+    for size in (*range(3, 7), 9, 10, 9, 11, 12, 10):
+        x = torch.randn(1, size, 16)
+        assert_close(compiled(x), module(x))
+    engine = whole.engines()[0]
+    assert len(engine.variants) == 1 and whole.captures == 5
+    # Sizes decide, so each is tried.
+    for size in (7, 8):
+        traces = engine._capturer.traces
+        compiled(torch.randn(1, size, 16))
+        assert engine._capturer.traces > traces
