@@ -55,7 +55,7 @@ from .nan_guard import reset_lock
 from .options import CompileOptions
 from .regions import Regions
 from .sets import WeightSet
-from .split import RUNS_EAGER
+from .split import RUNS_EAGER, RUNS_EAGER_ONCE
 from .staged import drawing_states
 from .states import MAX_CHANGES, States, count_of
 from .store import read_artifact, save
@@ -127,7 +127,7 @@ class Dispatcher:
         self._is_scripted: bool | None = None
         """Whether it has a submodule that is TorchScript, once that was looked for."""
         self._pending: set[Key] = set()
-        self._warned: set[Fallback] = set()
+        self._warned: set[tuple[str, ...]] = set()
         self._scaled: dict[int, dict[str, Any]] = {}
         """Running calls from which a factor for adapters was taken, as they were; eager needs it."""
         self._given: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -389,7 +389,8 @@ class Dispatcher:
             is_set_up = self.detours.may_be_set_up(error, key)
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
-                result = self.fall_back(error, args, kwargs, is_strict=False)
+                what = RUNS_EAGER_ONCE if is_set_up else RUNS_EAGER
+                result = self.fall_back(error, args, kwargs, is_strict=False, what=what)
             else:
                 result = self.detours.run(self.states.current(), entry, args, kwargs)
             epoch = self.states.epoch
@@ -825,17 +826,25 @@ class Dispatcher:
 
     # -- eager ---------------------------------------------------------------------------------------------------------
 
-    def fall_back(self, error: Error, args: tuple[Any, ...], kwargs: dict[str, Any], is_strict: bool = True) -> Any:
+    def fall_back(
+        self,
+        error: Error,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_strict: bool = True,
+        what: str = RUNS_EAGER,
+    ) -> Any:
         """Runs a call of the module in eager PyTorch; see :meth:`run_eager`."""
-        return self.run_eager(error, lambda: self._forward(args, kwargs), is_strict)
+        return self.run_eager(error, lambda: self._forward(args, kwargs), is_strict, what)
 
-    def run_eager(self, error: Error, run: Callable[[], Any], is_strict: bool = True) -> Any:
+    def run_eager(self, error: Error, run: Callable[[], Any], is_strict: bool = True, what: str = RUNS_EAGER) -> Any:
         """Runs a call in eager PyTorch, and only if that works counts and reports the reason.
 
         Args:
             error: The reason.
             run: The call.
             is_strict: Whether ``strict=True`` raises ``error`` before running.
+            what: What a warning says of it.
         """
         if self.options.strict and is_strict:
             raise error
@@ -843,7 +852,7 @@ class Dispatcher:
         next(self._eager_calls)
         if self.options.strict:
             return result
-        self.record(error)
+        self.record(error, what)
         return result
 
     def count_eager(self) -> None:
@@ -863,7 +872,10 @@ class Dispatcher:
         self.fallbacks[place] = self.fallbacks.get(place, 0) + 1
         path, op, reason = place
         # The same op at another size is no news.
-        known = (path, op, "") if op else place
+        known: tuple[str, ...] = (path, op, "") if op else place
+        if what == RUNS_EAGER_ONCE:
+            # Should it be so in each call after all, that is news.
+            known = (*known, what)
         if known not in self._warned:
             self._warned.add(known)
             where = f"{self.name}.{path}" if path else self.name

@@ -30,7 +30,7 @@ from .adapters import adapter_class
 from .errors import Error, UnsupportedError
 from .hooks import Bare, Wrapped, calls_itself, run_around, sharing
 from .redirect import Redirecting
-from .split import RUNS_EAGER
+from .split import EAGER, RUNS_EAGER
 from .watch import Structure, obstacle_of
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Regions:
             return part.forward()(*args, **kwargs)
         known = len(problems)
         result = part(args, kwargs)
-        self._local.compiled += not any(what == RUNS_EAGER for _, what in problems[known:])
+        self._local.compiled += not any(what in EAGER for _, what in problems[known:])
         return result
 
     def _report(self, path: str, error: Error, what: str) -> None:

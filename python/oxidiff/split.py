@@ -24,9 +24,12 @@ from .island import Island
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
 
-__all__ = ["RUNS_EAGER", "Split"]
+__all__ = ["EAGER", "RUNS_EAGER", "RUNS_EAGER_ONCE", "Split"]
 
 RUNS_EAGER = "runs in eager PyTorch"
+RUNS_EAGER_ONCE = f"{RUNS_EAGER} in this call, and is tried again in the next"
+EAGER = (RUNS_EAGER, RUNS_EAGER_ONCE)
+"""What is said of a call of which nothing ran compiled."""
 """What is said of a call of which nothing ran compiled."""
 
 
@@ -101,7 +104,7 @@ class Split:
                 )
             before = len(local.problems)
             result = piece(tuple(cast(Island, piece.module).take_weights(args)), {})
-            local.compiled += not any(what == RUNS_EAGER for _, what in local.problems[before:])
+            local.compiled += not any(what in EAGER for _, what in local.problems[before:])
             return result
 
         return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import warnings
 from typing import Any
 
 import pytest
@@ -265,3 +266,34 @@ def test_a_deque_is_followed_as_a_list_is(what: str, is_outside: bool) -> None:
     if what == "nothing":
         report = oxidiff.report(compiled)
         assert (report.captures, report.eager_calls) == (2, 0)
+
+
+class Tabled(nn.Module):
+    """Keeps a table of its first call, as rotary embeddings do, or of every call."""
+
+    def __init__(self, every: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.table: Tensor | None = None
+        self.every = every
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.every:
+            before = 0.0 if self.table is None else self.table
+            self.table = torch.arange(8) * 0.5 + before
+        return torch.tanh(self.linear(x)) + self.table
+
+
+@pytest.mark.parametrize("every", [False, True])
+@torch.no_grad()
+def test_a_warning_tells_a_call_from_all(every: bool) -> None:
+    compiled: Any = oxidiff.compile(Tabled(every).eval().requires_grad_(False), cache=False)
+    x = torch.randn(2, 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            compiled(x)
+    once, *always = [str(one.message) for one in caught if one.category is oxidiff.FallbackWarning]
+    assert "runs in eager PyTorch in this call, and is tried again in the next: forward keeps a tensor" in once
+    assert len(always) == every and all("runs in eager PyTorch: forward keeps" in text for text in always), always
+    assert oxidiff.report(compiled).eager_calls == (3 if every else 1)
