@@ -66,7 +66,7 @@ train: $(VENV)/.test-stamp ## train the demo's two checkpoints again (about ten 
 
 # --- tests ----------------------------------------------------------------------------------------------------------
 
-TEST_RUST := $(CARGO) test --release --workspace --quiet
+TEST_RUST := $(CARGO) test --release --workspace --exclude oxidiff-python --quiet
 # Those that take the most first, so that none is left alone at the end.
 RUST_LONG := tests/cuda_kernels.rs tests/cuda_emulated.rs kernels/tests/registry.rs tests/cuda_libraries.rs
 RUST_TESTS := $(RUST_LONG) $(filter-out $(RUST_LONG),$(wildcard tests/*.rs kernels/tests/*.rs))

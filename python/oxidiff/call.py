@@ -159,10 +159,12 @@ def kind_of(value: Any) -> Any:
         return value.dtype, value.dim(), value.device
     if kind in _NUMBERS:
         return kind
-    if kind in (tuple, list):
+    if isinstance(value, (tuple, list)):
         return kind, *map(kind_of, value)
-    if kind is dict:
+    if isinstance(value, dict):
         return kind, tuple(value), *map(kind_of, value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return kind, *[kind_of(getattr(value, field.name)) for field in dataclasses.fields(value)]
     return _DESCRIBE.get(kind, _other)(value, [])
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .ambient import tensor_obstacle
 from .call import Leaf
 from .capture import KeptError, LeftError, leads_to
 from .device import is_captured
@@ -111,14 +112,18 @@ class Detours:
         kwargs: dict[str, Any],
         leaves: Sequence[Leaf],
     ) -> tuple[Any] | None:
-        """Runs a call that was not met before, where those of its kind have no program: its result, in a tuple."""
-        if (known := epoch.refusals.find(kind)) is None:
+        """Runs a call that was never tried, where those of its kind have no program: its result, in a tuple."""
+        if any(isinstance(leaf, Tensor) and tensor_obstacle(leaf) for leaf in leaves):
             return None
-        entry, is_raised = known
-        if is_raised:
-            result = self._owner.fall_back(entry.error(), args, kwargs)
-        else:
-            result = self.run(epoch, entry, args, kwargs)
+        at = with_numbers(key, leaves)
+        if (found := epoch.refusals.find(kind, at)) is None:
+            return None
+        entry, is_known = found
+        if not is_known and epoch.engine.is_outdated():
+            # What the code finds outside of the module is another thing now, and perhaps no obstacle.
+            return None
+        result = self.run(epoch, entry, args, kwargs)
+        epoch.refusals.meet(kind, at, entry)
         self.follow(epoch, key, entry, leaves)
         return (result,)
 

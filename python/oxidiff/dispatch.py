@@ -360,15 +360,15 @@ class Dispatcher:
 
     def _first_call(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
         epoch = self.states.epoch
+        # Before it runs: it may fill what it is given.
+        kind = _kind(key, args, kwargs)
         if epoch is not None and not self.options.strict:
             if (done := self.detours.run_restless(epoch, args, kwargs)) is not None:
                 return done[0]
             if self.detours.leaves_state(epoch, key, leaves):
                 return self.fall_back(UnsupportedError(_LEAVING), args, kwargs)
-            if epoch.refusals:
-                kind = _kind(key, args, kwargs)
-                if (done := self.detours.run_refused(epoch, key, kind, args, kwargs, leaves)) is not None:
-                    return done[0]
+            if epoch.refusals and (done := self.detours.run_refused(epoch, key, kind, args, kwargs, leaves)):
+                return done[0]
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
         is_patient = is_patient and not (epoch is not None and epoch.engine.asks_process)
         if is_patient and self._start_background(key, args, kwargs, leaves):
@@ -385,6 +385,7 @@ class Dispatcher:
                 raise
             # A wrong argument fails in eager as well, with the exception that its caller expects.
             entry = self.detours.entry_without_program(error, key)
+            known = entry.copy()
             # An exception that `forward` itself raised is eager's to raise, or to do without.
             is_set_up = self.detours.may_be_set_up(error, key)
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
@@ -399,14 +400,12 @@ class Dispatcher:
             if epoch is not None and not isinstance(error, _PASSING) and not is_set_up:
                 epoch.add(key, leaves, entry)
                 if _is_tried(error, self.captures > captures):
-                    epoch.refusals.add(_kind(key, args, kwargs), entry, error.__cause__ is not None)
+                    epoch.refusals.add(kind, known)
                 self.detours.follow(epoch, key, entry, leaves)
             if self.options.strict:
                 raise
             return result
         epoch = self.states.epoch
-        if epoch is not None:
-            epoch.refusals.lift(_kind(key, args, kwargs))
         # What a closure holds is known once it is captured.
         if epoch is not None and torch.is_grad_enabled() and epoch.watch.needs_grad():
             return self.fall_back(UnsupportedError(self._grad_reason()), args, kwargs)
@@ -542,13 +541,12 @@ class Dispatcher:
     def _prepare_in_background(
         self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
     ) -> None:
-        captures = self.captures
+        kind, captures = _kind(key, args, kwargs), self.captures
         try:
             with self.states.lock:
                 asked = self.states.current().engine.asked
                 if key[2:] == tuple([ask() for ask in asked]) or len(key) == 2:
                     self._ready(key, args, kwargs, leaves)
-                    self.states.current().refusals.lift(_kind(key, args, kwargs))
         except ElsewhereError:
             # The next call sees that it is to do so itself.
             pass
@@ -559,7 +557,7 @@ class Dispatcher:
                 epoch.add(key, leaves, entry)
                 # What `forward` raised, eager may raise as well.
                 if _is_tried(error, self.captures > captures) and error.__cause__ is None:
-                    epoch.refusals.add(_kind(key, args, kwargs), entry, False)
+                    epoch.refusals.add(kind, entry.copy())
             # Last: whoever reads the reason in the report finds calls running as it says.
             self.fallbacks.setdefault((entry.module, entry.op, entry.reason), 0)
         finally:
@@ -665,6 +663,7 @@ class Dispatcher:
         # As another thread changed them meanwhile, this may be none of the key's programs.
         if len(key) == 2 or key[2:] == tuple([ask() for ask in engine.asked]):
             epoch.add(key, leaves, ready, is_new=epoch.engine.captures > before)
+            epoch.refusals.lift(_kind(key, args, kwargs))
         if epoch.engine.pinned:
             self.states.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self.states.reentered()
@@ -795,6 +794,7 @@ class Dispatcher:
             artifact.require(engine.description(), os.fspath(path))
             try:
                 engine.load(artifact)
+                self.states.current().refusals.clear()
             except _native.NativeError as error:
                 raise from_native(error) from error
 

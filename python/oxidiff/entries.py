@@ -8,6 +8,7 @@ Threads: entries are only added, under the dispatcher's lock or by one operation
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -32,9 +33,8 @@ _MAX_READ = 64
 """Programs for one key that differ by what is read out of tensors; further answers run in pieces."""
 _MAX_REFUSED = 4
 """How many calls of a kind are tried in vain before it is known of others, too."""
-_WAIT = 16
-"""How many then run without an attempt, and how many times more after each further one."""
-_MORE = 4
+_WAIT, _MORE, _MAX_WAIT = 16, 4, 256
+"""How many calls then run without an attempt, how many times more after each further one, and at most."""
 _OTHERS = "what forward reads out of tensors makes another program nearly each time"
 
 Key = tuple[Any, ...]
@@ -65,6 +65,10 @@ class Eager:
         self.module: str = getattr(error, "module", "")
         self.op: str = getattr(error, "op", "")
 
+    def copy(self) -> Eager:
+        """The same of another call, of which more may become known."""
+        return copy.copy(self)
+
     def error(self) -> Error:
         """The exception, fresh."""
         if issubclass(self.type, CaptureError):
@@ -75,15 +79,16 @@ class Eager:
 class _Refused:
     """Calls of one kind, none of which could be captured so far, for the same reason."""
 
-    __slots__ = ("count", "entry", "is_raised", "left", "wait")
+    __slots__ = ("count", "entry", "left", "met", "wait")
 
-    def __init__(self, entry: Eager, is_raised: bool) -> None:
+    def __init__(self, entry: Eager) -> None:
         self.entry = entry
-        self.is_raised = is_raised
-        """Whether ``forward`` itself raised, on tensors without values."""
+        """What is known of one that was tried, as it was before that ran."""
         self.count = 1
         self.wait = self.left = _WAIT
         """How many calls run without an attempt, once there were enough of these; and how many of them are left."""
+        self.met: dict[Key, Eager] = {}
+        """What is known of those that were not tried, by their keys with numbers: what ran them changes it."""
 
     def is_for(self, entry: Eager) -> bool:
         mine, other = ((e.type, e.module, e.op, _DIGITS.sub("0", e.reason)) for e in (self.entry, entry))
@@ -107,31 +112,47 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def find(self, kind: Hashable) -> tuple[Eager, bool] | None:
-        """What is known of a call that was not met before, and whether its ``forward`` raised; ``None`` if it is to be
-        tried."""
+    def find(self, kind: Hashable, at: Key) -> tuple[Eager, bool] | None:
+        """What is known of a call that was never tried, and whether it was met before; ``None`` if it is to be tried.
+
+        Args:
+            kind: Its kind.
+            at: Its key with its numbers.
+        """
         known = self._known.get(kind)
         if known is None or known.count < _MAX_REFUSED:
             return None
         if known.left > 0:
             known.left -= 1
-            return known.entry, known.is_raised
-        known.wait *= _MORE
+            entry = known.met.get(at)
+            return (known.entry.copy(), False) if entry is None else (entry, True)
+        known.wait = min(known.wait * _MORE, _MAX_WAIT)
         known.left = known.wait
         return None
 
-    def add(self, kind: Hashable, entry: Eager, is_raised: bool) -> None:
-        """Takes note of an attempt that failed."""
+    def meet(self, kind: Hashable, at: Key, entry: Eager) -> None:
+        """Remembers what ran a call that was not tried."""
+        known = self._known.get(kind)
+        if known is not None and len(known.met) < MAX_KEYS:
+            known.met[at] = entry
+
+    def add(self, kind: Hashable, entry: Eager) -> None:
+        """Takes note of an attempt that failed, and of what is known of the call before it runs."""
         known = self._known.get(kind)
         if known is not None and known.is_for(entry):
             known.count += 1
+            known.entry = entry
         elif known is not None or (kind not in self._known and len(self._known) < MAX_KEYS):
-            self._known[kind] = _Refused(entry, is_raised)
+            self._known[kind] = _Refused(entry)
 
     def lift(self, kind: Hashable) -> None:
         """Takes note of a call that has a program."""
         if kind in self._known or len(self._known) < MAX_KEYS:
             self._known[kind] = None
+
+    def clear(self) -> None:
+        """Forgets all: there are programs that nobody asked for yet."""
+        self._known.clear()
 
 
 class _Question:

@@ -30,7 +30,6 @@ RUNS_EAGER = "runs in eager PyTorch"
 RUNS_EAGER_ONCE = f"{RUNS_EAGER} in this call, and is tried again in the next"
 EAGER = (RUNS_EAGER, RUNS_EAGER_ONCE)
 """What is said of a call of which nothing ran compiled."""
-"""What is said of a call of which nothing ran compiled."""
 
 
 class Split:

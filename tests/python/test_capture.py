@@ -5,6 +5,10 @@ Graphs are judged by *replaying* them: their ATen nodes are run with torch at ot
 
 import functools
 import gc
+import inspect
+import os
+import subprocess
+import sys
 import threading
 import types
 
@@ -949,6 +953,35 @@ def test_no_class_of_modules_changes_while_methods_are_followed(net):
     own = [getattr(nn.Module, name) for name in METHODS]
     capture(Watching(), (image(),))
     assert watched and all(found == own for found in watched)
+
+
+class Counting(nn.Module):
+    def forward(self, x):
+        self.calls = 1
+        return x + 1
+
+
+@pytest.mark.parametrize("first", ["inside", "outside"])
+def test_dynamo_follows_methods_of_modules_at_any_time(first):
+    """It keeps what parameters a function has for good."""
+    dynamo = "import torch; from torch import nn; from test_capture import Counting, stand_ins\n"
+    run = "torch._dynamo.reset(); torch.compile(Counting(), backend='eager', fullgraph=True)(torch.ones(2))\n"
+    inside = f"with stand_ins.following():\n    stand_ins._following.begin()\n    {run}"
+    program = dynamo + (inside + run if first == "inside" else run + inside + run)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_methods_of_modules_keep_their_parameters():
+    own = [inspect.signature(getattr(nn.Module, name)) for name in METHODS]
+    with stand_ins.following():
+        stand_ins._following.begin()
+        assert [inspect.signature(getattr(nn.Module, name)) for name in METHODS] == own
+        module = nn.Linear(2, 2)
+        module.register_buffer("kept", torch.ones(2), persistent=False)
+        module.register_forward_hook(lambda *args: None, prepend=True)
+    assert "kept" not in module.state_dict()
 
 
 def test_captures_of_two_threads_keep_what_stands_in_for_methods(net):

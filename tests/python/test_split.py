@@ -488,7 +488,10 @@ def test_attempts_in_vain_end(kind: type[Refused]) -> None:
     assert attempts[:8] == [1, 2, 3, 4, 4, 4, 4, 4], attempts
     # Now and then one more, which those in between get longer.
     assert attempts[-1] == 5, attempts
-    assert len(oxidiff.report(compiled).fallbacks) == 1
+    report = oxidiff.report(compiled)
+    assert len(report.fallbacks) == 1
+    # What forward raised once, eager is asked for; all others run in pieces.
+    assert report.eager_calls == (5 if kind is LeavesTorch else 0)
     # Other calls are another matter.
     for i in range(5):
         x = torch.randn(1, 3 + i, 16)
@@ -518,3 +521,82 @@ def test_calls_that_have_a_program_after_all_get_it(monkeypatch: pytest.MonkeyPa
         traces = engine._capturer.traces
         compiled(torch.randn(1, size, 16))
         assert engine._capturer.traces > traces
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_a_call_that_goes_wrong_says_nothing_of_those_like_it() -> None:
+    module = ReturnsObject().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for size in range(3, 7):
+        compiled(torch.randn(1, size, 16))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        compiled(torch.randn(1, 9, 8))
+    assert compiled(torch.randn(1, 0, 16)).sample.shape == (1, 0, 16)
+    reasons = {row["reason"]: row["count"] for row in oxidiff.report(compiled).fallbacks}
+    assert reasons == {"forward returns Result": 4, "an argument has no elements": 1}
+    for size in (7, 8, 3, 7):
+        x = torch.randn(1, size, 16)
+        assert_close(compiled(x).sample, module(x).sample)
+    assert oxidiff.report(compiled).eager_calls == 1
+
+
+IS_ASKED = True
+
+
+class AsksDataByGlobal(Refused):
+    def rest(self, x: Tensor) -> Any:
+        return self.last(x + 1 if IS_ASKED and x.sum().item() > 0 else x)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_what_was_refused_is_tried_once_the_reason_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = AsksDataByGlobal().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for size in range(3, 9):
+        compiled(torch.randn(1, size, 16))
+    assert dispatcher_of(compiled).captures == 4
+    monkeypatch.setitem(globals(), "IS_ASKED", False)
+    compiled(torch.randn(1, 9, 16))
+    assert len(dispatcher_of(compiled).engines()[-1].variants) == 1
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_a_program_that_is_made_ahead_lifts_what_was_refused() -> None:
+    module = AsksDataOfFew().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for size in range(3, 7):
+        compiled(torch.randn(1, size, 16))
+    oxidiff.warmup(compiled, torch.randn(1, 20, 16))
+    count = oxidiff.report(compiled).fallbacks[0]["count"]
+    for size in (21, 22, 21):
+        compiled(torch.randn(1, size, 16))
+    assert oxidiff.report(compiled).fallbacks[0]["count"] == count
+
+
+class FillsTable(Refused):
+    """Of which data decide what it does until there is a table."""
+
+    def forward(self, x: Tensor, table: dict[str, Any]) -> Any:  # type: ignore[override]
+        x = self.first(x)
+        if not table:
+            table["shift"] = 1.0 if x.sum().item() > 0 else -1.0
+        return self.last(x + table["shift"])
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_arguments_are_looked_at_before_they_are_filled() -> None:
+    module = FillsTable().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for size in range(3, 9):
+        x, table = torch.randn(1, size, 16), {}
+        compiled(x, table)
+        wanted: dict[str, Any] = {}
+        module(x, wanted)
+        assert table == wanted
+    assert dispatcher_of(compiled).captures == 4
+    compiled(torch.randn(1, 10, 16), {"shift": 1.0})
+    assert len(dispatcher_of(compiled).engines()[-1].variants) == 1

@@ -7,6 +7,7 @@ whose call it is first. One trace runs at a time, under :data:`LOCK`.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import os
 import sys
@@ -281,30 +282,30 @@ def _copy_of(method: FunctionType) -> FunctionType:
 
 
 def _calling(name: str, method: FunctionType, stand_in: Callable[..., Any]) -> CodeType:
-    """Code for a method that calls what stands in for it, which it finds in the module that the method is from."""
+    """Code for a method that calls what stands in for it, which it finds in the module that the method is from. Its
+    parameters are the method's: Dynamo reads those of a function once, ``inspect`` whenever it is asked."""
     name = f"_oxidiff_{name}"
     # It stays: a thread that runs the code when it is put back has yet to look there.
     method.__globals__[name] = stand_in
-    code = _around()[len(method.__closure__ or ())]
-    return code.replace(co_names=tuple(name if known == "_stand_in" else known for known in code.co_names))
+    own = inspect.signature(_copy_of(method)).parameters.values()
+    taken = inspect.Signature([parameter.replace(default=_NONE, annotation=_NONE) for parameter in own])
+    passed = [_PASSED.get(parameter.kind, "{0}").format(parameter.name) for parameter in own]
+    # As many variables around it as the method has.
+    around = method.__code__.co_freevars
+    lines = [*around, f"return {name}({', '.join(passed)})"]
+    source = f"def around({', '.join(around)}):\n def calling{taken}:\n  " + "\n  ".join(lines)
+    space: dict[str, Any] = {}
+    exec(compile(source + "\n return calling", __file__, "exec"), space)
+    code: CodeType = space["around"](*around).__code__
+    return code.replace(co_name=method.__code__.co_name, co_firstlineno=_calling.__code__.co_firstlineno)
 
 
-if TYPE_CHECKING:
-
-    def _stand_in(*args: Any, **kwargs: Any) -> Any: ...
-
-
-def _around(variable: object = None) -> tuple[CodeType, CodeType]:
-    """Code that calls something else; and that of a function with a variable around it, as those that call ``super()``."""
-
-    def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _stand_in(self, *args, **kwargs)
-
-    def calling_inside(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _ = variable
-        return _stand_in(self, *args, **kwargs)
-
-    return calling.__code__, calling_inside.__code__
+_NONE = inspect.Parameter.empty
+_PASSED: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
 
 
 def _forked() -> None:
