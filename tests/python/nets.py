@@ -9,10 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oxidiff import testing
 from oxidiff.dispatch import find_dispatcher
 
 # The longest reduction in these nets has 72 terms: sqrt(72) roundings of 2^-24, with a margin for three layers.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def shallow(name: str, **options: Any) -> Any:
+    """A model of the zoo, UNets and ControlNets with each layer of a block once: for tests of what is around a model, which
+    spend most of their time on captures."""
+    overrides = {"layers_per_block": 1} if name.endswith(("unet", "controlnet")) else {}
+    return testing.build(name, overrides=overrides, **options)
 
 
 class Net(nn.Module):

@@ -27,7 +27,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import oxidiff
 from files import python
-from nets import Net, Returns, assert_close, image
+from nets import Net, Returns, assert_close, image, shallow
 from oxidiff import dispatch, engine, testing
 from oxidiff.ambient import collection_paused, reset_pause
 from oxidiff.store.encode import decoding
@@ -527,7 +527,7 @@ def test_numbers_change_per_call(module: Net, compiled: Any) -> None:
 
 @torch.no_grad()
 def test_timesteps() -> None:
-    unet = testing.build("sd15-unet")
+    unet = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(unet)
     inputs = testing.example_inputs("sd15-unet")
     for timestep in (

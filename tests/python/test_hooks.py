@@ -17,6 +17,7 @@ from diffusers.hooks import HookRegistry, ModelHook, apply_group_offloading
 from torch import Tensor, nn
 
 import oxidiff
+from nets import shallow
 from oxidiff import testing
 from oxidiff.module import dispatcher_of
 
@@ -436,7 +437,7 @@ def test_hooks_taken_away_are_let_go() -> None:
 
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
 def test_group_offloading(kind: str) -> None:
-    module = testing.build("sd15-unet")
+    module = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(module)
     inputs = testing.example_inputs("sd15-unet")
     expected = module(**inputs).sample
@@ -579,7 +580,7 @@ def test_forward_keeps_submodules() -> None:
 )
 def test_layerwise_casting(name: str, dtype: torch.dtype, tmp_path: Any) -> None:
     """Weights stay in the dtype they are kept in, and are converted where their layer runs, by the program."""
-    eager: Any = testing.build(name, dtype=dtype)
+    eager: Any = shallow(name, dtype=dtype)
     compiled: Any = oxidiff.compile(copy.deepcopy(eager))
     inputs = testing.example_inputs(name, dtype=dtype)
     whole = eager(**inputs, return_dict=False)[0]
@@ -595,7 +596,7 @@ def test_layerwise_casting(name: str, dtype: torch.dtype, tmp_path: Any) -> None
     assert (report.eager_calls, report.captures) == (0, 2)
     assert torch.float8_e4m3fn in {parameter.dtype for parameter in compiled.parameters()}
     # Another dtype to compute in is another program.
-    other: Any = testing.build(name, dtype=dtype)
+    other: Any = shallow(name, dtype=dtype)
     other.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float64)
     again: Any = oxidiff.compile(exact)
     compiled.save_graph(tmp_path / "cast.oxi")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import oxidiff
+from nets import shallow
 from oxidiff import testing
 
 peft = pytest.importorskip("peft")
@@ -37,7 +38,7 @@ class Subject:
 
     def __init__(self, name: str = "sd15-unet", **options: Any) -> None:
         self.name = name
-        self.module = testing.build(name)
+        self.module = shallow(name)
         self.compiled: Any = oxidiff.compile(self.module, strict=True, **options)
         self.inputs = testing.example_inputs(name)
 
@@ -144,7 +145,7 @@ def test_scale_of_a_call() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits(dtype: torch.dtype) -> None:
-    module = testing.build("sd15-unet", dtype=dtype)
+    module = shallow("sd15-unet", dtype=dtype)
     compiled: Any = oxidiff.compile(module, strict=True)
     config = peft.LoraConfig(r=4, target_modules=TARGETS["sd15-unet"], init_lora_weights=False)
     peft.inject_adapter_in_model(config, module, adapter_name="one")
@@ -159,7 +160,7 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_and_unloaded_between_two_calls(dtype: torch.dtype) -> None:
     """What PEFT writes into weights, past torch's counter, with no call in between, is noticed."""
-    module = testing.build("sd15-unet", dtype=dtype)
+    module = shallow("sd15-unet", dtype=dtype)
     compiled: Any = oxidiff.compile(module, strict=True)
     inputs = testing.example_inputs("sd15-unet", dtype=dtype)
     compiled(**inputs)
@@ -229,7 +230,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 @pytest.mark.parametrize("kind", OTHERS)
 def test_adapters_of_other_kinds_are_captured_as_they_are(kind: str) -> None:
-    module = testing.build("sd15-unet")
+    module = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(module)
     inputs = testing.example_inputs("sd15-unet")
     base = compiled(**inputs).sample
@@ -470,13 +471,13 @@ def test_an_adapter_on_a_weight_that_two_layers_share() -> None:
 def test_hotswap(target_rank: int | None) -> None:
     # PEFT takes what has an `_orig_mod` for torch.compile's wrapper and looked for keys that begin with it.
     targets = ["to_q", "to_v"]
-    eager = testing.build("sd15-unet")
-    compiled = oxidiff.compile(testing.build("sd15-unet"), strict=True)
+    eager = shallow("sd15-unet")
+    compiled = oxidiff.compile(shallow("sd15-unet"), strict=True)
     compiled.load_state_dict(eager.state_dict())
     inputs = testing.example_inputs("sd15-unet")
 
     def adapter(seed: int, rank: int) -> dict[str, Tensor]:
-        model = testing.build("sd15-unet")
+        model = shallow("sd15-unet")
         model.add_adapter(peft.LoraConfig(r=rank, target_modules=targets, init_lora_weights=False))
         state = peft.get_peft_model_state_dict(model, adapter_name="default")
         numbers = torch.Generator().manual_seed(seed)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 import oxidiff
-from nets import Net, assert_close, image
+from nets import Net, assert_close, image, shallow
 from oxidiff import testing
 from oxidiff.capture import capturer
 
@@ -396,7 +396,7 @@ def test_eager_context(module: Net, compiled: Any) -> None:
 
 @torch.no_grad()
 def test_diffusers_model(tmp_path: Path) -> None:
-    unet = testing.build("sd15-unet")
+    unet = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(unet, strict=True)
     inputs = testing.example_inputs("sd15-unet")
     assert compiled.config is unet.config
@@ -420,7 +420,7 @@ def test_diffusers_model(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_lora_adapters() -> None:
     peft = pytest.importorskip("peft")
-    unet = testing.build("sd15-unet")
+    unet = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(unet, strict=True)
     inputs = testing.example_inputs("sd15-unet")
     base = compiled(**inputs).sample

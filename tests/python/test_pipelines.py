@@ -19,7 +19,7 @@ import oxidiff
 from families_encoders import ENCODERS
 from families_images import IMAGES
 from families_vaes import AUTOENCODERS
-from nets import assert_close
+from nets import assert_close, shallow
 from oxidiff import testing
 
 STEPS = 3
@@ -64,7 +64,7 @@ def build_parts(kind: str) -> dict[str, Any]:
     width = testing.ZOO[f"{family}-unet"].full_config(tiny=True)["cross_attention_dim"]
     clip = {"hidden_size": width // 2 if xl else width}
     parts: dict[str, Any] = {
-        "unet": testing.build(f"{family}-unet"),
+        "unet": shallow(f"{family}-unet"),
         "vae": vae.eval().requires_grad_(False),
         "text_encoder": testing.build("clip-l", overrides=clip),
         "tokenizer": None,
@@ -79,7 +79,7 @@ def build_parts(kind: str) -> dict[str, Any]:
         parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
     if "ControlNet" in kind:
         # Three steps of downsampling lead from pixels to latents, as in the released ControlNets.
-        parts["controlnet"] = testing.build(f"{family}-controlnet")
+        parts["controlnet"] = shallow(f"{family}-controlnet")
     return parts
 
 

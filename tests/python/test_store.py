@@ -24,7 +24,7 @@ from torch import nn
 
 import oxidiff
 from files import mutated, python, shuffled
-from nets import Net, assert_close, image
+from nets import Net, assert_close, image, shallow
 from oxidiff import _native, testing
 from oxidiff.__main__ import main
 from oxidiff.capture import Capturer
@@ -411,7 +411,7 @@ def test_graph_file(net: nn.Module, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_pipelines(tmp_path: Path) -> None:
     def pipe() -> Any:
-        parts = {name: testing.build(name) for name in ("sd15-unet", "sd15-vae-decoder")}
+        parts = {name: shallow(name) for name in ("sd15-unet", "sd15-vae-decoder")}
         vae = nn.Module()
         vae.decoder = parts["sd15-vae-decoder"]
         made = types.SimpleNamespace(unet=parts["sd15-unet"], vae=vae, text_encoder=Net().eval())
@@ -475,7 +475,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(net: nn.Module) -> None:
 
 @torch.no_grad()
 def test_a_part_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    pipe = types.SimpleNamespace(unet=testing.build("sd15-unet"), text_encoder=Net().eval())
+    pipe = types.SimpleNamespace(unet=shallow("sd15-unet"), text_encoder=Net().eval())
     # Deeper than modules in attributes are found.
     pipe.text_encoder.other = {"a": {"b": {"c": {"d": {"e": [{"module": nn.Linear(2, 2)}]}}}}}
     oxidiff.compile_pipe(pipe, cache=False)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
-from nets import Net, assert_close, image
+from nets import Net, assert_close, image, shallow
 from oxidiff import _native, testing
 
 
@@ -508,7 +508,7 @@ def test_another_name_of_a_weight_that_was_made_before_is_never_stale() -> None:
 
 
 def test_eight_modules_one_program_one_arena() -> None:
-    modules = [testing.build("sd15-unet", seed=seed) for seed in range(8)]
+    modules = [shallow("sd15-unet", seed=seed) for seed in range(8)]
     inputs = testing.example_inputs("sd15-unet")
     compiled: list[Any] = [oxidiff.compile(module, strict=True) for module in modules]
     first = compiled[0](**inputs).sample
@@ -686,7 +686,7 @@ def test_tensors_without_a_storage_may_be_there() -> None:
 
 def test_a_controlnet_that_stops_half_way() -> None:
     """Residuals, none, attention arguments: variants that share weights and what is derived from them."""
-    unet, controlnet = testing.build("sd15-unet"), testing.build("sd15-controlnet")
+    unet, controlnet = shallow("sd15-unet"), shallow("sd15-controlnet")
     compiled: Any = oxidiff.compile(unet, strict=True)
     inputs = testing.example_inputs("sd15-unet")
     given = testing.example_inputs("sd15-controlnet")
@@ -708,7 +708,7 @@ def test_a_controlnet_that_stops_half_way() -> None:
 
 def test_ip_adapter() -> None:
     """Image embeddings are arguments, and so is the scale once it was changed; without effect it is another program."""
-    unet = testing.build("sd15-unet")
+    unet = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(unet, strict=True, cache=False)
     inputs = testing.example_inputs("sd15-unet")
     batch = inputs["sample"].shape[0]
@@ -831,7 +831,7 @@ def test_a_module_goes_with_its_last_reference() -> None:
     before = _native.derived_bytes()
     gc.disable()
     try:
-        module = testing.build("sd15-unet")
+        module = shallow("sd15-unet")
         held = [weakref.ref(module), weakref.ref(module.conv_in.weight)]
         compiled: Any = oxidiff.compile(module, strict=True)
         compiled(**testing.example_inputs("sd15-unet"))
@@ -911,7 +911,7 @@ def test_away_and_back() -> None:
 @pytest.mark.parametrize("kind", ["model", "sequential", "group"])
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 def test_offload_hooks(kind: str) -> None:
-    module = testing.build("sd15-unet")
+    module = shallow("sd15-unet")
     compiled: Any = oxidiff.compile(module)
     inputs = testing.example_inputs("sd15-unet")
     expected = compiled(**inputs).sample
