@@ -316,7 +316,7 @@ class Dispatcher:
             raise UnsupportedError(f"{error} is passed to it") from None
         with self.states.lock:
             key = (*key, *[ask() for ask in self.states.current().engine.asked])
-            return self._ready(key, args, kwargs, leaves)
+            return self._ready(key, _kind(key, args, kwargs), args, kwargs, leaves)
 
     def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call as programs know it: without the factor for adapters, with Python's numbers."""
@@ -371,14 +371,14 @@ class Dispatcher:
                 return done[0]
         is_patient = self.options.background and self.options.check is None and not self._is_at_hand(key, args, kwargs)
         is_patient = is_patient and not (epoch is not None and epoch.engine.asks_process)
-        if is_patient and self._start_background(key, args, kwargs, leaves):
+        if is_patient and self._start_background(key, kind, args, kwargs, leaves):
             return self._run_meanwhile(args, kwargs)
         if (done := self.detours.run_known(key, args, kwargs, leaves)) is not None:
             return done[0]
         captures = self.captures
         try:
             with self.states.lock:
-                ready = self._ready(key, args, kwargs, leaves)
+                ready = self._ready(key, kind, args, kwargs, leaves)
         except Error as error:
             # Eager would need more memory, not less.
             if isinstance(error, OutOfMemoryError) or (self.options.strict and isinstance(error, UnsupportedError)):
@@ -505,7 +505,9 @@ class Dispatcher:
 
     # -- in the background ---------------------------------------------------------------------------------------------
 
-    def _start_background(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> bool:
+    def _start_background(
+        self, key: Key, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+    ) -> bool:
         """Has the entry of a key made by the background thread; false if there can be none."""
         if key in self._pending:
             return True
@@ -516,7 +518,7 @@ class Dispatcher:
             dispatcher = this()
             if dispatcher is not None:
                 with autocast_as(autocast), thread_modes_as(*modes):
-                    dispatcher._prepare_in_background(key, args, kwargs, leaves)
+                    dispatcher._prepare_in_background(key, kind, args, kwargs, leaves)
 
         is_submitted = False
         try:
@@ -539,14 +541,14 @@ class Dispatcher:
             self.states.lock.release()
 
     def _prepare_in_background(
-        self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+        self, key: Key, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
     ) -> None:
-        kind, captures = _kind(key, args, kwargs), self.captures
+        captures = self.captures
         try:
             with self.states.lock:
                 asked = self.states.current().engine.asked
                 if key[2:] == tuple([ask() for ask in asked]) or len(key) == 2:
-                    self._ready(key, args, kwargs, leaves)
+                    self._ready(key, kind, args, kwargs, leaves)
         except ElsewhereError:
             # The next call sees that it is to do so itself.
             pass
@@ -579,7 +581,9 @@ class Dispatcher:
         finally:
             self.states.lock.release()
 
-    def _ready(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
+    def _ready(
+        self, key: Key, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+    ) -> Ready:
         """The entry of a key, captured and compiled if it is new; ``leaves`` get what it reads out of tensors. The lock is
         held."""
         at = with_numbers(key, leaves)
@@ -587,7 +591,7 @@ class Dispatcher:
         for _ in range(MAX_CHANGES):
             before = self.states.current()
             try:
-                ready = self._made_ready(key, args, kwargs, leaves)
+                ready = self._made_ready(key, kind, args, kwargs, leaves)
             except ChangedError as error:
                 changed = error
                 if len(before.left) < MAX_KEYS:
@@ -598,7 +602,9 @@ class Dispatcher:
                 return ready
         raise changed
 
-    def _made_ready(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Ready:
+    def _made_ready(
+        self, key: Key, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+    ) -> Ready:
         """As :meth:`_ready`; raises a :class:`ChangedError` if another thread changes the module meanwhile."""
         epoch = self.states.current()
         if epoch.engine.is_outdated():
@@ -639,7 +645,7 @@ class Dispatcher:
             # Perhaps only because of the numbers that are to be arguments.
             self.states.lifting.pin(epoch.structure.form, epoch.structure.inputs)
             self.states.reentered()
-            return self._made_ready(key, args, kwargs, leaves)
+            return self._made_ready(key, kind, args, kwargs, leaves)
         except _native.NativeError as error:
             raise from_native(error) from error
         except Exception as error:
@@ -663,7 +669,7 @@ class Dispatcher:
         # As another thread changed them meanwhile, this may be none of the key's programs.
         if len(key) == 2 or key[2:] == tuple([ask() for ask in engine.asked]):
             epoch.add(key, leaves, ready, is_new=epoch.engine.captures > before)
-            epoch.refusals.lift(_kind(key, args, kwargs))
+            epoch.refusals.lift(kind)
         if epoch.engine.pinned:
             self.states.lifting.pin(epoch.structure.form, epoch.engine.pinned)
             self.states.reentered()

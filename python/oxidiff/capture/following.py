@@ -12,6 +12,7 @@ import operator
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType
@@ -153,10 +154,8 @@ class _Following:
 
     def __init__(self) -> None:
         self.holders: set[object] = set()
-        self.own: tuple[Any, ...] | None = None
-        """The methods that are stood in for: ``_METHODS``, in this order."""
-        self.codes: tuple[CodeType, ...] | None = None
-        """What they do, if they have other code now."""
+        self.before: tuple[Sequence[Any], Sequence[str], Sequence[Any]] | None = None
+        """What puts all back, while something is in its place: objects, their attributes and what these were."""
         self._stand_ins: tuple[Any, ...] = ()
         """What is in their place, if attributes were written."""
         self._made: tuple[tuple[Any, ...], tuple[CodeType, ...]] = (), ()
@@ -165,36 +164,32 @@ class _Following:
 
     def begin(self) -> None:
         """Puts everything in its place, if it is not there."""
-        if self.own is not None:
+        if self.before is not None:
             return
         kind: Any = torch.nn.Module
         own = tuple([getattr(kind, name) for name in _METHODS])
         self._imported = len(sys.modules)
         if _are_plain(own):
+            names = ("__code__",) * len(own)
             codes = tuple([method.__code__ for method in own])
             found = (*own, *codes)
             known, others = self._made
             if len(found) != len(known) or not all(map(operator.is_, found, known)):
                 others = tuple(map(_calling, _METHODS, own, _stand_ins_of(*map(_copy_of, own))))
                 self._made = found, others
-            # Assignments alone: an interrupt comes after a call.
-            self.codes = codes
-            self.own = call, set_attribute, make, hook, pre_hook, parameter, buffer, module, delete = own
-            call.__code__, set_attribute.__code__, make.__code__ = others[:3]
-            hook.__code__, pre_hook.__code__ = others[3:5]
-            parameter.__code__, buffer.__code__, module.__code__, delete.__code__ = others[5:]
+            self._stand_ins = ()
+            self.before = own, names, codes
+            _write(own, names, others)
         else:
-            self._stand_ins = stand_ins = _stand_ins_of(*own)
-            self.codes = None
-            self.own = own
-            kind.__call__, kind.__setattr__, kind.__init__ = stand_ins[:3]
-            kind.register_forward_hook, kind.register_forward_pre_hook = stand_ins[3:5]
-            kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = stand_ins[5:]
+            kinds = (kind,) * len(own)
+            self._stand_ins = _stand_ins_of(*own)
+            self.before = kinds, _METHODS, own
+            _write(kinds, _METHODS, self._stand_ins)
 
     def take_back(self) -> None:
         """Gives the modules that were imported meanwhile nn.Module's own methods where they took these for them: an op of
         torch's imports Dynamo, which could compile nothing that makes a module from then on."""
-        if len(sys.modules) == self._imported or self.own is not None or self.codes is not None:
+        if len(sys.modules) == self._imported or self.before is not None or not self._stand_ins:
             return
         # Those that were there before have none: to tell which they are, each trace would list thousands of names.
         self._imported = len(sys.modules)
@@ -222,7 +217,7 @@ _following = _Following()
 @contextmanager
 def following() -> Iterator[None]:
     """Keeps what traces need in its place from one to the next; for a capture."""
-    holder, kind = object(), torch.nn.Module
+    holder = object()
     interrupt: BaseException | None = None
     is_held = True
     try:
@@ -234,8 +229,8 @@ def following() -> Iterator[None]:
             try:
                 with LOCK:
                     _following.holders.discard(holder)
-                    if not _following.holders and _following.own is not None and _current is None:
-                        _put_back_methods(kind)
+                    if not _following.holders and _current is None:
+                        _put_back_methods()
                     is_held = False
                 _following.take_back()
             except BaseException as error:
@@ -246,20 +241,15 @@ def following() -> Iterator[None]:
             raise interrupt
 
 
-def _put_back_methods(kind: Any) -> None:
-    own, codes = _following.own, _following.codes
-    if own is None:
-        return
-    if codes is not None:
-        call, set_attribute, make, hook, pre_hook, parameter, buffer, module, delete = own
-        call.__code__, set_attribute.__code__, make.__code__ = codes[:3]
-        hook.__code__, pre_hook.__code__ = codes[3:5]
-        parameter.__code__, buffer.__code__, module.__code__, delete.__code__ = codes[5:]
-    else:
-        kind.__call__, kind.__setattr__, kind.__init__ = own[:3]
-        kind.register_forward_hook, kind.register_forward_pre_hook = own[3:5]
-        kind.register_parameter, kind.register_buffer, kind.add_module, kind.__delattr__ = own[5:]
-    _following.own = None
+def _write(objects: Sequence[Any], names: Sequence[str], values: Sequence[Any]) -> None:
+    """Sets an attribute of each object. One call into C: an interrupt comes before or after it."""
+    deque(map(setattr, objects, names, values), maxlen=0)
+
+
+def _put_back_methods() -> None:
+    if _following.before is not None:
+        _write(*_following.before)
+        _following.before = None
 
 
 def _are_plain(methods: Sequence[Any]) -> bool:
@@ -310,7 +300,7 @@ _PASSED: dict[Any, str] = {
 
 def _forked() -> None:
     """In a child no other thread captures anything."""
-    _put_back_methods(torch.nn.Module)
+    _put_back_methods()
     _following.holders.clear()
     LOCK.release()
 
@@ -415,7 +405,7 @@ def claiming(recorder: Recorder, run: Callable[[], Any]) -> Any:
     finally:
         _current = outer
         if not _following.holders and outer is None:
-            _put_back_methods(torch.nn.Module)
+            _put_back_methods()
         _following.take_back()
 
 
