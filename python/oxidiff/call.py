@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native
+from .capture.members import are_all, has_members, members_of, with_members
 from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError
 
@@ -107,10 +108,20 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
     if isinstance(value, dict):
         return _dict(value, leaves)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in items]
-    raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if not has_members(value):
+        raise NotAKeyError(f"an argument of type {name}")
+    members = members_of(value)
+    parts, start = [], len(leaves)
+    for attribute, item in members.items():
+        try:
+            parts.append(_DESCRIBE.get(type(item), _other)(item, leaves))
+        except NotAKeyError as error:
+            what = str(error).replace("an argument of type", "an object of type", 1)
+            raise NotAKeyError(f"an argument of type {name}, with {what} in its attribute {attribute},") from None
+    if not are_all(value, members, leaves[start:]):
+        raise NotAKeyError(f"an argument of type {name}")
+    return kind, tuple(members), *parts
 
 
 _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
@@ -143,11 +154,14 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) ->
         return native
     leaves.clear()
     find = _DESCRIBE.get
-    key: list[Any] = [find(type(value), _other)(value, leaves) for value in args]
-    if kwargs:
-        for name, value in kwargs.items():
-            key.append(name)
-            key.append(find(type(value), _other)(value, leaves))
+    try:
+        key: list[Any] = [find(type(value), _other)(value, leaves) for value in args]
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                key.append(find(type(value), _other)(value, leaves))
+    except RecursionError:
+        raise NotAKeyError("an argument that holds itself") from None
     return tuple(key)
 
 
@@ -163,8 +177,9 @@ def kind_of(value: Any) -> Any:
         return kind, *map(kind_of, value)
     if isinstance(value, dict):
         return kind, tuple(value), *map(kind_of, value.values())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return kind, *[kind_of(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if has_members(value) and not isinstance(value, enum.Enum):
+        members = members_of(value)
+        return kind, tuple(members), *map(kind_of, members.values())
     return _DESCRIBE.get(kind, _other)(value, [])
 
 
@@ -204,8 +219,8 @@ def replace_leaves(
             return kind(*items) if hasattr(value, "_fields") else kind(items)
         if isinstance(value, list):
             return [replace(item) for item in value]
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return kind(**{field.name: replace(getattr(value, field.name)) for field in dataclasses.fields(value)})
+        if has_members(value) and not isinstance(value, enum.Enum):
+            return with_members(value, {name: replace(item) for name, item in members_of(value).items()})
         return value
 
     return tuple(replace(value) for value in args), {name: replace(value) for name, value in kwargs.items()}

@@ -16,6 +16,7 @@ import itertools
 import os
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -30,7 +31,7 @@ from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers
 from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError
-from .capture.signature import container_at, containers, write
+from .capture.signature import container_at, containers, item_in, write
 from .check import compare
 from .detours import Detours
 from .device import device_of, is_captured, named
@@ -433,11 +434,11 @@ class Dispatcher:
         return result[0] if ready.writes else result
 
     def _run_writing(self, ready: Ready, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
-        """A call that writes into lists and dictionaries that are passed to it: once the program is through."""
+        """A call that writes into lists, dictionaries and objects that are passed to it: once the program is through."""
         bound = ready.bind(args, kwargs)
-        every = [id(container) for _, container in containers(bound)]
-        if len(set(every)) != len(every):
-            raise CaptureError("a list or dictionary that it writes into is passed to it twice")
+        places = Counter(id(container) for _, container in containers(bound))
+        if any(places[id(container_at(bound, path))] > 1 for path, _, _ in ready.writes):
+            raise CaptureError("a list, dictionary or object that it writes into is passed to it twice")
         result, values = ready.run(leaves)
         write(bound, ready.writes, values)
         return result
@@ -714,7 +715,7 @@ class Dispatcher:
             # What eager wrote into the arguments stays there.
             given = ready.bind(args, kwargs)
             places = [(container_at(given, path), key) for path, key, is_kept in ready.writes if is_kept]
-            expected = (expected, tuple(container[key] for container, key in places))
+            expected = (expected, tuple(itertools.starmap(item_in, places)))
         tolerance = self.options.check
         bound = None if tolerance is True else tolerance
         problem = compare(result, expected, bound, is_guarded=self.options.nan_guard)

@@ -368,6 +368,12 @@ IMAGE_PIPES: tuple[Pipe, ...] = (
         calls({"guidance_scale": 4.0, **prompts(32)}, *PROMPTS),
         guidance=4.0,
     ),
+    # The first step fills an object with keys and values of the picture, which all others read.
+    Pipe(
+        "flux2-klein-kept",
+        lambda: _flux2("Flux2KleinKVPipeline", guidance_embeds=False),
+        calls({**_only_prompt(prompts(32)), "image": lambda height, width: drawing(64, 96)}, *PROMPTS),
+    ),
     Pipe(
         "sd3-controlnet",
         lambda: _sd3("StableDiffusion3ControlNetPipeline", controlnet=tested_net("sd3-controlnet", **_SD3_CONTROL)),

@@ -29,6 +29,7 @@ from .following import following, passed
 from .graph import CapturedGraph, Literal, build_graph, symbols_in
 from .guards import Guard, Ledger, shows_at, symbols_of
 from .lowering import LoweredGraph, SizeDependentError, lower
+from .members import check_returned, has_members, told_apart
 from .meta import META_DEVICE, strides_in
 from .reads import Asking, Given
 from .record import Trace, Trail
@@ -39,6 +40,7 @@ from .signature import (
     Double,
     Number,
     attributes_of,
+    container_at,
     containers,
     first_places,
     items_of,
@@ -613,7 +615,11 @@ class _Session:
             answers.extend(bound.pop(ANSWERS, ()))
             before = [(path, container, items_of(container)) for path, container in containers(bound)]
             args, kwargs = self.owner.binder.arguments(bound)
-            return written(target(*args, **kwargs), before)
+            copies = {id(container): container for _, container, _ in before if has_members(container)}
+            with told_apart(copies):
+                result = target(*args, **kwargs)
+            check_returned(result, copies)
+            return written(result, before)
 
         has_doubles = any(type(number) is Double for number in self.call.numbers)
         self.traces += 1
@@ -1009,8 +1015,11 @@ class _Session:
         self.fixed.append(symbol.label)
 
     def fix_counters(self, base: Trace) -> None:
-        """Fixes the integers in lists and dictionaries that the program writes into: they say where it is."""
+        """Fixes the integers in lists and dictionaries that the program writes into: they say where it is. In an object that
+        it sets attributes of, a count may be one of these."""
         for path, _, _ in base.places():
+            if path[0] in self.call.bound and has_members(container_at(self.call.bound, path)):
+                continue
             label = path[0].lstrip("*") + "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in path[1:])
             for symbol in [s for s in self.plan.symbols if s.role == "int"]:
                 if symbol.label.startswith((f"{label}[", f"{label}.")):

@@ -1,7 +1,8 @@
 """Caches of keys and values among results: objects that a ``forward`` makes, taken apart into what their attributes hold.
 
-A text encoder that is a language model returns one unless it is told not to, mostly for nobody. Pytree knows no such class;
-:class:`Made` stands for an object in a structure of results, and pytree makes the object itself of it.
+A text encoder that is a language model returns one unless it is told not to, mostly for nobody; so does a transformer that
+keeps what it made of the images that it was given. Pytree knows no such class; :class:`Made` stands for an object in a
+structure of results, and pytree makes the object itself of it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Made", "fits", "found_class", "taken_apart"]
+__all__ = ["Made", "fits", "found_class", "name_of", "taken_apart"]
 
-_MODULE = "transformers.cache_utils"
+_MODULES = ("transformers.cache_utils.", "diffusers.models.")
+"""Where classes are of which objects are taken apart. Others may count their instances, or note them somewhere."""
 
 
 class Made:
@@ -37,8 +39,14 @@ class Made:
 
 def found_class(name: str) -> type | None:
     """The class of that name of which objects are taken apart, if there is one here."""
-    found = getattr(sys.modules.get(_MODULE), name, None)
-    return found if isinstance(found, type) and found.__module__ == _MODULE and _is_open(found) else None
+    module, _, attribute = name.rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None) if name.startswith(_MODULES) else None
+    return found if isinstance(found, type) and found.__module__ == module and _is_open(found) else None
+
+
+def name_of(kind: type) -> str:
+    """The name by which :func:`found_class` finds a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def taken_apart(value: Any, held: Collection[int] = ()) -> Any:
@@ -53,13 +61,14 @@ def taken_apart(value: Any, held: Collection[int] = ()) -> Any:
 
 def _taken_apart(leaf: Any, held: Collection[int]) -> Any:
     kind = type(leaf)
-    if found_class(kind.__name__) is not kind or id(leaf) in held:
+    if found_class(name_of(kind)) is not kind or id(leaf) in held:
         return leaf
-    context = [kind.__name__]
+    held = {*held, id(leaf)}
+    context = [name_of(kind)]
     values: list[Any] = []
     for name, value in vars(leaf).items():
-        if isinstance(value, type) and found_class(value.__name__) is value:
-            context.append(f"{name}:{value.__name__}")
+        if isinstance(value, type) and found_class(name_of(value)) is value:
+            context.append(f"{name}:{name_of(value)}")
         elif isinstance(value, torch.device):
             context.append(f"{name}:")
         else:

@@ -15,7 +15,7 @@ import math
 import types
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from ..autocast import State, autocast_state
 from ..errors import CaptureError
 from .guards import plain
+from .members import are_all, has_members, is_settable, members_of, with_members
 
 __all__ = [
     "ANSWERS",
@@ -43,6 +44,7 @@ __all__ = [
     "dict_like",
     "first_places",
     "is_constant",
+    "item_in",
     "items_of",
     "share_of",
     "with_answers",
@@ -63,8 +65,9 @@ ATTRIBUTES = "what forward sets"
 """The name under which the arguments of a call have the attributes of modules, by the path of each, that a program sets."""
 
 Place = tuple[tuple[Any, ...], Any, bool]
-"""Where a program writes into a list or dictionary that it is given, or into a module's: the way to that (a parameter's
-name, then indices and keys), the index or key, and whether something is there afterwards."""
+"""Where a program writes into a list, a dictionary or an object that it is given, or into a module's: the way to that (a
+parameter's name, then indices, keys and attributes), the index, key or attribute, and whether something is there
+afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +312,18 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         key.append((type(value), *value))
         for name in names:
             _take_apart(value[name], key, tensors, numbers)
-    elif is_dataclass(value) and not isinstance(value, type):
-        key.append(type(value))
-        for field in fields(value):
-            _take_apart(getattr(value, field.name), key, tensors, numbers)
     elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)):
         key.append(value)
     elif is_constant(value):
         key.append((type(value), repr(value)))
+    elif has_members(value):
+        members = members_of(value)
+        key.append((type(value), *members))
+        start = len(tensors)
+        for item in members.values():
+            _take_apart(item, key, tensors, numbers)
+        if not are_all(value, members, tensors[start:]):
+            raise CaptureError(f"an argument of type {type(value).__name__}")
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")
 
@@ -407,8 +414,8 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
         fresh = {name: rebuild(value[name], replace) for name in _names(value)}
         # In the caller's order: a program may go through a dict.
         return dict_like(value)((name, fresh[name]) for name in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{f.name: rebuild(getattr(value, f.name), replace) for f in fields(value)})
+    if has_members(value):
+        return with_members(value, {name: rebuild(item, replace) for name, item in members_of(value).items()})
     return value
 
 
@@ -432,9 +439,9 @@ def _label(prefix: str, value: Any, tensors: list[str], numbers: list[str]) -> N
     elif isinstance(value, dict):
         for name in _names(value):
             _label(f"{prefix}.{name}", value[name], tensors, numbers)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            _label(f"{prefix}.{field.name}", getattr(value, field.name), tensors, numbers)
+    elif has_members(value) and not isinstance(value, enum.Enum):
+        for name, item in members_of(value).items():
+            _label(f"{prefix}.{name}", item, tensors, numbers)
 
 
 @dataclass(slots=True)
@@ -470,8 +477,8 @@ def _add_containers(path: tuple[Any, ...], value: Any, found: list[tuple[tuple[A
         items: Any = enumerate(value)
     elif isinstance(value, dict):
         items = value.items()
-    elif is_dataclass(value) and not isinstance(value, type):
-        items = vars(value).items() if hasattr(value, "__dict__") else ()
+    elif has_members(value) and not isinstance(value, enum.Enum):
+        items = items_of(value).items()
     else:
         return
     if not isinstance(value, tuple):
@@ -484,7 +491,10 @@ def items_of(container: Any) -> dict[Any, Any]:
     """What is in a list, a dictionary or an object now."""
     if isinstance(container, list):
         return dict(enumerate(container))
-    return dict(container) if isinstance(container, dict) else dict(vars(container))
+    if isinstance(container, dict):
+        return dict(container)
+    # One with slots has no dictionary.
+    return dict(vars(container)) if hasattr(container, "__dict__") else members_of(container)
 
 
 def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, Any]]]) -> Any:
@@ -504,7 +514,7 @@ def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, 
         if len(now) == len(old) and all(k in now and now[k] is v for k, v in old.items()):
             continue
         label = f"{path[0]}{''.join(f'[{key!r}]' for key in path[1:])}".lstrip("*")
-        if not isinstance(container, (list, dict)):
+        if not isinstance(container, (list, dict)) and not is_settable(container):
             raise CaptureError(f"forward changes an attribute of its argument {label}")
         for key in (*path[1:], *now, *old):
             if type(key) not in (str, int):
@@ -528,18 +538,26 @@ def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[An
         if isinstance(container, list):
             # A list ends where the first item is missing.
             container[key : key + 1 if is_kept else None] = [next(rest)] if is_kept else []
-        elif is_kept:
-            container[key] = next(rest)
+            continue
+        table = container if isinstance(container, dict) else vars(container)
+        if is_kept:
+            table[key] = next(rest)
         else:
-            container.pop(key, None)
+            table.pop(key, None)
 
 
 def container_at(bound: Mapping[str, Any], path: Sequence[Any]) -> Any:
     """The container at the end of a way."""
     found: Any = bound
     for step in path:
-        found = getattr(found, step) if is_dataclass(found) and not isinstance(found, dict) else found[step]
+        found = item_in(found, step)
     return found
+
+
+def item_in(container: Any, key: Any) -> Any:
+    """What a container has under an index or a key, or an object as an attribute."""
+    is_object = not isinstance(container, (list, tuple, dict, types.MappingProxyType))
+    return getattr(container, key) if is_object else container[key]
 
 
 def _names(mapping: Mapping[Any, Any]) -> list[Any]:

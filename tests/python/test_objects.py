@@ -1,0 +1,343 @@
+"""Objects that are passed to a module: caches of keys and values, mostly, which pipelines keep between steps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import queue
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close
+
+
+class Layer:
+    """What one layer keeps."""
+
+    def __init__(self) -> None:
+        self.first: Tensor | None = None
+        self.all: list[Tensor] = []
+        self.mode: str | None = None
+        self.count = 0
+
+    def store(self, keys: Tensor) -> None:
+        self.first = keys
+        self.all.append(keys * 2)
+        self.count += 1
+
+
+class Cache:
+    """What all layers keep."""
+
+    def __init__(self, count: int = 2, mode: str | None = None) -> None:
+        self.layers = [Layer() for _ in range(count)]
+        self.set_mode(mode)
+
+    def __getitem__(self, index: int) -> Layer:
+        return self.layers[index]
+
+    def set_mode(self, mode: str | None) -> None:
+        for layer in self.layers:
+            layer.mode = mode
+
+
+class Keeping(nn.Module):
+    """A layer or two, each of which writes its keys into a cache or reads them there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor, cache: Any = None) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            y = layer(x)
+            kept = None if cache is None else cache[i]
+            if kept is not None and kept.mode == "write":
+                kept.store(y)
+            elif kept is not None and kept.mode == "read":
+                y = torch.cat([kept.first, *kept.all, y], 1)[:, -x.shape[1] :] + kept.first.mean() * kept.count
+            x = torch.relu(y) + x
+        return x
+
+
+def steps(module: Any, length: int) -> tuple[list[Tensor], Cache]:
+    """A call that writes and two that read, of another length."""
+    x = torch.randn(2, length, 8, generator=torch.Generator().manual_seed(length))
+    cache = Cache(mode="write")
+    first = module(x, cache)
+    cache.set_mode("read")
+    return [first, module(x[:, :3], cache), module(2 * x, cache)], cache
+
+
+def assert_steps_equal(compiled: Any, module: nn.Module, length: int) -> None:
+    results, cache = steps(compiled, length)
+    expected, filled = steps(module, length)
+    assert_close(results, expected)
+    for layer, other in zip(cache.layers, filled.layers, strict=True):
+        assert list(vars(layer)) == list(vars(other))
+        assert_close((layer.first, layer.all), (other.first, other.all))
+        assert (layer.count, layer.mode) == (other.count, other.mode) == (1, "read")
+
+
+@torch.no_grad()
+def test_caches_are_written_and_read_at_any_size() -> None:
+    module = Keeping()
+    compiled = oxidiff.compile(module, strict=True)
+    for length in (5, 9, 6, 4):
+        assert_steps_equal(compiled, module, length)
+    assert oxidiff.report(compiled).captures == 2, "one writes, one reads"
+
+
+@torch.no_grad()
+def test_a_saved_graph_has_objects(tmp_path: Path) -> None:
+    module = Keeping()
+    first = oxidiff.compile(module, strict=True)
+    steps(first, 5)
+    oxidiff.save_graph(first, tmp_path / "keeping.oxi")
+    second = oxidiff.compile(copy.deepcopy(module), strict=True, cache=False)
+    oxidiff.load_graph(second, tmp_path / "keeping.oxi")
+    assert_steps_equal(second, module, 7)
+    assert oxidiff.report(second).captures == 0
+
+
+class Adds(nn.Module):
+    """What an attribute holds, times a number of the object's."""
+
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        return x * given.factor + given.tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    tensor: Tensor
+    factor: float
+
+
+@pytest.mark.parametrize("make", [Slots, lambda t, f: types.SimpleNamespace(tensor=t, factor=f)])
+@torch.no_grad()
+def test_other_objects_are_passed(make: Any) -> None:
+    compiled = oxidiff.compile(Adds(), strict=True)
+    for size, factor in ((3, 2.0), (4, 2.5), (5, -1.0)):
+        x, given = torch.randn(size), make(torch.randn(size), factor)
+        assert_close(compiled(x, given), Adds()(x, given))
+    assert oxidiff.report(compiled).captures == 1
+
+
+class Choice:
+    """One of a few that a module knows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+TWICE, THRICE = Choice("twice"), Choice("thrice")
+
+
+class Chooses(nn.Module):
+    def forward(self, x: Tensor, choice: Any = TWICE) -> Tensor:
+        return x * (2 if choice is TWICE else 3)
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_objects_that_a_module_knows_are_themselves() -> None:
+    compiled, x = oxidiff.compile(Chooses()), torch.randn(3)
+    for choice in (TWICE, THRICE, TWICE):
+        assert torch.equal(compiled(x, choice), Chooses()(x, choice))
+    assert torch.equal(compiled(x), x * 2)
+
+
+class Context:
+    """One with a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Remembers(nn.Module):
+    """Knows some objects, by a dictionary or one by one."""
+
+    def __init__(self, ask: Any) -> None:
+        super().__init__()
+        self.known: dict[Any, float] = {}
+        self.ask = ask
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        return x * self.ask(self.known, context) + context.tensor
+
+
+ASKS = {
+    "hash": lambda known, context: known.get(context, 1.0),
+    "==": lambda known, context: next((value for one, value in known.items() if one == context), 1.0),
+    "in a list": lambda known, context: 2.0 if context in [*known] else 1.0,
+    "a set": lambda known, context: 1.0 + len({*known} & {context}),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@torch.no_grad()
+def test_who_asks_which_object_it_is_runs_eager(ask: Any) -> None:
+    before = vars(Context).copy()
+    module = Remembers(ask)
+    contexts = [Context(torch.randn(3)) for _ in range(2)]
+    module.known[contexts[0]] = 2.0
+    compiled, x = oxidiff.compile(module), torch.randn(3)
+    with pytest.warns(oxidiff.FallbackWarning, match="asks which object its argument of type Context is"):
+        assert torch.equal(compiled(x, contexts[0]), x * 2 + contexts[0].tensor)
+    assert torch.equal(compiled(x, contexts[1]), x + contexts[1].tensor)
+    assert dict(vars(Context)) == dict(before), "its class is as it was"
+
+
+FOUND: queue.SimpleQueue[Any] = queue.SimpleQueue()
+"""Nobody looks into a queue."""
+
+
+@torch.no_grad()
+def test_other_threads_may_ask_meanwhile() -> None:
+    context = Context(torch.randn(3))
+    known = {context: 1}
+
+    class Asks(nn.Module):
+        def forward(self, x: Tensor, given: Context) -> Tensor:
+            thread = threading.Thread(target=lambda: FOUND.put((known.get(context), context == context)))
+            thread.start()
+            thread.join()
+            return x + given.tensor
+
+    x = torch.randn(3)
+    assert_close(oxidiff.compile(Asks(), strict=True)(x, context), x + context.tensor)
+    assert FOUND.qsize() > 1
+    while not FOUND.empty():
+        assert FOUND.get() == (1, True)
+
+
+class GivesBack(nn.Module):
+    def forward(self, x: Tensor, given: Any) -> Any:
+        return x + given.tensor, given
+
+
+@torch.no_grad()
+def test_an_argument_that_is_returned_is_the_callers_own() -> None:
+    compiled, given = oxidiff.compile(GivesBack()), Context(torch.randn(3))
+    with pytest.warns(oxidiff.FallbackWarning, match="returns its argument of type Context"):
+        assert compiled(torch.ones(3), given)[1] is given
+
+
+class Tree:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.children: list[Any] = [self]
+
+
+@torch.no_grad()
+def test_what_holds_itself_runs_eager() -> None:
+    itself: list[Any] = [torch.ones(3)]
+    itself.append(itself)
+    for given in (Tree(torch.ones(3)), itself):
+        compiled = oxidiff.compile(lambda x, given: x + (given[0] if isinstance(given, list) else given.tensor))
+        with pytest.warns(oxidiff.FallbackWarning, match="an argument that holds itself is passed to it"):
+            assert torch.equal(compiled(torch.ones(3), given), torch.full((3,), 2.0))
+
+
+class Finalized(Context):
+    def __del__(self) -> None:
+        FINALIZED.append(self)
+
+
+class WithSlots(Context):
+    __slots__ = ("more",)
+
+
+class Setting(Context):
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+
+class Locked(Context):
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.lock = threading.Lock()
+
+
+FINALIZED: list[Any] = []
+
+
+@pytest.mark.parametrize("kind", [Finalized, WithSlots, Setting, Locked])
+@torch.no_grad()
+def test_what_is_more_than_its_attributes_runs_eager(kind: Any) -> None:
+    FINALIZED.clear()
+    given, x = kind(torch.ones(3)), torch.ones(3)
+    compiled = oxidiff.compile(GivesTensor())
+    more = ", with an object of type _thread.lock in its attribute lock," if kind is Locked else ""
+    why = f"an argument of type test_objects.{kind.__name__}{more} is passed"
+    with pytest.warns(oxidiff.FallbackWarning, match=why):
+        assert torch.equal(compiled(x, given), x * 2)
+    assert not FINALIZED
+
+
+class GivesTensor(nn.Module):
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        return x + given.tensor
+
+
+class WritesBoth(nn.Module):
+    def forward(self, x: Tensor, one: Any, other: Any) -> Tensor:
+        one.tensor = x
+        return other.tensor + 1
+
+
+@torch.no_grad()
+def test_an_object_that_is_passed_twice_is_written_by_eager() -> None:
+    compiled, x = oxidiff.compile(WritesBoth()), torch.ones(2)
+    one, other = Context(x * 3), Context(x * 5)
+    assert torch.equal(compiled(x, one, other), x * 6)
+    assert one.tensor is x and torch.equal(other.tensor, x * 5)
+    with pytest.warns(oxidiff.FallbackWarning, match="twice"):
+        assert torch.equal(compiled(x, other, other), x + 1)
+
+
+@torch.no_grad()
+def test_what_is_only_read_may_be_passed_twice_beside_what_is_written() -> None:
+    compiled, x, settings = oxidiff.compile(WritesBoth(), strict=True), torch.ones(2), {"a": [1]}
+    for factor in (3, 5):
+        one, other = Context(x), Context(x * factor)
+        vars(one)["settings"] = vars(other)["settings"] = settings
+        assert torch.equal(compiled(x * 2, one, other), x * factor + 1)
+        assert torch.equal(one.tensor, x * 2)
+
+
+class Steps(nn.Module):
+    """Counts its calls in an object."""
+
+    def forward(self, x: Tensor, state: Any) -> Tensor:
+        state.count += 1
+        return x * state.count
+
+
+@dataclasses.dataclass
+class State:
+    count: int
+
+
+@torch.no_grad()
+def test_counts_in_objects_are_no_program_each() -> None:
+    compiled, state = oxidiff.compile(Steps(), strict=True), State(3)
+    for count in range(4, 12):
+        assert_close(compiled(torch.ones(2), state), torch.full((2,), float(count)))
+        assert state.count == count and type(state.count) is int
+    assert oxidiff.report(compiled).captures == 1
+
+
+@torch.no_grad()
+def test_checked_calls_write_once() -> None:
+    module = Keeping()
+    compiled = oxidiff.compile(module, check=True)
+    assert_steps_equal(compiled, module, 5)
