@@ -494,6 +494,13 @@ def _z_image_guided(random: Random, batch: int, size: tuple[int, ...]) -> Inputs
     }
 
 
+def _z_image_controlled(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """With what a ControlNet makes: as long as image and prompt together, each padded to a multiple of 32."""
+    tokens = sum(-(-count // 32) * 32 for count in (size[0] * size[1] // 4, TEXT))
+    samples = {0: random.normal(batch, tokens, 32), 1: random.normal(batch, tokens, 32)}
+    return {**_z_image(random, batch, size), "controlnet_block_samples": samples}
+
+
 def _z_image_controlnet(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         **_without(_z_image(random, batch, size), "return_dict"),
@@ -1336,6 +1343,15 @@ IMAGES: tuple[Family, ...] = (
         _Z_IMAGE | {"axes_lens": [256, 32, 32]},
         _z_image_guided,
         ((45, 11), (70, 30), (33, 12), (150, 99)),
+        batches=(1,),
+        prepare=_make_tables,
+    ),
+    Family(
+        "z-image-controlled",
+        "diffusers.ZImageTransformer2DModel",
+        _Z_IMAGE | {"n_layers": 2},
+        _z_image_controlled,
+        ((10, 14), (18, 22), (6, 10)),
         batches=(1,),
         prepare=_make_tables,
     ),

@@ -1,4 +1,4 @@
-"""Images whose sides are padded to multiples of something: one program, whatever the rest."""
+"""Sizes that are padded to multiples of something: one program, whatever the rest."""
 
 from __future__ import annotations
 
@@ -123,3 +123,58 @@ def test_rows_are_repeated_as_often_as_sizes_say(dtype: torch.dtype) -> None:
     for more, width in ((4, 5), (7, 9), (3, 6)):
         x = (make(2, 3, width) * 9).to(dtype)
         assert_close(compiled(x, torch.zeros(1, more)), eager(x, torch.zeros(1, more)))
+
+
+class Controlled(nn.Module):
+    """Adds what comes from elsewhere to an image, a text or both in one sequence, each padded to a multiple."""
+
+    def __init__(self, unit: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.unit = unit
+        self.layer = nn.Linear(8, 8)
+        self.patch = nn.Conv2d(3, 8, 2, stride=2)
+
+    def padded(self, tokens: Tensor) -> Tensor:
+        return F.pad(tokens, (0, 0, 0, -tokens.shape[1] % self.unit))
+
+    def forward(self, image: Tensor | None, text: Tensor | None, more: Tensor) -> Tensor:
+        rows = [] if image is None else [self.padded(self.patch(image).flatten(2).transpose(1, 2))]
+        if text is not None:
+            rows.append(self.padded(text))
+        tokens = self.layer(torch.cat(rows, dim=1)) + more
+        return tokens.softmax(1)
+
+
+def controlled(unit: int, sides: tuple[int, int] | None, length: int | None) -> tuple[Any, ...]:
+    """A call of :class:`Controlled`."""
+    image = None if sides is None else torch.randn(1, 3, *sides)
+    text = None if length is None else torch.randn(1, length, 8)
+    counts = (0 if sides is None else sides[0] * sides[1] // 4, length or 0)
+    return image, text, torch.randn(1, sum(-(-count // unit) * unit for count in counts), 8)
+
+
+CONTROLLED = {
+    "a text": [(None, length) for length in (45, 101, 41, 303, 75)],
+    "an image": [(sides, None) for sides in ((10, 14), (18, 22), (6, 10), (34, 18))],
+    "both": [((10, 14), 45), ((18, 22), 19), ((6, 10), 75), ((34, 18), 3)],
+    "both, one full": [((16, 16), 45), ((32, 48), 19), ((16, 64), 75), ((64, 16), 3)],
+}
+
+
+@pytest.mark.parametrize("unit", [8, 32])
+@pytest.mark.parametrize("sizes", CONTROLLED.values(), ids=CONTROLLED)
+@torch.no_grad()
+def test_lengths_follow_from_padded_ones(sizes: list[Any], unit: int, tmp_path: Path) -> None:
+    module = Controlled(unit).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    calls = [controlled(unit, *size) for size in sizes]
+    for call in calls:
+        assert_close(compiled(*call), module(*call))
+    assert oxidiff.report(compiled).captures == 1
+    oxidiff.save_graph(compiled, tmp_path / "graph")
+    loaded: Any = oxidiff.compile(module, cache=False, strict=True)
+    oxidiff.load_graph(loaded, tmp_path / "graph")
+    for call in reversed(calls):
+        assert_close(loaded(*call), module(*call))
+    assert oxidiff.report(loaded).captures == 0

@@ -78,6 +78,7 @@ from .sizes import (
     move_alone,
     padded_alike,
     padded_aside,
+    padded_ties,
     plan_sizes,
     ranks,
     rounded_plans,
@@ -555,6 +556,7 @@ class _Session:
             count = (Dim.symbol(of) + more) / first.unit
             rounded = [Rounded(r.of, r.of, r.unit) if r in alike else r for r in rounded]
             forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in forms]
+            self.plan.forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in self.plan.forms]
             points = [{key: value for key, value in p.items() if key != name} for p in points]
             del moduli[name]
         self.plan.rounded = tuple(rounded)
@@ -776,7 +778,7 @@ class _Session:
         bound = self.bound_symbols(base, self.plan.symbols, is_thorough, is_learning=True)
         if self.pad_lengths(base, _in_one_list(bound)):
             bound = [s for s in bound if all(s.name != r.of for r in self.plan.rounded)]
-        while settled := self.try_ties(base, bound):
+        while settled := self.try_ties(base, bound) or self.try_padded_ties(base, bound):
             bound = self.bound_symbols(base, [s for s in bound if s.name not in settled], is_thorough)
         for symbol in bound:
             self.fix(symbol)
@@ -831,6 +833,33 @@ class _Session:
             if not read or self.is_solved(base, {s.name: self.chosen[s.name][:3] for s in (*read, *texts)}):
                 return names | tied.keys()
         self.plan = untied
+        return frozenset()
+
+    def try_padded_ties(self, base: Trace, bound: Sequence[Symbol]) -> Set[str]:
+        """As :meth:`try_ties`, for a length that is that of an image or a text with its padding."""
+        if self.is_padded or self.is_covered:
+            return frozenset()
+        untied, conflicts = self.plan, self.conflicts
+        # They were solved without padding.
+        self.conflicts = []
+        free = [s for s in untied.symbols if s not in bound]
+        for tie in padded_ties(bound, free, self.order):
+            self.plan = untied.tied({tie.name: tie.form})
+            self.plan.rounded = tie.rounded
+            self.plan.areas = () if tie.area is None else (tie.area,)
+            here = self.point()
+            lengths = padded_alike(tie.rounded, here)
+            images: Iterable[dict[str, tuple[int, ...]]] = [{}]
+            if tie.area is not None:
+                (one, other) = tie.sides
+                images = areas_alike(tie.area, (one, other), tie.patch, here)
+            for image in images:
+                if self.is_solved(base, {**lengths, **image}):
+                    self.before_area = dict(self.chosen)
+                    self.chosen.update({**lengths, **image})
+                    self.is_padded = self.is_covered = self.is_edged = True
+                    return tie.names()
+        self.plan, self.conflicts = untied, conflicts
         return frozenset()
 
     def is_free(
@@ -979,7 +1008,7 @@ class _Session:
 
     def drop_area(self) -> None:
         """Tells images apart by the residues of their sides again."""
-        self.plan.areas = ()
+        self.plan.drop_areas()
         self.chosen.update(self.before_area)
 
     def is_solved(self, base: Trace, values: Mapping[str, Sequence[Number]], are_all_free: bool = False) -> bool:

@@ -20,7 +20,7 @@ from .dim import Dim, Size, dim_of, dim_or_int
 from .guards import Expression, expression_text, symbols_of, value_at
 from .signature import ANSWERS, Call, Number, first_places, share_of
 
-__all__ = ["Area", "Computed", "Counted", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
+__all__ = ["Area", "Computed", "Counted", "PaddedTie", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
 
 @dataclass(slots=True)
@@ -228,11 +228,13 @@ class SizePlan:
         """The free sizes of a call; ``None`` if its sizes do not satisfy the plan."""
         point = {s.name: sizes[s.position] for s in self.symbols}
         exact = {name: Fraction(value) for name, value in point.items()}
-        for form, size in zip(self.forms, sizes, strict=True):
-            value = form.exact(exact) if isinstance(form, Dim) else form
-            if value != size:
-                return None
         try:
+            # A length may be that of another one with its padding.
+            exact.update((name, Fraction(p.at(point))) for name, p in self.followers().items())
+            for form, size in zip(self.forms, sizes, strict=True):
+                value = form.exact(exact) if isinstance(form, Dim) else form
+                if value != size:
+                    return None
             return self.complete(point)
         except ValueError:
             return None
@@ -265,9 +267,24 @@ class SizePlan:
         symbols = [s for s in self.symbols if s.name not in ties]
         return SizePlan(symbols, forms, self.compared, rounded, areas=areas, counted=counted)
 
+    def drop_areas(self) -> None:
+        """No longer takes images for padded ones."""
+        self._settle({a.name for a in self.areas})
+        self.areas = ()
+
+    def _settle(self, followers: Set[str]) -> None:
+        """Makes sizes constants that are computed from these symbols, which will be none."""
+        if any(isinstance(form, Dim) and form.symbols() & followers for form in self.forms):
+            here = self.complete({s.name: s.value for s in self.symbols})
+            exact = {name: Fraction(value) for name, value in here.items()}
+            for i, form in enumerate(self.forms):
+                if isinstance(form, Dim) and form.symbols() & followers:
+                    self.forms[i] = int(form.exact(exact))
+
     def fix(self, name: str) -> None:
         """Makes a symbol a constant: other values are another program."""
         (symbol,) = (s for s in self.symbols if s.name == name)
+        self._settle({follower for follower, p in self.followers().items() if name in p.sizes()})
         self.symbols = [s for s in self.symbols if s is not symbol]
         self.rounded = tuple(r for r in self.rounded if r.of != name)
         self.areas = tuple(a for a in self.areas if name not in a.of.symbols())
@@ -955,6 +972,74 @@ def padded_aside(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
 
 
 # -- images whose tokens are padded ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTie:
+    """A length that follows from the tokens of an image, a text, or both, each with its padding: what is added to these.
+
+    Attributes:
+        name: The length's symbol.
+        form: What it is, of symbols and of numbers of units.
+        rounded: The text.
+        area: The image.
+        sides: The symbols of the image's sides.
+        patch: Pixels along an edge of the image that are one token.
+    """
+
+    name: str
+    form: Dim
+    rounded: tuple[Rounded, ...] = ()
+    area: Area | None = None
+    sides: tuple[Symbol, ...] = ()
+    patch: int = 1
+
+    def names(self) -> set[str]:
+        """The symbols that take part."""
+        return {self.name, *(r.of for r in self.rounded), *(s.name for s in self.sides)}
+
+
+def padded_ties(bound: Sequence[Symbol], free: Sequence[Symbol], used: Iterable[str]) -> Iterator[PaddedTie]:
+    """What lengths may be among sizes that are not free alone, if others are padded to multiples of the same unit: an image
+    and a text, one of them; the smallest units first, as all smaller ones would show.
+
+    Args:
+        bound: The sizes.
+        free: Those that are. A text may be as long as its padding alone.
+        used: Names of symbols.
+    """
+    used = {*used}
+    lengths = [s for s in bound if s.role == "sequence" and not s.limit]
+    free = [s for s in free if s.role == "sequence" and not s.limit]
+    sides = tuple(s for s in bound if s.role == "spatial")
+    area_name = "".join(s.name for s in sides) + "r"
+    for unit, follower in product(UNITS[1:], lengths):
+        texts = [s for s in (*lengths, *free) if s is not follower and f"{s.name}r" not in used]
+        images: list[tuple[int, Area] | None] = [None]
+        for patch in PATCHES if len(sides) == 2 and area_name not in used else ():
+            area = Area(area_name, _product(sides) / patch**2, unit)
+            if all(int(s.value) % patch == 0 for s in sides):
+                is_full = area.is_full({s.name: s.value for s in sides})
+                images.append((patch, Area("", area.of, unit) if is_full else area))
+        for image, text in product(images, [None, *texts]):
+            rest, form, rounded = int(follower.value), dim_of(0), None
+            if image is not None:
+                units = image[1].at({s.name: s.value for s in sides})
+                rest -= units * unit
+                form += Dim.symbol(image[1].name) * unit if image[1].is_named() else image[1].of
+            if text is not None:
+                units = -(-int(text.value) // unit)
+                rest -= units * unit
+                name = text.name if units * unit == text.value else f"{text.name}r"
+                rounded = Rounded(name, text.name, unit)
+                form += Dim.symbol(name) * (unit if rounded.is_named() else 1)
+            if rest or form == dim_of(0):
+                continue
+            if image is None:
+                yield PaddedTie(follower.name, form, (rounded,) if rounded else ())
+            else:
+                yield PaddedTie(follower.name, form, (rounded,) if rounded else (), image[1], sides, image[0])
+
 
 PATCHES = (2, 1, 4)
 """Pixels along an edge that are one token, of models that pad them; the likeliest first."""

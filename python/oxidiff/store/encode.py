@@ -706,7 +706,6 @@ def _decode_plan(data: Data) -> SizePlan:
         symbols.append(Symbol(as_text(name), role, position, value, as_text(label)))
     names = {s.name for s in symbols}
     check(len(names) == len(symbols), "two sizes of one name")
-    check(all(f.symbols() <= names for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
     compared = {as_text(name): as_integer(value) for name, value in data.get("compared", ())}
     rounded = tuple(Rounded(as_text(name), as_text(of), as_integer(unit)) for name, of, unit in data.get("rounded", ()))
     lengths = {s.name for s in symbols if s.role == "sequence"}
@@ -730,6 +729,8 @@ def _decode_plan(data: Data) -> SizePlan:
         check(c.name not in taken, "two numbers of one name")
         taken.add(c.name)
     plan = SizePlan(symbols, forms, compared, rounded, ordered, tuple(areas), counted=counted)
+    read = names | plan.followers().keys()
+    check(all(f.symbols() <= read for f in forms if isinstance(f, Dim)), "a size over unknown symbols")
     known = set(plan.names())
     for name, expression in data.get("computed", ()):
         made = Computed(as_text(name), as_expression(expression))
