@@ -12,6 +12,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
+from math import sqrt as root
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 import oxidiff
 from oxidiff.capture import Capturer
 from oxidiff.capture.dim import Dim
-from oxidiff.capture.guards import OPERATIONS, Guard, Ledger, TracedFloat, TracedInt, plain
+from oxidiff.capture.guards import FUNCTIONS, OPERATIONS, Guard, Ledger, TracedFloat, TracedInt, plain
 from oxidiff.errors import CaptureError
 
 pytestmark = pytest.mark.usefixtures("one_long_capture")
@@ -555,7 +556,8 @@ def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytes
 
 
 def test_operators_of_all_names_exist() -> None:
-    assert {"neg", "abs", "ceil", "floor", "round", "trunc", "float", "max", *BINARY} == OPERATIONS.keys()
+    others = {"neg", "abs", "ceil", "floor", "round", "trunc", "float", "max", *FUNCTIONS}
+    assert others | {*BINARY} == OPERATIONS.keys()
     assert operator.index(ledger_of(3, 4)[1]) == 3
 
 
@@ -582,3 +584,98 @@ def test_len_is_another_one_while_a_module_is_traced_only() -> None:
     assert seen
     assert len is builtins.len
     assert "len" not in globals()
+
+
+# -- ends that are quotients ---------------------------------------------------------------------------------------------
+
+
+class Budget(nn.Module):
+    """Takes as many rows at once as fit into a budget."""
+
+    def __init__(self, cut: Callable[[Tensor, int], list[Tensor]], budget: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.cut, self.budget = nn.Conv2d(3, 3, 1), cut, budget
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = max(1, self.budget // (x.shape[-2] * x.shape[-1]))
+        return torch.cat([self.layer(part) for part in self.cut(x, rows)])
+
+
+CUTS: dict[str, Callable[[Tensor, int], list[Tensor]]] = {
+    "a slice": lambda x, rows: [x[:rows]],
+    "a slice of a dimension": lambda x, rows: [x[..., : 9 * rows], x[:, :, None, :, : 9 * rows].squeeze(2)],
+    "slices": lambda x, rows: [x[i : i + rows] for i in range(0, x.shape[0], rows)],
+    "split": lambda x, rows: [*x.split(rows)],
+    "torch.split": lambda x, rows: [*torch.split(x, rows, dim=0)],
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@torch.no_grad()
+def test_ends_beyond_a_size_are_no_program_each(cut: Callable[[Tensor, int], list[Tensor]]) -> None:
+    sizes = ((8, 12), (10, 6), (16, 20), (14, 14), (32, 8))
+    module = Budget(cut, 1 << 30).eval()
+    compiled = oxidiff.compile(module, strict=True, cache=False)
+    for height, width in sizes:
+        x = torch.randn(3, 3, height, width)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
+    # Four rows and more fit at the first size, three at another, two at the largest.
+    module.budget = 640
+    for height, width in sizes:
+        x = torch.randn(3, 3, height, width)
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+@torch.no_grad()
+def test_what_is_written_before_an_end_beyond_a_size() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            x[: 4096 // x.shape[1]] = 1.0
+            return x * 2
+
+    compiled = oxidiff.compile(Writes(), strict=True, cache=False)
+    for shape in ((3, 5), (4, 9), (7, 2000), (2, 2049)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), Writes()(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n: 1 / math.sqrt(n),
+        lambda n: math.log(n) + math.log(n, 3),
+        lambda n: math.log2(n) * math.log10(n),
+        lambda n: math.exp(-n / 100),
+        lambda n: root(n) ** 0.5,
+    ],
+    ids=["sqrt", "log", "log2", "exp", "a name of its own"],
+)
+@torch.no_grad()
+def test_functions_of_sizes_are_no_program_each(function: Callable[[int], float]) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * function(x.shape[-2] * x.shape[-1])
+
+    compiled = oxidiff.compile(Scales(), strict=True, cache=False)
+    before = [math.sqrt, math.log, math.log2, math.log10, math.exp, root]
+    for height, width in ((8, 12), (10, 6), (16, 20), (14, 14), (7, 9)):
+        x = torch.randn(1, 3, height, width)
+        torch.testing.assert_close(compiled(x), Scales()(x), rtol=1e-6, atol=0)
+    assert oxidiff.report(compiled).captures == 1
+    assert before == [math.sqrt, math.log, math.log2, math.log10, math.exp, root]
+
+
+@torch.no_grad()
+def test_a_root_that_becomes_a_size_is_right() -> None:
+    class Squares(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            side = int(math.sqrt(x.shape[1]))
+            return x.unflatten(1, (side, -1)).softmax(1)
+
+    compiled = oxidiff.compile(Squares(), strict=True, cache=False)
+    for tokens in (16, 64, 30, 36, 15):
+        x = torch.randn(2, tokens, 4)
+        torch.testing.assert_close(compiled(x), Squares()(x)) if tokens % math.isqrt(tokens) == 0 else None

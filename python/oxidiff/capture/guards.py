@@ -9,7 +9,7 @@ A number can leave this: through ``int()``, as a key of a dictionary, as text. W
 the number itself is a guard, and another one needs another trace; but for what libraries do whose models are tested at many
 sizes, where only is noted that it left (:meth:`Ledger.escapes`): what they compute on with as much is taken to be computed
 with it. Not seen at all is what torch asks below ``forward``, and where C reads the number without asking: ``0.5 * n``,
-``range(n)``, ``math.isqrt(n)``.
+``range(n)``, ``math.isqrt(n)``. Roots, logarithms and powers of :mod:`math` are followed (:data:`FUNCTIONS`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .signature import Number
 
 __all__ = [
+    "FUNCTIONS",
     "OPERATIONS",
     "Expression",
     "Guard",
@@ -69,8 +70,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "trunc": math.trunc,
     "float": float,
     "max": max,
+    "sqrt": math.sqrt,
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "exp": math.exp,
 }
 """What may be computed with traced numbers, by name; the larger of two is found by comparing them."""
+
+FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp")
+"""Those of :mod:`math` among them, which would make plain floats of traced numbers."""
 
 _JOINING = frozenset({"add", "sub", "mul"})
 """What puts sizes together: what they are divided by is none."""
@@ -181,6 +190,21 @@ class Ledger:
         elif isinstance(argument, (tuple, list)):
             for item in argument:
                 self.use(item)
+
+    def is_quotient(self, number: Any) -> bool:
+        """Whether an int is so much over a size, as what fits into a budget is, or is made of such: no polynomial."""
+        if type(number) is not TracedInt or number.ledger is not self:
+            return False
+        waiting = {number.row}
+        while waiting:
+            name, *operands = self._rows[waiting.pop()]
+            if name in ("literal", "size", "argument"):
+                continue
+            if name == "floordiv" and self._rows[operands[1]][0] != "literal":
+                return True
+            # What was noted before, so that this ends.
+            waiting.update(operands)
+        return False
 
     def _row(self, row: tuple[Any, ...]) -> int:
         at = self._index.get(row)

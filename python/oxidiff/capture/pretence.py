@@ -14,7 +14,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from ..errors import CaptureError
 from .casts import mapped
 from .flex import flex_attention
 from .following import is_tracing
-from .guards import plain
+from .guards import FUNCTIONS, TracedFloat, TracedInt, plain
 from .handlers import MAX_CONSTANT, data_dependent
 from .masks import drawn_at_once
 from .record import GRADIENTS, MEMORY, STRIDES
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RealDevice",
+    "following_functions",
     "following_lengths",
     "past_caches",
     "refusing_seeds",
@@ -164,6 +165,8 @@ class RealDevice(TorchFunctionMode):
             args, kwargs = mapped(self._recorder.entered, args), mapped(self._recorder.entered, kwargs)
         if func in _SETTING_DATA:
             raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
+        if func in _CUTTING and len(args) > 1:
+            args = self._within(func, args, kwargs or {})
         self._ledger.use(args)
         if kwargs:
             self._ledger.use(tuple(kwargs.values()))
@@ -197,6 +200,35 @@ class RealDevice(TorchFunctionMode):
                 return None
             return func(args[0], index, *args[2:])
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _within(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of what cuts a tensor, with no ends beyond it that are quotients: as many rows as fit into a budget,
+        which would be another number of each size. Where an end lies is asked, so that the graph is for where it is so."""
+        x, given, *rest = args
+        if func in _SPLITTING:
+            dim = rest[0] if rest else kwargs.get("dim", 0)
+            if self._ledger.is_quotient(given) and type(plain(dim)) is int:
+                size = self._sizes[torch.Tensor.size](x, dim)
+                return (x, size if given > size else given, *rest)
+            return args
+        items = given if isinstance(given, tuple) else (given,)
+        if not any(isinstance(item, slice) and self._ledger.is_quotient(item.stop) for item in items):
+            return args
+        if any(isinstance(item, (Tensor, list)) for item in items):
+            return args
+        sizes, dim = self._sizes[torch.Tensor.size](x), 0
+        found: list[Any] = []
+        for at, item in enumerate(items):
+            if item is None:
+                found.append(item)
+                continue
+            if item is Ellipsis:
+                dim = x.dim() - _consumed(items[at + 1 :])
+            elif isinstance(item, slice) and self._ledger.is_quotient(item.stop) and item.stop > sizes[dim]:
+                item = slice(item.start, None, item.step)
+            found.append(item)
+            dim += item is not Ellipsis
+        return (x, tuple(found), *rest)
 
     def _with_numbers(self, index: Any) -> Any:
         """``index`` with numbers for the tensors that are edges of slices."""
@@ -261,6 +293,8 @@ _READING_MEMORY = frozenset(
 _SETTING_DATA = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 _GETITEM = torch.Tensor.__getitem__
 _SETITEM = torch.Tensor.__setitem__
+_SPLITTING = (torch.split, torch.Tensor.split)
+_CUTTING = frozenset({_GETITEM, _SETITEM, *_SPLITTING})
 
 
 def _without_lists(index: Any) -> Any:
@@ -469,6 +503,40 @@ def telling_transformers() -> Iterator[None]:
         yield
     finally:
         library.is_jit_tracing = original  # type: ignore[attr-defined]
+
+
+@contextmanager
+def following_functions(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Lets roots and logarithms of sizes be followed, of which those of :mod:`math` make plain floats: there, and where the
+    code of the modules' classes has one under a name of its own."""
+    own = {name: getattr(math, name) for name in FUNCTIONS}
+    instead = {function: _followed(name, function) for name, function in own.items()}
+    places: list[tuple[dict[str, Any], str, Any]] = [(vars(math), name, function) for name, function in own.items()]
+    for space in _own_spaces(modules):
+        places += [(space, name, value) for name, value in space.items() if _is_function(value) and value in instead]
+    try:
+        for space, name, value in places:
+            space[name] = instead[value]
+        yield
+    finally:
+        for space, name, value in places:
+            if space.get(name) is instead[value]:
+                space[name] = value
+
+
+def _is_function(value: Any) -> bool:
+    return type(value) is types.BuiltinFunctionType
+
+
+def _followed(name: str, function: Callable[..., float]) -> Callable[..., float]:
+    @functools.wraps(function)
+    def call(*numbers: Any) -> Any:
+        for number in numbers:
+            if isinstance(number, (TracedInt, TracedFloat)):
+                return number.ledger.computed(function(*map(plain, numbers)), name, *numbers)
+        return function(*numbers)
+
+    return call
 
 
 def _length(value: Any, /) -> int:

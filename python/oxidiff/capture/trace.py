@@ -26,6 +26,7 @@ from .following import LOCK, claiming, following_modules
 from .leftovers import Before, Change, Content, KeptError, Leaks, LeftError
 from .pretence import (
     RealDevice,
+    following_functions,
     following_lengths,
     past_caches,
     refusing_seeds,
@@ -290,6 +291,7 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         refusing_seeds(),
         past_caches(recorder.weights),
         following_lengths(module for _, module in recorder.weights.modules),
+        following_functions(module for _, module in recorder.weights.modules),
         uncompiled(recorder.device),
         recorder,
         RealDevice(recorder),
