@@ -143,7 +143,7 @@ class Detours:
             entry.is_split, entry.reason = False, f"{entry.reason}; {error}"
             return self.run_regions(epoch, entry, args, kwargs)
         if compiled:
-            self._owner.record(entry.error(), f"runs in {len(split.pieces)} pieces with Python between them")
+            self._owner.record(entry.error(), f"runs in {_several(len(split.pieces), 'piece')}")
             for problem, what in problems:
                 self._owner.record(problem, f"has a piece that {what}")
             if entry in epoch.changing.values() and len(split.pieces) > known:
@@ -167,7 +167,7 @@ class Detours:
             return self._owner.fall_back(entry.error(), args, kwargs)
         result, compiled, problems = regions(*self._owner.as_given(args, kwargs))
         if compiled:
-            self._owner.record(entry.error(), f"runs in {len(regions.parts)} parts with Python between them")
+            self._owner.record(entry.error(), f"runs in {_several(len(regions.parts), 'part')}")
         else:
             self._owner.count_eager()
             self._owner.record(entry.error())
@@ -417,3 +417,7 @@ def _kept_by(error: Error, key: Key) -> tuple[str, Key]:
 def _sorts_of(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
     """Dtypes and dimensions of tensors, types of numbers."""
     return tuple([(leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves])
+
+
+def _several(count: int, what: str) -> str:
+    return f"one {what} with Python around it" if count == 1 else f"{count} {what}s with Python between them"

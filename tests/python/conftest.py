@@ -13,6 +13,8 @@ import pytest
 # Before anything imports torch, diffusers or oxidiff.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# More than a hundred processes are started, each of which would compile the package's sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Two test processes share the cores: threads that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
