@@ -372,7 +372,7 @@ IMAGE_PIPES: tuple[Pipe, ...] = (
     Pipe(
         "flux2-klein-kept",
         lambda: _flux2("Flux2KleinKVPipeline", guidance_embeds=False),
-        calls({**_only_prompt(prompts(32)), "image": lambda height, width: drawing(64, 96)}, *PROMPTS),
+        calls({**_only_prompt(prompts(32)), "image": lambda height, width: drawing(2 * height, 96)}, *PROMPTS),
     ),
     Pipe(
         "sd3-controlnet",

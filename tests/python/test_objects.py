@@ -10,12 +10,15 @@ import types
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close
+from oxidiff import testing
+from small_pipes import drawing, network, random, tested_vae
 
 
 class Layer:
@@ -341,3 +344,61 @@ def test_checked_calls_write_once() -> None:
     module = Keeping()
     compiled = oxidiff.compile(module, check=True)
     assert_steps_equal(compiled, module, 5)
+
+
+def glm_image() -> Any:
+    transformer = network(
+        diffusers.GlmImageTransformer2DModel,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        text_embed_dim=32,
+        time_embed_dim=16,
+        condition_dim=8,
+        prior_vq_quantizer_codebook_size=32,
+    )
+    vae = tested_vae("kl", latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+    absent: dict[str, Any] = {"processor": None, "vision_language_encoder": None}
+    absent |= {"tokenizer": None, "text_encoder": None}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    pipe = diffusers.GlmImagePipeline(scheduler=scheduler, vae=vae, transformer=transformer, **absent)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def glm_images(height: int, width: int, length: int, picture: tuple[int, int]) -> dict[str, Any]:
+    """A picture as another one in so many patches of 4 by 4 shows it, whose keys and values an object keeps."""
+    count, shown = height * width // 16, picture[0] * picture[1]
+    return {
+        "prompt_embeds": random(1, length, 32),
+        "negative_prompt_embeds": random(1, length, 32, seed=1),
+        "prior_token_ids": torch.arange(count)[None] % 32,
+        "prior_token_image_ids": [torch.arange(shown) % 32],
+        "source_image_grid_thw": [torch.tensor([[1, *picture]])],
+        "image": [drawing(4 * picture[0], 4 * picture[1])],
+        "height": height,
+        "width": width,
+        "guidance_scale": 2.0,
+        "num_inference_steps": 2,
+        "output_type": "pt",
+        "generator": torch.Generator().manual_seed(0),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_a_pipeline_keeps_keys_of_pictures_of_any_size() -> None:
+    # Two steps and the decoder; a difference of two results, times 2, is added to one of these.
+    tolerance = 2e-5 * (3 * (1 + 2 * 2) + 1)
+    eager, pipe = glm_image(), glm_image()
+    pipe.transformer = oxidiff.compile(pipe.transformer)
+    for sizes in ((32, 64, 7, (2, 3)), (64, 32, 5, (3, 4)), (48, 80, 9, (2, 5))):
+        expected, actual = (each(**glm_images(*sizes)).images for each in (eager, pipe))
+        assert testing.relative_error(actual, expected) <= tolerance
+        report = oxidiff.report(pipe.transformer)
+        assert report.captures == 2, "with the picture and without"
+    assert {row["reason"] for row in report.fallbacks} == {"an argument has no elements"}, "no text, for the picture"
+    assert report.eager_calls == 3

@@ -43,6 +43,7 @@ __all__ = [
     "containers",
     "dict_like",
     "first_places",
+    "in_objects",
     "is_constant",
     "item_in",
     "items_of",
@@ -442,6 +443,28 @@ def _label(prefix: str, value: Any, tensors: list[str], numbers: list[str]) -> N
     elif has_members(value) and not isinstance(value, enum.Enum):
         for name, item in members_of(value).items():
             _label(f"{prefix}.{name}", item, tensors, numbers)
+
+
+def in_objects(bound: Mapping[str, Any]) -> list[bool]:
+    """For each tensor, in the order in which calls are taken apart, whether an object holds it that is no container."""
+    found: list[bool] = []
+    for value in bound.values():
+        _find_objects(value, False, found)
+    return found
+
+
+def _find_objects(value: Any, is_inside: bool, found: list[bool]) -> None:
+    if isinstance(value, Tensor):
+        found.append(is_inside)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _find_objects(item, is_inside, found)
+    elif isinstance(value, dict):
+        for name in _names(value):
+            _find_objects(value[name], is_inside, found)
+    elif has_members(value) and not isinstance(value, enum.Enum):
+        for item in members_of(value).values():
+            _find_objects(item, True, found)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import torch
 from ..errors import CaptureError
 from .dim import Dim, Size, dim_of, dim_or_int
 from .guards import Expression, expression_text, symbols_of, value_at
-from .signature import ANSWERS, Call, Number, first_places, share_of
+from .signature import ANSWERS, Call, Number, first_places, in_objects, share_of
 
 __all__ = ["Area", "Computed", "Counted", "PaddedTie", "Rounded", "SizePlan", "Symbol", "plan_sizes"]
 
@@ -331,6 +331,8 @@ class _Planner:
         self.frames: Symbol | None = None
         self.sequences: dict[tuple[str, int], Symbol] = {}
         self.used: set[str] = set()
+        self.is_kept = False
+        """Whether an object holds the tensor."""
 
     def run(self) -> SizePlan:
         every = self.call.tensors
@@ -345,7 +347,9 @@ class _Planner:
         self.sequence_sizes |= self.mask_sizes
         self.position_counts = {count for t in tensors if t.dim() == 5 for count in self.counts(t)}
         starts: list[int] = []
-        for tensor, name, place in zip(tensors, self.names, first_places(tensors), strict=False):
+        every_place, are_kept = first_places(tensors), in_objects(self.call.bound)
+        for tensor, name, place, is_kept in zip(tensors, self.names, every_place, are_kept, strict=False):
+            self.is_kept = is_kept
             starts.append(len(self.plan.forms))
             if place < len(starts) - 1:
                 self.plan.forms += self.plan.forms[starts[place] : starts[place] + tensor.dim()]
@@ -465,6 +469,9 @@ class _Planner:
             return self.sequence_form(size, "" if axis == 1 else "sound")
         if rank == 3:
             return self.sequence_form(size) if axis == self.sequence_axis(tensor) else size
+        if rank == 4 and self.is_kept:
+            # Keys and values, of each token and head or of each head and token. Which is which shows by not being free.
+            return size if axis == 3 else self.sequence_form(size, f"kept {axis}")
         if rank == 4 and tensor.shape[2] in self.sequence_sizes and tensor.shape[3] <= _MAX_COORDINATES:
             return self.sequence_form(size) if axis == 2 else size
         if rank == 5 and self.channels is None:
