@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import warnings
 import weakref
 from collections import Counter
@@ -68,6 +69,10 @@ _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
 _LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
+_NUMBER = re.compile(r"\d+")
+_MAX_ALIKE = 3
+"""Warnings of one kind, one for each of a model's blocks."""
+_MORE = "; what else is so in modules like this one is in report().fallbacks, and not said here"
 _PASSING = (ChangedError, NotFiniteError, OutOfMemoryError)
 """Errors of a call that say nothing of the next."""
 
@@ -129,6 +134,8 @@ class Dispatcher:
         """Whether it has a submodule that is TorchScript, once that was looked for."""
         self._pending: set[Key] = set()
         self._warned: set[tuple[str, ...]] = set()
+        self._alike: Counter[tuple[str, ...]] = Counter()
+        """Warnings of modules whose paths differ in numbers alone."""
         self._scaled: dict[int, dict[str, Any]] = {}
         """Running calls from which a factor for adapters was taken, as they were; eager needs it."""
         self._given: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -885,9 +892,15 @@ class Dispatcher:
             known = (*known, what)
         if known not in self._warned:
             self._warned.add(known)
+            # Of the blocks of a model, which mostly are alike, a few say so for all.
+            alike = (_NUMBER.sub("", path), *known[1:])
+            self._alike[alike] += 1
+            if self._alike[alike] > _MAX_ALIKE:
+                return
             where = f"{self.name}.{path}" if path else self.name
             at = f" (op {op})" if op and op not in reason else ""
-            warnings.warn(f"{where} {what}: {reason}{at}", FallbackWarning, stacklevel=caller_level())
+            more = _MORE if self._alike[alike] == _MAX_ALIKE else ""
+            warnings.warn(f"{where} {what}: {reason}{at}{more}", FallbackWarning, stacklevel=caller_level())
 
     # -- figures -------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,50 @@ def test_nested_modules_are_counted() -> None:
     assert oxidiff.report(holder).eager_calls == 1
     oxidiff.unload(holder)
     assert oxidiff.report(holder).variants == 0
+
+
+class Locked(nn.Module):
+    """A block that is given what no program takes, and gives it to its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Takes()
+        self.rest = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+
+    def forward(self, x: Any, lock: Any) -> Any:
+        return self.rest(self.first(x, lock))
+
+
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any, lock: Any) -> Any:
+        with lock:
+            return self.layer(x)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Locked() for _ in range(12))
+
+    def forward(self, x: Any, lock: Any) -> Any:
+        for block in self.blocks:
+            x = block(x, lock)
+        return x
+
+
+@torch.no_grad()
+def test_a_few_of_many_blocks_warn() -> None:
+    compiled = oxidiff.compile(Blocks().eval(), cache=False)
+    with pytest.warns(oxidiff.FallbackWarning) as warned:
+        for rows in (2, 3):
+            compiled(torch.randn(rows, 4), threading.Lock())
+    said = [str(warning.message) for warning in warned]
+    assert len(said) == 1 + 2 * 3, said
+    assert sum("what else is so in modules like this one is in report().fallbacks" in text for text in said) == 2
+    rows_of = {row["module"]: row["count"] for row in oxidiff.report(compiled).fallbacks}
+    assert len(rows_of) == 1 + 2 * 12
+    assert {*rows_of.values()} == {2}, "each call of each is counted"
