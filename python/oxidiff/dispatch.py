@@ -30,7 +30,7 @@ from .adapters import disabled_while_merged, named_modules, split_scale
 from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstacle, thread_modes_as
 from .autocast import autocast_as, autocast_state
 from .background import submit
-from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers
+from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers, replace_leaves
 from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError
 from .capture.signature import container_at, containers, item_in, write
 from .check import compare
@@ -521,12 +521,20 @@ class Dispatcher:
             return True
         this = weakref.ref(self)
         autocast, modes = autocast_state(), (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        # Lists, dictionaries and objects as they are: the caller, and this call, may fill them before they are looked at.
+        try:
+            given = replace_leaves(args, kwargs, leaves)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            # It raises in the background again, which says why.
+            given = args, kwargs
 
         def task() -> None:
             dispatcher = this()
             if dispatcher is not None:
                 with autocast_as(autocast), thread_modes_as(*modes):
-                    dispatcher._prepare_in_background(key, kind, args, kwargs, leaves)
+                    dispatcher._prepare_in_background(key, kind, *given, leaves)
 
         is_submitted = False
         try:

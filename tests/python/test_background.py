@@ -53,6 +53,41 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+class Settings:
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.kept: list[torch.Tensor] = []
+
+
+class Modes(nn.Module):
+    """Fills what it is given in one mode, and reads it in another."""
+
+    def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
+        mode, kept = (given["mode"], given["kept"]) if isinstance(given, dict) else (given.mode, given.kept)
+        if mode == "write":
+            kept.append(x * 2)
+            return x * 3
+        return x + kept[0]
+
+
+@pytest.mark.parametrize("make", [Settings, lambda mode: {"mode": mode, "kept": []}], ids=["an object", "a dictionary"])
+@torch.no_grad()
+def test_what_is_passed_changes_meanwhile(gate: threading.Event, make: Any) -> None:
+    compiled = oxidiff.compile(Modes().eval(), background=True, cache=False)
+    x = torch.randn(3)
+    for _ in range(2):
+        given = make("write")
+        assert torch.equal(compiled(x, given), x * 3)
+        # Before it is captured.
+        (given if isinstance(given, dict) else vars(given))["mode"] = "read"
+        gate.set()
+        wait_for(lambda: oxidiff.report(compiled).captures)
+        assert torch.equal(compiled(x, given), x * 3)
+        wait_for(lambda: oxidiff.report(compiled).captures == 2)
+    assert oxidiff.report(compiled).eager_calls == 2, "the first call in each mode"
+    assert not oxidiff.report(compiled).fallbacks
+
+
 @torch.no_grad()
 def test_calls_are_served_meanwhile(gate: threading.Event) -> None:
     net = Net().eval()
