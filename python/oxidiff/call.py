@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .capture.members import are_all, has_members, members_of, with_members
+from .capture.members import has_members, is_settable, members_of, with_members
 from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError
 
@@ -95,6 +95,8 @@ def _dict(value: Any, leaves: list[Leaf]) -> Any:
 
 def _other(value: Any, leaves: list[Leaf]) -> Any:
     kind = type(value)
+    if is_settable(value):
+        return _object(value, leaves)
     if isinstance(value, Tensor):
         raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
     if isinstance(value, enum.Enum):
@@ -108,20 +110,14 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
     if isinstance(value, dict):
         return _dict(value, leaves)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if not has_members(value):
-        raise NotAKeyError(f"an argument of type {name}")
+    if has_members(value):
+        return _object(value, leaves)
+    raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
+
+
+def _object(value: Any, leaves: list[Leaf]) -> Any:
     members = members_of(value)
-    parts, start = [], len(leaves)
-    for attribute, item in members.items():
-        try:
-            parts.append(_DESCRIBE.get(type(item), _other)(item, leaves))
-        except NotAKeyError as error:
-            what = str(error).replace("an argument of type", "an object of type", 1)
-            raise NotAKeyError(f"an argument of type {name}, with {what} in its attribute {attribute},") from None
-    if not are_all(value, members, leaves[start:]):
-        raise NotAKeyError(f"an argument of type {name}")
-    return kind, tuple(members), *parts
+    return type(value), tuple(members), *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in members.values()]
 
 
 _DESCRIBE: Mapping[type, Callable[[Any, list[Leaf]], Any]] = {
@@ -177,7 +173,7 @@ def kind_of(value: Any) -> Any:
         return kind, *map(kind_of, value)
     if isinstance(value, dict):
         return kind, tuple(value), *map(kind_of, value.values())
-    if has_members(value) and not isinstance(value, enum.Enum):
+    if has_members(value):
         members = members_of(value)
         return kind, tuple(members), *map(kind_of, members.values())
     return _DESCRIBE.get(kind, _other)(value, [])
@@ -219,7 +215,7 @@ def replace_leaves(
             return kind(*items) if hasattr(value, "_fields") else kind(items)
         if isinstance(value, list):
             return [replace(item) for item in value]
-        if has_members(value) and not isinstance(value, enum.Enum):
+        if has_members(value):
             return with_members(value, {name: replace(item) for name, item in members_of(value).items()})
         return value
 

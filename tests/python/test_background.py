@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -53,10 +54,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@dataclasses.dataclass
 class Settings:
-    def __init__(self, mode: str) -> None:
-        self.mode = mode
-        self.kept: list[torch.Tensor] = []
+    mode: str
+    kept: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
 
 class Modes(nn.Module):
@@ -70,7 +71,9 @@ class Modes(nn.Module):
         return x + kept[0]
 
 
-@pytest.mark.parametrize("make", [Settings, lambda mode: {"mode": mode, "kept": []}], ids=["an object", "a dictionary"])
+@pytest.mark.parametrize(
+    "make", [Settings, lambda mode: {"mode": mode, "kept": []}], ids=["a dataclass", "a dictionary"]
+)
 @torch.no_grad()
 def test_what_is_passed_changes_meanwhile(gate: threading.Event, make: Any) -> None:
     compiled = oxidiff.compile(Modes().eval(), background=True, cache=False)

@@ -162,6 +162,15 @@ CONTROLLED = {
 }
 
 
+@torch.no_grad()
+def test_what_is_padded_to_an_even_number_is_right() -> None:
+    module = Controlled(2).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for sides, length in (((18, 14), 33), ((10, 14), 7), ((18, 22), 8), ((6, 10), None), (None, 9)):
+        call = controlled(2, sides, length)
+        assert_close(compiled(*call), module(*call))
+
+
 @pytest.mark.parametrize("unit", [8, 32])
 @pytest.mark.parametrize("sizes", CONTROLLED.values(), ids=CONTROLLED)
 @torch.no_grad()

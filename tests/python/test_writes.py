@@ -119,15 +119,9 @@ def test_a_saved_graph_writes_too(tmp_path: Path) -> None:
     assert oxidiff.report(second).captures == 0
 
 
+@dataclasses.dataclass
 class State:
-    """One that may do more than to note what it is set to."""
-
-    def __init__(self, counts: list[int]) -> None:
-        self.counts = counts
-        self.count = counts[0]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
+    count: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -143,10 +137,9 @@ class Counting(nn.Module):
 
 @torch.no_grad()
 def test_what_a_graph_cannot_write_runs_eager() -> None:
-    compiled = oxidiff.compile(Counting())
-    refused = {"an argument of type .*State": State([1]), "changes an attribute of its argument state": Slots(1)}
-    for why, state in refused.items():
-        with pytest.warns(oxidiff.FallbackWarning, match=why):
+    for state in (State(1), Slots(1)):
+        compiled = oxidiff.compile(Counting())
+        with pytest.warns(oxidiff.FallbackWarning, match="changes an attribute of its argument state"):
             compiled(torch.ones(2, 2), state)
         assert state.count == 2
 

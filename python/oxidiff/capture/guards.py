@@ -9,7 +9,7 @@ A number can leave this: through ``int()``, as a key of a dictionary, as text. W
 the number itself is a guard, and another one needs another trace; but for what libraries do whose models are tested at many
 sizes, where only is noted that it left (:meth:`Ledger.escapes`): what they compute on with as much is taken to be computed
 with it. Not seen at all is what torch asks below ``forward``, and where C reads the number without asking: ``0.5 * n``,
-``range(n)``, ``math.isqrt(n)``. Roots, logarithms and powers of :mod:`math` are followed (:data:`FUNCTIONS`).
+``range(n)``, ``math.isqrt(n)``. Roots, logarithms and ``exp`` of :mod:`math` are followed (:data:`FUNCTIONS`).
 """
 
 from __future__ import annotations

@@ -1,86 +1,73 @@
 """Objects among the arguments of a call, taken apart into what their attributes hold.
 
-A dataclass is its fields. An object of a class in Python whose ``__dict__`` is all that it is, and that has tensors, lists
-or dictionaries, is its attributes: a cache of keys and values that a pipeline passes to its transformer. Others belong to
-the code that made them: a lock, a file, a module, what has a slot or a finalizer; and one of texts and numbers alone may be
-one of a few that ``forward`` knows, and asks which it is.
+A dataclass is its attributes, and so is an object of one of diffusers' classes that are no more than a place for tensors, as
+a cache of keys and values that a pipeline passes to its transformer. Others belong to the code that made them: it may know
+them by what they are, count them, or keep more of them elsewhere than in their attributes.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+import enum
+import itertools
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from .objects import found_class, name_of
 
-__all__ = ["are_all", "check_returned", "has_members", "is_settable", "members_of", "told_apart", "with_members"]
+__all__ = ["check_returned", "has_members", "is_settable", "members_of", "with_members"]
+
+_PACKAGE = "diffusers.models."
 
 
 class _Plain:
     """An object with attributes and nothing else."""
 
 
-_GIVEN = ("__new__", "__setattr__", "__delattr__", "__getattribute__")
+_GIVEN = ("__new__", "__setattr__", "__delattr__", "__getattribute__", "__eq__", "__hash__")
 """What a class may not do in its own way."""
 _ROOM = ("__basicsize__", "__itemsize__", "__dictoffset__", "__weakrefoffset__")
 """What instances have room for: no slots, nothing of C."""
+_known: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
+"""Of a class, whether its objects are taken apart, and whether they are written to."""
 
 
 def has_members(value: Any) -> bool:
     """Whether an argument, no container, can be taken apart."""
-    if isinstance(value, type):
-        return False
-    return is_dataclass(value) or _is_plain(type(value))
-
-
-def are_all(value: Any, members: Mapping[str, Any], leaves: Iterable[Any]) -> bool:
-    """Whether an argument is no more than its members, which have these tensors and numbers in them."""
-    has_containers = any(isinstance(item, (list, dict)) for item in members.values())
-    return is_dataclass(value) or has_containers or any(isinstance(leaf, Tensor) for leaf in leaves)
+    return _of(type(value))[0]
 
 
 def is_settable(value: Any) -> bool:
-    """Whether to set an attribute of an argument is to put it into its ``__dict__``."""
-    return _is_plain(type(value))
+    """Whether a program may set attributes of an argument."""
+    return _of(type(value))[1]
 
 
 def members_of(value: Any) -> dict[str, Any]:
-    """What :func:`has_members`, by name."""
-    if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return dict(vars(value))
+    """What the attributes of an object hold, by name."""
+    members = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+    members.update(getattr(value, "__dict__", ()))
+    return members
 
 
 def with_members(value: Any, members: Mapping[str, Any]) -> Any:
-    """Another object of the class of one, with these members."""
-    kind: Any = type(value)
-    if is_dataclass(value):
-        return kind(**members)
-    made = kind.__new__(kind)
-    vars(made).update(members)
+    """Another object of the class of one, with these attributes. No constructor is called, which might compute others."""
+    made = object.__new__(type(value))
+    for name, item in members.items():
+        object.__setattr__(made, name, item)
     return made
 
 
-def _is_plain(kind: type) -> bool:
-    if kind is types.SimpleNamespace:
-        return True
-    if any(getattr(kind, name) != getattr(_Plain, name) for name in _ROOM) or hasattr(kind, "__del__"):
-        return False
-    if any(getattr(kind, name) is not getattr(object, name) for name in _GIVEN):
-        return False
-    # Caches of language models are filled by every call, and their classes ask each other what they hold.
-    return not (kind.__module__ == "transformers.cache_utils" and found_class(name_of(kind)) is kind)
-
-
-def check_returned(result: Any, copies: Mapping[int, Any]) -> None:
+def check_returned(result: Any, copies: Mapping[int, Any], held: Collection[int] = ()) -> None:
     """Raises an error if a result has one of these copies of arguments in it: the caller is to get its own object.
+
+    Args:
+        result: The result.
+        copies: The copies, by their ids.
+        held: Ids of the objects that it is a part of.
 
     Raises:
         CaptureError: It has.
@@ -88,40 +75,29 @@ def check_returned(result: Any, copies: Mapping[int, Any]) -> None:
     for leaf in tree_leaves(result) if copies else ():
         if id(leaf) in copies:
             raise CaptureError(f"forward returns its argument of type {type(leaf).__name__}")
-        if found_class(name_of(type(leaf))) is type(leaf):
-            check_returned(members_of(leaf), copies)
+        if id(leaf) not in held and found_class(name_of(type(leaf))) is type(leaf):
+            check_returned(members_of(leaf), copies, {*held, id(leaf)})
 
 
-@contextmanager
-def told_apart(copies: Mapping[int, Any]) -> Iterator[None]:
-    """Lets nobody take these copies of arguments for others of their class: a program that looks an object up in a
-    dictionary, or compares it with one that it knows, would not find it. What is asked of all others is answered as ever, in
-    every thread."""
-    kinds: set[Any] = {
-        kind for kind in map(type, copies.values()) if getattr(kind, "__hash__", None) is object.__hash__
-    }
-    own = [(kind, name, vars(kind).get(name)) for kind in kinds for name in ("__hash__", "__eq__")]
+def _of(kind: type) -> tuple[bool, bool]:
+    found = _known.get(kind)
+    if found is None:
+        is_record = is_dataclass(kind) and kind.__new__ is object.__new__ and not issubclass(kind, enum.Enum)
+        is_plain = not is_record and _is_plain(kind)
+        found = _known[kind] = (is_record or is_plain, is_plain)
+    return found
 
-    def refused(one: Any) -> CaptureError:
-        return CaptureError(f"forward asks which object its argument of type {type(one).__name__} is")
 
-    def hashed(self: Any) -> int:
-        if id(self) in copies:
-            raise refused(self)
-        return object.__hash__(self)
+def _is_plain(kind: type) -> bool:
+    name = name_of(kind)
+    if not name.startswith(_PACKAGE) or found_class(name) is not kind or hasattr(kind, "__del__"):
+        return False
+    as_plain = all(getattr(kind, name) == getattr(_Plain, name) for name in _ROOM)
+    return as_plain and all(getattr(kind, name) is getattr(object, name) for name in _GIVEN)
 
-    def equals(self: Any, other: Any) -> Any:
-        if self is not other and type(self) is type(other) and not copies.keys().isdisjoint((id(self), id(other))):
-            raise refused(self)
-        return object.__eq__(self, other)
 
-    try:
-        for kind in kinds:
-            kind.__hash__, kind.__eq__ = hashed, equals
-        yield
-    finally:
-        for kind, name, before in own:
-            if before is not None:
-                setattr(kind, name, before)
-            elif name in vars(kind):
-                delattr(kind, name)
+def _slots_of(kind: type) -> list[str]:
+    """The names of slots; of most classes there are none."""
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = itertools.chain(*[(names,) if isinstance(names, str) else names for names in slots])
+    return [name for name in names if name not in ("__dict__", "__weakref__")]

@@ -214,7 +214,7 @@ class RealDevice(TorchFunctionMode):
         items = given if isinstance(given, tuple) else (given,)
         if not any(isinstance(item, slice) and self._ledger.is_quotient(item.stop) for item in items):
             return args
-        if any(isinstance(item, (Tensor, list)) for item in items):
+        if not all(item is None or item is Ellipsis or type(plain(item)) in (int, slice) for item in items):
             return args
         sizes, dim = self._sizes[torch.Tensor.size](x), 0
         found: list[Any] = []
@@ -513,7 +513,7 @@ def following_functions(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     instead = {function: _followed(name, function) for name, function in own.items()}
     places: list[tuple[dict[str, Any], str, Any]] = [(vars(math), name, function) for name, function in own.items()]
     for space in _own_spaces(modules):
-        places += [(space, name, value) for name, value in space.items() if _is_function(value) and value in instead]
+        places += [(space, name, value) for name, value in [*space.items()] if _is_function(value) and value in instead]
     try:
         for space, name, value in places:
             space[name] = instead[value]

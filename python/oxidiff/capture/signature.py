@@ -24,7 +24,7 @@ from torch import Tensor
 from ..autocast import State, autocast_state
 from ..errors import CaptureError
 from .guards import plain
-from .members import are_all, has_members, is_settable, members_of, with_members
+from .members import has_members, is_settable, members_of, with_members
 
 __all__ = [
     "ANSWERS",
@@ -320,11 +320,8 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
     elif has_members(value):
         members = members_of(value)
         key.append((type(value), *members))
-        start = len(tensors)
         for item in members.values():
             _take_apart(item, key, tensors, numbers)
-        if not are_all(value, members, tensors[start:]):
-            raise CaptureError(f"an argument of type {type(value).__name__}")
     else:
         raise CaptureError(f"an argument of type {type(value).__name__}")
 
@@ -440,7 +437,7 @@ def _label(prefix: str, value: Any, tensors: list[str], numbers: list[str]) -> N
     elif isinstance(value, dict):
         for name in _names(value):
             _label(f"{prefix}.{name}", value[name], tensors, numbers)
-    elif has_members(value) and not isinstance(value, enum.Enum):
+    elif has_members(value):
         for name, item in members_of(value).items():
             _label(f"{prefix}.{name}", item, tensors, numbers)
 
@@ -462,7 +459,7 @@ def _find_objects(value: Any, is_inside: bool, found: list[bool]) -> None:
     elif isinstance(value, dict):
         for name in _names(value):
             _find_objects(value[name], is_inside, found)
-    elif has_members(value) and not isinstance(value, enum.Enum):
+    elif has_members(value):
         for item in members_of(value).values():
             _find_objects(item, True, found)
 
@@ -500,7 +497,7 @@ def _add_containers(path: tuple[Any, ...], value: Any, found: list[tuple[tuple[A
         items: Any = enumerate(value)
     elif isinstance(value, dict):
         items = value.items()
-    elif has_members(value) and not isinstance(value, enum.Enum):
+    elif has_members(value):
         items = items_of(value).items()
     else:
         return
@@ -514,10 +511,7 @@ def items_of(container: Any) -> dict[Any, Any]:
     """What is in a list, a dictionary or an object now."""
     if isinstance(container, list):
         return dict(enumerate(container))
-    if isinstance(container, dict):
-        return dict(container)
-    # One with slots has no dictionary.
-    return dict(vars(container)) if hasattr(container, "__dict__") else members_of(container)
+    return dict(container) if isinstance(container, dict) else members_of(container)
 
 
 def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, Any]]]) -> Any:
@@ -548,6 +542,8 @@ def written(result: Any, before: Sequence[tuple[tuple[Any, ...], Any, dict[Any, 
             elif key not in old or now[key] is not old[key]:
                 if any(now[key] is item for _, item, _ in before):
                     raise CaptureError(f"forward puts one of its arguments into another, {label}")
+                if isinstance(now[key], (list, dict)) and any(now[key] is item for item in values):
+                    raise CaptureError(f"forward puts one list or dictionary into two places of its argument {label}")
                 places.append((path, key, True))
                 values.append(now[key])
     return Written(result, tuple(places), tuple(values)) if places else result
@@ -579,8 +575,9 @@ def container_at(bound: Mapping[str, Any], path: Sequence[Any]) -> Any:
 
 def item_in(container: Any, key: Any) -> Any:
     """What a container has under an index or a key, or an object as an attribute."""
-    is_object = not isinstance(container, (list, tuple, dict, types.MappingProxyType))
-    return getattr(container, key) if is_object else container[key]
+    if isinstance(container, (list, tuple, dict, types.MappingProxyType)):
+        return container[key]
+    return members_of(container)[key]
 
 
 def _names(mapping: Mapping[Any, Any]) -> list[Any]:

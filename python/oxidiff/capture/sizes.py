@@ -983,7 +983,7 @@ def padded_aside(rounded: Sequence[Rounded], here: Mapping[str, Any]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class PaddedTie:
-    """A length that follows from the tokens of an image, a text, or both, each with its padding: what is added to these.
+    """A length that is that of an image's tokens, of a text, or of both together, each padded to a multiple.
 
     Attributes:
         name: The length's symbol.
@@ -1007,8 +1007,8 @@ class PaddedTie:
 
 
 def padded_ties(bound: Sequence[Symbol], free: Sequence[Symbol], used: Iterable[str]) -> Iterator[PaddedTie]:
-    """What lengths may be among sizes that are not free alone, if others are padded to multiples of the same unit: an image
-    and a text, one of them; the smallest units first, as all smaller ones would show.
+    """What lengths among sizes that are not free alone may be: an image, a text, or both, padded to multiples of one unit.
+    The smallest units come first: a smaller one than the program's shows at once, a larger one serves fewer sizes.
 
     Args:
         bound: The sizes.
@@ -1020,7 +1020,8 @@ def padded_ties(bound: Sequence[Symbol], free: Sequence[Symbol], used: Iterable[
     free = [s for s in free if s.role == "sequence" and not s.limit]
     sides = tuple(s for s in bound if s.role == "spatial")
     area_name = "".join(s.name for s in sides) + "r"
-    for unit, follower in product(UNITS[1:], lengths):
+    # What is padded to an even number has one token less or as many: a length of its own.
+    for unit, follower in product(UNITS[2:], lengths):
         texts = [s for s in (*lengths, *free) if s is not follower and f"{s.name}r" not in used]
         images: list[tuple[int, Area] | None] = [None]
         for patch in PATCHES if len(sides) == 2 and area_name not in used else ():
