@@ -142,6 +142,26 @@ class Slots:
     factor: float
 
 
+class Private:
+    __slots__ = ("__tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__tensor = tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.__tensor
+
+
+@dataclasses.dataclass
+class PrivateSlots(Private):
+    factor: float
+
+    def __init__(self, tensor: Tensor, factor: float) -> None:
+        super().__init__(tensor)
+        self.factor = factor
+
+
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     tensor: Tensor
@@ -161,7 +181,7 @@ class Computed:
         self.factor = 2 * start
 
 
-@pytest.mark.parametrize("kind", [Record, Slots, Frozen, Computed])
+@pytest.mark.parametrize("kind", [Record, Slots, PrivateSlots, Frozen, Computed])
 @torch.no_grad()
 def test_dataclasses_are_passed(kind: Any) -> None:
     compiled = oxidiff.compile(Adds(), strict=True)

@@ -8,7 +8,6 @@ them by what they are, count them, or keep more of them elsewhere than in their 
 from __future__ import annotations
 
 import enum
-import itertools
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
@@ -98,6 +97,10 @@ def _is_plain(kind: type) -> bool:
 
 def _slots_of(kind: type) -> list[str]:
     """The names of slots; of most classes there are none."""
-    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    names = itertools.chain(*[(names,) if isinstance(names, str) else names for names in slots])
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if is_private else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
