@@ -18,7 +18,7 @@ import re
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers, replace_leaves
 from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError
-from .capture.signature import container_at, containers, item_in, write
+from .capture.signature import ATTRIBUTES, container_at, containers, item_in, write
 from .check import compare
 from .detours import Detours
 from .device import device_of, is_captured, named
@@ -444,11 +444,23 @@ class Dispatcher:
         """A call that writes into lists, dictionaries and objects that are passed to it: once the program is through."""
         bound = ready.bind(args, kwargs)
         places = Counter(id(container) for _, container in containers(bound))
-        if any(places[id(container_at(bound, path))] > 1 for path, _, _ in ready.writes):
+        written = {id(container_at(bound, path)) for path, _, _ in ready.writes if path[0] != ATTRIBUTES}
+        if any(places[at] > 1 for at in written):
             raise CaptureError("a list, dictionary or object that it writes into is passed to it twice")
+        if written and self._holds(written):
+            # What the program reads there is what was there before.
+            raise CaptureError(
+                "a list, dictionary or object that it writes into is passed to it, and is an attribute too"
+            )
         result, values = ready.run(leaves)
         write(bound, ready.writes, values)
         return result
+
+    def _holds(self, ids: Set[int]) -> bool:
+        """Whether one of these objects, by their ids, is an attribute of a module."""
+        epoch = self.states.epoch
+        modules = self.module.modules() if epoch is None else epoch.structure.modules.values()
+        return any(id(value) in ids for module in modules for value in module.__dict__.values())
 
     # -- other methods -------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,32 @@ def test_one_list_passed_twice_runs_eager() -> None:
         assert torch.equal(compiled(x, shared, shared), x + 1)
 
 
+class Holds(nn.Module):
+    """Reads in an attribute what it writes into an argument, which may be one object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"kept": torch.ones(3)}
+
+    def forward(self, x: Tensor, state: dict[str, Tensor]) -> Tensor:
+        state["kept"] = x * 2
+        return self.state["kept"] + x
+
+
+@torch.no_grad()
+def test_what_the_module_holds_too_is_written_by_eager() -> None:
+    module, eager = Holds(), Holds()
+    compiled = oxidiff.compile(module)
+    other = {"kept": torch.zeros(3)}
+    assert torch.equal(compiled(torch.ones(3), other), torch.full((3,), 2.0))
+    assert torch.equal(other["kept"], torch.full((3,), 2.0))
+    with pytest.warns(oxidiff.FallbackWarning, match="is passed to it, and is an attribute too"):
+        for factor in (3, 5):
+            x = torch.full((3,), float(factor))
+            assert torch.equal(compiled(x, module.state), eager(x, eager.state))
+    assert torch.equal(compiled(torch.ones(3), other), torch.full((3,), 11.0))
+
+
 class Collects(nn.Module):
     def forward(self, x: Tensor, found: dict[str, list[Tensor]]) -> Tensor:
         found["twice"].append(x * 2)
