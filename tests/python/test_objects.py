@@ -18,8 +18,15 @@ from torch import Tensor, nn
 import oxidiff
 from nets import assert_close
 from oxidiff import testing
+from oxidiff.capture import objects
 from small_pipes import drawing, network, random
 from small_pipes import tested_vae as vae_of
+
+
+@pytest.fixture(autouse=True)
+def _is_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "KEEPING", (*objects.KEEPING, LIBRARY.__name__))
+
 
 LIBRARY = sys.modules.setdefault("diffusers.models.kept", types.ModuleType("diffusers.models.kept"))
 

@@ -1,8 +1,8 @@
 """Objects among the arguments of a call, taken apart into what their attributes hold.
 
-A dataclass is its attributes, and so is an object of one of diffusers' classes that are no more than a place for tensors, as
-a cache of keys and values that a pipeline passes to its transformer. Others belong to the code that made them: it may know
-them by what they are, count them, or keep more of them elsewhere than in their attributes.
+A dataclass is its attributes, and so is a cache of keys and values that a pipeline of diffusers passes to its transformer
+(:data:`~oxidiff.capture.objects.KEEPING`). Other objects belong to the code that made them: it may know them by what they
+are, count them, or keep more of them elsewhere than in their attributes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
+from . import objects
 from .objects import found_class, name_of
 
 __all__ = ["check_returned", "has_members", "is_settable", "members_of", "with_members"]
-
-_PACKAGE = "diffusers.models."
 
 
 class _Plain:
@@ -89,7 +88,7 @@ def _of(kind: type) -> tuple[bool, bool]:
 
 def _is_plain(kind: type) -> bool:
     name = name_of(kind)
-    if not name.startswith(_PACKAGE) or found_class(name) is not kind or hasattr(kind, "__del__"):
+    if kind.__module__ not in objects.KEEPING or found_class(name) is not kind or hasattr(kind, "__del__"):
         return False
     as_plain = all(getattr(kind, name) == getattr(_Plain, name) for name in _ROOM)
     return as_plain and all(getattr(kind, name) is getattr(object, name) for name in _GIVEN)

@@ -17,8 +17,13 @@ from torch.utils import _pytree as pytree
 
 __all__ = ["Made", "fits", "found_class", "name_of", "taken_apart"]
 
-_MODULES = ("transformers.cache_utils.", "diffusers.models.")
-"""Where classes are of which objects are taken apart. Others may count their instances, or note them somewhere."""
+KEEPING = (
+    "diffusers.models.transformers.transformer_flux2",
+    "diffusers.models.transformers.transformer_glm_image",
+)
+"""Modules of diffusers whose models are one program with such objects. Of others, classes may count their instances, or note
+them somewhere, and models be captured at each size all the same, in which their parts take less time (Qwen-Image 2.1)."""
+_LANGUAGE = "transformers.cache_utils"
 
 
 class Made:
@@ -40,7 +45,8 @@ class Made:
 def found_class(name: str) -> type | None:
     """The class of that name of which objects are taken apart, if there is one here."""
     module, _, attribute = name.rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None) if name.startswith(_MODULES) else None
+    is_one = module == _LANGUAGE or module in KEEPING
+    found = getattr(sys.modules.get(module), attribute, None) if is_one else None
     return found if isinstance(found, type) and found.__module__ == module and _is_open(found) else None
 
 
