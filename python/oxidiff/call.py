@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .capture.members import has_members, is_settable, members_of, with_members
+from .capture.members import has_members, members_of, with_members
 from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError
 
@@ -95,7 +95,7 @@ def _dict(value: Any, leaves: list[Leaf]) -> Any:
 
 def _other(value: Any, leaves: list[Leaf]) -> Any:
     kind = type(value)
-    if is_settable(value):
+    if has_members(value):
         return _object(value, leaves)
     if isinstance(value, Tensor):
         raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
@@ -110,8 +110,6 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
     if isinstance(value, dict):
         return _dict(value, leaves)
-    if has_members(value):
-        return _object(value, leaves)
     raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
 
 

@@ -617,7 +617,7 @@ class _Session:
             answers.extend(bound.pop(ANSWERS, ()))
             before = [(path, container, items_of(container)) for path, container in containers(bound)]
             args, kwargs = self.owner.binder.arguments(bound)
-            copies = {id(container): container for _, container, _ in before if has_members(container)}
+            copies = {id(container) for _, container, _ in before if has_members(container)}
             result = target(*args, **kwargs)
             check_returned(result, copies)
             return written(result, before)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from . import objects
-from .objects import found_class, name_of
+from .objects import found_class, name_of, taken_apart
 
 __all__ = ["check_returned", "has_members", "is_settable", "members_of", "with_members"]
 
@@ -59,22 +59,16 @@ def with_members(value: Any, members: Mapping[str, Any]) -> Any:
     return made
 
 
-def check_returned(result: Any, copies: Mapping[int, Any], held: Collection[int] = ()) -> None:
-    """Raises an error if a result has one of these copies of arguments in it: the caller is to get its own object.
-
-    Args:
-        result: The result.
-        copies: The copies, by their ids.
-        held: Ids of the objects that it is a part of.
+def check_returned(result: Any, copies: Collection[int]) -> None:
+    """Raises an error if a result has one of these copies of arguments, by their ids, in it: the caller is to get its own
+    object.
 
     Raises:
         CaptureError: It has.
     """
-    for leaf in tree_leaves(result) if copies else ():
+    for leaf in tree_leaves(taken_apart(result, copies)) if copies else ():
         if id(leaf) in copies:
             raise CaptureError(f"forward returns its argument of type {type(leaf).__name__}")
-        if id(leaf) not in held and found_class(name_of(type(leaf))) is type(leaf):
-            check_returned(members_of(leaf), copies, {*held, id(leaf)})
 
 
 def _of(kind: type) -> tuple[bool, bool]:

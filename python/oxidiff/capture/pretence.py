@@ -41,6 +41,7 @@ __all__ = [
     "RealDevice",
     "following_functions",
     "following_lengths",
+    "own_spaces",
     "past_caches",
     "refusing_seeds",
     "telling_inference",
@@ -371,7 +372,7 @@ def _assign(view: Tensor, value: Any) -> None:
     view.copy_(value)
 
 
-def _own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+def own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
     """The global names of the code of the modules' classes, but for torch's."""
     names = {kind.__module__ for module in modules for kind in type(module).__mro__}
     return [vars(sys.modules[name]) for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
@@ -383,7 +384,7 @@ def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any],
     found: list[tuple[Callable[[Any], None], Any]] = []
     types = {cls for module in modules for cls in type(module).__mro__}
     methods = [(functools.partial(setattr, cls, name), value) for cls in types for name, value in vars(cls).items()]
-    for space in _own_spaces(modules):
+    for space in own_spaces(modules):
         own = ((n, v) for n, v in space.items() if getattr(v, "__module__", None) == space.get("__name__"))
         methods += [(functools.partial(space.__setitem__, name), value) for name, value in own]
     for put, value in methods:
@@ -506,13 +507,13 @@ def telling_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def following_functions(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+def following_functions(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
     """Lets roots and logarithms of sizes be followed, of which those of :mod:`math` make plain floats: there, and where the
-    code of the modules' classes has one under a name of its own."""
+    code of the modules' classes, whose global names these are, has one under a name of its own."""
     own = {name: getattr(math, name) for name in FUNCTIONS}
     instead = {function: _followed(name, function) for name, function in own.items()}
     places: list[tuple[dict[str, Any], str, Any]] = [(vars(math), name, function) for name, function in own.items()]
-    for space in _own_spaces(modules):
+    for space in spaces:
         places += [(space, name, value) for name, value in [*space.items()] if _is_function(value) and value in instead]
     try:
         for space, name, value in places:
@@ -545,10 +546,10 @@ def _length(value: Any, /) -> int:
 
 
 @contextmanager
-def following_lengths(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+def following_lengths(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
     """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
     ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it."""
-    spaces = [space for space in _own_spaces(modules) if "len" not in space]
+    spaces = [space for space in spaces if "len" not in space]
     try:
         for space in spaces:
             space["len"] = _length

@@ -28,6 +28,7 @@ from .pretence import (
     RealDevice,
     following_functions,
     following_lengths,
+    own_spaces,
     past_caches,
     refusing_seeds,
     telling_inference,
@@ -284,14 +285,15 @@ def _run_noting(
 
 
 def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder) -> Any:
+    spaces = own_spaces(module for _, module in recorder.weights.modules)
     with (
         torch.no_grad(),
         _C._AutoDispatchBelowAutograd(),
         telling_transformers(),
         refusing_seeds(),
         past_caches(recorder.weights),
-        following_lengths(module for _, module in recorder.weights.modules),
-        following_functions(module for _, module in recorder.weights.modules),
+        following_lengths(spaces),
+        following_functions(spaces),
         uncompiled(recorder.device),
         recorder,
         RealDevice(recorder),
