@@ -1054,6 +1054,25 @@ def test_attributes_of_tensors_that_are_passed_are_seen() -> None:
     assert oxidiff.report(patient).captures == 16
 
 
+@torch.no_grad()
+def test_what_grows_at_each_call_is_not_captured_for_ever() -> None:
+    def function(x: Tensor, history: dict[str, list[Tensor]]) -> Tensor:
+        history["seen"].append(x * 2)
+        return x + sum(history["seen"])
+
+    compiled, module = oxidiff.compile(Does(function)), Does(function)
+    ours, theirs = ({"seen": [torch.zeros(3)]} for _ in range(2))
+    with pytest.warns(oxidiff.FallbackWarning, match="lists or dictionaries that are passed are of another length"):
+        for step in range(40):
+            x = torch.full((3,), float(step))
+            assert torch.equal(compiled(x, ours), module(x, theirs))
+    report = oxidiff.report(compiled)
+    assert report.captures == 32
+    # What has a program keeps it.
+    assert torch.equal(compiled(x, {"seen": [x, x]}), module(x, {"seen": [x, x]}))
+    assert oxidiff.report(compiled).eager_calls == report.eager_calls == 8
+
+
 def coin(x: Tensor) -> Tensor:
     return x * 2 if random.uniform(0, 1) < 0.5 else x * 3
 

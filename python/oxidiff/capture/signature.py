@@ -41,6 +41,7 @@ __all__ = [
     "attributes_of",
     "container_at",
     "containers",
+    "content_of",
     "dict_like",
     "first_places",
     "in_objects",
@@ -389,6 +390,15 @@ def without_orders(key: Sequence[Any]) -> list[Any]:
         is_tensor = isinstance(part, tuple) and part and isinstance(part[0], torch.dtype) and isinstance(part[1], tuple)
         found.append((part[0], len(part[1]), *part[2:]) if is_tensor else part)
     return found
+
+
+def content_of(key: Sequence[Any]) -> frozenset[Any]:
+    """What is in the calls of a structure key, however often: all but how long lists and dictionaries are."""
+    return frozenset(part[0] if isinstance(part, tuple) and part and _is_long(part[0]) else part for part in key)
+
+
+def _is_long(head: Any) -> bool:
+    return head == "same" or (isinstance(head, type) and issubclass(head, (list, tuple, dict)))
 
 
 def dict_like(value: dict[Any, Any]) -> Callable[..., Any]:
