@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import oxidiff
 from files import python
@@ -945,46 +944,6 @@ def test_memory_that_is_short_during_one_capture(compiled: Any, monkeypatch: pyt
             compiled(image())
     assert_works(compiled)
     assert not oxidiff.report(compiled).fallbacks
-
-
-class Flexible(nn.Module):
-    """Attention by ``flex_attention``."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        super().__init__()
-        self.options = options
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = dict(self.options)
-        if given.pop("causal", False):
-            rows = x.shape[2]
-            given["block_mask"] = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, rows, rows, x.device)
-        keys = x[:, : 1 if given.get("enable_gqa") else None]
-        out: Any = flex_attention(x, keys, keys + 1, **given)
-        return out
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("options", "is_compiled"),
-    [
-        ({}, True),
-        ({"scale": 0.4, "enable_gqa": True}, True),
-        ({"causal": True}, False),
-        ({"score_mod": lambda score, b, h, q, k: score + (q - k) * 0.1}, False),
-    ],
-    ids=["plain", "grouped", "masked", "changed"],
-)
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention(options: dict[str, Any], is_compiled: bool) -> None:
-    """A trace leaves it as it is: where Dynamo gives up before the modes of one, it raises from then on."""
-    module = Flexible(options)
-    compiled: Any = oxidiff.compile(module, cache=False)
-    for rows in (16, 24):
-        x = torch.randn(2, 4, rows, 16)
-        assert_close(compiled(x), module(x))
-    assert oxidiff.report(compiled).eager_calls == (0 if is_compiled else 2)
-    assert bool(oxidiff.report(compiled).fallbacks) != is_compiled
 
 
 def test_calls_look_nothing_up_for_the_first_time() -> None:

@@ -561,6 +561,7 @@ def build_graph(
     )
     if reads:
         _take_out_reads(graph, call, reads)
+    _leave_out_dead(graph)
     return graph
 
 
@@ -641,10 +642,16 @@ def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[Node]) -> 
         there.update(value for one in prelude for value in one.outputs)
         found.append(Read(question, asked, tuple(prelude), node.outputs[0] if node.outputs else None))
     graph.reads, graph.plain_key = tuple(found), call.plain_key
+
+
+def _leave_out_dead(graph: CapturedGraph) -> None:
+    """Leaves out ops whose results nobody needs, but for those that draw random numbers: others would draw other ones."""
+    nodes, values = graph.nodes, graph.values
     needed = [leaf.value for leaf in graph.outputs.leaves if leaf.value is not None]
+    needed += [item.value for item in graph.inputs]
+    needed += [value for node in nodes if draws(node.op) for value in node.outputs]
     live = {node.outputs for node in prelude_of(needed, lambda value: nodes[values[value].node])}
-    live |= {nodes[values[item.value].node].outputs for item in graph.inputs}
-    graph.nodes = [node for node in nodes if node.outputs and node.outputs in live]
+    graph.nodes = [node for node in nodes if node.outputs in live]
     at = {value: i for i, node in enumerate(graph.nodes) for value in node.outputs}
     graph.values = [dataclasses.replace(value, node=at.get(i, -1)) for i, value in enumerate(values)]
 

@@ -210,6 +210,9 @@ def _convert(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     x, dtype, device = given["self"], given.get("dtype"), given.get("device")
     if (other := given.get("other")) is not None:
         dtype, device = other.dtype, other.device
+    if not isinstance(x, Tensor):
+        # A number that an op within `torch.vmap` makes a tensor of.
+        return rec.emit(aten.full.default, ((), x), {"dtype": dtype, "device": META_DEVICE})
     if device is not None and not _is_there(rec, torch.device(device)):
         raise rec.error(f"a tensor is moved to {device}, from {rec.device}", func)
     order: torch.memory_format = given.get("memory_format") or torch.preserve_format

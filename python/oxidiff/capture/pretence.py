@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
 from .casts import mapped
-from .flex import flex_attention
+from .flex import custom_function, flex_attention, is_mapped
 from .following import is_tracing
 from .guards import FUNCTIONS, TracedFloat, TracedInt, plain
 from .handlers import MAX_CONSTANT, data_dependent
@@ -137,7 +137,9 @@ class RealDevice(TorchFunctionMode):
             if str(func) == "flex_attention":
                 if self._recorder.cast_to is not None:
                     raise self._recorder.error(f"what autocast makes of {func} is not known", func)
-                return flex_attention(self._recorder, *args, **(kwargs or {}))
+                return flex_attention(self, *args, **(kwargs or {}))
+            if str(func) == "custom_function_call" and is_mapped(args[0]):
+                return custom_function(self, *args)
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         if not _is_torchs(func):
             func = _asking(func)

@@ -536,8 +536,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if places:
             tokens += (WRITES, repr(places))
         self.append("output", tuple(tokens), numbers, ())
+        self._forget_dead()
         self.trace.output_spec = spec
         return self.trace
+
+    def _forget_dead(self) -> None:
+        """Sets to 0 the numbers of ops whose results nobody needs: they may be what they like at any size. Sizes that the
+        program asked for stay."""
+        record, makers, asked = self.trace, self.makers, self.trace.ledger.sized
+        live, value = [False] * len(record.nodes), self._count
+        for index in reversed(range(len(live))):
+            op, tokens, results = record.nodes[index]
+            value -= len(results)
+            if live[index] or (isinstance(op, str) and op != "constant") or draws(op):
+                for token in tokens if op != "extern" else ():
+                    if type(token) is int:
+                        live[makers[token]] = True
+                continue
+            end = record.end_of(index)
+            for place, (_, rank) in reversed(list(enumerate(results, value))):
+                end -= rank
+                if place not in asked:
+                    record.numbers[end : end + rank] = [0] * rank
+            start = record.starts[index]
+            record.numbers[start:end] = [0] * (end - start)
 
     def _check_apart(self, leaves: Sequence[Any], count: int) -> None:
         """Raises an error if what ``forward`` leaves in attributes, the last ``count`` leaves of its result, is no tensor of

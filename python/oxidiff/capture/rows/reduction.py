@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,6 +115,14 @@ def softmax(cx: Lowering, x: T, dim: int, dtype: Any = None) -> T:
     # As torch, which converts first.
     x = cx.convert(x, result)
     return cx.emit("softmax", (x,), result, x.shape, dim=dim % x.rank)
+
+
+@row("_safe_softmax.default")
+def safe_softmax(cx: Lowering, x: T, dim: int, dtype: Any = None) -> T:
+    found, result = softmax(cx, x, dim, dtype), cx.result()[0]
+    top = cx.reduce("amax", x, [dim % x.rank], True, x.dtype) if x.rank else x
+    is_nothing = cx.binary("eq", top, cx.full(-math.inf, x.dtype), torch.bool)
+    return cx.where(is_nothing, cx.full(0, result), found, result)
 
 
 @row("log_softmax.int", "_log_softmax.default")
