@@ -82,10 +82,11 @@ test-tools:
 test-rust-built: lint-rust
 	$(TEST_RUST) --no-run
 
-# Two files of tests at a time: those of CUDA wait for one compiler each.
+# Two files of tests at a time: those of CUDA wait for one compiler each. The kernels have no tests but in such files, and
+# would with `--lib` be compiled once more for none.
 test-rust: ## Rust unit, golden, property and tidy tests (no Python needed), e.g. ARGS="--test golden"
 	$(TEST_RUST) $(or $(ARGS),--no-run)
-	$(if $(ARGS),,echo $(addprefix --test=,$(notdir $(basename $(RUST_TESTS)))) --lib --doc | xargs -n 1 -P 2 $(TEST_RUST))
+	$(if $(ARGS),,printf '%s\n' $(addprefix --test=,$(notdir $(basename $(RUST_TESTS)))) '--exclude oxidiff-kernels --lib' --doc | xargs -L 1 -P 2 $(TEST_RUST))
 
 # Two processes: much of a test is one thread's work. A test that is stolen from the slower one may run in either.
 test-python: $(VENV)/.test-stamp build ## Python tests, e.g. ARGS="-k unet"

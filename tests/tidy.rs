@@ -210,6 +210,20 @@ fn kernels_are_a_leaf() {
     fails("kernels/ depends on nothing of this repository", &failures);
 }
 
+/// Cargo does not compile this library for tests: one in its sources would never run.
+#[test]
+fn tests_of_kernels_are_in_their_folder() {
+    let mut failures = Vec::new();
+    for path in files("kernels/src", &["rs"]) {
+        let text = fs::read_to_string(root().join(&path)).expect("readable file");
+        let is_test = |line: &str| line.starts_with("#[test]") || line.starts_with("#[cfg") && has_word(line, "test");
+        for (index, _) in text.lines().enumerate().filter(|(_, line)| is_test(line.trim_start())) {
+            failures.push(format!("{}:{}", path.display(), index + 1));
+        }
+    }
+    fails("tests of kernels/ are in kernels/tests", &failures);
+}
+
 #[test]
 fn python_stays_in_its_folder() {
     let mut lines = code("src");

@@ -132,13 +132,20 @@ fn best(span: Duration, mut run: impl FnMut()) -> f64 {
 
 /// An instruction whose rate is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+pub enum Form {
+    /// A multiply-add of f32.
     F32,
+    /// `VDPBF16PS`.
     Bf16Dot,
+    /// A multiply-add of f16 (AVX512-FP16).
     F16,
+    /// `VPDPBUSD`.
     Int8Dot,
+    /// `TDPBF16PS` (AMX).
     Bf16Amx,
+    /// `TDPFP16PS` (AMX).
     F16Amx,
+    /// `TDPBUSD` (AMX).
     Int8Amx,
 }
 
@@ -160,7 +167,7 @@ impl Form {
     }
 
     /// Operations of so many rounds.
-    fn operations(self, isa: Isa, rounds: usize) -> f64 {
+    pub fn operations(self, isa: Isa, rounds: usize) -> f64 {
         let lanes = if isa == Isa::Avx512 { 16 } else { 8 };
         let per_lane = match self {
             Form::F32 => 2,
@@ -174,7 +181,7 @@ impl Form {
     }
 
     /// Rounds that take about a tenth of a millisecond: of vectors, two instructions a cycle; a round of AMX takes 64 cycles.
-    fn rounds(self) -> usize {
+    pub fn rounds(self) -> usize {
         match self {
             Form::Bf16Amx | Form::F16Amx | Form::Int8Amx => 5_000,
             _ => 40_000,
@@ -405,46 +412,5 @@ mod x86 {
             _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast()));
         });
         _mm_sfence();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn runs_of_every_form_take_about_as_long() {
-        use crate::cpu::gemm_avx512;
-        for (form, kernel) in [
-            (Form::F32, &gemm_avx512::F32),
-            (Form::Bf16Dot, &gemm_avx512::BF16),
-            (Form::Int8Dot, &gemm_avx512::INT8),
-            (Form::Bf16Amx, &gemm_amx::BF16),
-            (Form::F16Amx, &gemm_amx::F16),
-            (Form::Int8Amx, &gemm_amx::INT8),
-        ] {
-            let time = |form: Form| form.operations(Isa::Avx512, form.rounds());
-            assert_eq!(time(form) / kernel.rate(), time(Form::F32), "{form:?}");
-        }
-    }
-
-    #[test]
-    fn ceilings_are_measured_once_and_make_sense() {
-        let pool = Pool::new(2);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let found = ceilings(&pool, isa);
-            let start = Instant::now();
-            let again = ceilings(&pool, isa);
-            assert!(start.elapsed().as_millis() < 5, "the second call measures again");
-            assert_eq!(found.f32_flops, again.f32_flops);
-            assert_eq!(found.f32_flops > 0.0, isa >= Isa::Avx2);
-            assert_eq!(found.bf16_dot_flops > 0.0, isa == Isa::Avx512 && features().avx512_bf16);
-            for memory in found.memory {
-                assert!(memory.working_set > 0 && memory.read > 1e8 && memory.copy > 1e8 && memory.stream_copy > 1e8);
-            }
-            assert!(found.bytes_per_second(1 << 10) > 1e8);
-        }
-        assert!(!bf16_pairs_win() || features().avx512_bf16);
     }
 }

@@ -166,7 +166,7 @@ fn probe_amx() -> Amx {
 
 /// What a processor multiplies that answers `CPUID` so, under a system that saves these states.
 #[cfg(target_arch = "x86_64")]
-fn amx_of(cpuid: impl Fn(u32, u32) -> std::arch::x86_64::CpuidResult, saved: u64) -> Amx {
+pub fn amx_of(cpuid: impl Fn(u32, u32) -> std::arch::x86_64::CpuidResult, saved: u64) -> Amx {
     // XCR0: bits 17 and 18, the state of tiles is saved.
     const TILE_STATE: u64 = 0b11 << 17;
     // Virtual machines may show the features of leaf 7 without palettes: `LDTILECFG` then refuses what describes registers.
@@ -261,87 +261,5 @@ fn probe() -> Features {
         l1_bytes: SMALL_L1,
         l2_bytes: SMALL_L2,
         l3_bytes: USUAL_L3,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_round_trip() {
-        for isa in Isa::ALL {
-            assert_eq!(Isa::parse(isa.name()), Some(isa));
-        }
-        assert_eq!(Isa::parse("avx1024"), None);
-    }
-
-    #[test]
-    fn clamp_never_exceeds_the_machine() {
-        for isa in Isa::ALL {
-            assert!(isa.clamp() <= isa && isa.clamp().is_available());
-        }
-        assert!(Isa::Portable.is_available());
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn amx_needs_palettes_and_saved_tiles() {
-        use std::arch::x86_64::CpuidResult;
-        let none = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
-        // A server's answers, registers and rows of its palette given.
-        let answer = move |last: u32, palettes: u32, ebx: u32, rows: u32, edx: u32| {
-            move |leaf: u32, part: u32| match (leaf, part) {
-                (0, _) => CpuidResult { eax: last, ..none },
-                (7, 0) => CpuidResult { edx, ..none },
-                (0x1d, 0) => CpuidResult { eax: palettes, ..none },
-                (0x1d, 1) => CpuidResult { eax: 0x0400_2000, ebx, ecx: rows, ..none },
-                _ => none,
-            }
-        };
-        let (whole, features, saved) = (8 << 16 | 64, 1 << 22 | 1 << 24 | 1 << 25, 0x600e7);
-        let both = Amx { bf16: true, f16: false, int8: true };
-        assert_eq!(amx_of(answer(0x20, 1, whole, 16, features), saved), both);
-        let newer = |parts: u32| {
-            let older = answer(0x20, 1, whole, 16, features);
-            move |leaf: u32, part: u32| match (leaf, part) {
-                (7, 0) => CpuidResult { eax: parts, ..older(7, 0) },
-                (7, 1) => CpuidResult { eax: 1 << 21, ..none },
-                _ => older(leaf, part),
-            }
-        };
-        assert_eq!(amx_of(newer(1), saved), Amx { f16: true, ..both });
-        assert_eq!(amx_of(newer(0), saved), both, "leaf 7 has no second part");
-        assert_eq!(amx_of(answer(0x20, 1, whole, 16, 1 << 24 | 1 << 25), saved), Amx { bf16: false, ..both });
-        for (why, answers, saved) in [
-            ("tiles are not saved", answer(0x20, 1, whole, 16, features), 0xe7),
-            ("no leaf of palettes", answer(0x1c, 1, whole, 16, features), saved),
-            ("no palette", answer(0x20, 0, whole, 16, features), saved),
-            ("four registers", answer(0x20, 1, 4 << 16 | 64, 16, features), saved),
-            ("rows of 32 bytes", answer(0x20, 1, 8 << 16 | 32, 16, features), saved),
-            ("eight rows", answer(0x20, 1, whole, 8, features), saved),
-            ("no tiles", answer(0x20, 1, whole, 16, 1 << 22 | 1 << 25), saved),
-        ] {
-            assert_eq!(amx_of(answers, saved), Amx::default(), "{why}");
-        }
-    }
-
-    #[test]
-    fn first_level_cache_is_plausible() {
-        let bytes = features().l1_bytes;
-        assert!((16 << 10..=256 << 10).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
-    }
-
-    #[test]
-    fn second_level_cache_is_plausible() {
-        let bytes = features().l2_bytes;
-        assert!((SMALL_L2..=64 << 20).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
-    }
-
-    #[test]
-    fn third_level_cache_is_plausible() {
-        let bytes = features().l3_bytes;
-        // From small laptops to processors with stacked caches.
-        assert!((1 << 20..=2 << 30).contains(&bytes) && bytes.is_multiple_of(1024), "{bytes} bytes");
     }
 }

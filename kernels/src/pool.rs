@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// microseconds; waking a parked thread costs 5 to 50.
 const SPIN: Duration = Duration::from_micros(40);
 /// Alignment of scratch memory: a page, hence also a cache line and a vector.
-const SCRATCH_ALIGN: usize = 4096;
+pub const SCRATCH_ALIGN: usize = 4096;
 /// Most threads of a pool.
 pub const MAX_THREADS: usize = 256;
 
@@ -411,115 +411,5 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         self.free();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn counts(pool: &Pool, tasks: usize) -> Vec<usize> {
-        let hits: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-        pool.run(tasks, |task, worker| {
-            assert!(worker < pool.threads());
-            hits[task].fetch_add(1, Relaxed);
-        });
-        hits.into_iter().map(AtomicUsize::into_inner).collect()
-    }
-
-    #[test]
-    fn every_task_runs_once() {
-        let pool = Pool::new(3);
-        for tasks in [0, 1, 2, 3, 100, 1000] {
-            for _ in 0..50 {
-                assert_eq!(counts(&pool, tasks), vec![1; tasks]);
-            }
-        }
-    }
-
-    #[test]
-    fn resizing_keeps_working() {
-        let pool = Pool::new(1);
-        for threads in [1, 4, 2, 5, 1] {
-            pool.set_threads(threads);
-            assert_eq!(counts(&pool, 64), vec![1; 64]);
-        }
-        pool.set_threads(0);
-        assert_eq!(pool.threads(), 1);
-    }
-
-    #[test]
-    fn regions_of_two_threads_do_not_mix() {
-        let pool = Pool::new(2);
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| (0..300).for_each(|_| assert_eq!(counts(&pool, 7), vec![1; 7])));
-            }
-        });
-    }
-
-    #[test]
-    fn a_nested_region_runs_inline() {
-        let pool = Pool::new(2);
-        let sum = AtomicUsize::new(0);
-        pool.run(4, |_, _| {
-            pool.run_scratch(3, 100, |task, worker| {
-                // SAFETY: 100 bytes of scratch memory were asked for.
-                unsafe { worker.scratch.add(99).write(1) };
-                sum.fetch_add(task, Relaxed);
-            })
-            .unwrap();
-        });
-        assert_eq!(sum.into_inner(), 12);
-    }
-
-    #[test]
-    fn scratch_is_aligned_and_private() {
-        let pool = Pool::new(2);
-        for bytes in [1, 5000, 100] {
-            pool.run_scratch(64, bytes, |task, worker| {
-                assert_eq!(worker.scratch as usize % SCRATCH_ALIGN, 0);
-                // SAFETY: `bytes` bytes belong to this thread while the task runs.
-                unsafe {
-                    std::ptr::write_bytes(worker.scratch, task as u8, bytes);
-                    assert!((0..bytes).all(|i| *worker.scratch.add(i) == task as u8));
-                }
-            })
-            .unwrap();
-        }
-        assert!(pool.scratch_bytes() >= 5000);
-        pool.release_scratch();
-        assert_eq!(pool.scratch_bytes(), 0);
-    }
-
-    #[test]
-    fn no_memory_is_an_error() {
-        let pool = Pool::new(2);
-        let ran = AtomicUsize::new(0);
-        let outcome = pool.run_scratch(4, usize::MAX / 4, |_, _| {
-            ran.fetch_add(1, Relaxed);
-        });
-        assert_eq!(outcome, Err(OutOfMemory { bytes: usize::MAX / 4 }));
-        assert_eq!(ran.into_inner(), 0);
-        assert_eq!(counts(&pool, 8), vec![1; 8]);
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let pool = Pool::new(3);
-        for bad in [0, 7, 63] {
-            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(64, |task, _| assert_ne!(task, bad))));
-            assert!(caught.is_err());
-            assert_eq!(counts(&pool, 64), vec![1; 64]);
-        }
-    }
-
-    #[test]
-    fn a_region_costs_microseconds() {
-        let pool = Pool::new(2);
-        counts(&pool, 2);
-        let start = Instant::now();
-        (0..1000).for_each(|_| pool.run(2, |_, _| {}));
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?} for 1000 empty regions", start.elapsed());
     }
 }

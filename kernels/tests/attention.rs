@@ -1,9 +1,12 @@
-//! Attention against f64 loops.
+//! Attention against f64 loops, and the exponentials of its scores.
 
 use oxidiff_kernels::cpu::attention::*;
+use oxidiff_kernels::cpu::math::{exp2_nonpositive, exp2_nonpositive_rough};
+use oxidiff_kernels::cpu::simd::Simd;
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
+use oxidiff_kernels::simd_dispatch;
 
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
@@ -323,4 +326,52 @@ fn impossible_descriptions_are_refused() {
     // SAFETY: no queries.
     unsafe { attention(&Pool::new(1), Isa::detect(), &Attention { seq_q: 0, ..good }) }.unwrap();
     assert_eq!(out, [9.0; 12]);
+}
+
+simd_dispatch! {
+    /// The exponentials of sixteen numbers: the exact one, then the rough one.
+    unsafe fn exponentials(x: &[f32; 16], to: &mut [[f32; 16]; 2]) = exponentials_of
+}
+
+#[inline(always)]
+unsafe fn exponentials_of<S: Simd>(s: S, x: &[f32; 16], to: &mut [[f32; 16]; 2]) {
+    for at in (0..16).step_by(S::LANES) {
+        // SAFETY: a vector of each array.
+        unsafe {
+            let v = s.load(x.as_ptr().add(at));
+            s.store(to[0].as_mut_ptr().add(at), exp2_nonpositive(s, v));
+            s.store(to[1].as_mut_ptr().add(at), exp2_nonpositive_rough(s, v));
+        }
+    }
+}
+
+/// Relative error below 0, where the arithmetic of the fits rounds too.
+const BOUNDS: [f64; 2] = [2.0e-7, 8.0e-5];
+
+#[test]
+fn exponentials_below_zero() {
+    for isa in isas() {
+        for step in 0..40_000 {
+            let x: [f32; 16] = std::array::from_fn(|i| -((step * 16 + i) as f32) * (125.0 / 640_000.0));
+            let mut got = [[0.0; 16]; 2];
+            // SAFETY: the arrays are sixteen long.
+            unsafe { exponentials(isa, &x, &mut got) };
+            for (i, (row, bound)) in got.iter().zip(BOUNDS).flat_map(|(r, b)| r.iter().map(move |y| (y, b))).enumerate()
+            {
+                let want = f64::from(x[i % 16]).exp2();
+                let error = (f64::from(*row) - want).abs() / want;
+                assert!(error <= bound, "2^{} on {}: {row}, off by {error:e}", x[i % 16], isa.name());
+            }
+        }
+        let special = [0.0, -0.0, f32::NEG_INFINITY, f32::MIN, -200.0, -1e10, f32::NAN, -127.5];
+        let x: [f32; 16] = std::array::from_fn(|i| special[i % 8]);
+        let mut got = [[0.0; 16]; 2];
+        // SAFETY: as above.
+        unsafe { exponentials(isa, &x, &mut got) };
+        assert_eq!(got[0][..2], [1.0, 1.0], "{}", isa.name());
+        for row in got {
+            assert_eq!(row[2..6], [0.0; 4], "{}", isa.name());
+            assert!(row[6].is_nan() && row[7] >= 0.0 && row[7] <= 2f32.powi(-127), "{}: {row:?}", isa.name());
+        }
+    }
 }

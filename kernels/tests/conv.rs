@@ -1,12 +1,18 @@
-//! Convolutions through the public entry points: weight layouts, sliced inputs, coverage, bad arguments.
+//! Convolutions through the public entry points: weight layouts, sliced inputs, coverage, bad arguments; measured choices
+//! between their forms.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, conv_unpacked, pack_conv_weight, packs_while_used};
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, run, work_bytes};
-use oxidiff_kernels::cpu::conv_choice::ALGORITHMS;
+use oxidiff_kernels::cpu::conv_choice::{
+    ALGORITHMS, Choice, Observed, Site, columns_at_once, install, measure, measure_by, memory_bytes, memory_bytes_by,
+    observe, tolerance,
+};
 use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
+use oxidiff_kernels::cpu::conv_winograd_points::{BLOCK_STEP, Cut, MAX_CHAIN, WORK_BYTES, cost_per_pair};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
 use oxidiff_kernels::dtype::DType;
@@ -321,4 +327,98 @@ fn less_room_gives_the_same_results() {
         let error = norm(&mut errors) / norm(&mut references.iter().map(|reference| reference.sum));
         assert!(error <= 1e-5, "{room:?}: {error:e}");
     }
+}
+
+fn observed(channels: usize, side: usize) -> Observed {
+    let mut conv = Conv::new_2d(1, [side, side], channels, channels, [3, 3]);
+    conv.padding = [0, 1, 1];
+    conv.output = [1, side, side];
+    Observed { conv, dtype: DType::F32, weight: DType::F32 }
+}
+
+#[test]
+fn every_form_is_timed_and_right() {
+    let of = observed(96, 24);
+    let (pool, isa) = (Pool::global(), Isa::detect());
+    for algorithm in ALGORITHMS {
+        let bytes = memory_bytes(&of, algorithm, isa);
+        let mut memory = vec![0u64; bytes / 8 + 512];
+        // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
+        let trial = unsafe { measure(pool, isa, &of, algorithm, true, memory.as_mut_ptr().cast()) }.expect("it runs");
+        assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
+        assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
+        assert!(trial.run > Duration::ZERO);
+    }
+}
+
+/// The other forms would be far from a direct one whose chunks lie elsewhere than they should.
+#[test]
+fn chunks_of_columns_are_all_columns() {
+    let of = observed(160, 12);
+    let (pool, isa) = (Pool::global(), Isa::detect());
+    let most = of.conv.packed_bytes(of.weight, isa) / 3;
+    assert_eq!(columns_at_once(&of, isa, most), 64);
+    let bytes = memory_bytes_by(&of, Algorithm::Winograd4, isa, most);
+    let mut memory = vec![f64::NAN; bytes / 8 + 512];
+    let memory = memory.as_mut_ptr().cast();
+    // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
+    let trial = unsafe { measure_by(pool, isa, &of, Algorithm::Winograd4, true, most, memory) }.expect("it runs");
+    assert!(trial.error > 0.0 && trial.error <= tolerance(of.dtype, of.weight), "{}", trial.error);
+}
+
+#[test]
+fn an_installed_choice_is_chosen_where_it_applies() {
+    // A shape of its own: the table is the process's.
+    let of = observed(111, 23);
+    let site = Site::of(&of.conv, of.dtype, of.weight);
+    let ((), seen) = observe(|| {
+        choose(&of.conv, of.dtype, of.weight, Keep::Packed);
+    });
+    assert_eq!(seen.len(), 1);
+    for choice in ["direct winograd2", "winograd2 winograd4"].map(|c| Choice::parse(c).expect("it is one")) {
+        install(site, choice);
+        assert_eq!(choose(&of.conv, of.dtype, of.weight, Keep::Packed), choice.packed);
+        assert_eq!(choose(&of.conv, of.dtype, of.weight, Keep::PerCall), choice.per_call);
+        assert_eq!(Choice::parse(&choice.to_string()), Some(choice));
+    }
+    let strided = Conv { stride: [1, 2, 2], output: [1, 12, 12], ..of.conv };
+    install(Site::of(&strided, of.dtype, of.weight), Choice::parse("winograd4 winograd4").expect("it is one"));
+    assert_eq!(choose(&strided, of.dtype, of.weight, Keep::Packed), Algorithm::Direct);
+    assert_eq!(Choice::parse("winograd9 direct"), None);
+}
+
+#[test]
+fn near_sizes_share_a_bucket() {
+    let site = |side| Site::of(&observed(64, side).conv, DType::F32, DType::F32);
+    assert_eq!(site(64), site(66));
+    assert_ne!(site(64), site(90));
+    assert_ne!(site(7).bucket(), site(8).bucket());
+    assert_eq!(site(64).op(), site(90).op());
+}
+
+/// Of layers as models have them: the memory, and that blocks are whole and chains short.
+#[test]
+fn cuts_fit_into_the_memory() {
+    for (size, ins, outs, planes) in [
+        (64, 320, 320, 1),
+        (64, 960, 320, 1),
+        (128, 512, 512, 1),
+        (512, 128, 128, 1),
+        (48, 640, 640, 1),
+        (64, 96, 192, 3),
+    ] {
+        let padding = [planes as isize / 2, 1, 1];
+        let conv = Conv::new_3d(1, [planes, size, size], ins, outs, [planes, 3, 3]).padding(padding);
+        let cut = Cut::new(&conv, 4);
+        let blocks = cut.blocks();
+        assert!(cut.bytes() <= WORK_BYTES, "{conv:?}: {cut:?}");
+        assert!(blocks[0] * planes <= MAX_CHAIN, "{conv:?}: {cut:?}");
+        for (block, channels) in blocks.into_iter().zip([ins, outs]) {
+            assert!(block == channels || block.is_multiple_of(BLOCK_STEP), "{conv:?}: {cut:?}");
+        }
+        assert!(cost_per_pair(&conv, 4).is_finite());
+    }
+    // More than any cut makes of it.
+    let large = Conv::new_2d(1, [4096, 4096], 8192, 64, [3, 3]).padding([0, 1, 1]);
+    assert_eq!(cost_per_pair(&large, 4), f64::INFINITY);
 }

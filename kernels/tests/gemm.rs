@@ -1,9 +1,11 @@
-//! Matrix products through the public entry points: batches, strides, mixed element types, epilogues, bad arguments.
+//! Matrix products through the public entry points: batches, strides, mixed element types, epilogues, bad arguments; what
+//! multiplies them, and in which blocks.
 
 use std::sync::Mutex;
 
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::gemm::{BatchDim, Operand, batched_gemm, gemm, left_out};
+use oxidiff_kernels::cpu::gemm_driver::balanced_rows;
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::gemm_swapped::{gemm_swapped, is_swapped_faster, swapped_bytes};
 use oxidiff_kernels::cpu::pack::{Matrix, pack_b, pack_b_for, packed_bytes, packed_bytes_for};
@@ -251,5 +253,248 @@ fn bad_arguments_are_errors() {
         assert!(matches!(outcome, Err(KernelError::Shape(_))), "{outcome:?}");
         let outcome = gemm(pool, isa, 8, 8, 8, &integers, &packed, &store);
         assert_eq!(outcome, Err(KernelError::UnsupportedDType(DType::I32)));
+    }
+}
+
+#[test]
+fn blocks_of_rows_are_handed_out_evenly() {
+    // m, blocks of columns, rows of a task, threads: rows afterwards.
+    for ((m, cols, rows, threads), want) in [
+        ((4096, 1, 252, 2), 256),
+        ((1024, 3, 210, 2), 256),
+        ((1024, 4, 210, 2), 256),
+        ((1100, 2, 224, 2), 220),
+        ((4096, 4, 252, 3), 228),
+        ((256, 4, 126, 2), 128),
+        ((16, 8, 14, 2), 16),
+        ((1, 1, 14, 8), 1),
+    ] {
+        let got = balanced_rows(m, cols, (rows, 252), (14, 1), threads);
+        assert_eq!(got, want, "{m} rows, {cols} blocks of columns, {threads} threads");
+    }
+    for m in [1, 5, 77, 1000, 4097] {
+        for (cols, threads) in [(1, 2), (3, 4), (7, 16), (1, 64)] {
+            let rows = balanced_rows(m, cols, (126, 252), (14, 1), threads);
+            assert!((1..=252 + 252 / 16).contains(&rows), "{m} {cols} {threads}: {rows}");
+            let slowest = |rows: usize| (m.div_ceil(rows) * cols).div_ceil(threads) * (rows + 8);
+            assert!(slowest(rows) <= slowest(126.min(m)), "{m} {cols} {threads}: {rows}");
+        }
+    }
+}
+
+#[test]
+fn blocks_of_tiles_are_of_whole_tiles() {
+    // What a task with a part of a tile costs: that of a whole one.
+    let cost = |rows: usize| rows.next_multiple_of(16);
+    for m in [1, 77, 300, 1000, 1024, 1100, 4096, 4097] {
+        for (cols, threads) in [(1, 2), (3, 4), (4, 3), (7, 16), (1, 64)] {
+            let rows = balanced_rows(m, cols, (224, 252), (32, 16), threads);
+            assert!(rows.is_multiple_of(16) && (16..=272).contains(&rows), "{m} {cols} {threads}: {rows}");
+            let slowest = |rows: usize| (m.div_ceil(rows) * cols).div_ceil(threads) * (cost(rows) + 8);
+            let vectors = balanced_rows(m, cols, (224, 252), (32, 1), threads);
+            assert!(slowest(rows) <= slowest(vectors), "{m} {cols} {threads}: {rows} not {vectors}");
+        }
+    }
+    assert_eq!(balanced_rows(300, 1, (224, 252), (32, 16), 2), 160, "150 rows cost as many");
+}
+
+/// The form that a processor multiplies operands in, and those that are taken apart for AMX.
+#[cfg(target_arch = "x86_64")]
+mod forms {
+    use half::{bf16, f16};
+    use oxidiff_kernels::cpu::gemm::MAX_SPLIT_TERMS;
+    use oxidiff_kernels::cpu::gemm_kernel::{Form, form_of, of_form_with, split_panel};
+    use oxidiff_kernels::cpu::gemm_split::{GROUP, split_row_f16, split_row_f32, units};
+    use oxidiff_kernels::cpu::{gemm_amx, gemm_avx2, gemm_avx512, gemm_portable};
+    use oxidiff_kernels::dtype::DType;
+    use oxidiff_kernels::isa::{Amx, Features, Isa, features};
+
+    #[test]
+    fn amx_multiplies_where_it_is_available() {
+        // A processor with everything.
+        let isa = Isa::Avx512;
+        let features = Features { isa, avx512_bf16: true, avx512_fp16: true, avx512_vnni: true, ..*features() };
+        let [with, without]: [fn() -> Amx; 2] = [|| Amx { bf16: true, f16: true, int8: true }, Amx::default];
+        for (form, tiles, vectors) in [
+            (Form::F32, &gemm_avx512::F32, &gemm_avx512::F32),
+            (Form::Bf16Pairs, &gemm_amx::BF16, &gemm_avx512::BF16),
+            (Form::Int8Quads, &gemm_amx::INT8, &gemm_avx512::INT8),
+        ] {
+            assert!(std::ptr::eq(of_form_with(&features, with, isa, form), tiles), "{form:?}");
+            assert!(std::ptr::eq(of_form_with(&features, without, isa, form), vectors), "{form:?}");
+            assert!(tiles.is_available_with(&features, with), "{form:?}");
+            assert!(vectors.is_available_with(&features, without), "{form:?}");
+            // Panels are packed alike for every kernel of a form.
+            assert_eq!((tiles.nr, tiles.form), (vectors.nr, vectors.form));
+        }
+        assert!(!gemm_amx::BF16.is_available_with(&features, without));
+        assert!(!gemm_amx::INT8.is_available_with(&features, without));
+        assert!(std::ptr::eq(of_form_with(&features, with, isa, Form::F16Pairs), &gemm_amx::F16));
+        for (form, kernel) in [(Form::Bf16x3, &gemm_amx::F32), (Form::Bf16x2, &gemm_amx::F16_SPLIT)] {
+            assert!(std::ptr::eq(of_form_with(&features, with, isa, form), kernel));
+            assert!(kernel.is_available_with(&features, with));
+            assert!(!kernel.is_available_with(&features, without));
+            assert!(kernel.most_terms(1) <= MAX_SPLIT_TERMS);
+        }
+        assert!(gemm_amx::F16.is_available_with(&features, with));
+        assert!(
+            !gemm_amx::F16.is_available_with(&features, || Amx { f16: false, ..Amx { bf16: true, ..Amx::default() } })
+        );
+    }
+
+    #[test]
+    fn operands_are_taken_apart_where_amx_multiplies_bf16_alone() {
+        let [f16, bf16, none]: [fn() -> Amx; 3] =
+            [|| Amx { bf16: true, f16: true, int8: true }, || Amx { bf16: true, ..Amx::default() }, Amx::default];
+        let [long, fewer, short, narrow] = [(128, 32), (127, 320), (31, 320), (320, 31)];
+        for (amx, dtype, sizes, form) in [
+            (f16, DType::F16, short, Form::F16Pairs),
+            (f16, DType::F32, long, Form::Bf16x3),
+            (bf16, DType::F16, long, Form::Bf16x2),
+            (bf16, DType::F32, long, Form::Bf16x3),
+            (bf16, DType::F16, short, Form::F32),
+            (bf16, DType::F16, fewer, Form::Bf16x2),
+            (bf16, DType::F32, fewer, Form::F32),
+            (bf16, DType::F32, narrow, Form::F32),
+            (none, DType::F16, long, Form::F32),
+            (none, DType::F32, long, Form::F32),
+        ] {
+            assert_eq!(form_of(amx, Isa::Avx512, dtype, dtype, sizes), form, "{dtype:?} {sizes:?}");
+        }
+        for (a, b) in [(DType::F16, DType::BF16), (DType::F32, DType::F16)] {
+            assert_eq!(form_of(f16, Isa::Avx512, a, b, long), Form::F32, "{a:?} {b:?}");
+        }
+        assert_eq!(form_of(f16, Isa::Avx2, DType::F32, DType::F32, long), Form::F32);
+    }
+
+    /// The system's permission is process-wide and for good.
+    #[test]
+    fn tiles_are_asked_for_where_they_are_a_candidate_alone() {
+        let features = Features { isa: Isa::Avx512, avx512_vnni: true, ..*features() };
+        let asked = || panic!("asked for tiles");
+        for (isa, form, chosen) in [
+            (Isa::Avx512, Form::F32, &gemm_avx512::F32),
+            (Isa::Avx2, Form::F32, &gemm_avx2::F32),
+            (Isa::Avx2, Form::Int8Quads, &gemm_portable::INT8),
+        ] {
+            assert!(std::ptr::eq(of_form_with(&features, asked, isa, form), chosen), "{isa:?} {form:?}");
+        }
+        assert!(gemm_avx512::INT8.is_available_with(&features, asked));
+        assert_eq!(form_of(asked, Isa::Avx2, DType::F16, DType::F16, (64, 64)), Form::F32);
+        assert_eq!(form_of(asked, Isa::Avx512, DType::F16, DType::F32, (64, 64)), Form::F32);
+    }
+
+    /// The parts of each of a group of elements, which lie in `groups` of so many parts.
+    fn parts_of(groups: &[u16], parts: usize) -> Vec<Vec<f32>> {
+        let part = |term: usize, part: usize| {
+            let unit = term % 16;
+            let at = (term / GROUP * parts + part) * GROUP + 2 * unit + term / 16 % 2;
+            bf16::from_bits(groups[at]).to_f32()
+        };
+        (0..groups.len() / parts).map(|term| (0..parts).map(|p| part(term, p)).collect()).collect()
+    }
+
+    fn split_f32(values: &[f32]) -> Vec<Vec<f32>> {
+        let mut groups = vec![u16::MAX; 2 * units(3, values.len())];
+        // SAFETY: both have the elements and the groups of them; the tests ask for the instructions before.
+        unsafe { split_row_f32(values.as_ptr().cast(), groups.as_mut_ptr().cast(), values.len()) };
+        parts_of(&groups, 3)
+    }
+
+    fn split_f16(values: &[f16]) -> Vec<Vec<f32>> {
+        let mut groups = vec![u16::MAX; 2 * units(2, values.len())];
+        // SAFETY: as above.
+        unsafe { split_row_f16(values.as_ptr().cast(), groups.as_mut_ptr().cast(), values.len()) };
+        parts_of(&groups, 2)
+    }
+
+    #[test]
+    fn parts_are_all_of_a_number() {
+        if !Isa::Avx512.is_available() {
+            return;
+        }
+        let mut state = 1u32;
+        let mut values: Vec<f32> = (0..4099)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                // Every mantissa and sign, exponents between 2^-63 and 2^64.
+                f32::from_bits(state & 0x803f_ffff | (0x40 + (state >> 22 & 0x7f)) << 23)
+            })
+            .collect();
+        values.extend([0.0, 1.0, -1.0, f32::MAX, f32::MIN, 1.0 + f32::EPSILON, 65504.0]);
+        let split = split_f32(&values);
+        assert_eq!(split.len() % GROUP, 0);
+        for (x, parts) in values.iter().zip(&split) {
+            let sum: f64 = parts.iter().map(|&part| f64::from(part)).sum();
+            // The trace that keeps parts from being 0 is far below the last bit.
+            assert!((sum - f64::from(*x)).abs() <= f64::from(x.abs()) * 2f64.powi(-38), "{x:e}: {parts:?}");
+        }
+        assert!(split[values.len()..].iter().flatten().all(|&part| part == 0.0), "the last group's rest");
+        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_finite()).collect();
+        for (x, parts) in halves.iter().zip(split_f16(&halves)) {
+            let sum: f64 = parts.iter().map(|&part| f64::from(part)).sum();
+            assert!((sum - x.to_f64()).abs() <= x.to_f64().abs() * 2f64.powi(-38), "{x:e}: {parts:?}");
+            assert!(parts.iter().all(|part| f64::from(*part) * x.to_f64() >= 0.0), "{x:e}: {parts:?}");
+        }
+    }
+
+    #[test]
+    fn infinities_stay_and_nothing_else_becomes_zero() {
+        if !Isa::Avx512.is_available() {
+            return;
+        }
+        let all = |parts: &[f32], is: fn(f32) -> bool| parts.iter().all(|&part| is(part));
+        let found = split_f32(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1.0, -0.5, 0.0]);
+        assert!(all(&found[0], |x| x == f32::INFINITY) && all(&found[1], |x| x == f32::NEG_INFINITY), "{found:?}");
+        assert!(found[2].iter().any(|part| part.is_nan()), "{found:?}");
+        assert!(
+            all(&found[3], |x| x > 0.0) && all(&found[4], |x| x < 0.0) && all(&found[5], |x| x == 0.0),
+            "{found:?}"
+        );
+        let found = split_f16(&[f16::INFINITY, f16::NEG_INFINITY, f16::NAN, f16::ONE]);
+        assert!(all(&found[0], |x| x == f32::INFINITY) && all(&found[1], |x| x == f32::NEG_INFINITY), "{found:?}");
+        assert!(found[2].iter().any(|part| part.is_nan()) && all(&found[3], |x| x > 0.0), "{found:?}");
+    }
+
+    /// Rows of A and panels of B have the same terms in the same places.
+    #[test]
+    fn panels_have_the_units_of_rows() {
+        if !Isa::Avx512.is_available() {
+            return;
+        }
+        let (k, width) = (45, 32);
+        let value = |k0: usize, lane: usize| (k0 * 37 + lane) as f32 / 64.0 - 9.3;
+        for form in [Form::Bf16x3, Form::Bf16x2] {
+            let parts = form.parts();
+            let (rows, whole): (usize, Vec<u32>) = match form {
+                Form::Bf16x3 => (k, (0..k * width).map(|at| value(at / width, at % width).to_bits()).collect()),
+                _ => {
+                    let half = |k0: usize, lane| if k0 < k { f16::from_f32(value(k0, lane)).to_bits() } else { 0 };
+                    let pair = |at: usize| {
+                        u32::from(half(at / width * 2, at % width))
+                            | u32::from(half(at / width * 2 + 1, at % width)) << 16
+                    };
+                    (k, (0..k.div_ceil(2) * width).map(pair).collect())
+                }
+            };
+            let mut panel = vec![u32::MAX; units(parts, rows) * width];
+            // SAFETY: a panel of `k` rows and its groups; the instructions were asked for.
+            unsafe { split_panel(form, whole.as_ptr().cast(), rows, width, panel.as_mut_ptr()) };
+            for lane in 0..width {
+                let row: Vec<f32> = (0..k).map(|k0| value(k0, lane)).collect();
+                let mut groups = vec![0u32; units(parts, k)];
+                // SAFETY: as above, of rows.
+                unsafe {
+                    if form == Form::Bf16x3 {
+                        split_row_f32(row.as_ptr().cast(), groups.as_mut_ptr().cast(), k);
+                    } else {
+                        let row: Vec<f16> = row.iter().map(|&x| f16::from_f32(x)).collect();
+                        split_row_f16(row.as_ptr().cast(), groups.as_mut_ptr().cast(), k);
+                    }
+                }
+                let column: Vec<u32> = panel.iter().skip(lane).step_by(width).copied().collect();
+                assert_eq!(column, groups, "{form:?}, column {lane}");
+            }
+        }
     }
 }

@@ -546,9 +546,12 @@ pub unsafe fn conv(
 
 /// [`conv`] with a given micro-kernel, which must be available and fit the element types.
 ///
+/// # Errors
+/// As [`conv`].
+///
 /// # Safety
 /// As [`conv`].
-pub(crate) unsafe fn conv_with(
+pub unsafe fn conv_with(
     kernel: &'static Kernel,
     pool: &Pool,
     conv: &Conv,
@@ -579,7 +582,7 @@ pub(crate) unsafe fn conv_with(
         return unsafe { Few::new(Call { kernel, ..call }, pool.threads()).run(pool, epilogue) };
     }
     #[cfg(target_arch = "x86_64")]
-    if conv_taps::suits(&call) {
+    if conv_taps::suits(kernel, conv, dtype, weight.dtype) {
         // SAFETY: forwarded.
         return unsafe { Together::new(call, pool.threads()).run(pool, epilogue) };
     }

@@ -209,7 +209,7 @@ pub fn chunk_columns(columns: usize, bytes: usize, most: usize) -> usize {
 }
 
 /// Columns whose panels the direct form packs at a time, where `most_bytes` are packed at a time.
-fn columns_at_once(of: &Observed, isa: Isa, most_bytes: usize) -> usize {
+pub fn columns_at_once(of: &Observed, isa: Isa, most_bytes: usize) -> usize {
     let columns = of.conv.out_channels;
     match of.conv.groups {
         1 => chunk_columns(columns, of.conv.packed_bytes_for(of.dtype, of.weight, isa), most_bytes),
@@ -232,7 +232,12 @@ const ALIGN: usize = 4096;
 
 /// Bytes of memory that [`measure`] needs, the direct form's included.
 pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa) -> usize {
-    parts(of, algorithm, isa, most_bytes()).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
+    memory_bytes_by(of, algorithm, isa, most_bytes())
+}
+
+/// [`memory_bytes`], with this much packed at a time.
+pub fn memory_bytes_by(of: &Observed, algorithm: Algorithm, isa: Isa, most_bytes: usize) -> usize {
+    parts(of, algorithm, isa, most_bytes).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
 }
 
 /// Input, weight, panels or memory to work in, result, the direct form's result.
@@ -283,9 +288,12 @@ pub unsafe fn measure(
 
 /// [`measure`], with this much packed at a time.
 ///
+/// # Errors
+/// As there.
+///
 /// # Safety
-/// As there, for the bytes of all [`parts`].
-unsafe fn measure_by(
+/// As there, for [`memory_bytes_by`].
+pub unsafe fn measure_by(
     pool: &Pool,
     isa: Isa,
     of: &Observed,
@@ -410,78 +418,4 @@ unsafe fn fill(pool: &Pool, to: *mut u8, bytes: usize, dtype: DType, seed: u32) 
             }
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::conv_algorithm::choose;
-
-    fn observed(channels: usize, side: usize) -> Observed {
-        let mut conv = Conv::new_2d(1, [side, side], channels, channels, [3, 3]);
-        conv.padding = [0, 1, 1];
-        conv.output = [1, side, side];
-        Observed { conv, dtype: DType::F32, weight: DType::F32 }
-    }
-
-    #[test]
-    fn every_form_is_timed_and_right() {
-        let of = observed(96, 24);
-        let (pool, isa) = (Pool::global(), Isa::detect());
-        for algorithm in ALGORITHMS {
-            let bytes = memory_bytes(&of, algorithm, isa);
-            let mut memory = vec![0u64; bytes / 8 + 512];
-            // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-            let trial =
-                unsafe { measure(pool, isa, &of, algorithm, true, memory.as_mut_ptr().cast()) }.expect("it runs");
-            assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
-            assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
-            assert!(trial.run > Duration::ZERO);
-        }
-    }
-
-    /// The other forms would be far from a direct one whose chunks lie elsewhere than they should.
-    #[test]
-    fn chunks_of_columns_are_all_columns() {
-        let of = observed(160, 12);
-        let (pool, isa) = (Pool::global(), Isa::detect());
-        let most = of.conv.packed_bytes(of.weight, isa) / 3;
-        assert_eq!(columns_at_once(&of, isa, most), 64);
-        let bytes: usize = parts(&of, Algorithm::Winograd4, isa, most).iter().map(|b| b.next_multiple_of(ALIGN)).sum();
-        let mut memory = vec![f64::NAN; bytes / 8 + 512];
-        let memory = memory.as_mut_ptr().cast();
-        // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-        let trial = unsafe { measure_by(pool, isa, &of, Algorithm::Winograd4, true, most, memory) }.expect("it runs");
-        assert!(trial.error > 0.0 && trial.error <= tolerance(of.dtype, of.weight), "{}", trial.error);
-    }
-
-    #[test]
-    fn an_installed_choice_is_chosen_where_it_applies() {
-        // A shape of its own: the table is the process's.
-        let of = observed(111, 23);
-        let site = Site::of(&of.conv, of.dtype, of.weight);
-        let ((), seen) = observe(|| {
-            choose(&of.conv, of.dtype, of.weight, Keep::Packed);
-        });
-        assert_eq!(seen.len(), 1);
-        for choice in ["direct winograd2", "winograd2 winograd4"].map(|c| Choice::parse(c).expect("it is one")) {
-            install(site, choice);
-            assert_eq!(choose(&of.conv, of.dtype, of.weight, Keep::Packed), choice.packed);
-            assert_eq!(choose(&of.conv, of.dtype, of.weight, Keep::PerCall), choice.per_call);
-            assert_eq!(Choice::parse(&choice.to_string()), Some(choice));
-        }
-        let strided = Conv { stride: [1, 2, 2], output: [1, 12, 12], ..of.conv };
-        install(Site::of(&strided, of.dtype, of.weight), Choice::parse("winograd4 winograd4").expect("it is one"));
-        assert_eq!(choose(&strided, of.dtype, of.weight, Keep::Packed), Algorithm::Direct);
-        assert_eq!(Choice::parse("winograd9 direct"), None);
-    }
-
-    #[test]
-    fn near_sizes_share_a_bucket() {
-        let site = |side| Site::of(&observed(64, side).conv, DType::F32, DType::F32);
-        assert_eq!(site(64), site(66));
-        assert_ne!(site(64), site(90));
-        assert_ne!(site(7).bucket(), site(8).bucket());
-        assert_eq!(site(64).op(), site(90).op());
-    }
 }

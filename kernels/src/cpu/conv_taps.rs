@@ -17,10 +17,11 @@
 //! for each block of pixels: that is why blocks are large, and all channels of a window copied at once, however many columns follow.
 
 use super::KernelError;
-use super::conv::{Call, Region, Task};
+use super::conv::{Call, Conv, Region, Task};
 use super::gemm_amx::{Tap, TapsJob, spread_units};
-use super::gemm_kernel::{Runner, TILE_UNITS};
+use super::gemm_kernel::{Kernel, Runner, TILE_UNITS};
 use super::pack::{elements_per_unit, units, width_at};
+use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::features;
 use crate::pool::{Pool, Worker};
@@ -41,16 +42,15 @@ const PAIR_BYTES: usize = 128;
 
 /// Whether this path is the one for a convolution: operands as they are, whole groups of channels, several taps, and outputs that
 /// share most of what they read.
-pub(crate) fn suits(call: &Call<'_>) -> bool {
-    let Call { kernel, conv, dtype, weight, .. } = *call;
-    let group = TILE_UNITS * elements_per_unit(weight.dtype);
+pub fn suits(kernel: &Kernel, conv: &Conv, dtype: DType, weight: DType) -> bool {
+    let group = TILE_UNITS * elements_per_unit(weight);
     kernel.adds_taps()
         && kernel.form.takes(dtype)
         && (2..=MAX_TAPS).contains(&(conv.kernel[1] * conv.kernel[2]))
         && conv.stride[1..] == [1; 2]
         && (conv.in_channels / conv.groups).is_multiple_of(group)
         && conv.output[2] >= TILE_UNITS
-        && window_bytes(call, [1, conv.output[2].min(MAX_WIDTH)]) <= most_window_bytes()
+        && window_bytes(conv, dtype, [1, conv.output[2].min(MAX_WIDTH)]) <= most_window_bytes()
 }
 
 /// What a window may take of L2, beside sums and the weight that streams through.
@@ -59,8 +59,7 @@ fn most_window_bytes() -> usize {
 }
 
 /// Bytes of the window of a block of so many rows and pixels.
-fn window_bytes(call: &Call<'_>, [rows, pixels]: [usize; 2]) -> usize {
-    let Call { conv, dtype, .. } = *call;
+fn window_bytes(conv: &Conv, dtype: DType, [rows, pixels]: [usize; 2]) -> usize {
     conv.reach(1, rows) * conv.reach(2, pixels) * (conv.in_channels / conv.groups) * dtype.size_bytes()
 }
 
@@ -87,7 +86,7 @@ pub(crate) struct Together<'a> {
 impl<'a> Together<'a> {
     /// Of a convolution that this path [`suits`].
     pub(crate) fn new(call: Call<'a>, threads: usize) -> Together<'a> {
-        let Call { kernel, conv, weight, .. } = call;
+        let Call { kernel, conv, dtype, weight, .. } = call;
         let (channels, outs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
         let group = TILE_UNITS * elements_per_unit(weight.dtype);
         let tap_bytes = conv.kernel[1] * conv.kernel[2] * kernel.nr * weight.dtype.size_bytes();
@@ -97,7 +96,7 @@ impl<'a> Together<'a> {
         let [depth, height, width] = conv.output;
         let pixels = width.min(MAX_WIDTH);
         let mut rows = (MAX_PIXELS / pixels).clamp(1, height);
-        while window_bytes(&call, [rows, pixels]) > most_window_bytes() {
+        while window_bytes(conv, dtype, [rows, pixels]) > most_window_bytes() {
             rows = rows.div_ceil(2);
         }
         let mut nc = outs.next_multiple_of(kernel.nr);

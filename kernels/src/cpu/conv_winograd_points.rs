@@ -32,16 +32,16 @@ use crate::isa::{Isa, amx};
 use crate::pool::Pool;
 
 /// Bytes of V, U and M together, where the smallest blocks do not take more.
-const WORK_BYTES: usize = 40 << 20;
+pub const WORK_BYTES: usize = 40 << 20;
 /// Tiles of a band at most, and at least where there are more: products of fewer rows are slower.
 const MAX_BAND: usize = 512;
 const MIN_BAND: usize = 128;
 /// Channels, either way, are cut into so many blocks at most.
 const MAX_BLOCKS: usize = 16;
 /// Channels of a block are a multiple of this many: whole groups, whole panels.
-const BLOCK_STEP: usize = 64;
+pub const BLOCK_STEP: usize = 64;
 /// Longest accumulation chain: errors of F(4x4) pass 1e-5 with one of 700.
-const MAX_CHAIN: usize = 512;
+pub const MAX_CHAIN: usize = 512;
 /// Input channels of a task that transforms the weight.
 const WEIGHT_CHANNELS: usize = 64;
 /// Tiles of a task that transforms results.
@@ -69,7 +69,7 @@ pub(super) fn suits(conv: &Conv, o: usize, isa: Isa) -> bool {
 
 /// Multiply-adds' worth of time for each pair of an input and an output channel; see
 /// [`conv_winograd`](super::conv_winograd::cost_per_pair).
-pub(super) fn cost_per_pair(conv: &Conv, o: usize) -> f64 {
+pub fn cost_per_pair(conv: &Conv, o: usize) -> f64 {
     let cut = Cut::new(conv, o);
     if cut.bytes() > WORK_BYTES {
         return f64::INFINITY;
@@ -87,7 +87,7 @@ pub(super) fn work_bytes(conv: &Conv, o: usize) -> usize {
 
 /// How a convolution is cut. Strides are those of f32.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub struct Cut {
     points: usize,
     tiles: usize,
     /// Tiles of a band.
@@ -107,7 +107,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    fn new(conv: &Conv, o: usize) -> Cut {
+    /// The one that takes the least time of those that fit into [`WORK_BYTES`], if any do.
+    pub fn new(conv: &Conv, o: usize) -> Cut {
         let blocks = |channels: usize| {
             let counts = (1..=MAX_BLOCKS).map(move |count| block_of(channels, count));
             counts.chain([BLOCK_STEP.min(channels)])
@@ -122,7 +123,7 @@ impl Cut {
     }
 
     /// With blocks of `ins` and `outs` channels, and bands that take no more than `bytes` unless they are the smallest.
-    pub(super) fn of(conv: &Conv, o: usize, [ins, outs]: [usize; 2], bytes: usize) -> Cut {
+    pub fn of(conv: &Conv, o: usize, [ins, outs]: [usize; 2], bytes: usize) -> Cut {
         let points = (o + 2) * (o + 2);
         let planes = conv.kernel[0];
         let tiles = count(conv, o)[3];
@@ -144,8 +145,13 @@ impl Cut {
         self.m_rows * self.m_row
     }
 
+    /// Input and output channels of a block.
+    pub fn blocks(&self) -> [usize; 2] {
+        [self.ins, self.outs]
+    }
+
     /// Bytes of V, U and M.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.points * (self.v_stride + self.u_stride + self.m_stride()) * 4
     }
 
@@ -186,11 +192,14 @@ pub(super) unsafe fn multiply(
     unsafe { multiply_cut(kernel, pool, conv, (x, dtype), weight, (o, Cut::new(conv, o)), work, epilogue) }
 }
 
-/// The same, cut in a given way.
+/// Convolves like [`conv_winograd`](super::conv_winograd::conv_winograd), cut in a given way.
+///
+/// # Errors
+/// As there.
 ///
 /// # Safety
-/// As [`multiply`]; `work` must have the [bytes](Cut::bytes) of the cut.
-pub(super) unsafe fn multiply_cut(
+/// As there; the cut must be one of this convolution and `o`, and `work` have its [bytes](Cut::bytes).
+pub unsafe fn multiply_cut(
     kernel: &'static Kernel,
     pool: &Pool,
     conv: &Conv,
@@ -391,36 +400,5 @@ impl Job<'_> {
             }
         })?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Of layers as models have them: the memory, and that blocks are whole and chains short.
-    #[test]
-    fn cuts_fit_into_the_memory() {
-        for (size, ins, outs, planes) in [
-            (64, 320, 320, 1),
-            (64, 960, 320, 1),
-            (128, 512, 512, 1),
-            (512, 128, 128, 1),
-            (48, 640, 640, 1),
-            (64, 96, 192, 3),
-        ] {
-            let padding = [planes as isize / 2, 1, 1];
-            let conv = Conv::new_3d(1, [planes, size, size], ins, outs, [planes, 3, 3]).padding(padding);
-            let cut = Cut::new(&conv, 4);
-            assert!(cut.bytes() <= WORK_BYTES, "{conv:?}: {cut:?}");
-            assert!(cut.ins * planes <= MAX_CHAIN, "{conv:?}: {cut:?}");
-            for (block, channels) in [(cut.ins, ins), (cut.outs, outs)] {
-                assert!(block == channels || block.is_multiple_of(BLOCK_STEP), "{conv:?}: {cut:?}");
-            }
-            assert!(cost_per_pair(&conv, 4).is_finite());
-        }
-        // More than any cut makes of it.
-        let large = Conv::new_2d(1, [4096, 4096], 8192, 64, [3, 3]).padding([0, 1, 1]);
-        assert_eq!(cost_per_pair(&large, 4), f64::INFINITY);
     }
 }

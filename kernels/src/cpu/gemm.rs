@@ -143,9 +143,12 @@ pub unsafe fn batched_gemm(
 
 /// [`gemm`] with a given micro-kernel, which must be available and fit the element types.
 ///
+/// # Errors
+/// As [`gemm`].
+///
 /// # Safety
 /// As [`gemm`].
-pub(crate) unsafe fn gemm_with(
+pub unsafe fn gemm_with(
     kernel: &'static Kernel,
     pool: &Pool,
     batch: &[BatchDim],
@@ -291,7 +294,7 @@ impl<'a> Rows<'a> {
 }
 
 /// Elements of a row that is taken apart at most: [`Kernel::most_terms`] of every kernel.
-pub(crate) const MAX_SPLIT_TERMS: usize = 192;
+pub const MAX_SPLIT_TERMS: usize = 192;
 
 /// Whether the micro-kernel can read a matrix of rows of `k` elements where it lies: same element form, whole units, forward
 /// rows, and such that the lines of a tile's rows fit into L1 together. Rows a multiple of 4 KiB apart share a set, which

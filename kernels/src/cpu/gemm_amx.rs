@@ -18,7 +18,7 @@
 //! behind. Setting up is slow beside a product, so [`Runner`](super::gemm_kernel::Runner), which calls both, does it only where
 //! heights ask for it. Whether a process may use AMX is the system's decision ([`amx`](crate::isa::amx)).
 //!
-//! Tests run this machine code on processors without AMX, too: `amx_emulator` carries its instructions out.
+//! Tests run this machine code on processors without AMX, too: `tests/amx/emulator.rs` carries its instructions out.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -112,7 +112,7 @@ macro_rules! heights {
 }
 
 /// 32 x 32 with `TDPBF16PS`: thirty-two terms of sixteen rows and columns an instruction.
-pub(crate) static BF16: Kernel = Kernel {
+pub static BF16: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::Bf16Pairs,
     mr: 2 * SIDE,
@@ -121,7 +121,7 @@ pub(crate) static BF16: Kernel = Kernel {
 };
 
 /// f32 as three bf16 ([`gemm_split`](super::gemm_split)): six instructions for what takes bf16 one.
-pub(crate) static F32: Kernel = Kernel {
+pub static F32: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::Bf16x3,
     mr: 2 * SIDE,
@@ -136,7 +136,7 @@ pub(crate) static F32: Kernel = Kernel {
 };
 
 /// f16 as two bf16: three instructions.
-pub(crate) static F16_SPLIT: Kernel = Kernel {
+pub static F16_SPLIT: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::Bf16x2,
     mr: 2 * SIDE,
@@ -162,7 +162,7 @@ const fn by_height(low: Tile, high: Tile) -> [Tile; 2 * SIDE] {
 }
 
 /// The same with `TDPFP16PS`.
-pub(crate) static F16: Kernel = Kernel {
+pub static F16: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::F16Pairs,
     mr: 2 * SIDE,
@@ -171,7 +171,7 @@ pub(crate) static F16: Kernel = Kernel {
 };
 
 /// 32 x 32 with `TDPBUSD`: sixty-four terms, 32-bit sums.
-pub(crate) static INT8: Kernel = Kernel {
+pub static INT8: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::Int8Quads,
     mr: 2 * SIDE,
@@ -628,7 +628,7 @@ taps_tile!(f16_taps, "tdpfp16ps");
 ///
 /// # Safety
 /// AMX must be available, and multiply operands of that form.
-pub(crate) unsafe fn multiply_registers(form: Form, rounds: usize) {
+pub unsafe fn multiply_registers(form: Form, rounds: usize) {
     // SAFETY: forwarded; only registers are touched.
     unsafe {
         set_up(2 * SIDE);

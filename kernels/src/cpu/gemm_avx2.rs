@@ -7,7 +7,7 @@ use super::pack::Matrix;
 use crate::isa::Isa;
 
 /// 6 x 16 f32.
-pub(crate) static F32: Kernel = Kernel {
+pub static F32: Kernel = Kernel {
     isa: Isa::Avx2,
     form: Form::F32,
     mr: 6,

@@ -38,7 +38,7 @@ macro_rules! heights {
 }
 
 /// 14 x 32 f32.
-pub(crate) static F32: Kernel = Kernel {
+pub static F32: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::F32,
     mr: 14,
@@ -65,7 +65,7 @@ pub(crate) static F32: Kernel = Kernel {
 };
 
 /// 14 x 32 with `VDPBF16PS`: two terms an instruction.
-pub(crate) static BF16: Kernel = Kernel {
+pub static BF16: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::Bf16Pairs,
     mr: 14,
@@ -74,7 +74,7 @@ pub(crate) static BF16: Kernel = Kernel {
 };
 
 /// 14 x 32 with `VPDPBUSD`: four terms an instruction, 32-bit sums.
-pub(crate) static INT8: Kernel = Kernel {
+pub static INT8: Kernel = Kernel {
     isa: Isa::Avx512,
     form: Form::Int8Quads,
     mr: 14,

@@ -53,7 +53,7 @@ impl Most {
 /// Rows of a task with which the last thread ends first: `m` rows of `cols` blocks of columns, in tasks of `rows` rows or
 /// less, or somewhat more than that if those are no more than `most`. Tiles of vectors need not be full: their heights differ by
 /// one. Of AMX a part of `step` rows costs as much as all of them.
-fn balanced_rows(
+pub fn balanced_rows(
     m: usize,
     cols: usize,
     (rows, most): (usize, usize),
@@ -462,52 +462,5 @@ pub(crate) unsafe fn run_tiles(
             runner.tile(height, a, c, accumulate, ahead);
         }
         row += height;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::balanced_rows;
-
-    #[test]
-    fn blocks_of_rows_are_handed_out_evenly() {
-        // m, blocks of columns, rows of a task, threads: rows afterwards.
-        for ((m, cols, rows, threads), want) in [
-            ((4096, 1, 252, 2), 256),
-            ((1024, 3, 210, 2), 256),
-            ((1024, 4, 210, 2), 256),
-            ((1100, 2, 224, 2), 220),
-            ((4096, 4, 252, 3), 228),
-            ((256, 4, 126, 2), 128),
-            ((16, 8, 14, 2), 16),
-            ((1, 1, 14, 8), 1),
-        ] {
-            let got = balanced_rows(m, cols, (rows, 252), (14, 1), threads);
-            assert_eq!(got, want, "{m} rows, {cols} blocks of columns, {threads} threads");
-        }
-        for m in [1, 5, 77, 1000, 4097] {
-            for (cols, threads) in [(1, 2), (3, 4), (7, 16), (1, 64)] {
-                let rows = balanced_rows(m, cols, (126, 252), (14, 1), threads);
-                assert!((1..=252 + 252 / 16).contains(&rows), "{m} {cols} {threads}: {rows}");
-                let slowest = |rows: usize| (m.div_ceil(rows) * cols).div_ceil(threads) * (rows + 8);
-                assert!(slowest(rows) <= slowest(126.min(m)), "{m} {cols} {threads}: {rows}");
-            }
-        }
-    }
-
-    #[test]
-    fn blocks_of_tiles_are_of_whole_tiles() {
-        // What a task with a part of a tile costs: that of a whole one.
-        let cost = |rows: usize| rows.next_multiple_of(16);
-        for m in [1, 77, 300, 1000, 1024, 1100, 4096, 4097] {
-            for (cols, threads) in [(1, 2), (3, 4), (4, 3), (7, 16), (1, 64)] {
-                let rows = balanced_rows(m, cols, (224, 252), (32, 16), threads);
-                assert!(rows.is_multiple_of(16) && (16..=272).contains(&rows), "{m} {cols} {threads}: {rows}");
-                let slowest = |rows: usize| (m.div_ceil(rows) * cols).div_ceil(threads) * (cost(rows) + 8);
-                let vectors = balanced_rows(m, cols, (224, 252), (32, 1), threads);
-                assert!(slowest(rows) <= slowest(vectors), "{m} {cols} {threads}: {rows} not {vectors}");
-            }
-        }
-        assert_eq!(balanced_rows(300, 1, (224, 252), (32, 16), 2), 160, "150 rows cost as many");
     }
 }

@@ -25,7 +25,7 @@ const AMX_BLOCK_UNITS: usize = 160;
 
 /// How a micro-kernel reads its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub enum Form {
     /// f32 terms.
     F32,
     /// Pairs of bf16 terms.
@@ -52,7 +52,7 @@ impl Form {
     }
 
     /// Bf16 that an element is the sum of; 0 where it stays one number.
-    pub(crate) const fn parts(self) -> usize {
+    pub const fn parts(self) -> usize {
         match self {
             Form::Bf16x3 => 3,
             Form::Bf16x2 => 2,
@@ -120,14 +120,15 @@ pub(crate) enum Tiles {
 }
 
 /// A family of micro-kernels for one instruction set and operand form.
-pub(crate) struct Kernel {
-    pub isa: Isa,
+pub struct Kernel {
+    pub(crate) isa: Isa,
+    /// How it reads its operands.
     pub form: Form,
     /// Most rows of a tile.
-    pub mr: usize,
+    pub(crate) mr: usize,
     /// Columns of a full panel.
     pub nr: usize,
-    pub tiles: Tiles,
+    pub(crate) tiles: Tiles,
 }
 
 impl Kernel {
@@ -176,7 +177,8 @@ impl Kernel {
         self.is_available_with(features(), amx)
     }
 
-    fn is_available_with(&self, features: &Features, amx: fn() -> Amx) -> bool {
+    /// Whether a processor with these features does. AMX is asked for only where the kernel is one of AMX.
+    pub fn is_available_with(&self, features: &Features, amx: fn() -> Amx) -> bool {
         self.isa <= features.isa
             && match (self.is_amx(), self.form, self.isa) {
                 (true, Form::Int8Quads, _) => amx().int8,
@@ -190,7 +192,7 @@ impl Kernel {
     }
 
     /// Multiply-adds in the time of an f32 one: what makers say of their instructions.
-    pub(crate) fn rate(&self) -> f64 {
+    pub fn rate(&self) -> f64 {
         let terms = self.form.elements_per_unit() as f64;
         match self.form {
             // As pairs of bf16, six and three times.
@@ -214,7 +216,7 @@ impl Kernel {
     }
 
     /// Elements of k of a block at most, where one of f32 has `units`: what a panel takes in L1 is alike.
-    pub(crate) fn most_terms(&self, units: usize) -> usize {
+    pub fn most_terms(&self, units: usize) -> usize {
         match self.form {
             Form::Bf16x3 => 128,
             Form::Bf16x2 => 192,
@@ -237,7 +239,7 @@ impl Kernel {
 
 /// Runs tiles of a kernel, panel after panel in one thread. Tile registers stay set up from one to the next; what it changes in
 /// them is undone when it is dropped. Meanwhile no other one may run in the thread: it would take them away.
-pub(crate) struct Runner<'a> {
+pub struct Runner<'a> {
     kernel: &'a Kernel,
     /// The panel at hand.
     panel: *const u8,
@@ -250,8 +252,9 @@ pub(crate) struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
+    /// For tiles of that kernel.
     #[inline(always)]
-    pub(crate) fn new(kernel: &'a Kernel) -> Runner<'a> {
+    pub fn new(kernel: &'a Kernel) -> Runner<'a> {
         Runner {
             kernel,
             panel: std::ptr::null(),
@@ -272,7 +275,7 @@ impl<'a> Runner<'a> {
     /// # Safety
     /// As [`Tile`] says, for all tiles that follow; the processor must have the kernel's instructions.
     #[inline(always)]
-    pub(crate) unsafe fn take_panel(&mut self, panel: *const u8, width: usize, units: usize) {
+    pub unsafe fn take_panel(&mut self, panel: *const u8, width: usize, units: usize) {
         (self.panel, self.width, self.units) = (panel, width, units);
         #[cfg(target_arch = "x86_64")]
         if self.kernel.is_amx() && !units.is_multiple_of(TILE_UNITS) {
@@ -302,7 +305,7 @@ impl<'a> Runner<'a> {
     /// # Safety
     /// As [`Tile`] says; [`Self::take_panel`] must have been called.
     #[inline(always)]
-    pub(crate) unsafe fn tile(
+    pub unsafe fn tile(
         &mut self,
         rows: usize,
         (a, lda): (*const u8, usize),
@@ -411,8 +414,8 @@ const SPLIT_ROWS_F32: usize = 128;
 const SPLIT_ROWS_F16: usize = 32;
 const SPLIT_TERMS: usize = 32;
 
-/// The form that operands of these types are multiplied in.
-fn form_of(amx: fn() -> Amx, isa: Isa, a: DType, b: DType, (rows, k): (usize, usize)) -> Form {
+/// The form that operands of these types are multiplied in. AMX is asked for only where it is a candidate.
+pub fn form_of(amx: fn() -> Amx, isa: Isa, a: DType, b: DType, (rows, k): (usize, usize)) -> Form {
     let splits = |least: usize| rows >= least && k >= SPLIT_TERMS && amx().bf16;
     match (a, b) {
         _ if isa < Isa::Avx512 => Form::F32,
@@ -429,8 +432,9 @@ pub(crate) fn of_form(isa: Isa, form: Form) -> &'static Kernel {
     of_form_with(features(), amx, isa, form)
 }
 
+/// The family of a form for a processor with these features. AMX is asked for only where it is a candidate.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-fn of_form_with(features: &Features, amx: fn() -> Amx, isa: Isa, form: Form) -> &'static Kernel {
+pub fn of_form_with(features: &Features, amx: fn() -> Amx, isa: Isa, form: Form) -> &'static Kernel {
     match (isa.min(features.isa), form) {
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512, Form::Bf16Pairs) if amx().bf16 => &gemm_amx::BF16,
@@ -498,8 +502,9 @@ pub(crate) fn copy_row(isa: Isa, dtype: DType, form: Form) -> CopyRow {
 /// Takes a panel of `k` rows apart, as [`copy_row`] does rows.
 ///
 /// # Safety
-/// `src` must hold `k` rows of `width` elements of the form's type, packed, and `dst` [`Form::units`] rows of as many units.
-pub(crate) unsafe fn split_panel(form: Form, src: *const u8, k: usize, width: usize, dst: *mut u32) {
+/// `src` must hold `k` rows of `width` elements of the form's type, packed, and `dst` [`Form::units`] rows of as many units; the
+/// form must have parts, and the processor AVX-512.
+pub unsafe fn split_panel(form: Form, src: *const u8, k: usize, width: usize, dst: *mut u32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: forwarded; kernels of parts are those of AMX, which comes with AVX-512.
     unsafe {
@@ -605,85 +610,4 @@ pub(crate) unsafe fn spread_rows(
         return true;
     }
     false
-}
-
-#[cfg(test)]
-#[cfg(target_arch = "x86_64")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amx_multiplies_where_it_is_available() {
-        // A processor with everything.
-        let isa = Isa::Avx512;
-        let features = Features { isa, avx512_bf16: true, avx512_fp16: true, avx512_vnni: true, ..*features() };
-        let [with, without]: [fn() -> Amx; 2] = [|| Amx { bf16: true, f16: true, int8: true }, Amx::default];
-        for (form, tiles, vectors) in [
-            (Form::F32, &gemm_avx512::F32, &gemm_avx512::F32),
-            (Form::Bf16Pairs, &gemm_amx::BF16, &gemm_avx512::BF16),
-            (Form::Int8Quads, &gemm_amx::INT8, &gemm_avx512::INT8),
-        ] {
-            assert!(std::ptr::eq(of_form_with(&features, with, isa, form), tiles), "{form:?}");
-            assert!(std::ptr::eq(of_form_with(&features, without, isa, form), vectors), "{form:?}");
-            assert!(tiles.is_available_with(&features, with), "{form:?}");
-            assert!(vectors.is_available_with(&features, without), "{form:?}");
-            // Panels are packed alike for every kernel of a form.
-            assert_eq!((tiles.nr, tiles.form), (vectors.nr, vectors.form));
-        }
-        assert!(!gemm_amx::BF16.is_available_with(&features, without));
-        assert!(!gemm_amx::INT8.is_available_with(&features, without));
-        assert!(std::ptr::eq(of_form_with(&features, with, isa, Form::F16Pairs), &gemm_amx::F16));
-        for (form, kernel) in [(Form::Bf16x3, &gemm_amx::F32), (Form::Bf16x2, &gemm_amx::F16_SPLIT)] {
-            assert!(std::ptr::eq(of_form_with(&features, with, isa, form), kernel));
-            assert!(kernel.is_available_with(&features, with));
-            assert!(!kernel.is_available_with(&features, without));
-            assert!(kernel.most_terms(1) <= crate::cpu::gemm::MAX_SPLIT_TERMS);
-        }
-        assert!(gemm_amx::F16.is_available_with(&features, with));
-        assert!(
-            !gemm_amx::F16.is_available_with(&features, || Amx { f16: false, ..Amx { bf16: true, ..Amx::default() } })
-        );
-    }
-
-    #[test]
-    fn operands_are_taken_apart_where_amx_multiplies_bf16_alone() {
-        let [f16, bf16, none]: [fn() -> Amx; 3] =
-            [|| Amx { bf16: true, f16: true, int8: true }, || Amx { bf16: true, ..Amx::default() }, Amx::default];
-        let [long, fewer, short, narrow] = [(128, 32), (127, 320), (31, 320), (320, 31)];
-        for (amx, dtype, sizes, form) in [
-            (f16, DType::F16, short, Form::F16Pairs),
-            (f16, DType::F32, long, Form::Bf16x3),
-            (bf16, DType::F16, long, Form::Bf16x2),
-            (bf16, DType::F32, long, Form::Bf16x3),
-            (bf16, DType::F16, short, Form::F32),
-            (bf16, DType::F16, fewer, Form::Bf16x2),
-            (bf16, DType::F32, fewer, Form::F32),
-            (bf16, DType::F32, narrow, Form::F32),
-            (none, DType::F16, long, Form::F32),
-            (none, DType::F32, long, Form::F32),
-        ] {
-            assert_eq!(form_of(amx, Isa::Avx512, dtype, dtype, sizes), form, "{dtype:?} {sizes:?}");
-        }
-        for (a, b) in [(DType::F16, DType::BF16), (DType::F32, DType::F16)] {
-            assert_eq!(form_of(f16, Isa::Avx512, a, b, long), Form::F32, "{a:?} {b:?}");
-        }
-        assert_eq!(form_of(f16, Isa::Avx2, DType::F32, DType::F32, long), Form::F32);
-    }
-
-    /// The system's permission is process-wide and for good.
-    #[test]
-    fn tiles_are_asked_for_where_they_are_a_candidate_alone() {
-        let features = Features { isa: Isa::Avx512, avx512_vnni: true, ..*features() };
-        let asked = || panic!("asked for tiles");
-        for (isa, form, chosen) in [
-            (Isa::Avx512, Form::F32, &gemm_avx512::F32),
-            (Isa::Avx2, Form::F32, &gemm_avx2::F32),
-            (Isa::Avx2, Form::Int8Quads, &gemm_portable::INT8),
-        ] {
-            assert!(std::ptr::eq(of_form_with(&features, asked, isa, form), chosen), "{isa:?} {form:?}");
-        }
-        assert!(gemm_avx512::INT8.is_available_with(&features, asked));
-        assert_eq!(form_of(asked, Isa::Avx2, DType::F16, DType::F16, (64, 64)), Form::F32);
-        assert_eq!(form_of(asked, Isa::Avx512, DType::F16, DType::F32, (64, 64)), Form::F32);
-    }
 }

@@ -50,7 +50,7 @@ unsafe fn tile<const MR: usize, const WIDTH: usize>(
 }
 
 /// 4 x 16 of bytes, four terms a unit.
-pub(crate) static INT8: Kernel = Kernel {
+pub static INT8: Kernel = Kernel {
     isa: Isa::Portable,
     form: Form::Int8Quads,
     mr: 4,

@@ -25,10 +25,10 @@
 use std::arch::x86_64::*;
 
 /// Terms of a group.
-pub(crate) const GROUP: usize = 32;
+pub const GROUP: usize = 32;
 
 /// Four-byte units of `k` terms in so many parts.
-pub(crate) const fn units(parts: usize, k: usize) -> usize {
+pub const fn units(parts: usize, k: usize) -> usize {
     k.div_ceil(GROUP) * parts * (GROUP / 2)
 }
 
@@ -88,18 +88,22 @@ mod avx512 {
         }
     }
 
+    /// Takes a row of f32 apart into three parts.
+    ///
     /// # Safety
     /// `src` must hold `n` f32, `dst` their groups of three parts; AVX-512 must be available.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
-    pub(crate) unsafe fn split_row_f32(src: *const u8, dst: *mut u8, n: usize) {
+    pub unsafe fn split_row_f32(src: *const u8, dst: *mut u8, n: usize) {
         // SAFETY: forwarded.
         unsafe { split_row_into(3, src.cast(), dst, n) }
     }
 
+    /// Takes a row of f16 apart into two parts.
+    ///
     /// # Safety
     /// `src` must hold `n` f16, `dst` their groups of two parts; AVX-512 must be available.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(crate) unsafe fn split_row_f16(src: *const u8, dst: *mut u8, n: usize) {
+    pub unsafe fn split_row_f16(src: *const u8, dst: *mut u8, n: usize) {
         let src: *const i16 = src.cast();
         let load = |at: usize, lanes: u16| {
             // SAFETY: masked lanes are not read.
@@ -109,7 +113,7 @@ mod avx512 {
         unsafe { split_row::<2>(n, dst, load) }
     }
 
-    /// The same for f32 in `count` parts, two or three.
+    /// A row of f32 in `count` parts, two or three.
     ///
     /// # Safety
     /// As [`split_row_f32`].
@@ -184,7 +188,9 @@ mod avx512 {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::{split_panel_f16, split_panel_into, split_row_f16, split_row_f32, split_row_into};
+pub(crate) use avx512::{split_panel_f16, split_panel_into, split_row_into};
+#[cfg(target_arch = "x86_64")]
+pub use avx512::{split_row_f16, split_row_f32};
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use absent::{split_panel_into, split_row_into};
@@ -198,129 +204,5 @@ mod absent {
 
     pub(crate) unsafe fn split_panel_into(_count: usize, _src: *const f32, _k: usize, _width: usize, _dst: *mut u32) {
         unreachable!("there is no AMX")
-    }
-}
-
-#[cfg(test)]
-#[cfg(target_arch = "x86_64")]
-mod tests {
-    use half::{bf16, f16};
-
-    use super::super::gemm_kernel::{Form, split_panel};
-    use super::*;
-    use crate::isa::Isa;
-
-    /// The parts of each of a group of elements, which lie in `groups` of so many parts.
-    fn parts_of(groups: &[u16], parts: usize) -> Vec<Vec<f32>> {
-        let part = |term: usize, part: usize| {
-            let unit = term % 16;
-            let at = (term / GROUP * parts + part) * GROUP + 2 * unit + term / 16 % 2;
-            bf16::from_bits(groups[at]).to_f32()
-        };
-        (0..groups.len() / parts).map(|term| (0..parts).map(|p| part(term, p)).collect()).collect()
-    }
-
-    fn split_f32(values: &[f32]) -> Vec<Vec<f32>> {
-        let mut groups = vec![u16::MAX; 2 * units(3, values.len())];
-        // SAFETY: both have the elements and the groups of them; the tests ask for the instructions before.
-        unsafe { split_row_f32(values.as_ptr().cast(), groups.as_mut_ptr().cast(), values.len()) };
-        parts_of(&groups, 3)
-    }
-
-    fn split_f16(values: &[f16]) -> Vec<Vec<f32>> {
-        let mut groups = vec![u16::MAX; 2 * units(2, values.len())];
-        // SAFETY: as above.
-        unsafe { split_row_f16(values.as_ptr().cast(), groups.as_mut_ptr().cast(), values.len()) };
-        parts_of(&groups, 2)
-    }
-
-    #[test]
-    fn parts_are_all_of_a_number() {
-        if !Isa::Avx512.is_available() {
-            return;
-        }
-        let mut state = 1u32;
-        let mut values: Vec<f32> = (0..4099)
-            .map(|_| {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                // Every mantissa and sign, exponents between 2^-63 and 2^64.
-                f32::from_bits(state & 0x803f_ffff | (0x40 + (state >> 22 & 0x7f)) << 23)
-            })
-            .collect();
-        values.extend([0.0, 1.0, -1.0, f32::MAX, f32::MIN, 1.0 + f32::EPSILON, 65504.0]);
-        let split = split_f32(&values);
-        assert_eq!(split.len() % GROUP, 0);
-        for (x, parts) in values.iter().zip(&split) {
-            let sum: f64 = parts.iter().map(|&part| f64::from(part)).sum();
-            // The trace that keeps parts from being 0 is far below the last bit.
-            assert!((sum - f64::from(*x)).abs() <= f64::from(x.abs()) * 2f64.powi(-38), "{x:e}: {parts:?}");
-        }
-        assert!(split[values.len()..].iter().flatten().all(|&part| part == 0.0), "the last group's rest");
-        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_finite()).collect();
-        for (x, parts) in halves.iter().zip(split_f16(&halves)) {
-            let sum: f64 = parts.iter().map(|&part| f64::from(part)).sum();
-            assert!((sum - x.to_f64()).abs() <= x.to_f64().abs() * 2f64.powi(-38), "{x:e}: {parts:?}");
-            assert!(parts.iter().all(|part| f64::from(*part) * x.to_f64() >= 0.0), "{x:e}: {parts:?}");
-        }
-    }
-
-    #[test]
-    fn infinities_stay_and_nothing_else_becomes_zero() {
-        if !Isa::Avx512.is_available() {
-            return;
-        }
-        let all = |parts: &[f32], is: fn(f32) -> bool| parts.iter().all(|&part| is(part));
-        let found = split_f32(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1.0, -0.5, 0.0]);
-        assert!(all(&found[0], |x| x == f32::INFINITY) && all(&found[1], |x| x == f32::NEG_INFINITY), "{found:?}");
-        assert!(found[2].iter().any(|part| part.is_nan()), "{found:?}");
-        assert!(
-            all(&found[3], |x| x > 0.0) && all(&found[4], |x| x < 0.0) && all(&found[5], |x| x == 0.0),
-            "{found:?}"
-        );
-        let found = split_f16(&[f16::INFINITY, f16::NEG_INFINITY, f16::NAN, f16::ONE]);
-        assert!(all(&found[0], |x| x == f32::INFINITY) && all(&found[1], |x| x == f32::NEG_INFINITY), "{found:?}");
-        assert!(found[2].iter().any(|part| part.is_nan()) && all(&found[3], |x| x > 0.0), "{found:?}");
-    }
-
-    /// Rows of A and panels of B have the same terms in the same places.
-    #[test]
-    fn panels_have_the_units_of_rows() {
-        if !Isa::Avx512.is_available() {
-            return;
-        }
-        let (k, width) = (45, 32);
-        let value = |k0: usize, lane: usize| (k0 * 37 + lane) as f32 / 64.0 - 9.3;
-        for form in [Form::Bf16x3, Form::Bf16x2] {
-            let parts = form.parts();
-            let (rows, whole): (usize, Vec<u32>) = match form {
-                Form::Bf16x3 => (k, (0..k * width).map(|at| value(at / width, at % width).to_bits()).collect()),
-                _ => {
-                    let half = |k0: usize, lane| if k0 < k { f16::from_f32(value(k0, lane)).to_bits() } else { 0 };
-                    let pair = |at: usize| {
-                        u32::from(half(at / width * 2, at % width))
-                            | u32::from(half(at / width * 2 + 1, at % width)) << 16
-                    };
-                    (k, (0..k.div_ceil(2) * width).map(pair).collect())
-                }
-            };
-            let mut panel = vec![u32::MAX; units(parts, rows) * width];
-            // SAFETY: a panel of `k` rows and its groups; the instructions were asked for.
-            unsafe { split_panel(form, whole.as_ptr().cast(), rows, width, panel.as_mut_ptr()) };
-            for lane in 0..width {
-                let row: Vec<f32> = (0..k).map(|k0| value(k0, lane)).collect();
-                let mut groups = vec![0u32; units(parts, k)];
-                // SAFETY: as above, of rows.
-                unsafe {
-                    if form == Form::Bf16x3 {
-                        split_row_f32(row.as_ptr().cast(), groups.as_mut_ptr().cast(), k);
-                    } else {
-                        let row: Vec<f16> = row.iter().map(|&x| f16::from_f32(x)).collect();
-                        split_row_f16(row.as_ptr().cast(), groups.as_mut_ptr().cast(), k);
-                    }
-                }
-                let column: Vec<u32> = panel.iter().skip(lane).step_by(width).copied().collect();
-                assert_eq!(column, groups, "{form:?}, column {lane}");
-            }
-        }
     }
 }

@@ -15,8 +15,6 @@ use std::fmt;
 use crate::dtype::DType;
 use crate::pool::OutOfMemory;
 
-#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
-mod amx_emulator;
 pub mod attention;
 mod attention_few;
 mod attention_kernel;
@@ -28,23 +26,23 @@ pub(crate) mod conv_depthwise;
 pub(crate) mod conv_direct;
 pub(crate) mod conv_few;
 #[cfg(target_arch = "x86_64")]
-mod conv_taps;
+pub mod conv_taps;
 pub mod conv_winograd;
-mod conv_winograd_points;
+pub mod conv_winograd_points;
 pub mod copy;
 pub mod gather;
 pub mod gemm;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod gemm_amx;
+pub mod gemm_amx;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod gemm_avx2;
+pub mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod gemm_avx512;
-pub(crate) mod gemm_driver;
+pub mod gemm_avx512;
+pub mod gemm_driver;
 pub mod gemm_int8;
-pub(crate) mod gemm_kernel;
-pub(crate) mod gemm_portable;
-pub(crate) mod gemm_split;
+pub mod gemm_kernel;
+pub mod gemm_portable;
+pub mod gemm_split;
 pub mod gemm_store;
 pub mod gemm_swapped;
 pub(crate) mod gemv;

@@ -370,7 +370,7 @@ impl<'a> BoundProgram<'a> {
 
     /// As [`BoundProgram::new`], for a program that is run over the whole space: where it moves more bytes than `cache` holds,
     /// nobody finds its results there, and those that can go past it.
-    pub(super) fn over_all(
+    pub fn over_all(
         program: &'a Prepared,
         space: &Space,
         loads: &[Bound],
@@ -385,7 +385,10 @@ impl<'a> BoundProgram<'a> {
     /// As [`BoundProgram::new`]. Programs that are run over the whole space only (`loop_beyond`) may have their dimensions
     /// reordered, and columns merged with rows; where they move more bytes than it says, nobody finds their results in a
     /// cache, and those that can go past it.
-    fn bind(
+    ///
+    /// # Panics
+    /// As [`BoundProgram::new`].
+    pub fn bind(
         p: &'a Prepared,
         space: &Space,
         loads: &[Bound],
@@ -468,6 +471,26 @@ impl<'a> BoundProgram<'a> {
         Some(columns)
     }
 
+    /// Whether it needs no tiles: columns are made for it ahead.
+    pub fn is_affine(&self) -> bool {
+        self.columns.is_some()
+    }
+
+    /// The same, run tile by tile even if it needs no tiles.
+    pub fn by_steps(self) -> BoundProgram<'a> {
+        BoundProgram { columns: None, ..self }
+    }
+
+    /// Whether results go past the caches where a function can do that.
+    pub fn passes_caches(&self) -> bool {
+        self.past_caches
+    }
+
+    /// How many values are computed past the caches, tile by tile.
+    pub fn values_past_caches(&self) -> usize {
+        (0..self.program.nodes.len()).filter(|&at| self.may_pass_caches(at)).count()
+    }
+
     /// Bytes of all operands over the space; those broadcast along the columns count nothing.
     fn bytes(&self) -> usize {
         let operands = self.operands.iter().enumerate().filter(|(_, o)| o.col != 0);
@@ -475,7 +498,7 @@ impl<'a> BoundProgram<'a> {
     }
 
     /// Rows of the space after merging.
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.dims[..self.rank].iter().product()
     }
 
@@ -1013,8 +1036,11 @@ pub unsafe fn run_loop(pool: &Pool, program: &Prepared, space: &Space, loads: &[
 }
 
 impl BoundProgram<'_> {
-    /// Splits the space over the threads; rows that lie together stay so.
-    unsafe fn run_all(&self, pool: &Pool) {
+    /// Runs the program over the whole space, split over the threads; rows that lie together stay so.
+    ///
+    /// # Safety
+    /// As for [`run_loop`].
+    pub unsafe fn run_all(&self, pool: &Pool) {
         let together = if self.interleaved { self.dims[self.rank - 1] } else { 1 };
         let (rows, cols) = (self.rows() / together, self.cols);
         let types = self.program.loads.iter().chain(&self.program.stores);
@@ -1079,193 +1105,5 @@ impl Epilogue for TileEpilogue<'_> {
         let block = Block { acc, acc_ld: ld, row_scalars: &[], row0, col0, rows, cols };
         // SAFETY: the caller's promise.
         unsafe { self.bound.run_block(&block) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::verify::Buffer;
-
-    /// Programs whose last operation has a form that goes past the caches.
-    fn programs() -> Vec<Vec<Instr>> {
-        let load = |i| Instr::Load { dst: i, src: Source::Memory(i) };
-        let store = Instr::Store { src: 0, out: 0 };
-        let loads = [load(0), load(1), load(2)];
-        let of = |last| loads.into_iter().chain([last, store]).collect();
-        let unary = |op| of(Instr::Unary { dst: 0, op, a: 0 });
-        let binary = |op, a, b| of(Instr::Binary { dst: 0, op, a, b });
-        vec![
-            unary(Unary::Silu),
-            unary(Unary::GeluTanh),
-            binary(Binary::Add, 0, 0),
-            binary(Binary::Sub, 0, 1),
-            binary(Binary::Mul, 2, 0),
-            of(Instr::Fma { dst: 0, a: 0, b: 1, c: 2 }),
-            of(Instr::Fma { dst: 0, a: 2, b: 0, c: 0 }),
-        ]
-    }
-
-    /// Each with operands of every kind (full, per row, per column), over rows that begin at cache lines and rows that
-    /// do not, in place and not: bit for bit what goes through the caches.
-    #[test]
-    fn results_past_the_caches_are_the_same() {
-        let pool = Pool::new(2);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            for (instrs, (rows, cols), in_place) in programs().into_iter().flat_map(|p| {
-                let sizes = [(9, 128), (9, 70), (1, 5000), (40, 2000), (3, 16)];
-                sizes.into_iter().flat_map(move |n| [false, true].map(|at| (p.clone(), n, at)))
-            }) {
-                let program = TileProgram { instrs, loads: vec![DType::F32; 3], stores: vec![DType::F32] };
-                let prepared = Prepared::new(&program, isa).unwrap();
-                let space = Space::new(&[rows, cols]);
-                let results = [0, usize::MAX].map(|cache| {
-                    let [mut x, mut row, mut column] =
-                        [(rows * cols, 1), (rows, 2), (cols, 3)].map(|(n, seed)| Buffer::random(DType::F32, n, seed));
-                    let mut y = Buffer::zeroed(DType::F32, rows * cols);
-                    let all = Bound::contiguous(x.ptr_mut(), &space);
-                    let loads = [
-                        all,
-                        Bound { ptr: row.ptr_mut(), strides: [1, 0, 0, 0, 0, 0] },
-                        Bound { ptr: column.ptr_mut(), strides: [0, 1, 0, 0, 0, 0] },
-                    ];
-                    let out = if in_place { all } else { Bound::contiguous(y.ptr_mut(), &space) };
-                    let bound = BoundProgram::bind(&prepared, &space, &loads, &[out], Some(cache));
-                    let passing = (0..prepared.nodes.len()).filter(|&at| bound.may_pass_caches(at)).count();
-                    let is_dense = bound.rank == 1 && bound.dims[0] == 1;
-                    let expected = cache == 0 && (cols % 16 == 0 || is_dense);
-                    assert_eq!(passing, usize::from(expected), "{program:?} over {rows}x{cols}");
-                    // SAFETY: the buffers hold the space at these strides.
-                    unsafe { bound.run_all(&pool) };
-                    let result = if in_place { x } else { y };
-                    (0..rows * cols).map(|i| result.get(i).to_bits()).collect::<Vec<_>>()
-                });
-                assert_eq!(results[0], results[1], "{program:?} over {rows}x{cols} on {}", isa.name());
-            }
-        }
-    }
-
-    /// Programs that scale and shift.
-    fn affine_programs(dtype: DType) -> Vec<TileProgram> {
-        let load = |dst, src| Instr::Load { dst, src };
-        let memory = |i| load(i, Source::Memory(i));
-        let binary = |op, a, b| Instr::Binary { dst: 0, op, a, b };
-        let silu = Instr::Unary { dst: 0, op: Unary::Silu, a: 0 };
-        let fma = Instr::Fma { dst: 0, a: 0, b: 1, c: 2 };
-        let (mean, rstd) = (load(3, Source::RowScalar(0)), load(4, Source::RowScalar(1)));
-        let centred = [mean, rstd, binary(Binary::Sub, 0, 3), binary(Binary::Mul, 0, 4)];
-        let plus = [load(5, Source::Const(1.0)), Instr::Binary { dst: 1, op: Binary::Add, a: 1, b: 5 }];
-        let bodies = [
-            vec![fma],
-            vec![fma, silu],
-            centred.to_vec(),
-            [&centred[..], &[binary(Binary::Mul, 0, 1)]].concat(),
-            [&centred[..], &[binary(Binary::Add, 2, 0)]].concat(),
-            [&centred[..], &[binary(Binary::Mul, 1, 0), binary(Binary::Add, 0, 2)]].concat(),
-            [&centred[..], &plus[..], &[binary(Binary::Mul, 0, 1), binary(Binary::Add, 0, 2)]].concat(),
-            vec![rstd, binary(Binary::Mul, 0, 4), binary(Binary::Mul, 0, 1)],
-        ];
-        let of = |body: Vec<Instr>| TileProgram {
-            instrs: [memory(0), memory(1), memory(2)]
-                .into_iter()
-                .chain(body)
-                .chain([Instr::Store { src: 0, out: 0 }])
-                .collect(),
-            loads: vec![dtype, DType::F32, dtype],
-            stores: vec![dtype],
-        };
-        bodies.into_iter().map(of).collect()
-    }
-
-    /// Over images whose columns each has of its own, in blocks that begin anywhere, in place and not, past the caches and
-    /// not: bit for bit what the steps give.
-    #[test]
-    fn what_needs_no_tiles_is_the_same() {
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let programs = affine_programs(dtype);
-                let sizes = [(1, 9, 32), (2, 17, 70), (3, 8, 8), (1, 64, 1200)];
-                for (program, (images, pixels, cols)) in programs.iter().flat_map(|p| sizes.map(|n| (p, n))) {
-                    let prepared = Prepared::new(program, isa).unwrap();
-                    let rows = images * pixels;
-                    let space = Space::new(&[images, pixels, cols]);
-                    let mut weight = Buffer::random(DType::F32, images * cols, 2);
-                    let mut bias = Buffer::random(dtype, cols, 3);
-                    let [mean, rstd] = [4, 5].map(|seed| Buffer::random(DType::F32, rows, seed));
-                    for (in_place, past) in [(false, false), (true, false), (false, true)] {
-                        let results = [true, false].map(|without_tiles| {
-                            let mut x = Buffer::random(dtype, rows * cols, 1);
-                            let mut y = Buffer::zeroed(dtype, rows * cols);
-                            let all = Bound::contiguous(x.ptr_mut(), &space);
-                            let loads = [
-                                all,
-                                Bound { ptr: weight.ptr_mut(), strides: [cols as isize, 0, 1, 0, 0, 0] },
-                                Bound { ptr: bias.ptr_mut(), strides: [0, 0, 1, 0, 0, 0] },
-                            ];
-                            let out = if in_place { all } else { Bound::contiguous(y.ptr_mut(), &space) };
-                            let cache = if past { 0 } else { usize::MAX };
-                            let mut bound = BoundProgram::over_all(&prepared, &space, &loads, &[out], cache);
-                            assert!(bound.columns.is_some() && bound.past_caches == past, "{program:?}");
-                            if !without_tiles {
-                                (bound.columns, bound.past_caches) = (None, false);
-                            }
-                            for (row0, n) in [(0, 5), (5, rows - 5)] {
-                                for (col0, width) in [(0, cols / 3), (cols / 3, cols - cols / 3)] {
-                                    let scalars = [&mean, &rstd].map(|b| b.ptr().cast::<f32>().wrapping_add(row0));
-                                    let block = Block {
-                                        row_scalars: &scalars,
-                                        row0,
-                                        col0,
-                                        rows: n,
-                                        cols: width,
-                                        ..Block::default()
-                                    };
-                                    // SAFETY: a block of the space that the buffers hold, a scalar for each row.
-                                    unsafe { bound.run_block(&block) };
-                                }
-                            }
-                            let result = if in_place { x } else { y };
-                            (0..rows * cols).map(|i| result.get(i).to_bits()).collect::<Vec<_>>()
-                        });
-                        assert_eq!(
-                            results[0],
-                            results[1],
-                            "{program:?} over {images}x{pixels}x{cols} on {}",
-                            isa.name()
-                        );
-                    }
-                }
-            }
-        }
-    }
-
-    /// Columns that differ from row to row, another type of the result, a second result: tiles as ever.
-    #[test]
-    fn what_is_not_quite_affine_goes_by_steps() {
-        let affine = |f: &dyn Fn(&mut TileProgram)| {
-            let mut program = affine_programs(DType::F32).remove(1);
-            f(&mut program);
-            program
-        };
-        let space = Space::new(&[64, 32]);
-        let mut memory = Buffer::random(DType::F32, 64 * 32, 1);
-        let column = Bound { ptr: memory.ptr_mut(), strides: [0, 1, 0, 0, 0, 0] };
-        let full = Bound::contiguous(memory.ptr_mut(), &space);
-        let has_columns = |program: &TileProgram, loads: &[Bound], stores: &[Bound]| {
-            let prepared = Prepared::new(program, Isa::Portable).unwrap();
-            BoundProgram::new(&prepared, &space, loads, stores).columns.is_some()
-        };
-        let plain = affine(&|_| ());
-        assert!(has_columns(&plain, &[full, column, column], &[full]));
-        assert!(!has_columns(&plain, &[full, full, column], &[full]));
-        let strided = Bound { strides: [1, 64, 0, 0, 0, 0], ..full };
-        assert!(!has_columns(&plain, &[strided, column, column], &[full]));
-        let narrow = affine(&|p| p.stores[0] = DType::F16);
-        assert!(!has_columns(&narrow, &[full, column, column], &[full]));
-        let twice = affine(&|p| {
-            p.stores.push(DType::F32);
-            p.instrs.insert(4, Instr::Store { src: 0, out: 1 });
-        });
-        assert!(!has_columns(&twice, &[full, column, column], &[full, full]));
     }
 }

@@ -432,7 +432,8 @@ pub(super) fn verify_conv(kernel: &'static Kernel, dtype: DType) -> Result<(), S
     verify_convs(kernel, dtype, &conv_cases())
 }
 
-pub(super) fn verify_convs(kernel: &'static Kernel, dtype: DType, shapes: &[Conv]) -> Result<(), String> {
+/// Compares convolutions of these shapes with their references; the micro-kernel must be available.
+pub fn verify_convs(kernel: &'static Kernel, dtype: DType, shapes: &[Conv]) -> Result<(), String> {
     let pool = Pool::global();
     for &shape in shapes {
         let x = Buffer::random(dtype, shape.batch * shape.strides[0] as usize, 1);
@@ -563,11 +564,7 @@ pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(
 }
 
 /// Compares the results of a convolution with tiles of `tile`.
-pub(super) fn compare_winograd(
-    what: &str,
-    (shape, tile): (&Conv, usize),
-    [x, w, y]: [&Buffer; 3],
-) -> Result<(), String> {
+pub fn compare_winograd(what: &str, (shape, tile): (&Conv, usize), [x, w, y]: [&Buffer; 3]) -> Result<(), String> {
     let references = reference_conv(shape, x, w);
     let largest = references.iter().map(|reference| reference.sum.abs()).fold(0.0, f64::max);
     for (index, reference) in references.iter().enumerate() {
