@@ -116,11 +116,21 @@ class RealDevice(TorchFunctionMode):
             torch.Tensor.stride: stride,
             torch.Tensor.nbytes.__get__: nbytes,  # type: ignore[attr-defined]
         }
+        self._told = {func: tell for func, tell in self._sizes.items() if func not in _ASKED}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rec = self._recorder
         if not rec.is_autocast and not _is_any_autocast_enabled():
-            return self._call(func, args, kwargs)
+            if func not in _ORDINARY:
+                told = self._told.get(func)
+                if told is not None and args[0].is_meta:
+                    return told(*args, **(kwargs or {}))
+                return self._call(func, args, kwargs)
+            self._ledger.use(args)
+            if not kwargs:
+                return func(*args)
+            self._ledger.use(tuple(kwargs.values()))
+            return func(*args, **kwargs)
         if torch.is_autocast_enabled(rec.autocast_kind):
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 raise rec.error("a torch.func transform runs under autocast", func)
@@ -141,7 +151,8 @@ class RealDevice(TorchFunctionMode):
             if str(func) == "custom_function_call" and is_mapped(args[0]):
                 return custom_function(self, *args)
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
-        if not _is_torchs(func):
+        is_own = not _is_torchs(func)
+        if is_own:
             func = _asking(func)
         if func in _ASKED and args and isinstance(args[0], Tensor) and args[0].is_meta:
             self._recorder.note_asked(args[0], _ASKED[func])
@@ -202,6 +213,8 @@ class RealDevice(TorchFunctionMode):
                 aten.index_put_.default(args[0], places, args[2])
                 return None
             return func(args[0], index, *args[2:])
+        if not (is_own or func in _OTHERS or func in self._answers or func in self._sizes):
+            _ORDINARY.add(func)
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _within(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -298,6 +311,17 @@ _GETITEM = torch.Tensor.__getitem__
 _SETITEM = torch.Tensor.__setitem__
 _SPLITTING = (torch.split, torch.Tensor.split)
 _CUTTING = frozenset({_GETITEM, _SETITEM, *_SPLITTING})
+
+
+_OTHERS = frozenset(
+    {
+        *_ASKED, *_READING_MEMORY, *_SETTING_DATA, *_CUTTING, *_MAKING, _NEW_TENSOR, torch.Tensor.contiguous,
+        torch.Tensor.data_ptr, torch.Tensor.is_inference, torch.Tensor.item,
+    }
+)  # fmt: skip
+"""Functions that are answered in a way of their own, or may be."""
+_ORDINARY: set[Any] = set()
+"""Functions of torch's that are called as they are, of those that were called so far."""
 
 
 def _without_lists(index: Any) -> Any:
