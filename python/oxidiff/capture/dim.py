@@ -28,7 +28,9 @@ class Dim:
         for monomial, coefficient in terms:
             merged[monomial] = merged.get(monomial, Fraction(0)) + coefficient
         self.terms = tuple(sorted((m, c) for m, c in merged.items() if c))
-        self._hash = hash(self.terms)
+        is_constant = not any(monomial for monomial, _ in self.terms)
+        # As of the number that it equals.
+        self._hash = hash(sum(c for _, c in self.terms) if is_constant else self.terms)
 
     @classmethod
     def symbol(cls, name: str) -> Dim:
@@ -48,8 +50,7 @@ class Dim:
         return NotImplemented
 
     def __hash__(self) -> int:
-        value = self.as_int()
-        return self._hash if value is None else hash(value)
+        return self._hash
 
     def as_int(self) -> int | None:
         """The value if no symbol occurs and it is whole."""

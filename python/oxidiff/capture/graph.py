@@ -428,11 +428,12 @@ class CapturedGraph:
     def _coincidences(self, numbers: Set[Any], point: Mapping[str, Any]) -> list[Guard]:
         """Of numbers that ``forward`` computed for torch at ``point`` alone: that they are what the graph may have in their
         place."""
-        unknown = [n for n in numbers if n not in self.solved and n not in self.forms]
+        distinct = set(self.forms)
+        unknown = [n for n in numbers if n not in self.solved and n not in distinct]
         if not unknown:
             return []
         forms: dict[Any, set[Literal]] = {}
-        for form in set(self.forms):
+        for form in distinct:
             forms.setdefault(_literal(form, point), set()).add(form)
         return [Guard("eq", n, form) for n in unknown for form in forms.get(value_at(n, point), ())]
 
@@ -561,7 +562,8 @@ def build_graph(
     )
     if reads:
         _take_out_reads(graph, call, reads)
-    _leave_out_dead(graph)
+    if reads or record.has_dead:
+        _leave_out_dead(graph)
     return graph
 
 

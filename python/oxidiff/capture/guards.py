@@ -24,6 +24,8 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .dim import Dim, Real, dim_of
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp")
 """Those of :mod:`math` among them, which would make plain floats of traced numbers."""
 
+_NO_NUMBERS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype))
+"""Types of most arguments of torch functions."""
 _JOINING = frozenset({"add", "sub", "mul"})
 """What puts sizes together: what they are divided by is none."""
 _TESTED = frozenset({"accelerate", "diffusers", "einops", "oxidiff", "peft", "torch", "transformers"})
@@ -194,7 +198,8 @@ class Ledger:
                 self.use(edge)
         elif isinstance(argument, (tuple, list)):
             for item in argument:
-                self.use(item)
+                if type(item) not in _NO_NUMBERS:
+                    self.use(item)
 
     def is_quotient(self, number: Any) -> bool:
         """Whether an int is so much over a size, as what fits into a budget is, or is made of such: no polynomial."""
