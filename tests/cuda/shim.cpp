@@ -15,7 +15,8 @@ namespace device {
 
 dim3 block_index, block_size, grid_size;
 Thread* self;
-unsigned char exchange[MAX_WARPS][WARP][8];
+unsigned char exchange[2][MAX_WARPS][WARP][8];
+int warp_generation[MAX_WARPS];
 long block_number = 0;
 size_t shared_bytes = 0;
 alignas(64) unsigned char dynamic_shared[256 << 10];
@@ -72,8 +73,9 @@ struct Context {
 
 struct Fiber : Thread {
     Context context;
-    bool is_done = false, is_waiting = false;
-    int generation = 0;
+    // Waiting: at the barrier of the block or of its warp that was the next one when it came there.
+    bool is_done = false, is_waiting = false, is_in_warp = false;
+    int generation = 0, warp_turn = 0;
 };
 
 Context scheduler;
@@ -81,7 +83,7 @@ std::vector<Fiber> fibers;
 std::vector<char*> stacks;
 int threads = 0, live = 0;
 int arrived = 0, generation = 0;
-int warp_arrived[MAX_WARPS], warp_generation[MAX_WARPS], warp_live[MAX_WARPS];
+int warp_arrived[MAX_WARPS], warp_live[MAX_WARPS];
 void (*entry)(void**);
 void** arguments;
 
@@ -89,6 +91,27 @@ Fiber& running() { return *static_cast<Fiber*>(self); }
 
 // When it goes on, it is the one that runs again.
 void yield() { running().context.go(scheduler); }
+
+bool can_run(const Fiber& fiber) {
+    if (fiber.is_done || (fiber.is_waiting && fiber.generation == generation)) return false;
+    return !(fiber.is_in_warp && fiber.warp_turn == warp_generation[fiber.index / WARP]);
+}
+
+// The next lane of its warp that can; the scheduler, if none can. Most of the time of a kernel goes by here.
+void take_turns() {
+    Fiber& fiber = running();
+    const int first = fiber.index / WARP * WARP, end = first + WARP < threads ? first + WARP : threads;
+    for (int i = fiber.index + 1; i != fiber.index; ++i) {
+        if (i >= end) i = first;
+        if (i == fiber.index) break;
+        if (can_run(fibers[i])) {
+            self = &fibers[i];
+            fiber.context.go(fibers[i].context);
+            return;
+        }
+    }
+    yield();
+}
 
 void run_fiber() {
     entry(arguments);
@@ -125,13 +148,17 @@ void block_barrier() {
 }
 
 void warp_barrier() {
-    const int warp = self->index / WARP, own = warp_generation[warp];
+    Fiber& fiber = running();
+    const int warp = fiber.index / WARP;
+    fiber.warp_turn = warp_generation[warp];
     if (++warp_arrived[warp] == warp_live[warp]) {
         warp_arrived[warp] = 0;
         ++warp_generation[warp];
         return;
     }
-    while (warp_generation[warp] == own) yield();
+    fiber.is_in_warp = true;
+    while (warp_generation[warp] == fiber.warp_turn) take_turns();
+    fiber.is_in_warp = false;
 }
 
 void run(void (*kernel)(void**), bool has_barriers, dim3 grid, dim3 block, unsigned shared, void** args, unsigned seed) {
@@ -149,7 +176,7 @@ void run(void (*kernel)(void**), bool has_barriers, dim3 grid, dim3 block, unsig
                 shared_bytes = shared;
                 for (int i = 0; i < threads; ++i) {
                     Fiber& f = fibers[i];
-                    f.index = i, f.is_done = false, f.is_waiting = false;
+                    f.index = i, f.is_done = false, f.is_waiting = false, f.is_in_warp = false;
                     f.place.x = i % block.x, f.place.y = i / block.x % block.y, f.place.z = i / (block.x * block.y);
                 }
                 if (!has_barriers) {
@@ -175,7 +202,7 @@ void run(void (*kernel)(void**), bool has_barriers, dim3 grid, dim3 block, unsig
                         moved = false;
                         for (int i = warp * WARP; i < threads && i < (warp + 1) * WARP; ++i) {
                             Fiber& f = fibers[i];
-                            if (f.is_done || (f.is_waiting && f.generation == generation)) continue;
+                            if (!can_run(f)) continue;
                             moved = moved_any = true;
                             self = &f;
                             scheduler.go(f.context);

@@ -30,7 +30,9 @@ struct Thread {
 extern dim3 block_index, block_size, grid_size;
 // The one that runs.
 extern Thread* self;
-extern unsigned char exchange[MAX_WARPS][WARP][8];
+// Between two barriers of a warp, of which this is how many there were, the one half is written and the other read.
+extern unsigned char exchange[2][MAX_WARPS][WARP][8];
+extern int warp_generation[MAX_WARPS];
 extern long block_number;
 // Of the block: dynamic, and what it has used of its own.
 extern size_t shared_bytes;
@@ -44,11 +46,11 @@ void run(void (*kernel)(void**), bool has_barriers, dim3 grid, dim3 block, unsig
 
 template <class T> inline T exchanged(unsigned mask, T value, int from) {
     const int warp = self->index / WARP, lane = self->index % WARP;
-    memcpy(exchange[warp][lane], &value, sizeof(T));
+    auto& values = exchange[warp_generation[warp] & 1][warp];
+    memcpy(values[lane], &value, sizeof(T));
     warp_barrier();
     T result;
-    memcpy(&result, exchange[warp][from & (WARP - 1)], sizeof(T));
-    warp_barrier();
+    memcpy(&result, values[from & (WARP - 1)], sizeof(T));
     // What a lane outside of the mask has is not there to be read.
     if (!(mask >> lane & mask >> (from & (WARP - 1)) & 1)) memset(&result, 0xff, sizeof(T));
     return result;

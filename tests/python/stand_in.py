@@ -34,8 +34,10 @@ class NoCompilerError(Exception):
     """There is no g++, or it does not compile what it is given."""
 
 
-_KERNEL = ("-O1", "-fno-gnu-unique")
-"""How kernels are compiled."""
+_INFO = Path("/proc/cpuinfo")
+_HAS_FMA = _INFO.exists() and " fma " in _INFO.read_text()
+_KERNEL = ("-O1", "-fno-gnu-unique", *(("-mfma", "-ffp-contract=off") if _HAS_FMA else ()))
+"""How kernels are compiled: as `tests/cuda/emulator.rs` does it."""
 
 
 def _run(command: Sequence[str]) -> None:
@@ -51,7 +53,7 @@ def _run(command: Sequence[str]) -> None:
 def _kept() -> Path:
     """Where g++'s results are kept for the next process: a folder for each state of the sources, which `cargo clean`
     removes."""
-    state = hashlib.sha256(Path(__file__).read_bytes())
+    state = hashlib.sha256(Path(__file__).read_bytes() + " ".join(_KERNEL).encode())
     for file in sorted((_ROOT / "tests/cuda").iterdir()):
         if file.is_file():
             state.update(file.read_bytes())
