@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-archs test-tools test-rust-built test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
+.PHONY: help setup build demo test test-archs test-tools test-built test-rust-built test-rust test-python fuzz gpu-test gpu-bench gpu-test-kernels golden bless lint lint-rust lint-python fmt \
 	bench bench-contenders bench-kernels dump doc docs-models wheel wheel-manylinux train clean all
 
 help: ## list the targets
@@ -73,11 +73,15 @@ RUST_TESTS := $(RUST_LONG) $(filter-out $(RUST_LONG),$(wildcard tests/*.rs kerne
 
 # Rust first: most of what the extension is made of is compiled with its tests.
 # Before its tests PyTorch: those of CUDA use its libraries, and are left out where there are none.
-test: test-tools test-rust lint-python test-python ## everything a change must pass: lint, types, Rust and Python tests
+test: test-tools test-built test-python ## everything a change must pass: lint, types, Rust and Python tests
 
 # The one mostly waits for the network, the other for the processor.
 test-tools:
 	@$(MAKE) --jobs 2 $(VENV)/.test-stamp test-rust-built
+
+# Types are looked at by one processor, and of the tests some are long.
+test-built:
+	@$(MAKE) --jobs 2 test-rust lint-python
 
 test-rust-built: lint-rust
 	$(TEST_RUST) --no-run

@@ -35,13 +35,11 @@ impl fmt::Display for Place {
 }
 
 /// Everything that can go wrong.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum Error {
     /// An argument or a text that makes no sense.
-    #[error("{0}")]
     Invalid(String),
     /// An op, or a form of it, that this build cannot compile; the module runs it in eager instead.
-    #[error("unsupported: {place}: {why}; this part runs in eager (pass strict=True to make it an error)")]
     Unsupported {
         /// Where.
         place: Place,
@@ -49,7 +47,6 @@ pub enum Error {
         why: String,
     },
     /// Operands do not fit together.
-    #[error("shape mismatch: {place}: {why}")]
     Shape {
         /// Where.
         place: Place,
@@ -57,9 +54,6 @@ pub enum Error {
         why: String,
     },
     /// A pass left a graph that breaks an invariant: a bug of oxidiff.
-    #[error(
-        "internal: after pass `{pass}`: {what}; please report it with OXIDIFF_DUMP output (OXIDIFF_DISABLE_PASS={pass} may help meanwhile)"
-    )]
     Verify {
         /// The pass that ran last.
         pass: String,
@@ -67,7 +61,6 @@ pub enum Error {
         what: String,
     },
     /// A text form that does not parse.
-    #[error("line {line}: {what}")]
     Parse {
         /// 1-based.
         line: usize,
@@ -75,7 +68,6 @@ pub enum Error {
         what: String,
     },
     /// A backend could not do what its plan asked.
-    #[error("backend {backend}: {what}")]
     Backend {
         /// Its name.
         backend: &'static str,
@@ -83,21 +75,16 @@ pub enum Error {
         what: String,
     },
     /// A saved program that cannot be used.
-    #[error("not a usable artifact: {what}")]
     Artifact {
         /// What is wrong with it.
         what: String,
     },
     /// A file of the cache that cannot be used.
-    #[error("{what}")]
     Cache {
         /// Which, and why.
         what: String,
     },
     /// A run would not fit into the module's memory budget, not even in its slowest form.
-    #[error(
-        "out of memory: asked for {asked_bytes} bytes, allowed are {allowed_bytes} (memory_budget); the workspace is largest {what}; raise the budget, or try a smaller size or batch"
-    )]
     OverBudget {
         /// Bytes of the run.
         asked_bytes: usize,
@@ -107,7 +94,6 @@ pub enum Error {
         what: String,
     },
     /// Memory ran out.
-    #[error("out of memory: asked for {asked_bytes} bytes for {what}; try a smaller size or batch, or memory=\"low\"")]
     OutOfMemory {
         /// Bytes of the request that failed.
         asked_bytes: usize,
@@ -115,6 +101,36 @@ pub enum Error {
         what: String,
     },
 }
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Invalid(what) => f.write_str(what),
+            Error::Unsupported { place, why } => {
+                write!(f, "unsupported: {place}: {why}; this part runs in eager (pass strict=True to make it an error)")
+            }
+            Error::Shape { place, why } => write!(f, "shape mismatch: {place}: {why}"),
+            Error::Verify { pass, what } => write!(
+                f,
+                "internal: after pass `{pass}`: {what}; please report it with OXIDIFF_DUMP output (OXIDIFF_DISABLE_PASS={pass} may help meanwhile)"
+            ),
+            Error::Parse { line, what } => write!(f, "line {line}: {what}"),
+            Error::Backend { backend, what } => write!(f, "backend {backend}: {what}"),
+            Error::Artifact { what } => write!(f, "not a usable artifact: {what}"),
+            Error::Cache { what } => f.write_str(what),
+            Error::OverBudget { asked_bytes, allowed_bytes, what } => write!(
+                f,
+                "out of memory: asked for {asked_bytes} bytes, allowed are {allowed_bytes} (memory_budget); the workspace is largest {what}; raise the budget, or try a smaller size or batch"
+            ),
+            Error::OutOfMemory { asked_bytes, what } => write!(
+                f,
+                "out of memory: asked for {asked_bytes} bytes for {what}; try a smaller size or batch, or memory=\"low\""
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
 
 impl Error {
     /// [`Error::Invalid`] from anything printable.
