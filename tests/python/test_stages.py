@@ -431,3 +431,46 @@ def test_weights_that_are_returned_beside_eager_ops() -> None:
         assert_close(compiled(image(3, 4)), expected)
         assert torch.equal(torch.get_rng_state(), state)
     assert oxidiff.report(compiled).eager_calls == 0
+
+
+class Idle(nn.Module):
+    """Computes what nobody needs: by ops that the compiler does not know, of sizes that no program has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.new_zeros(-(-x.shape[0] // 4) * 4, 3)
+        order = torch.cat([x, rows]).argsort(0)
+        x.index_put((order[: x.shape[0], 0] % x.shape[0],), x)
+        return x * 2
+
+
+@torch.no_grad()
+def test_what_nobody_needs_is_no_part_of_a_program() -> None:
+    module = Idle()
+    compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+    for count in (8, 5, 12, 7):
+        x = torch.randn(count, 3)
+        assert torch.equal(compiled(x), module(x))
+
+
+@torch.no_grad()
+def test_what_an_op_of_a_library_does_is_done_though_nobody_needs_its_result() -> None:
+    seen: list[int] = []
+
+    @torch.library.custom_op("oxidiff_tests::noted", mutates_args=())
+    def noted(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x.clone()
+
+    @noted.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    class Noting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            noted(x + 1)
+            return x * 2
+
+    compiled: Any = oxidiff.compile(Noting(), cache=False)
+    for count in (8, 5):
+        assert torch.equal(compiled(torch.ones(count, 3)), torch.full((count, 3), 2.0))
+    assert seen == [8, 5]

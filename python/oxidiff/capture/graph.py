@@ -586,6 +586,12 @@ def draws(op: Any) -> bool:
     return all(argument.name != "train" for argument in op._schema.arguments)
 
 
+def does_more(op: Any) -> bool:
+    """Whether an op does more than to give its results: it draws random numbers, so that others would draw other ones, or is
+    of a library, of which that is not known."""
+    return not isinstance(op, str) and (op.namespace != "aten" or draws(op))
+
+
 def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> list[Node]:
     """The ops that lead to values, in an order in which they can run.
 
@@ -647,11 +653,11 @@ def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[Node]) -> 
 
 
 def _leave_out_dead(graph: CapturedGraph) -> None:
-    """Leaves out ops whose results nobody needs, but for those that draw random numbers: others would draw other ones."""
+    """Leaves out ops whose results nobody needs, but for those that do something else, too."""
     nodes, values = graph.nodes, graph.values
     needed = [leaf.value for leaf in graph.outputs.leaves if leaf.value is not None]
     needed += [item.value for item in graph.inputs]
-    needed += [value for node in nodes if draws(node.op) for value in node.outputs]
+    needed += [value for node in nodes if does_more(node.op) for value in node.outputs]
     live = {node.outputs for node in prelude_of(needed, lambda value: nodes[values[value].node])}
     graph.nodes = [node for node in nodes if node.outputs in live]
     at = {value: i for i, node in enumerate(graph.nodes) for value in node.outputs}

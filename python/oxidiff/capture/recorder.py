@@ -27,7 +27,7 @@ from . import casts
 from .aliasing import Aliases
 from .failures import LongerError, StrangerError
 from .following import Adapters
-from .graph import draws
+from .graph import does_more, draws
 from .guards import plain
 from .handlers import HANDLERS, classify, data_dependent
 from .meta import META_DEVICE, answered, memory_order
@@ -572,7 +572,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_left_out(self, index: int) -> bool:
         """Whether a node is none of a graph where nobody needs its results."""
         op = self.trace.nodes[index][0]
-        return op == "constant" if isinstance(op, str) else not draws(op)
+        return op == "constant" if isinstance(op, str) else not does_more(op)
 
     def _check_apart(self, leaves: Sequence[Any], count: int) -> None:
         """Raises an error if what ``forward`` leaves in attributes, the last ``count`` leaves of its result, is no tensor of
