@@ -683,3 +683,10 @@ def test_a_root_that_becomes_a_size_is_right() -> None:
     for tokens in (16, 64, 30, 36, 15):
         x = torch.randn(2, tokens, 4)
         torch.testing.assert_close(compiled(x), Squares()(x))
+
+
+@torch.no_grad()
+def test_the_number_of_elements_of_what_is_named() -> None:
+    compiled = oxidiff.compile(Asks(lambda x: x * 2 if torch.numel(input=x) > 20 else x * 3), strict=True, cache=False)
+    for count in (4, 8, 12, 5):
+        assert torch.equal(compiled(torch.ones(count, 3)), torch.full((count, 3), 2.0 if count * 3 > 20 else 3.0))

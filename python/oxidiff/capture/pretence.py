@@ -123,7 +123,7 @@ class RealDevice(TorchFunctionMode):
         if not rec.is_autocast and not _is_any_autocast_enabled():
             if func not in _ORDINARY:
                 told = self._told.get(func)
-                if told is not None and args[0].is_meta:
+                if told is not None and args and args[0].is_meta:
                     return told(*args, **(kwargs or {}))
                 return self._call(func, args, kwargs)
             self._ledger.use(args)
@@ -160,6 +160,8 @@ class RealDevice(TorchFunctionMode):
             self._recorder.note_contiguous(args[0])
         if func in self._answers and args[0].is_meta:
             return self._answers[func]
+        if func is torch.numel and not args:
+            args, kwargs = (kwargs["input"],), {}
         if func in self._sizes and args and args[0].is_meta:
             return self._sizes[func](*args, **(kwargs or {}))
         if func is torch.Tensor.data_ptr and args[0].is_meta:
