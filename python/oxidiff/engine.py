@@ -82,8 +82,8 @@ _MAX_COPIED = 8 << 20
 _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
 _MAX_NESTED = 32
-"""How many programs differ by how long the lists and dictionaries that are passed are, or how they nest: one that grows at
-each call is never met again."""
+"""How many lengths of the lists and dictionaries that are passed have programs: one that grows at each call is never met
+again."""
 
 
 Part = tuple["Variant", _native.Executable | Guarded, list[int]]
@@ -384,8 +384,8 @@ class Engine:
         self._held_at: dict[int, tuple[int, Tensor]] = {}
         self._attributed = 0
         """Captures of calls with tensors that have attributes."""
-        self._nested: defaultdict[Set[Any], set[Any]] = defaultdict(set)
-        """Structures of the calls that were captured, by what is in them."""
+        self._nested: defaultdict[Set[Any], set[int]] = defaultdict(set)
+        """How many items were in lists and dictionaries of the calls that were captured, by what these were."""
         self._passed: dict[Any, tuple[list[Number], set[int]]] = {}
         """Of each structure of calls, the numbers of the first that was captured, and which of them were others since."""
         self._stored = _Stored()
@@ -578,12 +578,13 @@ class Engine:
                 raise UnsupportedError(
                     "attributes of the tensors that are passed make another program nearly each time"
                 )
-        nested = self._nested[content_of(call.key)]
-        if call.key not in nested and len(nested) >= _MAX_NESTED:
+        content, items = content_of(call.key)
+        nested = self._nested[content]
+        if items not in nested and len(nested) >= _MAX_NESTED:
             raise UnsupportedError(
                 "lists or dictionaries that are passed are of another length nearly each time, which makes another program"
             )
-        nested.add(call.key)
+        nested.add(items)
         self.captures += 1
         self._capturer.held = self._held_floats(call)
         known: Known = {}

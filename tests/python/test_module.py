@@ -1073,6 +1073,17 @@ def test_what_grows_at_each_call_is_not_captured_for_ever() -> None:
     assert oxidiff.report(compiled).eager_calls == report.eager_calls == 8
 
 
+@torch.no_grad()
+def test_flags_of_one_length_are_all_captured() -> None:
+    def function(x: Tensor, flags: list[bool]) -> Tensor:
+        return x + sum(2**at for at, flag in enumerate(flags) if flag)
+
+    compiled = oxidiff.compile(Does(function), strict=True, cache=False)
+    for number in range(40):
+        flags = [bool(number >> at & 1) for at in range(6)]
+        assert torch.equal(compiled(torch.zeros(2), flags), torch.full((2,), float(number)))
+
+
 def coin(x: Tensor) -> Tensor:
     return x * 2 if random.uniform(0, 1) < 0.5 else x * 3
 

@@ -452,6 +452,55 @@ def test_what_nobody_needs_is_no_part_of_a_program() -> None:
         assert torch.equal(compiled(x), module(x))
 
 
+class Parts(nn.Module):
+    """How many parts there are decides, and whether there may be some."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            return x * len(self.function(x))
+        except RuntimeError:
+            return x - 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(4),
+        lambda x: x.view(-1, 4, 3)[:1],
+        lambda x: x.unflatten(0, (-1, 4))[:1],
+        lambda x: torch.meshgrid(*x[:, 0].chunk(4), indexing="ij"),
+    ],
+    ids=["chunks", "view", "unflatten", "grid"],
+)
+def test_how_many_there_are_of_what_nobody_needs_is_seen(function: Callable[[Tensor], Any]) -> None:
+    module = Parts(function)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for count in (8, 5, 12, 7, 6, 9):
+        x = torch.randn(count, 3)
+        assert torch.equal(compiled(x), module(x)), count
+
+
+@torch.no_grad()
+def test_dropout_by_its_op_draws_though_nobody_needs_it() -> None:
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.native_dropout(x, 0.5, True)
+            return x + torch.rand(3)
+
+    module = Dropping()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    results = []
+    for called in (module, compiled):
+        torch.manual_seed(3)
+        results.append((called(torch.ones(4, 3)), torch.rand(1)))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
 @torch.no_grad()
 def test_what_an_op_of_a_library_does_is_done_though_nobody_needs_its_result() -> None:
     seen: list[int] = []

@@ -5,66 +5,42 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["custom_function", "flex_attention", "is_mapped", "uncompiled"]
+__all__ = ["flex_attention", "indexed", "is_index", "uncompiled"]
 
 _MODULE = "torch.nn.attention.flex_attention"
 _SWITCH, _NO_MASK = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", "_create_empty_block_mask"
-_BLOCKS, _BLOCK_MASK = "_convert_mask_to_block_mask", "_create_sparse_block_from_block_mask"
 
 
 @contextmanager
 def uncompiled(device: torch.device) -> Iterator[None]:
     """Has ``flex_attention`` call its operator. Outside of ``torch.compile`` it has Dynamo compile that call, which gives up
     before the modes of a trace, and then raises wherever the function is called, traced or not. What it makes where it is
-    given no mask is made here: that is no work of the program. Nor is which blocks of a mask are empty, which matters to
-    nothing there: ``create_block_mask`` does not look for them, and what asks for them has no program."""
+    given no mask is made here: that is no work of the program."""
     module: Any = sys.modules.get(_MODULE)
-    if not all(hasattr(module, name) for name in (_SWITCH, _NO_MASK, _BLOCKS, _BLOCK_MASK)):
+    if not (hasattr(module, _SWITCH) and hasattr(module, _NO_MASK)):
         yield
         return
-    thread = threading.get_ident()
-    no_mask = _no_mask(getattr(module, _NO_MASK), device)
+    is_compiled, make, thread = getattr(module, _SWITCH), getattr(module, _NO_MASK), threading.get_ident()
+    no_mask = _no_mask(make, device)
 
-    def here(own: Callable[..., Any], name: str) -> Callable[..., Any]:
-        others = getattr(module, name)
-        return lambda *args, **kwargs: (own if threading.get_ident() == thread else others)(*args, **kwargs)
+    def make_here(query: torch.Tensor, key: torch.Tensor) -> Any:
+        return no_mask if threading.get_ident() == thread else make(query, key)
 
-    instead = {
-        _SWITCH: True,
-        _NO_MASK: here(lambda query, key: no_mask, _NO_MASK),
-        _BLOCKS: here(lambda mask, *_, **__: (mask, None), _BLOCKS),
-        _BLOCK_MASK: here(_block_mask, _BLOCK_MASK),
-    }
-    before = {name: getattr(module, name) for name in instead}
     try:
-        for name, value in instead.items():
-            setattr(module, name, value)
+        setattr(module, _SWITCH, True)
+        setattr(module, _NO_MASK, make_here)
         yield
     finally:
-        for name, value in before.items():
-            setattr(module, name, value)
-
-
-def _block_mask(
-    masks: tuple[torch.Tensor, Any], mask_mod: Any, seq_lengths: tuple[int, int], q_block: int, kv_block: int
-) -> Any:
-    """A block mask whose blocks are tensors that no trace knows."""
-    module: Any = sys.modules[_MODULE]
-    blocks = [-(-int(size) // block) for size, block in zip(seq_lengths, (q_block, kv_block), strict=True)]
-    with _disable_current_modes():
-        rows = torch.empty((*masks[0].shape[:2], blocks[0]), dtype=torch.int32, device="meta")
-        places = torch.empty((*rows.shape, blocks[1]), dtype=torch.int32, device="meta")
-    tensors = (rows, places) * 4
-    return module.BlockMask(seq_lengths, *tensors, BLOCK_SIZE=(q_block, kv_block), mask_mod=mask_mod)
+        setattr(module, _SWITCH, is_compiled)
+        setattr(module, _NO_MASK, make)
 
 
 @functools.cache
@@ -126,15 +102,15 @@ def flex_attention(
         return out, logsumexp, top
 
 
-def is_mapped(function: Any) -> bool:
-    """Whether a ``torch.autograd.Function`` is called within ``torch.vmap`` alone, which runs its ``forward`` as it is."""
+def is_index(function: Any) -> bool:
+    """Whether a ``torch.autograd.Function`` is that by which functions for ``flex_attention`` index tensors, and is called
+    within ``torch.vmap`` alone, which runs its ``forward`` as it is."""
     within = torch._C._functorch.get_interpreter_stack() or []
-    is_vmap = all(one.key() == torch._C._functorch.TransformType.Vmap for one in within)
-    return is_vmap and getattr(function, "generate_vmap_rule", False)
+    is_mapped = all(one.key() == torch._C._functorch.TransformType.Vmap for one in within)
+    return is_mapped and function.__module__ == "torch._dynamo._trace_wrapped_higher_order_op"
 
 
-def custom_function(mode: TorchFunctionMode, function: Any, *operands: Any) -> Any:
-    """What a ``torch.autograd.Function`` gives where nothing needs gradients. Functions for ``flex_attention`` index tensors
-    by one."""
+def indexed(mode: TorchFunctionMode, function: Any, *operands: Any) -> Any:
+    """What that function gives."""
     with mode:
         return function.forward(*operands)

@@ -562,8 +562,7 @@ def build_graph(
     )
     if reads:
         _take_out_reads(graph, call, reads)
-    if reads or record.has_dead:
-        _leave_out_dead(graph)
+    _leave_out_dead(graph)
     return graph
 
 
@@ -589,7 +588,7 @@ def draws(op: Any) -> bool:
 def does_more(op: Any) -> bool:
     """Whether an op does more than to give its results: it draws random numbers, so that others would draw other ones, or is
     of a library, of which that is not known."""
-    return not isinstance(op, str) and (op.namespace != "aten" or draws(op))
+    return not isinstance(op, str) and (op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags)
 
 
 def prelude_of(needed: Iterable[int], node_of: Callable[[int], Node | None]) -> list[Node]:
@@ -653,7 +652,8 @@ def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[Node]) -> 
 
 
 def _leave_out_dead(graph: CapturedGraph) -> None:
-    """Leaves out ops whose results nobody needs, but for those that do something else, too."""
+    """Leaves out ops whose results nobody needs, but for those that do something else, too. Their sizes stay a part of what
+    the graph serves: where these are others, they may raise, or be more of them."""
     nodes, values = graph.nodes, graph.values
     needed = [leaf.value for leaf in graph.outputs.leaves if leaf.value is not None]
     needed += [item.value for item in graph.inputs]

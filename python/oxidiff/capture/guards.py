@@ -118,11 +118,6 @@ class Ledger:
         self._used_floats: dict[int, None] = {}
         self._shapes: dict[int, tuple[TracedInt, ...]] = {}
 
-    @property
-    def sized(self) -> Collection[int]:
-        """The values of which sizes were read."""
-        return self._shapes.keys()
-
     def shape(self, value: int, sizes: Iterable[int]) -> tuple[TracedInt, ...]:
         """The sizes of a traced value."""
         found = self._shapes.get(value)

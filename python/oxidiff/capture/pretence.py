@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
 from .casts import mapped
-from .flex import custom_function, flex_attention, is_mapped
+from .flex import flex_attention, indexed, is_index
 from .following import is_tracing
 from .guards import FUNCTIONS, TracedFloat, TracedInt, plain
 from .handlers import MAX_CONSTANT, data_dependent
@@ -148,8 +148,8 @@ class RealDevice(TorchFunctionMode):
                 if self._recorder.cast_to is not None:
                     raise self._recorder.error(f"what autocast makes of {func} is not known", func)
                 return flex_attention(self, *args, **(kwargs or {}))
-            if str(func) == "custom_function_call" and is_mapped(args[0]):
-                return custom_function(self, *args)
+            if str(func) == "custom_function_call" and is_index(args[0]):
+                return indexed(self, *args)
             raise self._recorder.error(f"{func} takes functions, which have no lowering", func)
         is_own = not _is_torchs(func)
         if is_own:

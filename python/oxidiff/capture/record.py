@@ -81,7 +81,6 @@ class Trace:
         ledger: What the program asked about sizes on its way.
         asked: What the program asked of arguments (by number) that programs are not told, as :data:`STRIDES` and others.
         is_sized: Whether it read values of tensors that follow from sizes alone: numbers like those that it computes.
-        has_dead: Whether there are ops whose results nobody needs.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -96,7 +95,6 @@ class Trace:
     ledger: Ledger = field(default_factory=Ledger)
     asked: dict[int, int] = field(default_factory=dict)
     is_sized: bool = False
-    has_dead: bool = False
     _shapes: list[int] = field(default_factory=list)
 
     def is_as(self, other: Trace) -> bool:

@@ -8,7 +8,6 @@ itself is never touched. What an op's kind asks for is in :mod:`handlers`, the s
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 import threading
@@ -27,7 +26,7 @@ from . import casts
 from .aliasing import Aliases
 from .failures import LongerError, StrangerError
 from .following import Adapters
-from .graph import does_more, draws
+from .graph import draws
 from .guards import plain
 from .handlers import HANDLERS, classify, data_dependent
 from .meta import META_DEVICE, answered, memory_order
@@ -537,42 +536,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if places:
             tokens += (WRITES, repr(places))
         self.append("output", tuple(tokens), numbers, ())
-        self._forget_dead()
         self.trace.output_spec = spec
         return self.trace
-
-    def _forget_dead(self) -> None:
-        """Sets to 0 the numbers of ops whose results nobody needs: they may be what they like at any size. Sizes that the
-        program asked for stay."""
-        record, makers, asked = self.trace, self.makers, self.trace.ledger.sized
-        # An int that is no value is one that is needed.
-        read = set(itertools.chain.from_iterable([tokens for _, tokens, _ in record.nodes]))
-        ends = {at for value, at in enumerate(makers) if value not in read}
-        ends.difference_update([at for value, at in enumerate(makers) if value in read])
-        if not any(map(self._is_left_out, ends)):
-            return
-        record.has_dead = True
-        live, value = [False] * len(record.nodes), self._count
-        for index in reversed(range(len(live))):
-            op, tokens, results = record.nodes[index]
-            value -= len(results)
-            if live[index] or not self._is_left_out(index):
-                for token in tokens if op != "extern" else ():
-                    if type(token) is int:
-                        live[makers[token]] = True
-                continue
-            end = record.end_of(index)
-            for place, (_, rank) in reversed(list(enumerate(results, value))):
-                end -= rank
-                if place not in asked:
-                    record.numbers[end : end + rank] = [0] * rank
-            start = record.starts[index]
-            record.numbers[start:end] = [0] * (end - start)
-
-    def _is_left_out(self, index: int) -> bool:
-        """Whether a node is none of a graph where nobody needs its results."""
-        op = self.trace.nodes[index][0]
-        return op == "constant" if isinstance(op, str) else not does_more(op)
 
     def _check_apart(self, leaves: Sequence[Any], count: int) -> None:
         """Raises an error if what ``forward`` leaves in attributes, the last ``count`` leaves of its result, is no tensor of

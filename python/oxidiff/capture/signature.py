@@ -392,13 +392,17 @@ def without_orders(key: Sequence[Any]) -> list[Any]:
     return found
 
 
-def content_of(key: Sequence[Any]) -> frozenset[Any]:
-    """What is in the calls of a structure key, however often: all but how long lists and dictionaries are."""
-    return frozenset(part[0] if isinstance(part, tuple) and part and _is_long(part[0]) else part for part in key)
-
-
-def _is_long(head: Any) -> bool:
-    return head == "same" or (isinstance(head, type) and issubclass(head, (list, tuple, dict)))
+def content_of(key: Sequence[Any]) -> tuple[frozenset[Any], int]:
+    """What is in the calls of a structure key, and how many items their lists and dictionaries have."""
+    content, items = set(), 0
+    for part in key:
+        head = part[0] if isinstance(part, tuple) and part else None
+        if isinstance(head, type) and issubclass(head, (list, tuple, dict)):
+            items += len(part) - 1 if issubclass(head, dict) else part[1]
+            content.add(head)
+        elif head != "same":
+            content.add(part)
+    return frozenset(content), items
 
 
 def dict_like(value: dict[Any, Any]) -> Callable[..., Any]:
