@@ -690,3 +690,20 @@ def test_the_number_of_elements_of_what_is_named() -> None:
     compiled = oxidiff.compile(Asks(lambda x: x * 2 if torch.numel(input=x) > 20 else x * 3), strict=True, cache=False)
     for count in (4, 8, 12, 5):
         assert torch.equal(compiled(torch.ones(count, 3)), torch.full((count, 3), 2.0 if count * 3 > 20 else 3.0))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "count", [lambda n: n % 4, lambda n: -n % 4, lambda n: n // 8], ids=["rest", "missing", "eights"]
+)
+def test_what_a_loop_counts_to_is_a_guard(count: Callable[[int], int]) -> None:
+    """It counts to 0 at the first size, and at those that are tried beside it."""
+
+    def looping(x: Tensor) -> Tensor:
+        for _ in range(count(x.shape[0])):
+            x = x + 1
+        return x if isinstance(range(2), range) else x * 0
+
+    compiled = oxidiff.compile(Asks(looping), strict=True, cache=False)
+    for rows in (8, 5, 12, 7, 4, 16):
+        assert torch.equal(compiled(torch.ones(rows, 3)), looping(torch.ones(rows, 3))), rows

@@ -9,7 +9,8 @@ A number can leave this: through ``int()``, as a key of a dictionary, as text. W
 the number itself is a guard, and another one needs another trace; but for what libraries do whose models are tested at many
 sizes, where only is noted that it left (:meth:`Ledger.escapes`): what they compute on with as much is taken to be computed
 with it. Not seen at all is what torch asks below ``forward``, and where C reads the number without asking: ``0.5 * n``,
-``range(n)``, ``math.isqrt(n)``. Roots, logarithms and ``exp`` of :mod:`math` are followed (:data:`FUNCTIONS`).
+``math.isqrt(n)``, ``range(n)`` but in code of the program's own. Roots, logarithms and ``exp`` of :mod:`math` are followed
+(:data:`FUNCTIONS`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
     "TracedInt",
     "expression_text",
     "is_count",
+    "is_tested",
     "plain",
     "shows_at",
     "symbols_of",
@@ -161,12 +163,12 @@ class Ledger:
         if not self.is_open:
             return
         module = sys._getframe(2).f_globals.get("__name__", "")
-        if not (is_text and _is_tested(module)):
+        if not (is_text and is_tested(module)):
             self.escape_to(number, module)
 
     def escape_to(self, number: Any, module: str) -> None:
         """Notes that code of a Python module takes a number where it cannot be followed."""
-        if not _is_tested(module):
+        if not is_tested(module):
             self.pin(number)
         elif self.is_open and isinstance(number, _Traced):
             self._escaped[number.row] = plain(number)
@@ -362,7 +364,8 @@ class Ledger:
         return known[row]
 
 
-def _is_tested(module: str) -> bool:
+def is_tested(module: str) -> bool:
+    """Whether a Python module is of a library in whose code a number may leave."""
     return module.partition(".")[0] in _TESTED
 
 

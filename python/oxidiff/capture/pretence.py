@@ -28,7 +28,7 @@ from ..errors import CaptureError
 from .casts import mapped
 from .flex import flex_attention, indexed, is_index
 from .following import is_tracing
-from .guards import FUNCTIONS, TracedFloat, TracedInt, plain
+from .guards import FUNCTIONS, TracedFloat, TracedInt, is_tested, plain
 from .handlers import MAX_CONSTANT, data_dependent
 from .masks import drawn_at_once
 from .record import GRADIENTS, MEMORY, STRIDES
@@ -573,16 +573,37 @@ def _length(value: Any, /) -> int:
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)
 
 
+class _Ranges(type):
+    """The class of what stands for the class of ranges."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, range)
+
+
+class _Range(metaclass=_Ranges):
+    """``range()``, which reads the numbers that it is given where nobody sees that: each is a guard."""
+
+    def __new__(cls, *numbers: Any) -> Any:
+        for number in numbers:
+            if isinstance(number, TracedInt):
+                number.ledger.pin(number)
+        return range(*numbers)
+
+
 @contextmanager
 def following_lengths(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
     """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
-    ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it."""
-    spaces = [space for space in spaces if "len" not in space]
+    ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it. So is what a loop of
+    theirs counts to seen, where they are of no library: it may be 0 at the sizes of a trace, as a remainder is."""
+    spaces = [*spaces]
+    places: list[tuple[dict[str, Any], str, Any]] = [(space, "len", _length) for space in spaces if "len" not in space]
+    own = [space for space in spaces if "range" not in space and not is_tested(space.get("__name__", ""))]
+    places += [(space, "range", _Range) for space in own]
     try:
-        for space in spaces:
-            space["len"] = _length
+        for space, name, value in places:
+            space[name] = value
         yield
     finally:
-        for space in spaces:
-            if space.get("len") is _length:
-                del space["len"]
+        for space, name, value in places:
+            if space.get(name) is value:
+                del space[name]
