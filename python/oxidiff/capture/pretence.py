@@ -543,14 +543,28 @@ def following_functions(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
     places: list[tuple[dict[str, Any], str, Any]] = [(vars(math), name, function) for name, function in own.items()]
     for space in spaces:
         places += [(space, name, value) for name, value in [*space.items()] if _is_function(value) and value in instead]
+    with _named((space, name, instead[value]) for space, name, value in places):
+        yield
+
+
+@contextmanager
+def _named(places: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Puts values under names for so long, but where others are put meanwhile: (global names, name, value) of each."""
+    replaced = [(space, name, value, space.get(name, _NOTHING)) for space, name, value in places]
     try:
-        for space, name, value in places:
-            space[name] = instead[value]
+        for space, name, value, _ in replaced:
+            space[name] = value
         yield
     finally:
-        for space, name, value in places:
-            if space.get(name) is instead[value]:
-                space[name] = value
+        for space, name, value, before in replaced:
+            if space.get(name) is value:
+                if before is _NOTHING:
+                    del space[name]
+                else:
+                    space[name] = before
+
+
+_NOTHING = object()
 
 
 def _is_function(value: Any) -> bool:
@@ -599,11 +613,5 @@ def following_lengths(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
     places: list[tuple[dict[str, Any], str, Any]] = [(space, "len", _length) for space in spaces if "len" not in space]
     own = [space for space in spaces if "range" not in space and not is_tested(space.get("__name__", ""))]
     places += [(space, "range", _Range) for space in own]
-    try:
-        for space, name, value in places:
-            space[name] = value
+    with _named(places):
         yield
-    finally:
-        for space, name, value in places:
-            if space.get(name) is value:
-                del space[name]
