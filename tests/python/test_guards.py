@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import nets
 import oxidiff
 from oxidiff.capture import Capturer
 from oxidiff.capture.dim import Dim
@@ -707,3 +708,26 @@ def test_what_a_loop_counts_to_is_a_guard(count: Callable[[int], int]) -> None:
     compiled = oxidiff.compile(Asks(looping), strict=True, cache=False)
     for rows in (8, 5, 12, 7, 4, 16):
         assert torch.equal(compiled(torch.ones(rows, 3)), looping(torch.ones(rows, 3))), rows
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "repeat",
+    [lambda n, x: [x] * n, lambda n, x: n * [x], lambda n, x: (x,) * n, lambda n, x: [x.add(1) for _ in "x" * n]],
+    ids=["list", "reflected", "tuple", "text"],
+)
+def test_how_often_something_is_repeated_is_a_guard(repeat: Callable[[int, Tensor], list[Tensor]]) -> None:
+    def repeated(x: Tensor) -> Tensor:
+        return torch.cat([x, *repeat(x.shape[0] % 4, x)])
+
+    compiled = oxidiff.compile(Asks(repeated), strict=True, cache=False)
+    for rows in (8, 5, 12, 7, 4, 16):
+        assert torch.equal(compiled(torch.ones(rows, 3)), repeated(torch.ones(rows, 3))), rows
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [nets.counting, lambda x: nets.counting(x)], ids=["imported", "of its module"])
+def test_so_it_is_in_a_file_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
+    compiled = oxidiff.compile(Asks(function), strict=True, cache=False)
+    for rows in (8, 5, 12, 7, 4, 16):
+        assert torch.equal(compiled(torch.ones(rows, 3)), nets.counting(torch.ones(rows, 3))), rows

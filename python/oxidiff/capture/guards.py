@@ -381,6 +381,7 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
 
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
+            _note_repeated(name, self, other)
             return NotImplemented
         return self.ledger.computed(function(plain(self), plain(other)), name, self, other)
 
@@ -392,10 +393,18 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
 
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
+            _note_repeated(name, self, other)
             return NotImplemented
         return self.ledger.computed(function(plain(other), plain(self)), name, other, self)
 
     return method
+
+
+def _note_repeated(name: str, number: Any, other: Any) -> None:
+    """Makes it a guard how often a list is repeated (`[x] * number`), which Python does by itself; not in libraries."""
+    if name == "mul" and isinstance(other, (list, tuple, str, bytes, bytearray)):
+        if not is_tested(sys._getframe(2).f_globals.get("__name__", "")):
+            number.ledger.pin(number)
 
 
 def _unary(name: str) -> Callable[[Any], Any]:

@@ -43,6 +43,7 @@ __all__ = [
     "following_lengths",
     "own_spaces",
     "past_caches",
+    "reached_spaces",
     "refusing_seeds",
     "telling_inference",
     "telling_transformers",
@@ -406,6 +407,39 @@ def own_spaces(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
     return [vars(sys.modules[name]) for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
 
 
+def reached_spaces(own: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These global names, and those that the functions, classes and modules among them have: helpers in files of their own.
+    Libraries whose code is known, torch's and Python's are not gone into."""
+    spaces = {id(space): space for space in own}
+    waiting = [space for space in spaces.values() if not is_tested(space.get("__name__", ""))]
+    while waiting:
+        for value in [*waiting.pop().values()]:
+            # By their types: a proxy for something that is not there yet would raise.
+            kind = type(value)
+            if issubclass(kind, types.ModuleType):
+                name = value.__name__
+            elif kind is types.FunctionType or issubclass(kind, type):
+                name = value.__module__
+            else:
+                continue
+            space = getattr(sys.modules.get(name), "__dict__", None) if _is_helper(name) else None
+            if type(space) is dict and id(space) not in spaces:
+                spaces[id(space)] = space
+                waiting.append(space)
+    return [*spaces.values()]
+
+
+def _is_helper(module: Any) -> bool:
+    if type(module) is not str or is_tested(module):
+        return False
+    package = module.partition(".")[0]
+    return package not in sys.stdlib_module_names and package not in _UNFOLLOWED
+
+
+_UNFOLLOWED = frozenset({"PIL", "cv2", "matplotlib", "numpy", "pandas", "scipy", "sklearn", "tqdm"})
+"""Large libraries that compute with no tensors."""
+
+
 def _caches_of(modules: Sequence[torch.nn.Module]) -> list[tuple[Callable[[Any], None], Any]]:
     """The cached functions of the code of modules, each with what puts another one in its place: methods, those that a
     method asks, and those with a global name where they are written. Also static methods that draw masks row by row."""
@@ -606,9 +640,10 @@ class _Range(metaclass=_Ranges):
 
 @contextmanager
 def following_lengths(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Lets the code of the modules' classes see the length of a tensor as a size, where Python makes a plain int of what
-    ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it. So is what a loop of
-    theirs counts to seen, where they are of no library: it may be 0 at the sizes of a trace, as a remainder is."""
+    """Lets the code of the modules' classes, and its helpers, see the length of a tensor as a size, where Python makes a
+    plain int of what ``__len__`` returns: for so long their ``len`` is :func:`_length`, as :func:`torch.fx.wrap` does it.
+    So is what a loop of theirs counts to seen, where they are of no library: it may be 0 at the sizes of a trace, as a
+    remainder is."""
     spaces = [*spaces]
     places: list[tuple[dict[str, Any], str, Any]] = [(space, "len", _length) for space in spaces if "len" not in space]
     own = [space for space in spaces if "range" not in space and not is_tested(space.get("__name__", ""))]

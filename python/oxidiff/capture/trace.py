@@ -30,6 +30,7 @@ from .pretence import (
     following_lengths,
     own_spaces,
     past_caches,
+    reached_spaces,
     refusing_seeds,
     telling_inference,
     telling_transformers,
@@ -285,7 +286,7 @@ def _run_noting(
 
 
 def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder: Recorder) -> Any:
-    spaces = own_spaces(module for _, module in recorder.weights.modules)
+    spaces = reached_spaces(own_spaces(module for _, module in recorder.weights.modules))
     with (
         torch.no_grad(),
         _C._AutoDispatchBelowAutograd(),
