@@ -23,7 +23,7 @@ from families_unets import UNETS
 from families_videos import VIDEOS
 from nets import Net, assert_close, image
 from oxidiff import testing
-from oxidiff.capture import capture, capturer
+from oxidiff.capture import capture, trials
 from oxidiff.capture.casts import POLICIES, dispatch_key
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -157,7 +157,7 @@ def on_cuda(dtype: torch.dtype) -> Iterator[None]:
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is captured is told that its tensors live on a GPU, where perhaps is none."""
-    monkeypatch.setattr(capturer, "_device_of", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(trials, "_device_of", lambda *_: torch.device("cuda", 0))
     # Makes a tensor there.
     monkeypatch.setattr(trace, "uncompiled", lambda _: contextlib.nullcontext())
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from oxidiff import testing
 from oxidiff._native import GraphBuilder
-from oxidiff.capture import CaptureError, Capturer, Dim, Ref, UnsupportedError, capture, capturer, is_tracing
+from oxidiff.capture import CaptureError, Capturer, Dim, Ref, UnsupportedError, capture, is_tracing, trials
 from oxidiff.capture import following as stand_ins
 from oxidiff.capture.graph import number_at
 
@@ -395,13 +395,13 @@ def counted_tokens(x, words, frames):
 def test_each_size_is_traced_once(function, args, most, monkeypatch):
     """What decides a number that cannot be solved is looked for with what is traced anyway."""
     taken = []
-    trace_at = capturer._Session.trace_at
+    trace_at = trials.Trials.trace_at
 
     def noted(self, point):
         taken.append(tuple(self.plan.sizes(point)))
         return trace_at(self, point)
 
-    monkeypatch.setattr(capturer._Session, "trace_at", noted)
+    monkeypatch.setattr(trials.Trials, "trace_at", noted)
     graph = capture(function, args)
     assert not graph.fixed
     assert len(set(taken)) == len(taken) <= most
@@ -410,8 +410,8 @@ def test_each_size_is_traced_once(function, args, most, monkeypatch):
 def test_a_graph_that_is_cut_is_not_captured_again(monkeypatch):
     """Known are the graphs of a call that were captured, whatever is made of them."""
     traces = []
-    trace = capturer.trace
-    monkeypatch.setattr(capturer, "trace", lambda *args, **given: traces.append(args) or trace(*args, **given))
+    trace = trials.trace
+    monkeypatch.setattr(trials, "trace", lambda *args, **given: traces.append(args) or trace(*args, **given))
     module = Capturer(lambda x: torch.linalg.qr(x * 2).Q + 1)
     call, known = module.call((torch.randn(2, 5, 5),), {}), {}
     with pytest.raises(UnsupportedError, match="qr"):

@@ -28,7 +28,7 @@ from torch.nn.utils.parametrize import register_parametrization
 import oxidiff
 from nets import Net, assert_close, image, shallow
 from oxidiff import testing
-from oxidiff.capture import capturer
+from oxidiff.capture.trials import Trials
 
 
 @pytest.fixture
@@ -1788,8 +1788,8 @@ def test_a_wrapper_that_holds_the_old_forward_in_a_default(named: bool) -> None:
 @torch.no_grad()
 def test_a_size_is_traced_once_for_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    real = capturer._Session.trace_at
-    monkeypatch.setattr(capturer._Session, "trace_at", lambda self, point: taken.append(point) or real(self, point))
+    real = Trials.trace_at
+    monkeypatch.setattr(Trials, "trace_at", lambda self, point: taken.append(point) or real(self, point))
 
     class Halved(nn.Module):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import oxidiff
 from nets import assert_close, image
 from oxidiff import detours, entries
-from oxidiff.capture import capturer
+from oxidiff.capture import trials
 from oxidiff.capture.trace import trace
 from oxidiff.dispatch import find_dispatcher
 from oxidiff.module import dispatcher_of
@@ -307,7 +307,7 @@ def test_numbers_in_attributes_are_no_symbols_of_a_piece(monkeypatch: pytest.Mon
         traces.append(args)
         return trace(*args, **named)
 
-    monkeypatch.setattr(capturer, "trace", traced)
+    monkeypatch.setattr(trials, "trace", traced)
     module = Counts().eval()
     compiled: Any = oxidiff.compile(module)
     x = image(2, 4, 8, 8)

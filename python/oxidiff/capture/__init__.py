@@ -3,7 +3,7 @@
 ``capture(module, args, kwargs)`` gives a :class:`CapturedGraph`: ATen ops with sizes as expressions. The way of the data:
 :mod:`signature` takes the call apart, :mod:`sizes` guesses its free sizes, :mod:`trace` runs the module on meta tensors and
 :mod:`recorder` writes down what it does, :mod:`guards` notes what it asks about sizes, :mod:`fit` solves the numbers,
-:mod:`graph` holds the result.
+:mod:`graph` holds the result. :mod:`session` is the way through one capture, :mod:`capturer` what makes them.
 """
 
 from ..errors import CaptureError, UnsupportedError

@@ -1,7 +1,7 @@
 """Which sizes of a call are free, which follow from others, and at which values to trace.
 
 Nothing here has to be right: a guess that does not hold shows as traces that fail or differ, and is then corrected by
-trying (see :mod:`~oxidiff.capture.capturer`). Good guesses only save traces.
+trying (see :mod:`~oxidiff.capture.freeing`). Good guesses only save traces.
 """
 
 from __future__ import annotations
