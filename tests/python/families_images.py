@@ -92,6 +92,21 @@ def _qwen_controlnet(random: Random, batch: int, size: tuple[int, ...]) -> Input
     }
 
 
+def _qwen21(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """A picture for a prompt, without a cache; its slots are those of patches of 2 by 2 tokens."""
+    height, width = size
+    slots = torch.cat([torch.zeros(batch, TEXT), torch.ones(batch, height * width // 4)], 1).bool()
+    return {
+        "hidden_states": random.normal(batch, height * width, 16),
+        "encoder_hidden_states": random.normal(batch, TEXT, 24),
+        "timestep": random.normal(batch).sigmoid(),
+        "img_shapes": [[(1, height, width)]] * batch,
+        "img_mask": slots,
+        "encoder_hidden_states_mask": _mask(batch, TEXT, torch.bool),
+        "return_dict": False,
+    }
+
+
 def _flux(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     height, width = size
     return {
@@ -1225,6 +1240,26 @@ IMAGES: tuple[Family, ...] = (
         },
         _prx,
         ((16, 16), (8, 24)),
+    ),
+    Family(
+        "qwen-image-21",
+        "diffusers.QwenImage21Transformer2DModel",
+        {
+            "patch_size": 1,
+            "in_channels": 16,
+            "out_channels": 16,
+            "num_layers": 2,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "context_in_dim": 24,
+            "axes_dims_rope": (4, 6, 6),
+        },
+        _qwen21,
+        ((8, 8), (12, 8), (10, 14)),
+        # It makes lists of the positions of tokens; its layers have one program. The whole is tried again at other sizes.
+        graphs=5,
+        fallbacks=("depends on the values of a tensor",),
+        captures_by_size=True,
     ),
     Family(
         "qwen-image",

@@ -319,6 +319,31 @@ def test_which_of_two_numbers_is_larger_is_seen(first, between, rows):
         assert is_right or rows == 600 or (first[0] > first[1]) != (sides[0] > sides[1])
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_table_has_a_row_more_than_samples(batch, is_cut):
+    """At batch 1 either fits whatever the other is: both together show that they do not."""
+
+    def function(x, table, fixed):
+        # What another size that is not free has to do with it is found out first.
+        x = torch.cat([x, fixed], 1) if is_cut else x
+        return x * table[:-1].unsqueeze(1) + table[-1:].unsqueeze(0)
+
+    def call(batch, length):
+        return capturer.call((torch.randn(batch, length, 8), torch.randn(batch + 1, 8), torch.randn(batch, 9, 8)), {})
+
+    capturer = Capturer(function)
+    graph = capturer.capture(call(batch, 20))
+    assert graph.fixed == ()
+    for sizes in ((1, 30), (5, 20), (3, 17)):
+        given = call(*sizes)
+        point = graph.plan.read(given.sizes)
+        assert point is not None and (graph.accepts(point) or capturer.extend(graph, given)), sizes
+        check_equal(replay(graph, None, given), function(*given.tensors))
+    one, other = call(3, 7).tensors[0], call(4, 7).tensors[1:]
+    assert graph.plan.read(capturer.call((one, *other), {}).sizes) is None, "as many rows as samples and another"
+
+
 def test_numbers_of_several_images_in_one_sequence():
     """Their tokens are as many as the patches of all."""
 

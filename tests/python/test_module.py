@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import io
+import itertools
 import pickle
 import queue
 import random
@@ -1240,6 +1241,42 @@ def test_constants_are_told_apart_by_all_that_they_are() -> None:
         long[place] += place
         assert_close(compiled(image(2, 3), slice(0, long)), module(image(2, 3), slice(0, long)))
     assert_close(compiled(image(2, 3), Named), module(image(2, 3), Named))
+
+
+class Cuts(nn.Module):
+    """Takes what a slice says, or several do."""
+
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        cuts = given if isinstance(given, list) else [given]
+        return torch.cat([x[:, one] for one in cuts], 1) * 2 + x.amax(1, keepdim=True)
+
+
+@torch.no_grad()
+def test_edges_of_slices_are_sizes() -> None:
+    compiled: Any = oxidiff.compile(Cuts(), strict=True, cache=False)
+    for at, (width, start, stop) in enumerate(((40, 0, 9), (40, 0, 12), (57, 3, 30), (29, 2, 28), (33, 5, 6))):
+        x = image(2, width, 3)
+        assert torch.equal(compiled(x, slice(start, stop)), Cuts()(x, slice(start, stop))), at
+        assert oxidiff.report(compiled).captures == 1, at
+
+
+@torch.no_grad()
+def test_slices_of_any_kind() -> None:
+    """Beyond either end, from behind, with steps, one before the other, with nothing in them."""
+    edges: list[Any] = [(1, 5), (1, 20), (0, 13), (5, 25), (25, 5), (25, 25), (27, 35), (-3, 29), (-3, None), (3, -2)]
+    edges += [(None, 4), (None, None), (0, -1), (0, 8, 2), (1, 11, 3), (-30, None), (None, -2)]
+    compiled: Any = oxidiff.compile(Cuts(), strict=True, cache=False)
+    for width, edge in itertools.product((8, 30), edges):
+        x = image(2, width, 3)
+        assert torch.equal(compiled(x, slice(*edge)), Cuts()(x, slice(*edge))), (width, edge)
+
+
+@torch.no_grad()
+def test_several_slices_are_not_taken_for_each_other() -> None:
+    compiled: Any = oxidiff.compile(Cuts(), strict=True, cache=False)
+    for width, *edges in ((8, (1, 5), (5, 8)), (20, (1, 15), (15, 18)), (10, (1, 15), (9, 10)), (30, (9, 5), (1, 30))):
+        x, cuts = image(2, width, 3), [slice(*edge) for edge in edges]
+        assert torch.equal(compiled(x, cuts), Cuts()(x, cuts)), (width, edges)
 
 
 class Tenfold(nn.Module):

@@ -13,19 +13,20 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 from torch import Tensor, nn
 
 import oxidiff
 from nets import assert_close
 from oxidiff import testing
 from oxidiff.capture import objects
-from small_pipes import drawing, network, random
+from small_pipes import drawing, network, random, tested_net
 from small_pipes import tested_vae as vae_of
 
 
 @pytest.fixture(autouse=True)
 def _is_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "KEEPING", (*objects.KEEPING, LIBRARY.__name__))
+    monkeypatch.setitem(objects.KEEPING, LIBRARY.__name__, ())
 
 
 LIBRARY = sys.modules.setdefault("diffusers.models.kept", types.ModuleType("diffusers.models.kept"))
@@ -417,6 +418,43 @@ def test_checked_calls_write_once() -> None:
     module = Keeping()
     compiled = oxidiff.compile(module, check=True)
     assert_steps_equal(compiled, module, 5)
+
+
+def qwen_images(height: int, width: int, length: int, batch: int) -> dict[str, Any]:
+    """What Qwen-Image 2.1 is given in a step: a prompt with padding, behind it the slots of patches of 2 by 2 tokens."""
+    count = height * width
+    text = torch.arange(length) < length - 2
+    return {
+        "hidden_states": random(batch, count, 16),
+        "encoder_hidden_states": random(batch, length, 24, seed=1),
+        "encoder_hidden_states_mask": text.repeat(batch, 1),
+        "timestep": torch.full((batch,), 0.7),
+        "img_shapes": [[(1, height, width)]] * batch,
+        "img_mask": torch.cat([torch.zeros(batch, length), torch.ones(batch, count // 4)], 1).bool(),
+        "return_dict": False,
+    }
+
+
+@torch.no_grad()
+def test_a_prompt_is_kept_for_pictures_of_any_size() -> None:
+    """Its layers are given a cache each, the first step a slice of what to keep, rows of a table one more than samples."""
+    eager = tested_net("qwen-image-21")
+    compiled = oxidiff.compile(tested_net("qwen-image-21"), cache=False)
+    captures = 0
+    for sizes in ((8, 8, 9, 1), (12, 8, 9, 1), (8, 12, 7, 1), (16, 10, 12, 3)):
+        given = qwen_images(*sizes)
+        mine, own = QwenImage21KVCache(2), QwenImage21KVCache(2)
+        for mode in ("extract", "cached", "cached"):
+            expected = eager(**given, kv_cache=own, kv_cache_mode=mode)
+            actual = compiled(**given, kv_cache=mine, kv_cache_mode=mode)
+            assert testing.relative_error(actual, expected) <= 2e-5, (sizes, mode)
+            assert_close(mine.get_layer(1).get(), own.get_layer(1).get())
+        report = oxidiff.report(compiled)
+        captures = captures or report.captures
+        assert report.captures == captures and report.eager_calls == 0, sizes
+    assert {row["reason"] for row in report.fallbacks} == {
+        f"an argument of type {QwenImage21KVCache.__module__}.QwenImage21KVCache is passed to it"
+    }
 
 
 def glm_image() -> Any:

@@ -53,7 +53,7 @@ class Freeing(Solving):
 
     def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
         """The base trace and three more at other values of every symbol, all of the same program."""
-        for attempt in range(5):
+        for attempt in range(6):
             if not self.plan.symbols:
                 break
             records, points = [base], [self.point()]
@@ -69,6 +69,8 @@ class Freeing(Solving):
                     return [*records, *crossed[0]], [*points, *crossed[1]]
             if self.plan.areas:
                 self.drop_area()
+            elif attempt > 0 and self.tie_meeting(base):
+                continue
             elif attempt == 0:
                 self.try_each_symbol(base)
             elif attempt == 1:
@@ -104,8 +106,22 @@ class Freeing(Solving):
         while settled := self.try_ties(base, bound) or self.try_padded_ties(base, bound):
             bound = self.bound_symbols(base, [s for s in bound if s.name not in settled], is_thorough)
         for symbol in bound:
-            self.fix(symbol)
+            if not self.follows_batch(base, symbol):
+                self.fix(symbol)
         self.chosen.update(counts_apart(self.counts(), self.chosen))
+
+    def tie_meeting(self, base: Trace) -> bool:
+        """Lets one of two sizes follow from the other where each is free alone, and both together are not: one of them was 1
+        then, which fits everything (a batch of 1, and a table with a row more than samples). Where none does, both are
+        constants. Says whether there were such sizes."""
+        meeting, self.meeting = self.meeting, frozenset()
+        bound = [s for s in self.plan.symbols if s.name in meeting]
+        if len(bound) < 2:
+            return False
+        if not self.try_ties(base, bound):
+            for symbol in bound:
+                self.fix(symbol)
+        return True
 
     def bound_symbols(
         self, base: Trace, symbols: Sequence[Symbol], is_thorough: bool, is_learning: bool = False
@@ -171,7 +187,10 @@ class Freeing(Solving):
             if conflict is not None:
                 self.conflicts.append(({s.name: s.position for s in self.plan.symbols}, conflict))
                 alone = {n: [{**seen[0], n: value} for value in v] for n, v in row.items()}
-                return {name for name, points in alone.items() if any(map(conflict.is_at, points))}
+                held = {name for name, points in alone.items() if any(map(conflict.is_at, points))}
+                if not held:
+                    self.meeting = self.meeting or _pair_at(conflict, seen)
+                return held
             if not lengths:
                 break
         return frozenset()
@@ -230,6 +249,19 @@ class Freeing(Solving):
                 return names | tied.keys()
         self.plan = untied
         return frozenset()
+
+    def follows_batch(self, base: Trace, symbol: Symbol) -> bool:
+        """Lets a length that is not free alone be one more than there are samples, if it is so in the call: rows of a table
+        that has one beside those of the samples."""
+        batch = next((s for s in self.plan.symbols if s.role == "batch"), None)
+        if batch is None or symbol.role != "sequence" or symbol.value != batch.value + 1:
+            return False
+        untied = self.plan
+        self.plan = untied.tied({symbol.name: Dim.symbol(batch.name) + 1})
+        if self.is_free(base, [batch]):
+            return True
+        self.plan = untied
+        return False
 
     def try_padded_ties(self, base: Trace, bound: Sequence[Symbol]) -> Set[str]:
         """As :meth:`try_ties`, for a length that is that of an image or a text with its padding."""
@@ -411,6 +443,17 @@ class Freeing(Solving):
         self.is_divided = True
         self.chosen.update({s.name: at_whole_times(s, self.order[s.name]) for s in batches})
         return True
+
+
+def _pair_at(conflict: Conflict, points: Sequence[Point]) -> Set[str]:
+    """Two of the symbols that move at these points, the first of which is the call, for which an op cannot be done where
+    they move and all others do not; none if there are no two."""
+    here, *moved = points
+    names = [name for name in conflict.least if any(p[name] != here[name] for p in moved)]
+    for one, other in itertools.combinations(names, 2):
+        if all(conflict.is_at({**here, one: p[one], other: p[other]}) for p in moved):
+            return {one, other}
+    return frozenset()
 
 
 def _are_halved_alike(symbols: Sequence[Symbol], values: Sequence[Sequence[Number]]) -> bool:

@@ -1,8 +1,8 @@
 """Objects among the arguments of a call, taken apart into what their attributes hold.
 
-A dataclass is its attributes, and so is a cache of keys and values that a pipeline of diffusers passes to its transformer
-(:data:`~oxidiff.capture.objects.KEEPING`). Other objects belong to the code that made them: it may know them by what they
-are, count them, or keep more of them elsewhere than in their attributes.
+A dataclass is its attributes, and so are a slice and a cache of keys and values that a pipeline of diffusers passes to its
+transformer (:func:`~oxidiff.capture.objects.is_kept`). Other objects belong to the code that made them: it may know them by
+what they are, count them, or keep more of them elsewhere than in their attributes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
-from . import objects
-from .objects import found_class, name_of, taken_apart
+from .objects import found_class, is_kept, name_of, taken_apart
 
 __all__ = ["check_returned", "has_members", "is_settable", "members_of", "with_members"]
 
@@ -46,6 +45,8 @@ def is_settable(value: Any) -> bool:
 
 def members_of(value: Any) -> dict[str, Any]:
     """What the attributes of an object hold, by name."""
+    if type(value) is slice:
+        return {"start": value.start, "stop": value.stop, "step": value.step}
     members = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
     members.update(getattr(value, "__dict__", ()))
     return members
@@ -53,6 +54,8 @@ def members_of(value: Any) -> dict[str, Any]:
 
 def with_members(value: Any, members: Mapping[str, Any]) -> Any:
     """Another object of the class of one, with these attributes. No constructor is called, which might compute others."""
+    if type(value) is slice:
+        return slice(*members.values())
     made = object.__new__(type(value))
     for name, item in members.items():
         object.__setattr__(made, name, item)
@@ -76,13 +79,13 @@ def _of(kind: type) -> tuple[bool, bool]:
     if found is None:
         is_record = is_dataclass(kind) and kind.__new__ is object.__new__ and not issubclass(kind, enum.Enum)
         is_plain = not is_record and _is_plain(kind)
-        found = _known[kind] = (is_record or is_plain, is_plain)
+        found = _known[kind] = (is_record or is_plain or kind is slice, is_plain)
     return found
 
 
 def _is_plain(kind: type) -> bool:
     name = name_of(kind)
-    if kind.__module__ not in objects.KEEPING or found_class(name) is not kind or hasattr(kind, "__del__"):
+    if not is_kept(kind.__module__, kind.__name__) or found_class(name) is not kind or hasattr(kind, "__del__"):
         return False
     as_plain = all(getattr(kind, name) == getattr(_Plain, name) for name in _ROOM)
     return as_plain and all(getattr(kind, name) is getattr(object, name) for name in _GIVEN)

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Made", "fits", "found_class", "name_of", "taken_apart"]
+__all__ = ["Made", "fits", "found_class", "is_kept", "name_of", "taken_apart"]
 
-KEEPING = (
-    "diffusers.models.transformers.transformer_flux2",
-    "diffusers.models.transformers.transformer_glm_image",
-)
-"""Modules of diffusers whose models are one program with such objects. Of others, classes may count their instances, or note
-them somewhere, and models be captured at each size all the same, in which their parts take less time (Qwen-Image 2.1)."""
+KEEPING: dict[str, tuple[str, ...]] = {
+    "diffusers.models.transformers.transformer_flux2": (),
+    "diffusers.models.transformers.transformer_glm_image": (),
+    "diffusers.models.transformers.transformer_qwenimage21": ("QwenImage21KVLayerCache",),
+}
+"""Modules of diffusers whose models are one program with such objects, and which of their classes, if not all: Qwen-Image
+2.1 makes lists of positions in Python, so that no program is all of it; its layers, which are given a cache each, have one.
+Of other modules, classes may count their instances, or note them somewhere."""
 _LANGUAGE = "transformers.cache_utils"
 
 
@@ -45,9 +47,15 @@ class Made:
 def found_class(name: str) -> type | None:
     """The class of that name of which objects are taken apart, if there is one here."""
     module, _, attribute = name.rpartition(".")
-    is_one = module == _LANGUAGE or module in KEEPING
+    is_one = module == _LANGUAGE or is_kept(module, attribute)
     found = getattr(sys.modules.get(module), attribute, None) if is_one else None
     return found if isinstance(found, type) and found.__module__ == module and _is_open(found) else None
+
+
+def is_kept(module: str, name: str) -> bool:
+    """Whether a class of a module of diffusers is that of a cache which a pipeline passes to its model."""
+    classes = KEEPING.get(module)
+    return classes is not None and (not classes or name in classes)
 
 
 def name_of(kind: type) -> str:

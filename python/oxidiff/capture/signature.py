@@ -281,10 +281,7 @@ def _anything(*args: Any, **kwargs: Any) -> None:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether an argument is a constant of a program, as texts and types are, that its text says all of: of slices those
-    between numbers."""
-    if type(value) is slice:
-        return all(type(n) in (int, type(None)) for n in (value.start, value.stop, value.step))
+    """Whether an argument is a constant of a program, as texts and types are, that its text says all of."""
     return type(value) in (bytes, complex, range, torch.layout, torch.memory_format)
 
 

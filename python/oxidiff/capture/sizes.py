@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product
 from math import ceil, nan, prod
 from typing import Any
 
@@ -478,7 +478,8 @@ class _Planner:
             # Where the channels are is not known; they show by not being free.
             return self.spatial_form(axis - rank, size)
         if axis >= rank - 2:
-            if rank == 4 and tensor.shape[1] == 1 and (self.is_length(size) or size == 1):
+            if rank == 4 and tensor.shape[1] == 1 and (self.is_length(size) or 1 in (size, tensor.shape[2])):
+                # A mask; of one row, over all keys.
                 return self.sequence_form(size)
             return self.spatial_form(axis - rank, size)
         if rank == 4 and axis == 1 and size in self.mask_sizes and size != self.channels:
@@ -676,6 +677,8 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
     elif symbol.role in ("spatial", "sequence"):
         find = _spatial_values if symbol.role == "spatial" else _sequence_values
         found = find(symbol.value, index, symbol.unit)
+    elif symbol.role == "int" and symbol.label.endswith(_OF_SLICES):
+        found = chain(_nearby_values(symbol.value, index), _int_values(symbol.value, index))
     else:
         found = _CANDIDATES[symbol.role](symbol.value, index)
     for values in found:
@@ -767,6 +770,21 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     below, above = max(211 - 7 * index, 3 + index), 42 + 9 * index
     yield [value + 13 + index, below + (below == value), above + (above == value)]
     yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
+    yield from _nearby_values(value, index)
+
+
+def _nearby_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
+    # Within a sequence, as the end of the text in it is; of two, the one behind stays so.
+    turn, mark = divmod(index, len(_RULERS[0]))
+    yield [value + 1 + ruler[mark] + turn * _MARKS for ruler in _RULERS]
+
+
+_MARKS = 49
+_RULERS = ((0, 1, 4, 9, 15, 22, 32, 34), (2, 4, 14, 21, 27, 32, 35, 36), (7, 8, 12, 19, 32, 34, 42, 48))
+"""Golomb rulers: no two marks are as far apart as two others, so that no length between two numbers follows from others."""
+
+_OF_SLICES = (".start", ".stop")
+"""How labels of the edges of slices end."""
 
 
 def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:

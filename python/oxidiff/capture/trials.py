@@ -118,6 +118,8 @@ class Trials:
         """Those of these sizes at which an op cannot be done."""
         self.conflicts: list[tuple[dict[str, int], Conflict]] = []
         """Ops at which trials ended, with the places of their symbols among the sizes of a call."""
+        self.meeting: Set[str] = frozenset()
+        """Two sizes that seem to be free alone and not together."""
         self.escaped: set[str] = set()
         """Free sizes with which something was computed that could not be followed."""
         self.is_rounded = False
