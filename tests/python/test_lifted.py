@@ -48,6 +48,36 @@ class Scaled(nn.Module):
         return y * (1 + self.processor.power["of"]) + torch.tensor(self.processor.offset)
 
 
+class Normed(nn.Module):
+    """Norms whose `eps`, which the compiler has to know, may change."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm in self.norms:
+            x = norm(x) + x
+        return x
+
+
+@torch.no_grad()
+def test_many_numbers_that_are_constants_cost_as_few_traces_as_one() -> None:
+    taken = []
+    for count in (1, 12):
+        module = Normed(count)
+        compiled = oxidiff.compile(module, cache=False)
+        x = torch.randn(2, 8, 6, 6)
+        compiled(x)
+        for norm in module.norms:
+            norm.eps = 0.5
+        assert_close(compiled(x), module(x))
+        dispatcher = find_dispatcher(compiled)
+        assert dispatcher is not None
+        taken.append(sum(each._capturer.traces for each in dispatcher.engines()))
+    assert taken[0] == taken[1]
+
+
 def put_gain(model: Any, value: float) -> None:
     model.gain = value
 

@@ -44,6 +44,22 @@ class Block(nn.Module):
         return x + self.gain * self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
+def test_a_function_that_is_marked_as_another_one_of_more_arguments() -> None:
+    """As cache-dit puts it there."""
+
+    def doubled(self: Block, x: Tensor) -> Tensor:
+        return 2 * Block.forward(self, x)
+
+    module = Block(8)
+    module.forward = functools.update_wrapper(functools.partial(doubled, module), doubled)  # type: ignore[method-assign]
+    compiled = oxidiff.compile(module, strict=True)
+    for rows in (2, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), 2 * Block.forward(module, x))
+        torch.testing.assert_close(compiled(x=x), 2 * Block.forward(module, x))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 class Net(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()

@@ -32,6 +32,7 @@ from oxidiff.store import Artifact, bundle, cache, graphs_folder, read_artifact
 from oxidiff.store.artifact import StoredGraph
 from oxidiff.store.describe import describe
 from oxidiff.store.encode import encode_call_key, to_bytes, to_data
+from small_pipes import tested_vae
 
 MODELS = ("sd15-unet", "sdxl-unet", "sd15-controlnet", "sd15-vae-decoder", "clip-l", "t5-small", "flux", "sd3")
 
@@ -484,6 +485,16 @@ def test_a_part_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
     with pytest.warns(oxidiff.CacheWarning, match="text_encoder is not saved: the module cannot be described"):
         oxidiff.save_pipe(pipe, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["unet.oxi"]
+
+
+@torch.no_grad()
+def test_an_autoencoder_is_saved_by_its_networks(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    pipe = types.SimpleNamespace(vae=tested_vae("kl"))
+    oxidiff.compile_pipe(pipe, cache=False)
+    pipe.vae.decode(torch.randn(1, 4, 4, 4))
+    oxidiff.save_pipe(pipe, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["vae.decoder.oxi"]
+    assert not [each for each in recwarn if each.category is oxidiff.CacheWarning]
 
 
 def test_the_index_of_a_device_is_no_part_of_an_artifact() -> None:

@@ -75,6 +75,10 @@ class SizeDependentError(UnsupportedError):
         super().__init__(message, module=module, op=op)
         self.symbols = symbols
 
+    def with_symbols(self, others: set[str]) -> SizeDependentError:
+        """The same, on which these depend, too."""
+        return SizeDependentError(str(self), self.symbols | others, module=self.module, op=self.op)
+
 
 @dataclass(frozen=True, slots=True)
 class T:
@@ -191,6 +195,8 @@ class Lowering:
             if node.op == "input":
                 self.declare_input(node)
         self.declare_numbers()
+        attributes = {symbol.name for symbol in self.graph.plan.symbols if symbol.role == "attribute"}
+        fixing: SizeDependentError | None = None
         for index, node in enumerate(self.graph.nodes):
             self.node = node
             if node.path != self.last_path:
@@ -198,13 +204,22 @@ class Lowering:
                 self.last_path = node.path
             try:
                 self.lower_node(node)
-            except SizeDependentError:
-                raise
-            except UnsupportedError as error:
-                if self.on_error is None:
+            except SizeDependentError as error:
+                if not error.symbols <= attributes:
+                    raise
+                # All numbers in attributes that it is so with are found at once: each alone would take another capture.
+                fixing = error if fixing is None else fixing.with_symbols(error.symbols)
+                self.stand_in(node)
+            except (UnsupportedError, KeyError) as error:
+                if fixing is not None:
+                    # Perhaps of what stands in.
+                    raise fixing from None
+                if self.on_error is None or not isinstance(error, UnsupportedError):
                     raise
                 self.on_error(index, error)
                 self.stand_in(node)
+        if fixing is not None:
+            raise fixing
         for leaf in self.graph.outputs.leaves:
             if leaf.value is not None:
                 self.output(leaf.value)

@@ -178,7 +178,7 @@ class Binder:
         self._extra: str | None = None
         self._required: set[str] = set()
         try:
-            parameters = inspect.signature(function).parameters
+            parameters = inspect.signature(_without_marks(function)).parameters
         except ValueError:
             # A builtin: what it takes is not known, so arguments stay as they are passed.
             parameters = inspect.signature(_anything).parameters
@@ -274,6 +274,14 @@ class Double(float):
 
 # What a wrapper holds in a default of its own.
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, torch.nn.Module)
+
+
+def _without_marks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, whose signature Python takes for another's: `update_wrapper(partial(of, module), of)` is marked
+    as a function of all arguments of `of`, and takes one less."""
+    if isinstance(function, functools.partial) and getattr(function, "__wrapped__", None) is function.func:
+        return functools.partial(function.func, *function.args, **function.keywords)
+    return function
 
 
 def _anything(*args: Any, **kwargs: Any) -> None:
