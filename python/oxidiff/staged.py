@@ -18,7 +18,7 @@ from .capture import CapturedGraph, Dim, Node, WeightSlot
 from .capture.graph import draws, number_at, operands
 from .capture.lowering import DTYPES
 from .capture.signature import Number
-from .capture.stages import Stage
+from .capture.stages import Stage, sources_of
 from .errors import UnsupportedError
 from .store import Row, Tuned
 
@@ -63,11 +63,8 @@ class Staged:
         self.graph = graph
         self._device = device
         self.stages = list(zip(stages, variants, strict=True))
-        read = {v for stage in stages for op in stage.eager for v in operands(op.node)}
-        read |= {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
         self._draws = any(draws(op.node.op) for stage in stages for op in stage.eager)
-        self._sources = {v: graph.nodes[graph.values[v].node] for v in read}
-        self._sources = {v: node for v, node in self._sources.items() if node.op in ("weight", "extern", "constant")}
+        self._sources = sources_of(graph, stages)
         self._weights: dict[int, Tensor] = {}
 
     @property

@@ -433,6 +433,35 @@ def test_weights_that_are_returned_beside_eager_ops() -> None:
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+class Keeps(nn.Module):
+    """Gives what it holds and constants beside the results of an op that the compiler does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(4))
+        self.register_buffer("table", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Any:
+        return (x * 2).sort(-1)[0] + self.bias, self.table, self.bias, torch.tensor([x.shape[0], 2])
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_what_no_program_makes_is_returned_by_a_stored_graph(tmp_path: Path) -> None:
+    first: Any = oxidiff.compile(Keeps(), cache=False)
+    first(image(3, 4))
+    first.save_graph(tmp_path / "graph")
+    module = Keeps()
+    loaded: Any = oxidiff.compile(module, cache=False)
+    loaded.load_graph(tmp_path / "graph")
+    for rows in (3, 5):
+        x = image(rows, 4)
+        assert_close(loaded(x), module(x))
+        module.table.add_(1)
+    report = oxidiff.report(loaded)
+    assert (report.captures, report.eager_calls) == (0, 0)
+
+
 class Idle(nn.Module):
     """Computes what nobody needs: by ops that the compiler does not know, of sizes that no program has."""
 

@@ -26,7 +26,7 @@ from .weights import FLOAT8
 if TYPE_CHECKING:
     from .._native import GraphBuilder
 
-__all__ = ["IN_MEMORY", "EagerOp", "Stage", "cut", "run_op"]
+__all__ = ["IN_MEMORY", "EagerOp", "Stage", "cut", "run_op", "sources_of"]
 
 IN_MEMORY = frozenset((torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype))
 """Ops the results of which depend on how their operand lies in memory."""
@@ -130,6 +130,14 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
         nothing = UnsupportedError(f"it gives {what}: no program does that")
         raise next(iter(errors.values()), nothing)
     return stages
+
+
+def sources_of(graph: CapturedGraph, stages: Sequence[Stage]) -> dict[int, Node]:
+    """The weights and constants that eager ops read or the graph returns, which no program makes, by value number."""
+    read = {value for stage in stages for op in stage.eager for value in operands(op.node)}
+    read |= {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
+    found = ((value, graph.nodes[graph.values[value].node]) for value in sorted(read))
+    return {value: node for value, node in found if node.op in _SOURCES and node.op != "input"}
 
 
 def _unknown(graph: CapturedGraph, builder: GraphBuilder) -> dict[int, UnsupportedError]:

@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 
 from ..capture import CapturedGraph, WeightSlot
 from ..capture.dim import Dim
-from ..capture.graph import GraphInput, Node, OutputLeaf, OutputSpec, operands
-from ..capture.stages import EagerOp, Stage
+from ..capture.graph import GraphInput, Node, OutputLeaf, OutputSpec
+from ..capture.stages import EagerOp, Stage, sources_of
 from ..errors import UnsupportedError
 from .encode import (
     UnstorableError,
@@ -68,9 +68,6 @@ def encode_stages(graph: CapturedGraph, stages: Sequence[Stage]) -> dict[str, Da
     Raises:
         UnstorableError: It has something that cannot be written down.
     """
-    read = {v for stage in stages for op in stage.eager for v in operands(op.node)}
-    sources = [(v, graph.nodes[graph.values[v].node]) for v in sorted(read)]
-    sources = [(v, node) for v, node in sources if node.op in _SOURCES]
     results = [leaf.value for leaf in graph.outputs.leaves if leaf.value is not None]
     number = _Numbers()
 
@@ -80,7 +77,7 @@ def encode_stages(graph: CapturedGraph, stages: Sequence[Stage]) -> dict[str, Da
     data = {
         **encode_calls(graph),
         "input_values": numbers(item.value for item in graph.inputs),
-        "sources": [[*numbers([v]), *_encode_source(graph, node)] for v, node in sources],
+        "sources": [[*numbers([v]), *_encode_source(graph, node)] for v, node in sources_of(graph, stages).items()],
         "stages": [
             {
                 "program": None if stage.part is None else encode_program(stage.part[1]),
