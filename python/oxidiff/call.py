@@ -23,7 +23,7 @@ from torch import Tensor
 from . import _native
 from .capture.members import has_members, members_of, with_members
 from .capture.signature import Double, attributes_of, dict_like, is_constant
-from .errors import CaptureError
+from .errors import CaptureError, is_interrupt
 
 __all__ = ["Leaf", "NotAKeyError", "key_of", "kind_of", "plain_numbers", "replace_leaves"]
 
@@ -101,7 +101,8 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
     if isinstance(value, enum.Enum):
         return kind, value.name
-    if isinstance(value, type) and type(value).__hash__ is not None:
+    if isinstance(value, type):
+        hash(value)
         return kind, value
     if is_constant(value):
         # Equal ones of two kinds, as `1+0j` and 1, are not one, and slices cannot be hashed everywhere.
@@ -156,6 +157,13 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) ->
                 key.append(find(type(value), _other)(value, leaves))
     except RecursionError:
         raise NotAKeyError("an argument that holds itself") from None
+    except NotAKeyError:
+        raise
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        # Of a class that cannot be hashed, or whose methods refuse.
+        raise NotAKeyError(f"an argument that cannot be taken apart ({type(error).__name__}: {error})") from None
     return tuple(key)
 
 
@@ -183,17 +191,15 @@ _NUMBERS = (int, float, Double)
 def plain_numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The same call with Python's numbers for those arguments that are numpy's 64-bit ones; ``None`` if there are none.
     Others (``numpy.float32`` is no ``float``) may take another way through a ``forward``, or give tensors another dtype."""
-    if not any(type(value) in _PLAIN for value in (*args, *kwargs.values())):
+    # By identity: not every class can be hashed.
+    if not any(type(value) is numpy.int64 or type(value) is numpy.float64 for value in (*args, *kwargs.values())):
         return None
-    plain = [_PLAIN.get(type(value), _same)(value) for value in args]
-    return tuple(plain), {name: _PLAIN.get(type(value), _same)(value) for name, value in kwargs.items()}
+    return tuple(map(_plain_number, args)), {name: _plain_number(value) for name, value in kwargs.items()}
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-_PLAIN: Mapping[type, Callable[[Any], Any]] = {numpy.int64: int, numpy.float64: Double}
+def _plain_number(value: Any) -> Any:
+    kind = type(value)
+    return int(value) if kind is numpy.int64 else Double(value) if kind is numpy.float64 else value
 
 
 def replace_leaves(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy
 import pytest
 import torch
 from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
@@ -337,6 +338,78 @@ def test_what_is_more_than_its_attributes_runs_eager(kind: Any) -> None:
     of = "_thread.lock" if kind is Locked else f"diffusers.models.kept.{kind.__name__}"
     with pytest.warns(oxidiff.FallbackWarning, match=f"an argument of type {of} is passed to it"):
         assert torch.equal(compiled(x, given), x * 2)
+
+
+class Unhashed(type):
+    """A class of classes that are equal to others, and so have no hash."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Odd(metaclass=Unhashed):
+    factor = 2
+
+
+@dataclasses.dataclass
+class OddRecord(metaclass=Unhashed):
+    factor: int = 2
+
+
+class OddPair(tuple[int, int], metaclass=Unhashed):
+    factor = property(lambda self: self[0])
+
+
+class OddTable(dict[str, int], metaclass=Unhashed):
+    factor = property(lambda self: self["factor"])
+
+
+class Refusing(Unhashed):
+    def __hash__(cls) -> int:
+        raise TypeError("not this one")
+
+
+class OddChild(Odd, metaclass=Refusing):
+    pass
+
+
+ODD: dict[str, Any] = {
+    "an object": Odd(), "a dataclass": OddRecord(), "a tuple": OddPair((2, 3)), "a dictionary": OddTable(factor=2),
+    "a class": Odd, "an object of one that refuses": OddChild(), "a class that refuses": OddChild,
+}  # fmt: skip
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor, given: Any, scale: float = 1.0) -> Tensor:
+        return x * (given[0] if isinstance(given, list) else given).factor * scale
+
+
+class ScalesByDefault(nn.Module):
+    def forward(self, x: Tensor, given: Any = ODD["an object"]) -> Tensor:
+        return x * given.factor  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("name", ODD)
+@torch.no_grad()
+def test_what_is_of_a_class_without_a_hash_runs_eager(name: str) -> None:
+    x, given = torch.randn(3), ODD[name]
+    compiled: Any = oxidiff.compile(Scales(), cache=False)
+    for scale in (1.0, numpy.float64(2.0)):
+        for result in (compiled(x, given, scale), compiled(x, given=given, scale=scale), compiled(x, [given], scale)):
+            assert torch.equal(result, x * 2 * scale)
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 6
+    assert all("an argument that cannot be taken apart" in row["reason"] for row in report.fallbacks)
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_a_default_of_a_class_without_a_hash_runs_eager() -> None:
+    compiled: Any = oxidiff.compile(ScalesByDefault(), cache=False)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    assert "an argument of type Odd" in oxidiff.report(compiled).fallbacks[0]["reason"]
 
 
 class GivesTensor(nn.Module):

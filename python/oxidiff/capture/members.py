@@ -75,7 +75,11 @@ def check_returned(result: Any, copies: Collection[int]) -> None:
 
 
 def _of(kind: type) -> tuple[bool, bool]:
-    found = _known.get(kind)
+    try:
+        found = _known.get(kind)
+    except TypeError:
+        # It cannot be hashed: a call with such an object could not be found again.
+        return False, False
     if found is None:
         is_record = is_dataclass(kind) and kind.__new__ is object.__new__ and not issubclass(kind, enum.Enum)
         is_plain = not is_record and _is_plain(kind)
