@@ -17,7 +17,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from operator import is_
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
+from .capture.classes import of_class
 from .capture.signature import PLAIN, PLAIN_TENSORS
 from .capture.weights import OBJECTS_DEEP, is_count
 from .capture.writes import IS_HEAP_TYPE, is_plain_object, slots_of
@@ -248,7 +249,7 @@ class _Marks:
             return "tensor", form, self._attributes(value) if _is_marked(value) else []
         if depth and kind is list:
             return "list", [self._mark(item, depth - 1) for item in self._contents(value, list(value))]
-        if depth and (kind is dict or (is_plain_object(kind) and _is_plain(cast(Hashable, kind)))):
+        if depth and (kind is dict or (is_plain_object(kind) and _is_plain(kind))):
             table = value if kind is dict else value.__dict__
             named = self._contents(table, dict(table)).items()
             return self._mark(kind, 0), [(self._mark(k, depth - 1), self._mark(v, depth - 1)) for k, v in named]
@@ -266,17 +267,17 @@ def _form(tensor: Tensor) -> Hashable:
     return str((tensor.dtype, tuple(tensor.shape), tensor.stride() if is_strided else tensor.layout, tensor.device))
 
 
-@functools.cache
-def _is_plain(kind: Hashable) -> bool:
+@of_class
+def _is_plain(kind: type) -> bool:
     """Whether the ``__dict__`` of instances is all the state they have. A compiled module's is that of its module."""
-    classes = [cls for cls in cast(type, kind).__mro__ if cls is not object and "_oxidiff" not in cls.__dict__]
+    classes = [cls for cls in kind.__mro__ if cls is not object and "_oxidiff" not in cls.__dict__]
     return all(cls.__flags__ & IS_HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes)
 
 
-@functools.cache
-def _slots(kind: Hashable) -> list[str]:
+@of_class
+def _slots(kind: type) -> list[str]:
     """The slots of instances of a class of the program's own."""
-    return slots_of(cast(type, kind))
+    return slots_of(kind)
 
 
 def _read(root: torch.nn.Module, module: torch.nn.Module) -> _native.Tree:

@@ -1279,6 +1279,25 @@ def test_several_slices_are_not_taken_for_each_other() -> None:
         assert torch.equal(compiled(x, cuts), Cuts()(x, cuts)), (width, edges)
 
 
+class HoldsNamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: Any = Named()
+        self.named.factor = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.named.factor  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_an_attribute_of_a_class_without_a_hash_is_followed() -> None:
+    module = HoldsNamed()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for factor in (2, 5):
+        module.named.factor = factor
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), float(factor)))
+
+
 class Tenfold(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, nn.Linear.forward(cast(Any, self), x)) * 10

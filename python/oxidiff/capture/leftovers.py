@@ -376,8 +376,8 @@ def _reorder(table: dict[str, Any], before: dict[str, Any]) -> None:
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 """What every module has in its `__dict__`."""
-_SCALARS = frozenset((type(None), bool, int, float, str))
-"""Types of what attributes hold mostly, and in which nothing is kept."""
+_SCALARS = (str, type(None), bool, int, float)
+"""Types of what attributes hold mostly, and in which nothing is kept. No set: not every class can be hashed."""
 _members_of = operator.itemgetter("_parameters", "_modules", *_HOOKS)
 """Tables of a module that its methods write."""
 

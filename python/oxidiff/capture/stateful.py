@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy
 
+from .classes import of_class
 from .signature import PLAIN
 
 __all__ = [
@@ -52,7 +53,7 @@ def is_stateful(value: Any) -> bool:
     return isinstance(value, _STATEFUL) or is_iterator(value)
 
 
-@functools.lru_cache(maxsize=4096)
+@of_class
 def _is_iterator(kind: Any) -> bool:
     is_own = kind.__module__.partition(".")[0] not in _PLATFORM
     has_position = hasattr(kind, "__next__") and not issubclass(kind, (io.IOBase, itertools.repeat))
