@@ -3,6 +3,7 @@
 Graphs are judged by *replaying* them: their ATen nodes are run with torch at other sizes and compared with the module.
 """
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -741,6 +742,76 @@ class Failing(nn.Module):
 def test_refusals_say_why(module, reason):
     with pytest.raises(CaptureError, match=reason):
         capture(module, (image(),))
+
+
+def _set_data(module, x):
+    z = torch.ones(4)
+    z.data = x[0] * 3
+    return z
+
+
+class Catching(nn.Module):
+    """Goes on another way after whatever is raised."""
+
+    def __init__(self, function, way="except"):
+        super().__init__()
+        self.function, self.way, self.calls = function, way, 0
+        self.weight = nn.Parameter(torch.ones(4))
+        self.inner, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        if self.way == "none":
+            return x * self.function(self, x)
+        if self.way == "suppress":
+            with contextlib.suppress(RuntimeError):
+                return x * self.function(self, x)
+            return x - 1
+        try:
+            return x * self.function(self, x)
+        except RuntimeError as error:
+            if self.way == "another":
+                raise ValueError("forward's own") from error
+            if self.way == "inside":
+                return x * self.function(self, x)
+            return x - 1
+
+
+REFUSED = {
+    "a value": lambda module, x: float(module.weight.sum()),
+    "a flag": lambda module, x: 2 if (module.weight > 0).all() else 3,
+    "a list": lambda module, x: sum(module.inner.weight.tolist()[0]),
+    "an address": lambda module, x: 2 if x.data_ptr() else 3,
+    "a seed": lambda module, x: torch.initial_seed() % 2,
+    "data": _set_data,
+    "a weight": lambda module, x: module.weight.add_(1),
+    "an argument": lambda module, x: x.add_(1),
+    "a view": lambda module, x: x.clone().unfold(0, 2, 1).add_(1).sum(),
+    "a generator": lambda module, x: torch.rand(4, generator=torch.Generator().manual_seed(1)),
+    "a random op in a submodule": lambda module, x: module.drop(x),
+    "numpy": lambda module, x: float(module.weight.detach().numpy().mean()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("way", ["except", "suppress", "another", "inside"])
+def test_what_forward_catches_is_refused_all_the_same(name, way):
+    reasons = []
+    for module in (Catching(REFUSED[name], "none"), Catching(REFUSED[name], way)):
+        with pytest.raises(CaptureError) as caught:
+            capture(module, (image(2, 3, 4, 4),))
+        reasons.append((str(caught.value), caught.value.module, caught.value.op, type(caught.value)))
+    assert reasons[0] == reasons[1]
+
+
+def test_what_forward_catches_leaves_nothing_to_collect(monkeypatch):
+    collected = {}
+    for way in ("none", "except", "another"):
+        with monkeypatch.context() as patch:
+            collected[way] = []
+            patch.setattr("oxidiff.capture.trace.gc.collect", lambda *which, way=way: collected[way].append(which))
+            with pytest.raises(CaptureError):
+                capture(Catching(REFUSED["a value"], way), (image(2, 3, 4, 4),))
+    assert collected["none"] == collected["except"] == collected["another"]
 
 
 def test_refusals_name_the_place():

@@ -1279,6 +1279,31 @@ def test_several_slices_are_not_taken_for_each_other() -> None:
         assert torch.equal(compiled(x, cuts), Cuts()(x, cuts)), (width, edges)
 
 
+class Gated(nn.Module):
+    """What raises nothing but in a trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        try:
+            return x * float(self.linear.weight.abs().max())
+        except RuntimeError:
+            return x - 1
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_what_only_a_trace_raises_decides_nothing() -> None:
+    module = Gated().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for rows in (3, 3, 5):
+        assert_close(compiled(image(rows, 4)), module(image(rows, 4)))
+    assert "depends on the values of a tensor" in oxidiff.report(compiled).fallbacks[0]["reason"]
+
+
 class HoldsNamed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

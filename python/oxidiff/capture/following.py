@@ -92,9 +92,8 @@ class Adapters:
         return base
 
     def _changed(self, what: str) -> CaptureError:
-        return self._recorder.error(
-            f"forward changes adapters while it runs ({what}); change them, or pass their scale, from outside"
-        )
+        recorder, advice = self._recorder, "change them, or pass their scale, from outside"
+        return recorder.noted(recorder.error(f"forward changes adapters while it runs ({what}); {advice}"))
 
     def _put_back(self) -> None:
         for at, layer in self._layers.items():
@@ -327,11 +326,15 @@ def _stand_ins_of(own: Any, set_own: Any, make: Any, hook: Any, pre_hook: Any, *
         before = recorder.path
         if _is_around(self):
             self = cast(torch.nn.Module, self._orig_mod)
-        if recorder.adapters.bases:
-            self = recorder.adapters.called(self, args, kwargs)
-        paths = recorder.weights.paths
-        if id(self) not in paths:
-            recorder.check_known(self)
+        try:
+            if recorder.adapters.bases:
+                self = recorder.adapters.called(self, args, kwargs)
+            paths = recorder.weights.paths
+            if id(self) not in paths:
+                recorder.check_known(self)
+        except CaptureError as error:
+            recorder.noted(error)
+            raise
         recorder.path = paths.get(id(self), before)
         if "_diffusers_hook" in self.__dict__ and (dtype := casting(self)) is not None:
             self = cast_weights(self, dtype)

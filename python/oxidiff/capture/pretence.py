@@ -121,27 +121,31 @@ class RealDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rec = self._recorder
-        if not rec.is_autocast and not _is_any_autocast_enabled():
-            if func not in _ORDINARY:
-                told = self._told.get(func)
-                if told is not None and args and args[0].is_meta:
-                    return told(*args, **(kwargs or {}))
-                return self._call(func, args, kwargs)
-            self._ledger.use(args)
-            if not kwargs:
-                return func(*args)
-            self._ledger.use(tuple(kwargs.values()))
-            return func(*args, **kwargs)
-        if torch.is_autocast_enabled(rec.autocast_kind):
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                raise rec.error("a torch.func transform runs under autocast", func)
-            # What a dispatch mode sees of it is that it is off.
-            rec.cast_to = torch.get_autocast_dtype(rec.autocast_kind)
-        rec.is_called = True
         try:
-            return self._call(func, args, kwargs)
-        finally:
-            rec.cast_to, rec.is_called = None, False
+            if not rec.is_autocast and not _is_any_autocast_enabled():
+                if func not in _ORDINARY:
+                    told = self._told.get(func)
+                    if told is not None and args and args[0].is_meta:
+                        return told(*args, **(kwargs or {}))
+                    return self._call(func, args, kwargs)
+                self._ledger.use(args)
+                if not kwargs:
+                    return func(*args)
+                self._ledger.use(tuple(kwargs.values()))
+                return func(*args, **kwargs)
+            if torch.is_autocast_enabled(rec.autocast_kind):
+                if torch._C._functorch.peek_interpreter_stack() is not None:
+                    raise rec.error("a torch.func transform runs under autocast", func)
+                # What a dispatch mode sees of it is that it is off.
+                rec.cast_to = torch.get_autocast_dtype(rec.autocast_kind)
+            rec.is_called = True
+            try:
+                return self._call(func, args, kwargs)
+            finally:
+                rec.cast_to, rec.is_called = None, False
+        except CaptureError as error:
+            rec.noted(error)
+            raise
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -508,7 +512,7 @@ _SEEDS = ("manual_seed", "seed", "initial_seed")
 
 
 @contextmanager
-def refusing_seeds() -> Iterator[None]:
+def refusing_seeds(recorder: Recorder) -> Iterator[None]:
     """Lets no program set, or ask for, the seed of PyTorch's generator: it would once for all calls."""
     places = [(space, name) for space in (torch, torch.random) for name in _SEEDS]
     before = [getattr(space, name) for space, name in places]
@@ -517,7 +521,7 @@ def refusing_seeds() -> Iterator[None]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_tracing():
-                raise CaptureError(f"forward calls torch.{function.__name__}")
+                raise recorder.noted(CaptureError(f"forward calls torch.{function.__name__}"))
             return function(*args, **kwargs)
 
         return call

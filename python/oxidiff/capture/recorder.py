@@ -8,6 +8,7 @@ itself is never touched. What an op's kind asks for is in :mod:`handlers`, the s
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import threading
@@ -112,7 +113,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.look_outside: Callable[[str], None] | None = None
         """Called with the path of each module that ran until then, to see which one writes outside of modules."""
         self.adapters = Adapters(self)
-        self.stranger: StrangerError | None = None
+        self.failure: CaptureError | None = None
+        """Why no graph can be made of the program, if that is known: it fails at its end in case that ``forward`` catches
+        what is raised, and goes on another way than it would."""
         self.pending: tuple[Any, list[Any], list[int | float]] | None = None
         """The op of which the result is being found, with its tokens and numbers."""
         self.has_doubles = False
@@ -271,9 +274,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # It is what its class says: an activation.
             return
         reason = f"forward runs a {type(module).__name__} that is no submodule; hold it in an attribute of the module"
-        # In case that `forward` catches it.
-        self.stranger = StrangerError(str(self.error(reason)), module=self.path)
-        raise self.stranger
+        raise StrangerError(str(self.error(reason)), module=self.path)
+
+    def noted(self, error: CaptureError) -> CaptureError:
+        """An exception that is raised while ``forward`` runs; see :attr:`failure`."""
+        if self.failure is None:
+            # What its traceback holds would stay until the end.
+            self.failure = copy.copy(error)
+        return error
 
     # -- what is read out of tensors -----------------------------------------------------------------------------------
 
@@ -393,11 +401,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- ops -----------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.cast_to is not None:
-            return casts.recorded(self, func, args, kwargs or {}, self.cast_to)
-        if self.is_autocast and not self.is_called:
-            casts.check_uncast(self, func, args, kwargs or {})
-        return self.handle(func, args, kwargs or {})
+        try:
+            if self.cast_to is not None:
+                return casts.recorded(self, func, args, kwargs or {}, self.cast_to)
+            if self.is_autocast and not self.is_called:
+                casts.check_uncast(self, func, args, kwargs or {})
+            return self.handle(func, args, kwargs or {})
+        except CaptureError as error:
+            self.noted(error)
+            raise
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Records an op as its kind asks for."""
@@ -501,7 +513,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def close(self) -> None:
         """Lets go of the module: whatever holds the recorder no longer holds that."""
         self.trace.ledger.is_open = False
-        self.look_outside = None
+        self.look_outside = self.failure = None
         self.values.clear()
         del self.aliases, self.weights, self.adapters
 

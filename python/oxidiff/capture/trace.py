@@ -291,7 +291,7 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         torch.no_grad(),
         _C._AutoDispatchBelowAutograd(),
         telling_transformers(),
-        refusing_seeds(),
+        refusing_seeds(recorder),
         past_caches(recorder.weights),
         following_lengths(spaces),
         following_functions(spaces),
@@ -309,8 +309,8 @@ def _finished(
 ) -> Trace:
     """The trace. Results are of this frame alone, of which an error is cleared: nothing else would hold them."""
     result = following_modules(recorder, functools.partial(_called, call, inputs, recorder))
-    if recorder.stranger is not None:
-        raise recorder.stranger
+    if recorder.failure is not None:
+        raise recorder.failure
     return recorder.finish(result if rewritten is None else rewritten.added_to(result))
 
 
@@ -346,6 +346,9 @@ def _recorded(
             raise
         if isinstance(error, MemoryError):
             raise from_native(error) from error
+        if recorder.failure is not None:
+            # What `forward` made of it.
+            raise recorder.failure from None
         raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
     changes = before.restore(recorder)
     if rewritten is not None:
