@@ -4,6 +4,7 @@ Graphs are judged by *replaying* them: their ATen nodes are run with torch at ot
 """
 
 import contextlib
+import copy
 import functools
 import gc
 import inspect
@@ -758,6 +759,7 @@ class Catching(nn.Module):
         self.function, self.way, self.calls = function, way, 0
         self.weight = nn.Parameter(torch.ones(4))
         self.inner, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.register_buffer("buffer", torch.ones(4))
 
     def forward(self, x):
         if self.way == "none":
@@ -790,6 +792,27 @@ REFUSED = {
     "a random op in a submodule": lambda module, x: module.drop(x),
     "numpy": lambda module, x: float(module.weight.detach().numpy().mean()),
 }
+
+
+OF_META = {
+    "numpy": lambda module, x: float(x.numpy().mean()),
+    "a copy": lambda module, x: copy.deepcopy(module.buffer) * 2,
+    "a sparse tensor": lambda module, x: module.weight.to_sparse().to_dense() * 2,
+    "memory": lambda module, x: torch.from_dlpack(x) * 2,
+}
+
+
+@pytest.mark.parametrize("name", OF_META)
+@pytest.mark.parametrize("way", ["none", "except", "another"])
+def test_what_torch_raises_of_meta_tensors_is_refused_where_forward_catches_it(name, way):
+    def function(module, x):
+        try:
+            return OF_META[name](module, x)
+        except (TypeError, ValueError) as error:
+            raise RuntimeError("another") from error
+
+    with pytest.raises(CaptureError, match=r"tracing failed: \w+: "):
+        capture(Catching(OF_META[name] if way == "none" else function, way), (image(2, 3, 4, 4),))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -143,7 +143,7 @@ class RealDevice(TorchFunctionMode):
                 return self._call(func, args, kwargs)
             finally:
                 rec.cast_to, rec.is_called = None, False
-        except CaptureError as error:
+        except Exception as error:
             rec.noted(error)
             raise
 

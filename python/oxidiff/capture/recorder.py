@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence, Set
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ from .weights import WeightIndex, WeightSlot
 __all__ = ["Reader", "Recorder"]
 
 aten = torch.ops.aten
+
+
+_E = TypeVar("_E", bound=Exception)
 
 
 class Reader(Protocol):
@@ -276,12 +279,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reason = f"forward runs a {type(module).__name__} that is no submodule; hold it in an attribute of the module"
         raise StrangerError(str(self.error(reason)), module=self.path)
 
-    def noted(self, error: CaptureError) -> CaptureError:
-        """An exception that is raised while ``forward`` runs; see :attr:`failure`."""
-        if self.failure is None:
+    def noted(self, error: _E) -> _E:
+        """An exception that is raised while ``forward`` runs; see :attr:`failure`. Of torch's own, those of meta tensors are
+        none that eager raises."""
+        if self.failure is not None:
+            pass
+        elif isinstance(error, CaptureError):
             # What its traceback holds would stay until the end.
             self.failure = copy.copy(error)
+        elif isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+            self.failure = self.raised(error)
         return error
+
+    def raised(self, error: BaseException) -> CaptureError:
+        """The exception for one that ``forward`` is left by."""
+        return self.error(f"tracing failed: {type(error).__name__}: {error}")
 
     # -- what is read out of tensors -----------------------------------------------------------------------------------
 
@@ -407,7 +419,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.is_autocast and not self.is_called:
                 casts.check_uncast(self, func, args, kwargs or {})
             return self.handle(func, args, kwargs or {})
-        except CaptureError as error:
+        except Exception as error:
             self.noted(error)
             raise
 

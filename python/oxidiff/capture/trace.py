@@ -346,10 +346,11 @@ def _recorded(
             raise
         if isinstance(error, MemoryError):
             raise from_native(error) from error
-        if recorder.failure is not None:
+        found, failure = recorder.raised(error), recorder.failure
+        if failure is not None and str(failure) != str(found):
             # What `forward` made of it.
-            raise recorder.failure from None
-        raise recorder.error(f"tracing failed: {type(error).__name__}: {error}") from error
+            raise failure from None
+        raise found from error
     changes = before.restore(recorder)
     if rewritten is not None:
         changes = rewritten.others(changes)
