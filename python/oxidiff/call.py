@@ -25,7 +25,7 @@ from .capture.members import has_members, members_of, with_members
 from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError, is_interrupt
 
-__all__ = ["Leaf", "NotAKeyError", "key_of", "kind_of", "plain_numbers", "replace_leaves"]
+__all__ = ["Leaf", "NotAKeyError", "classes_in", "key_of", "kind_of", "plain_numbers", "replace_leaves"]
 
 Leaf = Tensor | int | float
 """What varies between calls of one key."""
@@ -183,6 +183,17 @@ def kind_of(value: Any) -> Any:
         members = members_of(value)
         return kind, tuple(members), *map(kind_of, members.values())
     return _DESCRIBE.get(kind, _other)(value, [])
+
+
+def classes_in(value: Any) -> frozenset[type]:
+    """The classes of the objects in an argument that are taken apart."""
+    if isinstance(value, dict):
+        return frozenset().union(*map(classes_in, value.values()))
+    if isinstance(value, (tuple, list)):
+        return frozenset().union(*map(classes_in, value))
+    if has_members(value):
+        return frozenset((type(value),)).union(*map(classes_in, members_of(value).values()))
+    return frozenset()
 
 
 _NUMBERS = (int, float, Double)

@@ -27,7 +27,7 @@ from torch import Tensor
 from . import _native, background
 from .adapters import EffectiveWeights
 from .ambient import collection_paused, of_process
-from .call import Leaf, replace_leaves
+from .call import Leaf, classes_in, replace_leaves
 from .capture import (
     CHANGED,
     Call,
@@ -434,7 +434,7 @@ class Engine:
             TypeError: The arguments do not fit the signature.
         """
         self._lift()
-        self._look_outside()
+        self._look_outside(classes_in((args, kwargs)))
         if self.asks_process and background.is_here():
             raise ElsewhereError("forward asks for modes or variables that are as they should be in calls alone")
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.
@@ -514,11 +514,20 @@ class Engine:
         """Whether the code is known to ask for modes of the whole process, or for variables of its thread or context."""
         return self._family.is_of_callers or bool(of_process(self.asked))
 
-    def _look_outside(self) -> None:
-        """Notes what the code finds outside of the module, and which modes it asks for: these are part of calls."""
+    def _look_outside(self, passed: Set[type]) -> None:
+        """Notes what the code finds outside of the module and in classes of objects that are passed to it, and which modes
+        it asks for: these are part of calls.
+
+        Raises:
+            ChangedError: It finds something else already than what was captured.
+        """
         with self._family.lock, collection_paused():
-            if self._family.surroundings is None:
-                noted = self.store.surroundings()
+            if self._family.surroundings is None or not passed <= self._family.passed:
+                passed |= self._family.passed
+                noted = self.store.surroundings(passed)
+                if self._family.is_outdated():
+                    raise ChangedError(CHANGED)
+                self._family.passed = passed
                 self._family.outer, self._family.asked = noted.outer, noted.asked
                 self._family.is_of_callers = noted.is_of_callers
                 self._family.surroundings = noted.found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, cast
 
 import torch
@@ -108,6 +108,7 @@ class Family:
         lock: Held while something is captured or extended.
         captured: All that can be shared.
         surroundings: What the code finds outside of the module, once something is captured of it.
+        passed: Classes of objects among the arguments of calls: what is in these is part of it.
         outer: What it may write there.
         asked: Says how modes of torch are that it asks for.
         is_of_callers: Whether it finds variables of threads or contexts.
@@ -117,6 +118,7 @@ class Family:
         self.lock = threading.RLock()
         self.captured: list[Captured] = []
         self.surroundings: _native.Surroundings | None = None
+        self.passed: Set[type] = frozenset()
         self.outer = Outer()
         self.asked: tuple[Callable[[], Any], ...] = ()
         self.is_of_callers = False

@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import diffusers
 import numpy
@@ -338,6 +338,67 @@ def test_what_is_more_than_its_attributes_runs_eager(kind: Any) -> None:
     of = "_thread.lock" if kind is Locked else f"diffusers.models.kept.{kind.__name__}"
     with pytest.warns(oxidiff.FallbackWarning, match=f"an argument of type {of} is passed to it"):
         assert torch.equal(compiled(x, given), x * 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (lambda x, given: x * given.factor, "factor", 5),
+        (lambda x, given: x * given.inherited, "inherited", 5),
+        (lambda x, given: x * given.twice(), "twice", lambda given: 5),
+        (lambda x, given: x * given.twice(), "factor", 5),
+        (lambda x, given: x * given.computed, "computed", 5),
+        (lambda x, given: x * getattr(given, "missing", 2), "missing", 5),
+        (lambda x, given: x * len(given), "__len__", lambda given: 5),
+    ],
+)
+@torch.no_grad()
+def test_classes_of_arguments_are_watched(function: Any, name: str, value: Any) -> None:
+    class Base:
+        inherited = 2
+
+        def __len__(self) -> int:
+            return 2
+
+    @dataclasses.dataclass
+    class Given(Base):
+        own: int = 1
+        factor: ClassVar[int] = 2
+
+        def twice(self) -> int:
+            return self.factor
+
+        @property
+        def computed(self) -> int:
+            return self.factor
+
+    @dataclasses.dataclass
+    class MetLater(Given):
+        further: int = 3
+
+    compiled: Any = oxidiff.compile(function, cache=False, strict=True)
+    x = torch.ones(3)
+    for given in (Given(), MetLater()):
+        assert torch.equal(compiled(x, given), x * 2)
+    setattr(Base if name in vars(Base) else Given, name, value)
+    for given in (Given(), MetLater()):
+        assert torch.equal(compiled(x, given), x * 5)
+
+
+@torch.no_grad()
+def test_what_a_class_counts_in_its_constructor_is_no_program_each() -> None:
+    @dataclasses.dataclass
+    class Counting:
+        factor: float
+        made: ClassVar[int] = 0
+
+        def __post_init__(self) -> None:
+            Counting.made += 1
+
+    compiled: Any = oxidiff.compile(lambda x, given: x * given.factor, cache=False, strict=True)
+    for factor in (1.0, 2.0, 3.0):
+        assert torch.equal(compiled(torch.ones(3), Counting(factor)), torch.full((3,), factor))
+    assert oxidiff.report(compiled).captures == 1
 
 
 class Unhashed(type):

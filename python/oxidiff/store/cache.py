@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from os import PathLike, fspath
 from typing import Any, Protocol
 
@@ -110,21 +110,34 @@ class GraphStore:
             ArtifactError: It cannot be written down.
         """
         if self._description is None:
-            try:
-                self._description = describe(self.root, self._forward, self._options.dynamic, self.inputs)
-            except UNDESCRIBED as error:
-                if is_interrupt(error):
-                    raise
-                raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
+            self._description = self._described()
         return self._description
 
-    def surroundings(self) -> Surroundings:
-        """What the code of the module finds outside of it."""
+    def surroundings(self, passed: Set[type] = frozenset()) -> Surroundings:
+        """What the code of the module finds outside of it, and in classes of objects that are passed to it."""
         with contextlib.suppress(ArtifactError):
             found = self.description().surroundings
             assert found is not None, "it was made here"
+            if found.classes >= passed:
+                return found
+            # No part of what is stored: files are looked for before anything is passed.
+            found = self._described(passed).surroundings
+            assert found is not None, "it was made here"
             return found
-        return surroundings(self.root, self._forward)
+        return surroundings(self.root, self._forward, passed)
+
+    def _described(self, passed: Set[type] = frozenset()) -> Description:
+        """What graphs of the module depend on, with classes of objects that are passed to it.
+
+        Raises:
+            ArtifactError: It cannot be written down.
+        """
+        try:
+            return describe(self.root, self._forward, self._options.dynamic, self.inputs, passed)
+        except UNDESCRIBED as error:
+            if is_interrupt(error):
+                raise
+            raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
 
     def take(self, call: Call) -> list[tuple[CapturedGraph, Body]]:
         """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""

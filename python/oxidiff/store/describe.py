@@ -120,12 +120,14 @@ class Surroundings:
         outer: What of it the code may write.
         asked: Says how modes of torch are that it asks for.
         is_of_callers: Whether some of it is another thing in another thread or context.
+        classes: The classes of objects that the code may use.
     """
 
     found: _native.Surroundings
     outer: Outer
     asked: tuple[Callable[[], Any], ...] = ()
     is_of_callers: bool = False
+    classes: frozenset[type] = frozenset()
 
 
 class Description:
@@ -195,7 +197,11 @@ def _environment() -> Mapping[str, str]:
 
 
 def describe(
-    module: torch.nn.Module, forward: Callable[..., Any], dynamic: bool = True, inputs: Sequence[Input] = ()
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    dynamic: bool = True,
+    inputs: Sequence[Input] = (),
+    passed: Iterable[type] = (),
 ) -> Description:
     """The description of what ``forward``, of ``module``, would be captured as.
 
@@ -204,6 +210,7 @@ def describe(
         forward: What is captured.
         dynamic: Whether sizes are run-time values.
         inputs: Numbers in attributes that are arguments of what is captured: their values do not matter.
+        passed: Classes of objects that are passed to it.
     """
     code = _Code()
     tree = code.tree
@@ -221,6 +228,7 @@ def describe(
                     text = f"{text} of {int(tensor)}"
                 tensors[f"{path}.{name}" if path else name] = text
     code.reach_value(forward)
+    code.reach_given(passed)
     lines = {"module": rows, "tensors": tensors, "code": code.finish()}
     lines["environment"] = {**_environment(), **code.packages(), "dynamic": str(dynamic)}
     if inputs:
@@ -230,9 +238,9 @@ def describe(
     return description
 
 
-def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> Surroundings:
-    """What the code of ``forward`` finds outside of ``module``, also where that cannot be described: as far as it can be
-    followed then."""
+def surroundings(module: torch.nn.Module, forward: Callable[..., Any], passed: Iterable[type] = ()) -> Surroundings:
+    """What the code of ``forward`` finds outside of ``module``, and in classes of objects that are passed to it, also where
+    that cannot be described: as far as it can be followed then."""
     code = _Code(is_tolerant=True)
     code.tree.paths = {id(child): path for path, child in named_modules(module)}
     for child in module.modules():
@@ -242,6 +250,7 @@ def surroundings(module: torch.nn.Module, forward: Callable[..., Any]) -> Surrou
                 code.tree.value(value, _DEPTH)
     with _undescribed():
         code.reach_value(forward)
+        code.reach_given(passed)
         code.finish()
     return code.surroundings(module)
 
@@ -671,6 +680,8 @@ class _Code:
         """Texts in code of the program's own."""
         self._is_looking, self._is_listing = False, False
         """Whether that code may look for attributes by texts, and go through all attributes of objects."""
+        self._given: set[type] = set()
+        """The classes of objects that are passed, with those below them."""
         self._environment: set[str] = set()
         """Names of variables of the environment that are read."""
         self._modes: set[str] = set()
@@ -709,6 +720,15 @@ class _Code:
                 self.reach_class(type(cls))
             self._is_setup = is_setup
         return name
+
+    def reach_given(self, classes: Iterable[type]) -> None:
+        """Notes that objects of classes are used that other code makes."""
+        for cls in classes:
+            for base in cls.__mro__:
+                if base not in self._classes:
+                    self._classes[base] = _name(base)
+                    self._methods(base, self._names | (_specials(base) - _MAKING))
+            self._given.update(cls.__mro__)
 
     def finish(self) -> dict[str, str]:
         """Follows all code to its end, and gives what each reached function is."""
@@ -790,6 +810,9 @@ class _Code:
         for cls in self._classes:
             if cls.__flags__ & IS_HEAP_TYPE:
                 names = {n for base in cls.__mro__ for n in base.__dict__.keys() & self._names} | _specials(cls)
+                if cls in self._given:
+                    # What objects have there is asked of them.
+                    names |= self._names
                 self._table(_dict_of(cls))[1].update(names - _SET_BY_TRACES if _is_set_by_traces(cls) else names)
         had = {place for child in module.modules() if isinstance(child, Reading) for place in child.places}
         tables: list[tuple[dict[Any, Any], list[Any], list[types.FunctionType]]] = [
@@ -814,7 +837,8 @@ class _Code:
             for owner, held in self._contents.values()
         ]
         asked = tuple(dict.fromkeys(ASKED[name] for name in sorted(self._modes)))
-        return Surroundings(_native.Surroundings(tables, contents), written, asked, self.is_of_callers)
+        found = _native.Surroundings(tables, contents)
+        return Surroundings(found, written, asked, self.is_of_callers, frozenset(self._classes))
 
     def _outer(self) -> Outer:
         """What the code may write outside of modules."""
@@ -1223,6 +1247,9 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
             yield constant
         elif isinstance(constant, tuple | frozenset):
             yield from sorted(_texts(constant))
+
+
+_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 
 
 def _specials(cls: type) -> frozenset[str]:
