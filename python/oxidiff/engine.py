@@ -434,7 +434,7 @@ class Engine:
             TypeError: The arguments do not fit the signature.
         """
         self._lift()
-        self._look_outside(classes_in((args, kwargs)))
+        self._look_outside(classes_in(self._capturer.binder.bind(args, kwargs)))
         if self.asks_process and background.is_here():
             raise ElsewhereError("forward asks for modes or variables that are as they should be in calls alone")
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.

@@ -337,6 +337,34 @@ def test_other_things_that_a_program_depends_on() -> None:
     assert len(digests) == len(variants) + 1
 
 
+def test_an_edited_class_of_an_argument_is_another_program(tmp_path: Path) -> None:
+    code = """
+        import sys, torch, oxidiff
+        sys.path.insert(0, sys.argv[1])
+        from passed import Options
+        compiled = oxidiff.compile(lambda x, options: options.scaled(x) + options.offset, strict=True)
+        with torch.no_grad():
+            print(compiled(torch.ones(1), Options()).item(), oxidiff.report(compiled).captures)
+    """
+    text = """
+        from dataclasses import dataclass
+        from typing import ClassVar
+
+        @dataclass
+        class Options:
+            factor: float = 2.0
+            offset: ClassVar[int] = 1
+
+            def scaled(self, x):
+                return x * self.factor
+    """
+    found = []
+    for old, new in (("", ""), ("", ""), ("x * self", "2 * x * self"), ("int] = 1", "int] = 30")):
+        (tmp_path / "passed.py").write_text(textwrap.dedent(text.replace(old, new)))
+        found.append(python(code, tmp_path, PYTHONDONTWRITEBYTECODE="1").split())
+    assert found == [["3.0", "1"], ["3.0", "0"], ["5.0", "1"], ["32.0", "1"]]
+
+
 @torch.no_grad()
 def test_an_edited_module_is_captured_anew() -> None:
     for factor in (2, 3):

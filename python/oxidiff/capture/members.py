@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import CaptureError
 from .objects import found_class, is_kept, name_of, taken_apart
 
-__all__ = ["check_returned", "has_members", "is_settable", "members_of", "with_members"]
+__all__ = ["are_taken_apart", "check_returned", "has_members", "is_settable", "members_of", "with_members"]
 
 
 class _Plain:
@@ -31,6 +31,11 @@ _ROOM = ("__basicsize__", "__itemsize__", "__dictoffset__", "__weakrefoffset__")
 """What instances have room for: no slots, nothing of C."""
 _known: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 """Of a class, whether its objects are taken apart, and whether they are written to."""
+
+
+def are_taken_apart(kind: type) -> bool:
+    """Whether objects of a class are, that are no containers."""
+    return _of(kind)[0]
 
 
 def has_members(value: Any) -> bool:

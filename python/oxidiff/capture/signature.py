@@ -24,7 +24,7 @@ from torch import Tensor
 from ..autocast import State, autocast_state
 from ..errors import CaptureError
 from .guards import plain
-from .members import has_members, is_settable, members_of, with_members
+from .members import are_taken_apart, has_members, is_settable, members_of, with_members
 
 __all__ = [
     "ANSWERS",
@@ -39,6 +39,7 @@ __all__ = [
     "Question",
     "Written",
     "attributes_of",
+    "classes_of",
     "container_at",
     "containers",
     "content_of",
@@ -408,6 +409,12 @@ def content_of(key: Sequence[Any]) -> tuple[frozenset[Any], int]:
         elif head != "same":
             content.add(part)
     return frozenset(content), items
+
+
+def classes_of(key: Sequence[Any]) -> frozenset[type]:
+    """The classes of the objects in the calls of a structure key that are no containers."""
+    heads = (part[0] for part in key if isinstance(part, tuple) and part)
+    return frozenset(head for head in heads if isinstance(head, type) and are_taken_apart(head))
 
 
 def dict_like(value: dict[Any, Any]) -> Callable[..., Any]:

@@ -67,14 +67,20 @@ class StoredGraph:
         self.trace = trace
 
     @classmethod
-    def of(cls, graph: CapturedGraph, body: Body) -> StoredGraph:
+    def of(cls, graph: CapturedGraph, body: Body, key: str | None = None) -> StoredGraph:
         """The stored form of a graph, with the program that it is or the stages in which it runs.
+
+        Args:
+            graph: The graph.
+            body: The program or the stages.
+            key: The structure of its calls as text, if that says more than the graph's own.
 
         Raises:
             UnstorableError: It has something that has no meaning in another process.
         """
+        key = encode_call_key(graph.call_key) if key is None else key
         program = body.builder.text() if isinstance(body, LoweredGraph) else programs_text(body)
-        return cls(encode_call_key(graph.call_key), program, _encoded(graph, body), to_bytes(encode_trace(graph)))
+        return cls(key, program, _encoded(graph, body), to_bytes(encode_trace(graph)))
 
     def extended(self, graph: CapturedGraph, body: Body) -> StoredGraph:
         """The stored form of the same graph, which was found right for more sizes since."""

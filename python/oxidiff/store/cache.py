@@ -20,6 +20,7 @@ import torch
 
 from .. import _native
 from ..capture import Call, CapturedGraph
+from ..capture.signature import classes_of
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native, is_interrupt
 from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
@@ -90,6 +91,8 @@ class GraphStore:
         self._description: Description | None = None
         self._reason: str | None = None
         self._is_read = False
+        self._digests: dict[frozenset[type], str] = {}
+        """Of classes of objects that are passed, what they are."""
         self._waiting: dict[str, list[StoredGraph]] = {}
         self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
         self.rows: list[Row] = []
@@ -120,13 +123,14 @@ class GraphStore:
             assert found is not None, "it was made here"
             if found.classes >= passed:
                 return found
-            # No part of what is stored: files are looked for before anything is passed.
-            found = self._described(passed).surroundings
+            description = self._described(frozenset(passed))
+            self._digests[frozenset(passed)] = description.digest
+            found = description.surroundings
             assert found is not None, "it was made here"
             return found
         return surroundings(self.root, self._forward, passed)
 
-    def _described(self, passed: Set[type] = frozenset()) -> Description:
+    def _described(self, passed: frozenset[type] = frozenset()) -> Description:
         """What graphs of the module depend on, with classes of objects that are passed to it.
 
         Raises:
@@ -138,6 +142,24 @@ class GraphStore:
             if is_interrupt(error):
                 raise
             raise ArtifactError(f"the module cannot be described: {type(error).__name__}: {error}") from error
+
+    def _key(self, call_key: tuple[Any, ...]) -> str:
+        """The structure of calls as text. A file is found before anything is passed, so that what classes of objects are in
+        which its graphs' code finds something is said here.
+
+        Raises:
+            UnstorableError: Something in it has no name, or cannot be described.
+        """
+        text, passed = encode_call_key(call_key), classes_of(call_key)
+        here = self.description().surroundings
+        if here is None or here.classes >= passed:
+            return text
+        if passed not in self._digests:
+            try:
+                self._digests[passed] = self._described(passed).digest
+            except ArtifactError as error:
+                raise UnstorableError(str(error)) from None
+        return f"{text} {self._digests[passed]}"
 
     def take(self, call: Call) -> list[tuple[CapturedGraph, Body]]:
         """The stored graphs for calls of this structure that were not taken before, ready to be compiled."""
@@ -151,7 +173,7 @@ class GraphStore:
         if not self._waiting:
             return []
         try:
-            key = encode_call_key(call.key)
+            key = self._key(call.key)
         except UnstorableError:
             return []
         waiting = self._waiting.get(key, ())
@@ -214,7 +236,10 @@ class GraphStore:
         for item in compiled:
             graph, stored = self._encoded.get(id(item.graph), (item.graph, None))
             try:
-                fresh = StoredGraph.of(graph, item.body) if stored is None else stored.extended(graph, item.body)
+                if stored is None:
+                    fresh = StoredGraph.of(graph, item.body, self._key(graph.call_key))
+                else:
+                    fresh = stored.extended(graph, item.body)
             except UnstorableError as error:
                 reason = str(error)
                 continue
