@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .capture.members import has_members, members_of, with_members
+from .capture.members import are_taken_apart, has_members, members_of, with_members
 from .capture.signature import Double, attributes_of, dict_like, is_constant
 from .errors import CaptureError, is_interrupt
 
@@ -192,7 +192,8 @@ def classes_in(value: Any) -> frozenset[type]:
     if isinstance(value, (tuple, list)):
         return frozenset().union(*map(classes_in, value))
     if has_members(value):
-        return frozenset((type(value),)).union(*map(classes_in, members_of(value).values()))
+        own = {type(value)} if are_taken_apart(type(value)) else ()
+        return frozenset(own).union(*map(classes_in, members_of(value).values()))
     return frozenset()
 
 

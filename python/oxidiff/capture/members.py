@@ -34,8 +34,8 @@ _known: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDict
 
 
 def are_taken_apart(kind: type) -> bool:
-    """Whether objects of a class are, that are no containers."""
-    return _of(kind)[0]
+    """Whether objects of a class are, that are no containers and none of Python's own."""
+    return kind is not slice and _of(kind)[0]
 
 
 def has_members(value: Any) -> bool:
