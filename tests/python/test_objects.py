@@ -21,7 +21,8 @@ import oxidiff
 from nets import assert_close
 from oxidiff import testing
 from oxidiff.capture import objects
-from small_pipes import drawing, network, random, tested_net
+from small_pipes import drawing, network, random
+from small_pipes import tested_net as net_of
 from small_pipes import tested_vae as vae_of
 
 
@@ -572,8 +573,8 @@ def qwen_images(height: int, width: int, length: int, batch: int) -> dict[str, A
 @torch.no_grad()
 def test_a_prompt_is_kept_for_pictures_of_any_size() -> None:
     """Its layers are given a cache each, the first step a slice of what to keep, rows of a table one more than samples."""
-    eager = tested_net("qwen-image-21")
-    compiled = oxidiff.compile(tested_net("qwen-image-21"), cache=False)
+    eager = net_of("qwen-image-21")
+    compiled = oxidiff.compile(net_of("qwen-image-21"), cache=False)
     captures = 0
     for sizes in ((8, 8, 9, 1), (12, 8, 9, 1), (8, 12, 7, 1), (16, 10, 12, 3)):
         given = qwen_images(*sizes)

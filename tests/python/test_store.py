@@ -32,7 +32,7 @@ from oxidiff.store import Artifact, bundle, cache, graphs_folder, read_artifact
 from oxidiff.store.artifact import StoredGraph
 from oxidiff.store.describe import describe
 from oxidiff.store.encode import encode_call_key, to_bytes, to_data
-from small_pipes import tested_vae
+from small_pipes import tested_vae as vae_of
 
 MODELS = ("sd15-unet", "sdxl-unet", "sd15-controlnet", "sd15-vae-decoder", "clip-l", "t5-small", "flux", "sd3")
 
@@ -517,7 +517,7 @@ def test_a_part_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_an_autoencoder_is_saved_by_its_networks(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    pipe = types.SimpleNamespace(vae=tested_vae("kl"))
+    pipe = types.SimpleNamespace(vae=vae_of("kl"))
     oxidiff.compile_pipe(pipe, cache=False)
     pipe.vae.decode(torch.randn(1, 4, 4, 4))
     oxidiff.save_pipe(pipe, tmp_path)

@@ -34,6 +34,7 @@ from .sizes import (
     edges_alike,
     in_order,
     move_alone,
+    next_to,
     padded_alike,
     padded_ties,
     rounded_plans,
@@ -53,9 +54,9 @@ class Freeing(Solving):
 
     def agreeing_traces(self, base: Trace) -> tuple[list[Trace], list[Point]]:
         """The base trace and three more at other values of every symbol, all of the same program."""
-        for attempt in range(6):
-            if not self.plan.symbols:
-                break
+        ways = [self.try_each_symbol, self.try_all_values, self.try_small_values]
+        is_tried = False
+        while self.plan.symbols:
             records, points = [base], [self.point()]
             for point in self.rows({s.name: self.chosen[s.name] for s in self.plan.symbols}):
                 trail, is_alike = self.trial(base, point)
@@ -69,16 +70,11 @@ class Freeing(Solving):
                     return [*records, *crossed[0]], [*points, *crossed[1]]
             if self.plan.areas:
                 self.drop_area()
-            elif attempt > 0 and self.tie_meeting(base):
+            elif is_tried and (self.tie_meeting(base) or self.move_near()):
                 continue
-            elif attempt == 0:
-                self.try_each_symbol(base)
-            elif attempt == 1:
-                self.try_each_symbol(base, is_thorough=True)
-            elif attempt == 2:
-                # All of them at once may be so much that a model does it in several goes.
-                for first, *_ in _alike(self.plan.symbols):
-                    self.is_free(base, [first], is_small=True)
+            elif ways:
+                ways.pop(0)(base)
+                is_tried = True
             else:
                 self.fix_all()
         return [base], [self.point()]
@@ -121,6 +117,27 @@ class Freeing(Solving):
         if not self.try_ties(base, bound):
             for symbol in bound:
                 self.fix(symbol)
+        return True
+
+    def try_all_values(self, base: Trace) -> None:
+        """As :meth:`try_each_symbol`, at all values that are chosen."""
+        self.try_each_symbol(base, is_thorough=True)
+
+    def try_small_values(self, base: Trace) -> None:
+        """Chooses small values: all sizes at once may be so much that a model does it in several goes."""
+        for first, *_ in _alike(self.plan.symbols):
+            self.is_free(base, [first], is_small=True)
+
+    def move_near(self) -> bool:
+        """Chooses ints next to those of the call and lengths above theirs, once: an int may have to be within a length, as
+        the end of a text is. Says whether there are such."""
+        ints = [s for s in self.plan.ints() if not s.limit]
+        lengths = [s for s in self.plan.symbols if s.role == "sequence"]
+        if self.is_near or not ints or not lengths:
+            return False
+        self.is_near = True
+        self.chosen.update({s.name: next_to(s, self.order[s.name]) for s in ints})
+        self.chosen.update({s.name: at_residue(s, self.order[s.name]) for s in lengths})
         return True
 
     def bound_symbols(
@@ -189,7 +206,8 @@ class Freeing(Solving):
                 alone = {n: [{**seen[0], n: value} for value in v] for n, v in row.items()}
                 held = {name for name, points in alone.items() if any(map(conflict.is_at, points))}
                 if not held:
-                    self.meeting = self.meeting or _pair_at(conflict, seen)
+                    numbers = {s.name for s in self.plan.symbols if s.is_number}
+                    self.meeting = self.meeting or _pair_at(conflict, seen, numbers)
                 return held
             if not lengths:
                 break
@@ -445,11 +463,11 @@ class Freeing(Solving):
         return True
 
 
-def _pair_at(conflict: Conflict, points: Sequence[Point]) -> Set[str]:
-    """Two of the symbols that move at these points, the first of which is the call, for which an op cannot be done where
-    they move and all others do not; none if there are no two."""
+def _pair_at(conflict: Conflict, points: Sequence[Point], others: Set[str]) -> Set[str]:
+    """Two of the symbols but ``others`` that move at these points, the first of which is the call, for which an op cannot be
+    done where they move and all others do not; none if there are no two."""
     here, *moved = points
-    names = [name for name in conflict.least if any(p[name] != here[name] for p in moved)]
+    names = [name for name in conflict.least if name not in others and any(p[name] != here[name] for p in moved)]
     for one, other in itertools.combinations(names, 2):
         if all(conflict.is_at({**here, one: p[one], other: p[other]}) for p in moved):
             return {one, other}

@@ -678,7 +678,7 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
         find = _spatial_values if symbol.role == "spatial" else _sequence_values
         found = find(symbol.value, index, symbol.unit)
     elif symbol.role == "int" and symbol.label.endswith(_OF_SLICES):
-        found = chain(_nearby_values(symbol.value, index), _int_values(symbol.value, index))
+        found = chain([next_to(symbol, index)], _int_values(symbol.value, index))
     else:
         found = _CANDIDATES[symbol.role](symbol.value, index)
     for values in found:
@@ -770,13 +770,18 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     below, above = max(211 - 7 * index, 3 + index), 42 + 9 * index
     yield [value + 13 + index, below + (below == value), above + (above == value)]
     yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
-    yield from _nearby_values(value, index)
+    yield _next_to(value, index)
 
 
-def _nearby_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
-    # Within a sequence, as the end of the text in it is; of two, the one behind stays so.
+def next_to(symbol: Symbol, index: int) -> tuple[Number, ...]:
+    """Three values of an int next to that of the call, within a sequence as the end of the text in it is. Of two, the one
+    behind stays so."""
+    return _next_to(symbol.value, index)
+
+
+def _next_to(value: Any, index: int) -> tuple[Number, ...]:
     turn, mark = divmod(index, len(_RULERS[0]))
-    yield [value + 1 + ruler[mark] + turn * _MARKS for ruler in _RULERS]
+    return tuple(value + 1 + ruler[mark] + turn * _MARKS for ruler in _RULERS)
 
 
 _MARKS = 49

@@ -122,6 +122,8 @@ class Trials:
         """Two sizes that seem to be free alone and not together."""
         self.escaped: set[str] = set()
         """Free sizes with which something was computed that could not be followed."""
+        self.is_near = False
+        """Whether ints were tried next to those of the call."""
         self.is_rounded = False
         """Whether lengths are tried at the residues that they have in the call."""
         self.is_divided = False
