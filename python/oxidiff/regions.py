@@ -80,7 +80,8 @@ class Regions:
         self._ids = _ids(structure)
         self._hooked = _hooked(structure)
         self._opaque = self._hooked | open_ids
-        self._by_table = {id(one.__dict__): one for one in structure.modules.values()}
+        self._by_table = {id(one.__dict__): one for one in (*structure.modules.values(), module)}
+        """The modules by what they share with those that are compiled of them, which somebody may hold instead."""
         self._inner: dict[int, Callable[..., Any]] = {}
         """By the ids of modules with a function in the place of their ``forward``, what runs that."""
         self._redirecting = Redirecting(self._found)
@@ -153,8 +154,12 @@ class Regions:
 
     def _replaced(self, child: Any) -> Any:
         """What runs in the place of a submodule: itself, if nothing else does."""
-        found = self._known.get(id(child))
+        found = self._known.get(id(child)) or self._known.get(id(self._own(child)))
         return child if found is None else found
+
+    def _own(self, module: nn.Module) -> nn.Module:
+        """The module that a compiled one is of; any other one itself."""
+        return self._by_table.get(id(module.__dict__), module)
 
     def _with_children(self, module: nn.Module, path: str) -> bool:
         """Whether one of its children is run otherwise than as it is."""
@@ -191,7 +196,7 @@ class Regions:
             return None
         is_container = cls.forward is nn.Module.forward
         below = (module for module in child.modules() if module is not child)
-        is_whole = id(child) not in self.open_ids and not any(id(m) in self._opaque for m in below)
+        is_whole = id(child) not in self.open_ids and not any(id(self._own(m)) in self._opaque for m in below)
         if is_whole and not is_container:
             if not child._modules and (_is_of_torch(child) or not child._parameters):
                 return None
@@ -230,12 +235,16 @@ class Regions:
             # A function that it made, and that somebody kept.
             return called
         if isinstance(called, nn.Module):
-            return self._replaced(self._by_table.get(id(called.__dict__), called))
+            return self._replaced(called)
         if isinstance(called, types.MethodType) and isinstance(called.__self__, nn.Module):
             # Of a compiled module, too: it is an object of its own with the same attributes.
             module = self._by_table.get(id(called.__self__.__dict__))
             if module is not None and called.__func__ is getattr(type(module), "forward", None):
                 return self._inner.get(id(module), called)
+            stand_in = self._known.get(id(module))
+            if stand_in is not None and not _is_of_class(called.__func__, type(module)):
+                # What was in the place of `forward` before.
+                return types.MethodType(called.__func__, stand_in)
         return called
 
     def _run_replaced(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -301,6 +310,12 @@ class Regions:
                 self._report(self._paths[id(module)], error, RUNS_EAGER)
             return module(*args, **kwargs)
         return run_around(wrapped, module, forward, args, kwargs)
+
+
+def _is_of_class(function: Any, kind: type) -> bool:
+    """Whether a function is a method of a class."""
+    name = getattr(function, "__name__", "")
+    return any(function is vars(base).get(name) for base in kind.__mro__)
 
 
 def _is_of_torch(module: nn.Module) -> bool:

@@ -30,6 +30,14 @@ def counting(x: Tensor) -> Tensor:
     return x
 
 
+def patched_forward(self: Any, x: Tensor, step: Tensor) -> Tensor:
+    """What a library puts in the place of a ``forward``, from a file of its own."""
+    x = self.first(x) + step.to(x.dtype).cos()
+    for block in self.blocks:
+        x = block(x)
+    return self.last(x)  # type: ignore[no-any-return]
+
+
 class Net(nn.Module):
     """Convolution, norm, activation, linear; scales by an attribute and by an argument."""
 

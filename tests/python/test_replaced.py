@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidiff
+from nets import patched_forward
 from oxidiff import testing
 from oxidiff.module import dispatcher_of
 from oxidiff.redirect import Redirecting
@@ -330,6 +331,53 @@ def test_blocks_are_swapped_while_it_runs() -> None:
     assert mine.ran == theirs.ran < 8, "some steps leave blocks out"
     assert runs_in_parts(compiled)
     assert module.blocks is blocks
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["enabled first", "compiled first"])
+def test_blocks_are_swapped_behind_another_function(is_first: bool) -> None:
+    """As cache-dit does: `forward` was replaced once before, and what is in the place of the blocks holds the model, too."""
+
+    class Context:
+        step = 0
+
+    class Cached(nn.Module):
+        def __init__(self, net: nn.Module, context: Context) -> None:
+            super().__init__()
+            self.net, self.blocks, self.context = net, net.blocks, context
+            self.kept = torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.context.step += 1
+            if self.context.step % 2 == 0:
+                return x + self.kept
+            start = x
+            for block in self.blocks:
+                x = block(x)
+            self.kept = x - start
+            return x
+
+    def apply(net: Any) -> None:
+        net.forward = types.MethodType(patched_forward, net)
+        original = net.forward
+        cached = nn.ModuleList([Cached(net, Context())])
+
+        def around(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with unittest.mock.patch.object(self, "blocks", cached):
+                return original(*args, **kwargs)
+
+        net.forward = functools.update_wrapper(functools.partial(around, net), around)
+
+    module, eager = build(), build()
+    if is_first:
+        apply(module)
+    compiled: Any = oxidiff.compile(module)
+    if not is_first:
+        apply(compiled)
+    apply(eager)
+    agree(compiled, eager)
+    agree(compiled, eager, 24)
+    parts = dispatcher_of(compiled).pieces()
+    assert len(parts) == 4 and all(part.calls and not part.eager_calls for part in parts)
 
 
 def traced(compiled: Any) -> int:
