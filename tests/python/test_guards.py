@@ -725,6 +725,40 @@ def test_how_often_something_is_repeated_is_a_guard(repeat: Callable[[int, Tenso
         assert torch.equal(compiled(torch.ones(rows, 3)), repeated(torch.ones(rows, 3))), rows
 
 
+def viewed(x: Tensor) -> Tensor:
+    try:
+        return x.view(7, -1) * 2
+    except RuntimeError:
+        return x * 3
+
+
+def in_heads(x: Tensor) -> Tensor:
+    try:
+        return x.unflatten(0, (4, -1)).mean(1)
+    except RuntimeError:
+        return x.mean(0, keepdim=True)
+
+
+def with_table(x: Tensor) -> Tensor:
+    table = torch.ones(128, 3)
+    try:
+        return x + table
+    except RuntimeError:
+        return x - table[:1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [viewed, in_heads, with_table])
+@pytest.mark.parametrize("rows", [(2, 7, 5, 14), (17, 20, 64, 81, 16), (20, 128, 30, 1), (128, 20, 7)])
+def test_what_torch_raises_and_forward_catches_is_a_guard(
+    function: Callable[[Tensor], Tensor], rows: tuple[int, ...]
+) -> None:
+    compiled = oxidiff.compile(Asks(function), strict=True, cache=False)
+    for count in rows:
+        x = torch.rand(count, 3)
+        torch.testing.assert_close(compiled(x), function(x))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("function", [nets.counting, lambda x: nets.counting(x)], ids=["imported", "of its module"])
 def test_so_it_is_in_a_file_of_its_own(function: Callable[[Tensor], Tensor]) -> None:

@@ -10,6 +10,7 @@ import itertools
 import pickle
 import queue
 import random
+import re
 import threading
 import uuid
 import warnings
@@ -1321,6 +1322,61 @@ def test_an_attribute_of_a_class_without_a_hash_is_followed() -> None:
     for factor in (2, 5):
         module.named.factor = factor
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), float(factor)))
+
+
+class ByLength(nn.Module):
+    """Takes as many rows of a table as a slice has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(512, 3), requires_grad=False)
+
+    def forward(self, x: Tensor, start: int, stop: int) -> Tensor:
+        return x.sum(1, keepdim=True) + self.table[: x[:, start:stop].shape[1]]
+
+
+@torch.no_grad()
+def test_slices_that_are_needed_for_their_size_alone() -> None:
+    table = nn.Parameter(torch.randn(512, 3), requires_grad=False)
+
+    def function(x: Tensor, count: int) -> Tensor:
+        return x.sum(1, keepdim=True) + table[: x[:, :count].shape[1]]
+
+    compiled: Any = oxidiff.compile(function, strict=True, cache=False)
+    for width, count in ((64, 2), (33, 66), (77, 5), (16, 8), (16, 64), (9, 64)):
+        x = image(2, width, 3)
+        assert_close(compiled(x, count), function(x, count))
+
+
+class Apart(nn.Module):
+    """Three parts of a sequence, of which one may be empty."""
+
+    def forward(self, x: Tensor, start: int, stop: int) -> Tensor:
+        return torch.cat([x[:, :start], x[:, start:stop] * 2, x[:, stop:] * 3], 1)
+
+
+class Divided(nn.Module):
+    def forward(self, x: Tensor, start: int, stop: int) -> Tensor:
+        one, other, rest = x.split([start, stop, x.shape[1] - start - stop], 1)
+        return torch.cat([one * 2, other * 3, rest * 4], 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [ByLength, Apart, Divided])
+@pytest.mark.parametrize("first", [(33, 64, 64), (17, 17, 18), (64, 0, 2), (40, 3, 9), (17, 0, 1)])
+def test_ends_of_slices_against_sizes(kind: type[nn.Module], first: tuple[int, int, int]) -> None:
+    """What is clamped in one call is not in another, whether or not the slice itself is needed."""
+    module = kind()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for width, start, stop in (first, (17, 17, 18), (64, 64, 32), (16, 0, 64), (9, 3, 64), (77, 0, 5), (64, 60, 70)):
+        x = image(2, width, 3)
+        try:
+            expected = module(x, start, stop)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error)[:40])):
+                compiled(x, start, stop)
+            continue
+        assert_close(compiled(x, start, stop), expected)
 
 
 class Tenfold(nn.Module):

@@ -27,6 +27,9 @@ __all__ = ["CapturedGraph", "GraphInput", "Literal", "Node", "OutputLeaf", "Outp
 Literal = Dim | int | float
 """A number in a graph; a :class:`Dim` where it depends on the call's free sizes or numbers."""
 
+Cut = tuple[Any, Any, Any, Any, Any]
+"""A slice: its start, end and step, the size that it is of and its own, each a number of a graph or ``None``."""
+
 _MOVED = "moved"
 """Marks a number in an attribute at which the module itself was traced again, after it was changed."""
 
@@ -196,6 +199,7 @@ class CapturedGraph:
         lone: Those of them that were traced at one point only, and that point; of a graph that is loaded not known.
         solved: What numbers that ``forward`` computes are in the graph, where that is not what they are by computing.
         conditions: What its program takes for granted about sizes and no trace asks: on which side of an end a slice ends.
+        cuts: What it takes slices for, also those that are no part of it but for their sizes.
         parts: Sizes of several symbols that are whole at some points of a class only, once they were looked for.
         traces: How many traces were taken for it.
         fixed: Labels of sizes and numbers that were found to select the program, and so are constants of it.
@@ -225,6 +229,7 @@ class CapturedGraph:
     lone: dict[frozenset[tuple[Guard, bool]], dict[str, Number]] = field(default_factory=dict)
     solved: dict[Any, Literal] = field(default_factory=dict)
     conditions: set[tuple[Guard, bool]] = field(default_factory=set)
+    cuts: frozenset[Cut] = frozenset()
     parts: list[Dim] | None = None
     traces: int = 0
     fixed: tuple[str, ...] = ()
@@ -341,7 +346,8 @@ class CapturedGraph:
 
     def meets(self, point: Mapping[str, Any]) -> bool:
         """Whether what the program takes for granted is so at ``point``."""
-        return all(guard.holds(point) is outcome for guard, outcome in tuple(self.conditions))
+        is_met = all(guard.holds(point) is outcome for guard, outcome in tuple(self.conditions))
+        return is_met and all(_is_cut(cut, point) for cut in self.cuts)
 
     def accept(self, point: Mapping[str, Any], record: Trace | None, *, of_copy: bool = False) -> set[str]:
         """Notes that the graph was checked at ``point``, where the way of ``record`` was taken, ``None`` if that is known;
@@ -560,10 +566,37 @@ def build_graph(
     graph = CapturedGraph(
         call.key, plan, inputs, nodes, values, record.weights, record.externs, outputs_spec, moduli, record, forms
     )
+    graph.cuts = frozenset(_cuts_of(nodes, values))
+    # A size is as it is solved unless that is below zero: there eager gives nothing, or raises.
+    sizes = {size for value in values for size in value.shape if isinstance(size, Dim)}
+    graph.conditions.update((Guard("lt", s, 0), False) for s in sizes if any(c < 0 and m for m, c in s.terms))
     if reads:
         _take_out_reads(graph, call, reads)
     _leave_out_dead(graph)
     return graph
+
+
+def _cuts_of(nodes: Iterable[Node], values: Sequence[Value]) -> Iterator[Cut]:
+    """The slices whose edges or sizes depend on the call."""
+    for node in nodes:
+        if node.op is torch.ops.aten.slice.Tensor:
+            left_out: tuple[Any, ...] = (0, None, None, 1)
+            x, dim, start, end, step = (*node.args, *left_out[len(node.args) - 1 :])
+            shape = values[x.value].shape
+            cut = (start, end, step, shape[dim], values[node.outputs[0]].shape[dim])
+            if any(isinstance(number, Dim) for number in cut):
+                yield cut
+
+
+def _is_cut(cut: Cut, point: Mapping[str, Any]) -> bool:
+    """Whether a slice has the size at ``point`` that it has in the graph."""
+    start, end, step, size, length = (n.exact(point) if isinstance(n, Dim) else n for n in cut)
+
+    def inside(edge: Any) -> Any:
+        return min(max(edge + size if edge < 0 else edge, 0), size)
+
+    taken = inside(size if end is None else end) - inside(0 if start is None else start)
+    return bool(max(0, -(-taken // step)) == length)
 
 
 def arguments_of(record: Trace, index: int, numbers: Iterator[Literal]) -> tuple[tuple[Any, ...], dict[str, Any]]:

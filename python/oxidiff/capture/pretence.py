@@ -144,7 +144,7 @@ class RealDevice(TorchFunctionMode):
             finally:
                 rec.cast_to, rec.is_called = None, False
         except Exception as error:
-            rec.noted(error)
+            rec.noted(error, args, kwargs)
             raise
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:

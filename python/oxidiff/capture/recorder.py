@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..autocast import KINDS
 from ..errors import CaptureError
@@ -28,7 +28,7 @@ from .aliasing import Aliases
 from .failures import LongerError, StrangerError
 from .following import Adapters
 from .graph import draws
-from .guards import plain
+from .guards import TracedInt, plain
 from .handlers import HANDLERS, classify, data_dependent
 from .meta import META_DEVICE, answered, memory_order
 from .objects import taken_apart
@@ -279,9 +279,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reason = f"forward runs a {type(module).__name__} that is no submodule; hold it in an attribute of the module"
         raise StrangerError(str(self.error(reason)), module=self.path)
 
-    def noted(self, error: _E) -> _E:
+    def noted(self, error: _E, *given: Any) -> _E:
         """An exception that is raised while ``forward`` runs; see :attr:`failure`. Of torch's own, those of meta tensors are
-        none that eager raises."""
+        none that eager raises. Where ``forward`` catches one that eager raises, too, it goes on as it does for these sizes:
+        those of what the op is given are guards."""
+        for leaf in tree_leaves(given):
+            if isinstance(leaf, Tensor) and (value := self.values.get(id(leaf))) is not None:
+                for size in self.trace.ledger.shape(value, leaf.shape):
+                    self.trace.ledger.pin(size)
+            elif isinstance(leaf, TracedInt):
+                self.trace.ledger.pin(leaf)
         if self.failure is not None:
             pass
         elif isinstance(error, CaptureError):
@@ -420,7 +427,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 casts.check_uncast(self, func, args, kwargs or {})
             return self.handle(func, args, kwargs or {})
         except Exception as error:
-            self.noted(error)
+            self.noted(error, args, kwargs)
             raise
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

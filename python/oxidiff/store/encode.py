@@ -448,6 +448,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         **({"computed": [[c.name, encode_expression(c.expression)] for c in computed]} if computed else {}),
         **({"ordered": [list(pair) for pair in graph.plan.ordered]} if graph.plan.ordered else {}),
         **({"conditions": _encode_guards(graph.conditions)} if graph.conditions else {}),
+        **({"cuts": sorted((list(map(_encode_edge, cut)) for cut in graph.cuts), key=to_bytes)} if graph.cuts else {}),
         "inputs": [[i.label, encode_value(values[i.value]), i.asked] for i in graph.inputs],
         "results": [
             [
@@ -500,6 +501,16 @@ def _encode_classes(graph: CapturedGraph) -> dict[str, Data]:
         "points": graph.points,
         "ways": sorted((_encode_guards(way) for way in graph.ways), key=to_bytes),
     }
+
+
+def _encode_edge(edge: Any) -> Data:
+    return None if edge is None else encode_number(edge)
+
+
+def _decode_edge(data: Data, names: Set[str]) -> Any:
+    edge = None if data is None else as_number(data)
+    check(not isinstance(edge, Dim) or edge.symbols() <= names, "a slice over unknown symbols")
+    return edge
 
 
 def _encode_guards(guards: Set[tuple[Guard, bool]]) -> Data:
@@ -635,6 +646,8 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         graph.box[as_text(name)] = (of(low), of(high))
     graph.ways = {_decode_guards(way, names) for way in data["ways"]}
     graph.conditions = set(_decode_guards(data.get("conditions", ()), names))
+    graph.cuts = frozenset(tuple(_decode_edge(edge, names) for edge in cut) for cut in data.get("cuts", ()))
+    check(all(len(cut) == 5 and None not in cut[2:] for cut in graph.cuts), "a slice")
     return graph
 
 
