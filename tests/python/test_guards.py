@@ -725,6 +725,45 @@ def test_how_often_something_is_repeated_is_a_guard(repeat: Callable[[int, Tenso
         assert torch.equal(compiled(torch.ones(rows, 3)), repeated(torch.ones(rows, 3))), rows
 
 
+def joined(x: Tensor, *ends: int) -> Tensor:
+    pieces = [x[:, start:end] for start, end in zip(ends[::2], ends[1::2], strict=True)]
+    return torch.cat([*pieces, torch.ones(x.shape[0], ends[1] - ends[0] + ends[5] - ends[4], 3)], 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [(1, 5, 1, 5, 1, 6), (1, 5, 2, 6, 3, 7), (0, 3, 3, 7, 7, 15), (2, 4, 2, 4, 2, 4)])
+def test_lengths_are_not_taken_for_sums_of_others(first: tuple[int, ...]) -> None:
+    """Ends that are evenly apart in all traces would say that three pieces are as long as the middle one three times."""
+    compiled = oxidiff.compile(Asks(joined), strict=True, cache=False)
+    for ends in (first, (1, 5, 1, 5, 1, 6), (0, 9, 4, 6, 1, 20), (3, 4, 10, 29, 2, 7), (5, 6, 7, 8, 9, 30)):
+        x = torch.rand(2, 30, 3)
+        assert torch.equal(compiled(x, *ends), joined(x, *ends)), ends
+
+
+@torch.no_grad()
+def test_numbers_are_not_taken_for_multiples_of_others() -> None:
+    compiled = oxidiff.compile(Asks(lambda x, *n: x * sum(n) + torch.arange(sum(n)).sum()), strict=True, cache=False)
+    for numbers in ((1, 1, 1), (1, 2, 3), (5, 2, 9), (7, 7, 30), (100, 8, 8)):
+        expected = torch.ones(4) * sum(numbers) + sum(range(sum(numbers)))
+        assert torch.equal(compiled(torch.ones(4), *numbers), expected), numbers
+
+
+def resized(x: Tensor) -> Tensor:
+    try:
+        return F.interpolate(x, scale_factor=2.0, mode="bilinear")
+    except NotImplementedError:
+        return F.interpolate(x, scale_factor=2.0) * 2
+
+
+@torch.no_grad()
+def test_what_eager_raises_and_forward_catches_is_compiled() -> None:
+    compiled = oxidiff.compile(Asks(resized), strict=True, cache=False)
+    for length in (6, 9):
+        x = torch.rand(2, 3, length)
+        assert torch.equal(compiled(x), resized(x))
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 def viewed(x: Tensor) -> Tensor:
     try:
         return x.view(7, -1) * 2

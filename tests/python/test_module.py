@@ -1324,6 +1324,36 @@ def test_an_attribute_of_a_class_without_a_hash_is_followed() -> None:
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), float(factor)))
 
 
+class OfPython(nn.Module):
+    """Cuts what is Python's own with a slice that is passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = [f"layer {i}" for i in range(60)]
+
+    def forward(self, x: Tensor, given: slice) -> Tensor:
+        return x * len(self.names[given]) + len(range(x.shape[1])[given])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [slice(0, 5), slice(3, 9), slice(50, 58), slice(9, 3)])
+def test_sequences_that_slices_cut_end_somewhere(first: slice) -> None:
+    compiled: Any = oxidiff.compile(OfPython(), strict=True, cache=False)
+    others = [slice(0, 50), slice(0, 70), slice(50, 70), slice(60, 70), slice(7, 3), slice(10, 14), slice(-5, None)]
+    for given, width in itertools.product((first, *others), (20, 12)):
+        x = image(2, width, 3)
+        assert torch.equal(compiled(x, given), OfPython()(x, given)), (given, width)
+
+
+@torch.no_grad()
+def test_slices_from_behind_are_compiled() -> None:
+    compiled: Any = oxidiff.compile(Cuts(), strict=True, cache=False)
+    for width, edges in ((17, (4, 9)), (17, (-9, -5)), (40, (-2, 38)), (5, (-8, -8))):
+        x = image(2, width, 3)
+        assert torch.equal(compiled(x, slice(*edges)), Cuts()(x, slice(*edges))), (width, edges)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
 class ByLength(nn.Module):
     """Takes as many rows of a table as a slice has."""
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence, Set
 
 from ..errors import CaptureError
+from .dim import Dim
 from .failures import ChangedError, LongerError
 from .freeing import Freeing
 from .graph import CapturedGraph
@@ -22,6 +23,7 @@ from .sizes import (
     held_out,
     held_out_count,
     modulus_of,
+    next_to,
     padded_aside,
     ranks,
 )
@@ -162,16 +164,20 @@ class Checking(Freeing):
         """Checks a graph where the ints that are passed are smaller than in any trace. What takes all that there is from a
         limit on, as the end of a slice, looks like a constant beyond it, and who reads it in C does not ask. If the graph is
         not seen to be right there, it is so between the smallest and the largest ints that were tried."""
-        names = {s.name: s for s in self.plan.symbols if s.role == "int" and not s.limit}
-        rank_of = ranks(self.plan.ints()) if self.plan.compared else {}
-        steps = {name: math.lcm(*(graph.moduli[n] for n in rank_of or (name,))) for name in names}
+        near = self.near_ints()
+        names = {s.name: s for s in self.plan.ints() if not s.limit and s.name not in near}
+        # Apart, so that there is something between two ends.
+        rank_of = ranks(self.plan.ints())
+        steps = {
+            name: math.lcm(*(graph.moduli[n] for n in (rank_of if self.plan.compared else (name,)))) for name in names
+        }
         least = {name: min(p[name] for p in graph.points) for name in names}
         here = self.point()
         small: dict[str, Number] = {}
         below: dict[str, Number] = {}
         for name, symbol in names.items():
             residue, step = int(symbol.value) % steps[name], steps[name]
-            value = residue + step * (max(0, -(-(2 - residue) // step)) + rank_of.get(name, 0))
+            value = residue + step * (max(0, -(-(2 - residue) // step)) + 3 * rank_of[name])
             if value < least[name]:
                 small[name] = value
                 below[name] = max(value, residue + (int(least[name]) - residue - 1) // step * step)
@@ -185,6 +191,25 @@ class Checking(Freeing):
                 return
             break
         graph.box.update({name: (least[name], max(p[name] for p in graph.points)) for name in small})
+
+    def near_ints(self) -> list[str]:
+        """Names of the ints that were tried next to those of the call alone, and of edges of slices."""
+        ints = [s for s in self.plan.ints() if not s.limit]
+        return [s.name for s in ints if s.is_edge or self.chosen.get(s.name) == next_to(s, self.order[s.name])]
+
+    def bound_near(self, graph: CapturedGraph) -> None:
+        """Where ints were tried next to those of the call alone, the graph is right for such: between the smallest and the
+        largest that were tried, and where they are on the same side of each other and of lengths. So it is with slices that
+        are passed: where a list of Python's ends that one cuts, nobody asks."""
+        near = self.near_ints()
+        lengths = [s.name for s in self.plan.symbols if s.role in ("sequence", "spatial", "frames")]
+        for name in near:
+            graph.box[name] = (min(p[name] for p in graph.points), max(p[name] for p in graph.points))
+        for one, other in (*itertools.combinations(near, 2), *itertools.product(near, lengths)):
+            for low, high in ((one, other), (other, one)):
+                if all(p[low] <= p[high] for p in graph.points):
+                    graph.conditions.add((Guard("lt", Dim.symbol(high) - Dim.symbol(low), 0), False))
+                    break
 
     def split_residues(self, graph: CapturedGraph, points: Sequence[Point], roles: Set[str]) -> None:
         """Makes the residues of sizes of these roles part of the classes; the graph is right at these points."""

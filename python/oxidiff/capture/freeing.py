@@ -438,7 +438,7 @@ class Freeing(Solving):
                 self.chosen.update(in_order(self.plan.ints()))
                 return
             numbers.append(symbol)
-        if not numbers and self.try_lengths(base, matters):
+        if self.try_lengths(base, matters) if not numbers else self.move_near():
             return
         suspects = numbers or [s for s in symbols if matters(s)]
         beside = [s for s in suspects if s.role in ("frames", "sequence") and s.label != self.labels[0]]

@@ -285,6 +285,7 @@ class CapturedGraph:
         tied += [c.sizes() for c in self.plan.counted]
         guards = (guard for asked in (tuple(self.conditions), *tuple(self.ways)) for guard, _ in asked)
         asked = {name for guard in guards if not guard.is_mark() for name in guard.symbols()}
+        asked |= {name for cut in self.cuts for name in symbols_in(cut)}
         # What is read with them is another thing for each.
         asked |= {
             name

@@ -565,7 +565,10 @@ class Lowering:
 
     def _take_for_granted(self, size: Dim, is_negative: bool) -> None:
         slopes = [c for m, c in size.terms if m]
-        if is_negative or min(slopes) < 0 or size.exact(dict.fromkeys(size.symbols(), 1)) < 0:
+        is_ever = min(slopes) < 0 or size.exact(dict.fromkeys(size.symbols(), 1)) < 0
+        # Sizes never are by themselves, numbers may be.
+        numbers = {s.name for s in self.graph.plan.symbols if s.is_number}
+        if is_negative or is_ever or not size.symbols().isdisjoint(numbers):
             self.graph.conditions.add((Guard("lt", size, 0), is_negative))
 
     def dtype_name(self, dtype: torch.dtype) -> str:

@@ -418,19 +418,25 @@ def reached_spaces(own: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     waiting = [space for space in spaces.values() if not is_tested(space.get("__name__", ""))]
     while waiting:
         for value in [*waiting.pop().values()]:
-            # By their types: a proxy for something that is not there yet would raise.
+            # By what they are and no attribute: what stands for something that is imported when it is asked would be.
             kind = type(value)
             if issubclass(kind, types.ModuleType):
-                name = value.__name__
-            elif kind is types.FunctionType or issubclass(kind, type):
+                name = object.__getattribute__(value, "__dict__").get("__name__")
+            elif kind is types.FunctionType:
                 name = value.__module__
+            elif issubclass(kind, type):
+                name = _names_in(value).get("__module__")
             else:
                 continue
-            space = getattr(sys.modules.get(name), "__dict__", None) if _is_helper(name) else None
+            module = sys.modules.get(name) if _is_helper(name) else None
+            space = object.__getattribute__(module, "__dict__") if isinstance(module, types.ModuleType) else None
             if type(space) is dict and id(space) not in spaces:
                 spaces[id(space)] = space
                 waiting.append(space)
     return [*spaces.values()]
+
+
+_names_in = type.__dict__["__dict__"].__get__
 
 
 def _is_helper(module: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import sys
 import threading
 import weakref
@@ -294,7 +295,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif isinstance(error, CaptureError):
             # What its traceback holds would stay until the end.
             self.failure = copy.copy(error)
-        elif isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+        elif _OF_META.search(str(error)):
             self.failure = self.raised(error)
         return error
 
@@ -612,6 +613,8 @@ def _is_of_torch(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.")
 
 
+_OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
+"""What is in the messages of errors that tensors without data give."""
 _SOURCES = frozenset(("input", "weight", "constant", "extern", "read"))
 _NEGATIONS = frozenset((aten.bitwise_not.default, aten.logical_not.default))
 _MAX_PRELUDE = 256

@@ -62,6 +62,7 @@ class Session(Checking):
             elif not self.pad_sides(base, graph) and (not self.is_narrow or not self.pad_area(base)):
                 self.keep_order(graph)
                 self.bound_ints(graph)
+                self.bound_near(graph)
                 self.try_ways(graph)
                 break
         # Read by now, and longer than the rest of the trace.

@@ -52,6 +52,11 @@ class Symbol:
         return self.role in ("int", "float", "attribute")
 
     @property
+    def is_edge(self) -> bool:
+        """Whether it is where a slice that is passed starts or ends."""
+        return self.role == "int" and self.label.endswith((".start", ".stop"))
+
+    @property
     def is_bounded(self) -> bool:
         """Whether a graph is taken to be right only between the smallest and the largest value that was checked. Numbers
         that are passed, such as times, would need a trace at every step."""
@@ -411,7 +416,7 @@ class _Planner:
     def tie_sequences_to_counts(self) -> None:
         """A length that is the product of neighbouring Python ints (frames, height, width), or the sum of such products of
         several tuples of them, follows from them."""
-        counts = [count for count in self.plan.ints() if not count.limit]
+        counts = [count for count in self.plan.ints() if not (count.limit or count.is_edge)]
         products = [
             [counts[i] for i in range(first, last)]
             for first, last in combinations(range(len(counts) + 1), 2)
@@ -677,7 +682,7 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
     elif symbol.role in ("spatial", "sequence"):
         find = _spatial_values if symbol.role == "spatial" else _sequence_values
         found = find(symbol.value, index, symbol.unit)
-    elif symbol.role == "int" and symbol.label.endswith(_OF_SLICES):
+    elif symbol.is_edge:
         found = chain([next_to(symbol, index)], _int_values(symbol.value, index))
     else:
         found = _CANDIDATES[symbol.role](symbol.value, index)
@@ -766,10 +771,11 @@ def _spatial_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence[
 
 
 def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
+    one, other, last = (_mark(ruler, index) for ruler in _RULERS[:3])
     # Each of two is the larger one in some trace, so that a program that asks which it is shows; and one is even, one odd.
-    below, above = max(211 - 7 * index, 3 + index), 42 + 9 * index
-    yield [value + 13 + index, below + (below == value), above + (above == value)]
-    yield [value + 13 + index, value + 29 + 3 * index, value + 71 + 5 * index]
+    below, above = max(211 - 5 * other, 3 + index), 42 + 5 * other + 2 * last
+    yield [value + 13 + one, below + (below == value), above + (above == value)]
+    yield [value + 13 + one, value + 29 + 3 * other, value + 71 + 5 * last]
     yield _next_to(value, index)
 
 
@@ -780,16 +786,24 @@ def next_to(symbol: Symbol, index: int) -> tuple[Number, ...]:
 
 
 def _next_to(value: Any, index: int) -> tuple[Number, ...]:
-    turn, mark = divmod(index, len(_RULERS[0]))
-    return tuple(value + 1 + ruler[mark] + turn * _MARKS for ruler in _RULERS)
+    return tuple(value + 1 + _mark(ruler, index) for ruler in _RULERS[:3])
 
 
-_MARKS = 49
-_RULERS = ((0, 1, 4, 9, 15, 22, 32, 34), (2, 4, 14, 21, 27, 32, 35, 36), (7, 8, 12, 19, 32, 34, 42, 48))
-"""Golomb rulers: no two marks are as far apart as two others, so that no length between two numbers follows from others."""
+def _mark(ruler: Sequence[int], index: int) -> int:
+    turn, at = divmod(index, len(ruler))
+    return ruler[at] + turn * _BEYOND
 
-_OF_SLICES = (".start", ".stop")
-"""How labels of the edges of slices end."""
+
+_RULERS = (
+    (0, 1, 4, 9, 15, 22, 32, 34),
+    (2, 4, 14, 21, 27, 32, 35, 36),
+    (7, 8, 12, 19, 32, 34, 42, 48),
+    (0, 6, 14, 16, 29, 36, 40, 41),
+)
+"""Golomb rulers: no two marks are as far apart as two others. Where ints move by the marks of three of them, no sum or
+difference of some follows from others; the last is for where a graph is checked."""
+_BEYOND = 49
+"""One more than the last mark of all."""
 
 
 def at_residue(symbol: Symbol, index: int) -> tuple[Number, ...]:
@@ -820,8 +834,7 @@ def in_order(symbols: Sequence[Symbol]) -> dict[str, tuple[Number, ...]]:
         if are_read:
             out[symbol.name] = counts_in_order(rank)[:3]
             continue
-        # No symbol's values follow from those of two others.
-        steps = (1 + rank + 2 * rank**2, 3 + 6 * rank, 7 + 4 * rank + 5 * rank**2)
+        steps = _next_to(0, rank)
         out[symbol.name] = tuple(symbol.value + _INT_STEP * step for step in steps)
     return out
 
@@ -879,7 +892,7 @@ def held_out(symbol: Symbol, index: int, modulus: int, seen: Sequence[Number]) -
         return 1 if value != 1 else 4
     if symbol.is_number:
         if symbol.role == "int":
-            return value + (3 + 2 * index) * modulus
+            return value + (3 + _mark(_RULERS[3], index)) * modulus
         # Far away, unless the program was found to ask how large it is.
         reach = max(seen) - min(seen)
         return value + 3.5 if max(seen) > value + 1 else min(seen) + reach * 0.40625
