@@ -105,7 +105,7 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
         hash(value)
         return kind, value
     if is_constant(value):
-        # Equal ones of two kinds, as `1+0j` and 1, are not one, and slices cannot be hashed everywhere.
+        # Equal ones of two kinds, as `1+0j` and 1, are not one.
         return kind, repr(value)
     if isinstance(value, tuple):
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]

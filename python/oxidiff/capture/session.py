@@ -7,17 +7,15 @@ out (:mod:`freeing`); what trials have traced is not traced again.
 
 from __future__ import annotations
 
-import math
-
 from .checking import Checking
 from .dim import Dim, Real
 from .fit import denominators
-from .graph import CapturedGraph, Literal, build_graph
+from .graph import CapturedGraph, build_graph
 from .guards import Ledger
 from .reads import Asking
 from .record import Trace
 from .signature import with_answers
-from .sizes import Rounded, candidates, counts_apart
+from .sizes import candidates, counts_apart
 from .trials import Point
 
 __all__ = ["Session"]
@@ -96,31 +94,3 @@ class Session(Checking):
         for point, record in zip(points, records, strict=True):
             self.confirm(graph, point, record)
         return graph, points
-
-    def without_units(
-        self, forms: list[Literal], points: list[Point], moduli: dict[str, int]
-    ) -> tuple[list[Literal], list[Point]]:
-        """The same without numbers of units that follow from a length: the compiler would not know that sizes over them and
-        sizes over the lengths themselves are equal."""
-        here = self.point()
-        rounded = list(self.plan.rounded)
-        for name in dict.fromkeys(r.name for r in rounded if r.is_named()):
-            alike = [r for r in rounded if r.name == name]
-            (first, *others) = alike
-            full = [r for r in rounded if r.is_full(here) and (r.unit, r.at(here)) == (first.unit, first.at(here))]
-            if full:
-                # As many units as a length that is a multiple.
-                of, more = full[0].of, 0
-                moduli[of] = math.lcm(moduli[of], first.unit * moduli[name])
-            elif not others and moduli[first.of] % first.unit == 0:
-                of, more = first.of, first.at(here) * first.unit - int(here[first.of])
-            else:
-                continue
-            count = (Dim.symbol(of) + more) / first.unit
-            rounded = [Rounded(r.of, r.of, r.unit) if r in alike else r for r in rounded]
-            forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in forms]
-            self.plan.forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in self.plan.forms]
-            points = [{key: value for key, value in p.items() if key != name} for p in points]
-            del moduli[name]
-        self.plan.rounded = tuple(rounded)
-        return forms, points

@@ -13,7 +13,7 @@ from .graph import Literal, symbols_in
 from .guards import shows_at, symbols_of
 from .record import Trace
 from .signature import Number
-from .sizes import Computed, Counted
+from .sizes import Computed, Counted, Rounded
 from .trials import Point, Trials
 
 __all__ = ["Solving"]
@@ -24,6 +24,11 @@ _MAX_COUNTED = 24
 
 class Solving(Trials):
     """A capture that can tell what each number of its traces is."""
+
+    unsolved: list[Any]
+    """The numbers, by what they were in each trace, that could not be solved last."""
+    unsolved_positions: list[int]
+    """Where these are among the numbers of a trace."""
 
     def solve(self, base: Trace, records: Sequence[Trace], points: Sequence[Point]) -> list[Literal] | None:
         """What each number is as an expression, ``None`` if one cannot be solved."""
@@ -62,6 +67,34 @@ class Solving(Trials):
             point.clear()
             point.update(self.plan.complete(sizes))
         return forms
+
+    def without_units(
+        self, forms: list[Literal], points: list[Point], moduli: dict[str, int]
+    ) -> tuple[list[Literal], list[Point]]:
+        """The same without numbers of units that follow from a length: the compiler would not know that sizes over them and
+        sizes over the lengths themselves are equal."""
+        here = self.point()
+        rounded = list(self.plan.rounded)
+        for name in dict.fromkeys(r.name for r in rounded if r.is_named()):
+            alike = [r for r in rounded if r.name == name]
+            (first, *others) = alike
+            full = [r for r in rounded if r.is_full(here) and (r.unit, r.at(here)) == (first.unit, first.at(here))]
+            if full:
+                # As many units as a length that is a multiple.
+                of, more = full[0].of, 0
+                moduli[of] = math.lcm(moduli[of], first.unit * moduli[name])
+            elif not others and moduli[first.of] % first.unit == 0:
+                of, more = first.of, first.at(here) * first.unit - int(here[first.of])
+            else:
+                continue
+            count = (Dim.symbol(of) + more) / first.unit
+            rounded = [Rounded(r.of, r.of, r.unit) if r in alike else r for r in rounded]
+            forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in forms]
+            self.plan.forms = [f.replace(name, count) if isinstance(f, Dim) else f for f in self.plan.forms]
+            points = [{key: value for key, value in p.items() if key != name} for p in points]
+            del moduli[name]
+        self.plan.rounded = tuple(rounded)
+        return forms, points
 
     def fit(self, columns: Iterable[Any], points: Sequence[Point]) -> dict[Any, Any]:
         """What whole numbers are that have these values at these points, each ``None`` if it cannot be solved."""
