@@ -82,6 +82,18 @@ def _qwen(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     }
 
 
+def _qwen_layered(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
+    """A picture, two layers of it and what is between, all of one size."""
+    height, width = size
+    return {
+        **_qwen(random, batch, size),
+        "hidden_states": random.normal(batch, 4 * height * width, 16),
+        "img_shapes": [[(1, height, width)] * 4] * batch,
+        "additional_t_cond": torch.zeros(batch, dtype=torch.int64),
+        "return_dict": False,
+    }
+
+
 def _qwen_controlnet(random: Random, batch: int, size: tuple[int, ...]) -> Inputs:
     return {
         **_qwen(random, batch, size),
@@ -1240,6 +1252,14 @@ IMAGES: tuple[Family, ...] = (
         },
         _prx,
         ((16, 16), (8, 24)),
+    ),
+    Family(
+        "qwen-image-layered",
+        "diffusers.QwenImageTransformer2DModel",
+        {**_QWEN, "use_additional_t_cond": True, "use_layer3d_rope": True},
+        _qwen_layered,
+        ((14, 14), (10, 16), (18, 8)),
+        batches=(1,),
     ),
     Family(
         "qwen-image-21",

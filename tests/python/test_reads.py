@@ -432,6 +432,17 @@ def test_numbers_on_the_way_to_an_answer(function: Callable[..., Tensor], number
     assert same_as_eager(function, *calls).eager_calls == 0
 
 
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor], ids=["tensor", "as_tensor"])
+def test_tensors_are_made_of_numbers_in_others(make: Callable[..., Tensor]) -> None:
+    def function(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        counts = mask.sum(1)
+        return x * make([counts[0], 2 * counts[1]]).sum(), make([[counts[0]], [3]])
+
+    x = data(2, WORDS, 8)
+    report = same_as_eager(function, *((x, mask_of(*c)) for c in ((3, 5), (3, 3), (6, 2))))
+    assert (report.eager_calls, report.captures) == (0, 1)
+
+
 def test_an_answer_on_the_way_to_another() -> None:
     def function(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         one, other = mask.sum(1).tolist()

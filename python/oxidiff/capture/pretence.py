@@ -188,6 +188,8 @@ class RealDevice(TorchFunctionMode):
             raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
         if func in _CUTTING and len(args) > 1:
             args = self._within(func, args, kwargs or {})
+        if func in _MAKING and args and isinstance(args[0], (list, tuple)):
+            args = (self._with_items(args[0]), *args[1:])
         self._ledger.use(args)
         if kwargs:
             self._ledger.use(tuple(kwargs.values()))
@@ -223,6 +225,13 @@ class RealDevice(TorchFunctionMode):
         if not (is_own or func in _OTHERS or func in self._answers or func in self._sizes):
             _ORDINARY.add(func)
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _with_items(self, data: Any) -> Any:
+        """Data of a tensor with numbers for the tensors in it, which torch reads without asking."""
+        if isinstance(data, (list, tuple)):
+            return [self._with_items(item) for item in data]
+        is_read = isinstance(data, Tensor) and data.is_meta and not data.dim()
+        return self._recorder.read("item", "item", data) if is_read else data
 
     def _within(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of what cuts a tensor, with no ends beyond it that are quotients: as many rows as fit into a budget,

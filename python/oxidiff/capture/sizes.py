@@ -6,6 +6,7 @@ trying (see :mod:`~oxidiff.capture.freeing`). Good guesses only save traces.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -379,7 +380,7 @@ class _Planner:
                 # Mostly a length, at most the longest there is.
                 made[label].limit = max((size for tensor in tensors for size in tensor.shape), default=0)
             self.plan.forms.append(Dim.symbol(made[label].name))
-        self.tie_sequences_to_counts()
+        self.tie_sequences_to_counts(Counter(alike.values()))
         return self.plan
 
     def add_answers(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -413,9 +414,13 @@ class _Planner:
                 rows[i] = Dim.symbol(symbol.name)
             self.plan.forms += [rows[i], *answer.shape[1:]]
 
-    def tie_sequences_to_counts(self) -> None:
+    def tie_sequences_to_counts(self, others: Mapping[str, int]) -> None:
         """A length that is the product of neighbouring Python ints (frames, height, width), or the sum of such products of
-        several tuples of them, follows from them."""
+        several tuples of them, follows from them.
+
+        Args:
+            others: By the label of an int, how many others are taken to equal it in every call.
+        """
         counts = [count for count in self.plan.ints() if not (count.limit or count.is_edge)]
         products = [
             [counts[i] for i in range(first, last)]
@@ -428,6 +433,7 @@ class _Planner:
         rows = [row for name, row in images.items() if name]
         sums = [[product] for product in products]
         sums += [rows[first:last] for first, last in combinations(range(len(rows) + 1), 2) if last - first > 1]
+        sums += [[row] * count for row in rows for count in range(2, others.get(row[0].label, 0) + 2)]
         for symbol in [s for s in self.plan.symbols if s.role == "sequence"]:
             chosen = next((c for c in sums if sum(prod(s.value for s in row) for row in c) == symbol.value), None)
             if chosen is None:
@@ -567,20 +573,30 @@ class _Planner:
 
 
 def _alike(numbers: Mapping[str, Number]) -> dict[str, str]:
-    """Of each int in a list whose items are all equal, one for every sample of a batch say, the int in the first item that
-    it equals: a program that takes such a list will mostly get others of this kind."""
+    """Of each int in a list whose items are all equal, one for every sample of a batch or every layer of a picture say, the
+    int in the first item that it equals: a program that takes such a list will mostly get others of this kind."""
     lists: dict[str, dict[str, dict[str, Number]]] = {}
     for label, number in numbers.items():
-        name, bracket, rest = label.partition("[")
-        index, _, rest = rest.partition("]")
-        if bracket and type(number) is int:
-            lists.setdefault(name, {}).setdefault(index, {})[rest] = number
+        if type(number) is not int:
+            continue
+        start = label.find("[")
+        while start >= 0:
+            end = label.index("]", start)
+            lists.setdefault(label[:start], {}).setdefault(label[start + 1 : end], {})[label[end + 1 :]] = number
+            start = label.find("[", end)
     out: dict[str, str] = {}
     for name, items in lists.items():
         first, *others = items.items()
         # Numbers alone are sizes of different things.
         if "" not in first[1] and all(item == first[1] for _, item in others):
-            out |= {f"{name}[{index}]{rest}": f"{name}[{first[0]}]{rest}" for index, item in others for rest in item}
+            for index, item in others:
+                for rest in item:
+                    out.setdefault(f"{name}[{index}]{rest}", f"{name}[{first[0]}]{rest}")
+    # The first of a list may be one of a list of these.
+    for label, one in out.items():
+        while one in out:
+            one = out[one]
+        out[label] = one
     return out
 
 
