@@ -385,6 +385,12 @@ class Detours:
 
     # -- where Python has to run ---------------------------------------------------------------------------------------
 
+    def runs_in_parts(self) -> bool:
+        """Whether the module can run as it is, with most of it in submodules that are compiled."""
+        # A program of the whole is asked for, or there is none.
+        is_whole = self._options.strict or self._options.graph_file is not None or isinstance(self._module, Island)
+        return not is_whole and self._have_most(frozenset((id(self._module),)))
+
     def _have_most(self, open_ids: frozenset[int]) -> bool:
         """Whether the submodules below and beside these have most of the module; if not, nothing is kept of them."""
         with self._states.lock:

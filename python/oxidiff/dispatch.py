@@ -661,7 +661,8 @@ class Dispatcher:
         engine, is_new_state, is_lost = epoch.engine, not (self.states.is_only_one or epoch.entries), True
         before, adopted = engine.captures, engine.adoptions
         try:
-            ready = epoch.engine.prepare(args, kwargs, leaves, functools.partial(self.states.confirm, epoch))
+            confirm = functools.partial(self.states.confirm, epoch)
+            ready = epoch.engine.prepare(args, kwargs, leaves, confirm, self.detours.runs_in_parts)
             is_lost = False
         except (ChangedError, ElsewhereError, CacheWarning, FallbackWarning):
             is_lost = False

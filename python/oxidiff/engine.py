@@ -81,6 +81,8 @@ _MAX_COPIED = 8 << 20
 """Bytes of tensors that are copied, rather than that a program is made for how they lie in memory."""
 _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
+_MAX_BY_SIZE = 3
+"""So many sizes are captured each by itself before calls of others run in parts, if they can."""
 _MAX_NESTED = 32
 """How many lengths of the lists and dictionaries that are passed have programs: one that grows at each call is never met
 again."""
@@ -417,7 +419,12 @@ class Engine:
         self.pinned.update(i for i, form in forms if not isinstance(form, Dim) and form != 0)
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Leaf], confirm: Callable[[bool], None]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: Sequence[Leaf],
+        confirm: Callable[[bool], None],
+        runs_in_parts: Callable[[], bool],
     ) -> Ready:
         """Makes a call ready: finds the variant that is valid for it, or captures and compiles one.
 
@@ -427,6 +434,7 @@ class Engine:
             leaves: The leaves of both.
             confirm: Raises an exception if the module is no longer what the structure says; a graph is kept only then. It is
                 told whether the graph holds tensors that are none of the module's.
+            runs_in_parts: Whether the module can run in Python instead, with submodules that are compiled.
 
         Raises:
             CaptureError, UnsupportedError: Why no program can stand for this call.
@@ -446,7 +454,7 @@ class Engine:
         numbers = [places.get(id(n)) for n in call.numbers]
         call = self._capturer.call(args, kwargs)
         self._place(call.tensors)
-        variant, call, preludes = self._variant(call, confirm)
+        variant, call, preludes = self._variant(call, confirm, runs_in_parts)
         self._note_pinned(variant.graph)
         point = variant.graph.plan.read(call.sizes)
         assert point is not None, "the variant was chosen because it serves these sizes"
@@ -534,7 +542,7 @@ class Engine:
             self._capturer.outer = self._family.outer
             self.asked = self._capturer.asked = self._family.asked
 
-    def _variant(self, call: Call, confirm: Callable[[bool], None]) -> _Found:
+    def _variant(self, call: Call, confirm: Callable[[bool], None], runs_in_parts: Callable[[], bool]) -> _Found:
         """The variant that is valid for a call, captured and compiled if there is none."""
         with self._family.lock, collection_paused():
             found = self._known(call)
@@ -556,6 +564,8 @@ class Engine:
                 # What is young from here on was made by a trace, see `Before.forget`.
                 gc.collect(0)
                 found = self._extended(call) or self._relaid(call, confirm) or self._adopted(call, confirm)
+                if found is None and self._is_by_size(call) and runs_in_parts():
+                    raise CaptureError("sizes decide what forward computes: each makes another program of it")
                 found = found or self._answered(self._capture(call, confirm), call)
                 self.before = None
                 self.store.remember(self.whole())
@@ -606,6 +616,11 @@ class Engine:
                 raise
             return self._stage(call, confirm, known)
         return self._add(captured, captured.is_new)
+
+    def _is_by_size(self, call: Call) -> bool:
+        """Whether calls like this one were captured at some sizes, each with constants that are others in this call."""
+        graphs = (one.graph for one in self.whole() if one.graph.call_key == call.key and not one.graph.reads)
+        return sum(graph.plan.read(call.sizes) is None for graph in graphs) >= _MAX_BY_SIZE
 
     def _stage(self, call: Call, confirm: Callable[[bool], None], known: Known) -> Staged:
         """Compiles what the compiler knows of a call's graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -37,6 +38,52 @@ class Branches(nn.Module):
 
 def compiled_of(module: nn.Module, **fields: Any) -> Any:
     return oxidiff.compile(module.eval(), **fields)
+
+
+class Widened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.nn.functional.silu(self.up(x)))
+
+
+class Listed(nn.Module):
+    """Makes a list of positions in Python, which is another program for each length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Widened() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.tensor([math.sin(i * i) for i in range(x.shape[1])])[:, None]
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@torch.no_grad()
+def test_what_is_captured_at_each_size_runs_in_parts_in_the_end() -> None:
+    module = Listed().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    sizes = (7, 9, 12, 20, 31, 8, 15)
+    captures = []
+    with pytest.warns(oxidiff.FallbackWarning, match="runs in 3 parts .* sizes decide what forward computes"):
+        for size in sizes:
+            x = torch.randn(2, size, 8)
+            assert_close(compiled(x), module(x))
+            captures.append(oxidiff.report(compiled).captures)
+    assert captures[3:] == [captures[3]] * 4, "no size is captured any more"
+    report = oxidiff.report(compiled)
+    assert report.eager_calls == 0
+    assert_close(compiled(torch.ones(2, 9, 8)), module(torch.ones(2, 9, 8)))
+    assert oxidiff.report(compiled).captures == report.captures
+    # Who wants a program of the whole gets one.
+    whole: Any = oxidiff.compile(module, strict=True, cache=False)
+    for size in sizes:
+        x = torch.randn(2, size, 8)
+        assert_close(whole(x), module(x))
 
 
 @torch.no_grad()
