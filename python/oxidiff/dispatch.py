@@ -324,7 +324,7 @@ class Dispatcher:
             raise UnsupportedError(f"{error} is passed to it") from None
         with self.states.lock:
             key = (*key, *[ask() for ask in self.states.current().engine.asked])
-            return self._ready(key, _kind(key, args, kwargs), args, kwargs, leaves)
+            return self._ready(key, _kind(key, args, kwargs), args, kwargs, leaves, is_call=False)
 
     def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call as programs know it: without the factor for adapters, with Python's numbers."""
@@ -610,7 +610,14 @@ class Dispatcher:
             self.states.lock.release()
 
     def _ready(
-        self, key: Key, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+        self,
+        key: Key,
+        kind: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Leaf],
+        *,
+        is_call: bool = True,
     ) -> Ready:
         """The entry of a key, captured and compiled if it is new; ``leaves`` get what it reads out of tensors. The lock is
         held."""
@@ -619,7 +626,7 @@ class Dispatcher:
         for _ in range(MAX_CHANGES):
             before = self.states.current()
             try:
-                ready = self._made_ready(key, kind, args, kwargs, leaves)
+                ready = self._made_ready(key, kind, args, kwargs, leaves, is_call=is_call)
             except ChangedError as error:
                 changed = error
                 if len(before.left) < MAX_KEYS:
@@ -631,7 +638,14 @@ class Dispatcher:
         raise changed
 
     def _made_ready(
-        self, key: Key, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+        self,
+        key: Key,
+        kind: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Leaf],
+        *,
+        is_call: bool,
     ) -> Ready:
         """As :meth:`_ready`; raises a :class:`ChangedError` if another thread changes the module meanwhile."""
         epoch = self.states.current()
@@ -662,7 +676,9 @@ class Dispatcher:
         before, adopted = engine.captures, engine.adoptions
         try:
             confirm = functools.partial(self.states.confirm, epoch)
-            ready = epoch.engine.prepare(args, kwargs, leaves, confirm, self.detours.runs_in_parts)
+            # Who asks for a program of the whole gets one.
+            runs_in_parts = self.detours.runs_in_parts if is_call else _never
+            ready = epoch.engine.prepare(args, kwargs, leaves, confirm, runs_in_parts)
             is_lost = False
         except (ChangedError, ElsewhereError, CacheWarning, FallbackWarning):
             is_lost = False
@@ -674,7 +690,7 @@ class Dispatcher:
             # Perhaps only because of the numbers that are to be arguments.
             self.states.lifting.pin(epoch.structure.form, epoch.structure.inputs)
             self.states.reentered()
-            return self._made_ready(key, kind, args, kwargs, leaves)
+            return self._made_ready(key, kind, args, kwargs, leaves, is_call=is_call)
         except _native.NativeError as error:
             raise from_native(error) from error
         except Exception as error:
@@ -942,6 +958,10 @@ class Dispatcher:
     def _reset_lock(self) -> None:
         self.states.reset_lock()
         self._pending.clear()
+
+
+def _never() -> bool:
+    return False
 
 
 def _kind(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:

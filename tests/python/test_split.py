@@ -80,6 +80,9 @@ def test_what_is_captured_at_each_size_runs_in_parts_in_the_end() -> None:
     assert_close(compiled(torch.ones(2, 9, 8)), module(torch.ones(2, 9, 8)))
     assert oxidiff.report(compiled).captures == report.captures
     # Who wants a program of the whole gets one.
+    compiled.warmup(x, shapes=[(2, 40, 8), (2, 41, 8)])
+    oxidiff.profile(compiled, torch.randn(2, 42, 8))
+    assert oxidiff.report(compiled).captures == report.captures + 3
     whole: Any = oxidiff.compile(module, strict=True, cache=False)
     for size in sizes:
         x = torch.randn(2, size, 8)
