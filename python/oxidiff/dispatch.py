@@ -36,7 +36,7 @@ from .capture.signature import ATTRIBUTES, container_at, containers, item_in, wr
 from .check import compare
 from .detours import Detours
 from .device import device_of, is_captured, named
-from .engine import Engine, Part, Ready
+from .engine import BY_SIZE, Engine, Part, Ready
 from .entries import MAX_KEYS, Epoch, Key, with_numbers
 from .errors import (
     CacheWarning,
@@ -656,7 +656,7 @@ class Dispatcher:
         entry = epoch.find(key, leaves)
         if isinstance(entry, Ready):
             return entry
-        if entry is not None:
+        if entry is not None and (is_call or entry.reason != BY_SIZE):
             raise entry.error()
         if epoch.structure.obstacle is not None:
             path, reason = epoch.structure.obstacle

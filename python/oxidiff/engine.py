@@ -69,7 +69,7 @@ from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
 from .tune import Budget
 from .watch import Structure
 
-__all__ = ["Engine", "Part", "Ready", "Variant", "is_tracing"]
+__all__ = ["BY_SIZE", "Engine", "Part", "Ready", "Variant", "is_tracing"]
 
 Number = int | float
 
@@ -81,6 +81,8 @@ _MAX_COPIED = 8 << 20
 """Bytes of tensors that are copied, rather than that a program is made for how they lie in memory."""
 _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
+BY_SIZE = "sizes decide what forward computes: each makes another program of it"
+"""Why calls of a further size have no program."""
 _MAX_BY_SIZE = 3
 """So many sizes are captured each by itself before calls of others run in parts, if they can."""
 _MAX_NESTED = 32
@@ -565,7 +567,7 @@ class Engine:
                 gc.collect(0)
                 found = self._extended(call) or self._relaid(call, confirm) or self._adopted(call, confirm)
                 if found is None and self._is_by_size(call) and runs_in_parts():
-                    raise CaptureError("sizes decide what forward computes: each makes another program of it")
+                    raise CaptureError(BY_SIZE)
                 found = found or self._answered(self._capture(call, confirm), call)
                 self.before = None
                 self.store.remember(self.whole())

@@ -79,10 +79,14 @@ def test_what_is_captured_at_each_size_runs_in_parts_in_the_end() -> None:
     assert report.eager_calls == 0
     assert_close(compiled(torch.ones(2, 9, 8)), module(torch.ones(2, 9, 8)))
     assert oxidiff.report(compiled).captures == report.captures
-    # Who wants a program of the whole gets one.
+    # Who wants a program of the whole gets one, for the size that ran in parts, too.
     compiled.warmup(x, shapes=[(2, 40, 8), (2, 41, 8)])
     oxidiff.profile(compiled, torch.randn(2, 42, 8))
-    assert oxidiff.report(compiled).captures == report.captures + 3
+    assert oxidiff.report(compiled).captures == report.captures + 4
+    for size in (x.shape[1], 40, 41, 42):
+        x = torch.randn(2, size, 8)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == report.captures + 4
     whole: Any = oxidiff.compile(module, strict=True, cache=False)
     for size in sizes:
         x = torch.randn(2, size, 8)
