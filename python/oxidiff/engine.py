@@ -81,8 +81,8 @@ _MAX_COPIED = 8 << 20
 """Bytes of tensors that are copied, rather than that a program is made for how they lie in memory."""
 _MAX_ATTRIBUTED = 16
 """How many programs differ by attributes of tensors that are passed; further ones run eager."""
-BY_SIZE = "sizes decide what forward computes: each makes another program of it"
-"""Why calls of a further size have no program."""
+BY_SIZE = "sizes or numbers decide what forward computes: each makes another program of it"
+"""Why calls of a further size or number have no program."""
 _MAX_BY_SIZE = 3
 """So many sizes are captured each by itself before calls of others run in parts, if they can."""
 _MAX_NESTED = 32
