@@ -387,9 +387,11 @@ class Detours:
 
     def runs_in_parts(self) -> bool:
         """Whether the module can run as it is, with most of it in submodules that are compiled."""
-        # A program of the whole is asked for, or there is none.
-        is_whole = self._options.strict or self._options.graph_file is not None or isinstance(self._module, Island)
-        return not is_whole and self._have_most(frozenset((id(self._module),)))
+        options = self._options
+        if options.strict or options.graph_file is not None or not options.dynamic or isinstance(self._module, Island):
+            # A program of the whole is asked for, or one for each size, or there are no submodules to run.
+            return False
+        return self._have_most(frozenset((id(self._module),)))
 
     def _have_most(self, open_ids: frozenset[int]) -> bool:
         """Whether the submodules below and beside these have most of the module; if not, nothing is kept of them."""

@@ -87,10 +87,19 @@ def test_what_is_captured_at_each_size_runs_in_parts_in_the_end() -> None:
         x = torch.randn(2, size, 8)
         assert_close(compiled(x), module(x))
     assert oxidiff.report(compiled).captures == report.captures + 4
-    whole: Any = oxidiff.compile(module, strict=True, cache=False)
-    for size in sizes:
-        x = torch.randn(2, size, 8)
-        assert_close(whole(x), module(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"strict": True}, {"dynamic": False}])
+def test_where_programs_of_the_whole_are_asked_for_each_size_is_captured(options: dict[str, Any]) -> None:
+    module = Listed().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", oxidiff.FallbackWarning)
+        for count, size in enumerate((7, 9, 12, 20, 31)):
+            x = torch.randn(2, size, 8)
+            assert_close(compiled(x), module(x))
+            assert oxidiff.report(compiled).captures == count + 1
 
 
 @torch.no_grad()
