@@ -405,6 +405,19 @@ UNETS: tuple[Family, ...] = (
         _upscaler,
         SIZES,
     ),
+    Family(
+        "unet-rounded",
+        CONDITIONAL,
+        {
+            **CROSS,
+            "block_out_channels": (16, 16, 32, 32),
+            "down_block_types": (*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", *["CrossAttnUpBlock2D"] * 3),
+        },
+        _unet,
+        # Halves of all rests by 8 are rounded.
+        ((20, 12), (25, 22), (16, 27), (39, 24), (13, 15), (30, 17)),
+    ),
     Family("unet-lcm", CONDITIONAL, {**CROSS, "time_cond_proj_dim": 20}, _lcm, SIZES),
     Family(
         "unet-image-embeds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -15,6 +16,8 @@ from oxidiff.capture.sizes import (
     Symbol,
     area_aside,
     areas_alike,
+    halved_alike,
+    halvings,
     padded_alike,
     padded_aside,
     ranks_of,
@@ -105,3 +108,28 @@ def test_plans_are_named_unlike_other_sizes() -> None:
     assert all(r.unit == 2 for r in second)
     # A length that is a multiple says itself how many units it has.
     assert [r.name == r.of for r in second] == [True, False]
+
+
+@pytest.mark.parametrize("unit", [2, 4, 8, 16])
+def test_halved_sides_are_rounded_somewhere_at_each_point(unit: int) -> None:
+    moduli = {"h": unit, "w": unit}
+    for height in range(unit, 2 * unit):
+        for width in range(3 * unit, 4 * unit):
+            sides = [Symbol("h", "spatial", 0, height), Symbol("w", "spatial", 1, width)]
+            is_whole = height % unit == width % unit == 0
+            expected = {(name, 1 << k) for name in moduli for k in range(1, unit.bit_length())}
+            assert halvings(sides, moduli) == (set() if is_whole else expected)
+            values = halved_alike(sides, moduli)
+            points = [(height, width), *zip(values["h"], values["w"], strict=True)]
+            assert is_whole or all(h % unit or w % unit for h, w in points), (height, width)
+            # No form of a side and one of its halves is that of another half.
+            for of, name in enumerate("hw"):
+                columns = [[-(-point[of] // (1 << k)) for point in points] for k in range(unit.bit_length())]
+                for one, other in itertools.pairwise(columns):
+                    assert len({one[i] - 2 * other[i] for i in range(len(points))}) > 1, (name, height, width)
+
+
+def test_sides_that_are_divided_by_three_are_not_halved() -> None:
+    sides = [Symbol("h", "spatial", 0, 7), Symbol("w", "spatial", 1, 9)]
+    assert halvings(sides, {"h": 6, "w": 2}) == set()
+    assert halvings(sides, {"h": 1, "w": 4}) == {("w", 2), ("w", 4)}

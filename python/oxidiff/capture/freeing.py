@@ -14,6 +14,7 @@ from ..errors import CaptureError
 from .conflicts import Conflict
 from .dim import Dim
 from .failures import ChangedError
+from .fit import denominators
 from .graph import CapturedGraph
 from .members import has_members
 from .record import Trace, Trail
@@ -32,6 +33,8 @@ from .sizes import (
     candidates,
     counts_apart,
     edges_alike,
+    halved_alike,
+    halvings,
     in_order,
     move_alone,
     next_to,
@@ -386,20 +389,27 @@ class Freeing(Solving):
         return False
 
     def pad_sides(self, base: Trace, graph: CapturedGraph) -> bool:
-        """Lets the sides of an image be padded to multiples of what ``forward`` asks the rest by, for torch, if the program
-        is the same and can be solved whether they are padded or not; chooses values for them. Without it each rest is
-        another program."""
+        """Lets the sides of an image be padded to multiples of what ``forward`` asks the rest by, for torch, or be halved
+        again and again, rounded up, if the program is the same and can be solved whether they are padded or not; chooses
+        values for them. Without it each rest is another program."""
         sides = [s for s in self.plan.symbols if s.role == "spatial"]
-        units = graph.rests(base, {s.name for s in sides})
-        if self.is_edged or self.plan.areas or not units or len(sides) != 2:
+        if self.is_edged or self.plan.areas or len(sides) != 2:
+            return False
+        units, values = graph.rests(base, {s.name for s in sides}), edges_alike(sides, PATCHES[0])
+        # All sides are multiples of a patch.
+        units = {(name, unit) for name, unit in units if unit > PATCHES[0]}
+        if not units and not self.is_narrow:
+            # Not those of the classes, which are larger where products are divided.
+            names = [s.name for s in sides]
+            lines = [f for f in graph.forms if type(f) is Dim and f.symbols() in [{name} for name in names]]
+            moduli = denominators(lines, names)
+            units, values = halvings(sides, moduli), halved_alike(sides, moduli)
+        if not units:
             return False
         self.is_edged = True
         self.before_area = dict(self.chosen)
-        self.plan.areas = tuple(
-            [Area(f"{name}r{unit}", Dim.symbol(name), unit) for name, unit in sorted(units) if unit > PATCHES[0]]
-        )
-        values = edges_alike(sides, PATCHES[0])
-        if self.plan.areas and self.is_solved(base, values, are_all_free=True):
+        self.plan.areas = tuple([Area(f"{name}r{unit}", Dim.symbol(name), unit) for name, unit in sorted(units)])
+        if self.is_solved(base, values, are_all_free=True):
             self.chosen.update(values)
             return True
         self.drop_area()

@@ -1144,14 +1144,35 @@ def areas_alike(
                 break
 
 
+def halvings(sides: Sequence[Symbol], moduli: Mapping[str, int]) -> set[tuple[str, int]]:
+    """What the sides of an image are divided by on their way through levels that halve them, if a half is rounded in the
+    call. Those of which all are whole are told apart from others by what programs do with them: they upsample by two."""
+    units = {s.name: moduli[s.name] for s in sides}
+    is_whole = all(int(s.value) % units[s.name] == 0 for s in sides)
+    if is_whole or any(unit.bit_count() > 1 for unit in units.values()):
+        return set()
+    return {(name, 1 << k) for name, unit in units.items() for k in range(1, unit.bit_length())}
+
+
 _EDGES = ((1, 6, 11, 16, 23, 28, 34), (2, 5, 15, 8, 21, 12, 31))
-"""How many patches are added to each side of an image at points at which padded ones are solved: with all rests by 4 and 8,
-and none."""
+"""How many patches or pixels are added to each side of an image at points at which padded ones are solved: with all rests by
+4, most of those by 8, and none."""
 
 
-def edges_alike(sides: Sequence[Symbol], patch: int) -> dict[str, tuple[int, ...]]:
-    """Values for the sides of an image at which to trace, padded or not, unlike each other."""
-    return {s.name: tuple([int(s.value) + patch * k for k in row]) for s, row in zip(sides, _EDGES, strict=True)}
+def edges_alike(sides: Sequence[Symbol], step: int) -> dict[str, tuple[int, ...]]:
+    """Values for the sides of an image at which to trace, padded or not, unlike each other, in steps of so many pixels."""
+    return {s.name: tuple([int(s.value) + step * k for k in row]) for s, row in zip(sides, _EDGES, strict=True)}
+
+
+def halved_alike(sides: Sequence[Symbol], moduli: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """As :func:`edges_alike`, for sides that are halved: at none of the points all halves are whole."""
+    values = edges_alike(sides, 1)
+    names = list(values)
+    last = max(names, key=moduli.__getitem__)
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    for row in rows:
+        row[last] += all(row[name] % moduli[name] == 0 for name in names)
+    return {name: tuple([row[name] for row in rows]) for name in names}
 
 
 def area_aside(
