@@ -663,6 +663,7 @@ UNETS: tuple[Family, ...] = (
         VIDEO_SIZES,
     ),
     Family("animate", "diffusers.UNetMotionModel", MOTION, _animate, VIDEO_SIZES),
+    Family("animate-rounded", "diffusers.UNetMotionModel", MOTION, _animate, ((4, 5, 7), (4, 9, 6), (3, 16, 11))),
     Family(
         "i2vgen",
         "diffusers.I2VGenXLUNet",

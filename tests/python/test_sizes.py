@@ -21,6 +21,7 @@ from oxidiff.capture.sizes import (
     padded_alike,
     padded_aside,
     ranks_of,
+    rounded_aside,
     rounded_plans,
 )
 
@@ -127,6 +128,21 @@ def test_halved_sides_are_rounded_somewhere_at_each_point(unit: int) -> None:
                 columns = [[-(-point[of] // (1 << k)) for point in points] for k in range(unit.bit_length())]
                 for one, other in itertools.pairwise(columns):
                     assert len({one[i] - 2 * other[i] for i in range(len(points))}) > 1, (name, height, width)
+
+
+@pytest.mark.parametrize("unit", [2, 8])
+def test_a_graph_of_rounded_halves_is_not_checked_where_all_are_whole(unit: int) -> None:
+    areas = [Area(f"{name}r{1 << k}", Dim.symbol(name), 1 << k) for name in "hw" for k in range(1, unit.bit_length())]
+    for height, width in itertools.product(range(unit, 2 * unit), repeat=2):
+        here = {"h": height, "w": width}
+        for h, w in itertools.product((-1, 0, 1), repeat=2):
+            point = {"h": height + h, "w": width + w}
+            aside = point | rounded_aside(areas, {"h": 1, "w": 1}, here, point)
+            assert not (aside["h"] % unit == aside["w"] % unit == 0) or height % unit == width % unit == 0, (
+                here,
+                point,
+            )
+            assert aside == point or point["h"] % unit == point["w"] % unit == 0, (here, point)
 
 
 def test_sides_that_are_divided_by_three_are_not_halved() -> None:

@@ -26,6 +26,7 @@ from .sizes import (
     next_to,
     padded_aside,
     ranks,
+    rounded_aside,
 )
 from .trials import Point
 
@@ -72,7 +73,7 @@ class Checking(Freeing):
             if "spatial" not in kept:
                 for area in [area for area in self.plan.areas if len(area.of.symbols()) > 1]:
                     point |= area_aside(area, graph.moduli, self.point(), points)
-            point = self.plan.complete(point)
+            point = self.plan.complete(point | rounded_aside(self.plan.areas, graph.moduli, self.point(), point))
             try:
                 record = self.trace_at(point)
             except ChangedError:

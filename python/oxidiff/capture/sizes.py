@@ -1175,6 +1175,18 @@ def halved_alike(sides: Sequence[Symbol], moduli: Mapping[str, int]) -> dict[str
     return {name: tuple([row[name] for row in rows]) for name in names}
 
 
+def rounded_aside(
+    areas: Sequence[Area], moduli: Mapping[str, int], here: Mapping[str, Any], point: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A side of an image as at ``point``, or the next one, so that not all sides come out whole, if they do not ``here``: a
+    program may be another one where they do."""
+    sides = [a for a in areas if a.of.as_symbol() is not None]
+    if all(a.is_full(here) for a in sides) or not all(a.is_full(point) for a in sides):
+        return {}
+    (name,) = sides[0].sizes()
+    return {name: point[name] + moduli[name]}
+
+
 def area_aside(
     area: Area, moduli: Mapping[str, int], here: Mapping[str, Any], seen: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
