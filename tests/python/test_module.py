@@ -30,6 +30,7 @@ from torch.nn.utils.parametrize import register_parametrization
 import oxidiff
 from nets import Net, assert_close, image, shallow
 from oxidiff import testing
+from oxidiff.capture import freeing
 from oxidiff.capture.trials import Trials
 
 
@@ -1957,6 +1958,8 @@ def test_a_size_is_traced_once_for_all_programs(monkeypatch: pytest.MonkeyPatch)
     taken = []
     real = Trials.trace_at
     monkeypatch.setattr(Trials, "trace_at", lambda self, point: taken.append(point) or real(self, point))
+    # Each rest of a side is then a program.
+    monkeypatch.setattr(freeing, "halvings", lambda sides, moduli: set())
 
     class Halved(nn.Module):
         def __init__(self) -> None:
