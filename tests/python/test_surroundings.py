@@ -184,7 +184,7 @@ class Net(nn.Module):
         x = x * settings.scale ** settings.inner.power + settings.shift
         x = x * table["scale"] + table["inner"]["shift"][0] - table[("a", "key")] + table.get("more", 0.0)
         x = x * listed[0] + len(listed) + ("shifted" in kinds) * 5 + self.registry["scale"]
-        return x + float(os.environ.get("OXIDIFF_TEST_SHIFT", 0))
+        return x + float(os.environ.get("TESTED_SHIFT", 0))
 """
 
 INSIDE: dict[str, Callable[[Any], object]] = {
@@ -200,14 +200,14 @@ INSIDE: dict[str, Callable[[Any], object]] = {
     "length of a list": lambda m: m.listed.append(1.0),
     "element of a set": lambda m: m.kinds.add("shifted"),
     "item of a dictionary of a class": lambda m: m.Net.registry.update(scale=10.0),
-    "variable of the environment": lambda m: os.environ.update(OXIDIFF_TEST_SHIFT="11"),
+    "variable of the environment": lambda m: os.environ.update(TESTED_SHIFT="11"),
 }
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("cache", [False, True])
 def test_what_changes_inside_of_globals_is_noticed(cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OXIDIFF_TEST_SHIFT", "0")
+    monkeypatch.setenv("TESTED_SHIFT", "0")
     space = types.ModuleType(f"settings_{next(_NAMES)}")
     exec(_SETTINGS, space.__dict__)
     module, other = space.Net(), space.Net()
@@ -222,10 +222,10 @@ def test_what_changes_inside_of_globals_is_noticed(cache: bool, monkeypatch: pyt
         # What nobody reads, and what is set to what it was.
         space.settings.steps += 1
         space.table.update({"scale": space.table["scale"] + 0.0, name: torch.ones(1)})
-        os.environ["OXIDIFF_TEST_OTHER"] = name
+        os.environ["TESTED_OTHER"] = name
         _check(*pairs)
         assert oxidiff.report(pairs[0][1]).captures == captures, name
-    monkeypatch.delenv("OXIDIFF_TEST_OTHER")
+    monkeypatch.delenv("TESTED_OTHER")
 
 
 _LOOKS = """
