@@ -23,6 +23,7 @@ from torch import Tensor
 from .ambient import tensor_obstacle
 from .call import Leaf
 from .capture import KeptError, LeftError, leads_to
+from .carried import Carried, Carrying, kept_in
 from .device import is_captured
 from .entries import MAX_KEYS, Eager, Epoch, Key, with_numbers
 from .errors import CaptureError, Error, UnsupportedError
@@ -49,6 +50,8 @@ _MAX_RENEWALS = 2
 _MAX_REGIONS = 4
 """Ways in which Python may lie between the submodules of a module, as its hooks come and go, for which what is compiled is
 kept."""
+_MAX_CARRYING = 3
+"""How often a call may turn out to keep something more."""
 _MAX_SETTLED = 8
 """How often a module may seem to be done with changing itself."""
 
@@ -61,6 +64,7 @@ class Detours:
 
     Attributes:
         waited: How many calls ran without a program because states of the module do not last.
+        carried: What runs all calls, once they were seen to keep tensors in attributes.
     """
 
     def __init__(self, owner: Dispatcher) -> None:
@@ -70,6 +74,7 @@ class Detours:
         self._options = owner.options
         self._states: States = owner.states
         self.waited = 0
+        self.carried: Carried | None = None
         self._kept: set[tuple[str, Key]] = set()
         self._beside: dict[str, Eager] = {}
         """What is known of calls with arguments that no program takes, by why."""
@@ -171,6 +176,42 @@ class Detours:
         else:
             self._owner.count_eager()
             self._owner.record(entry.error())
+        for problem, what in problems:
+            self._owner.record(problem, what)
+        return result
+
+    def carry(self, error: Error) -> bool:
+        """Whether from now on calls are given what they keep, after one could not be captured because it keeps something."""
+        if not isinstance(error, LeftError) or not error.attributes or self._options.background:
+            # In the background a trace would put what it makes where calls look meanwhile.
+            return False
+        places = kept_in(self._module, error.attributes)
+        if places is None or self._depth() >= _MAX_CARRYING:
+            return False
+        options = self._options.replace(graph_file=None)
+        carried = Carried(self._module, places, self._maker(options))
+        if not carried.fits():
+            return False
+        self.carried = carried
+        return True
+
+    def _depth(self) -> int:
+        """How many times what the module keeps is passed already."""
+        depth, module = 0, self._module
+        while isinstance(module, Carrying):
+            depth, module = depth + 1, module.module
+        return depth
+
+    def carries(self) -> bool:
+        """Whether calls are given what they keep."""
+        return self.carried is not None and self.carried.fits()
+
+    def run_carried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module that keeps something in attributes."""
+        assert self.carried is not None, "only where something is kept"
+        result, is_compiled, problems = self.carried(args, kwargs)
+        if not is_compiled:
+            self._owner.count_eager()
         for problem, what in problems:
             self._owner.record(problem, what)
         return result
@@ -336,7 +377,9 @@ class Detours:
         cause = type(error.__cause__).__module__.partition(".")[0]
         is_raised = isinstance(error, CaptureError) and cause not in ("builtins", "torch", __name__.partition(".")[0])
         what = _kept_by(error, key)
-        if not (isinstance(error, KeptError) or is_raised) or what in self._kept:
+        # Of a module that keeps something in each call, nothing more need be seen twice.
+        is_kept = isinstance(error, KeptError) and not (isinstance(self._module, Carrying) and error.attributes)
+        if not (is_kept or is_raised) or what in self._kept:
             return False
         self._kept.add(what)
         return True

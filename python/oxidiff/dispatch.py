@@ -31,7 +31,7 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers, replace_leaves
-from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError
+from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError, SharedError
 from .capture.signature import ATTRIBUTES, container_at, containers, item_in, write
 from .check import compare
 from .detours import Detours
@@ -180,6 +180,8 @@ class Dispatcher:
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             return self.fall_back(UnsupportedError(mode), args, kwargs)
+        if self.detours.carries() and id(kwargs) not in self._scaled:
+            return self.detours.run_carried(args, kwargs)
         leaves: list[Leaf] = []
         try:
             key = (mode, key_of(args, kwargs, leaves))
@@ -317,6 +319,9 @@ class Dispatcher:
         if isinstance(mode, str):
             raise UnsupportedError(mode)
         args, kwargs = self._as_captured(args, kwargs)
+        if (carried := self.detours.carried) is not None and self.detours.carries():
+            with carried.given(args, kwargs) as given:
+                return carried.part.prepare(*given)
         leaves: list[Leaf] = []
         try:
             key = (mode, key_of(args, kwargs, leaves))
@@ -342,6 +347,9 @@ class Dispatcher:
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
         """What would run this call, see :attr:`Ready.parts`; raises as :meth:`prepare`."""
         args, kwargs = self._as_captured(args, kwargs)
+        if (carried := self.detours.carried) is not None and self.detours.carries():
+            with carried.given(args, kwargs) as given:
+                return carried.part.parts_of(*given)
         with torch.no_grad():
             ready = self.prepare(args, kwargs)
         leaves: list[Leaf] = []
@@ -350,6 +358,9 @@ class Dispatcher:
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
+        if (carried := self.detours.carried) is not None and self.detours.carries():
+            with carried.given(*self._as_captured(args, kwargs)) as given:
+                return carried.part.profile(*given)
         with torch.no_grad():
             args, kwargs = self._as_captured(args, kwargs)
             ready = self.prepare(args, kwargs)
@@ -396,6 +407,8 @@ class Dispatcher:
             known = entry.copy()
             # An exception that `forward` itself raised is eager's to raise, or to do without.
             is_set_up = self.detours.may_be_set_up(error, key)
+            if not is_set_up and id(kwargs) not in self._scaled and self.detours.carry(error):
+                return self.detours.run_carried(args, kwargs)
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
                 what = RUNS_EAGER_ONCE if is_set_up else RUNS_EAGER
@@ -825,6 +838,8 @@ class Dispatcher:
         splits = [split for epoch in self.states.remembered if (split := epoch.split) is not None]
         found = [piece for split in splits for piece in list(split.pieces)]
         parts = {id(part): part for regions in self.states.regions for part in regions.parts.values()}
+        if (carried := self.detours.carried) is not None:
+            parts[id(carried.part)] = carried.part
         return [*found, *parts.values(), *(piece for part in parts.values() for piece in part.pieces())]
 
     def save_graph(self, path: str | os.PathLike[str]) -> None:
@@ -957,6 +972,8 @@ class Dispatcher:
 
     def _reset_lock(self) -> None:
         self.states.reset_lock()
+        if self.detours.carried is not None:
+            self.detours.carried.reset_lock()
         self._pending.clear()
 
 
@@ -971,7 +988,8 @@ def _kind(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 def _is_tried(error: Error, is_captured: bool) -> bool:
     """Whether an attempt failed that would at most calls like it. What ``forward`` leaves behind is followed by itself."""
-    return not isinstance(error, LeftError) and (is_captured or type(error) is CaptureError)
+    is_left = isinstance(error, LeftError) and not isinstance(error, SharedError)
+    return not is_left and (is_captured or type(error) is CaptureError)
 
 
 def find_dispatcher(compiled: object) -> Dispatcher | None:

@@ -274,14 +274,14 @@ class Tabled(nn.Module):
     def __init__(self, every: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
-        self.table: Tensor | None = None
+        self.table: list[Tensor] = []
         self.every = every
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.table is None or self.every:
-            before = 0.0 if self.table is None else self.table
-            self.table = torch.arange(8) * 0.5 + before
-        return torch.tanh(self.linear(x)) + self.table
+        if not self.table or self.every:
+            before = self.table[0] if self.table else 0.0
+            self.table = [torch.arange(8) * 0.5 + before]
+        return torch.tanh(self.linear(x)) + self.table[0]
 
 
 @pytest.mark.parametrize("every", [False, True])

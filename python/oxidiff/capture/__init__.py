@@ -12,7 +12,7 @@ from .dim import Dim
 from .failures import CHANGED, ChangedError, ElsewhereError, NotFiniteError
 from .following import is_tracing
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
-from .leftovers import KeptError, LeftError, leads_to
+from .leftovers import KeptError, LeftError, SharedError, is_passable, leads_to
 from .signature import Binder, Call
 from .sizes import SizePlan, Symbol
 from .weights import WeightSlot
@@ -30,6 +30,7 @@ __all__ = [
     "Known",
     "LeftError",
     "NotFiniteError",
+    "SharedError",
     "Dim",
     "GraphInput",
     "Node",
@@ -42,6 +43,7 @@ __all__ = [
     "Value",
     "WeightSlot",
     "capture",
+    "is_passable",
     "is_tracing",
     "leads_to",
 ]

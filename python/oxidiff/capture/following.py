@@ -28,7 +28,17 @@ from .signature import Number
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["Adapters", "LOCK", "claiming", "following", "following_modules", "is_tracing", "passed"]
+__all__ = [
+    "Adapters",
+    "LOCK",
+    "at_end",
+    "claiming",
+    "following",
+    "following_modules",
+    "is_tracing",
+    "passed",
+    "twins_here",
+]
 
 _C = torch._C
 
@@ -46,6 +56,19 @@ def passed(place: int, number: Number) -> Number:
 def is_tracing() -> bool:
     """True inside a ``forward`` that is being traced, in the tracing thread."""
     return _current is not None and _current.thread == threading.get_ident()
+
+
+def at_end(check: Callable[[], None]) -> None:
+    """Inside of a trace, has ``check`` called with what ``forward`` made once that is through; elsewhere nothing."""
+    if is_tracing():
+        assert _current is not None, "this thread is tracing"
+        _current.checks.append(check)
+
+
+def twins_here() -> list[Tensor]:
+    """Inside of a trace, what stands for the weights that it has met."""
+    assert _current is not None, "only a trace has twins"
+    return list(_current.weights.twins.values())
 
 
 class Adapters:

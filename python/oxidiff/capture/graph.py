@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
 from .guards import Guard, symbols_of, value_at
-from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
+from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Again, Keyword, Trace
 from .signature import Call, Number, Place, Question
 from .sizes import SizePlan, ranks_of
 from .weights import WeightSlot
@@ -126,7 +126,7 @@ class OutputLeaf:
 
     Attributes:
         value: The value returned, ``None`` if no tensor.
-        literal: The number, string, flag, dtype or ``None`` returned.
+        literal: The number, string, flag, dtype or ``None`` returned, or which leaf before it is the same tensor.
         order: The tensor's dimensions from the outermost in memory to the innermost.
         input: The index of the tensor argument if that is returned as it is.
     """
@@ -149,9 +149,15 @@ class OutputSpec:
     def build(self, tensors: Sequence[Tensor], point: Mapping[str, Number]) -> Any:
         """What ``forward`` returns, from its tensors (one per leaf that has a value, in order)."""
         rest = iter(tensors)
-        return tree_unflatten(
-            [next(rest) if leaf.value is not None else _literal(leaf.literal, point) for leaf in self.leaves], self.spec
-        )
+        built: list[Any] = []
+        for leaf in self.leaves:
+            if leaf.value is not None:
+                built.append(next(rest))
+            elif type(leaf.literal) is Again:
+                built.append(built[leaf.literal.leaf])
+            else:
+                built.append(_literal(leaf.literal, point))
+        return tree_unflatten(built, self.spec)
 
 
 def _sign(one: Any, other: Any) -> int:

@@ -24,6 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..errors import CaptureError
 from .guards import plain
+from .signature import PLAIN
 from .stateful import fill_state, is_same_state, is_stateful, is_unseen, items_of, state_of
 from .weights import OBJECTS_DEEP, WeightIndex
 from .writes import (
@@ -42,7 +43,18 @@ from .writes import (
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["MADE", "Before", "Change", "Content", "KeptError", "Leaks", "LeftError", "leads_to"]
+__all__ = [
+    "MADE",
+    "Before",
+    "Change",
+    "Content",
+    "KeptError",
+    "Leaks",
+    "LeftError",
+    "SharedError",
+    "is_passable",
+    "leads_to",
+]
 
 
 class LeftError(CaptureError):
@@ -52,6 +64,8 @@ class LeftError(CaptureError):
         changed: The dictionaries, lists and sets that it wrote.
         is_outside: Whether any of them is outside of the module.
         leaks: Tensors that it keeps elsewhere.
+        attributes: If all that it leaves are tensors and numbers in attributes of modules or objects, and some are tensors:
+            the dictionary that has each, and its name.
     """
 
     def __init__(
@@ -67,6 +81,10 @@ class LeftError(CaptureError):
         self.leaks = leaks
         self.changed: list[Any] = [c.holder if isinstance(c, Content) else c.table for c in changes]
         self.is_outside = any(change.is_outside for change in changes)
+        self.attributes: list[tuple[dict[Any, Any], Any]] = []
+        if leaks is None and all(isinstance(c, Change) and c.is_passable for c in changes):
+            if any(c.holds_tensor for c in changes):
+                self.attributes = [(c.table, c.name) for c in changes if isinstance(c, Change)]
         if leaks is not None:
             self.changed += leaks.holders
             self.is_outside = self.is_outside or not leaks.holders
@@ -75,6 +93,10 @@ class LeftError(CaptureError):
 class KeptError(LeftError):
     """``forward`` keeps a tensor or a count for later calls: once a call has really run, there is perhaps nothing left to
     keep."""
+
+
+class SharedError(LeftError):
+    """What ``forward`` keeps is a part of what it is given or gives, which its caller may write into."""
 
 
 @dataclass(slots=True)
@@ -111,6 +133,11 @@ class Change:
     holds_tensor: bool = False
     """Whether there is a tensor in what is there now, which may be taken out of it."""
 
+    @property
+    def is_passable(self) -> bool:
+        """Whether it is an attribute of which a call could be given what was there and give what is there now."""
+        return is_passable(self.after) and self.before is not ABSENT and not (self.is_item or self.is_outside)
+
     def undo(self) -> None:
         """Puts back what was there."""
         self._put(self.before)
@@ -124,6 +151,13 @@ class Change:
             self.table.pop(self.name, None)
         else:
             self.table[self.name] = value
+
+
+def is_passable(value: Any) -> bool:
+    """Whether something is a tensor, a number, a name or nothing, or a tuple of these."""
+    if type(value) is tuple:
+        return all(map(is_passable, value))
+    return isinstance(value, Tensor) or type(value) in PLAIN
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from .signature import Place
 from .weights import WeightSlot
 
 __all__ = [
-    "CLOSE", "FALSE", "FLOAT", "GRADIENTS", "INT", "Keyword", "MEMORY", "NONE", "OPEN", "STRIDES", "TRUE", "Trace", "Trail",
-    "WRITES", "first_of",
+    "Again", "CLOSE", "FALSE", "FLOAT", "GRADIENTS", "INT", "Keyword", "MEMORY", "NONE", "OPEN", "STRIDES", "TRUE", "Trace",
+    "Trail", "WRITES", "first_of",
 ]  # fmt: skip
 
 
@@ -48,6 +48,13 @@ class Keyword(str):
     """The name of a keyword argument; the argument's tokens follow."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A result that is the very tensor that an earlier leaf of the results is, by the number of that."""
+
+    leaf: int
 
 
 WRITES = Keyword("writes")

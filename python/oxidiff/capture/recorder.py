@@ -34,7 +34,22 @@ from .handlers import HANDLERS, classify, data_dependent
 from .meta import META_DEVICE, answered, memory_order
 from .objects import taken_apart
 from .reads import answer_in
-from .record import CLOSE, FALSE, FLOAT, GRADIENTS, INT, NONE, OPEN, TRUE, WRITES, Keyword, Trace, Trail, first_of
+from .record import (
+    CLOSE,
+    FALSE,
+    FLOAT,
+    GRADIENTS,
+    INT,
+    NONE,
+    OPEN,
+    TRUE,
+    WRITES,
+    Again,
+    Keyword,
+    Trace,
+    Trail,
+    first_of,
+)
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
 from .weights import WeightIndex, WeightSlot
 
@@ -114,6 +129,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Ids of modules that `forward` makes."""
         self.composing: set[Any] = set()
         """Ops whose parts are recorded in their place just now."""
+        self.checks: list[Callable[[], None]] = []
+        """Called once ``forward`` is through, before what it made is written down."""
         self.look_outside: Callable[[str], None] | None = None
         """Called with the path of each module that ran until then, to see which one writes outside of modules."""
         self.adapters = Adapters(self)
@@ -534,12 +551,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Lets go of the module: whatever holds the recorder no longer holds that."""
         self.trace.ledger.is_open = False
         self.look_outside = self.failure = None
+        self.checks.clear()
         self.values.clear()
         del self.aliases, self.weights, self.adapters
 
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
         self.trace.ledger.is_open = False
+        while self.checks:
+            # They hold what `forward` made, which is not to outlive this.
+            self.checks.pop()()
         places: tuple[Place, ...] = ()
         if isinstance(result, Written):
             places = result.places
@@ -554,8 +575,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_apart(leaves, sum(path[0] == ATTRIBUTES for path, _, _ in places))
         self.trace.ledger.use(leaves)
         storages = {tensor.untyped_storage()._cdata for tensor in self.inputs}
-        for leaf in leaves:
+        places_of: dict[int, int] = {}
+        for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
+                if (first := places_of.setdefault(id(leaf), i)) != i:
+                    tokens.append(Again(first))
+                    continue
                 tokens.append(self.value(leaf))
                 self.trace.output_orders.append(memory_order(leaf))
                 self.trace.is_copied.append(leaf.untyped_storage()._cdata not in storages)

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from .following import is_tracing
+from .following import is_tracing, twins_here
 from .leftovers import MADE, Change, Content
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Place, Written
 from .weights import WeightIndex, is_count
 
-__all__ = ["Rewritten"]
+__all__ = ["Rewritten", "shared_part"]
 
 
 class Hidden(Tensor):
@@ -93,6 +94,60 @@ class Rewritten:
     def is_right(self) -> bool:
         """Whether the trace set every attribute and looked at none before."""
         return len(self._left) == len(self._changes) and not any("is_seen" in one.__dict__ for one in self._hidden)
+
+
+def shared_part(values: Sequence[Any], others: Sequence[Any]) -> int | None:
+    """At the end of a trace: which of these values, that ``forward`` is to find in its next call, shares memory with others,
+    with a weight or with another value, and is not the very same tensor; ``None`` if none does. Whoever has the one may
+    write into it, which the other would show.
+
+    Args:
+        values: The values, tensors or tuples of such.
+        others: What a call is given and gives.
+    """
+    known = {id(tensor) for tensor in others if isinstance(tensor, Tensor)}
+    taken = {tensor.untyped_storage()._cdata for tensor in (*others, *twins_here()) if isinstance(tensor, Tensor)}
+    alone: list[Tensor] = []
+    for i, value in ((i, leaf) for i, kept in enumerate(values) for leaf in tree_leaves(kept)):
+        if not isinstance(value, Tensor) or id(value) in known:
+            continue
+        known.add(id(value))
+        if type(value) is not Tensor or not value.is_meta or value.untyped_storage()._cdata in taken:
+            return i
+        if any(_may_overlap(value, other) for other in alone):
+            return i
+        alone.append(value)
+    return None
+
+
+def _may_overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors may have a place in common. Parts that were cut out of one, keys and values say, have none."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    if one.stride() != other.stride():
+        return True
+    counts = map(max, one.shape, other.shape)
+    steps = sorted(
+        ((stride, count) for stride, count in zip(one.stride(), counts, strict=True) if count > 1), reverse=True
+    )
+    return _may_meet(abs(int(one.storage_offset() - other.storage_offset())), steps)
+
+
+def _may_meet(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
+    """Whether two tensors may have a place in common whose first ones are so far apart.
+
+    Args:
+        distance: That.
+        steps: The stride of each dimension, the largest first, and how many elements there are along it.
+    """
+    if not steps:
+        return distance == 0
+    (stride, most), *rest = steps
+    if stride <= sum(step * (count - 1) for step, count in rest):
+        # Each overlaps itself.
+        return True
+    down = distance // stride
+    return any(count < most and _may_meet(abs(distance - count * stride), rest) for count in (down, down + 1))
 
 
 def _is_tensor_for_tensor(change: Change) -> bool:

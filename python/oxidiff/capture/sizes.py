@@ -569,6 +569,10 @@ class _Planner:
             # Halved so many times, rounding up: the same form for every size of that residue.
             if size == -(-value // factor):
                 return base * Fraction(1, factor) + Dim.constant(size - Fraction(value, factor))
+        for factor in (1, 2, 4, 8, 16) if "[" in self.label else ():
+            # What a convolution keeps of an image to which a row and a column were added, before it is halved.
+            if size == -(-value // factor) + 1:
+                return base * Fraction(1, factor) + Dim.constant(size - Fraction(value, factor))
         return Dim.symbol(self.add("spatial", stem, size).name)
 
 

@@ -29,7 +29,7 @@ from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, R
 from ..capture.guards import OPERATIONS, Expression, Guard, is_count, symbols_of
 from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
 from ..capture.objects import Made, fits
-from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Keyword, Trace
+from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Again, Keyword, Trace
 from ..capture.signature import ATTRIBUTES, Place
 from ..capture.sizes import Area, Computed, Counted, Rounded, SizePlan, Symbol
 from ..capture.weights import Member, WeightSlot
@@ -322,6 +322,8 @@ def _encode_token(token: Any) -> Data:
         return "s" + token
     if kind is torch.dtype:
         return "d" + str(token)
+    if kind is Again:
+        return f"a{token.leaf}"
     if kind is complex:
         return f"c{token.real!r} {token.imag!r}"
     raise UnstorableError(f"an op's argument of type {_name(kind)}")
@@ -336,6 +338,9 @@ def _decode_token(data: Data) -> Any:
     kind, rest = as_text(data)[:1], data[1:]
     if kind == "k":
         return Keyword(rest)
+    if kind == "a":
+        check(rest.isdecimal(), f"a token {data!r}")
+        return Again(int(rest))
     if kind == "c":
         real, _, imag = rest.partition(" ")
         return complex(float(real), float(imag))
@@ -453,7 +458,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
         "results": [
             [
                 None if leaf.value is None else encode_value(values[leaf.value]),
-                encode_literal(leaf.literal),
+                {"again": leaf.literal.leaf} if isinstance(leaf.literal, Again) else encode_literal(leaf.literal),
                 leaf.order,
                 leaf.input,
             ]
@@ -611,12 +616,16 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         return len(values) - 1
 
     inputs = [GraphInput(as_text(label), value(item), as_integer(asked)) for label, item, asked in data["inputs"]]
-    leaves = []
+    leaves: list[OutputLeaf] = []
     for item, literal, order, source in data["results"]:
         check(source is None or 0 <= as_integer(source) < len(inputs), "a result that is no argument")
         dims = tuple(map(as_integer, order))
-        kept = decode_literal(literal)
+        is_again = type(literal) is dict and "again" in literal
+        kept = Again(as_integer(literal["again"])) if is_again else decode_literal(literal)
         check(not isinstance(kept, Dim) or kept.symbols() <= names, "a result over unknown symbols")
+        if isinstance(kept, Again):
+            is_earlier = 0 <= kept.leaf < len(leaves) and leaves[kept.leaf].value is not None and item is None
+            check(is_earlier, "a result that is no earlier one")
         leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source))
     spec = _decode_spec(data["spec"])
     check(spec.num_leaves == len(leaves), "results that do not fit their structure")

@@ -1,0 +1,206 @@
+"""What a module keeps in attributes from one call to the next: arguments and results of its programs.
+
+A causal convolution that keeps the last frames of a video for the next ones, or an attention its keys and values, leaves
+something behind at each call, so its ``forward`` by itself is no graph's. But the call of a :class:`Carrying` leaves
+nothing: it is given what is in these attributes, and gives what is to be there next. So that is what is captured; around
+each run the attributes are emptied and filled again.
+
+Threads: one call at a time. What another thread finds in the attributes meanwhile is nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from .capture import SharedError, is_passable
+from .capture.following import at_end
+from .capture.rewritten import shared_part
+from .errors import Error, UnsupportedError
+from .hooks import Wrapped
+from .split import EAGER
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+
+__all__ = ["Carried", "Carrying", "Kept", "kept_in"]
+
+Kept = tuple[str, bool, str]
+"""The path of a module, whether it is a buffer there, and the name of an attribute."""
+
+_PREFIX = "module"
+
+
+class Carrying(nn.Module):
+    """A module whose calls are given what it keeps, and give what it keeps next.
+
+    Args:
+        module: The module.
+        places: Where it keeps something.
+    """
+
+    def __init__(self, module: nn.Module, places: Sequence[Kept]) -> None:
+        super().__init__()
+        self.module = module
+        self.places = tuple(places)
+        self.training = module.training
+
+    def forward(
+        self, kept: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Calls the module.
+
+        Args:
+            kept: What it found in each place; they are empty.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Returns:
+            Its result, and what is to be in each place, which are empty again.
+        """
+        tables = _tables(self.module, self.places)
+        for (table, name), value in zip(tables, kept, strict=True):
+            table[name] = value
+        result = self.module.forward(*args, **kwargs)
+        values = tuple(itertools.starmap(_taken, tables))
+        at_end(lambda: self._check_apart(tables, values, tree_leaves((result, kept, args, kwargs))))
+        return result, values
+
+    def _check_apart(
+        self, tables: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any], others: Sequence[Any]
+    ) -> None:
+        at = shared_part(values, others)
+        if at is not None:
+            path, _, name = self.places[at]
+            what = f"keeps a part of what others have in the attribute {f'{path}.{name}' if path else name}"
+            error = SharedError(f"forward {what}; clone() it", module=f"{_PREFIX}.{path}" if path else _PREFIX)
+            error.changed = [tables[at][0]]
+            raise error
+
+
+def _tables(module: nn.Module, places: Sequence[Kept]) -> list[tuple[dict[str, Any], str]]:
+    """The dictionaries that have the attributes, and their names there.
+
+    Raises:
+        KeyError: A module is made of others than it was.
+    """
+    found = []
+    for path, is_buffer, name in places:
+        at: Any = module
+        for part in path.split(".") if path else ():
+            at = at._modules[part]
+            if at is None:
+                raise KeyError(path)
+        found.append((at._buffers if is_buffer else at.__dict__, name))
+    return found
+
+
+def _taken(table: dict[str, Any], name: str) -> Any:
+    value = table[name]
+    table[name] = None
+    return value
+
+
+def _put_back(tables: Sequence[tuple[dict[str, Any], str]], kept: Sequence[Any]) -> None:
+    """Fills attributes again after a call that failed. What `forward` had set by then stays, as it does in eager."""
+    for (table, name), value in zip(tables, kept, strict=True):
+        if table.get(name) is None:
+            table[name] = value
+
+
+class Carried:
+    """A module that keeps something in attributes, and the program of its calls.
+
+    Args:
+        module: The module.
+        places: Where it keeps something.
+        make: Makes the dispatcher of what is captured: ``make(module, report=...)``.
+
+    Attributes:
+        part: That dispatcher.
+    """
+
+    def __init__(self, module: nn.Module, places: Sequence[Kept], make: Callable[..., Dispatcher]) -> None:
+        self._module = module
+        self._places = tuple(places)
+        self._local = threading.local()
+        self._lock = threading.RLock()
+        self.part = make(Carrying(module, places), report=self._report)
+        self.part.name = type(module).__name__
+
+    def fits(self) -> bool:
+        """Whether it is the module's own ``forward`` that is called, and what it keeps can be passed."""
+        if "forward" in self._module.__dict__:
+            try:
+                if not Wrapped(self._module).is_own:
+                    return False
+            except UnsupportedError:
+                return False
+        try:
+            return all(is_passable(table[name]) for table, name in _tables(self._module, self._places))
+        except KeyError:
+            return False
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, list[tuple[Error, str]]]:
+        """The result of a call, whether it ran compiled, and what ran eager and why."""
+        with self._lock:
+            tables, kept = self._emptied()
+            outer = getattr(self._local, "problems", None)
+            problems = self._local.problems = []
+            try:
+                result, values = self.part((kept, args, kwargs), {})
+            except BaseException:
+                _put_back(tables, kept)
+                raise
+            finally:
+                self._local.problems = outer
+            for (table, name), value in zip(tables, values, strict=True):
+                table[name] = value
+            return result, not any(what in EAGER for _, what in problems), problems
+
+    @contextmanager
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """A call as :attr:`part` knows it, for those who only look at it."""
+        with self._lock:
+            tables, kept = self._emptied()
+            try:
+                yield (kept, args, kwargs), {}
+            finally:
+                _put_back(tables, kept)
+
+    def _emptied(self) -> tuple[list[tuple[dict[str, Any], str]], tuple[Any, ...]]:
+        tables = _tables(self._module, self._places)
+        return tables, tuple(itertools.starmap(_taken, tables))
+
+    def reset_lock(self) -> None:
+        """After a fork: another thread of the parent may have held it."""
+        self._lock = threading.RLock()
+
+    def _report(self, error: Error, what: str) -> None:
+        path = getattr(error, "module", "")
+        own = path.removeprefix(_PREFIX).removeprefix(".")
+        problems = self._local.problems
+        problems.append((UnsupportedError(str(error), module=own, op=getattr(error, "op", "")), what))
+
+
+def kept_in(module: nn.Module, attributes: Sequence[tuple[dict[Any, Any], Any]]) -> list[Kept] | None:
+    """Where these attributes are, each told by the dictionary that has it and its name; ``None`` if some are in no module.
+
+    Args:
+        module: The module whose submodules they are looked for in.
+        attributes: They.
+    """
+    known: dict[int, tuple[str, bool]] = {}
+    for path, one in module.named_modules():
+        known[id(one.__dict__)] = path, False
+        known[id(one._buffers)] = path, True
+    places = [(known.get(id(table)), name) for table, name in attributes]
+    if any(place is None or not isinstance(name, str) for place, name in places):
+        return None
+    return [(*place, name) for place, name in places if place is not None]
