@@ -998,6 +998,19 @@ COMPOSITES = {
     "aminmax": lambda x: torch.stack(torch.aminmax(x, dim=2)),
     "fmax": lambda x: torch.fmax(torch.where(x > 1, torch.nan, x), torch.where(x < -1, torch.nan, x.flip(0))),
     "fmin": lambda x: torch.fmin(torch.where(x > 1, torch.nan, x), torch.where(x < -1, torch.nan, x.flip(0))),
+    "logaddexp": lambda x: torch.logaddexp(torch.where(x > 1, torch.inf, x), torch.where(x > 0, torch.inf, -torch.inf)),
+    "xlogy": lambda x: torch.xlogy(torch.where(x > 0, 0.0, x), x.flip(0)) + torch.xlogy(2.0, x) + torch.xlogy(x, 3),
+    "ldexp": lambda x: torch.ldexp(x, (x * 3).long()),
+    "logit": lambda x: torch.logit(x, eps=0.1) + torch.special.logit(x),
+    "isin": lambda x: torch.isin((x * 3).long(), torch.tensor([[1, 0], [-2, 4]]), invert=True),
+    "isin of one": lambda x: torch.isin((x * 3).long(), 1),
+    "linalg.norm": lambda x: (
+        torch.linalg.norm(x, dim=-1) + torch.linalg.norm(x) + torch.linalg.norm(x, ord=1, dim=(1, 2)).sum()
+    ),
+    "numbers in front": lambda x: torch.mul(0.1, x) + torch.div(2.0, x) + torch.div(7, x, rounding_mode="floor"),
+    "integers in front": lambda x: (
+        torch.mul(3, (x * 3).long()) + torch.div(7, (x * 3).long().abs() + 1, rounding_mode="trunc")
+    ),
     "unfold": lambda x: F.unfold(x, 3, padding=1),
     "unfold with steps": lambda x: F.unfold(x, (2, 3), (2, 1), (0, 1), (2, 3)),
     "bilinear with antialias": lambda x: F.interpolate(x, (5, 7), mode="bilinear", antialias=True),
@@ -1057,6 +1070,26 @@ def test_images_of_one_pixel_with_antialias(mode):
         compiled = oxidiff.compile(function, cache=False, strict=True)
         x = image(2, 6, 7)
         torch.testing.assert_close(compiled(x), function(x), rtol=1e-5, atol=1e-5)
+
+
+def test_integers_and_flags_that_are_written_in_place():
+    def function(x):
+        flags, counts = x > 0.5, (x * 9).long()
+        flags |= x < -0.5
+        flags ^= x > 1
+        counts &= 7
+        counts |= 8
+        counts <<= 2
+        counts >>= 1
+        y = x * 9
+        y //= 2
+        y[:, 0] //= x[:, 0]
+        return flags, counts, y
+
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for size in SIZES:
+        x = image(*size)
+        torch.testing.assert_close(compiled(x), function(x))
 
 
 class Recurrent(nn.Module):

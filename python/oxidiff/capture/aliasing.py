@@ -152,6 +152,12 @@ _FUNCTIONAL: dict[Any, Any] = {
     aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
     aten.masked_fill_.Tensor: aten.masked_fill.Tensor,
+    aten.floor_divide_.Tensor: aten.floor_divide.default,
+    **{
+        getattr(getattr(aten, f"__i{name}__"), kind): getattr(getattr(aten, f"__{name}__"), kind)
+        for name in ("and", "or", "xor", "lshift", "rshift")
+        for kind in ("Tensor", "Scalar")
+    },
 }
 
 Emit = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]

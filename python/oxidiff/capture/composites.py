@@ -9,6 +9,7 @@ tensors.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,8 @@ _INNER = frozenset(("prim", "prims", "quantized", "mkldnn", "onednn"))
 _OF_PYTORCH = frozenset(
     (
         "cartesian_prod", "chain_matmul", "column_stack", "cosine_similarity", "cumulative_trapezoid", "dsplit",
-        "gru_cell", "hsplit", "kron", "l1_loss", "linalg_multi_dot", "linalg_vecdot", "lstm_cell", "mH",
-        "pairwise_distance", "positive", "rnn_relu_cell", "rnn_tanh_cell", "row_stack", "special_exp2", "special_expm1",
+        "gru_cell", "hsplit", "kron", "l1_loss", "linalg_matrix_norm", "linalg_multi_dot", "linalg_norm",
+        "linalg_vecdot", "lstm_cell", "mH", "pairwise_distance", "positive", "rnn_relu_cell", "rnn_tanh_cell", "row_stack", "special_exp2", "special_expm1",
         "special_log1p", "special_log_softmax", "special_logsumexp", "special_round", "special_softmax", "sum_to_size",
         "tensordot", "trapezoid", "trapz", "vsplit",
     )
@@ -73,6 +74,36 @@ def _fmax(x: Tensor, other: Tensor) -> Tensor:
 
 def _fmin(x: Tensor, other: Tensor) -> Tensor:
     return torch.where(x.isnan(), other, torch.where(other.isnan(), x, torch.minimum(x, other)))
+
+
+def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
+    most, least = torch.maximum(x, other), torch.minimum(x, other)
+    # Of two that are infinite the difference is not a number.
+    return torch.where(most == least, most + math.log(2), most + torch.log1p(torch.exp(least - most)))
+
+
+def _xlogy(x: Any, other: Any) -> Tensor:
+    x, other = (value if isinstance(value, Tensor) else torch.full((), value) for value in (x, other))
+    product = x * torch.log(other)
+    return torch.where(other.isnan(), other, torch.where(x == 0, torch.zeros_like(product), product))
+
+
+def _ldexp(x: Tensor, other: Tensor) -> Any:
+    return x * torch.pow(2.0, other) if x.dtype is torch.float32 else NotImplemented
+
+
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return torch.log(x / (1 - x))
+
+
+def _isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """Compared with each: there are few mostly, the ids of some tokens."""
+    if isinstance(test_elements, Tensor):
+        found = (elements[..., None] == test_elements.flatten()).any(-1)
+    else:
+        found = elements == test_elements
+    return ~found if invert else found
 
 
 def _im2col(
@@ -205,6 +236,16 @@ COMPOSED: Mapping[Any, Callable[..., Any]] = {
     aten.aminmax.default: _aminmax,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
+    aten.logaddexp.default: _logaddexp,
+    aten.xlogy.Tensor: _xlogy,
+    aten.xlogy.Scalar_Self: _xlogy,
+    aten.xlogy.Scalar_Other: _xlogy,
+    aten.special_xlogy.default: _xlogy,
+    aten.ldexp.Tensor: _ldexp,
+    aten.logit.default: _logit,
+    aten.special_logit.default: _logit,
+    aten.isin.Tensor_Tensor: _isin,
+    aten.isin.Tensor_Scalar: _isin,
     aten.grid_sampler.default: _grid_sampler,
     aten.grid_sampler_2d.default: _grid_sampler,
     aten.im2col.default: _im2col,

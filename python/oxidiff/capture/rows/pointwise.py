@@ -151,21 +151,23 @@ def rsub(cx: Lowering, x: T, y: Any, alpha: Any = 1) -> T:
 
 
 @row("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
-def mul(cx: Lowering, x: T, y: Any) -> T:
-    return cx.binary("mul", x, cx.scalar(y, cx.result()[0]), cx.result()[0])
+def mul(cx: Lowering, x: Any, y: Any) -> T:
+    dtype = cx.result()[0]
+    return cx.binary("mul", cx.scalar(x, dtype), cx.scalar(y, dtype), dtype)
 
 
 @row("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar")
-def div(cx: Lowering, x: T, y: Any) -> T:
-    return cx.binary("div", x, cx.scalar(y, cx.result()[0]), cx.result()[0])
+def div(cx: Lowering, x: Any, y: Any) -> T:
+    dtype = cx.result()[0]
+    return cx.binary("div", cx.scalar(x, dtype), cx.scalar(y, dtype), dtype)
 
 
 @row("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode")
-def div_mode(cx: Lowering, x: T, y: Any, rounding_mode: str | None = None) -> T:
+def div_mode(cx: Lowering, first: Any, y: Any, rounding_mode: str | None = None) -> T:
     dtype = cx.result()[0]
+    x, divisor = cx.scalar(first, dtype), cx.scalar(y, dtype)
     if rounding_mode is None:
-        return cx.binary("div", x, cx.scalar(y, dtype), dtype)
-    divisor = cx.scalar(y, dtype)
+        return cx.binary("div", x, divisor, dtype)
     if rounding_mode == "floor":
         return cx.binary("floor_divide", x, divisor, dtype)
     if dtype.is_floating_point:
