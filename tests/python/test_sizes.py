@@ -128,6 +128,13 @@ def test_halved_sides_are_rounded_somewhere_at_each_point(unit: int) -> None:
                 columns = [[-(-point[of] // (1 << k)) for point in points] for k in range(unit.bit_length())]
                 for one, other in itertools.pairwise(columns):
                     assert len({one[i] - 2 * other[i] for i in range(len(points))}) > 1, (name, height, width)
+            # Nor is whether one is odd, of which padding follows, what it is of a half of the other side.
+            odd = [
+                [[-(-point[of] // (1 << k)) % 2 for point in points] for k in range(unit.bit_length() - 1)]
+                for of in (0, 1)
+            ]
+            for one, other in itertools.product(*odd):
+                assert len({a ^ b for a, b in zip(one, other, strict=True)}) > 1 or is_whole, (height, width)
 
 
 @pytest.mark.parametrize("unit", [2, 8])

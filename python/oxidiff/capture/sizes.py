@@ -1169,14 +1169,29 @@ def edges_alike(sides: Sequence[Symbol], step: int) -> dict[str, tuple[int, ...]
 
 
 def halved_alike(sides: Sequence[Symbol], moduli: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """As :func:`edges_alike`, for sides that are halved: at none of the points all halves are whole."""
+    """As :func:`edges_alike`, for sides that are halved: at none of the points all halves are whole, and which halves of one
+    side are odd is not as it is with halves of the other, or a number that follows from the one may seem to follow from
+    the other."""
     values = edges_alike(sides, 1)
     names = list(values)
     last = max(names, key=moduli.__getitem__)
-    rows = [dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    for row in rows:
-        row[last] += all(row[name] % moduli[name] == 0 for name in names)
-    return {name: tuple([row[name] for row in rows]) for name in names}
+    found: list[dict[str, tuple[int, ...]]] = []
+    for turn in range(len(values[last])):
+        turned = {**values, last: values[last][turn:] + values[last][:turn]}
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*turned.values(), strict=True)]
+        for row in rows:
+            row[last] += all(row[name] % moduli[name] == 0 for name in names)
+        found.append({name: tuple([row[name] for row in rows]) for name in names})
+        halves = [_odd_halves((s.value, *found[-1][s.name]), moduli[s.name]) for s in sides]
+        if not any(one & other for one, other in combinations(halves, 2)):
+            return found[-1]
+    return found[0]
+
+
+def _odd_halves(sides: Sequence[Any], modulus: int) -> set[tuple[bool, ...]]:
+    """At which of these points a side is odd, at which its half, rounded up, and so on; and at which each is not."""
+    odd = [tuple([-(-side // (1 << k)) % 2 == 1 for side in sides]) for k in range(modulus.bit_length() - 1)]
+    return {*odd, *(tuple([not is_odd for is_odd in points]) for points in odd)}
 
 
 def rounded_aside(
