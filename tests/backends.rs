@@ -201,6 +201,7 @@ fn every_op_has_a_case() {
         "flip",
         "index_select",
         "gather",
+        "interpolate",
         "cumsum",
         "softmax",
         "linear",

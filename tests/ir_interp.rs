@@ -165,6 +165,11 @@ fn gathers() {
     check("f32[2,1] = index_select() {dim=1}", &[&x, &i64s(&[1], &[2])], &[2.0, 5.0]);
     check("f32[2,2] = gather() {dim=1}", &[&x, &i64s(&[2, 2], &[2, 0, 1, 1])], &[2.0, 0.0, 4.0, 4.0]);
     check("f32[1,2] = gather() {dim=0}", &[&x, &i64s(&[1, 2], &[1, 0])], &[3.0, 1.0]);
+    let (places, weights) = (i64s(&[3, 2], &[0, 1, 2, 2, 1, 0]), f32s(&[3, 2], &[0.5, 0.5, 1.0, 1.0, 2.0, -1.0]));
+    check("f32[2,3] = interpolate() {dim=1}", &[&x, &places, &weights], &[0.5, 4.0, 2.0, 3.5, 10.0, 5.0]);
+    let (places, weights) = (i64s(&[1, 2], &[0, 1]), f32s(&[1, 2], &[0.25, 0.75]));
+    check("f32[1,3] = interpolate() {dim=0}", &[&x, &places, &weights], &[2.25, 3.25, 4.25]);
+    fails("f32[2,1] = interpolate() {dim=1}", &[&x, &i64s(&[1, 2], &[0, 3]), &weights], "index 3 is out of range");
     fails("f32[1,3] = index_select() {dim=0}", &[&x, &i64s(&[1], &[2])], "index 2 is out of range for size 2");
     fails("f32[1,3] = index_select() {dim=0}", &[&x, &i64s(&[1], &[-1])], "out of range");
     fails("f32[1,1] = gather() {dim=1}", &[&x, &i64s(&[1, 1], &[3])], "out of range");

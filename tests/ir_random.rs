@@ -153,6 +153,7 @@ fn every_op_occurs() {
         "flip",
         "index_select",
         "gather",
+        "interpolate",
         "sum",
         "mean",
         "amax",

@@ -90,6 +90,12 @@ fn movement() {
 fn gathers_and_reductions() {
     accepts(&["f16[10,4]", "i64[s0,s1]"], "f16[s0,s1,4] = index_select() {dim=0}");
     accepts(&["f32[s0,9]", "i32[1,3]"], "f32[1,3] = gather() {dim=1}");
+    accepts(&["f16[s0,4,s1]", "i64[9,2]", "f32[9,2]"], "f16[s0,9,s1] = interpolate() {dim=1}");
+    refuses(&["f32[s0,4]", "i64[9,2]", "f32[9,3]"], "f32[s0,9] = interpolate() {dim=1}", "index and weight");
+    refuses(&["f32[s0,4]", "i64[9]", "f32[9]"], "f32[s0,9] = interpolate() {dim=1}", "an index or weight has");
+    refuses(&["f32[s0,4]", "f32[9,2]", "f32[9,2]"], "f32[s0,9] = interpolate() {dim=1}", "the index");
+    refuses(&["i64[s0,4]", "i64[9,2]", "f32[9,2]"], "i64[s0,9] = interpolate() {dim=1}", "floats");
+    refuses(&["f32[s0,4]", "i64[9,2]", "f16[9,2]"], "f32[s0,9] = interpolate() {dim=1}", "the weight");
     accepts(&["f16[s0,4,s1]"], "f32[s0,1,1] = sum() {dims=[1, 2], keepdim=true}");
     accepts(&["f32[s0,4]"], "i64[s0] = argmax() {dims=[1], keepdim=false}");
     accepts(&["i64[s0]"], "i64[s0] = cumsum() {dim=0}");

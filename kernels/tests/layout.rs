@@ -2,6 +2,7 @@
 
 use oxidiff_kernels::cpu::copy::{Side, copy, copy_reference, fill, pad};
 use oxidiff_kernels::cpu::gather::{Elements, Indices, Rows, gather, gather_elements};
+use oxidiff_kernels::cpu::interpolate::{Interpolation, interpolate};
 use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
 use oxidiff_kernels::dtype::DType;
 use oxidiff_kernels::isa::Isa;
@@ -312,6 +313,59 @@ fn rows_are_picked_or_refused() {
     }
     // SAFETY: no index is read.
     unsafe { gather(&Pool::new(2), Indices { len: 0, ..list }, false, rows) }.unwrap();
+}
+
+#[test]
+fn places_are_interpolated_in_any_layout() {
+    // Outer, places, inner in memory: along elements side by side, along places, and neither.
+    for (order, sizes, taps) in (0..3).flat_map(|order| {
+        [([2, 9, 5], 2), ([3, 40, 1], 4), ([1, 7, 37], 3), ([2, 3, 20000], 2), ([1, 70000, 1], 2)]
+            .map(|(sizes, taps)| (order, sizes, taps))
+    }) {
+        let [outer, places, inner]: [usize; 3] = sizes;
+        let rows = 6;
+        let strides = |places: usize| match order {
+            0 => [(places * inner) as isize, inner as isize, 1],
+            1 => [(places * inner) as isize, 1, places as isize],
+            _ => [1, (outer * inner) as isize, outer as isize],
+        };
+        let (ss, ds) = (strides(rows), strides(places));
+        let src: Vec<f32> = (0..outer * rows * inner).map(|i| (i * 37 % 101) as f32 / 8.0).collect();
+        let indices: Vec<i32> = (0..places * taps).map(|i| (i * 5 % rows) as i32).collect();
+        // Taps first.
+        let weights: Vec<f32> = (0..places * taps).map(|i| (i % 7) as f32 / 4.0 - 0.5).collect();
+        for isa in isas() {
+            let mut out = vec![-1.0f32; outer * places * inner];
+            let of = Interpolation {
+                dtype: DType::F32,
+                src: src.as_ptr().cast(),
+                dst: out.as_mut_ptr().cast(),
+                sizes,
+                rows,
+                src_strides: ss,
+                dst_strides: ds,
+                indices: (indices.as_ptr().cast(), DType::I32),
+                weights: weights.as_ptr().cast(),
+                taps,
+                index_strides: [taps as isize, 1],
+                weight_strides: [1, places as isize],
+            };
+            // SAFETY: dense buffers of the sizes named.
+            unsafe { interpolate(&Pool::new(3), isa, &of) }.unwrap();
+            for (o, j, i) in (0..outer).flat_map(|o| (0..places).flat_map(move |j| (0..inner).map(move |i| (o, j, i))))
+            {
+                let at = |s: [isize; 3], row: usize| o * s[0] as usize + row * s[1] as usize + i * s[2] as usize;
+                let term = |k: usize| weights[k * places + j] * src[at(ss, indices[j * taps + k] as usize)];
+                // Eighths: every sum is exact.
+                assert_eq!(out[at(ds, j)], (0..taps).map(term).sum::<f32>(), "{order} {sizes:?} {isa:?}: {o} {j} {i}");
+            }
+            let wrong = [rows as i32; 4];
+            let refused = Interpolation { indices: (wrong.as_ptr().cast(), DType::I32), index_strides: [0, 1], ..of };
+            // SAFETY: as above; indices out of bounds are refused.
+            let refused = unsafe { interpolate(&Pool::new(3), isa, &refused) }.unwrap_err();
+            assert_eq!((refused.index, refused.at, refused.rows), (rows as i64, 0, rows));
+        }
+    }
 }
 
 /// The lists are what `torch.nn.functional.interpolate` 2.11 gives.

@@ -179,6 +179,9 @@ pub enum Op {
     IndexSelect { dim: usize },
     /// `(x, index)`: aten.gather, index of the result's shape; out of range is an error as in `index_select`.
     Gather { dim: usize },
+    /// `(x, index [J, K], weight [J, K])`: place j along `dim` is the sum over k of `weight[j, k]` times place `index[j, k]` of
+    /// x, added up in the compute type; out of range is an error as in `index_select`.
+    Interpolate { dim: usize },
 
     // -- reductions ----------------------------------------------------------------------------------------------------
     /// Over `dims`, which stay as size 1 if `keepdim`.
@@ -272,6 +275,7 @@ impl Op {
             Op::Flip { .. } => "flip",
             Op::IndexSelect { .. } => "index_select",
             Op::Gather { .. } => "gather",
+            Op::Interpolate { .. } => "interpolate",
             Op::Reduce { op, .. } => op.name(),
             Op::Cumsum { .. } => "cumsum",
             Op::Softmax { .. } => "softmax",
@@ -313,6 +317,7 @@ impl Op {
             Op::Cat { dim }
             | Op::IndexSelect { dim }
             | Op::Gather { dim }
+            | Op::Interpolate { dim }
             | Op::Cumsum { dim }
             | Op::Softmax { dim } => vec![("dim", Attr::int(*dim))],
             Op::Pad { before, value } => vec![("before", Attr::Dims(before.clone())), ("value", Attr::Float(*value))],
@@ -377,6 +382,7 @@ impl Op {
             "flip" => Op::Flip { dims: a.indices("dims")? },
             "index_select" => Op::IndexSelect { dim: a.index("dim")? },
             "gather" => Op::Gather { dim: a.index("dim")? },
+            "interpolate" => Op::Interpolate { dim: a.index("dim")? },
             "cumsum" => Op::Cumsum { dim: a.index("dim")? },
             "softmax" => Op::Softmax { dim: a.index("dim")? },
             "linear" => Op::Linear,

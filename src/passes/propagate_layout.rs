@@ -251,6 +251,7 @@ impl Walk<'_> {
                     Op::Permute { dims } if dims == asked.dims() => return true,
                     Op::Cat { .. } | Op::Slice { .. } | Op::Pad { .. } => {}
                     Op::UpsampleNearest { .. } | Op::Pool { .. } | Op::GroupNorm { .. } => {}
+                    Op::Interpolate { .. } if node.inputs[0] == x => {}
                     op if op.is_pointwise() => {
                         if node.inputs.iter().any(|i| self.layout_of(*i) == Some(&order)) {
                             return true;
@@ -318,6 +319,7 @@ fn renamed(op: &Op, layout: &Layout) -> Option<Op> {
         Op::Expand => Op::Expand,
         Op::Unary(UnaryOp::RotatePairs) if layout.place(rank - 1) + 1 == rank => op.clone(),
         Op::Cumsum { dim } => Op::Cumsum { dim: layout.place(*dim) },
+        Op::Interpolate { dim } => Op::Interpolate { dim: layout.place(*dim) },
         // Kernels walk rows: what is normalised over is the last dimension.
         Op::Softmax { dim } if layout.place(*dim) + 1 == rank => Op::Softmax { dim: rank - 1 },
         Op::GroupNorm { num_groups, eps, channel_dim }

@@ -82,6 +82,7 @@ impl<'a> Builder<'a> {
                 | Kernel::Integers
                 | Kernel::Gather
                 | Kernel::Upsample
+                | Kernel::Interpolate
                 | Kernel::Reduce
                 | Kernel::Pad
                 | Kernel::Copy => self.emit_interpreted(planned),

@@ -230,6 +230,7 @@ fn can_write(producer: &Planned, access: &Access) -> bool {
         | Kernel::RmsNorm
         | Kernel::Gather
         | Kernel::Upsample
+        | Kernel::Interpolate
         | Kernel::Reduce
         | Kernel::Pad
         | Kernel::Interpret => true,

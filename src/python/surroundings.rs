@@ -183,7 +183,17 @@ impl Items {
         match list.cast::<PyList>() {
             Ok(list) => all_equal(list.iter(), copy),
             // Where another thread writes meanwhile, an iterator of a deque says so.
-            Err(_) => tuple_of(list, self.kind).map_or(Ok(false), |now| all_equal(now.iter(), copy)),
+            Err(_) => tuple_of(list, self.kind).map_or(Ok(false), |now| {
+                // What collects for each call anew, and found nothing to collect.
+                let is_empty = |held: &Bound<'_, PyTuple>| {
+                    held.len() == 1
+                        && held
+                            .get_item(0)
+                            .is_ok_and(|value| value.cast_exact::<PyDict>().is_ok_and(|dict| dict.is_empty()))
+                };
+                let is_renewed = self.kind == Kind::Variable && is_empty(&now) && is_empty(copy);
+                Ok(is_renewed || all_equal(now.iter(), copy)?)
+            }),
         }
     }
 }

@@ -39,6 +39,8 @@ pub enum Kernel {
     Gather,
     /// Nearest-neighbour resampling.
     Upsample,
+    /// Sums of a few places along a dimension.
+    Interpolate,
     /// Reduction over neighbouring dimensions.
     Reduce,
     /// A copy into the middle of a constant.
@@ -64,6 +66,7 @@ impl Kernel {
             Kernel::Softmax => "softmax",
             Kernel::Gather => "gather",
             Kernel::Upsample => "upsample",
+            Kernel::Interpolate => "interpolate",
             Kernel::Reduce => "reduce",
             Kernel::Pad => "pad",
             Kernel::Interpret => "interpret",
@@ -178,6 +181,7 @@ fn select_direct(graph: &Graph, root: ValueId) -> Kernel {
     match &node.op {
         Op::IndexSelect { .. } | Op::Gather { .. } => Kernel::Gather,
         Op::UpsampleNearest { scales, .. } if scales.len() <= 3 => Kernel::Upsample,
+        Op::Interpolate { .. } if is_kernel_float(node.ty.dtype) => Kernel::Interpolate,
         Op::Reduce { .. } => Kernel::Reduce,
         Op::Pad { .. } => Kernel::Pad,
         _ => Kernel::Interpret,

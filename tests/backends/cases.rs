@@ -170,6 +170,13 @@ pub const CASES: &[Case] = cases! {
     "flip" 1 ["x: T[s0,s1,3]", "y = T[s0,s1,3] flip(x) {dims=[1, 2]}"]
     "index_select" 1 ["w @ T[5,7]", "i: i64[s0,s1]", "y = T[s0,s1,7] index_select(w, i) {dim=0}"]
     "index_select inside" 1 ["x: T[s0,5,s1]", "i: i64[2]", "y = T[s0,2,s1] index_select(x, i) {dim=1}"]
+    "interpolate" 2 ["x: T[s0,5,s1]", "i: i64[7,2]", "w @ f32[7,2]", "y = T[s0,7,s1] interpolate(x, i, w) {dim=1}"]
+    "interpolate along rows" 4 ["x: T[s0,s1,6]", "i: i64[9,4]", "w @ f32[9,4]", "y = T[s0,s1,9] interpolate(x, i, w) {dim=2}"]
+    "interpolate channels" 3 ["x: T[6,s0,17]", "i: i64[s1,3]", "w: f32[s1,3]", "n = T[6,s0,17] neg(x)", "y = T[s1,s0,17] interpolate(n, i, w) {dim=0}"]
+    "interpolate turned" 2 [
+        "x: T[s0,9,5,s1]", "p = T[s0,5,s1,9] permute(x) {dims=[0, 2, 3, 1]}", "i: i64[8,2]", "w @ f32[8,2]",
+        "y = T[s0,8,s1,9] interpolate(p, i, w) {dim=1}",
+    ]
     "gather" 1 ["x: T[s0,5,3]", "i: i64[s0,2,3]", "y = T[s0,2,3] gather(x, i) {dim=1}"]
     "gather of broadcast numbers by bytes" 1 ["t @ T[1,6]", "i: i64[s0,s1]", "b = u8[s0,s1] convert(i)", "c = i64[] full() {value=3}", "m = u8[s0,s1] bitwise_and(b, c)", "j = i64[s0,s1] convert(m)", "e = T[s0,6] expand(t)", "y = T[s0,s1] gather(e, j) {dim=1}"]
 

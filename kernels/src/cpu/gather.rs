@@ -45,7 +45,13 @@ impl Indices {
     /// # Safety
     /// The list must be valid for reads and `at` below its length.
     unsafe fn get(&self, at: usize) -> i64 {
-        let at = at as isize * self.stride;
+        // SAFETY: the caller's promise.
+        unsafe { self.read(at as isize * self.stride) }
+    }
+
+    /// # Safety
+    /// There must be an index so many elements from the first.
+    pub(super) unsafe fn read(&self, at: isize) -> i64 {
         // SAFETY: the caller's promise.
         unsafe {
             match self.dtype {

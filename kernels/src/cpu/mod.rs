@@ -5,7 +5,8 @@
 //! blocks go to an [`Epilogue`](crate::epilogue::Epilogue).
 //!
 //! [`tile_exec`] runs tile programs, as epilogues or as loops of their own, on top of [`simd`] and [`math`]; [`norm`] hands
-//! them statistics. [`integers`] runs loops over integers. [`softmax`], [`reduce`], [`copy`], [`gather`] and [`resample`] are what a program cannot say.
+//! them statistics. [`integers`] runs loops over integers. [`softmax`], [`reduce`], [`copy`], [`gather`],
+//! [`interpolate`] and [`resample`] are what a program cannot say.
 
 // Operands of a kernel are pointers, strides and sizes; bundling them would only rename them.
 #![allow(clippy::too_many_arguments)]
@@ -48,6 +49,7 @@ pub mod gemm_swapped;
 pub(crate) mod gemv;
 pub mod integers;
 pub mod integers_verify;
+pub mod interpolate;
 pub mod math;
 pub mod norm;
 pub mod pack;

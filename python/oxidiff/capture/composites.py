@@ -36,9 +36,9 @@ _OF_PYTORCH = frozenset(
     (
         "cartesian_prod", "chain_matmul", "column_stack", "cosine_similarity", "cumulative_trapezoid", "dsplit",
         "gru_cell", "hsplit", "kron", "l1_loss", "linalg_matrix_norm", "linalg_multi_dot", "linalg_norm",
-        "linalg_vecdot", "lstm_cell", "mH", "pairwise_distance", "positive", "rnn_relu_cell", "rnn_tanh_cell", "row_stack", "special_exp2", "special_expm1",
-        "special_log1p", "special_log_softmax", "special_logsumexp", "special_round", "special_softmax", "sum_to_size",
-        "tensordot", "trapezoid", "trapz", "vsplit",
+        "linalg_vecdot", "lstm_cell", "mH", "pairwise_distance", "positive", "rnn_relu_cell", "rnn_tanh_cell",
+        "row_stack", "special_exp2", "special_expm1", "special_log1p", "special_log_softmax", "special_logsumexp",
+        "special_round", "special_softmax", "sum_to_size", "tensordot", "trapezoid", "trapz", "vsplit",
     )
 )  # fmt: skip
 
@@ -99,10 +99,8 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 def _isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Compared with each: there are few mostly, the ids of some tokens."""
-    if isinstance(test_elements, Tensor):
-        found = (elements[..., None] == test_elements.flatten()).any(-1)
-    else:
-        found = elements == test_elements
+    each = test_elements.flatten() if isinstance(test_elements, Tensor) else torch.full((1,), test_elements)
+    found: Tensor = (elements[..., None] == each).any(-1)
     return ~found if invert else found
 
 

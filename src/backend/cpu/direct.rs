@@ -1,9 +1,10 @@
-//! Ops that are kernels of their own: gather, nearest upsampling, reductions, padding.
+//! Ops that are kernels of their own: gather, interpolation, nearest upsampling, reductions, padding.
 //!
 //! Each looks at the concrete strides and leaves what its kernel cannot walk to the interpreter.
 
 use oxidiff_kernels::cpu::copy::{Side, pad};
 use oxidiff_kernels::cpu::gather::{Elements, Indices, Rows, gather, gather_elements};
+use oxidiff_kernels::cpu::interpolate::{Interpolation, interpolate};
 use oxidiff_kernels::cpu::reduce::{Reduce, Reduction, reduce};
 use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
 use oxidiff_kernels::dtype::DType as KernelType;
@@ -207,6 +208,71 @@ impl Call for UpsampleCall {
         // SAFETY: operands are valid by the caller's promise.
         unsafe { nearest(ctx.pool, self.exact, &images) };
         Ok(())
+    }
+}
+
+struct InterpolateCall {
+    of: Interpolation,
+    src: Slot,
+    dst: Slot,
+    index: Slot,
+    weight: Slot,
+}
+
+// SAFETY: the pointers in `of` are null until a run fills in its own copy.
+unsafe impl Send for InterpolateCall {}
+// SAFETY: as above.
+unsafe impl Sync for InterpolateCall {}
+
+pub(super) fn make_interpolate(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
+    let step = maker.step;
+    let root = step.root.map(|root| maker.plan().graph.op(root));
+    let (Some(Op::Interpolate { dim }), [x, index, weight], [store]) =
+        (root, step.operands.as_slice(), step.stores.as_slice())
+    else {
+        return interpret::make(maker);
+    };
+    let (x, out) = (maker.operand(x)?, maker.operand(store)?);
+    let (index, weight) = (maker.operand(index)?, maker.operand(weight)?);
+    let (dim, rank) = (*dim, x.access.shape.len());
+    let types = kernel_type(x.access.dtype).zip(kernel_type(index.access.dtype));
+    let around = |of: &Operand| of.access.collapse(0, dim).zip(of.access.collapse(dim + 1, rank));
+    let (Some((dtype, index_dtype)), Some((outer, inner)), Some((to_outer, to_inner))) =
+        (types, around(&x), around(&out))
+    else {
+        return interpret::make(maker);
+    };
+    if weight.access.dtype != DType::F32 {
+        return interpret::make(maker);
+    }
+    let of = Interpolation {
+        dtype,
+        src: NOWHERE,
+        dst: NOWHERE,
+        sizes: [outer.0, out.access.shape[dim], inner.0],
+        rows: x.access.shape[dim],
+        src_strides: [outer.1, x.access.strides[dim], inner.1],
+        dst_strides: [to_outer.1, out.access.strides[dim], to_inner.1],
+        indices: (NOWHERE, index_dtype),
+        weights: NOWHERE,
+        taps: index.access.shape[1],
+        index_strides: [index.access.strides[0], index.access.strides[1]],
+        weight_strides: [weight.access.strides[0], weight.access.strides[1]],
+    };
+    Ok(Box::new(InterpolateCall { of, src: x.slot, dst: out.slot, index: index.slot, weight: weight.slot }))
+}
+
+impl Call for InterpolateCall {
+    unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
+        let of = Interpolation {
+            src: ctx.at(self.src),
+            dst: ctx.at(self.dst),
+            indices: (ctx.at(self.index), self.of.indices.1),
+            weights: ctx.at(self.weight),
+            ..self.of
+        };
+        // SAFETY: operands are valid by the caller's promise.
+        unsafe { interpolate(ctx.pool, ctx.isa, &of) }.map_err(|e| Error::invalid(e.to_string()))
     }
 }
 

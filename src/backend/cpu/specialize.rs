@@ -103,6 +103,7 @@ impl<'a> Maker<'a> {
             Kernel::Softmax => norm::make_softmax(&self)?,
             Kernel::Gather => direct::make_gather(&self)?,
             Kernel::Upsample => direct::make_upsample(&self)?,
+            Kernel::Interpolate => direct::make_interpolate(&self)?,
             Kernel::Reduce => direct::make_reduce(&self)?,
             Kernel::Pad => direct::make_pad(&self)?,
             Kernel::Interpret => interpret::make(&self)?,

@@ -306,7 +306,12 @@ impl Lowering<'_> {
             Kernel::LayerNorm | Kernel::RmsNorm => self.row_norm(step),
             Kernel::Softmax => self.softmax(step),
             Kernel::Reduce => self.reduce(step),
-            Kernel::Gather | Kernel::Upsample | Kernel::Pad | Kernel::Interpret | Kernel::Integers => self.scalar(step),
+            Kernel::Gather
+            | Kernel::Upsample
+            | Kernel::Interpolate
+            | Kernel::Pad
+            | Kernel::Interpret
+            | Kernel::Integers => self.scalar(step),
         }
     }
 

@@ -285,6 +285,21 @@ impl Scalar<'_> {
                 let element = self.at(inputs[0], &indices)?;
                 self.give(value, &element);
             }
+            Op::Interpolate { dim } => {
+                let pair = [own(*dim), "k".to_owned()];
+                let (index, weight) = (self.at(inputs[1], &pair)?, self.at(inputs[2], &pair)?);
+                let taps = self.w.size(&self.graph.ty(inputs[1]).shape[1]);
+                let size = self.w.size(&self.graph.ty(inputs[0]).shape[*dim]);
+                let mut indices = all;
+                indices[*dim] = "row".to_owned();
+                let element = self.at(inputs[0], &indices)?;
+                self.w.line("double sum = 0.0;");
+                self.w.line(format!("for (i64 k = 0; k < {taps}; ++k) {{"));
+                self.w.line(format!("const i64 row = i_clamp(to_int({index}), 0, {size} - 1);"));
+                self.w.line(format!("sum += to_double({element}) * to_double({weight});"));
+                self.w.line("}");
+                self.give(value, "sum");
+            }
             Op::Reduce { op, dims, keepdim } => self.reduce(value, *op, inputs[0], dims, *keepdim)?,
             Op::Cumsum { dim } => {
                 let mut indices = all;

@@ -32,6 +32,12 @@ pub(crate) fn check_dtypes(op: &Op, operands: &[DType], result: DType) -> Check 
             expect(matches!(operands[1], DType::I32 | DType::I64), "the index must be i32 or i64")?;
             expect_all(&operands[..1], result)
         }
+        Op::Interpolate { .. } => {
+            expect(matches!(operands[1], DType::I32 | DType::I64), "the index must be i32 or i64")?;
+            expect(operands[2] == DType::F32 || result == DType::F64, "the weight must be f32, or f64 beside f64")?;
+            expect_floats(&[operands[0], operands[2]], result)?;
+            expect_all(&operands[..1], result)
+        }
         Op::Reduce { op, .. } => check_reduce(*op, operands[0], result),
         Op::Cumsum { .. } => check_reduce(ReduceOp::Sum, operands[0], result),
         Op::Softmax { .. } => expect_floats(operands, result),

@@ -61,7 +61,7 @@ fn result_dtype(op: &Op, operands: &[DType]) -> Option<DType> {
         Op::Reduce { op: ReduceOp::Sum | ReduceOp::Prod, .. } | Op::Cumsum { .. } if !first.is_float() => {
             return Some(DType::I64);
         }
-        Op::IndexSelect { .. } | Op::Gather { .. } => return Some(first),
+        Op::IndexSelect { .. } | Op::Gather { .. } | Op::Interpolate { .. } => return Some(first),
         Op::GroupNorm { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => return Some(first),
         Op::ScaledDotProductAttention { .. } => return Some(first),
         Op::Convert => return None,

@@ -29,7 +29,7 @@ pub fn arity(op: &Op) -> RangeInclusive<usize> {
         | Op::UpsampleNearest { .. }
         | Op::Pool { .. } => 1..=1,
         Op::Binary(_) | Op::SliceScatter { .. } | Op::IndexSelect { .. } | Op::Gather { .. } | Op::Matmul => 2..=2,
-        Op::Where => 3..=3,
+        Op::Where | Op::Interpolate { .. } => 3..=3,
         Op::Cat { .. } => 1..=usize::MAX,
         Op::Linear | Op::Convolution { .. } => 2..=3,
         Op::ScaledDotProductAttention { .. } => 3..=4,
@@ -91,6 +91,10 @@ pub(crate) fn check_attributes(op: &Op, ranks: &[usize]) -> Check {
         Op::Pad { before, .. } => expect(before.len() == rank, || format!("{} pads for rank {rank}", before.len())),
         Op::Flip { dims } => expect_distinct(dims, rank),
         Op::Cat { dim } | Op::IndexSelect { dim } | Op::Cumsum { dim } | Op::Softmax { dim } => expect_dim(*dim, rank),
+        Op::Interpolate { dim } => {
+            ranks[1..].iter().try_for_each(|&r| expect_rank("an index or weight", r, 2..=2))?;
+            expect_dim(*dim, rank)
+        }
         Op::Gather { dim } => {
             expect(ranks[1] == rank, || format!("index has {} dimensions, x {rank}", ranks[1]))?;
             expect_dim(*dim, rank)
@@ -175,6 +179,7 @@ pub(crate) fn check_ranges(op: &Op, operands: &[&[i64]], result: &[i64], binding
         | Op::Cat { .. }
         | Op::Flip { .. }
         | Op::IndexSelect { .. }
+        | Op::Interpolate { .. }
         | Op::Cumsum { .. }
         | Op::Softmax { .. }
         | Op::Linear

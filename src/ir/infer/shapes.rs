@@ -119,6 +119,11 @@ pub(crate) fn result_shape<S: Size>(op: &Op, operands: &[&[S]]) -> Check<Option<
             Ok(Some([&x[..*dim], index, &x[dim + 1..]].concat()))
         }
         Op::Gather { .. } => Ok(Some(operands[1].to_vec())),
+        Op::Interpolate { dim } => {
+            same("index and weight", operands[1], operands[2])?;
+            let (x, places) = (operands[0], &operands[1][..1]);
+            Ok(Some([&x[..*dim], places, &x[dim + 1..]].concat()))
+        }
         Op::Reduce { dims, keepdim, .. } => Ok(Some(reduce(operands[0], dims, *keepdim))),
         Op::Linear => linear(operands).map(Some),
         Op::Matmul => matmul(operands[0], operands[1]).map(Some),

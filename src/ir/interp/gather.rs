@@ -23,6 +23,24 @@ pub(super) fn index_select(x: &Tensor, index: &Tensor, dim: usize, shape: &[i64]
     Ok(Tensor::of_bytes(x.dtype(), shape, bytes))
 }
 
+/// Sums in f64, one rounding at the end.
+pub(super) fn interpolate(operands: &[&Tensor], dim: usize, shape: &[i64]) -> Check<Tensor> {
+    let (x, taps) = (operands[0], operands[1].shape()[1] as usize);
+    let (size, row) = (x.shape()[dim], numel(&x.shape()[dim + 1..]));
+    let index: Vec<usize> = operands[1].to_i64().into_iter().map(|i| in_range(i, size)).collect::<Check<_>>()?;
+    let (weight, values) = (operands[2].to_f64(), x.to_f64());
+    let mut out = reserve(numel(shape))?;
+    for outer in 0..numel(&x.shape()[..dim]) {
+        let block = &values[outer * size as usize * row..];
+        for place in 0..shape[dim] as usize {
+            let chosen = place * taps..(place + 1) * taps;
+            let pairs = || index[chosen.clone()].iter().zip(&weight[chosen.clone()]);
+            out.extend((0..row).map(|i| pairs().map(|(at, weight)| block[at * row + i] * weight).sum::<f64>()));
+        }
+    }
+    Ok(Tensor::of_floats(x.dtype(), shape, &out))
+}
+
 pub(super) fn gather(x: &Tensor, index: &Tensor, dim: usize, shape: &[i64]) -> Check<Tensor> {
     let strides = strides_of(x.shape());
     let mut without = strides.clone();

@@ -198,6 +198,7 @@ fn eval_checked(op: &Op, dtype: DType, shape: &[i64], bindings: &[i64], operands
         Op::Flip { dims } => movement::flip(operands[0], dims),
         Op::IndexSelect { dim } => gather::index_select(operands[0], operands[1], *dim, shape),
         Op::Gather { dim } => gather::gather(operands[0], operands[1], *dim, shape),
+        Op::Interpolate { dim } => gather::interpolate(operands, *dim, shape),
         Op::Reduce { op, dims, .. } => reduce::reduce(*op, operands[0], dims, dtype, shape),
         Op::Cumsum { dim } => reduce::cumsum(operands[0], *dim, dtype),
         Op::Softmax { dim } => reduce::softmax(operands[0], *dim, dtype),

@@ -36,6 +36,7 @@ const RULES: &[Rule] = &[
     flip,
     rotation,
     index_select,
+    interpolate,
     gather,
     reduce,
     reduce_exact,
@@ -398,6 +399,27 @@ fn index_select(g: &mut Generator) -> Option<ValueId> {
         return None;
     }
     g.emit(Op::IndexSelect { dim }, &[x, index], ty.dtype, shape, k)
+}
+
+/// Sums of two places of a value each, at places that a remainder picks.
+fn interpolate(g: &mut Generator) -> Option<ValueId> {
+    let x = g.pick(|ty| ty.rank() > 0 && ty.dtype.is_float() && ty.dtype != DType::F64)?;
+    let (known, ty) = (weighted(g.known(x), 2.0, false), g.ty(x));
+    let dim = g.rng.below(ty.rank());
+    let size = ty.shape[dim].clone();
+    if g.smallest(&size) < 1 {
+        return None;
+    }
+    let (taps, bound) = (*g.rng.choose(&[1, 2, 3, 4]), Known::exact(g.largest(&size) as f64));
+    let (flat, pairs) = (vec![Dim::constant(6 * taps)], vec![Dim::constant(6), Dim::constant(taps)]);
+    let spread = Op::Arange { start: Dim::constant(3), step: Dim::constant(5) };
+    let places = g.push(spread, &[], DType::I64, flat.clone(), Known::exact(128.0));
+    let modulus = g.push(Op::SizeOf { size }, &[], DType::I64, vec![], bound);
+    let wrapped = g.push(Op::Binary(BinaryOp::Remainder), &[places, modulus], DType::I64, flat, bound);
+    let index = g.push(Op::Reshape, &[wrapped], DType::I64, pairs, bound);
+    let weight = g.parameter(DType::F32, &[6, taps]);
+    let shape = [&ty.shape[..dim], &[Dim::constant(6)], &ty.shape[dim + 1..]].concat();
+    g.emit(Op::Interpolate { dim }, &[x, index, weight], ty.dtype, shape, known)
 }
 
 fn gather(g: &mut Generator) -> Option<ValueId> {

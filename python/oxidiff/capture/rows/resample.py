@@ -73,7 +73,7 @@ def _scales(cx: Lowering, x: T, scales: Sequence[Any] | None) -> list[float]:
     return [float(s) for s in scales]
 
 
-# -- linear and cubic: a matrix product per dimension ----------------------------------------------------------------------
+# -- linear and cubic: sums of two or four places, along one dimension after the other ------------------------------------
 
 
 @row("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
@@ -108,18 +108,16 @@ def _separable(cx: Lowering, x: T, align_corners: bool, scales: Sequence[float],
     out = cx.convert(x, wide)
     for i, scale in enumerate(scales):
         dim = 2 + i
-        matrix = _weights(cx, x.shape[dim], shape[dim], align_corners, scale, cubic, wide)
-        last = out.rank - 1
-        out = cx.transpose(out, dim, last)
-        out = cx.emit("matmul", (out, matrix), wide, (*out.shape[:-1], shape[dim]))
-        out = cx.transpose(out, dim, last)
+        index, weight = _taps(cx, x.shape[dim], shape[dim], align_corners, scale, cubic, wide)
+        sizes = (*out.shape[:dim], shape[dim], *out.shape[dim + 1 :])
+        out = cx.emit("interpolate", (out, index, weight), wide, sizes, dim=dim)
     return cx.convert(out, dtype)
 
 
-def _weights(
+def _taps(
     cx: Lowering, size: Size, out_size: Size, align_corners: bool, scale: float, cubic: bool, wide: torch.dtype
-) -> T:
-    """The [in, out] matrix of interpolation weights along one dimension."""
+) -> tuple[T, T]:
+    """``[out, taps]`` each: which places along a dimension make one of the result's, and by which weights."""
     sizes, outs = cx.scalar(size, torch.int64), cx.scalar(out_size, torch.int64)
     index = cx.arange(out_size, wide)
     if align_corners:
@@ -140,17 +138,15 @@ def _weights(
     below = cx.unary("floor", source)
     part = cx.binary("sub", source, below, wide)
     taps = _cubic_taps(cx, part, wide) if cubic else [(0, cx.binary("sub", cx.full(1, wide), part, wide)), (1, part)]
-    rows = cx.reshape(cx.arange(size, wide), (size, 1))
     last = cx.scalar(dim_of(size) - 1 if isinstance(size, Dim) else size - 1, torch.int64)
-    total: T | None = None
+    places, weights = [], []
     for offset, weight in taps:
         at = cx.binary("add", below, cx.full(offset, wide), wide)
         at = cx.binary("minimum", cx.binary("maximum", at, cx.full(0, wide), wide), last, wide)
-        hit = cx.binary("eq", rows, at, torch.bool)
-        term = cx.where(hit, weight, cx.full(0, wide), wide)
-        total = term if total is None else cx.binary("add", total, term, wide)
-    assert total is not None
-    return total
+        places.append(cx.reshape(cx.convert(at, torch.int64), (out_size, 1)))
+        weights.append(cx.reshape(weight, (out_size, 1)))
+    pairs = (out_size, len(taps))
+    return cx.emit("cat", places, torch.int64, pairs, dim=1), cx.emit("cat", weights, wide, pairs, dim=1)
 
 
 def _cubic_taps(cx: Lowering, t: T, wide: torch.dtype) -> list[tuple[int, T]]:
