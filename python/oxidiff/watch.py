@@ -25,7 +25,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from . import _native
 from .adapters import TensorState, adapter_class, base_of, tensor_state
-from .capture.classes import of_class
+from .capture.classes import held_by_member, of_class
 from .capture.signature import PLAIN, PLAIN_TENSORS
 from .capture.weights import OBJECTS_DEEP, is_count
 from .capture.writes import IS_HEAP_TYPE, is_plain_object, slots_of
@@ -238,7 +238,14 @@ class _Marks:
         if kind in PLAIN:
             return kind.__name__, repr(value)
         if isinstance(value, enum.Enum):
-            return self._mark(kind, 0), value.name
+            if not depth:
+                return self._mark(kind, 0), value.name
+            self._contents(value.__dict__, dict(value.__dict__))
+            return (
+                self._mark(kind, 0),
+                value.name,
+                [(k, self._mark(v, depth - 1)) for k, v in held_by_member(value).items()],
+            )
         if isinstance(value, tuple):
             return self._mark(kind, 0), [self._mark(item, depth) for item in value]
         if isinstance(value, Tensor):

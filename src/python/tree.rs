@@ -583,7 +583,7 @@ impl<'py> Scan<'py> {
                 self.tokens.tag(TEXT);
                 let name = value.getattr(intern!(self.py, "name"))?.repr()?;
                 self.tokens.bytes(name.to_string_lossy().as_bytes());
-                return Ok(());
+                return self.held_by_member(value, depth);
             }
             _ => {}
         }
@@ -624,6 +624,23 @@ impl<'py> Scan<'py> {
             }
             Kind::Object if depth > 0 => self.object(value, depth),
             _ => self.identity(value),
+        }
+    }
+
+    /// The value and the attributes of an enumeration's member, whatever its name.
+    fn held_by_member(&mut self, value: &Bound<'py, PyAny>, depth: u32) -> PyResult<()> {
+        if depth == 0 {
+            return Ok(());
+        }
+        if let Some(&number) = self.seen.get(&value.as_ptr().addr()) {
+            self.tokens.tag(SEEN);
+            self.tokens.word(number);
+            return Ok(());
+        }
+        self.note(value)?;
+        match self.own_table(value)? {
+            Some(table) => self.attributes_of(value, &table, depth),
+            None => Ok(()),
         }
     }
 

@@ -266,6 +266,16 @@ def test_globals_are_found_as_dis_finds_them(module: types.ModuleType) -> None:
 # --- what code of a program's own leads to ----------------------------------------------------------------------------
 
 _PACKAGE = {
+    "of_enum": """
+        import enum
+        class Mode(enum.Enum):
+            A = VALUE
+            B = {"k": VALUE}
+            def __init__(self, of):
+                self.doubled = 2 * of if isinstance(of, int) else 0
+        class Number(enum.IntEnum):
+            A = VALUE
+    """,
     "__init__": "TOP = VALUE",
     "settings": """
         import argparse, collections, functools, fractions, pathlib, types
@@ -332,6 +342,11 @@ _PACKAGE |= {
 }
 
 _LEADS = {
+    "the value of a member of an enumeration": ("from PACKAGE.of_enum import Mode", "Mode.A.value"),
+    "what is in such a value": ("from PACKAGE.of_enum import Mode", "Mode.B.value['k']"),
+    "an attribute of a member": ("from PACKAGE.of_enum import Mode", "Mode.A.doubled"),
+    "a member that is a number": ("from PACKAGE.of_enum import Number", "Number.A + 0"),
+    "a member by its name": ("from PACKAGE.of_enum import Mode", "Mode['A'].value"),
     "an attribute of a package": ("import PACKAGE", "PACKAGE.TOP"),
     "a module of a package": ("import PACKAGE.settings", "PACKAGE.settings.SCALE"),
     "a module two packages deep": ("import PACKAGE.inner.deep", "PACKAGE.inner.deep.get()"),

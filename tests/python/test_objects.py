@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -648,3 +650,54 @@ def test_a_pipeline_keeps_keys_of_pictures_of_any_size() -> None:
         assert report.captures == 2, "with the picture and without"
     assert {row["reason"] for row in report.fallbacks} == {"an argument has no elements"}, "no text, for the picture"
     assert report.eager_calls == 3
+
+
+class Preset(enum.Enum):
+    """Whose members hold more than their names."""
+
+    SOFT = {"gain": 0.5}  # noqa: RUF012 what is tested
+
+    def __init__(self, _: dict[str, float]) -> None:
+        self.bias = 1.0
+        self.gains = [1.0]
+
+
+_OF_PRESETS: dict[str, Callable[[Any, Any], float]] = {
+    "value of an attribute": lambda module, _: module.preset.value["gain"],
+    "attribute of an attribute": lambda module, _: module.preset.bias,
+    "list of an attribute": lambda module, _: module.preset.gains[0],
+    "value of a global": lambda module, _: Preset.SOFT.value["gain"],
+    "attribute of a global": lambda module, _: Preset.SOFT.bias,
+    "list of a global": lambda module, _: Preset.SOFT.gains[0],
+    "value of an argument": lambda module, preset: preset.value["gain"],
+    "attribute of an argument": lambda module, preset: preset.bias,
+}
+
+
+class Presets(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        # Or a change would be seen there.
+        self.preset = Preset.SOFT if what.endswith("an attribute") else None
+        self.what = _OF_PRESETS[what]
+
+    def forward(self, x: Tensor, preset: Preset | None) -> Tensor:
+        return self.linear(x) * self.what(self, preset)
+
+
+@pytest.mark.parametrize("what", _OF_PRESETS)
+@torch.no_grad()
+def test_what_members_of_enumerations_hold(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no more told by their names than what other objects hold."""
+    module = Presets(what).eval()
+    given = Preset.SOFT if what.endswith("an argument") else None
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    x = torch.randn(2, 4)
+    assert_close(compiled(x, given), module(x, given))
+    monkeypatch.setitem(Preset.SOFT.value, "gain", 0.7)
+    monkeypatch.setattr(Preset.SOFT, "bias", 0.3)
+    monkeypatch.setattr(Preset.SOFT, "gains", [0.2])
+    assert_close(compiled(x, given), module(x, given))
+    Preset.SOFT.gains[0] = 0.9
+    assert_close(compiled(x, given), module(x, given))

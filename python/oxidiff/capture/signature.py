@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..autocast import State, autocast_state
 from ..errors import CaptureError
+from .classes import held_by_member
 from .guards import plain
 from .members import are_taken_apart, has_members, is_settable, members_of, with_members
 
@@ -300,10 +301,12 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         if value.__dict__ and (attributes := attributes_of(value)):
             key.append(("attributes", *[text for _, text in attributes.values()]))
         tensors.append(value)
+    elif isinstance(value, enum.Enum):
+        key.append((value, text_of_member(value)))
     elif value is None or isinstance(value, (bool, str)):
         # `True == 1`, but a flag is not a number.
         key.append(value if not isinstance(value, bool) else ("flag", value))
-    elif isinstance(value, (int, float)) and not isinstance(value, enum.Enum):
+    elif isinstance(value, (int, float)):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise CaptureError("an integer of more than 64 bits is passed")
         if not math.isfinite(value):
@@ -320,7 +323,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         key.append((type(value), *value))
         for name in names:
             _take_apart(value[name], key, tensors, numbers)
-    elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)):
+    elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, type)):
         key.append(value)
     elif is_constant(value):
         key.append((type(value), repr(value)))
@@ -337,6 +340,31 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Classes of tensors that are no more than their memory."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 """Types of values whose text says all."""
+
+
+def text_of_member(member: enum.Enum) -> str:
+    """What a member of an enumeration holds: what a program computes of it, whatever its name, and may change.
+
+    Raises:
+        CaptureError: Something of it has no text that says all.
+    """
+    return _text_of(held_by_member(member), 4)
+
+
+def _text_of(value: Any, depth: int) -> str:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind in PLAIN or is_constant(value):
+        return f"{name} {value!r}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, enum.Enum):
+        return f"{name}.{value.name}"
+    if depth and kind in (list, tuple, dict, set, frozenset):
+        texts = [f"{_text_of(k, 0)}: {_text_of(v, depth - 1)}" for k, v in value.items()] if kind is dict else []
+        items = sorted if kind in (set, frozenset) else list
+        return f"{name} {texts or items(_text_of(item, depth - 1) for item in value)}"
+    raise CaptureError(f"a member of an enumeration is passed that holds a {name}")
 
 
 def attributes_of(tensor: Tensor) -> dict[str, tuple[Any, str]]:

@@ -46,6 +46,7 @@ from torch import Tensor
 from .. import _native
 from ..adapters import adapter_class, named_modules
 from ..ambient import ASKED
+from ..capture.classes import held_by_member
 from ..capture.signature import PLAIN_TENSORS
 from ..capture.stateful import ARRAYS, is_stateful, items_of
 from ..capture.weights import is_count
@@ -87,6 +88,8 @@ _NAMESPACES = frozenset((argparse.Namespace, types.SimpleNamespace))
 _OF_DATA = frozenset({"argparse", "builtins", "collections", "configparser", "functools", "numpy", "types"})
 """Modules of the platform whose objects at the top of a file may be what a program is configured by."""
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
+_HOLDING = (enum.Enum, list, tuple, dict, set, frozenset, deque)
+"""What is described by what is in it where code finds it under a name."""
 _DEPTH = 6
 _MAX_ITEMS = 4096
 _MAX_FUNCTIONS = 20_000
@@ -335,7 +338,12 @@ class _Tree:
                 self.code.note_text(value)
             return repr(value)
         if isinstance(value, enum.Enum):
-            return f"{self.code.reach_class(kind)}.{value.name}"
+            name = f"{self.code.reach_class(kind)}.{value.name}"
+            self.code.note_contents(value)
+            if not depth or id(value) in self._seen:
+                return name
+            self._seen[id(value)] = value
+            return f"{name}({self._inner(held_by_member(value), depth)})"
         if isinstance(value, _TORCH):
             return value.type if isinstance(value, torch.device) else str(value)
         if isinstance(value, Tensor):
@@ -715,6 +723,10 @@ class _Code:
                     self._methods(base, self._names | _specials(base))
             self._methods(cls, self._names | _specials(cls))
             self._named_by(cls, self._parts)
+            # Members are found by other means than their names: `Mode(2)`, `Mode["A"]`.
+            members: list[tuple[str, Any]] = list(cls.__members__.items()) if isinstance(cls, enum.EnumMeta) else []
+            for member, value in members[:_MAX_ITEMS]:
+                self._rows.setdefault(f"{name}.{member}", set()).add(self._found(value, _DEPTH))
             if _is_own(type(cls)):
                 # What is found in the class itself may be computed.
                 self.reach_class(type(cls))
@@ -1014,9 +1026,9 @@ class _Code:
             value = table[name]
             if isinstance(value, _FUNCTIONS):
                 self.reach_value(value)
-            elif not name.startswith("__") and (type(value) in _SCALARS or isinstance(value, enum.Enum)):
+            elif not name.startswith("__") and type(value) in _SCALARS:
                 self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self.tree.value(value, 1))
-            elif not name.startswith("__") and isinstance(value, list | tuple | dict | set | frozenset | deque):
+            elif not name.startswith("__") and isinstance(value, _HOLDING):
                 self._rows.setdefault(f"{_name(cls)}.{name}", set()).add(self._found(value, _DEPTH))
             elif not name.startswith("__") and _is_own(cls):
                 with _undescribed():
@@ -1169,9 +1181,9 @@ class _Code:
     def _outside(self, value: Any) -> str:
         """What code finds under a name outside of it."""
         kind = type(value)
-        if kind in _SCALARS or isinstance(value, (enum.Enum, *_TORCH)):
+        if kind in _SCALARS or isinstance(value, _TORCH):
             return self.tree.value(value, 1)
-        if isinstance(value, list | tuple | dict | set | frozenset | deque):
+        if isinstance(value, _HOLDING):
             return self._found(value, _DEPTH)
         if isinstance(value, type) and issubclass(value, BaseException):
             return _name(value)
