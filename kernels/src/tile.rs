@@ -13,7 +13,7 @@ use crate::dtype::DType;
 /// Most elements of one register.
 pub const TILE: usize = 1024;
 /// Most dimensions of an iteration space.
-pub const MAX_DIMS: usize = 6;
+pub const MAX_DIMS: usize = 8;
 /// Most registers of a program.
 pub const MAX_REGS: usize = 24;
 /// Most instructions of a program.

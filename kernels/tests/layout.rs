@@ -445,7 +445,7 @@ fn elements_are_picked_or_refused() {
             .collect();
         let mut out = vec![0u8; count * bytes];
         let space = Space::new(&sizes);
-        let mut strides = [src_strides[0], src_strides[1], src_strides[2], 0, 0, 0];
+        let mut strides = [src_strides[0], src_strides[1], src_strides[2], 0, 0, 0, 0, 0];
         strides[dim] = 0;
         let gather = Elements {
             space,

@@ -144,7 +144,7 @@ fn group_norm_applies_in_place() {
         let original = values(n * h * w * c, 3.0);
         let mut x = original.clone();
         let (mut scale, mut shift) = (vec![0f32; n * c], vec![0f32; n * c]);
-        let per_channel = [c as isize, 0, 0, 1, 0, 0];
+        let per_channel = [c as isize, 0, 0, 1, 0, 0, 0, 0];
         let loads = [
             Bound::contiguous(x.as_mut_ptr().cast(), &space),
             Bound { ptr: scale.as_mut_ptr().cast(), strides: per_channel },
@@ -211,7 +211,7 @@ fn row_norms_match_f64() {
                 let program = TileProgram { loads: vec![dtype, DType::F32], ..program.clone() };
                 let space = Space::new(&[rows, cols]);
                 let x = Bound::contiguous(bytes.as_mut_ptr(), &space);
-                let w = Bound { ptr: weight.as_mut_ptr().cast(), strides: [0, 1, 0, 0, 0, 0] };
+                let w = Bound { ptr: weight.as_mut_ptr().cast(), strides: [0, 1, 0, 0, 0, 0, 0, 0] };
                 let out = Bound::contiguous(y.as_mut_ptr().cast(), &space);
                 for isa in isas() {
                     let prepared = Prepared::new(&program, isa).unwrap();

@@ -525,8 +525,8 @@ fn results_past_the_caches_are_the_same() {
                 let all = Bound::contiguous(x.ptr_mut(), &space);
                 let loads = [
                     all,
-                    Bound { ptr: row.ptr_mut(), strides: [1, 0, 0, 0, 0, 0] },
-                    Bound { ptr: column.ptr_mut(), strides: [0, 1, 0, 0, 0, 0] },
+                    Bound { ptr: row.ptr_mut(), strides: [1, 0, 0, 0, 0, 0, 0, 0] },
+                    Bound { ptr: column.ptr_mut(), strides: [0, 1, 0, 0, 0, 0, 0, 0] },
                 ];
                 let out = if in_place { all } else { Bound::contiguous(y.ptr_mut(), &space) };
                 let bound = BoundProgram::bind(&prepared, &space, &loads, &[out], Some(cache));
@@ -597,8 +597,8 @@ fn what_needs_no_tiles_is_the_same() {
                         let all = Bound::contiguous(x.ptr_mut(), &space);
                         let loads = [
                             all,
-                            Bound { ptr: weight.ptr_mut(), strides: [cols as isize, 0, 1, 0, 0, 0] },
-                            Bound { ptr: bias.ptr_mut(), strides: [0, 0, 1, 0, 0, 0] },
+                            Bound { ptr: weight.ptr_mut(), strides: [cols as isize, 0, 1, 0, 0, 0, 0, 0] },
+                            Bound { ptr: bias.ptr_mut(), strides: [0, 0, 1, 0, 0, 0, 0, 0] },
                         ];
                         let out = if in_place { all } else { Bound::contiguous(y.ptr_mut(), &space) };
                         let cache = if past { 0 } else { usize::MAX };
@@ -642,7 +642,7 @@ fn what_is_not_quite_affine_goes_by_steps() {
     };
     let space = Space::new(&[64, 32]);
     let mut memory = Buffer::random(DType::F32, 64 * 32, 1);
-    let column = Bound { ptr: memory.ptr_mut(), strides: [0, 1, 0, 0, 0, 0] };
+    let column = Bound { ptr: memory.ptr_mut(), strides: [0, 1, 0, 0, 0, 0, 0, 0] };
     let full = Bound::contiguous(memory.ptr_mut(), &space);
     let has_columns = |program: &TileProgram, loads: &[Bound], stores: &[Bound]| {
         let prepared = Prepared::new(program, Isa::Portable).unwrap();
@@ -651,7 +651,7 @@ fn what_is_not_quite_affine_goes_by_steps() {
     let plain = affine(&|_| ());
     assert!(has_columns(&plain, &[full, column, column], &[full]));
     assert!(!has_columns(&plain, &[full, full, column], &[full]));
-    let strided = Bound { strides: [1, 64, 0, 0, 0, 0], ..full };
+    let strided = Bound { strides: [1, 64, 0, 0, 0, 0, 0, 0], ..full };
     assert!(!has_columns(&plain, &[strided, column, column], &[full]));
     let narrow = affine(&|p| p.stores[0] = DType::F16);
     assert!(!has_columns(&narrow, &[full, column, column], &[full]));

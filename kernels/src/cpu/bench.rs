@@ -275,7 +275,7 @@ fn start_group_norm(isa: Isa, dtype: DType, pixels: usize, channels: usize) -> R
         let vector = |of: &Buffer| ChannelVector { ptr: of.ptr(), dtype };
         let norm = GroupNorm { groups: 32, eps: 1e-5, gamma: vector(&gamma), beta: vector(&beta) };
         let (a, b) = (scale.ptr_mut(), shift.ptr_mut());
-        let strides = [stride, 0, 1, 0, 0, 0];
+        let strides = [stride, 0, 1, 0, 0, 0, 0, 0];
         let loads = [Bound::contiguous(x.ptr_mut(), &space), Bound { ptr: a, strides }, Bound { ptr: b, strides }];
         let stores = [Bound::contiguous(y.ptr_mut(), &space)];
         let pool = Pool::global();
@@ -318,7 +318,7 @@ fn start_layer_norm(isa: Isa, dtype: DType, rows: usize, cols: usize) -> Result<
     Ok(Box::new(move || {
         let space = Space::new(&[rows, cols]);
         let bound = Bound::contiguous(x.ptr_mut(), &space);
-        let [w, b] = [&mut weight, &mut bias].map(|v| Bound { ptr: v.ptr_mut(), strides: [0, 1, 0, 0, 0, 0] });
+        let [w, b] = [&mut weight, &mut bias].map(|v| Bound { ptr: v.ptr_mut(), strides: [0, 1, 0, 0, 0, 0, 0, 0] });
         let stores = [Bound::contiguous(y.ptr_mut(), &space)];
         let (pool, input) = (Pool::global(), RowInput { bound, dtype });
         // SAFETY: the buffers hold the space.

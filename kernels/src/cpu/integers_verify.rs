@@ -272,8 +272,8 @@ fn benches(isa: Isa, dtype: DType) -> Vec<Bench> {
             Ok(Box::new(move || {
                 let space = Space::new(&[rows, 2, cols]);
                 let loads = [
-                    Bound { ptr: x.bytes.as_mut_ptr(), strides: [cols as isize, 0, 1, 0, 0, 0] },
-                    Bound { ptr: by.bytes.as_mut_ptr(), strides: [0, 1, 0, 0, 0, 0] },
+                    Bound { ptr: x.bytes.as_mut_ptr(), strides: [cols as isize, 0, 1, 0, 0, 0, 0, 0] },
+                    Bound { ptr: by.bytes.as_mut_ptr(), strides: [0, 1, 0, 0, 0, 0, 0, 0] },
                 ];
                 let stores = [Bound::contiguous(y.bytes.as_mut_ptr(), &space)];
                 // SAFETY: the vectors hold the space at these strides.

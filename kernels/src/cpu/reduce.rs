@@ -84,8 +84,11 @@ pub unsafe fn reduce(pool: &Pool, isa: Isa, op: Reduction, r: &Reduce) -> Result
     let per_outer = if strips { inner.div_ceil(STRIP) } else { inner };
     let units = outer * per_outer;
     let tasks = tasks.min(units);
+    let lines_apart = float && ss[1] == 1 && !matches!(op, ArgMax | ArgMin);
     pool.run(tasks, |task, _| {
-        for unit in units * task / tasks..units * (task + 1) / tasks {
+        let mut unit = units * task / tasks;
+        let end = units * (task + 1) / tasks;
+        while unit < end {
             let (o, i) = ((unit / per_outer) as isize, unit % per_outer * if strips { STRIP } else { 1 });
             let p = src.at((o * ss[0] + i as isize * ss[2]) * size);
             let q = |i: usize| dst.at((o * ds[0] + i as isize * ds[1]) * to.size_bytes() as isize);
@@ -96,21 +99,36 @@ pub unsafe fn reduce(pool: &Pool, isa: Isa, op: Reduction, r: &Reduce) -> Result
                     let mut out = [0f64; STRIP];
                     strip(isa, op, from, p, n, ss[1], width, &mut out);
                     out[..width].iter().enumerate().for_each(|(j, x)| store_result(to, q(i + j), *x));
+                } else if lines_apart {
+                    let count = LINES.min(end - unit);
+                    let at = |unit: usize| ((unit / per_outer) as isize, (unit % per_outer) as isize);
+                    let (mut starts, mut out) = ([p.cast_const(); LINES], [0f64; LINES]);
+                    for (j, start) in starts[..count].iter_mut().enumerate() {
+                        let (o, i) = at(unit + j);
+                        *start = src.at((o * ss[0] + i * ss[2]) * size).cast_const();
+                    }
+                    lines(isa, op, from, &starts[..count], n, &mut out);
+                    for (j, x) in out[..count].iter().enumerate() {
+                        let (o, i) = at(unit + j);
+                        store_result(to, dst.at((o * ds[0] + i * ds[1]) * to.size_bytes() as isize), *x);
+                    }
+                    unit += count - 1;
                 } else if matches!(op, ArgMax | ArgMin) {
                     store_position(to, q(i), position(op == ArgMax, from, p, n, ss[1] * size));
-                } else if float && ss[1] == 1 {
-                    store_result(to, q(i), line(isa, op, from, p, n));
                 } else if matches!(from, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
                     store_result(to, q(i), scalar_real(op, from, p, n, ss[1] * size));
                 } else {
                     store_integer(op, to, q(i), from, p, n, ss[1] * size);
                 }
             }
+            unit += 1;
         }
     });
     Ok(())
 }
 
+/// Lines reduced by one call.
+const LINES: usize = 32;
 /// Columns reduced together.
 const STRIP: usize = 64;
 
@@ -266,14 +284,23 @@ unsafe fn position(max: bool, dtype: DType, p: *const u8, n: usize, stride: isiz
 }
 
 simd_dispatch! {
-    /// A contiguous line of a floating type.
-    unsafe fn line(op: Reduction, dtype: DType, x: *const u8, n: usize) -> f64 = line_body
+    /// Contiguous lines of a floating type.
+    unsafe fn lines(op: Reduction, dtype: DType, starts: &[*const u8], n: usize, out: &mut [f64; LINES]) = lines_body
 }
 
 #[inline(always)]
-unsafe fn line_body<S: Simd>(s: S, op: Reduction, dtype: DType, x: *const u8, n: usize) -> f64 {
-    // SAFETY: the caller's promise.
-    unsafe { with_element!(dtype, e => line_of(s, e, op, x, n), else f64::NAN) }
+unsafe fn lines_body<S: Simd>(
+    s: S,
+    op: Reduction,
+    dtype: DType,
+    starts: &[*const u8],
+    n: usize,
+    out: &mut [f64; LINES],
+) {
+    for (&start, out) in starts.iter().zip(out) {
+        // SAFETY: the caller's promise.
+        *out = unsafe { with_element!(dtype, e => line_of(s, e, op, start, n), else f64::NAN) };
+    }
 }
 
 /// One step of a reduction on vectors; the accumulator of `Any` and `All` holds 0 or 1.
@@ -291,10 +318,44 @@ fn vector_step<S: Simd>(s: S, op: Reduction, acc: S::F, x: S::F) -> S::F {
     }
 }
 
+/// What two results of [`vector_step`] are together.
+#[inline(always)]
+fn vector_join<S: Simd>(s: S, op: Reduction, a: S::F, b: S::F) -> S::F {
+    match op {
+        Reduction::SumSquares => s.add(a, b),
+        op => vector_step(s, op, a, b),
+    }
+}
+
+/// The same of two lanes, but for sums.
+#[inline(always)]
+fn lane_join(op: Reduction, a: f32, b: f32) -> f32 {
+    match op {
+        Reduction::Max => {
+            if a > b || a.is_nan() {
+                a
+            } else {
+                b
+            }
+        }
+        Reduction::Min => {
+            if a < b || a.is_nan() {
+                a
+            } else {
+                b
+            }
+        }
+        Reduction::Any => (a != 0.0 || b != 0.0) as u8 as f32,
+        Reduction::All => (a != 0.0 && b != 0.0) as u8 as f32,
+        _ => a * b,
+    }
+}
+
 #[inline(always)]
 unsafe fn line_of<S: Simd, E: Element>(s: S, e: E, op: Reduction, x: *const u8, n: usize) -> f64 {
     let (l, mut total, mut at) = (S::LANES, identity(op), 0);
     let start = s.splat(identity(op) as f32);
+    let is_sum = matches!(op, Reduction::Sum | Reduction::Mean | Reduction::SumSquares);
     let keep = |total: f64, x: f32| {
         let x = x as f64;
         // Partial results of squares are sums.
@@ -317,12 +378,21 @@ unsafe fn line_of<S: Simd, E: Element>(s: S, e: E, op: Reduction, x: *const u8, 
                 acc[0] = vector_step(s, op, acc[0], e.load(s, x, at));
                 at += l;
             }
-            let mut lanes = [0f32; 16];
-            let mut j = 0;
-            while j < 4 {
-                s.store(lanes.as_mut_ptr(), acc[j]);
-                total = lanes[..l].iter().fold(total, |t, &v| keep(t, v));
-                j += 1;
+            let pairs = [vector_join(s, op, acc[0], acc[1]), vector_join(s, op, acc[2], acc[3])];
+            let all = vector_join(s, op, pairs[0], pairs[1]);
+            if is_sum {
+                total += s.reduce_add(all) as f64;
+            } else {
+                let mut lanes = [0f32; 16];
+                s.store(lanes.as_mut_ptr(), all);
+                let mut half = l / 2;
+                while half > 0 {
+                    for j in 0..half {
+                        lanes[j] = lane_join(op, lanes[j], lanes[j + half]);
+                    }
+                    half /= 2;
+                }
+                total = keep(total, lanes[0]);
             }
         }
     }
@@ -373,28 +443,45 @@ unsafe fn strip_of<S: Simd, E: Element>(
     let l = S::LANES;
     out.fill(identity(op));
     let combine = if op == Reduction::SumSquares { Reduction::Sum } else { op };
+    let start = s.splat(identity(op) as f32);
     let mut row = 0;
     while row < n {
         let end = n.min(row + 64);
         let mut i = 0;
         while i < width {
-            let k = l.min(width - i);
-            let mut acc = s.splat(identity(op) as f32);
-            let mut lanes = [0f32; 16];
+            let k = (4 * l).min(width - i);
+            let mut acc = [start; 4];
+            let mut lanes = [0f32; 64];
             // SAFETY: rows below `n`, columns below `width`, by the caller's promise; LANES <= 16.
             unsafe {
                 for r in row..end {
                     let p = x.offset(r as isize * stride * E::SIZE as isize);
-                    let v = if k == l { e.load(s, p, i) } else { e.load_n(s, p, i, k) };
-                    acc = vector_step(s, op, acc, v);
+                    if k == 4 * l {
+                        acc[0] = vector_step(s, op, acc[0], e.load(s, p, i));
+                        acc[1] = vector_step(s, op, acc[1], e.load(s, p, i + l));
+                        acc[2] = vector_step(s, op, acc[2], e.load(s, p, i + 2 * l));
+                        acc[3] = vector_step(s, op, acc[3], e.load(s, p, i + 3 * l));
+                        continue;
+                    }
+                    let mut j = 0;
+                    while j * l < k {
+                        let (at, left) = (i + j * l, k - j * l);
+                        let v = if left >= l { e.load(s, p, at) } else { e.load_n(s, p, at, left) };
+                        acc[j] = vector_step(s, op, acc[j], v);
+                        j += 1;
+                    }
                 }
-                s.store(lanes.as_mut_ptr(), acc);
+                let mut j = 0;
+                while j < 4 {
+                    s.store(lanes.as_mut_ptr().add(j * l), acc[j]);
+                    j += 1;
+                }
             }
             for j in 0..k {
                 let total = out[i + j];
                 out[i + j] = if total.is_nan() { total } else { step(combine, total, lanes[j] as f64) };
             }
-            i += l;
+            i += 4 * l;
         }
         row = end;
     }

@@ -178,7 +178,7 @@ fn verify_group_norm(isa: Isa, dtype: DType) -> Result<(), String> {
         };
         let norm = GroupNorm { groups, eps: 1e-5, gamma: ChannelVector::NONE, beta: ChannelVector::NONE };
         let (a, b) = (scale.ptr_mut(), shift.ptr_mut());
-        let strides = [c as isize, 0, 1, 0, 0, 0];
+        let strides = [c as isize, 0, 1, 0, 0, 0, 0, 0];
         let loads = [Bound::contiguous(x.ptr_mut(), &space), Bound { ptr: a, strides }, Bound { ptr: b, strides }];
         let stores = [Bound::contiguous(y.ptr_mut(), &space)];
         // SAFETY: the buffers hold the images.
@@ -286,8 +286,8 @@ fn verify_tile(isa: Isa, dtype: DType) -> Result<(), String> {
         let (mut y, mut exact) = (Buffer::zeroed(dtype, n * h * c), Buffer::zeroed(dtype, n * h * c));
         let loads = [
             Bound::contiguous(x.ptr_mut(), &space),
-            Bound { ptr: row.ptr_mut(), strides: [0, 0, 1, 0, 0, 0] },
-            Bound { ptr: each.ptr_mut(), strides: [1, 0, 0, 0, 0, 0] },
+            Bound { ptr: row.ptr_mut(), strides: [0, 0, 1, 0, 0, 0, 0, 0] },
+            Bound { ptr: each.ptr_mut(), strides: [1, 0, 0, 0, 0, 0, 0, 0] },
         ];
         // SAFETY: the buffers hold the space at these strides.
         unsafe {

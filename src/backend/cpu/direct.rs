@@ -304,17 +304,23 @@ const fn reduction(op: ReduceOp) -> Reduction {
 
 pub(super) fn make_reduce(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
     let Some((Op::Reduce { op, dims, keepdim }, x, out)) = unary(maker)? else { return interpret::make(maker) };
-    let mut dims = dims.clone();
-    dims.sort_unstable();
     let rank = x.access.shape.len();
-    let (Some(&first), true) = (dims.first(), dims.windows(2).all(|d| d[1] == d[0] + 1)) else {
+    // Of one place there is nothing to reduce: such a dimension may lie between others or not.
+    let is_one = |d: usize| x.access.shape[d] == 1;
+    let wide = || dims.iter().copied().filter(|&d| !is_one(d));
+    let first = wide().min().or_else(|| dims.iter().copied().min());
+    let Some((first, last)) = first.zip(wide().max().or(first)).map(|(first, last)| (first, last + 1)) else {
         return interpret::make(maker);
     };
-    let last = first + dims.len();
-    let out_last = if *keepdim { last } else { first };
+    if !(first..last).all(|d| dims.contains(&d) || is_one(d)) {
+        return interpret::make(maker);
+    }
     let out_rank = out.access.shape.len();
+    // How many of the result's dimensions come before a dimension of the operand.
+    let before = |end: usize| end - if *keepdim { 0 } else { dims.iter().filter(|&&d| d < end).count() };
+    let (out_first, out_last) = (before(first), before(last));
     let source = (x.access.collapse(0, first), x.access.collapse(first, last), x.access.collapse(last, rank));
-    let target = (out.access.collapse(0, first), out.access.collapse(out_last, out_rank));
+    let target = (out.access.collapse(0, out_first), out.access.collapse(out_last, out_rank));
     let types = (kernel_type(x.access.dtype), kernel_type(out.access.dtype));
     let (Some(outer), Some(reduced), Some(inner)) = source else { return interpret::make(maker) };
     let ((Some(to_outer), Some(to_inner)), (Some(src_dtype), Some(dst_dtype))) = (target, types) else {

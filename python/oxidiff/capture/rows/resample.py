@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -217,8 +216,10 @@ def _pool(
     if is_by_taps:
         x = _padded(cx, x, paddings, behind, -math.inf)
         return _max_pool_by_taps(cx, x, kernels, strides, dilations)
-    if dtype.is_floating_point and (include or not any(paddings)) and math.prod(kernels) <= _FEW_TAPS:
-        return _avg_pool_by_taps(cx, _padded(cx, x, paddings, behind, 0.0), kernels, strides)
+    if dtype.is_floating_point and max(kernels) <= _FEW_TAPS:
+        padded = _padded(cx, x, paddings, behind, 0.0)
+        counted = None if include or not any(paddings) else paddings
+        return _avg_pool_by_taps(cx, padded, kernels, strides, x.shape[first:], counted)
     return cx.emit(
         op,
         (x,),
@@ -233,7 +234,8 @@ def _pool(
 
 
 _FEW_TAPS = 16
-"""A window of at most so many elements is a loop over strided views, which is a kernel with what is beside it."""
+"""A window of at most so many elements along each dimension is a loop over strided views for each, which is a kernel with
+what is beside it."""
 
 
 def _padded(cx: Lowering, x: T, before: list[int], behind: list[int], value: float) -> T:
@@ -246,20 +248,49 @@ def _padded(cx: Lowering, x: T, before: list[int], behind: list[int], value: flo
     return cx.emit("pad", (x,), x.dtype, sizes, before=first + before, value=value)
 
 
-def _avg_pool_by_taps(cx: Lowering, x: T, kernels: list[int], strides: list[int]) -> T:
-    """The sum of a slice for each place in the window."""
+def _avg_pool_by_taps(
+    cx: Lowering,
+    x: T,
+    kernels: Sequence[int],
+    strides: Sequence[int],
+    sizes: Sequence[Size] = (),
+    paddings: Sequence[int] | None = None,
+) -> T:
+    """The sum of a slice for each place in the window, along one dimension after the other.
+
+    Args:
+        cx: The lowering.
+        x: What is pooled, with its padding.
+        kernels: The window.
+        strides: Its steps.
+        sizes: What the last dimensions of ``x`` are without padding.
+        paddings: The padding before them, if it does not count.
+    """
     dtype, shape = cx.result()
     first = x.rank - len(kernels)
     wide = opmath(dtype)
-    total: T | None = None
-    for tap in itertools.product(*map(range, kernels)):
-        part = x
-        for i, at in enumerate(tap):
-            part = cx.slice(part, first + i, at, shape[first + i], strides[i])
-        part = cx.convert(part, wide)
-        total = part if total is None else cx.binary("add", total, part, wide)
-    assert total is not None
-    return cx.convert(cx.binary("div", total, cx.full(math.prod(kernels), wide), wide), dtype)
+    total = cx.convert(x, wide)
+    count = cx.full(1 if paddings is not None else math.prod(kernels), wide)
+    for i, (kernel, stride) in enumerate(zip(kernels, strides, strict=True)):
+        dim = first + i
+        taps = [cx.slice(total, dim, at, shape[dim], stride) for at in range(kernel)]
+        total = taps[0]
+        for tap in taps[1:]:
+            total = cx.binary("add", total, tap, wide)
+        if paddings is not None:
+            inside = _inside(cx, sizes[i], shape[dim], kernel, stride, paddings[i])
+            here = [shape[dim] if d == dim else 1 for d in range(x.rank)]
+            count = cx.binary("mul", count, cx.reshape(cx.convert(inside, wide), here), wide)
+    return cx.convert(cx.binary("div", total, count, wide), dtype)
+
+
+def _inside(cx: Lowering, size: Size, count: Size, kernel: int, stride: int, padding: int) -> T:
+    """``[count]``: how many places of each window along a dimension of so many are no padding."""
+    whole = torch.int64
+    begins = cx.binary("mul", cx.arange(count, whole), cx.full(stride, whole), whole)
+    begins = cx.binary("sub", begins, cx.full(padding, whole), whole)
+    ends = cx.binary("minimum", cx.binary("add", begins, cx.full(kernel, whole), whole), cx.scalar(size, whole), whole)
+    return cx.binary("sub", ends, cx.binary("maximum", begins, cx.full(0, whole), whole), whole)
 
 
 def _max_pool_by_taps(cx: Lowering, x: T, kernels: list[int], strides: list[int], dilations: list[int]) -> T:
@@ -311,7 +342,7 @@ def adaptive_avg_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> T:
         if value is None:
             return _adaptive(cx, x, first)
         kernel.append(value)
-    if math.prod(kernel) <= _FEW_TAPS:
+    if max(kernel) <= _FEW_TAPS:
         return _avg_pool_by_taps(cx, x, kernel, kernel)
     return cx.emit(
         "avg_pool", (x,), dtype, shape, first_dim=first, kernel=kernel, stride=kernel, padding=[0] * count,
