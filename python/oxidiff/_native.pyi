@@ -440,9 +440,11 @@ class Surroundings:
         it, if not all."""
     def is_changed(self) -> bool:
         """Whether something else is found now: another object that is no equal number or text."""
+    def changed(self, with_code: bool) -> list[str]:
+        """The names under which something else is found now, other than functions and classes unless `with_code`."""
     def forget_changed(self, with_code: bool, only: Sequence[str] | None = None) -> list[str]:
-        """The names under which something else is found now, other than functions and classes unless `with_code`, and of
-        those in files and classes `only` these. They are not looked at any more."""
+        """As `changed`, and of the names in files and classes `only` these. They are not looked at any more, by nobody who
+        has this object: modules of one structure share it."""
 
 @final
 class Watch:

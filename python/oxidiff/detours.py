@@ -124,7 +124,7 @@ class Detours:
         if (found := epoch.refusals.find(kind, at)) is None:
             return None
         entry, is_known = found
-        if not is_known and epoch.engine.is_outdated():
+        if not is_known and self._states.is_outdated(epoch):
             # What the code finds outside of the module is another thing now, and perhaps no obstacle.
             return None
         result = self.run(epoch, entry, args, kwargs)
@@ -277,7 +277,9 @@ class Detours:
                 def make(module: torch.nn.Module, report: Callable[[Error, str], None]) -> Dispatcher:
                     part = known.get(id(module))
                     if part is None:
-                        return make_part(module, report=report)
+                        part = make_part(module)
+                    if self._states.given_up is not None:
+                        part.states.expect_changes()
                     part.report = report
                     return part
 
@@ -345,6 +347,9 @@ class Detours:
                     self._writing = entry
             if replaced and self._have_most(entry.open_ids | replaced):
                 self._settle_stateful(entry, entry.open_ids | replaced)
+        elif isinstance(error, UnsupportedError) and str(error) == self._states.given_up:
+            # What changes outside is read in some submodules, mostly; others have programs.
+            entry.open_ids = frozenset((id(self._module),))
         elif entry.is_split:
             # Dynamo takes half a minute for what its own parts are captured in within a second.
             way = self._way_to(error)
@@ -389,8 +394,7 @@ class Detours:
         found to have a program has none."""
         if entry is not self._writing or epoch is None:
             return
-        if epoch.engine.surroundings is not None:
-            epoch.engine.surroundings.forget_changed(with_code=False)
+        self._states.is_blind = True
         self._states.forget()
 
     def leaves_state(self, epoch: Epoch, key: Key, leaves: Sequence[Leaf]) -> bool:

@@ -662,7 +662,7 @@ class Dispatcher:
     ) -> Ready:
         """As :meth:`_ready`; raises a :class:`ChangedError` if another thread changes the module meanwhile."""
         epoch = self.states.current()
-        if epoch.engine.is_outdated():
+        if self.states.is_outdated(epoch):
             # Nobody watches that before there is a program: an attempt before this one failed.
             epoch = self.states.leave_outdated(epoch)
             self.states.refresh(epoch)

@@ -41,6 +41,8 @@ MAX_EPOCHS = 64
 """States of a module that are known: the steps of a picture, where something in the module says which one it is."""
 MAX_CHANGES = 3
 """How often in a row another thread may change a module while it is captured or its weights are bound."""
+_OF_PARTS = 1.0
+"""How many changes outside of it a part bears, of a module that bore no more."""
 _MAX_RECOUNTED = 3
 _MAX_ROUNDS = 16
 """Looks at a module that is another one at each, until its call runs eager."""
@@ -70,6 +72,7 @@ class States:
         effective: The weights of LoRA layers.
         patience: Whether it pays to make programs for new states.
         given_up: What outside of the module changes too often to be followed, and that it does.
+        is_blind: Whether nobody looks for this module at what code finds outside of it: it has no program of the whole.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class States:
         self.effective = EffectiveWeights()
         self.patience = Patience(STATES)
         self.given_up: str | None = None
+        self.is_blind = False
         self._patience_outside = Patience(OUTSIDE)
         self._entered: Epoch | None = None
         """The epoch that is the current one, or was until its weights were to be bound anew."""
@@ -173,10 +177,12 @@ class States:
         """The epoch of the module after its code found something else outside of it."""
         self._patience_outside.spend(count_of(self._calls), captures=1)
         if self._patience_outside.is_out and epoch.engine.surroundings is not None:
-            names = ", ".join(epoch.engine.surroundings.forget_changed(with_code=True))
+            names = ", ".join(epoch.engine.surroundings.changed(with_code=True))
             self.given_up = (
                 f"{names} changes again and again outside of it; pass it as an argument, or keep it in an attribute"
             )
+            # Other modules of this structure may have programs, and look at the same.
+            self.is_blind = True
             self._epochs.clear()
             return self.enter(self.look())
         for fingerprint, one in list(self._epochs.items()):
@@ -191,9 +197,9 @@ class States:
         """Binds the weights as they are now, and watches them."""
         watch = None
         # A tensor in an attribute may have been replaced by another.
-        while watch is None or not watch.covers(epoch.engine.watched(), epoch.engine.surroundings):
+        while watch is None or not watch.covers(epoch.engine.watched(), self._outside_of(epoch)):
             # Watched first, bound then: what changes in between shows.
-            watch = Watch(epoch.structure, epoch.engine.watched(), epoch.engine.surroundings)
+            watch = Watch(epoch.structure, epoch.engine.watched(), self._outside_of(epoch))
             self.refresh(epoch, suspects)
         # Not before they are bound: until then the old one has other threads, and a call after an interrupt, look again.
         epoch.watch = watch
@@ -207,6 +213,18 @@ class States:
         epoch.engine.refresh(self._missed)
         self.epoch = epoch
         self._missed.clear()
+
+    def expect_changes(self) -> None:
+        """For a part of a module that gave up what changes outside of it: another one that finds the same does so soon."""
+        self._patience_outside = Patience(_OF_PARTS)
+
+    def _outside_of(self, epoch: Epoch) -> _native.Surroundings | None:
+        """What is watched of what the code of an epoch finds outside."""
+        return None if self.is_blind else epoch.engine.surroundings
+
+    def is_outdated(self, epoch: Epoch) -> bool:
+        """Whether the code of an epoch finds something else outside now, as far as anybody looks."""
+        return not self.is_blind and epoch.engine.is_outdated()
 
     def look(self) -> Structure:
         """What the module looks like now."""
@@ -238,7 +256,7 @@ class States:
             epoch = Epoch(engine)
         else:
             epoch.engine.structure = structure
-            epoch.watch = Watch(structure, epoch.engine.watched(), epoch.engine.surroundings)
+            epoch.watch = Watch(structure, epoch.engine.watched(), self._outside_of(epoch))
         self._epochs[structure.fingerprint.digest] = epoch
         self.regions = tuple(one for one in self.regions if one.is_within(structure))
         if self._entered is not None and self._entered is not epoch:
@@ -257,7 +275,7 @@ class States:
 
     def follow(self, epoch: Epoch) -> None:
         """Makes sure that the module is watched, and that it is as the engine knows it."""
-        while (bits := epoch.watch.poll()) or not epoch.watch.covers(epoch.engine.watched(), epoch.engine.surroundings):
+        while (bits := epoch.watch.poll()) or not epoch.watch.covers(epoch.engine.watched(), self._outside_of(epoch)):
             if bits:
                 structure = self.look()
                 if not structure.is_as(epoch.structure):
@@ -267,7 +285,7 @@ class States:
                 # A counter, or a warning that is given once: forward itself wrote it. What that does not write, another
                 # thread did.
                 epoch.engine.surroundings.forget_changed(with_code=False, only=epoch.engine.written_outside())
-                if epoch.engine.is_outdated():
+                if self.is_outdated(epoch):
                     self._suspect(epoch.engine.surroundings)
                     raise ChangedError(CHANGED)
             self._rebind(epoch, epoch.watch.changed_tensors())
@@ -279,10 +297,9 @@ class States:
             UnsupportedError: It was ``forward``, by way of ``globals()`` or the like: there is no other thread, or it is so
                 once more.
         """
-        if (self._is_suspected or threading.active_count() == 1) and (
-            names := surroundings.forget_changed(with_code=False)
-        ):
+        if (self._is_suspected or threading.active_count() == 1) and (names := surroundings.changed(with_code=False)):
             self.given_up = f"forward changes {', '.join(names)} outside of it, which later calls see"
+            self.is_blind = True
             raise UnsupportedError(self.given_up)
         self._is_suspected = True
 

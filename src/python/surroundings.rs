@@ -311,8 +311,26 @@ impl Surroundings {
         })
     }
 
-    /// The names under which something else is found now, other than functions and classes unless `with_code`, and of those in
-    /// files and classes `only` these. They are not looked at any more.
+    /// The names under which something else is found now, other than functions and classes unless `with_code`.
+    fn changed(&self, py: Python<'_>, with_code: bool) -> PyResult<Vec<String>> {
+        shielded("looking at what code finds", || {
+            let mut found = Vec::new();
+            let mut note = |name: String, is_code: bool, _: &AtomicBool| {
+                if with_code || !is_code {
+                    found.push(name);
+                }
+                true
+            };
+            self.each_changed_item(py, &mut note)?;
+            for table in &self.tables {
+                table.each_changed(py, &mut note)?;
+            }
+            Ok(found)
+        })
+    }
+
+    /// As `changed`, and of the names in files and classes `only` these. They are not looked at any more, by nobody who has this
+    /// object: modules of one structure share it.
     #[pyo3(signature = (with_code, only=None))]
     fn forget_changed(&self, py: Python<'_>, with_code: bool, only: Option<Vec<String>>) -> PyResult<Vec<String>> {
         shielded("looking at what code finds", || {

@@ -369,11 +369,69 @@ def test_what_changes_at_each_call_is_said_once(space: Any) -> None:
             space.FACTOR = float(i + 2)
             torch.testing.assert_close(compiled(torch.ones(3, 4)), module(torch.ones(3, 4)))
     (warning,) = [w for w in caught if "changes again and again" in str(w.message)]
-    assert "Net runs in eager PyTorch: FACTOR" in str(warning.message)
+    # What is inside of it and finds something else need not be.
+    assert "Net runs in one part with Python around it: FACTOR" in str(warning.message)
     assert warning.filename == __file__
     report = oxidiff.report(compiled)
-    assert report.captures < 20 and report.eager_calls > 20
+    assert report.captures < 20 and report.eager_calls == 0
     assert "FACTOR changes again and again" in report.fallbacks[-1]["reason"]
+
+
+_SCALE = 1.0
+
+
+class _Factored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * _SCALE
+
+
+@torch.no_grad()
+def test_a_module_that_is_given_up_leaves_others_of_its_kind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the same program, and look at the same."""
+    x = torch.ones(3, 4)
+    modules = [_Factored().eval() for _ in range(2)]
+    first, second = [oxidiff.compile(module, cache=False) for module in modules]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        for i in range(40):
+            monkeypatch.setattr(sys.modules[__name__], "_SCALE", float(i + 2))
+            torch.testing.assert_close(first(x), modules[0](x))
+            if oxidiff.report(first).fallbacks:
+                break
+            torch.testing.assert_close(second(x), modules[1](x))
+    assert oxidiff.report(first).fallbacks and not oxidiff.report(second).fallbacks, "the test itself"
+    torch.testing.assert_close(second(x), modules[1](x))
+
+
+class _Scaled(nn.Module):
+    """Of two layers, one of which is scaled by what changes outside of it."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.net = space.Net()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.first(x) + self.net(x)
+
+
+@torch.no_grad()
+def test_what_is_around_what_changes_outside_stays_compiled(space: Any) -> None:
+    module = _Scaled(space).eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    captures = []
+    for i in range(60):
+        space.FACTOR = float(i + 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+            torch.testing.assert_close(compiled(torch.ones(3, 4)), module(torch.ones(3, 4)))
+        captures.append(oxidiff.report(compiled).captures)
+    assert oxidiff.report(compiled).eager_calls == 0
+    assert captures[-1] == captures[30], "a part is captured for what another one finds"
 
 
 @torch.no_grad()
