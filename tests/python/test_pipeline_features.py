@@ -100,6 +100,10 @@ def _freeu(pipe: Any) -> None:
 FEATURES: dict[str, tuple[tuple[Change, ...], Change]] = {
     "tiling": ((_tile,), lambda pipe: pipe.vae.disable_tiling()),
     "slicing": ((lambda pipe: pipe.vae.enable_slicing(),), lambda pipe: pipe.vae.disable_slicing()),
+    "attention slicing": (
+        (lambda pipe: pipe.enable_attention_slicing("max"), lambda pipe: pipe.enable_attention_slicing()),
+        lambda pipe: pipe.disable_attention_slicing(),
+    ),
     "freeu": ((_freeu,), lambda pipe: pipe.disable_freeu()),
     "fused projections": (
         (lambda pipe: pipe.fuse_qkv_projections(),),

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..errors import CaptureError, chain_of, is_interrupt
 from ..hooks import cast_weights, casting
 from .signature import Number
+from .slices import unsliced
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -361,6 +362,7 @@ def _stand_ins_of(own: Any, set_own: Any, make: Any, hook: Any, pre_hook: Any, *
         recorder.path = paths.get(id(self), before)
         if "_diffusers_hook" in self.__dict__ and (dtype := casting(self)) is not None:
             self = cast_weights(self, dtype)
+        self = unsliced(self, args, kwargs)
         if (look := recorder.look_outside) is not None:
             look(before)
         # What `torch.compile` was applied to runs as it is: Dynamo would follow the trace itself into this package.

@@ -39,6 +39,7 @@ from .signature import (
     written,
 )
 from .sizes import Symbol, plan_sizes
+from .slices import unsliced_forward
 from .trace import trace
 from .weights import WeightIndex
 
@@ -231,7 +232,7 @@ class Trials:
             before = [(path, container, items_of(container)) for path, container in containers(bound)]
             args, kwargs = self.owner.binder.arguments(bound)
             copies = {id(container) for _, container, _ in before if has_members(container)}
-            result = target(*args, **kwargs)
+            result = unsliced_forward(target, args, kwargs)(*args, **kwargs)
             check_returned(result, copies)
             return written(result, before)
 
