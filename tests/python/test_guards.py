@@ -804,3 +804,32 @@ def test_so_it_is_in_a_file_of_its_own(function: Callable[[Tensor], Tensor]) -> 
     compiled = oxidiff.compile(Asks(function), strict=True, cache=False)
     for rows in (8, 5, 12, 7, 4, 16):
         assert torch.equal(compiled(torch.ones(rows, 3)), nets.counting(torch.ones(rows, 3))), rows
+
+
+class Squared(nn.Module):
+    """Takes the tokens of an image for those of a square, as models for depth do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 4, 8, 8)
+        self.out = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        batch, count, channels = tokens.shape
+        side = int(count**0.5)
+        return self.out(tokens.reshape(batch, side, side, channels).permute(0, 3, 1, 2).contiguous())
+
+
+@torch.no_grad()
+def test_roots_of_numbers_of_tokens_are_one_program() -> None:
+    module = Squared().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for batch, side in ((1, 32), (2, 32), (3, 64), (1, 96), (2, 40)):
+        x = torch.randn(batch, 3, side, side)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
+    # As many patches at sizes that are not divided: whether there is one program or more.
+    for height, width in ((33, 33), (39, 39), (38, 33), (71, 70), (70, 71)):
+        x = torch.randn(2, 3, height, width)
+        torch.testing.assert_close(compiled(x), module(x))

@@ -415,6 +415,30 @@ class Freeing(Solving):
         self.drop_area()
         return False
 
+    def tie_sides(self, base: Trace) -> bool:
+        """Lets the width of an image follow from its height, once, where a graph was found wrong at other sizes: what divides
+        the number of tokens by its root draws squares only, and is the same at sizes with as many tokens. Says whether the
+        program is the same then."""
+        sides = [s for s in self.plan.symbols if s.role == "spatial"]
+        if self.is_tied or len(sides) != 2 or sides[0].value != sides[1].value:
+            return False
+        self.is_tied = True
+        untied = self.plan
+        self.plan = untied.tied({sides[1].name: Dim.symbol(sides[0].name)})
+        if self.is_free(base, sides[:1]):
+            return True
+        self.plan = untied
+        return False
+
+    def fix_sides(self) -> bool:
+        """Makes the sides of images constants, if there are any and others are free."""
+        sides = [s for s in self.plan.symbols if s.role == "spatial"]
+        if len(sides) == len(self.plan.symbols):
+            return False
+        for symbol in sides:
+            self.fix(symbol)
+        return bool(sides)
+
     def fix_counters(self, base: Trace) -> None:
         """Fixes the integers in lists and dictionaries that the program writes into: they say where it is. In an object that
         it sets attributes of, a count may be one of these."""

@@ -56,7 +56,8 @@ class Session(Checking):
                 # Not that, or not that alone.
                 self.drop_area()
             elif not is_right:
-                self.fix_all()
+                if not (self.tie_sides(base) or self.fix_sides()):
+                    self.fix_all()
             elif not self.pad_sides(base, graph) and (not self.is_narrow or not self.pad_area(base)):
                 self.keep_order(graph)
                 self.bound_ints(graph)

@@ -135,6 +135,8 @@ class Trials:
         """Whether the tokens of an image were tried as padded ones."""
         self.is_edged = False
         """Whether the sides of an image were tried as padded ones."""
+        self.is_tied = False
+        """Whether the width of an image was tried as its height, once a graph was found wrong."""
         self.before_area: dict[str, tuple[Number, ...]] = {}
         """The values that were chosen before they were."""
         self.is_narrow = False
