@@ -1092,6 +1092,55 @@ def test_integers_and_flags_that_are_written_in_place():
         torch.testing.assert_close(compiled(x), function(x))
 
 
+WRITTEN_ROWS = {
+    "one row": lambda y, v: y.index_put_((torch.tensor([0]),), v),
+    "a list": lambda y, v: operator.setitem(y, [0], v),
+    "with one more dimension": lambda y, v: operator.setitem(y, [0], v[None]),
+    "of a part": lambda y, v: operator.setitem(y[1:], [0], v),
+    "two rows": lambda y, v: operator.setitem(y, [3, 1], v),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_ROWS)
+def test_rows_that_are_written_are_one_or_as_many(name):
+    """What is written is broadcast: on meta tensors nobody looks whether it can be."""
+
+    def function(x, v):
+        y = torch.zeros(4, x.shape[1], x.shape[2])
+        WRITTEN_ROWS[name](y, v)
+        return y + x.sum()
+
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for length in (5, 7, 9):
+        x = rand(1, length, 4)
+        torch.testing.assert_close(compiled(x, x), function(x, x))
+    assert oxidiff.report(compiled).captures == 1
+    x = rand(2, 5, 4)
+    if name == "two rows":
+        torch.testing.assert_close(compiled(x, x), function(x, x))
+    compiled = oxidiff.compile(function, cache=False)
+    x = rand(3, 5, 4)
+    with pytest.raises(RuntimeError, match="shape mismatch: value tensor"):
+        compiled(x, x)
+
+
+def test_legacy_constructors():
+    def function(x):
+        count = torch.IntTensor([4])
+        scale = torch.FloatTensor([0.5])[0] + torch.Tensor([1.0, 2.0])[1] + torch.DoubleTensor([0.1])
+        return x[:, : count[0]], x[:, count[0] :].sum() * torch.BoolTensor([True]) * scale, count * 2
+
+    def of_sizes(x):
+        return x[:, : torch.LongTensor([[x.shape[1] // 2]])[0, 0]] * torch.FloatTensor([0.5, x.shape[2]])[1]
+
+    for made in (function, of_sizes):
+        compiled = oxidiff.compile(made, cache=False, strict=True)
+        for size in ((2, 8, 5), (2, 10, 5), (3, 9, 5)):
+            x = rand(*size)
+            torch.testing.assert_close(compiled(x), made(x))
+        assert oxidiff.report(compiled).captures == 1 or made is of_sizes
+
+
 class Recurrent(nn.Module):
     def __init__(self, cls):
         super().__init__()

@@ -191,6 +191,17 @@ def attention(rng):
     return [query, key, value], {"enable_gqa": True} if shared > 1 else {}
 
 
+def grouped(rng):
+    dtype, groups, inner = rng.choice((*FLOATS, torch.float16)), rng.choice([1, 3]), rng.choice([4, 8, 16])
+    rows, columns = rng.choice([5, 16]), rng.choice([7, 8, 16])
+    is_matrix, is_one = rng.choice([(True, True), (True, False), (False, True), (False, False)])
+    a = tensor(rng, [rows, inner] if is_matrix else [groups, rows, inner], dtype)
+    b = tensor(rng, [inner, columns] if is_one else [groups, inner, columns], dtype)
+    # Where the last group ends: of rows, of columns, of what is summed.
+    end = inner if is_matrix and is_one else rows if is_matrix else columns
+    return [a, b, *([torch.tensor([*[0] * (groups - 1), end]).int()] if is_matrix or is_one else [])], {}
+
+
 def cat(rng):
     shape = shape_of(rng, rng.randint(1, 5))
     dim = rng.randrange(len(shape))
@@ -306,6 +317,7 @@ ARGUMENTS = {
     aten.upsample_bilinear2d.vec: upsample(False),
     aten.upsample_bicubic2d.vec: upsample(False),
     aten.scaled_dot_product_attention.default: attention,
+    aten._grouped_mm.default: grouped,
     **dict.fromkeys((aten.cat.default, aten.concat.default, aten.concatenate.default), cat),
     aten.stack.default: stack,
     aten.index.Tensor: index,

@@ -552,3 +552,30 @@ def test_what_an_op_of_a_library_does_is_done_though_nobody_needs_its_result() -
     for count in (8, 5):
         assert torch.equal(compiled(torch.ones(count, 3)), torch.full((count, 3), 2.0))
     assert seen == [8, 5]
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.weight = nn.Linear(16, 16), nn.Parameter(torch.randn(4, 8, 16) / 4)
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return torch.nn.functional.silu(torch._grouped_mm(self.scale(x), self.weight.transpose(1, 2), offs=ends))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_of_weights_that_eager_ops_read_are_not_copied(dtype: torch.dtype) -> None:
+    module = Experts().to(dtype).eval()
+    compiled: Any = oxidiff.compile(module)
+    for count in (9, 14):
+        x, ends = torch.randn(count, 16).to(dtype), torch.tensor([2, 2, 7, count], dtype=torch.int32)
+        assert_close(compiled(x, ends), module(x, ends))
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.eager_calls) == (1, 0)
+    assert {item["op"] for item in report.fallbacks} == {"aten._grouped_mm.default"}
+    steps = oxidiff.profile(compiled, x, ends).steps
+    assert {"aten.transpose.int", "aten._grouped_mm.default"} <= {s["step"] for s in steps if s["kernel"] == "eager"}
+    module.weight.mul_(-2)
+    assert_close(compiled(x, ends), module(x, ends))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -84,6 +84,7 @@ def _put(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     x, indices, values, *rest = args
     given = [(at, index) for at, index in enumerate(indices) if index is not None]
     is_in_place = func is aten.index_put_.default
+    _check_values(x, indices, values)
     if len(given) == 1 and not (rest and rest[0]) and not kwargs.get("accumulate"):
         at, mask = given[0]
         behind = x.dim() - at - mask.dim()
@@ -102,6 +103,43 @@ def _check_mask(x: Tensor, at: int, mask: Tensor) -> None:
     """As torch does for a mask as an index: nobody would look, once there are places for it."""
     if mask.shape != x.shape[at : at + mask.dim()]:
         raise IndexError(f"a mask of {list(mask.shape)} for {list(x.shape)}, from dimension {at} on")
+
+
+def _check_values(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
+    """As torch does for what is written by index, but on meta tensors: a size that has to be 1 there would seem free."""
+    places: list[int] = []
+    sizes: list[Sequence[int | None]] = []
+    at = 0
+    for index in indices:
+        if index is None:
+            at += 1
+        elif index.dtype in (torch.bool, torch.uint8):
+            # Where it holds is one index for each of its dimensions.
+            places += range(at, at + index.dim())
+            sizes.append((None,) * min(index.dim(), 1))
+            at += index.dim()
+        else:
+            places.append(at)
+            sizes.append(index.shape)
+            at += 1
+    rank = max(map(len, sizes), default=0)
+    chosen: list[int | None] = [1] * rank
+    for shape in sizes:
+        for i, size in enumerate(shape, rank - len(shape)):
+            chosen[i] = size if chosen[i] == 1 else chosen[i]
+    first = places[0] if places and places == list(range(places[0], places[0] + len(places))) else 0
+    kept = [size for i, size in enumerate(x.shape) if i not in places]
+    result = [*kept[:first], *chosen, *kept[first:]]
+    lead = values.dim() - len(result)
+    fits = all(
+        size == 1 or whole is None or size == whole
+        for size, whole in zip(values.shape[max(lead, 0) :], result[max(-lead, 0) :], strict=True)
+    )
+    if not fits or any(size != 1 for size in values.shape[: max(lead, 0)]):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
+            f"{result}"
+        )
 
 
 def _put_rows(rec: Recorder, func: Any, x: Tensor, at: int, mask: Tensor, values: Tensor) -> Tensor:
@@ -180,7 +218,9 @@ def _fresh_constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
     if x.numel() > MAX_CONSTANT or x.dtype.is_complex:
         rec.bind(x)
         return rec.weights.twin(x)
-    flat = x.flatten().tolist()
+    # Of a legacy constructor, of which no function of torch's is told.
+    with torch._C.DisableTorchFunction():
+        flat = x.flatten().tolist()
     if x.dim() and not x.dtype.is_floating_point and not any(flat):
         # As many zeros as the batch has items: a tensor whose size depends on the call, not data.
         twin = rec.emit(aten.zeros.default, (list(x.shape),), {"dtype": x.dtype})

@@ -307,6 +307,43 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | N
     return _empty(shape, x.dtype)
 
 
+def _grouped(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor | None:
+    """Products of groups of rows, or of columns, with a matrix each; torch's meta kernel knows those of GPUs alone."""
+    ranks = (a.dim(), b.dim())
+    count = b.shape[0] if ranks == (2, 3) else a.shape[0]
+    if a.dtype is not b.dtype or a.dtype not in _GROUPED or out_dtype not in (None, a.dtype) or bias is not None:
+        return None
+    if ranks not in ((2, 2), (2, 3), (3, 2), (3, 3)) or (offs is None) is not (ranks == (3, 3)):
+        return None
+    if a.shape[-1] != b.shape[-2] or not all(map(_is_aligned, (a, b))):
+        return None
+    if offs is None:
+        return _empty((count, a.shape[1], b.shape[2]), a.dtype) if count == b.shape[0] else None
+    if offs.dim() != 1 or offs.dtype is not torch.int32:
+        return None
+    if ranks == (2, 2):
+        return _empty((offs.shape[0], a.shape[0], b.shape[1]), a.dtype)
+    return _empty((a.shape[-2], b.shape[-1]), a.dtype) if offs.shape[0] == count else None
+
+
+def _is_aligned(matrix: Tensor) -> bool:
+    """Whether matrices lie as the kernels of groups take them: rows or columns side by side, and starts 16 bytes apart."""
+    shape, strides = matrix.shape, matrix.stride()
+    lines = [(line, at) for line, at in ((-2, -1), (-1, -2)) if strides[at] == 1 and strides[line] >= max(1, shape[at])]
+    return bool(lines) and strides[lines[0][0]] * matrix.itemsize % 16 == 0
+
+
+_GROUPED = frozenset({torch.float32, torch.float16, torch.bfloat16})
+if hasattr(aten, "_grouped_mm"):
+    _rule(aten._grouped_mm.default)(_grouped)
+
+
 @_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def _conv(
     x: Tensor,

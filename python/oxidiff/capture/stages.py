@@ -30,6 +30,10 @@ __all__ = ["IN_MEMORY", "EagerOp", "Stage", "cut", "run_op", "sources_of"]
 
 IN_MEMORY = frozenset((torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype))
 """Ops the results of which depend on how their operand lies in memory."""
+_VIEWS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("alias", "permute", "select", "slice", "t", "transpose", "unsqueeze")
+)
+"""Ops that are views of any tensor, however it lies."""
 _SOURCES = ("input", "weight", "constant", "extern")
 
 
@@ -103,6 +107,7 @@ def cut(graph: CapturedGraph, make_builder: Callable[[], GraphBuilder]) -> list[
         UnsupportedError: Nothing would be left for the compiler.
     """
     errors = _unknown(graph, make_builder())
+    _leave_views(graph, errors)
     _keep_foreign_inside(graph, errors)
     levels = _levels(graph, errors)
     needed = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
@@ -151,14 +156,35 @@ def _unknown(graph: CapturedGraph, builder: GraphBuilder) -> dict[int, Unsupport
     return errors
 
 
-def _keep_foreign_inside(graph: CapturedGraph, errors: dict[int, UnsupportedError]) -> None:
-    """Gives to eager PyTorch, too, what would take numbers that programs do not have from one part to another: complex ones
-    and floats of 8 bits."""
-    returned = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
+def _readers(graph: CapturedGraph) -> dict[int, list[int]]:
+    """The nodes that read each value."""
     readers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.nodes):
         for value in operands(node):
             readers.setdefault(value, []).append(index)
+    return readers
+
+
+def _leave_views(graph: CapturedGraph, errors: dict[int, UnsupportedError]) -> None:
+    """Gives to eager PyTorch, too, views of weights that nothing else reads: a program would copy them in each call."""
+    readers = _readers(graph)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        if index in errors or getattr(node.op, "overloadpacket", None) not in _VIEWS:
+            continue
+        maker = graph.nodes[graph.values[next(operands(node))].node]
+        while getattr(maker.op, "overloadpacket", None) in _VIEWS:
+            maker = graph.nodes[graph.values[next(operands(maker))].node]
+        mine = [reader for value in node.outputs for reader in readers.get(value, ())]
+        if maker.op in ("weight", "extern") and mine and all(reader in errors for reader in mine):
+            errors[index] = errors[mine[0]]
+
+
+def _keep_foreign_inside(graph: CapturedGraph, errors: dict[int, UnsupportedError]) -> None:
+    """Gives to eager PyTorch, too, what would take numbers that programs do not have from one part to another: complex ones
+    and floats of 8 bits."""
+    returned = {leaf.value for leaf in graph.outputs.leaves if leaf.value is not None}
+    readers = _readers(graph)
     foreign = [v for v, meta in enumerate(graph.values) if meta.dtype.is_complex or meta.dtype in FLOAT8]
     count = -1
     while count < len(errors):

@@ -108,6 +108,7 @@ def _put_at(cx: Lowering, x: T, dim: int, index: torch.Tensor, values: T) -> T:
     for at, place in enumerate(index.tolist()):
         source[place] = at
         is_written[place] = True
+    values = cx.reshape(values, values.shape[max(values.rank - x.rank, 0) :])
     values = cx.expand(cx.convert(values, x.dtype), (*x.shape[:dim], len(index), *x.shape[dim + 1 :]))
     spread = _index_select(cx, values, dim, cx.constant(source.tolist(), torch.int64, (size,)))
     mask_shape = (size, *([1] * (x.rank - dim - 1)))
