@@ -1011,6 +1011,65 @@ COMPOSITES = {
     "integers in front": lambda x: (
         torch.mul(3, (x * 3).long()) + torch.div(7, (x * 3).long().abs() + 1, rounding_mode="trunc")
     ),
+    **{
+        name: functools.partial(getattr(torch, name))
+        for name in ("asinh", "atan", "cosh", "sinh", "sinc", "frac", "arctan")
+    },
+    **{name: lambda x, name=name: getattr(torch, name)(x / 2) for name in ("acos", "asin", "atanh")},
+    "acosh": lambda x: torch.acosh(x.abs() * 2),
+    "of integers": lambda x: torch.atan((x * 3).long()) + torch.sinc((x * 3).int()),
+    "of large ones": lambda x: torch.stack([op(x * 1e18) for op in (torch.asinh, torch.acosh, torch.atan, torch.sinh)]),
+    "shrunk": lambda x: F.softshrink(torch.where(x > 1, torch.nan, x), 0.3) + F.hardshrink(x, 0.3),
+    "hypot": lambda x: torch.hypot(x, x.flip(0)) + torch.hypot(torch.where(x > 1, torch.inf, x * 0), x * 1e30),
+    "heaviside": lambda x: torch.heaviside(torch.where(x > 1, torch.nan, torch.where(x > 0, x * 0, x)), x.flip(0)),
+    "mse_loss": lambda x: F.mse_loss(x, x.flip(0), reduction="none") + F.mse_loss(x, x.flip(0)),
+    "vdot": lambda x: torch.vdot(x.flatten(), x.flip(0).flatten()),
+    "trace": lambda x: torch.trace(x[0, 0]) + torch.trace((x[0] * 9).long()[0]),
+    "count_nonzero": lambda x: (
+        torch.count_nonzero(x > 0, (1, 2)) + torch.count_nonzero(x, -2)[:, 0] + x.count_nonzero()
+    ),
+    "nansum": lambda x: torch.nansum(torch.where(x > 1, torch.nan, x), (0, -1), keepdim=True) + torch.nansum(x),
+    "nanmean": lambda x: torch.nanmean(torch.where(x > 1, torch.nan, x), -1),
+    "isclose": lambda x: torch.isclose(torch.where(x > 1, torch.nan, x), x, rtol=0.5, equal_nan=True),
+    "cross": lambda x: torch.cross(x[:, :3], x[:1, 1:], dim=1) + torch.linalg.cross(x[:, 1:], x[:, :3].flip(0), dim=-3),
+    "take": lambda x: torch.take(x, torch.tensor([[0, -1], [3, 2]])),
+    "diag_embed": lambda x: (
+        torch.diag_embed(x, 0, -1, 3) + torch.diag_embed(x[..., 1:], 1) + torch.diag_embed(x[..., 1:], -1)
+    ),
+    "dstack": lambda x: torch.dstack([x[0], x[1]]),
+    "affine_grid": lambda x: torch.stack(
+        [F.affine_grid(x[:, 0, :2, :3], x.shape, align_corners=corners) for corners in (True, False)]
+    ),
+    "bucketize": lambda x: torch.stack(
+        [
+            torch.bucketize(torch.where(x > 1, torch.nan, x.round()), torch.tensor([-1.0, 0, 1]), right=r)
+            for r in (False, True)
+        ]
+    ),
+    "searchsorted": lambda x: torch.searchsorted(torch.arange(-1.5, 1.5, 0.2), x, out_int32=True, side="right"),
+    "cumprod": lambda x: x[:, :, :5].cumprod(2),
+    "cumprod of integers": lambda x: (x * 3).long().cumprod(1) + (x > 0).cumprod(-3),
+    "cumprod of another type": lambda x: (x * 2)[:, :3].cumprod(1, dtype=torch.int32),
+    "cummax": lambda x: torch.stack(torch.cummax(torch.where(x > 1.9, torch.nan, x.round()), 1)),
+    "cummin": lambda x: torch.stack(torch.cummin((x * 3).long()[..., :6], -1)),
+    "windows": lambda x: x.unfold(-1, 3, 1).unfold(2, 2, 2) * 2,
+    "windows with steps": lambda x: x.unfold(1, 2, 2) + x.unfold(-3, 1, 2),
+    "diagonal": lambda x: x[..., :4, :5].diagonal(1, -2, -1) + x[..., :5, :5].diagonal(-1, 3, 2),
+    "diagonal of a square": lambda x: torch.linalg.diagonal(x @ x.mT),
+    "fold": lambda x: F.fold(F.unfold(x, 3, 2, 2), x.shape[2:], 3, 2, 2),
+    "fold side by side": lambda x: F.fold(F.unfold(x, 2, stride=2) * 2, x.shape[2:], 2, stride=2),
+    "fold of infinite ones": lambda x: F.fold(F.unfold(torch.where(x > 1.5, torch.inf, x), 3), x.shape[2:], 3),
+    "fold with steps": lambda x: F.fold(x.flatten(2)[..., :6], (5, 7), (1, 2), (1, 3), 0, (2, 2)),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(torch.where(x > 1.9, torch.nan, x), 1, return_indices=True)[
+        1
+    ],
+    "adaptive_max_pool2d of windows": lambda x: torch.stack(
+        [*F.adaptive_max_pool2d(x[..., :6, :6].round(), (2, 3), return_indices=True)]
+    ),
+    "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x[:, :, 0], 1),
+    "index_copy": lambda x: x.index_copy(1, torch.tensor([2, 0]), x[:, 1:3]),
+    "index_fill": lambda x: x.index_fill(1, torch.tensor([2, 0]), 3),
+    "in place": lambda x: (x * 1).atan_().frac_() + torch.sinh_(x * 1),
     "unfold": lambda x: F.unfold(x, 3, padding=1),
     "unfold with steps": lambda x: F.unfold(x, (2, 3), (2, 1), (0, 1), (2, 3)),
     "bilinear with antialias": lambda x: F.interpolate(x, (5, 7), mode="bilinear", antialias=True),
@@ -1029,8 +1088,86 @@ def test_ops_that_are_their_parts(name):
         x = image(*size)
         torch.testing.assert_close(compiled(x), function(x), equal_nan=True, rtol=1e-5, atol=1e-5)
     # Of some, sizes decide what the parts are, or are rounded.
-    is_one = name not in ("multi_dot", "unfold with steps", "a factor with antialias")
+    is_one = name not in ("multi_dot", "unfold with steps", "a factor with antialias", "trace")
     assert oxidiff.report(compiled).captures == 1 or not is_one
+
+
+ROUNDED_ONCE = ("sinh", "sinc", "shrunk", "mse_loss", "nansum", "cross", "cumprod", "fold")
+
+
+@pytest.mark.parametrize("name", ROUNDED_ONCE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_in_16_bits_are_rounded_once(name, dtype):
+    function = COMPOSITES[name]
+    x = image(*SIZES[0]).to(dtype)
+    got = oxidiff.compile(function, cache=False, strict=True)(x)
+    assert got.dtype is dtype
+    # That of doubles, of which several are added here.
+    torch.testing.assert_close(
+        got.double(), function(x.double()), rtol=4 * torch.finfo(dtype).eps, atol=1e-2, equal_nan=True
+    )
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("op", ["unfold", "diagonal"])
+def test_writing_into_windows_and_diagonals(op):
+    def function(x):
+        x = x * 1
+        (x.unfold(2, 2, 2) if op == "unfold" else x.diagonal(0, 2, 3)).mul_(2)
+        return x
+
+    x = image(*SIZES[0])
+    torch.testing.assert_close(oxidiff.compile(function, cache=False)(x), function(x))
+
+
+def tokens_of_images(batch, length, count, rows):
+    kinds = torch.zeros(batch, length, dtype=torch.long)
+    kinds.view(-1)[torch.randperm(batch * length)[:count]] = 9
+    return rand(batch, length, 8), kinds, rand(rows, 8)
+
+
+SCATTERED = {
+    "rows": lambda x, kinds, rows: x.masked_scatter((kinds == 9)[..., None], rows),
+    "of another shape": lambda x, kinds, rows: x.masked_scatter((kinds == 9)[..., None], rows.flatten()[None]),
+    "elements": lambda x, kinds, rows: x.masked_scatter((x > 0) & (kinds == 9)[..., None], rows),
+    "broadcast": lambda x, kinds, rows: x[:1].masked_scatter((kinds == 9)[..., None], rows),
+    "in place": lambda x, kinds, rows: (x * 1).masked_scatter_((kinds == 9)[..., None], rows),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_elements_scattered_where_a_mask_holds(name):
+    function = SCATTERED[name]
+    compiled = oxidiff.compile(function, cache=False, strict=True)
+    for sizes in ((2, 7, 5, 5), (3, 9, 8, 8), (2, 8, 0, 4), (2, 11, 4, 6), (4, 7, 20, 28)):
+        given = tokens_of_images(*sizes)
+        torch.testing.assert_close(compiled(*given), function(*given))
+    assert oxidiff.report(compiled).captures <= 2
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_too_few_elements_to_be_scattered():
+    function = SCATTERED["rows"]
+    compiled = oxidiff.compile(function, cache=False)
+    for first in ((2, 7, 5, 5), (2, 7, 5, 4)):
+        for sizes in (first, (2, 7, 6, 5), (3, 9, 4, 4), (2, 7, 0, 0), (2, 7, 1, 0)):
+            given = tokens_of_images(*sizes)
+            if sizes[2] > sizes[3]:
+                with pytest.raises(RuntimeError, match="Number of elements of source < number of ones in mask"):
+                    compiled(*given)
+            else:
+                torch.testing.assert_close(compiled(*given), function(*given))
+        compiled = oxidiff.compile(function, cache=False)
+
+
+def test_a_product_of_vectors_whose_dimension_is_found():
+    def function(x):
+        return torch.cross(x, x.flip(0) * 2 + 1)
+
+    compiled = oxidiff.compile(function, cache=False)
+    for batch in (2, 3, 4):
+        x = rand(batch, 3, 5)
+        torch.testing.assert_close(compiled(x), function(x))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])

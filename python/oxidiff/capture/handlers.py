@@ -54,6 +54,8 @@ def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if functional is None or not isinstance(target, Tensor):
         raise rec.error(f"{func} works in place in a way that is not supported", func)
     _check_target(rec, func, target)
+    if functional in COMPOSED:
+        return _written(rec, func, target, _composite(rec, functional, args, kwargs))
     return _written(rec, func, target, rec.emit(functional, args, kwargs))
 
 

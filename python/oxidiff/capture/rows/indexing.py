@@ -114,3 +114,30 @@ def _put_at(cx: Lowering, x: T, dim: int, index: torch.Tensor, values: T) -> T:
     mask_shape = (size, *([1] * (x.rank - dim - 1)))
     mask = cx.constant([float(written) for written in is_written.tolist()], torch.bool, mask_shape)
     return cx.where(mask, spread, x, x.dtype)
+
+
+def _known_places(cx: Lowering, x: T, dim: int) -> torch.Tensor:
+    """The indices of what is written along one dimension."""
+    index = cx.known_operand(2)
+    size = x.shape[dim] if x.rank else None
+    if index is None or index.dim() != 1 or not isinstance(size, int):
+        raise cx.unsupported("writing by index, other than at places that are the same in every call")
+    if not all(0 <= place < size for place in index.tolist()):
+        raise cx.unsupported("an index out of range, or from the end")
+    return index
+
+
+@row("index_copy.default")
+def index_copy(cx: Lowering, x: T, dim: int, index: T, source: T) -> T:
+    dim %= max(x.rank, 1)
+    return _put_at(cx, x, dim, _known_places(cx, x, dim), source)
+
+
+@row("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(cx: Lowering, x: T, dim: int, index: T, value: Any) -> T:
+    dim %= max(x.rank, 1)
+    places = set(_known_places(cx, x, dim).tolist())
+    size = cx.static(x.shape[dim], "the size of a dimension that is written to")
+    shape = (size, *([1] * (x.rank - dim - 1)))
+    mask = cx.constant([float(at in places) for at in range(size)], torch.bool, shape)
+    return cx.where(mask, cx.convert(cx.scalar(value, x.dtype), x.dtype), x, x.dtype)

@@ -126,6 +126,60 @@ def select(cx: Lowering, x: T, dim: int, index: Any) -> T:
     return cx.reshape(one, [s for i, s in enumerate(x.shape) if i != dim])
 
 
+@row("unfold.default")
+def unfold(cx: Lowering, x: T, dim: int, size: Any, step: Any) -> T:
+    """Windows along a dimension, which are the last one of the result."""
+    width, by = (cx.static(number, "a window's size or step") for number in (size, step))
+    if not x.rank or not width:
+        raise cx.unsupported("windows of a number, or in which nothing is")
+    dim %= x.rank
+    count = cx.result()[1][dim]
+    last = [d for d in range(x.rank + 1) if d != dim + 1] + [dim + 1]
+    lead, rest = x.shape[:dim], x.shape[dim + 1 :]
+    if width == by:
+        whole = cx.slice(x, dim, 0, dim_or_int(dim_of(count) * by))
+        return cx.permute(cx.reshape(whole, (*lead, count, width, *rest)), last)
+    blocks = -(-width // by)
+    if (width if by < _SHORT else blocks) > _MANY_PARTS:
+        raise cx.unsupported(f"windows of {width} elements in steps of {by}")
+    if by < _SHORT:
+        # Of each place in a window, all windows: long copies, where those of one window are short.
+        parts = [cx.reshape(cx.slice(x, dim, at, count, by), (*lead, 1, count, *rest)) for at in range(width)]
+        placed = cx.cat(parts, dim)
+        return cx.permute(placed, [d for d in range(x.rank + 1) if d != dim] + [dim])
+    # Of each window, blocks that are as long as a step.
+    short = blocks * by - width
+    used = cx.slice(x, dim, 0, dim_or_int(dim_of(count) * by + (width - by)))
+    if short:
+        shape = (*lead, dim_or_int(dim_of(used.shape[dim]) + short), *rest)
+        used = cx.emit("pad", (used,), x.dtype, shape, before=[0] * x.rank, value=0.0)
+    size = dim_or_int(dim_of(count) * by)
+    parts = [cx.reshape(cx.slice(used, dim, at * by, size), (*lead, count, by, *rest)) for at in range(blocks)]
+    return cx.permute(cx.slice(cx.cat(parts, dim + 1), dim + 1, 0, width), last)
+
+
+_SHORT = 8
+"""Steps of fewer elements are too short to be copied one by one."""
+_MANY_PARTS = 64
+"""Of more, no program is made."""
+
+
+@row("diagonal.default", "linalg_diagonal.default")
+def diagonal(cx: Lowering, x: T, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> T:
+    """Of a matrix as one row, places that are one more than its columns apart."""
+    if cx.node.op._schema.name == "aten::linalg_diagonal" and len(cx.node.args) < 3:
+        dim1, dim2 = (cx.node.kwargs.get(name, at) for name, at in (("dim1", -2), ("dim2", -1)))
+    rows, columns = dim1 % x.rank, dim2 % x.rank
+    x = cx.permute(x, [*(d for d in range(x.rank) if d not in (rows, columns)), rows, columns])
+    length, width = cx.result()[1][-1], x.shape[-1]
+    flat = cx.reshape(x, (*x.shape[:-2], dim_or_int(dim_of(x.shape[-2]) * width)))
+    offset = cx.static(offset, "which diagonal")
+    start = offset if offset >= 0 else dim_or_int(dim_of(width) * -offset)
+    index = cx.arange(length, torch.int64, start, dim_or_int(dim_of(width) + 1))
+    shape = (*x.shape[:-2], length)
+    return cx.emit("index_select", (flat, index), x.dtype, shape, dim=flat.rank - 1)
+
+
 @row("unbind.int")
 def unbind(cx: Lowering, x: T, dim: int = 0) -> list[T]:
     dim %= x.rank

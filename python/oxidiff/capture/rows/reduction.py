@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,6 +105,94 @@ def cumsum(cx: Lowering, x: T, dim: int, dtype: torch.dtype | None = None) -> T:
     result = cx.result()[0]
     x = cx.convert(x, result) if x.dtype.is_floating_point and not result.is_floating_point else x
     return cx.emit("cumsum", (x,), result, x.shape, dim=dim % x.rank) if x.rank else cx.convert(x, result)
+
+
+_LONG = 4096
+"""Elements from which on nothing is computed along them in steps of doubled length."""
+
+Running = Sequence[T]
+"""What a running result is made of."""
+
+
+def _running(cx: Lowering, parts: Running, dim: int, combined: Callable[[Running, Running], Running]) -> Running:
+    """A result for each place and those before it: of one, two, four, ... at a time. ``combined`` takes that of some places
+    and of those right behind them."""
+    size = parts[0].shape[dim]
+    if not isinstance(size, int) or not 0 < size <= _LONG:
+        raise cx.unsupported(
+            f"running products and extremes of {size} elements, other than a known number up to {_LONG}"
+        )
+    step = 1
+    while step < size:
+        before = [cx.slice(part, dim, 0, size - step) for part in parts]
+        behind = [cx.slice(part, dim, step, size - step) for part in parts]
+        found = combined(before, behind)
+        parts = [cx.cat([cx.slice(a, dim, 0, step), b], dim) for a, b in zip(parts, found, strict=True)]
+        step *= 2
+    return parts
+
+
+@row("cumprod.default")
+def cumprod(cx: Lowering, x: T, dim: int, dtype: torch.dtype | None = None) -> T:
+    result = cx.result()[0]
+    wide = opmath(result)
+    x = cx.convert(cx.convert(x, result), wide)
+    if not x.rank:
+        return cx.convert(x, result)
+    (found,) = _running(cx, [x], dim % x.rank, lambda a, b: [cx.binary("mul", a[0], b[0], wide)])
+    return cx.convert(found, result)
+
+
+@row("cummax.default", "cummin.default")
+def cumulative_extreme(cx: Lowering, x: T, dim: int) -> tuple[T, T]:
+    """With the place of the last of equals, as which all count that are no numbers."""
+    if not x.rank:
+        return x, cx.full(0, torch.int64)
+    if x.dtype is torch.bool:
+        raise cx.unsupported("running extremes of flags")
+    dim %= x.rank
+    is_farther = "ge" if cx.node.op._schema.name == "aten::cummax" else "le"
+
+    def later(before: Running, behind: Running) -> Running:
+        is_it = cx.binary(is_farther, behind[0], before[0], torch.bool)
+        if x.dtype.is_floating_point:
+            a, b = (cx.unary("isnan", part[0], torch.bool) for part in (before, behind))
+            is_it = cx.binary("logical_or", cx.where(a, cx.full(0, torch.bool), is_it, torch.bool), b, torch.bool)
+        return [cx.where(is_it, b, a, a.dtype) for a, b in zip(before, behind, strict=True)]
+
+    place = cx.reshape(cx.arange(x.shape[dim], torch.int64), [x.shape[dim] if d == dim else 1 for d in range(x.rank)])
+    values, places = _running(cx, [x, cx.expand(place, x.shape)], dim, later)
+    return values, places
+
+
+@row("bucketize.Tensor")
+def bucketize(cx: Lowering, x: T, edges: T, out_int32: bool = False, right: bool = False) -> T:
+    return _bucket(cx, x, edges, right)
+
+
+@row("searchsorted.Tensor")
+def searchsorted(
+    cx: Lowering, edges: T, x: T, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
+) -> T:
+    if sorter is not None:
+        raise cx.unsupported("a sorter")
+    return _bucket(cx, x, edges, right or side == "right")
+
+
+def _bucket(cx: Lowering, x: T, edges: T, right: bool) -> T:
+    """How many of sorted edges are below: behind all of them what is no number. Bits of that are found one by one."""
+    size, whole = edges.shape[-1], torch.int64
+    if edges.rank != 1 or not isinstance(size, int) or not size or torch.bool in (x.dtype, edges.dtype):
+        raise cx.unsupported(f"a search among {size} edges, other than a row of a known number")
+    found = cx.full(0, whole, x.shape)
+    for bit in range(size.bit_length() - 1, -1, -1):
+        more = cx.binary("add", found, cx.full(1 << bit, whole), whole)
+        last = cx.binary("sub", cx.binary("minimum", more, cx.full(size, whole), whole), cx.full(1, whole), whole)
+        edge = cx.emit("index_select", (edges, last), edges.dtype, x.shape, dim=0)
+        is_behind = cx.unary("logical_not", cx.binary("gt" if right else "ge", edge, x, torch.bool), torch.bool)
+        is_there = cx.binary("le", more, cx.full(size, whole), torch.bool)
+        found = cx.where(cx.binary("logical_and", is_behind, is_there, torch.bool), more, found, whole)
+    return found
 
 
 @row("softmax.int", "_softmax.default")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..dim import Dim, Size, dim_of, dim_or_int
+from ..dim import Dim, Size, dim_of, dim_or_int, product_of
 from ..graph import symbols_in
 from ..lowering import Lowering, T, opmath
 from .registry import row
@@ -348,6 +348,48 @@ def adaptive_avg_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> T:
         "avg_pool", (x,), dtype, shape, first_dim=first, kernel=kernel, stride=kernel, padding=[0] * count,
         count_include_pad=True,
     )  # fmt: skip
+
+
+@row("adaptive_max_pool1d.default", "adaptive_max_pool2d.default")
+def adaptive_max_pool(cx: Lowering, x: T, output_size: Sequence[Any]) -> tuple[T, T]:
+    """Largest elements of windows of one size, and where they are in their image."""
+    whole = torch.int64
+    first = x.rank - len(output_size)
+    sides, counts = x.shape[first:], cx.result()[1][first:]
+    windows = [_window(cx, have, want) for have, want in zip(sides, counts, strict=True)]
+    # The windows side by side, behind them what is in each.
+    parts = cx.reshape(x, (*x.shape[:first], *itertools.chain(*zip(counts, windows, strict=True))))
+    order = [*range(first), *range(first, parts.rank, 2), *range(first + 1, parts.rank, 2)]
+    each = cx.reshape(cx.permute(parts, order), (*x.shape[:first], *counts, product_of(windows)))
+    values = cx.reduce("amax", each, [-1], False, x.dtype)
+    # The last of those that are no numbers, else the first of equals.
+    none = cx.full(-1, whole)
+    odd = cx.where(cx.unary("isnan", each, torch.bool), cx.arange(each.shape[-1], whole), none, whole)
+    last = cx.reduce("amax", odd, [-1], False, whole)
+    is_odd = cx.binary("gt", last, none, torch.bool)
+    rest = cx.where(is_odd, last, cx.reduce("argmax", each, [-1], False, whole), whole)
+    stride: Size
+    place, stride = cx.full(0, whole), 1
+    for axis in range(len(counts) - 1, -1, -1):
+        width = cx.scalar(windows[axis], whole)
+        inside = cx.binary("remainder", rest, width, whole)
+        rest = cx.binary("floor_divide", rest, width, whole)
+        start = cx.arange(counts[axis], whole, 0, windows[axis])
+        start = cx.reshape(start, (counts[axis], *([1] * (len(counts) - 1 - axis))))
+        at = cx.binary("mul", cx.binary("add", inside, start, whole), cx.scalar(stride, whole), whole)
+        place = cx.binary("add", at, place, whole)
+        stride = dim_or_int(dim_of(stride) * sides[axis])
+    return values, place
+
+
+def _window(cx: Lowering, have: Size, want: Size) -> Size:
+    """How many places each of so many takes."""
+    if want == 1:
+        return have
+    width = dim_of(have).divide(want)
+    if width is None or width.as_int() is None:
+        raise cx.unsupported("windows of different sizes")
+    return dim_or_int(width)
 
 
 def _adaptive(cx: Lowering, x: T, first: int) -> T:
