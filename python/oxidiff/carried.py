@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .capture import SharedError, is_passable
-from .capture.following import at_end
+from .capture.following import at_end, is_tracing
 from .capture.rewritten import shared_part
 from .errors import Error, UnsupportedError
 from .hooks import Wrapped
@@ -45,6 +45,9 @@ class Carrying(nn.Module):
         places: Where it keeps something.
     """
 
+    passes_all = True
+    """For traces: whatever it changes is to be passed, too; nothing is set up by a first call."""
+
     def __init__(self, module: nn.Module, places: Sequence[Kept]) -> None:
         super().__init__()
         self.module = module
@@ -67,6 +70,7 @@ class Carrying(nn.Module):
         tables = _tables(self.module, self.places)
         for (table, name), value in zip(tables, kept, strict=True):
             table[name] = value
+        note_filled(self)
         result = self.module.forward(*args, **kwargs)
         values = tuple(itertools.starmap(_taken, tables))
         at_end(lambda: self._check_apart(tables, values, tree_leaves((result, kept, args, kwargs))))
@@ -75,11 +79,13 @@ class Carrying(nn.Module):
     def _check_apart(
         self, tables: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any], others: Sequence[Any]
     ) -> None:
-        at = shared_part(values, others)
+        gone = next((i for i, value in enumerate(values) if value is GONE), None)
+        at = shared_part(values, others) if gone is None else gone
         if at is not None:
             path, _, name = self.places[at]
-            what = f"keeps a part of what others have in the attribute {f'{path}.{name}' if path else name}"
-            error = SharedError(f"forward {what}; clone() it", module=f"{_PREFIX}.{path}" if path else _PREFIX)
+            place = f"the attribute {f'{path}.{name}' if path else name}"
+            what = f"keeps a part of what others have in {place}; clone() it" if gone is None else f"takes {place} away"
+            error = SharedError(f"forward {what}", module=f"{_PREFIX}.{path}" if path else _PREFIX)
             error.changed = [tables[at][0]]
             raise error
 
@@ -101,16 +107,33 @@ def _tables(module: nn.Module, places: Sequence[Kept]) -> list[tuple[dict[str, A
     return found
 
 
+class _Gone:
+    """Stands for what is in a dictionary no more: it was deleted, or is a parameter now."""
+
+
+GONE = _Gone()
+
+
 def _taken(table: dict[str, Any], name: str) -> Any:
-    value = table[name]
-    table[name] = None
+    value = table.get(name, GONE)
+    if value is not GONE:
+        table[name] = None
     return value
 
 
-def _put_back(tables: Sequence[tuple[dict[str, Any], str]], kept: Sequence[Any]) -> None:
-    """Fills attributes again after a call that failed. What `forward` had set by then stays, as it does in eager."""
-    for (table, name), value in zip(tables, kept, strict=True):
-        if table.get(name) is None:
+_filled = threading.local()
+
+
+def note_filled(carrying: Carrying) -> None:
+    """Notes that what is in the attributes from now on is what ``forward`` sets, if this is a call."""
+    ids: set[int] | None = getattr(_filled, "ids", None)
+    if ids is not None and not is_tracing():
+        ids.add(id(carrying))
+
+
+def _put(tables: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any]) -> None:
+    for (table, name), value in zip(tables, values, strict=True):
+        if value is not GONE:
             table[name] = value
 
 
@@ -121,17 +144,28 @@ class Carried:
         module: The module.
         places: Where it keeps something.
         make: Makes the dispatcher of what is captured: ``make(module, report=...)``.
+        turn: Held by whoever calls the module.
 
     Attributes:
         part: That dispatcher.
     """
 
-    def __init__(self, module: nn.Module, places: Sequence[Kept], make: Callable[..., Dispatcher]) -> None:
+    def __init__(
+        self, module: nn.Module, places: Sequence[Kept], make: Callable[..., Dispatcher], turn: threading.RLock
+    ) -> None:
         self._module = module
         self._places = tuple(places)
-        self._local = threading.local()
-        self._lock = threading.RLock()
-        self.part = make(Carrying(module, places), report=self._report)
+        self._local = local = threading.local()
+        self._turn = turn
+        self._carrying = Carrying(module, places)
+
+        def report(error: Error, what: str) -> None:
+            # A module goes with its last reference: nothing here refers to what refers to this.
+            own = getattr(error, "module", "").removeprefix(_PREFIX).removeprefix(".")
+            problem = UnsupportedError(str(error), module=own, op=getattr(error, "op", ""))
+            local.problems.append((problem, what))
+
+        self.part = make(self._carrying, report=report)
         self.part.name = type(module).__name__
 
     def fits(self) -> bool:
@@ -143,50 +177,54 @@ class Carried:
             except UnsupportedError:
                 return False
         try:
-            return all(is_passable(table[name]) for table, name in _tables(self._module, self._places))
+            with self._turn:
+                return all(is_passable(table[name]) for table, name in _tables(self._module, self._places))
         except KeyError:
             return False
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, list[tuple[Error, str]]]:
-        """The result of a call, whether it ran compiled, and what ran eager and why."""
-        with self._lock:
-            tables, kept = self._emptied()
-            outer = getattr(self._local, "problems", None)
-            problems = self._local.problems = []
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, bool, list[tuple[Error, str]]] | None:
+        """The result of a call, whether it ran compiled, and what ran eager and why; ``None`` if it has to run otherwise."""
+        with self._turn:
+            if not self.fits():
+                return None
+            tables = _tables(self._module, self._places)
+            kept = tuple([table[name] for table, name in tables])
+            outer = getattr(self._local, "problems", None), getattr(_filled, "ids", None)
+            problems: list[tuple[Error, str]] = []
+            # Those of what is around it belong to this call, too.
+            ids: set[int] = set() if outer[1] is None else outer[1]
+            ids.discard(id(self._carrying))
             try:
+                self._local.problems, _filled.ids = problems, ids
+                _put(tables, (None,) * len(tables))
                 result, values = self.part((kept, args, kwargs), {})
+                _put(tables, values)
             except BaseException:
-                _put_back(tables, kept)
+                # What `forward` had set by then stays, as it does in eager.
+                if id(self._carrying) not in ids:
+                    _put(tables, kept)
                 raise
             finally:
-                self._local.problems = outer
-            for (table, name), value in zip(tables, values, strict=True):
-                table[name] = value
+                self._local.problems, _filled.ids = outer
             return result, not any(what in EAGER for _, what in problems), problems
+
+    def reset(self, turn: threading.RLock) -> None:
+        """After a fork."""
+        self._turn = turn
 
     @contextmanager
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """A call as :attr:`part` knows it, for those who only look at it."""
-        with self._lock:
-            tables, kept = self._emptied()
+        with self._turn:
+            tables = _tables(self._module, self._places)
+            kept = tuple([table[name] for table, name in tables])
             try:
+                _put(tables, (None,) * len(tables))
                 yield (kept, args, kwargs), {}
             finally:
-                _put_back(tables, kept)
-
-    def _emptied(self) -> tuple[list[tuple[dict[str, Any], str]], tuple[Any, ...]]:
-        tables = _tables(self._module, self._places)
-        return tables, tuple(itertools.starmap(_taken, tables))
-
-    def reset_lock(self) -> None:
-        """After a fork: another thread of the parent may have held it."""
-        self._lock = threading.RLock()
-
-    def _report(self, error: Error, what: str) -> None:
-        path = getattr(error, "module", "")
-        own = path.removeprefix(_PREFIX).removeprefix(".")
-        problems = self._local.problems
-        problems.append((UnsupportedError(str(error), module=own, op=getattr(error, "op", "")), what))
+                _put(tables, kept)
 
 
 def kept_in(module: nn.Module, attributes: Sequence[tuple[dict[Any, Any], Any]]) -> list[Kept] | None:

@@ -12,6 +12,7 @@ lock.
 from __future__ import annotations
 
 import functools
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -65,6 +66,8 @@ class Detours:
     Attributes:
         waited: How many calls ran without a program because states of the module do not last.
         carried: What runs all calls, once they were seen to keep tensors in attributes.
+        turn: Held by calls of such a module: they take turns.
+        is_keeping: Whether calls were seen to keep tensors, so that those in eager PyTorch take turns, too.
     """
 
     def __init__(self, owner: Dispatcher) -> None:
@@ -75,6 +78,8 @@ class Detours:
         self._states: States = owner.states
         self.waited = 0
         self.carried: Carried | None = None
+        self.turn = threading.RLock()
+        self.is_keeping = False
         self._kept: set[tuple[str, Key]] = set()
         self._beside: dict[str, Eager] = {}
         """What is known of calls with arguments that no program takes, by why."""
@@ -189,7 +194,7 @@ class Detours:
         if places is None or self._depth() >= _MAX_CARRYING:
             return False
         options = self._options.replace(graph_file=None)
-        carried = Carried(self._module, places, self._maker(options))
+        carried = Carried(self._module, places, self._maker(options), self.turn)
         if not carried.fits():
             return False
         self.carried = carried
@@ -206,15 +211,17 @@ class Detours:
         """Whether calls are given what they keep."""
         return self.carried is not None and self.carried.fits()
 
-    def run_carried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a module that keeps something in attributes."""
-        assert self.carried is not None, "only where something is kept"
-        result, is_compiled, problems = self.carried(args, kwargs)
+    def run_carried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """Runs a call that is given what the module keeps: its result, in a tuple."""
+        done = None if self.carried is None else self.carried(args, kwargs)
+        if done is None:
+            return None
+        result, is_compiled, problems = done
         if not is_compiled:
             self._owner.count_eager()
         for problem, what in problems:
             self._owner.record(problem, what)
-        return result
+        return (result,)
 
     def run_beside(self, error: UnsupportedError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with an argument that no program takes, a function or an object of the caller's: its submodules are perhaps
@@ -329,6 +336,7 @@ class Detours:
     def entry_without_program(self, error: Error, key: Key) -> Eager:
         """What is known of calls after an attempt to capture one, with this key, failed."""
         entry = Eager(error)
+        self.is_keeping |= isinstance(error, LeftError) and bool(error.attributes)
         replaced = (
             frozenset(replaced_modules(self._module)) if entry.is_split or isinstance(error, LeftError) else frozenset()
         )
@@ -425,6 +433,12 @@ class Detours:
             known = self._restless = Eager(UnsupportedError(reason if known is None else known.reason))
             known.open_ids = open_ids
         return known
+
+    def reset_lock(self) -> None:
+        """After a fork: another thread of the parent may have held it."""
+        self.turn = threading.RLock()
+        if self.carried is not None:
+            self.carried.reset(self.turn)
 
     def forget(self) -> None:
         """After everything that was compiled was given back."""

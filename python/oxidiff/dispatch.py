@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -180,8 +180,10 @@ class Dispatcher:
         mode = self.obstacle or ambient_mode()
         if isinstance(mode, str):
             return self.fall_back(UnsupportedError(mode), args, kwargs)
-        if self.detours.carries() and id(kwargs) not in self._scaled:
-            return self.detours.run_carried(args, kwargs)
+        if self.detours.carried is not None and id(kwargs) not in self._scaled:
+            done = self.detours.run_carried(args, kwargs)
+            if done is not None:
+                return done[0]
         leaves: list[Leaf] = []
         try:
             key = (mode, key_of(args, kwargs, leaves))
@@ -370,7 +372,8 @@ class Dispatcher:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self.as_given(args, kwargs)
-        return self.forward()(*args, **kwargs)
+        with self.detours.turn if self.detours.is_keeping else nullcontext():
+            return self.forward()(*args, **kwargs)
 
     def as_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A running call as its caller made it: with numpy's numbers, and the factor for adapters."""
@@ -408,7 +411,9 @@ class Dispatcher:
             # An exception that `forward` itself raised is eager's to raise, or to do without.
             is_set_up = self.detours.may_be_set_up(error, key)
             if not is_set_up and id(kwargs) not in self._scaled and self.detours.carry(error):
-                return self.detours.run_carried(args, kwargs)
+                done = self.detours.run_carried(args, kwargs)
+                if done is not None:
+                    return done[0]
             is_for_now = is_set_up or isinstance(error, _PASSING) or error.__cause__ is not None
             if self.options.strict or is_for_now:
                 what = RUNS_EAGER_ONCE if is_set_up else RUNS_EAGER
@@ -972,8 +977,7 @@ class Dispatcher:
 
     def _reset_lock(self) -> None:
         self.states.reset_lock()
-        if self.detours.carried is not None:
-            self.detours.carried.reset_lock()
+        self.detours.reset_lock()
         self._pending.clear()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,12 +206,14 @@ def test_what_is_kept_is_as_in_eager(step: Callable[[Keeping, Tensor], Tensor]) 
     assert eager_calls == (calls if step in SHARED else 2 if step is keeps_every_second else 1)
 
 
+@pytest.mark.parametrize("sets", [False, True])
 @torch.no_grad()
-def test_what_an_exception_leaves() -> None:
+def test_what_an_exception_leaves(sets: bool) -> None:
     def step(module: Keeping, x: Tensor) -> Tensor:
         module.count += 1
         y = _added(module, x)
         if x.shape[1] == 3:
+            module.kept = None if sets else module.kept
             raise ValueError("three tokens")
         module.kept = y + 1
         return y
@@ -244,20 +248,68 @@ def test_calls_of_threads_take_turns() -> None:
 
     def run() -> None:
         try:
-            for _ in range(50):
-                compiled(torch.ones(1, 2, 8))
+            for i in range(50):
+                compiled(torch.ones(1, 2 + i % 5, 8) / (2 + i % 5))
         except BaseException as error:
             errors.append(error)
 
     for _ in range(2):
-        compiled(torch.ones(1, 2, 8))
+        compiled(torch.ones(1, 1, 8))
     threads = [threading.Thread(target=torch.no_grad()(run)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors
-    assert float(module.kept) == 16 * (2 + 4 * 50)
+    assert float(module.kept) == pytest.approx(8 * (2 + 4 * 50), rel=1e-5)
+
+
+def deletes(module: Keeping, x: Tensor) -> Tensor:
+    y = module.linear(x) + (module.kept.mean() if getattr(module, "kept", None) is not None else 0.0)
+    module.kept = x * 2
+    if x.shape[1] == 5:
+        del module.kept
+    return y
+
+
+def keeps_weight(module: Keeping, x: Tensor) -> Tensor:
+    y = _added(module, x)
+    module.kept = module.linear.weight if x.shape[1] == 5 else x * 2
+    return y
+
+
+@pytest.mark.parametrize("step", [deletes, keeps_weight])
+@torch.no_grad()
+def test_attributes_that_are_taken_away(step: Callable[[Keeping, Tensor], Tensor]) -> None:
+    eager = Keeping(step).eval()
+    module = copy.deepcopy(eager)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    # A parameter stays one: torch refuses to put a tensor there.
+    for tokens in (4, 4, 6, 4, 5) if step is keeps_weight else (4, 4, 6, 5, 4, 4, 5, 5, 6, 4):
+        x = torch.randn(2, tokens, 8)
+        assert_close(compiled(x), eager(x))
+        assert ("kept" in module.__dict__, "kept" in module._parameters) == (
+            "kept" in eager.__dict__,
+            "kept" in eager._parameters,
+        )
+        assert_close(getattr(module, "kept", None), getattr(eager, "kept", None))
+
+
+@torch.no_grad()
+def test_a_module_that_keeps_something_goes_with_its_last_reference() -> None:
+    module = Attention().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for _ in range(4):
+        compiled(torch.randn(2, 4, 16))
+    assert oxidiff.report(compiled).eager_calls == 1
+    gone = weakref.ref(module), weakref.ref(module.keys)
+    gc.collect()
+    gc.disable()
+    try:
+        del module, compiled
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 @torch.no_grad()

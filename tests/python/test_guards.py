@@ -833,3 +833,27 @@ def test_roots_of_numbers_of_tokens_are_one_program() -> None:
     for height, width in ((33, 33), (39, 39), (38, 33), (71, 70), (70, 71)):
         x = torch.randn(2, 3, height, width)
         torch.testing.assert_close(compiled(x), module(x))
+
+
+_STRUCTURES: list[Callable[[Tensor], Any]] = [
+    lambda y: [y],
+    lambda y: (y,),
+    lambda y: {"a": y},
+    lambda y: {"b": y},
+    lambda y: (y, None),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("structure", _STRUCTURES)
+def test_how_results_are_put_together_is_part_of_a_program(structure: Callable[[Tensor], Any]) -> None:
+    def function(x: Tensor) -> Any:
+        y = torch.relu(x)
+        return structure(y) if x.shape[1] == 5 else {"a": y}
+
+    compiled: Any = oxidiff.compile(function, strict=True, cache=False)
+    for count in (4, 7, 5, 6, 5, 4):
+        x = torch.randn(2, count)
+        found, expected = compiled(x), function(x)
+        assert type(found) is type(expected)
+        torch.testing.assert_close(found, expected)

@@ -416,9 +416,9 @@ class Freeing(Solving):
         return False
 
     def tie_sides(self, base: Trace) -> bool:
-        """Lets the width of an image follow from its height, once, where a graph was found wrong at other sizes: what divides
-        the number of tokens by its root draws squares only, and is the same at sizes with as many tokens. Says whether the
-        program is the same then."""
+        """Lets the width of an image follow from its height, once, where a graph was found wrong at other sizes: what takes
+        the root of a number of tokens for a side draws squares only, and is the same at sizes with as many tokens. Says
+        whether the program is the same then."""
         sides = [s for s in self.plan.symbols if s.role == "spatial"]
         if self.is_tied or len(sides) != 2 or sides[0].value != sides[1].value:
             return False

@@ -82,12 +82,16 @@ class LeftError(CaptureError):
         self.changed: list[Any] = [c.holder if isinstance(c, Content) else c.table for c in changes]
         self.is_outside = any(change.is_outside for change in changes)
         self.attributes: list[tuple[dict[Any, Any], Any]] = []
-        if leaks is None and all(isinstance(c, Change) and c.is_passable for c in changes):
-            if any(c.holds_tensor for c in changes):
-                self.attributes = [(c.table, c.name) for c in changes if isinstance(c, Change)]
+        if any(c.holds_tensor for c in changes):
+            self.pass_on(changes)
         if leaks is not None:
             self.changed += leaks.holders
             self.is_outside = self.is_outside or not leaks.holders
+
+    def pass_on(self, changes: Sequence[Change | Content]) -> None:
+        """Fills :attr:`attributes`, if nothing else is left."""
+        if self.leaks is None and all(isinstance(c, Change) and c.is_passable for c in changes):
+            self.attributes = [(c.table, c.name) for c in changes if isinstance(c, Change)]
 
 
 class KeptError(LeftError):

@@ -20,8 +20,8 @@ from .signature import Place
 from .weights import WeightSlot
 
 __all__ = [
-    "Again", "CLOSE", "FALSE", "FLOAT", "GRADIENTS", "INT", "Keyword", "MEMORY", "NONE", "OPEN", "STRIDES", "TRUE", "Trace",
-    "Trail", "WRITES", "first_of",
+    "Again", "CLOSE", "FALSE", "FLOAT", "GRADIENTS", "INT", "Keyword", "MEMORY", "NONE", "OPEN", "SPEC", "STRIDES", "TRUE",
+    "Trace", "Trail", "WRITES", "first_of",
 ]  # fmt: skip
 
 
@@ -58,6 +58,8 @@ class Again:
 
 
 WRITES = Keyword("writes")
+SPEC = Keyword("spec")
+"""How results are put together, as text."""
 
 STRIDES, MEMORY, GRADIENTS = 1, 2, 4
 """What a program may ask of an argument: its strides, where it starts in which memory, whether gradients lead to it. Some of

@@ -42,6 +42,7 @@ from .record import (
     INT,
     NONE,
     OPEN,
+    SPEC,
     TRUE,
     WRITES,
     Again,
@@ -590,6 +591,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tokens.append(leaf)
             else:
                 raise self.error(f"forward returns {type(leaf).__name__}")
+        # What is put together otherwise is another program, of whichever tensors.
+        tokens += (SPEC, _ADDRESS.sub("", repr(spec)))
         if places:
             tokens += (WRITES, repr(places))
         self.append("output", tuple(tokens), numbers, ())
@@ -645,4 +648,5 @@ _NEGATIONS = frozenset((aten.bitwise_not.default, aten.logical_not.default))
 _MAX_PRELUDE = 256
 """Ops that may lead to what is read."""
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _KEYWORDS: dict[str, Keyword] = {}

@@ -182,6 +182,11 @@ def _settled(
     # the parts of such a forward, loses what functions that are attributes write into variables around them.
     lasting = [c for c in changes if isinstance(c, Change) and not (c.is_item or c.is_sized or c.is_outside)]
     lasting = [c for c in lasting if not isinstance(c.table, Cells)]
+    if changes and weights.modules and getattr(type(weights.modules[0][1]), "passes_all", False):
+        # What is passed to it decides what it sets.
+        error = _kept(f"changes the attribute {changes[0].label}", changes, changes[0])
+        error.pass_on(changes)
+        raise error
     for change in changes:
         if change.holds_tensor:
             raise _kept(f"keeps a tensor in the attribute {change.label}", changes, change)
