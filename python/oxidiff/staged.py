@@ -19,6 +19,8 @@ from .capture.graph import draws, number_at, operands
 from .capture.lowering import DTYPES
 from .capture.signature import Number
 from .capture.stages import Stage, sources_of
+from .capture.trace import generator_states
+from .capture.unread import DRAW
 from .errors import UnsupportedError
 from .store import Row, Tuned
 
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "drawing_states", "passed_as"]
 
 
-def drawing_states() -> list[tuple[Callable[[Any], None], Any]]:
-    """PyTorch's generators, each as what sets its state and that."""
+def drawing_states(has_others: bool = True) -> list[tuple[Callable[[Any], None], Any]]:
+    """PyTorch's generators, each as what sets its state and that; also Python's and numpy's."""
     states: list[tuple[Callable[[Any], None], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    if has_others:
+        states += [(put, state) for _, _, put, state in generator_states()]
     return states
 
 
@@ -64,6 +68,7 @@ class Staged:
         self._device = device
         self.stages = list(zip(stages, variants, strict=True))
         self._draws = any(draws(op.node.op) for stage in stages for op in stage.eager)
+        self._draws_others = any(op.node.op is DRAW for stage in stages for op in stage.eager)
         self._sources = sources_of(graph, stages)
         self._weights: dict[int, Tensor] = {}
 
@@ -132,7 +137,7 @@ class Staged:
         """
         if not self._draws:
             return self._run(executables, arguments, numbers, point, steps)
-        states = drawing_states()
+        states = drawing_states(self._draws_others)
         try:
             return self._run(executables, arguments, numbers, point, steps)
         except BaseException:

@@ -7,6 +7,7 @@ import functools
 import gc
 import io
 import itertools
+import math
 import pickle
 import queue
 import random
@@ -1116,6 +1117,82 @@ def test_numbers_of_python_and_numpy_are_drawn_by_each_call(draw: Callable[[Tens
     if draw is coin:
         with pytest.raises(oxidiff.CaptureError, match="Python's random module"):
             oxidiff.compile(Does(draw), strict=True)(x)
+
+
+class Layered(nn.Module):
+    """Layers that are left out at random in training, as transformers' are."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__()
+        self.layers, self.draw = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            number = self.draw()
+            if self.training and number < 0.1:
+                continue
+            x = torch.tanh(layer(x))
+        return x
+
+
+UNREAD: dict[str, Callable[[], Any]] = {
+    "uniform": lambda: random.uniform(0, 1),
+    "random": lambda: random.random(),
+    "numpy's": lambda: np.random.uniform(0, 1),
+    "rand": lambda: np.random.rand(),
+    "both": lambda: (random.random(), np.random.uniform())[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("draw", UNREAD.values(), ids=UNREAD.keys())
+@torch.no_grad()
+def test_numbers_that_nobody_looks_at_are_drawn_beside_the_program(draw: Callable[[], Any]) -> None:
+    module = Layered(draw).eval()
+    compiled: Any = oxidiff.compile(module)
+    for size in (3, 5, 8):
+        ends = []
+        for function in (module, compiled):
+            random.seed(size)
+            np.random.seed(size)
+            ends.append((function(torch.ones(size, 8)), random.random(), np.random.rand()))
+        assert_close(ends[1][0], ends[0][0])
+        assert ends[0][1:] == ends[1][1:]
+    assert count(compiled) == (1, 0)
+    assert oxidiff.report(compiled).programs == 1
+
+
+def taken_back(x: Tensor) -> Tensor:
+    random.random()
+    state = random.getstate()
+    random.random()
+    random.setstate(state)
+    return x * 2
+
+
+LOOKING: dict[str, Callable[[Tensor], Any]] = {
+    "its class": lambda x: x * 2 if isinstance(random.random(), float) else x * 3,
+    "in C": lambda x: x * math.sin(random.random()),
+    "compared": lambda x: x * 2 if random.random() < 0.5 else x * 3,
+    "behind a number": lambda x: x * (1.0 - random.uniform(0, 1)),
+    "the largest": lambda x: x * max(0.5, random.random()),
+    "a tensor": lambda x: x + torch.full((1,), random.random()),
+    "among others": lambda x: x * 2 if random.random() in (1, 2) else x * 3,
+    "returned": lambda x: (x * 2, random.random()),
+    "in a list": lambda x: (x * 2, [random.random()]),
+    "taken back": taken_back,
+}
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("look", LOOKING.values(), ids=LOOKING.keys())
+@torch.no_grad()
+def test_numbers_that_are_looked_at_are_those_of_each_call(look: Callable[[Tensor], Any]) -> None:
+    results = []
+    for function in (Does(look), oxidiff.compile(Does(look))):
+        random.seed(3)
+        results.append([*(function(torch.ones(2)) for _ in range(4)), random.random()])
+    torch.testing.assert_close(results[0], results[1])
 
 
 @torch.no_grad()

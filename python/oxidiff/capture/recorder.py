@@ -52,6 +52,7 @@ from .record import (
     first_of,
 )
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
+from .unread import DRAW, Drawn
 from .weights import WeightIndex, WeightSlot
 
 __all__ = ["Reader", "Recorder"]
@@ -141,6 +142,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pending: tuple[Any, list[Any], list[int | float]] | None = None
         """The op of which the result is being found, with its tokens and numbers."""
         self.has_doubles = False
+        self.drawn = Drawn()
+        """What it draws from generators of Python and numpy and does not look at."""
         self._settled: set[tuple[int, tuple[int, ...]]] = set()
         """Storages and strides of what ``forward`` made contiguous: what it asks from then on is true of that."""
         self.held: Set[int] = frozenset()
@@ -566,6 +569,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, Written):
             places = result.places
             result = (result.result, result.values)
+        for generator, count in self.drawn.counts.items():
+            self.append(DRAW, (generator, INT), (count,), (torch.empty((), device=META_DEVICE),))
         leaves, spec = tree_flatten(result)
         if not _is_same(result, tree_unflatten(leaves, spec)):
             raise self.error("forward returns an object that torch's pytree does not make again as it was")

@@ -5,6 +5,7 @@ Invariant: whatever happens inside ``forward``, the module, its caches and the i
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import gc
@@ -38,10 +39,11 @@ from .pretence import (
 from .record import Trace
 from .recorder import Reader, Recorder
 from .rewritten import Rewritten
+from .unread import DRAW, NUMPYS, PYTHONS, drawn_and_unread, refusal
 from .weights import WeightIndex
 from .writes import Cells
 
-__all__ = ["trace"]
+__all__ = ["generator_states", "trace"]
 
 _C = torch._C
 
@@ -90,7 +92,7 @@ def trace(
             )
             settled = functools.partial(_settled, run, is_own, weights)
             # What it sets variables of contexts to goes with the context.
-            whole = functools.partial(_without_draws, settled) if weights.outer.may_draw else settled
+            whole = functools.partial(_without_draws, settled, weights) if weights.outer.may_draw else settled
             return contextvars.copy_context().run(whole)
         finally:
             if collecting:
@@ -109,30 +111,34 @@ def _asking(call: Callable[[], Any], is_grad_enabled: bool, is_inference: bool) 
         return call()
 
 
-def _without_draws(run: Callable[[], Trace]) -> Trace:
+def _without_draws(run: Callable[[], Trace], weights: WeightIndex) -> Trace:
     """A run in which nothing is drawn from the generators of Python and numpy: what it drew would be a constant.
 
-    They belong to all threads. What another one drew meanwhile is mostly not drawn in a second run as well.
+    They belong to all threads. What another one drew meanwhile is mostly not drawn in a second run as well. The last one
+    draws nothing: those before have shown that ``forward`` keeps nothing for later calls, among which numbers could be.
     """
-    first = before = _generators()
+    first = before = generator_states()
     try:
-        for _ in range(_DRAWN):
+        for at in range(_DRAWN):
+            weights.hides_draws = weights.hides_draws or at == _DRAWN - 1
             record = run()
-            after = _generators()
+            after = generator_states()
             known = {name: state for name, state, _, _ in before}
             # One that was imported meanwhile may have been made for this run.
             drawn = [name for name, state, _, _ in after if known.get(name, state) != state]
             if not drawn:
+                if at and any(node[0] is DRAW for node in record.nodes):
+                    # The program draws what those before drew.
+                    _put_back(first)
                 return record
             before = after
     except BaseException:
+        weights.hides_draws = False
         _put_back(first)
         raise
+    weights.hides_draws = False
     _put_back(first)
-    raise CaptureError(
-        f"forward draws numbers from the generator of {drawn[0]}, which a program would draw once for all calls; pass them "
-        "as arguments"
-    )
+    raise refusal(drawn[0])
 
 
 _DRAWN = 3
@@ -142,20 +148,20 @@ _Generator = tuple[str, Any, Callable[[Any], Any], Any]
 """Whose it is, its state in a form that can be compared, what sets it, and the state."""
 
 
-def _generators() -> list[_Generator]:
+def generator_states() -> list[_Generator]:
     """The generators that are nobody's own, as they are now."""
     state: Any = random.getstate()
-    found: list[_Generator] = [("Python's random module", state, random.setstate, state)]
+    found: list[_Generator] = [(PYTHONS, state, random.setstate, state)]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and hasattr(numpy, "get_state"):
         state = numpy.get_state()
-        found.append(("numpy.random", pickle.dumps(state), numpy.set_state, state))
+        found.append((NUMPYS, pickle.dumps(state), numpy.set_state, state))
     return found
 
 
 def _put_back(generators: Sequence[_Generator]) -> None:
     """Sets generators to what they were, if they are not: eager draws the numbers then that it would have drawn."""
-    now = {name: state for name, state, _, _ in _generators()}
+    now = {name: state for name, state, _, _ in generator_states()}
     for name, before, put, state in generators:
         if now.get(name) != before:
             put(state)
@@ -301,6 +307,7 @@ def _called(call: Callable[[], Any], inputs: list[tuple[Tensor, str]], recorder:
         following_lengths(spaces),
         following_functions(spaces),
         uncompiled(recorder.device),
+        drawn_and_unread(recorder) if recorder.weights.hides_draws else contextlib.nullcontext(),
         recorder,
         RealDevice(recorder),
     ):
@@ -316,6 +323,7 @@ def _finished(
     result = following_modules(recorder, functools.partial(_called, call, inputs, recorder))
     if recorder.failure is not None:
         raise recorder.failure
+    recorder.drawn.check()
     return recorder.finish(result if rewritten is None else rewritten.added_to(result))
 
 

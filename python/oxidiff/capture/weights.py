@@ -123,6 +123,8 @@ class WeightIndex:
 
     def __init__(self, root: torch.nn.Module | None, outer: Outer) -> None:
         self.outer = outer
+        self.hides_draws = False
+        """Whether traces draw no numbers of Python's and numpy's, since nobody looks at them; see ``unread``."""
         """What code may write outside of the module."""
         self.slots: dict[int, WeightSlot] = {}
         self.twins: dict[int, Tensor] = {}

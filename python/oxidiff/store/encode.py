@@ -388,7 +388,7 @@ def find_op(name: str) -> OpOverload:
     schema = op._schema
     takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
     # What draws random numbers may make them of nothing.
-    takes = takes or (op.namespace == "aten" and torch.Tag.nondeterministic_seeded in op.tags)
+    takes = takes or (op.namespace in ("aten", "oxidiff") and torch.Tag.nondeterministic_seeded in op.tags)
     gives = bool(schema.returns) and all("Tensor" in str(value.type) for value in schema.returns)
     check(takes and gives and not schema.is_mutable, f"{name} is not an op on tensors alone")
     return op
