@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import _native
 from .capture.members import are_taken_apart, has_members, members_of, with_members
-from .capture.signature import Double, attributes_of, dict_like, is_constant, text_of_member
+from .capture.signature import Double, attributes_of, dict_like, is_constant, key_text, text_of_member
 from .errors import CaptureError, is_interrupt
 
 __all__ = ["Leaf", "NotAKeyError", "classes_in", "key_of", "kind_of", "plain_numbers", "replace_leaves"]
@@ -88,7 +88,7 @@ def _list(value: Any, leaves: list[Leaf]) -> Any:
 def _dict(value: Any, leaves: list[Leaf]) -> Any:
     return (
         type(value),
-        tuple(value),
+        tuple(map(key_text, value)),
         *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value.values()],
     )
 
@@ -100,7 +100,7 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
     if isinstance(value, Tensor):
         raise NotAKeyError(f"a tensor of the subclass {kind.__name__}")
     if isinstance(value, enum.Enum):
-        return kind, value.name, _text_of_member(value)
+        return kind, value.name, text_of_member(value)
     if isinstance(value, type):
         hash(value)
         return kind, value
@@ -112,13 +112,6 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
     if isinstance(value, dict):
         return _dict(value, leaves)
     raise NotAKeyError(f"an argument of type {kind.__module__}.{kind.__qualname__}")
-
-
-def _text_of_member(member: enum.Enum) -> str:
-    try:
-        return text_of_member(member)
-    except CaptureError as error:
-        raise NotAKeyError(str(error)) from None
 
 
 def _object(value: Any, leaves: list[Leaf]) -> Any:

@@ -320,7 +320,7 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
     elif isinstance(value, dict):
         names = _names(value)
         # A program may go through it, so that its order is part of what the program is.
-        key.append((type(value), *value))
+        key.append((type(value), *map(key_text, value)))
         for name in names:
             _take_apart(value[name], key, tensors, numbers)
     elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, type)):
@@ -343,12 +343,16 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 
 
 def text_of_member(member: enum.Enum) -> str:
-    """What a member of an enumeration holds: what a program computes of it, whatever its name, and may change.
+    """What a member of an enumeration holds: what a program computes of it, whatever its name, and may change. Objects are
+    told by who they are."""
+    return _text_of(held_by_member(member), 8)
 
-    Raises:
-        CaptureError: Something of it has no text that says all.
-    """
-    return _text_of(held_by_member(member), 4)
+
+def key_text(name: Any) -> Any:
+    """A name in a dictionary that is passed, with what members of enumerations in it hold."""
+    if isinstance(name, enum.Enum):
+        return name, text_of_member(name)
+    return tuple(map(key_text, name)) if type(name) is tuple else name
 
 
 def _text_of(value: Any, depth: int) -> str:
@@ -364,7 +368,11 @@ def _text_of(value: Any, depth: int) -> str:
         texts = [f"{_text_of(k, 0)}: {_text_of(v, depth - 1)}" for k, v in value.items()] if kind is dict else []
         items = sorted if kind in (set, frozenset) else list
         return f"{name} {texts or items(_text_of(item, depth - 1) for item in value)}"
-    raise CaptureError(f"a member of an enumeration is passed that holds a {name}")
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType) and "<" not in value.__qualname__:
+        return f"{value.__module__}.{value.__qualname__}"
+    if depth and kind is functools.partial:
+        return f"{name} {_text_of((value.func, value.args, value.keywords), depth - 1)}"
+    return f"{name} {id(value)} {value._version if isinstance(value, Tensor) else ''}"
 
 
 def attributes_of(tensor: Tensor) -> dict[str, tuple[Any, str]]:
