@@ -348,3 +348,22 @@ def test_split_inference() -> None:
     assert unsliced(split, (), {**call, "encoder_hidden_states": random(4, 7, 6)}) is split
     net.transformer_blocks[0].attn1.set_processor(attention.PAGCFGIdentitySelfAttnProcessor2_0())
     assert unsliced(split, (), call) is split
+
+
+class Attention(nn.Module):
+    """Of the same name as diffusers', and called otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, *, scale: float) -> Tensor:
+        return self.linear(x) * scale
+
+
+@torch.no_grad()
+def test_classes_of_the_same_name_are_left() -> None:
+    module = Attention().eval()
+    compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(compiled(x=x, scale=2.0), module(x=x, scale=2.0))

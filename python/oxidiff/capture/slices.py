@@ -29,6 +29,9 @@ __all__ = ["unsliced", "unsliced_forward"]
 
 _ATTENTION = "diffusers.models.attention_processor"
 _BLOCKS = "diffusers.models.attention"
+_FRAMES = "diffusers.models.autoencoders.autoencoder_kl_mochi"
+_GATES = "diffusers.models.autoencoders.ltx2_diffusion_decoder"
+_SPLIT = "diffusers.pipelines.free_noise_utils"
 _WHOLE = sys.maxsize
 """The size of a part that is all there is: a slice that ends there ends nowhere."""
 
@@ -57,7 +60,8 @@ _Changes = dict[str, Any] | None
 def _making(module: nn.Module) -> Callable[..., _Changes] | None:
     """What may say which attributes are others where a module makes no parts; ``None`` of most modules."""
     is_chunked = module.__dict__.get("_chunk_size") is not None
-    return _of_block if is_chunked else _KNOWN.get(type(module).__qualname__)
+    kind = type(module)
+    return _of_block if is_chunked else _KNOWN.get((kind.__module__, kind.__qualname__))
 
 
 def _changed(module: nn.Module, changes: _Changes) -> nn.Module:
@@ -161,9 +165,7 @@ def _of_frames(norm: Any, *args: Any, **kwargs: Any) -> _Changes:
     """Of a norm of each frame, of some frames at a time."""
     layer = norm._modules.get("norm_layer")
     known = {"cat", "chunk_size", "flatten", "norm_layer", "permute", "size", "split", "torch", "unflatten"}
-    is_known = _is_code_of(
-        "diffusers.models.autoencoders.autoencoder_kl_mochi", type(norm), "forward", known, is_all=True
-    )
+    is_known = _is_code_of(_FRAMES, type(norm), "forward", known, is_all=True)
     if not is_known or type(layer) is not nn.GroupNorm or not _is_plain(layer) or not _is_size(norm.chunk_size):
         return None
     return {"chunk_size": _WHOLE}
@@ -185,9 +187,7 @@ def _of_gates(layer: Any, *args: Any, **kwargs: Any) -> _Changes:
         "torch",
         *parts,
     }
-    is_known = _is_code_of(
-        "diffusers.models.autoencoders.ltx2_diffusion_decoder", type(layer), "forward", known, is_all=True
-    )
+    is_known = _is_code_of(_GATES, type(layer), "forward", known, is_all=True)
     if not is_known or not all(_is_by_token(layer._modules[name]) for name in parts):
         return None
     return {"forward": functools.partial(_gated, layer)}
@@ -204,7 +204,7 @@ def _of_split(split: Any, *args: Any, **kwargs: Any) -> _Changes:
     """Of a module that is run on some items of a batch at a time."""
     inner, names = split._modules.get("module"), split.input_kwargs_to_split
     known = {"cat", "input_kwargs_to_split", "module", "split", "split_dim", "split_size"}
-    if not _is_code_of("diffusers.pipelines.free_noise_utils", type(split), "forward", known):
+    if not _is_code_of(_SPLIT, type(split), "forward", known):
         return None
     if split.split_dim != 0 or not _is_size(split.split_size) or inner is None or not _is_by_item(inner):
         return None
@@ -221,12 +221,13 @@ def _of_split(split: Any, *args: Any, **kwargs: Any) -> _Changes:
 # -- what is known -------------------------------------------------------------------------------------------------------
 
 
-_KNOWN: Mapping[str, Callable[..., _Changes]] = {
-    "Attention": _of_attention,
-    "LTX2VideoVaeSwiGLU": _of_gates,
-    "MochiChunkedGroupNorm3D": _of_frames,
-    "SplitInferenceModule": _of_split,
+_KNOWN: Mapping[tuple[str, str], Callable[..., _Changes]] = {
+    (_ATTENTION, "Attention"): _of_attention,
+    (_GATES, "LTX2VideoVaeSwiGLU"): _of_gates,
+    (_FRAMES, "MochiChunkedGroupNorm3D"): _of_frames,
+    (_SPLIT, "SplitInferenceModule"): _of_split,
 }
+"""By the module and the name of a class."""
 
 
 def _is_size(value: Any) -> bool:
