@@ -5,7 +5,7 @@ something behind at each call, so its ``forward`` by itself is no graph's. But t
 nothing: it is given what is in these attributes, and gives what is to be there next. So that is what is captured; around
 each run the attributes are emptied and filled again.
 
-Threads: one call at a time. What another thread finds in the attributes meanwhile is nothing.
+Threads: one call at a time, also in eager PyTorch. Who reads the attributes meanwhile finds nothing there.
 """
 
 from __future__ import annotations
@@ -71,12 +71,13 @@ class Carrying(nn.Module):
         for (table, name), value in zip(tables, kept, strict=True):
             table[name] = value
         note_filled(self)
-        result = self.module.forward(*args, **kwargs)
+        # Hooks of the module itself are run around this.
+        result = Wrapped(self.module).forward(*args, **kwargs)
         values = tuple(itertools.starmap(_taken, tables))
-        at_end(lambda: self._check_apart(tables, values, tree_leaves((result, kept, args, kwargs))))
+        at_end(lambda: self._check_kept(tables, values, tree_leaves((result, kept, args, kwargs))))
         return result, values
 
-    def _check_apart(
+    def _check_kept(
         self, tables: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any], others: Sequence[Any]
     ) -> None:
         gone = next((i for i, value in enumerate(values) if value is GONE), None)
@@ -178,7 +179,10 @@ class Carried:
                 return False
         try:
             with self._turn:
-                return all(is_passable(table[name]) for table, name in _tables(self._module, self._places))
+                tables = _tables(self._module, self._places)
+                # Two places are one where the module has a submodule twice by now.
+                is_apart = len({(id(table), name) for table, name in tables}) == len(tables)
+                return is_apart and all(is_passable(table[name]) for table, name in tables)
         except KeyError:
             return False
 

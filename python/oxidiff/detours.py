@@ -403,6 +403,8 @@ class Detours:
         if entry is not self._writing or epoch is None:
             return
         self._states.is_blind = True
+        # Nobody makes one either.
+        self._states.given_up = self._states.given_up or entry.reason
         self._states.forget()
 
     def leaves_state(self, epoch: Epoch, key: Key, leaves: Sequence[Leaf]) -> bool:

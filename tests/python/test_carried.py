@@ -15,6 +15,7 @@ import diffusers
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -329,6 +330,43 @@ def test_a_module_that_is_made_of_others_later() -> None:
         assert_close(compiled(x), eager(x))
         for mine, theirs in zip(module.layers, eager.layers, strict=True):
             assert_close(getattr(mine, "keys", None), getattr(theirs, "keys", None))
+
+
+class Doubling(ModelHook):  # type: ignore[misc]
+    """Runs around a module's ``forward``, as those that move weights do."""
+
+    def post_forward(self, module: nn.Module, output: Tensor) -> Tensor:
+        return output * 2
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("of_child", [False, True])
+@torch.no_grad()
+def test_hooks_run_once(of_child: bool) -> None:
+    eager = Layers().eval()
+    module = copy.deepcopy(eager)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for step in range(8):
+        if step == 4:
+            for one in (eager, module):
+                add_hook_to_module(one.layers[1] if of_child else one, Doubling())
+        x = torch.randn(2, 2, 16)
+        assert_close(compiled(x), eager(x))
+        assert_close(module.layers[1].keys, eager.layers[1].keys)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_there_twice_later() -> None:
+    eager = Layers().eval()
+    module = copy.deepcopy(eager)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for step in range(8):
+        if step == 4:
+            for one in (eager, module):
+                one.layers[1] = one.layers[0]
+        x = torch.randn(2, 2, 16)
+        assert_close(compiled(x), eager(x))
+        assert_close(module.layers[1].keys, eager.layers[1].keys)
 
 
 @torch.no_grad()

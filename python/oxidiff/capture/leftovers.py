@@ -24,7 +24,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..errors import CaptureError
 from .guards import plain
-from .signature import PLAIN
 from .stateful import fill_state, is_same_state, is_stateful, is_unseen, items_of, state_of
 from .weights import OBJECTS_DEEP, WeightIndex
 from .writes import (
@@ -158,10 +157,10 @@ class Change:
 
 
 def is_passable(value: Any) -> bool:
-    """Whether something is a tensor, a number, a name or nothing, or a tuple of these."""
+    """Whether something is a tensor, a number, a flag or nothing, or a tuple of these. Each text would be a program."""
     if type(value) is tuple:
         return all(map(is_passable, value))
-    return isinstance(value, Tensor) or type(value) in PLAIN
+    return isinstance(value, Tensor) or value is None or type(value) in (bool, int, float)
 
 
 @dataclass(slots=True)
