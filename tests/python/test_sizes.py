@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+import oxidiff
 from oxidiff.capture.dim import Dim
 from oxidiff.capture.sizes import (
     UNITS,
@@ -156,3 +160,17 @@ def test_sides_that_are_divided_by_three_are_not_halved() -> None:
     sides = [Symbol("h", "spatial", 0, 7), Symbol("w", "spatial", 1, 9)]
     assert halvings(sides, {"h": 6, "w": 2}) == set()
     assert halvings(sides, {"h": 1, "w": 4}) == {("w", 2), ("w", 4)}
+
+
+def test_a_side_that_is_halved_once_is_of_one_rest() -> None:
+    sides = [Symbol("h", "spatial", 0, 7), Symbol("w", "spatial", 1, 8)]
+    assert halvings(sides, {"h": 2, "w": 1}) == set()
+
+    def function(x: Tensor) -> Tensor:
+        return F.pad(F.pad(x, (0, 0, 1, 1))[:, :, 0:-1:2], (0, 0, 0, 1))
+
+    compiled: Any = oxidiff.compile(function, strict=True, cache=False)
+    for height, width in ((7, 5), (9, 6), (8, 5), (12, 9), (31, 4)):
+        x = torch.randn(1, 2, height, width)
+        assert torch.equal(compiled(x), function(x))
+    assert oxidiff.report(compiled).captures <= 2

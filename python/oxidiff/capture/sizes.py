@@ -1153,7 +1153,8 @@ def halvings(sides: Sequence[Symbol], moduli: Mapping[str, int]) -> set[tuple[st
     call. Those of which all are whole are told apart from others by what programs do with them: they upsample by two."""
     units = {s.name: moduli[s.name] for s in sides}
     is_whole = all(int(s.value) % units[s.name] == 0 for s in sides)
-    if is_whole or any(unit.bit_count() > 1 for unit in units.values()):
+    # Where one side is halved once, all others have the same rest.
+    if is_whole or prod(units.values()) <= 2 or any(unit.bit_count() > 1 for unit in units.values()):
         return set()
     return {(name, 1 << k) for name, unit in units.items() for k in range(1, unit.bit_length())}
 
