@@ -631,7 +631,7 @@ VIDEOS: tuple[Family, ...] = (
         _animate,
         ((2, 12, 20),),
         batches=(1,),
-        fallbacks=("diag_embed", "linalg_qr"),
+        fallbacks=("linalg_qr",),
         captures_by_size=True,
         programs_by_size=True,
     ),
