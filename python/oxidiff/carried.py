@@ -34,6 +34,9 @@ __all__ = ["Carried", "Carrying", "Kept", "kept_in"]
 Kept = tuple[str, bool, str]
 """The path of a module, whether it is a buffer there, and the name of an attribute."""
 
+Table = tuple[dict[str, Any], str]
+"""The dictionary that has an attribute, and its name there."""
+
 _PREFIX = "module"
 
 
@@ -77,9 +80,7 @@ class Carrying(nn.Module):
         at_end(lambda: self._check_kept(tables, values, tree_leaves((result, kept, args, kwargs))))
         return result, values
 
-    def _check_kept(
-        self, tables: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any], others: Sequence[Any]
-    ) -> None:
+    def _check_kept(self, tables: Sequence[Table], values: Sequence[Any], others: Sequence[Any]) -> None:
         gone = next((i for i, value in enumerate(values) if value is GONE), None)
         at = shared_part(values, others) if gone is None else gone
         if at is not None:
@@ -91,7 +92,7 @@ class Carrying(nn.Module):
             raise error
 
 
-def _tables(module: nn.Module, places: Sequence[Kept]) -> list[tuple[dict[str, Any], str]]:
+def _tables(module: nn.Module, places: Sequence[Kept]) -> list[Table]:
     """The dictionaries that have the attributes, and their names there.
 
     Raises:
@@ -132,7 +133,7 @@ def note_filled(carrying: Carrying) -> None:
         ids.add(id(carrying))
 
 
-def _put(tables: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any]) -> None:
+def _put(tables: Sequence[Table], values: Sequence[Any]) -> None:
     for (table, name), value in zip(tables, values, strict=True):
         if value is not GONE:
             table[name] = value
@@ -171,30 +172,31 @@ class Carried:
 
     def fits(self) -> bool:
         """Whether it is the module's own ``forward`` that is called, and what it keeps can be passed."""
-        if "forward" in self._module.__dict__:
-            try:
-                if not Wrapped(self._module).is_own:
-                    return False
-            except UnsupportedError:
-                return False
+        with self._turn:
+            return self._found() is not None
+
+    def _found(self) -> tuple[list[Table], tuple[Any, ...]] | None:
+        """Where it keeps what, and that; ``None`` if it does not fit. Called by who holds the turn."""
         try:
-            with self._turn:
-                tables = _tables(self._module, self._places)
-                # Two places are one where the module has a submodule twice by now.
-                is_apart = len({(id(table), name) for table, name in tables}) == len(tables)
-                return is_apart and all(is_passable(table[name]) for table, name in tables)
-        except KeyError:
-            return False
+            if "forward" in self._module.__dict__ and not Wrapped(self._module).is_own:
+                return None
+            tables = _tables(self._module, self._places)
+            kept = tuple([table[name] for table, name in tables])
+        except (UnsupportedError, KeyError):
+            return None
+        # Two places are one where the module has a submodule twice by now.
+        is_apart = len({(id(table), name) for table, name in tables}) == len(tables)
+        return (tables, kept) if is_apart and all(map(is_passable, kept)) else None
 
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, bool, list[tuple[Error, str]]] | None:
         """The result of a call, whether it ran compiled, and what ran eager and why; ``None`` if it has to run otherwise."""
         with self._turn:
-            if not self.fits():
+            found = self._found()
+            if found is None:
                 return None
-            tables = _tables(self._module, self._places)
-            kept = tuple([table[name] for table, name in tables])
+            tables, kept = found
             outer = getattr(self._local, "problems", None), getattr(_filled, "ids", None)
             problems: list[tuple[Error, str]] = []
             # Those of what is around it belong to this call, too.
@@ -219,11 +221,16 @@ class Carried:
         self._turn = turn
 
     @contextmanager
-    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """A call as :attr:`part` knows it, for those who only look at it."""
+    def given(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]] | None]:
+        """A call as :attr:`part` knows it, for those who only look at it; ``None`` if it has to run otherwise."""
         with self._turn:
-            tables = _tables(self._module, self._places)
-            kept = tuple([table[name] for table, name in tables])
+            found = self._found()
+            if found is None:
+                yield None
+                return
+            tables, kept = found
             try:
                 _put(tables, (None,) * len(tables))
                 yield (kept, args, kwargs), {}

@@ -16,14 +16,14 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .ambient import tensor_obstacle
 from .call import Leaf
-from .capture import KeptError, LeftError, leads_to
+from .capture import DrawnError, KeptError, LeftError, leads_to
 from .carried import Carried, Carrying, kept_in
 from .device import is_captured
 from .entries import MAX_KEYS, Eager, Epoch, Key, with_numbers
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from .dispatch import Dispatcher
 
 __all__ = ["Detours"]
+
+T = TypeVar("T")
 
 _MAX_LEFT = 2
 """How often a call may be captured that leaves the state of the module that it is captured in."""
@@ -207,9 +209,18 @@ class Detours:
             depth, module = depth + 1, module.module
         return depth
 
-    def carries(self) -> bool:
-        """Whether calls are given what they keep."""
-        return self.carried is not None and self.carried.fits()
+    def ask_carried(
+        self,
+        ask: Callable[[Dispatcher, tuple[Any, ...], dict[str, Any]], T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[T] | None:
+        """What the dispatcher of calls that are given what the module keeps says of a call, in a tuple; ``None`` if this is
+        none of them."""
+        if self.carried is None:
+            return None
+        with self.carried.given(args, kwargs) as given:
+            return None if given is None else (ask(self.carried.part, *given),)
 
     def run_carried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Runs a call that is given what the module keeps: its result, in a tuple."""
@@ -355,6 +366,9 @@ class Detours:
                     self._writing = entry
             if replaced and self._have_most(entry.open_ids | replaced):
                 self._settle_stateful(entry, entry.open_ids | replaced)
+        elif isinstance(error, DrawnError):
+            # Dynamo's pieces draw at another place, and torch 2.15's take what they drew for no float.
+            entry.open_ids = self._way_to(error) or frozenset((id(self._module),))
         elif isinstance(error, UnsupportedError) and str(error) == self._states.given_up:
             # What changes outside is read in some submodules, mostly; others have programs.
             entry.open_ids = frozenset((id(self._module),))

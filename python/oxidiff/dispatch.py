@@ -31,7 +31,7 @@ from .ambient import ambient_mode, collection_paused, reset_pause, tensor_obstac
 from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers, replace_leaves
-from .capture import CHANGED, ChangedError, ElsewhereError, LeftError, NotFiniteError, SharedError
+from .capture import CHANGED, ChangedError, DrawnError, ElsewhereError, LeftError, NotFiniteError, SharedError
 from .capture.signature import ATTRIBUTES, container_at, containers, item_in, write
 from .check import compare
 from .detours import Detours
@@ -321,9 +321,8 @@ class Dispatcher:
         if isinstance(mode, str):
             raise UnsupportedError(mode)
         args, kwargs = self._as_captured(args, kwargs)
-        if (carried := self.detours.carried) is not None and self.detours.carries():
-            with carried.given(args, kwargs) as given:
-                return carried.part.prepare(*given)
+        if (carried := self.detours.ask_carried(Dispatcher.prepare, args, kwargs)) is not None:
+            return carried[0]
         leaves: list[Leaf] = []
         try:
             key = (mode, key_of(args, kwargs, leaves))
@@ -349,9 +348,8 @@ class Dispatcher:
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
         """What would run this call, see :attr:`Ready.parts`; raises as :meth:`prepare`."""
         args, kwargs = self._as_captured(args, kwargs)
-        if (carried := self.detours.carried) is not None and self.detours.carries():
-            with carried.given(args, kwargs) as given:
-                return carried.part.parts_of(*given)
+        if (carried := self.detours.ask_carried(Dispatcher.parts_of, args, kwargs)) is not None:
+            return carried[0]
         with torch.no_grad():
             ready = self.prepare(args, kwargs)
         leaves: list[Leaf] = []
@@ -360,11 +358,10 @@ class Dispatcher:
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
-        if (carried := self.detours.carried) is not None and self.detours.carries():
-            with carried.given(*self._as_captured(args, kwargs)) as given:
-                return carried.part.profile(*given)
+        args, kwargs = self._as_captured(args, kwargs)
+        if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
+            return carried[0]
         with torch.no_grad():
-            args, kwargs = self._as_captured(args, kwargs)
             ready = self.prepare(args, kwargs)
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
@@ -993,7 +990,7 @@ def _kind(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 def _is_tried(error: Error, is_captured: bool) -> bool:
     """Whether an attempt failed that would at most calls like it. What ``forward`` leaves behind is followed by itself."""
     is_left = isinstance(error, LeftError) and not isinstance(error, SharedError)
-    return not is_left and (is_captured or type(error) is CaptureError)
+    return not is_left and (is_captured or type(error) in (CaptureError, DrawnError))
 
 
 def find_dispatcher(compiled: object) -> Dispatcher | None:

@@ -339,34 +339,32 @@ class Doubling(ModelHook):  # type: ignore[misc]
         return output * 2
 
 
+def _changed_between_calls(change: Callable[[Layers], Any]) -> None:
+    eager = Layers().eval()
+    module = copy.deepcopy(eager)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for step in range(8):
+        if step == 4:
+            for one in (eager, module):
+                change(one)
+        x = torch.randn(2, 2, 16)
+        assert_close(compiled(x), eager(x))
+        assert_close(module.layers[1].keys, eager.layers[1].keys)
+
+
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 @pytest.mark.parametrize("of_child", [False, True])
 @torch.no_grad()
 def test_hooks_run_once(of_child: bool) -> None:
-    eager = Layers().eval()
-    module = copy.deepcopy(eager)
-    compiled: Any = oxidiff.compile(module, cache=False)
-    for step in range(8):
-        if step == 4:
-            for one in (eager, module):
-                add_hook_to_module(one.layers[1] if of_child else one, Doubling())
-        x = torch.randn(2, 2, 16)
-        assert_close(compiled(x), eager(x))
-        assert_close(module.layers[1].keys, eager.layers[1].keys)
+    _changed_between_calls(lambda one: add_hook_to_module(one.layers[1] if of_child else one, Doubling()))
 
 
 @torch.no_grad()
 def test_a_layer_that_is_there_twice_later() -> None:
-    eager = Layers().eval()
-    module = copy.deepcopy(eager)
-    compiled: Any = oxidiff.compile(module, cache=False)
-    for step in range(8):
-        if step == 4:
-            for one in (eager, module):
-                one.layers[1] = one.layers[0]
-        x = torch.randn(2, 2, 16)
-        assert_close(compiled(x), eager(x))
-        assert_close(module.layers[1].keys, eager.layers[1].keys)
+    def share(one: Layers) -> None:
+        one.layers[1] = one.layers[0]
+
+    _changed_between_calls(share)
 
 
 @torch.no_grad()

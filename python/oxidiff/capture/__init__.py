@@ -9,7 +9,7 @@
 from ..errors import CaptureError, UnsupportedError
 from .capturer import Capturer, Known, capture
 from .dim import Dim
-from .failures import CHANGED, ChangedError, ElsewhereError, NotFiniteError
+from .failures import CHANGED, ChangedError, DrawnError, ElsewhereError, NotFiniteError
 from .following import is_tracing
 from .graph import CapturedGraph, GraphInput, Node, OutputLeaf, OutputSpec, Ref, Value
 from .leftovers import KeptError, LeftError, SharedError, is_passable, leads_to
@@ -25,6 +25,7 @@ __all__ = [
     "CapturedGraph",
     "Capturer",
     "ChangedError",
+    "DrawnError",
     "ElsewhereError",
     "KeptError",
     "Known",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import CaptureError
 
-__all__ = ["CHANGED", "ChangedError", "ElsewhereError", "LongerError", "NotFiniteError", "StrangerError"]
+__all__ = ["CHANGED", "ChangedError", "DrawnError", "ElsewhereError", "LongerError", "NotFiniteError", "StrangerError"]
 
 
 CHANGED = "the module was changed while it was being captured"
@@ -13,6 +13,10 @@ CHANGED = "the module was changed while it was being captured"
 
 class ChangedError(CaptureError):
     """Another thread changed the module meanwhile: what was seen of it is of no use."""
+
+
+class DrawnError(CaptureError):
+    """``forward`` looks at numbers that it draws from generators of Python or numpy."""
 
 
 class ElsewhereError(CaptureError):

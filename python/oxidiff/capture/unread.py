@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError
+from .failures import DrawnError
 from .following import is_tracing
 from .guards import plain
 
@@ -48,9 +49,9 @@ DRAW = torch.ops.oxidiff.draw.default
 """Draws a number of numbers from a generator, and gives none."""
 
 
-def refusal(generator: str) -> CaptureError:
+def refusal(generator: str) -> DrawnError:
     """The exception for numbers that are looked at."""
-    return CaptureError(
+    return DrawnError(
         f"forward draws numbers from the generator of {generator}, which a program would draw once for all calls; pass them "
         "as arguments"
     )
