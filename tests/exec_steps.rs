@@ -7,7 +7,7 @@ use oxidiff::ir::interp;
 use oxidiff::passes::Precision;
 use oxidiff::plan::{BufferKind, MemoryMode};
 use oxidiff::select::Kernel;
-use support::{Case, borrow, check, graph_of, plan_of};
+use support::{Case, borrow, check, graph_of, plan_of, relative};
 
 const DTYPES: [&str; 3] = ["f32", "f16", "bf16"];
 
@@ -206,6 +206,59 @@ return %7, %4, %9
 #[test]
 fn wide_convolutions() {
     check_all(WIDE, 1200);
+}
+
+/// Convolutions of norms of images, each read while it is made where the image is large: of an argument, in place, with a
+/// residual that is the norm's operand, with a scale and a shift by image.
+const OF_NORMS: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "height" = [8, 201]
+symbol s2 "width" = [9, 262]
+input 0 "x": T[s0,s1,s2,32]
+input 1 "factor": T[s0,1,1,32]
+parameter 0 "norm.w": T[32]
+parameter 1 "norm.b": T[32]
+parameter 2 "w": T[32,32,3,3]
+%0: T[s0,s1,s2,32] = input() {index=0}
+%1: T[s0,1,1,32] = input() {index=1}
+%2: T[32] = parameter() {index=0}
+%3: T[32] = parameter() {index=1}
+%4: T[32,32,3,3] = parameter() {index=2}
+%5: T[s0,s1,s2,32] = group_norm(%0, %2, %3) {num_groups=4, eps=1e-5, channel_dim=3}
+%6: T[s0,s1,s2,32] = silu(%5)
+%7: T[s0,s1,s2,32] = convolution(%6, %4) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%8: T[s0,s1,s2,32] = group_norm(%7, %2, %3) {num_groups=8, eps=1e-5, channel_dim=3}
+%9: T[s0,s1,s2,32] = mul(%8, %1)
+%10: T[s0,s1,s2,32] = silu(%9)
+%11: T[s0,s1,s2,32] = convolution(%10, %4) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=true}
+%12: T[s0,s1,s2,32] = add(%11, %7)
+%13: T[s0,s1,s2,32] = group_norm(%12, %2, %3) {num_groups=2, eps=1e-5, channel_dim=3}
+%14: T[s0,s1,s2,32] = silu(%13)
+%15: T[s0,s1-2,s2,32] = convolution(%14, %4) {stride=[1, 1], padding=[0, 1], dilation=[1, 1], groups=1, channels_last=true}
+return RESULTS
+"#;
+
+#[test]
+fn norms_are_read_while_they_are_made() {
+    for dtype in DTYPES {
+        let text = typed(OF_NORMS, dtype);
+        // What is a result is made by a step of its own.
+        let case = |results| Case::new(&text.replace("RESULTS", results), Precision::Fast, MemoryMode::Balanced);
+        let (mut read, apart) = (case("%15"), case("%15, %6, %10, %14"));
+        for bindings in [[1, 8, 9], [1, 201, 262], [3, 40, 530], [2, 201, 262]] {
+            let inputs = read.inputs(&bindings);
+            let borrowed: Vec<Tensor> = inputs.iter().map(borrow).collect();
+            let got = read.run(&borrowed, &bindings).unwrap();
+            let want = apart.run(&borrowed, &bindings).unwrap();
+            assert!(want[0].to_f64().iter().all(|v| v.is_finite()) && want[0].to_f64().iter().any(|v| v.abs() > 0.1));
+            assert!(got[0] == want[0], "{dtype} {bindings:?}: {:e}", relative(&got[0], &want[0]));
+        }
+        let mut first = case("%7");
+        first.check_at(&[1, 9, 40], 300);
+        let inputs = first.inputs(&[2, 201, 262]);
+        first.run(&inputs.iter().map(borrow).collect::<Vec<_>>(), &[2, 201, 262]).unwrap();
+        let (arena, image) = (first.executable.stats().arena_bytes, inputs[0].bytes().len());
+        assert!(arena < image, "the arena of {arena} bytes has the norm's result of {image}");
+    }
 }
 
 /// The same over three dimensions, with the first frame repeated before it, as causal convolutions do.

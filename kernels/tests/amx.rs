@@ -314,7 +314,7 @@ fn every_cut_of_winograd_matches_the_reference() {
             let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, outs as isize);
             // SAFETY: dense buffers of the sizes that `shape` and the cut say.
             unsafe {
-                let (image, work) = ((x.ptr(), DType::F32), memory.ptr_mut());
+                let (image, work) = ((x.ptr(), DType::F32).into(), memory.ptr_mut());
                 multiply_cut(&F32, pool, &shape, image, &weight, (o, cut), work, &store).unwrap();
             }
             compare_winograd(&format!("{cut:?} of {shape:?}"), (&shape, o), [&x, &w, &y]).unwrap();

@@ -313,14 +313,17 @@ impl Surroundings {
 
     /// The names under which something else is found now, other than functions and classes unless `with_code`.
     fn changed(&self, py: Python<'_>, with_code: bool) -> PyResult<Vec<String>> {
-        self.names_changed(py, with_code, None, &|_| ())
+        shielded("looking at what code finds", || self.names_changed(py, with_code, None, &|_| ()))
     }
 
     /// As `changed`, and of the names in files and classes `only` these. They are not looked at any more, by nobody who has this
     /// object: modules of one structure share it.
     #[pyo3(signature = (with_code, only=None))]
     fn forget_changed(&self, py: Python<'_>, with_code: bool, only: Option<Vec<String>>) -> PyResult<Vec<String>> {
-        self.names_changed(py, with_code, only.as_deref(), &|is_forgotten| is_forgotten.store(true, Ordering::Relaxed))
+        shielded("looking at what code finds", || {
+            let forget = |is_forgotten: &AtomicBool| is_forgotten.store(true, Ordering::Relaxed);
+            self.names_changed(py, with_code, only.as_deref(), &forget)
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -378,24 +381,22 @@ impl Surroundings {
         only: Option<&[String]>,
         note: &dyn Fn(&AtomicBool),
     ) -> PyResult<Vec<String>> {
-        shielded("looking at what code finds", || {
-            let mut found = Vec::new();
-            let mut add = |name: String, is_code: bool, is_forgotten: &AtomicBool| {
-                if with_code || !is_code {
-                    note(is_forgotten);
-                    found.push(name);
-                }
-                true
-            };
-            self.each_changed_item(py, &mut add)?;
-            for table in &self.tables {
-                table.each_changed(py, &mut |name, is_code, is_forgotten| {
-                    let is_other = !table.is_inside && only.is_some_and(|only| !only.contains(&name));
-                    is_other || add(name, is_code, is_forgotten)
-                })?;
+        let mut found = Vec::new();
+        let mut add = |name: String, is_code: bool, is_forgotten: &AtomicBool| {
+            if with_code || !is_code {
+                note(is_forgotten);
+                found.push(name);
             }
-            Ok(found)
-        })
+            true
+        };
+        self.each_changed_item(py, &mut add)?;
+        for table in &self.tables {
+            table.each_changed(py, &mut |name, is_code, is_forgotten| {
+                let is_other = !table.is_inside && only.is_some_and(|only| !only.contains(&name));
+                is_other || add(name, is_code, is_forgotten)
+            })?;
+        }
+        Ok(found)
     }
 
     fn is_any_changed(&self, py: Python<'_>, mut at: impl Iterator<Item = usize>) -> PyResult<bool> {

@@ -182,7 +182,7 @@ fn start_winograd(kernel: &'static Kernel, dtype: DType, shape: Conv, tile: usiz
         let work = Work { ptr: memory.ptr_mut(), room };
         let store = StoreEpilogue::new(y.ptr_mut(), dtype, shape.out_channels as isize).with_bias(bias.ptr(), dtype);
         // SAFETY: dense buffers of the sizes that `shape` says.
-        unsafe { winograd_with(kernel, pool, &shape, (x.ptr(), dtype), &weight, tile, work, &store) }
+        unsafe { winograd_with(kernel, pool, &shape, (x.ptr(), dtype).into(), &weight, tile, work, &store) }
     }))
 }
 

@@ -85,7 +85,8 @@ const DIRECT_RATE: f64 = 0.88;
 const PACKING_COST: f64 = 15.0;
 
 impl Algorithm {
-    pub(super) fn tile(self) -> usize {
+    /// Results a side of a tile, of Winograd's forms.
+    pub fn tile(self) -> usize {
         if self == Algorithm::Winograd4 { 4 } else { 2 }
     }
 
@@ -130,7 +131,7 @@ pub unsafe fn run(
             ConvWeight::Panels(weight) => conv(pool, isa, shape, x, dtype, weight, epilogue),
             ConvWeight::Unpacked(weight) => conv_unpacked(pool, isa, shape, x, dtype, weight, epilogue),
             ConvWeight::Winograd(weight, tile, work) => {
-                conv_winograd(pool, isa, shape, (x, dtype), weight, *tile, *work, epilogue)
+                conv_winograd(pool, isa, shape, (x, dtype).into(), weight, *tile, *work, epilogue)
             }
         }
     }

@@ -37,9 +37,10 @@ use super::conv_winograd_points as points;
 use super::gemm_driver::fetch;
 use super::gemm_kernel::{Form, Kernel, Runner, of_form, panel_width};
 use super::pack::{SendMut, width_at};
+use super::winograd_grid::Grid;
+pub use super::winograd_grid::{Image, Made, Part, Ring};
 use super::winograd_tiles::{LANES, MAX_CHANNELS, Order, STRIP, Strides, TASK_VECTORS, Tiled, count, odd_lines};
 use super::winograd_transform::{Taps, transform_weights};
-use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 use crate::isa::{Isa, features};
 use crate::pool::Pool;
@@ -89,7 +90,7 @@ pub(super) fn cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
 
 /// The same with products by vectors.
 fn vector_cost_per_pair(conv: &Conv, o: usize, room: Room) -> f64 {
-    let tiles = count(conv, o)[3] as f64;
+    let tiles = count(conv, o) as f64;
     let (points, tile) = if o == 4 { (36.0, TILE_COST) } else { (16.0, 0.4 * TILE_COST) };
     let channels = [conv.in_channels, conv.out_channels].map(|c| c.max(1).next_multiple_of(LANES) as f64);
     // Below seven rows a micro-kernel waits for its panel.
@@ -161,7 +162,7 @@ impl Cut {
         let channels = conv.in_channels.max(1);
         let chunk = channels.div_ceil(channels.div_ceil(longest)).next_multiple_of(LANES);
         let chunks = channels.div_ceil(chunk);
-        let tiles = count(conv, o)[3];
+        let tiles = count(conv, o);
         // Tiles of which `channels` numbers at every point, of each of `planes`, take so many bytes.
         let most = |bytes: usize, channels: usize, planes: usize| {
             bytes / (points * planes * channels.next_multiple_of(LANES) * 4)
@@ -215,6 +216,26 @@ pub(super) fn work_bytes_of(kernel: &Kernel, conv: &Conv, o: usize, room: Room) 
     (v + cut.results(o, conv.out_channels.div_ceil(kernel.nr))) * 4
 }
 
+/// The ring for an image that is [made](Made) while it is read; `None` where bands read what would be gone, or the ring is not
+/// even half of the image.
+pub fn ring(conv: &Conv, o: usize, isa: Isa, room: Room) -> Option<Ring> {
+    let ring = ring_of(kernel_for(conv, o, isa, room), conv, o, room)?;
+    let pixels = conv.batch * conv.input.iter().product::<usize>();
+    (2 * ring.elements() <= pixels * conv.in_channels).then_some(ring)
+}
+
+/// The same for [`winograd_with`], whatever it saves.
+pub(super) fn ring_of(kernel: &Kernel, conv: &Conv, o: usize, room: Room) -> Option<Ring> {
+    if conv.kernel[0] > 1 || conv.stride[0] > 1 || conv.padding[0] != 0 || conv.upsample != [1; 3] {
+        return None;
+    }
+    let band = match kernel.form.parts() {
+        0 => Cut::new(conv, o, kernel.nr, room).band,
+        _ => points::band_read_once(conv, o)?,
+    };
+    Some(Grid::new(conv, o).ring(conv, band))
+}
+
 /// The micro-kernel for a convolution: of AMX, which takes the products in the other order, where that costs less.
 fn kernel_for(conv: &Conv, o: usize, isa: Isa, room: Room) -> &'static Kernel {
     let is_split = room == Room::Ample
@@ -240,13 +261,13 @@ pub struct Work {
 /// runs out.
 ///
 /// # Safety
-/// `x` must be readable at every input position that `conv` describes, `weight` for the shape that it says, `epilogue` must
-/// accept the results, and `work` be writable and nobody else's meanwhile.
+/// `x` must be readable at every input position that `conv` describes, or be [made](Made) in a ring as [`ring`] says; `weight` must be readable for the shape that it says, `epilogue` must accept
+/// the results, and `work` be writable and nobody else's meanwhile.
 pub unsafe fn conv_winograd(
     pool: &Pool,
     isa: Isa,
     conv: &Conv,
-    (x, dtype): (*const u8, DType),
+    x: Image,
     weight: &Weight,
     o: usize,
     work: Work,
@@ -254,7 +275,7 @@ pub unsafe fn conv_winograd(
 ) -> Result<(), KernelError> {
     let kernel = kernel_for(conv, o, isa, work.room);
     // SAFETY: forwarded.
-    unsafe { winograd_with(kernel, pool, conv, (x, dtype), weight, o, work, epilogue) }
+    unsafe { winograd_with(kernel, pool, conv, x, weight, o, work, epilogue) }
 }
 
 /// [`conv_winograd`] with a given micro-kernel, of f32 or of three bf16.
@@ -265,7 +286,7 @@ pub(crate) unsafe fn winograd_with(
     kernel: &'static Kernel,
     pool: &Pool,
     conv: &Conv,
-    (x, dtype): (*const u8, DType),
+    x: Image,
     weight: &Weight,
     o: usize,
     work: Work,
@@ -277,19 +298,21 @@ pub(crate) unsafe fn winograd_with(
     if !matches!(o, 2 | 4) {
         return Err(KernelError::Shape("output tiles are 2 or 4 pixels wide"));
     }
-    super::gemm::check_dtypes([dtype, weight.dtype])?;
+    super::gemm::check_dtypes([x.dtype, weight.dtype])?;
     if conv.rows() == 0 || conv.out_channels == 0 {
         return Ok(());
     }
     if kernel.form.parts() > 0 {
         // SAFETY: forwarded.
-        return unsafe { points::multiply(kernel, pool, conv, (x, dtype), weight, o, work.ptr, epilogue) };
+        return unsafe { points::multiply(kernel, pool, conv, x, weight, o, work.ptr, epilogue) };
     }
-    let job = Job::new(kernel, conv, (x, dtype), weight, o, work, pool.threads());
+    let job = Job::new(kernel, conv, x, weight, o, work, pool.threads());
     let Cut { tiles, band, chunks, block, .. } = job.cut;
     let panels = conv.out_channels.div_ceil(kernel.nr);
+    let mut done = 0;
     for first in (0..tiles).step_by(band) {
         let band = band.min(tiles - first);
+        job.tiled.prepare(first, band, &mut done);
         for chunk in (0..chunks).step_by(block) {
             let block = [chunk, chunks.min(chunk + block)];
             let count = block[1] - block[0];
@@ -340,7 +363,7 @@ impl<'a> Job<'a> {
     fn new(
         kernel: &'static Kernel,
         conv: &'a Conv,
-        (x, dtype): (*const u8, DType),
+        x: Image<'a>,
         weight: &'a Weight,
         o: usize,
         work: Work,
@@ -348,7 +371,7 @@ impl<'a> Job<'a> {
     ) -> Job<'a> {
         let t = o + 2;
         let points = t * t;
-        let tiled = Tiled::new(kernel, conv, (x, dtype), weight, o);
+        let tiled = Tiled::new(kernel, conv, x, weight, o);
         let planes = tiled.planes;
         let cut = Cut::new(conv, o, kernel.nr, work.room);
         let panels = conv.out_channels.div_ceil(kernel.nr);

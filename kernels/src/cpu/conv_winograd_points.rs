@@ -24,6 +24,7 @@ use super::gemm_kernel::{Form, Kernel, of_form};
 use super::gemm_split::GROUP;
 use super::gemm_store::StoreEpilogue;
 use super::pack::{Matrix, SendMut, width_at};
+use super::winograd_grid::Image;
 use super::winograd_tiles::{LANES, MAX_CHANNELS, STRIP, Strides, TASK_VECTORS, Tiled, count, odd_lines};
 use super::winograd_transform::{PARTS, Taps, transform_weights_in_parts};
 use crate::dtype::DType;
@@ -63,7 +64,7 @@ const MOVED_COST: f64 = 2.0;
 pub(super) fn suits(conv: &Conv, o: usize, isa: Isa) -> bool {
     isa.clamp() == Isa::Avx512
         && conv.in_channels.min(conv.out_channels) >= GROUP
-        && count(conv, o)[3] >= MIN_BAND / 2
+        && count(conv, o) >= MIN_BAND / 2
         && amx().bf16
 }
 
@@ -75,7 +76,7 @@ pub fn cost_per_pair(conv: &Conv, o: usize) -> f64 {
         return f64::INFINITY;
     }
     let points = ((o + 2) * (o + 2)) as f64;
-    let tiles = count(conv, o)[3] as f64;
+    let tiles = count(conv, o) as f64;
     let planes = conv.kernel[0] as f64;
     planes * points * tiles / PRODUCT_RATE + cut.cost(conv)
 }
@@ -83,6 +84,12 @@ pub fn cost_per_pair(conv: &Conv, o: usize) -> f64 {
 /// Bytes of memory that [`multiply`] works in.
 pub(super) fn work_bytes(conv: &Conv, o: usize) -> usize {
     Cut::new(conv, o).bytes()
+}
+
+/// Tiles of a band, if an image is transformed once, band by band.
+pub(super) fn band_read_once(conv: &Conv, o: usize) -> Option<usize> {
+    let cut = Cut::new(conv, o);
+    (cut.ins >= conv.in_channels && cut.outs >= conv.out_channels).then_some(cut.band)
 }
 
 /// How a convolution is cut. Strides are those of f32.
@@ -126,7 +133,7 @@ impl Cut {
     pub fn of(conv: &Conv, o: usize, [ins, outs]: [usize; 2], bytes: usize) -> Cut {
         let points = (o + 2) * (o + 2);
         let planes = conv.kernel[0];
-        let tiles = count(conv, o)[3];
+        let tiles = count(conv, o);
         let plane = if planes > 1 { ins.next_multiple_of(GROUP) } else { ins };
         let v_row = (planes * plane).next_multiple_of(LANES);
         let u_stride = odd_lines(outs.next_multiple_of(LANES) * Form::Bf16x3.units(planes * plane));
@@ -182,14 +189,14 @@ pub(super) unsafe fn multiply(
     kernel: &'static Kernel,
     pool: &Pool,
     conv: &Conv,
-    (x, dtype): (*const u8, DType),
+    x: Image,
     weight: &Weight,
     o: usize,
     work: *mut u8,
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
     // SAFETY: forwarded.
-    unsafe { multiply_cut(kernel, pool, conv, (x, dtype), weight, (o, Cut::new(conv, o)), work, epilogue) }
+    unsafe { multiply_cut(kernel, pool, conv, x, weight, (o, Cut::new(conv, o)), work, epilogue) }
 }
 
 /// Convolves like [`conv_winograd`](super::conv_winograd::conv_winograd), cut in a given way.
@@ -203,7 +210,7 @@ pub unsafe fn multiply_cut(
     kernel: &'static Kernel,
     pool: &Pool,
     conv: &Conv,
-    (x, dtype): (*const u8, DType),
+    x: Image,
     weight: &Weight,
     (o, cut): (usize, Cut),
     work: *mut u8,
@@ -212,8 +219,9 @@ pub unsafe fn multiply_cut(
     debug_assert_eq!(kernel.form.parts(), PARTS);
     let points = cut.points;
     let [v, u, m] = [0, cut.v_stride, cut.v_stride + cut.u_stride].map(|at| work.wrapping_add(points * at * 4));
-    let tiled = Tiled::new(of_form(kernel.isa, Form::F32), conv, (x, dtype), weight, o);
+    let tiled = Tiled::new(of_form(kernel.isa, Form::F32), conv, x, weight, o);
     let job = Job { kernel, tiled, cut, v: SendMut(v), u: SendMut(u), m: SendMut(m) };
+    let mut done = 0;
     for col in (0..conv.out_channels).step_by(cut.outs) {
         let cols = cut.outs.min(conv.out_channels - col);
         for channel in (0..conv.in_channels).step_by(cut.ins) {
@@ -223,6 +231,7 @@ pub unsafe fn multiply_cut(
                 job.transform_weight(pool, block)?;
                 for first in (0..cut.tiles).step_by(cut.band) {
                     let band = cut.band.min(cut.tiles - first);
+                    job.tiled.prepare(first, band, &mut done);
                     job.transform_image(pool, block, (first, band));
                     job.products(pool, block, (first, band))?;
                     if channel + block.channels == conv.in_channels {

@@ -63,6 +63,7 @@ mod tile_exec_ops;
 pub mod tile_exec_ref;
 pub mod tile_exec_verify;
 pub mod verify;
+mod winograd_grid;
 mod winograd_tiles;
 mod winograd_transform;
 

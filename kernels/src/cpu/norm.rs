@@ -40,6 +40,14 @@ pub struct Channels {
     pub pixel_stride: isize,
 }
 
+impl Channels {
+    /// One of the images.
+    pub fn image(&self, n: usize) -> Channels {
+        let offset = n as isize * self.image_stride * self.dtype.size_bytes() as isize;
+        Channels { ptr: self.ptr.wrapping_offset(offset), batch: 1, ..*self }
+    }
+}
+
 /// A vector of one value per channel, or none.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelVector {
@@ -325,11 +333,7 @@ pub unsafe fn group_norm_apply(
     let mut rest = *space;
     rest.dims[0] = 1;
     for n in 0..images {
-        let image = Channels {
-            ptr: x.ptr.wrapping_offset(n as isize * x.image_stride * x.dtype.size_bytes() as isize),
-            batch: 1,
-            ..*x
-        };
+        let image = x.image(n);
         let shifted = |b: &Bound, dtype: DType| Bound {
             ptr: b.ptr.wrapping_offset(n as isize * b.strides[0] * dtype.size_bytes() as isize),
             ..*b

@@ -10,7 +10,7 @@ use super::bench;
 use super::conv::{
     Conv, PackedWeight, Weight, conv_unpacked_with, conv_with, is_direct, pack_conv_weight, pack_conv_weight_for,
 };
-use super::conv_winograd::{Room, Work, winograd_with, work_bytes_of};
+use super::conv_winograd::{Image, Made, Part, Room, Work, ring_of, winograd_with, work_bytes_of};
 use super::gemm::{BatchDim, Operand, gemm_with};
 use super::gemm_int8::{Scales, gemm_int8_with};
 use super::gemm_kernel::{Form, Kernel, kernels, select};
@@ -531,6 +531,8 @@ pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(
         Conv::new_2d(1, [41, 60], 40, 35, [3, 3]).padding([0, 1, 1]),
         Conv::new_2d(1, [28, 28], 160, 17, [3, 3]).padding([0, 1, 1]), // several chunks; several bands where memory is short
         Conv::new_2d(1, [9, 9], 20, 20, [3, 3]).padding([0, -1, 0]),
+        Conv::new_2d(3, [61, 44], 40, 17, [3, 3]).padding([0, 1, 1]), // bands of two images
+        Conv::new_2d(2, [70, 150], 24, 17, [3, 3]).padding([0, 1, 1]), // stripes, the last of them narrow
         Conv::new_3d(2, [3, 6, 7], 20, 33, [3, 3, 3]).padding([1, 1, 1]),
         Conv::new_3d(1, [4, 5, 9], 35, 40, [3, 3, 3]).padding([0, 1, 1]),
         Conv::new_3d(1, [7, 6, 5], 17, 20, [2, 3, 3]).padding([1, 1, 1]).stride([2, 1, 1]).dilation([3, 1, 1]),
@@ -555,10 +557,32 @@ pub(super) fn verify_winograd(kernel: &'static Kernel, dtype: DType) -> Result<(
         let weight = Weight { ptr: laid_out.ptr(), dtype, strides };
         let work = Work { ptr: memory.ptr_mut(), room };
         // SAFETY: buffers of the sizes that `shape` says.
-        let outcome = unsafe { winograd_with(kernel, pool, shape, (x.ptr(), dtype), &weight, tile, work, &store) };
+        let outcome =
+            unsafe { winograd_with(kernel, pool, shape, (x.ptr(), dtype).into(), &weight, tile, work, &store) };
         outcome.map_err(|error| error.to_string())?;
         let what = format!("{} tile {tile} {shape:?} {strides:?}", kernel.row_name(Family::Conv, dtype));
         compare_winograd(&what, (shape, tile), [&x, &w, &y])?;
+        let Some(ring) = ring_of(kernel, shape, tile, room) else { continue };
+        let mut held = Buffer::random(dtype, ring.elements(), 4);
+        // What is read too early, or too late, is not a number.
+        (0..ring.elements()).for_each(|at| held.set(at, f32::NAN));
+        let (pixel, width) = (shape.in_channels * dtype.size_bytes(), shape.input[2]);
+        let make = |part: Part| {
+            let bytes = (part.columns[1] - part.columns[0]) * pixel;
+            for row in part.rows[0]..part.rows[1] {
+                let from = ((part.plane * shape.input[1] + row) * width + part.columns[0]) * pixel;
+                let to = (row - part.rows[0]) * part.row * dtype.size_bytes();
+                // SAFETY: a row of the image, and of the ring.
+                unsafe { part.to.add(to).copy_from_nonoverlapping(x.ptr().add(from), bytes) };
+            }
+        };
+        let image = Image { ptr: held.ptr_mut(), dtype, made: Some(Made { ring, make: &make }) };
+        let mut y = Buffer::random(DType::F32, shape.rows() * shape.out_channels, 3);
+        let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, shape.out_channels as isize);
+        // SAFETY: as above; the ring has as many rows as it asks for.
+        let outcome = unsafe { winograd_with(kernel, pool, shape, image, &weight, tile, work, &store) };
+        outcome.map_err(|error| error.to_string())?;
+        compare_winograd(&format!("{what} in a ring"), (shape, tile), [&x, &w, &y])?;
     }
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! Tiles of an image and the weight's taps, as Winograd's convolutions read and write them, in whatever order they multiply.
 //!
-//! Tiles are numbered through all planes of all images, row by row. A kernel of several planes (3x3x3) is one of 3x3 whose
-//! input channels are those of every plane that it reads.
+//! Which number a tile has, [`winograd_grid`](super::winograd_grid) says. A kernel of several planes (3x3x3) is one of 3x3
+//! whose input channels are those of every plane that it reads.
 
 use super::conv::{Conv, Weight};
 use super::gemm_driver::widened;
 use super::gemm_kernel::Kernel;
 use super::gemm_store::load;
 use super::pack::{Matrix, pack_panel, units};
+use super::winograd_grid::{Grid, Image, Place};
 use super::winograd_transform::{MAX_POINTS, Results, Taps, transform_input, transform_output};
-use crate::dtype::DType;
 use crate::epilogue::Epilogue;
 
 /// Channels are transformed by whole vectors of every instruction set.
@@ -30,11 +30,9 @@ pub(super) fn odd_lines(n: usize) -> usize {
     (n.div_ceil(16) | 1) * 16
 }
 
-/// Planes of all images, tiles along height and width, and their product.
-pub(super) fn count(conv: &Conv, o: usize) -> [usize; 4] {
-    let [depth, height, width] = conv.output;
-    let (planes, rows, cols) = (conv.batch * depth, height.div_ceil(o), width.div_ceil(o));
-    [planes, rows, cols, planes * rows * cols]
+/// Tiles of all planes of all images.
+pub(super) fn count(conv: &Conv, o: usize) -> usize {
+    Grid::new(conv, o).tiles()
 }
 
 /// Which terms of a weight follow each other in memory.
@@ -66,20 +64,18 @@ pub(super) struct Tiled<'a> {
     /// The micro-kernel of f32 in whose panels weights and results lie.
     pub kernel: &'static Kernel,
     pub conv: &'a Conv,
-    pub x: *const u8,
-    pub dtype: DType,
+    pub x: Image<'a>,
     pub weight: &'a Weight,
     pub order: Order,
     /// Side of an output tile and of an input tile.
     pub o: usize,
     pub t: usize,
-    /// Tiles along height and width.
-    pub grid: [usize; 2],
+    pub grid: Grid,
     /// Planes of the kernel.
     pub planes: usize,
 }
 
-// SAFETY: reads only.
+// SAFETY: reads only; what is made of the image is made by who drives, while nobody reads.
 unsafe impl Sync for Tiled<'_> {}
 
 /// Where the results of tiles lie at every point: f32 from one point to the next, and from one tile.
@@ -90,28 +86,20 @@ pub(super) struct Strides {
 }
 
 impl<'a> Tiled<'a> {
-    pub fn new(
-        kernel: &'static Kernel,
-        conv: &'a Conv,
-        (x, dtype): (*const u8, DType),
-        weight: &'a Weight,
-        o: usize,
-    ) -> Tiled<'a> {
-        let [_, rows, cols, _] = count(conv, o);
+    pub fn new(kernel: &'static Kernel, conv: &'a Conv, x: Image<'a>, weight: &'a Weight, o: usize) -> Tiled<'a> {
         let planes = conv.kernel[0];
         let order = order_of(weight, conv.in_channels, planes);
-        Tiled { kernel, conv, x, dtype, weight, order, o, t: o + 2, grid: [rows, cols], planes }
+        Tiled { kernel, conv, x, weight, order, o, t: o + 2, grid: Grid::new(conv, o), planes }
     }
 
-    /// Image plane, tile row and tile column of a tile.
-    pub fn place(&self, tile: usize) -> [usize; 3] {
-        let [rows, cols] = self.grid;
-        [tile / (rows * cols), tile / cols % rows, tile % cols]
+    /// Makes what tiles read of an image that is made while it is read.
+    pub fn prepare(&self, first: usize, tiles: usize, done: &mut usize) {
+        self.x.prepare(self.conv, &self.grid, first, tiles, done);
     }
 
     /// Tiles whose results go to the epilogue together, of `count` that start at a tile.
     pub fn strip(&self, tile: usize, count: usize) -> usize {
-        STRIP.min(count).min(self.grid[1] - self.place(tile)[2])
+        STRIP.min(count).min(self.grid.place(tile).rest)
     }
 
     /// Transforms `channels` channels, from `channel` on, of one tile of one plane that the kernel reads: to
@@ -129,35 +117,33 @@ impl<'a> Tiled<'a> {
     ) {
         debug_assert!(channels <= MAX_CHANNELS);
         let conv = self.conv;
-        let size = self.dtype.size_bytes() as isize;
-        let [plane, tile_row, tile_col] = self.place(tile);
-        let (image, depth) = (plane / conv.output[0], plane % conv.output[0]);
+        let place = self.grid.place(tile);
+        let depth = place.plane % conv.output[0];
         let z = (depth * conv.stride[0] + tap * conv.dilation[0]) as isize - conv.padding[0];
         let mut pixels = [ZEROS.as_ptr().cast::<u8>(); MAX_POINTS];
         if z >= 0 && z < (conv.input[0] * conv.upsample[0]) as isize {
-            let image = image as isize * conv.strides[0] + channel as isize;
-            let offset = image + z / conv.upsample[0] as isize * conv.strides[1];
-            let [row0, col0] = [tile_row * self.o, tile_col * self.o].map(|at| at as isize);
-            self.locate(self.x.wrapping_byte_offset(offset * size), row0, col0, &mut pixels);
+            self.locate(place, z as usize / conv.upsample[0], channel, &mut pixels);
         }
         // SAFETY: the pixels lie inside the image or are zeros.
-        unsafe { transform_input(self.kernel.isa, self.t, self.dtype, &pixels, channels, to, stride) };
+        unsafe { transform_input(self.kernel.isa, self.t, self.x.dtype, &pixels, channels, to, stride) };
     }
 
-    /// Where the pixels of the tile at `row0` and `col0` of a plane lie, if inside the image.
-    fn locate(&self, plane: *const u8, row0: isize, col0: isize, pixels: &mut [*const u8; MAX_POINTS]) {
-        let conv = self.conv;
-        let size = self.dtype.size_bytes() as isize;
+    /// Where a channel of a tile's pixels lies in plane `z` of its image, if inside.
+    fn locate(&self, place: Place, z: usize, channel: usize, pixels: &mut [*const u8; MAX_POINTS]) {
+        let Conv { input, output, padding, upsample, .. } = *self.conv;
+        let size = self.x.dtype.size_bytes() as isize;
         for row in 0..self.t {
-            let y = row0 + row as isize - conv.padding[1];
-            if y < 0 || y >= (conv.input[1] * conv.upsample[1]) as isize {
+            let y = (place.row * self.o + row) as isize - padding[1];
+            if y < 0 || y >= (input[1] * upsample[1]) as isize {
                 continue;
             }
-            let line = plane.wrapping_byte_offset(y / conv.upsample[1] as isize * conv.strides[2] * size);
+            let at = [place.plane / output[0], z, y as usize / upsample[1]];
+            let (line, step) = self.x.line(self.conv, &self.grid, place, at);
+            let line = line.wrapping_byte_offset(channel as isize * size);
             for col in 0..self.t {
-                let x = col0 + col as isize - conv.padding[2];
-                if x >= 0 && x < (conv.input[2] * conv.upsample[2]) as isize {
-                    let offset = x / conv.upsample[2] as isize * conv.strides[3] * size;
+                let x = (place.col * self.o + col) as isize - padding[2];
+                if x >= 0 && x < (input[2] * upsample[2]) as isize {
+                    let offset = x / upsample[2] as isize * step * size;
                     pixels[row * self.t + col] = line.wrapping_byte_offset(offset);
                 }
             }
@@ -251,7 +237,7 @@ impl<'a> Tiled<'a> {
             }
         }
         let [_, height, columns] = self.conv.output;
-        let [plane, tile_row, tile_col] = self.place(tile);
+        let Place { plane, row: tile_row, col: tile_col, .. } = self.grid.place(tile);
         let pixels = (strip * o).min(columns - tile_col * o);
         for line in 0..o.min(height - tile_row * o) {
             let result = (plane * height + tile_row * o + line) * columns + tile_col * o;

@@ -5,7 +5,7 @@ use oxidiff_kernels::cpu::conv::{
 };
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::Observed;
-use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
+use oxidiff_kernels::cpu::conv_winograd::{self, Image, Ring, Room, Work, conv_winograd};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
 use oxidiff_kernels::pool::Pool;
@@ -14,8 +14,9 @@ use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
 use super::packing::{Candidate, Chunks, convolution_candidates, form};
 use super::product::float_type;
+use super::read_through::NormRows;
 use super::run::{Call, Ctx, Slot, whole_parameter};
-use super::specialize::Maker;
+use super::specialize::{Maker, Through};
 use crate::Result;
 use crate::backend::KeptForm;
 use crate::backend::tensor::{Memory, SystemMemory};
@@ -29,6 +30,8 @@ struct ConvolutionCall {
     /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
     slot: Option<usize>,
     form: Form,
+    /// What makes the rows of `x` while it is read, in a ring.
+    rows: Option<NormRows>,
     epilogue: EpilogueArgs,
 }
 
@@ -97,35 +100,71 @@ pub(super) fn candidates(maker: &Maker<'_>) -> Result<Vec<Candidate>> {
         .collect())
 }
 
+/// How the weight is going to be read, and bytes of scratch memory for that.
+enum Choice {
+    Kept(KeptForm),
+    Packed(usize, Chunks),
+    Unpacked,
+    Winograd(Algorithm, usize),
+}
+
+fn choice(maker: &Maker<'_>, conv: &Conv, x_type: KernelType, weight_type: KernelType) -> Choice {
+    if let Some(kept) = maker.keeps.of(maker.at) {
+        return Choice::Kept(kept);
+    }
+    let algorithm = form(maker.plan().options, conv, x_type, weight_type, Keep::PerCall);
+    let is_unpacked = packs_while_used(maker.isa(), conv, x_type, weight_type, Pool::global().threads());
+    let image_bytes = work_bytes(conv, algorithm, maker.isa(), maker.room);
+    let packed_bytes = |conv: Conv| conv.packed_bytes_for(x_type, weight_type, maker.isa());
+    let chunks = Chunks::of_convolution(maker, conv, packed_bytes(*conv));
+    let panel_bytes = packed_bytes(Conv { out_channels: chunks.step, ..*conv });
+    // Where memory is short the form that needs less of it.
+    if is_unpacked && (algorithm == Algorithm::Direct || maker.is_slim()) {
+        Choice::Unpacked
+    } else if algorithm == Algorithm::Direct || (maker.is_slim() && panel_bytes < image_bytes) {
+        Choice::Packed(panel_bytes, chunks)
+    } else {
+        Choice::Winograd(algorithm, image_bytes)
+    }
+}
+
+/// The ring in which the convolution takes an image that is made while it runs, if it does.
+pub(super) fn ring(maker: &Maker<'_>) -> Result<Option<Ring>> {
+    let operands = maker.operands()?;
+    let [x, weight] = operands.as_slice() else { return Ok(None) };
+    let conv = shape(maker, &x.access, &weight.access)?;
+    let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
+    Ok(match choice(maker, &conv, x_type, weight_type) {
+        Choice::Winograd(algorithm, _) => conv_winograd::ring(&conv, algorithm.tile(), maker.isa(), maker.room),
+        _ => None,
+    })
+}
+
 pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let step = maker.step;
     let operands = maker.operands()?;
     let [x, weight] = operands.as_slice() else { return maker.refuse("a convolution step has two operands") };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    let form = match maker.keeps.of(maker.at) {
-        Some(kept) => Form::Kept(kept),
-        None => {
-            let algorithm = form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall);
-            let is_unpacked = packs_while_used(maker.isa(), &conv, x_type, weight_type, Pool::global().threads());
-            let room = maker.room;
-            let image_bytes = work_bytes(&conv, algorithm, maker.isa(), room);
-            let packed_bytes = |conv: Conv| conv.packed_bytes_for(x_type, weight_type, maker.isa());
-            let chunks = Chunks::of_convolution(maker, &conv, packed_bytes(conv));
-            let panel_bytes = packed_bytes(Conv { out_channels: chunks.step, ..conv });
-            // Where memory is short the form that needs less of it.
-            if is_unpacked && (algorithm == Algorithm::Direct || maker.is_slim()) {
-                Form::Unpacked
-            } else if algorithm == Algorithm::Direct || (maker.is_slim() && panel_bytes < image_bytes) {
-                Form::Packed(maker.scratch(panel_bytes, "packed weight"), chunks)
-            } else {
-                Form::Winograd(algorithm, maker.scratch(image_bytes, "transformed image"), room)
-            }
+    let form = match choice(maker, &conv, x_type, weight_type) {
+        Choice::Kept(kept) => Form::Kept(kept),
+        Choice::Packed(bytes, chunks) => Form::Packed(maker.scratch(bytes, "packed weight"), chunks),
+        Choice::Unpacked => Form::Unpacked,
+        Choice::Winograd(algorithm, bytes) => {
+            Form::Winograd(algorithm, maker.scratch(bytes, "transformed image"), maker.room)
+        }
+    };
+    let (x, rows) = match maker.through {
+        None => (x.slot, None),
+        Some(Through { norm, body, ring }) => {
+            let bytes = ring.elements() * x_type.size_bytes();
+            (maker.scratch(bytes, "rows of a norm"), Some(NormRows::new(maker, norm, body, ring)?))
         }
     };
     let slot = whole_parameter(maker.plan(), &step.operands[1]);
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
-    Ok(Box::new(ConvolutionCall { conv, x: (x.slot, x_type), weight, slot, form, epilogue: EpilogueArgs::new(maker)? }))
+    let epilogue = EpilogueArgs::new(maker)?;
+    Ok(Box::new(ConvolutionCall { conv, x: (x, x_type), weight, slot, form, rows, epilogue }))
 }
 
 impl ConvolutionCall {
@@ -175,9 +214,18 @@ impl Call for ConvolutionCall {
                 unsafe { self.convolve(ctx, &self.conv, &ConvWeight::Unpacked(source), epilogue) }
             }
             Form::Winograd(algorithm, work, room) => {
-                let weight = algorithm.unpacked(source, Work { ptr: ctx.at(work), room });
-                // SAFETY: operands are valid by the caller's promise; the scratch memory is this step's.
-                unsafe { self.convolve(ctx, &self.conv, &weight, epilogue) }
+                let work = Work { ptr: ctx.at(work), room };
+                let x = Image { ptr: ctx.at(self.x.0), dtype: self.x.1, made: None };
+                let convolve = |x: Image| {
+                    let tile = algorithm.tile();
+                    // SAFETY: operands are valid by the caller's promise, those of a norm as well; the scratch memory is this step's.
+                    unsafe { conv_winograd(ctx.pool, ctx.isa, &self.conv, x, &source, tile, work, epilogue) }
+                };
+                match &self.rows {
+                    None => convolve(x),
+                    Some(rows) => rows.with(ctx, |made| convolve(Image { made: Some(made), ..x })),
+                }
+                .map_err(kernel_error)
             }
             Form::Packed(scratch, chunks) => chunks.iter().try_for_each(|(first, count)| {
                 let conv = Conv { out_channels: count, ..self.conv };

@@ -30,6 +30,7 @@ mod norm;
 mod packing;
 mod places;
 mod product;
+mod read_through;
 mod run;
 mod specialize;
 mod tile;

@@ -1,6 +1,8 @@
 //! Norms and softmax.
 
-use oxidiff_kernels::cpu::norm::{ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, row_norm};
+use oxidiff_kernels::cpu::norm::{
+    ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, group_norm_scale_shift, row_norm,
+};
 use oxidiff_kernels::cpu::softmax::{Matrix, softmax};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::tile::{Bound, MAX_DIMS};
@@ -22,7 +24,8 @@ struct GroupNormCall {
     beta: Option<(Slot, KernelType)>,
     scale: Slot,
     shift: Slot,
-    args: TileArgs,
+    /// `None` where a convolution [reads through](super::read_through) it.
+    args: Option<TileArgs>,
 }
 
 pub(super) fn make_group(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
@@ -60,7 +63,7 @@ pub(super) fn make_group(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
         beta: vector(1)?,
         scale: maker.operand(scale)?.slot,
         shift: maker.operand(shift)?.slot,
-        args: TileArgs::new(maker)?,
+        args: if maker.is_read_through { None } else { Some(TileArgs::new(maker)?) },
     }))
 }
 
@@ -78,9 +81,21 @@ impl Call for GroupNormCall {
         let x = Channels { ptr: ctx.at(self.x), ..self.channels };
         let norm = GroupNorm { groups: self.groups, eps: self.eps, gamma: vector(self.gamma), beta: vector(self.beta) };
         let (scale, shift) = (ctx.at(self.scale).cast::<f32>(), ctx.at(self.shift).cast::<f32>());
-        let (loads, stores) = self.args.bind(ctx);
-        let (program, space) = (&self.args.program, &self.args.space);
-        // SAFETY: operands are valid by the caller's promise, scale and shift hold one f32 per image and channel.
+        let Some(args) = &self.args else {
+            // One by one, as where the body follows: sums are cut in the same way.
+            return (0..x.batch).try_for_each(|n| {
+                let image = x.image(n);
+                // SAFETY: operands are valid by the caller's promise, scale and shift hold one f32 per image and channel.
+                let done = unsafe {
+                    let at = n * x.channels;
+                    group_norm_scale_shift(ctx.pool, ctx.isa, &image, &norm, scale.add(at), shift.add(at))
+                };
+                done.map_err(kernel_error)
+            });
+        };
+        let (loads, stores) = args.bind(ctx);
+        let (program, space) = (&args.program, &args.space);
+        // SAFETY: as above.
         unsafe {
             group_norm_apply(ctx.pool, ctx.isa, &x, &norm, scale, shift, program, space, &loads, &stores)
                 .map_err(kernel_error)

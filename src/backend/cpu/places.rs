@@ -1,5 +1,6 @@
 //! Where the memory of a plan's buffers comes from, as far as it depends on no sizes: made once per program.
 
+use super::read_through::{self, Pair};
 use super::run::whole_parameter;
 use crate::Result;
 use crate::memory::{self, ALIGN_BYTES, Request};
@@ -28,6 +29,8 @@ pub(super) struct Places {
     pub read: Vec<bool>,
     /// Workspace, and the steps it is needed for.
     pub arena: Vec<(BufferId, LiveRange)>,
+    /// Norms that convolutions may read through.
+    pub pairs: Vec<Pair>,
 }
 
 impl Places {
@@ -64,6 +67,7 @@ impl Places {
             passing_bytes: layout.bytes,
             read: read_buffers(plan),
             arena: liveness::arena(plan),
+            pairs: read_through::pairs(plan),
         })
     }
 }

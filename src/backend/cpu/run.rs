@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use oxidiff_kernels::cpu::conv_choice::Observed;
-use oxidiff_kernels::cpu::conv_winograd::Room;
+use oxidiff_kernels::cpu::conv_winograd::{Ring, Room};
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
 
 use super::packing::{self, Keeps};
-use super::specialize::Maker;
-use super::{NAME, Program, copy};
+use super::read_through::{self, Pair};
+use super::specialize::{Maker, Through};
+use super::{NAME, Program, convolution, copy};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Memory, SystemMemory, Tensor};
 use crate::backend::weights::WeightSet;
@@ -73,6 +74,8 @@ pub(super) struct SpecializedCpu {
     prepare: Vec<Box<dyn Call>>,
     kept: Vec<KeptForm>,
     derived_limit: usize,
+    /// Steps of norms that convolutions read through.
+    read_through: Vec<usize>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
     /// Sizes of the inputs of [`Places`](super::places::Places), then of the outputs.
@@ -92,6 +95,7 @@ struct Calls {
     calls: Vec<Box<dyn Call>>,
     scratch: Vec<Scratch>,
     kept: Vec<KeptForm>,
+    pairs: Vec<(Pair, Ring)>,
 }
 
 /// What the calls of all steps are made with.
@@ -130,7 +134,19 @@ impl<'a> Making<'a> {
         'a: 'b,
     {
         let Self { program, bindings, room, preparing, .. } = *self;
-        Maker { program, bindings, step, body, at, scratch, keeps, room, preparing }
+        Maker {
+            program,
+            bindings,
+            step,
+            body,
+            at,
+            scratch,
+            keeps,
+            room,
+            preparing,
+            through: None,
+            is_read_through: false,
+        }
     }
 
     fn keeps(&self) -> Result<Keeps> {
@@ -147,14 +163,35 @@ impl<'a> Making<'a> {
 
     fn calls(&self) -> Result<Calls> {
         let keeps = self.keeps()?;
-        let mut made = Calls { kept: keeps.forms(), ..Calls::default() };
+        let pairs = self.pairs(&keeps)?;
+        let mut made = Calls { kept: keeps.forms(), pairs, ..Calls::default() };
         for it in self.steps() {
             made.calls.push(match self.is_empty(it.1) {
                 true => Box::new(Nothing),
-                false => self.maker(it, &keeps, &mut made.scratch).make()?,
+                false => {
+                    let is_read_through = made.pairs.iter().any(|(pair, _)| pair.norm == it.0);
+                    let through =
+                        made.pairs.iter().find(|(pair, _)| pair.convolution == it.0).and_then(|(pair, ring)| {
+                            let (norm, body) = (&self.program.plan.steps[pair.norm], &self.program.bodies[pair.norm]);
+                            Some(Through { norm, body: body.as_ref()?, ring: *ring })
+                        });
+                    Maker { through, is_read_through, ..self.maker(it, &keeps, &mut made.scratch) }.make()?
+                }
             });
         }
         Ok(made)
+    }
+
+    /// The norms that convolutions read through at these sizes, each with its ring.
+    fn pairs(&self, keeps: &Keeps) -> Result<Vec<(Pair, Ring)>> {
+        let (mut pairs, mut unused) = (Vec::new(), Vec::new());
+        for it in self.steps().filter(|it| !self.preparing && !self.is_empty(it.1)) {
+            let Some(pair) = self.program.places.pairs.iter().find(|pair| pair.convolution == it.0) else { continue };
+            if let Some(ring) = convolution::ring(&self.maker(it, keeps, &mut unused))? {
+                pairs.push((*pair, ring));
+            }
+        }
+        Ok(pairs)
     }
 }
 
@@ -171,7 +208,8 @@ fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, u
     let mut attempts = 0;
     loop {
         let calls = making.calls()?;
-        let workspace = Workspace::of_ranges(plan, &making.program.places.arena, making.bindings, &calls.scratch)?;
+        let arena = read_through::arena(plan, &making.program.places.arena, &calls.pairs);
+        let workspace = Workspace::of_ranges(plan, &arena, making.bindings, &calls.scratch)?;
         let kept: usize = calls.kept.iter().map(|form| form.bytes).sum();
         let asked_bytes = workspace.bytes().saturating_add(kept).saturating_add(always);
         let Some(allowed_bytes) = plan.options.memory_budget.filter(|&budget| asked_bytes > budget) else {
@@ -192,10 +230,11 @@ fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, u
     }
 }
 
-fn cost(step: &Step, bindings: &[i64]) -> Result<(u64, u64)> {
+fn cost(step: &Step, bindings: &[i64], is_read_through: bool) -> Result<(u64, u64)> {
     let flops = step.flops.eval(bindings)?;
     let mut bytes = 0;
-    for access in step.accesses() {
+    let all: Vec<&Access> = if is_read_through { step.operands.iter().collect() } else { step.accesses().collect() };
+    for access in all {
         let concrete: ConcreteAccess = access.concrete(bindings)?;
         let touched = |(size, stride): (&usize, &isize)| if *stride == 0 { 1 } else { *size };
         bytes +=
@@ -219,7 +258,7 @@ impl SpecializedCpu {
         if !prepare.scratch.is_empty() {
             return Err(Error::Backend { backend: NAME, what: "a preparing step asks for scratch memory".to_owned() });
         }
-        let (Calls { calls, scratch, kept }, workspace, limit) = fitting(making, always)?;
+        let (Calls { calls, scratch, kept, pairs }, workspace, limit) = fitting(making, always)?;
         let mut offsets = vec![None; plan.buffers.len() + scratch.len()];
         let own = workspace.buffers.iter().map(|id| id.index());
         let extra = plan.buffers.len()..plan.buffers.len() + scratch.len();
@@ -234,6 +273,7 @@ impl SpecializedCpu {
             calls,
             kept,
             derived_limit: limit,
+            read_through: pairs.iter().map(|(pair, _)| pair.norm).collect(),
             prepare: prepare.calls,
             offsets,
             shapes,
@@ -346,11 +386,18 @@ impl SpecializedCpu {
         }
     }
 
+    /// Operations and bytes of a step.
+    fn cost(&self, at: usize) -> (u64, u64) {
+        let step = &self.program.plan.steps[at];
+        let is_read_through = self.read_through.contains(&at);
+        cost(step, &self.bindings, is_read_through).unwrap_or_default()
+    }
+
     fn time(&self, at: usize, start: Instant) -> StepTime {
         let time = start.elapsed();
         let plan = &self.program.plan;
         let step = &plan.steps[at];
-        let (flops, bytes) = cost(step, &self.bindings).unwrap_or_default();
+        let (flops, bytes) = self.cost(at);
         StepTime {
             step: plan.step_name(step),
             kernel: step.kernel.name(),
@@ -397,7 +444,7 @@ impl Specialized for SpecializedCpu {
     }
 
     fn costs(&self) -> Vec<(u64, u64)> {
-        self.program.plan.steps.iter().map(|step| cost(step, &self.bindings).unwrap_or_default()).collect()
+        (0..self.program.plan.steps.len()).map(|at| self.cost(at)).collect()
     }
 
     fn choices(&self) -> Vec<(Observed, bool)> {

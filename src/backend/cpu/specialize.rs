@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oxidiff_kernels::cpu::conv_winograd::Room;
+use oxidiff_kernels::cpu::conv_winograd::{Ring, Room};
 use oxidiff_kernels::cpu::norm::RowNorm;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
@@ -30,6 +30,18 @@ pub(super) struct Maker<'a> {
     pub room: Room,
     /// The step runs once per weight set, where no scratch memory is.
     pub preparing: bool,
+    /// Of a convolution, the norm whose rows are made while it runs.
+    pub through: Option<Through<'a>>,
+    /// Of a norm, whether that is so.
+    pub is_read_through: bool,
+}
+
+/// A norm that a convolution [reads through](super::read_through).
+#[derive(Clone, Copy)]
+pub(super) struct Through<'a> {
+    pub norm: &'a Step,
+    pub body: &'a Arc<Prepared>,
+    pub ring: Ring,
 }
 
 /// An operand: where it starts and how it lies.

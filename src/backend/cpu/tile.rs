@@ -8,7 +8,7 @@ use oxidiff_kernels::tile::{Bound, MAX_DIMS, Space};
 use super::run::{Call, Ctx, Slot};
 use super::specialize::Maker;
 use crate::Result;
-use crate::plan::Access;
+use crate::plan::{Access, Step};
 
 /// A tile program with its operands.
 pub(super) struct TileArgs {
@@ -27,7 +27,12 @@ impl TileArgs {
     /// The body of the maker's step over the step's space.
     pub fn new(maker: &Maker<'_>) -> Result<Self> {
         let Some(program) = maker.body else { return maker.refuse("a step without a body") };
-        let sizes = maker.step.space.iter().map(|d| d.eval(maker.bindings)).collect::<Result<Vec<_>>>()?;
+        Self::of(maker, maker.step, program)
+    }
+
+    /// The body of another step over that one's space.
+    pub fn of(maker: &Maker<'_>, step: &Step, program: &Arc<Prepared>) -> Result<Self> {
+        let sizes = step.space.iter().map(|d| d.eval(maker.bindings)).collect::<Result<Vec<_>>>()?;
         let sizes: Vec<usize> = sizes.into_iter().map(|d| usize::try_from(d).unwrap_or(0)).collect();
         if sizes.len() > MAX_DIMS {
             return maker.refuse("a space of too many dimensions");
@@ -42,8 +47,8 @@ impl TileArgs {
         Ok(Self {
             program: program.clone(),
             space: Space::new(&sizes),
-            loads: maker.step.loads.iter().map(bind).collect::<Result<_>>()?,
-            stores: maker.step.stores.iter().map(bind).collect::<Result<_>>()?,
+            loads: step.loads.iter().map(bind).collect::<Result<_>>()?,
+            stores: step.stores.iter().map(bind).collect::<Result<_>>()?,
         })
     }
 
