@@ -5,7 +5,7 @@ use oxidiff_kernels::cpu::conv::{
 };
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::Observed;
-use oxidiff_kernels::cpu::conv_winograd::{self, Image, Ring, Room, Work, conv_winograd};
+use oxidiff_kernels::cpu::conv_winograd::{self, Image, Room, Work, conv_winograd};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::epilogue::Epilogue;
 use oxidiff_kernels::pool::Pool;
@@ -14,7 +14,7 @@ use super::epilogue::{EpilogueArgs, Shifted};
 use super::kernel_error;
 use super::packing::{Candidate, Chunks, convolution_candidates, form};
 use super::product::float_type;
-use super::read_through::NormRows;
+use super::read_through::{NormRows, Way};
 use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::{Maker, Through};
 use crate::Result;
@@ -128,14 +128,16 @@ fn choice(maker: &Maker<'_>, conv: &Conv, x_type: KernelType, weight_type: Kerne
     }
 }
 
-/// The ring in which the convolution takes an image that is made while it runs, if it does.
-pub(super) fn ring(maker: &Maker<'_>) -> Result<Option<Ring>> {
+/// How the convolution takes an image that is made while it runs, if it does.
+pub(super) fn way(maker: &Maker<'_>) -> Result<Option<Way>> {
     let operands = maker.operands()?;
     let [x, weight] = operands.as_slice() else { return Ok(None) };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
     Ok(match choice(maker, &conv, x_type, weight_type) {
-        Choice::Winograd(algorithm, _) => conv_winograd::ring(&conv, algorithm.tile(), maker.isa(), maker.room),
+        Choice::Winograd(algorithm, _) => {
+            conv_winograd::ring(&conv, algorithm.tile(), maker.isa(), maker.room).map(|ring| Way { algorithm, ring })
+        }
         _ => None,
     })
 }
@@ -146,7 +148,13 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     let [x, weight] = operands.as_slice() else { return maker.refuse("a convolution step has two operands") };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    let form = match choice(maker, &conv, x_type, weight_type) {
+    let choice = match maker.through {
+        Some(Through { way: Way { algorithm, .. }, .. }) => {
+            Choice::Winograd(algorithm, work_bytes(&conv, algorithm, maker.isa(), maker.room))
+        }
+        None => choice(maker, &conv, x_type, weight_type),
+    };
+    let form = match choice {
         Choice::Kept(kept) => Form::Kept(kept),
         Choice::Packed(bytes, chunks) => Form::Packed(maker.scratch(bytes, "packed weight"), chunks),
         Choice::Unpacked => Form::Unpacked,
@@ -156,9 +164,9 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
     };
     let (x, rows) = match maker.through {
         None => (x.slot, None),
-        Some(Through { norm, body, ring }) => {
-            let bytes = ring.elements() * x_type.size_bytes();
-            (maker.scratch(bytes, "rows of a norm"), Some(NormRows::new(maker, norm, body, ring)?))
+        Some(Through { norm, body, way }) => {
+            let bytes = way.ring.elements() * x_type.size_bytes();
+            (maker.scratch(bytes, "rows of a norm"), Some(NormRows::new(maker, norm, body, way.ring)?))
         }
     };
     let slot = whole_parameter(maker.plan(), &step.operands[1]);

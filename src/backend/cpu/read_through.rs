@@ -4,11 +4,12 @@
 //! Winograd's forms walk over a large image in bands. A norm's step is left with the statistics then, and its body, whatever
 //! it does to `x`, runs on the rows that a band reads before that band does, into a ring. Whether a convolution walks in such
 //! a way follows from its sizes, so a plan knows nothing of this: it lists both steps and a buffer between them. [`pairs`]
-//! finds the steps once for each program; a specialization takes those of which a [ring](super::convolution::ring) is small,
+//! finds the steps once for each program; a specialization takes those whose [ring](super::convolution::way) is small,
 //! and leaves that buffer out of its workspace.
 
 use std::sync::Arc;
 
+use oxidiff_kernels::cpu::conv_algorithm::Algorithm;
 use oxidiff_kernels::cpu::conv_winograd::{Made, Part, Ring};
 use oxidiff_kernels::cpu::tile_exec::{Prepared, run_loop};
 use oxidiff_kernels::tile::{Bound, Space};
@@ -26,6 +27,13 @@ use crate::select::Kernel;
 pub(super) struct Pair {
     pub norm: usize,
     pub convolution: usize,
+}
+
+/// How a convolution reads at some sizes. Decided once: tuning may choose another form meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub algorithm: Algorithm,
+    pub ring: Ring,
 }
 
 /// Every pair of a plan that could be one, at some sizes.
@@ -67,11 +75,7 @@ fn is_pair(plan: &Plan, norm_at: usize, at: usize) -> bool {
 }
 
 /// The arena's buffers, with their live ranges, where `pairs` are read through.
-pub(super) fn arena(
-    plan: &Plan,
-    arena: &[(BufferId, LiveRange)],
-    pairs: &[(Pair, Ring)],
-) -> Vec<(BufferId, LiveRange)> {
+pub(super) fn arena(plan: &Plan, arena: &[(BufferId, LiveRange)], pairs: &[(Pair, Way)]) -> Vec<(BufferId, LiveRange)> {
     let mut arena = arena.to_vec();
     for (pair, _) in pairs {
         let norm = &plan.steps[pair.norm];

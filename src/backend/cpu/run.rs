@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use oxidiff_kernels::cpu::conv_choice::Observed;
-use oxidiff_kernels::cpu::conv_winograd::{Ring, Room};
+use oxidiff_kernels::cpu::conv_winograd::Room;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
 
 use super::packing::{self, Keeps};
-use super::read_through::{self, Pair};
+use super::read_through::{self, Pair, Way};
 use super::specialize::{Maker, Through};
 use super::{NAME, Program, convolution, copy};
 use crate::backend::derived::Form;
@@ -95,7 +95,7 @@ struct Calls {
     calls: Vec<Box<dyn Call>>,
     scratch: Vec<Scratch>,
     kept: Vec<KeptForm>,
-    pairs: Vec<(Pair, Ring)>,
+    pairs: Vec<(Pair, Way)>,
 }
 
 /// What the calls of all steps are made with.
@@ -171,9 +171,9 @@ impl<'a> Making<'a> {
                 false => {
                     let is_read_through = made.pairs.iter().any(|(pair, _)| pair.norm == it.0);
                     let through =
-                        made.pairs.iter().find(|(pair, _)| pair.convolution == it.0).and_then(|(pair, ring)| {
+                        made.pairs.iter().find(|(pair, _)| pair.convolution == it.0).and_then(|(pair, way)| {
                             let (norm, body) = (&self.program.plan.steps[pair.norm], &self.program.bodies[pair.norm]);
-                            Some(Through { norm, body: body.as_ref()?, ring: *ring })
+                            Some(Through { norm, body: body.as_ref()?, way: *way })
                         });
                     Maker { through, is_read_through, ..self.maker(it, &keeps, &mut made.scratch) }.make()?
                 }
@@ -182,13 +182,14 @@ impl<'a> Making<'a> {
         Ok(made)
     }
 
-    /// The norms that convolutions read through at these sizes, each with its ring.
-    fn pairs(&self, keeps: &Keeps) -> Result<Vec<(Pair, Ring)>> {
+    /// The norms that convolutions read through at these sizes, each with how.
+    fn pairs(&self, keeps: &Keeps) -> Result<Vec<(Pair, Way)>> {
         let (mut pairs, mut unused) = (Vec::new(), Vec::new());
         for it in self.steps().filter(|it| !self.preparing && !self.is_empty(it.1)) {
             let Some(pair) = self.program.places.pairs.iter().find(|pair| pair.convolution == it.0) else { continue };
-            if let Some(ring) = convolution::ring(&self.maker(it, keeps, &mut unused))? {
-                pairs.push((*pair, ring));
+            let is_empty = self.is_empty(&self.program.plan.steps[pair.norm]);
+            if let Some(way) = convolution::way(&self.maker(it, keeps, &mut unused))?.filter(|_| !is_empty) {
+                pairs.push((*pair, way));
             }
         }
         Ok(pairs)

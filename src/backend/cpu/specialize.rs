@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use oxidiff_kernels::cpu::conv_winograd::{Ring, Room};
+use oxidiff_kernels::cpu::conv_winograd::Room;
 use oxidiff_kernels::cpu::norm::RowNorm;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 
 use super::packing::{Candidate, Keeps};
+use super::read_through::Way;
 use super::run::{Call, Slot};
 use super::{NAME, Program, attention, convolution, copy, direct, integers, interpret, norm, product, tile};
 use crate::plan::{Access, ConcreteAccess, Plan, Scratch, Step};
@@ -41,7 +42,7 @@ pub(super) struct Maker<'a> {
 pub(super) struct Through<'a> {
     pub norm: &'a Step,
     pub body: &'a Arc<Prepared>,
-    pub ring: Ring,
+    pub way: Way,
 }
 
 /// An operand: where it starts and how it lies.
