@@ -349,7 +349,9 @@ class Detours:
         entry = Eager(error)
         self.is_keeping |= isinstance(error, LeftError) and bool(error.attributes)
         replaced = (
-            frozenset(replaced_modules(self._module)) if entry.is_split or isinstance(error, LeftError) else frozenset()
+            frozenset(replaced_modules(self._module))
+            if entry.is_split or isinstance(error, LeftError | DrawnError)
+            else frozenset()
         )
         if isinstance(self._module, Island) or any(what in str(error) for what in _OF_GRADIENTS):
             # A piece is not split again, and where `forward` itself asks for gradients, pieces have none.
@@ -368,7 +370,10 @@ class Detours:
                 self._settle_stateful(entry, entry.open_ids | replaced)
         elif isinstance(error, DrawnError):
             # Dynamo's pieces draw at another place, and torch 2.15's take what they drew for no float.
-            entry.open_ids = self._way_to(error) or frozenset((id(self._module),))
+            way = self._way_to(error) or frozenset((id(self._module),))
+            entry.open_ids = way
+            if replaced and self._have_most(way | replaced):
+                self._settle_stateful(entry, way | replaced)
         elif isinstance(error, UnsupportedError) and str(error) == self._states.given_up:
             # What changes outside is read in some submodules, mostly; others have programs.
             entry.open_ids = frozenset((id(self._module),))

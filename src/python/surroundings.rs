@@ -373,7 +373,7 @@ impl Surroundings {
         Ok(false)
     }
 
-    /// The names of `forget_changed`; calls `note` with whether each is forgotten.
+    /// The names of `forget_changed`; calls `note` with the flag of each that says whether it is forgotten.
     fn names_changed(
         &self,
         py: Python<'_>,

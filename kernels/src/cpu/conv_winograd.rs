@@ -216,8 +216,8 @@ pub(super) fn work_bytes_of(kernel: &Kernel, conv: &Conv, o: usize, room: Room) 
     (v + cut.results(o, conv.out_channels.div_ceil(kernel.nr))) * 4
 }
 
-/// The ring for an image that is [made](Made) while it is read; `None` where bands read what would be gone, or the ring is not
-/// even half of the image.
+/// The ring for an image that is [made](Made) while it is read; `None` where bands read what would be gone, or the ring would be
+/// more than half of the image.
 pub fn ring(conv: &Conv, o: usize, isa: Isa, room: Room) -> Option<Ring> {
     let ring = ring_of(kernel_for(conv, o, isa, room), conv, o, room)?;
     let pixels = conv.batch * conv.input.iter().product::<usize>();
@@ -226,7 +226,8 @@ pub fn ring(conv: &Conv, o: usize, isa: Isa, room: Room) -> Option<Ring> {
 
 /// The same for [`winograd_with`], whatever it saves.
 pub(super) fn ring_of(kernel: &Kernel, conv: &Conv, o: usize, room: Room) -> Option<Ring> {
-    if conv.kernel[0] > 1 || conv.stride[0] > 1 || conv.padding[0] != 0 || conv.upsample != [1; 3] {
+    let is_by_plane = conv.kernel[0] == 1 && conv.stride[0] == 1 && conv.output[0] == conv.input[0];
+    if !is_by_plane || conv.padding[0] != 0 || conv.upsample != [1; 3] {
         return None;
     }
     let band = match kernel.form.parts() {
@@ -261,8 +262,9 @@ pub struct Work {
 /// runs out.
 ///
 /// # Safety
-/// `x` must be readable at every input position that `conv` describes, or be [made](Made) in a ring as [`ring`] says; `weight` must be readable for the shape that it says, `epilogue` must accept
-/// the results, and `work` be writable and nobody else's meanwhile.
+/// `x` must be readable at every input position that `conv` describes, or be [made](Made) in a ring as [`ring`] says, which
+/// then is nobody else's; `weight` must be readable for the shape that it says, `epilogue` must accept the results, and `work`
+/// be writable and nobody else's meanwhile.
 pub unsafe fn conv_winograd(
     pool: &Pool,
     isa: Isa,

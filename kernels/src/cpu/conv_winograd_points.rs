@@ -89,7 +89,7 @@ pub(super) fn work_bytes(conv: &Conv, o: usize) -> usize {
 /// Tiles of a band, if an image is transformed once, band by band.
 pub(super) fn band_read_once(conv: &Conv, o: usize) -> Option<usize> {
     let cut = Cut::new(conv, o);
-    (cut.ins >= conv.in_channels && cut.outs >= conv.out_channels).then_some(cut.band)
+    cut.is_read_once(conv).then_some(cut.band)
 }
 
 /// How a convolution is cut. Strides are those of f32.
@@ -146,6 +146,11 @@ impl Cut {
         let band = tiles.div_ceil(tiles.div_ceil(most.clamp(MIN_BAND, MAX_BAND))).max(1);
         let m_rows = if is_whole { band } else { tiles } | 1;
         Cut { points, tiles, band, ins, outs, plane, v_row, v_stride: odd_lines(band * v_row), u_stride, m_row, m_rows }
+    }
+
+    /// Whether the image is transformed once.
+    fn is_read_once(&self, conv: &Conv) -> bool {
+        self.ins >= conv.in_channels && self.outs >= conv.out_channels
     }
 
     fn m_stride(&self) -> usize {
@@ -217,6 +222,9 @@ pub unsafe fn multiply_cut(
     epilogue: &dyn Epilogue,
 ) -> Result<(), KernelError> {
     debug_assert_eq!(kernel.form.parts(), PARTS);
+    if x.made.is_some() && !cut.is_read_once(conv) {
+        return Err(KernelError::Shape("an image that is made while it is read is read in one block"));
+    }
     let points = cut.points;
     let [v, u, m] = [0, cut.v_stride, cut.v_stride + cut.u_stride].map(|at| work.wrapping_add(points * at * 4));
     let tiled = Tiled::new(of_form(kernel.isa, Form::F32), conv, x, weight, o);

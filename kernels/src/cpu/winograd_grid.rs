@@ -124,7 +124,8 @@ impl Ring {
 pub struct Made<'a> {
     /// As [`ring`](super::conv_winograd::ring) says.
     pub ring: Ring,
-    /// Makes a part of the image. Called by who drives the convolution, before others read it.
+    /// Makes a part of the image: all channels of all its pixels, and writes nothing else. Called by who drives the convolution,
+    /// outside of its tasks.
     pub make: &'a dyn Fn(Part),
 }
 

@@ -25,6 +25,7 @@ use crate::plan::ConcreteAccess;
 
 struct ConvolutionCall {
     conv: Conv,
+    /// The image, or the ring for its rows.
     x: (Slot, KernelType),
     weight: (Slot, KernelType, [isize; 5]),
     /// The weight slot, if the weight is the whole of one: its strides are the tensor's own.
@@ -226,7 +227,8 @@ impl Call for ConvolutionCall {
                 let x = Image { ptr: ctx.at(self.x.0), dtype: self.x.1, made: None };
                 let convolve = |x: Image| {
                     let tile = algorithm.tile();
-                    // SAFETY: operands are valid by the caller's promise, those of a norm as well; the scratch memory is this step's.
+                    // SAFETY: operands are valid by the caller's promise, those of a norm as well; the scratch memory is this
+                    // step's.
                     unsafe { conv_winograd(ctx.pool, ctx.isa, &self.conv, x, &source, tile, work, epilogue) }
                 };
                 match &self.rows {

@@ -19,7 +19,7 @@ use super::specialize::Maker;
 use super::tile::TileArgs;
 use crate::Result;
 use crate::plan::liveness::LiveRange;
-use crate::plan::{BufferId, BufferKind, Plan, Step};
+use crate::plan::{Access, BufferId, BufferKind, Plan, Step};
 use crate::select::Kernel;
 
 /// Steps of a norm and of the one convolution that reads its result.
@@ -38,7 +38,8 @@ pub(super) struct Way {
 
 /// Every pair of a plan that could be one, at some sizes.
 ///
-/// Nothing else may touch the norm's result, and nobody write over what it reads before the convolution is done.
+/// Nothing else may touch the norm's result, and nobody write over what it reads before the convolution is done. What it reads
+/// is alive then in any case, or small: no arena gets larger.
 pub(super) fn pairs(plan: &Plan) -> Vec<Pair> {
     let mut last_store = vec![None; plan.buffers.len()];
     let mut found = Vec::new();
@@ -59,18 +60,24 @@ fn is_pair(plan: &Plan, norm_at: usize, at: usize) -> bool {
     let ([x, ..], [result]) = (norm.operands.as_slice(), norm.stores.as_slice()) else { return false };
     let read = &convolution.operands[0];
     let (between, later) = (&plan.steps[norm_at + 1..at], &plan.steps[at + 1..]);
-    let touches = |step: &Step| step.accesses().filter(|a| a.buffer == result.buffer).count();
+    let is_arena = |a: &Access| plan.buffers[a.buffer.index()].kind == BufferKind::Arena;
+    let touches = |step: &Step, a: &Access| step.accesses().filter(|other| other.buffer == a.buffer).count();
     let writes_operands = |step: &Step| {
         let mut written = step.stores.iter().chain(&step.scratch);
         written.any(|w| norm.reads().any(|a| a.buffer == w.buffer))
     };
+    let is_small = |load: &Access| load.strides[1..load.strides.len() - 1].iter().all(|stride| stride.is(0));
     norm.kernel == Kernel::GroupNorm
         && norm.body.is_some()
         && result.is_same_place(read)
-        && plan.buffers[result.buffer.index()].kind == BufferKind::Arena
         && (norm.space == read.shape && x.shape == read.shape)
-        && touches(convolution) == 1
-        && between.iter().chain(later).all(|step| touches(step) == 0)
+        // Not in place: the result has memory of its own.
+        && is_arena(result)
+        && norm.reads().all(|a| a.buffer != result.buffer)
+        && touches(convolution, result) == 1
+        && between.iter().chain(later).all(|step| touches(step, result) == 0)
+        && norm.loads.iter().all(|load| load.is_same_place(x) || is_small(load))
+        && (!is_arena(x) || touches(convolution, x) > 0 || later.iter().any(|step| touches(step, x) > 0))
         && !between.iter().chain([convolution]).any(writes_operands)
 }
 
@@ -79,9 +86,7 @@ pub(super) fn arena(plan: &Plan, arena: &[(BufferId, LiveRange)], pairs: &[(Pair
     let mut arena = arena.to_vec();
     for (pair, _) in pairs {
         let norm = &plan.steps[pair.norm];
-        let result = norm.stores[0].buffer;
-        let is_in_place = norm.operands[0].buffer == result;
-        arena.retain(|&(buffer, _)| is_in_place || buffer != result);
+        arena.retain(|(buffer, _)| *buffer != norm.stores[0].buffer);
         for (buffer, range) in &mut arena {
             if norm.reads().chain(&norm.scratch).any(|a| a.buffer == *buffer) {
                 range.last = range.last.max(pair.convolution);
@@ -124,7 +129,8 @@ impl NormRows {
             let space = Space::new(&dims[..space.rank]);
             let mut to = Bound::contiguous(part.to, &space);
             to.strides[height] = part.row as isize;
-            // SAFETY: a part of the operands, which are valid by the promise of the run that calls this; `to` has room for it.
+            // SAFETY: a part of the operands, which are valid by the promise of the run that calls this; `to` has room for it,
+            // as the convolution's ring is this one.
             unsafe { run_loop(ctx.pool, program, &space, &shifted, &[to]) };
         };
         with(Made { ring: self.ring, make: &make })

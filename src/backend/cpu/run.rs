@@ -74,8 +74,8 @@ pub(super) struct SpecializedCpu {
     prepare: Vec<Box<dyn Call>>,
     kept: Vec<KeptForm>,
     derived_limit: usize,
-    /// Steps of norms that convolutions read through.
-    read_through: Vec<usize>,
+    /// Norms that convolutions read through.
+    read_through: Vec<Pair>,
     /// Bytes from the arena's start, for each buffer and scratch buffer; `None` for what lies elsewhere.
     offsets: Vec<Option<usize>>,
     /// Sizes of the inputs of [`Places`](super::places::Places), then of the outputs.
@@ -170,16 +170,20 @@ impl<'a> Making<'a> {
                 true => Box::new(Nothing),
                 false => {
                     let is_read_through = made.pairs.iter().any(|(pair, _)| pair.norm == it.0);
-                    let through =
-                        made.pairs.iter().find(|(pair, _)| pair.convolution == it.0).and_then(|(pair, way)| {
-                            let (norm, body) = (&self.program.plan.steps[pair.norm], &self.program.bodies[pair.norm]);
-                            Some(Through { norm, body: body.as_ref()?, way: *way })
-                        });
+                    let through = made.pairs.iter().find(|(pair, _)| pair.convolution == it.0);
+                    let through = through.map(|&(pair, way)| self.through(pair, way)).transpose()?;
                     Maker { through, is_read_through, ..self.maker(it, &keeps, &mut made.scratch) }.make()?
                 }
             });
         }
         Ok(made)
+    }
+
+    fn through(&self, pair: Pair, way: Way) -> Result<Through<'a>> {
+        let (norm, body) = (&self.program.plan.steps[pair.norm], &self.program.bodies[pair.norm]);
+        let missing =
+            || Error::Backend { backend: NAME, what: "a norm without a body is to be read through".to_owned() };
+        Ok(Through { norm, body: body.as_ref().ok_or_else(missing)?, way })
     }
 
     /// The norms that convolutions read through at these sizes, each with how.
@@ -231,11 +235,11 @@ fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, u
     }
 }
 
-fn cost(step: &Step, bindings: &[i64], is_read_through: bool) -> Result<(u64, u64)> {
+/// Operations of a step, and bytes of what it touches.
+fn cost<'a>(step: &Step, accesses: impl IntoIterator<Item = &'a Access>, bindings: &[i64]) -> Result<(u64, u64)> {
     let flops = step.flops.eval(bindings)?;
     let mut bytes = 0;
-    let all: Vec<&Access> = if is_read_through { step.operands.iter().collect() } else { step.accesses().collect() };
-    for access in all {
+    for access in accesses {
         let concrete: ConcreteAccess = access.concrete(bindings)?;
         let touched = |(size, stride): (&usize, &isize)| if *stride == 0 { 1 } else { *size };
         bytes +=
@@ -274,7 +278,7 @@ impl SpecializedCpu {
             calls,
             kept,
             derived_limit: limit,
-            read_through: pairs.iter().map(|(pair, _)| pair.norm).collect(),
+            read_through: pairs.into_iter().map(|(pair, _)| pair).collect(),
             prepare: prepare.calls,
             offsets,
             shapes,
@@ -389,9 +393,17 @@ impl SpecializedCpu {
 
     /// Operations and bytes of a step.
     fn cost(&self, at: usize) -> (u64, u64) {
-        let step = &self.program.plan.steps[at];
-        let is_read_through = self.read_through.contains(&at);
-        cost(step, &self.bindings, is_read_through).unwrap_or_default()
+        let steps = &self.program.plan.steps;
+        let step = &steps[at];
+        let is_norm = self.read_through.iter().any(|pair| pair.norm == at);
+        let norm = self.read_through.iter().find(|pair| pair.convolution == at).map(|pair| &steps[pair.norm]);
+        match norm {
+            _ if is_norm => cost(step, &step.operands, &self.bindings),
+            None => cost(step, step.accesses(), &self.bindings),
+            // What the norm reads in the place of its result.
+            Some(norm) => cost(step, step.accesses().skip(1).chain(&norm.loads), &self.bindings),
+        }
+        .unwrap_or_default()
     }
 
     fn time(&self, at: usize, start: Instant) -> StepTime {
