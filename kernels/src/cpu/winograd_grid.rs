@@ -145,7 +145,7 @@ pub struct Part {
 }
 
 impl Image<'_> {
-    /// Makes what tiles read and nobody made yet, if it is to be made: all rows before `done` are.
+    /// Makes what tiles read, if it is to be made: from row `done` on, as those before are made, or read by no tile.
     pub(super) fn prepare(&self, conv: &Conv, grid: &Grid, first: usize, tiles: usize, done: &mut usize) {
         let Some(Made { ring, make }) = self.made else { return };
         let height = conv.input[1];

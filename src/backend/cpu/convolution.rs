@@ -135,12 +135,13 @@ pub(super) fn way(maker: &Maker<'_>) -> Result<Option<Way>> {
     let [x, weight] = operands.as_slice() else { return Ok(None) };
     let conv = shape(maker, &x.access, &weight.access)?;
     let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    Ok(match choice(maker, &conv, x_type, weight_type) {
-        Choice::Winograd(algorithm, _) => {
-            conv_winograd::ring(&conv, algorithm.tile(), maker.isa(), maker.room).map(|ring| Way { algorithm, ring })
-        }
-        _ => None,
-    })
+    let algorithm = form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall);
+    if maker.keeps.of(maker.at).is_some() || algorithm == Algorithm::Direct {
+        return Ok(None);
+    }
+    // Also where memory is short: a ring saves more than panels.
+    let ring = conv_winograd::ring(&conv, algorithm.tile(), maker.isa(), maker.room);
+    Ok(ring.map(|ring| Way { algorithm, ring }))
 }
 
 pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {

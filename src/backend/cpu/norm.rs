@@ -82,7 +82,7 @@ impl Call for GroupNormCall {
         let norm = GroupNorm { groups: self.groups, eps: self.eps, gamma: vector(self.gamma), beta: vector(self.beta) };
         let (scale, shift) = (ctx.at(self.scale).cast::<f32>(), ctx.at(self.shift).cast::<f32>());
         let Some(args) = &self.args else {
-            // One by one, as where the body follows: sums are cut in the same way.
+            // One by one, as where the body follows: sums are cut in the same way, and results the same bits.
             return (0..x.batch).try_for_each(|n| {
                 let image = x.image(n);
                 // SAFETY: operands are valid by the caller's promise, scale and shift hold one f32 per image and channel.

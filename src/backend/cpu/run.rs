@@ -400,7 +400,7 @@ impl SpecializedCpu {
         match norm {
             _ if is_norm => cost(step, &step.operands, &self.bindings),
             None => cost(step, step.accesses(), &self.bindings),
-            // What the norm reads in the place of its result.
+            // First of what it touches is the norm's result: in the place of that what the norm reads.
             Some(norm) => cost(step, step.accesses().skip(1).chain(&norm.loads), &self.bindings),
         }
         .unwrap_or_default()

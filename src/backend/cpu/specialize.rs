@@ -33,7 +33,7 @@ pub(super) struct Maker<'a> {
     pub preparing: bool,
     /// Of a convolution, the norm whose rows are made while it runs.
     pub through: Option<Through<'a>>,
-    /// Of a norm, whether that is so.
+    /// Of a norm, whether a convolution makes its result.
     pub is_read_through: bool,
 }
 
