@@ -172,6 +172,12 @@ impl Bound {
         }
         Bound { ptr, strides }
     }
+
+    /// The part of an operand of elements of `dtype` that starts at index `at`, outermost dimension first.
+    pub fn from(&self, at: &[usize], dtype: DType) -> Bound {
+        let elements: isize = at.iter().zip(&self.strides).map(|(&at, stride)| at as isize * stride).sum();
+        Bound { ptr: self.ptr.wrapping_offset(elements * dtype.size_bytes() as isize), ..*self }
+    }
 }
 
 /// An iteration space: the last dimension is columns, the others flattened row-major are rows.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use oxidiff_kernels::cpu::KernelError;
 use oxidiff_kernels::cpu::conv::{Conv, PackedWeight, Weight, conv, conv_unpacked, pack_conv_weight, packs_while_used};
-use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, choose, run, work_bytes};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::{
     ALGORITHMS, Choice, Observed, Site, columns_at_once, install, measure, measure_by, memory_bytes, memory_bytes_by,
     observe, tolerance,
 };
-use oxidiff_kernels::cpu::conv_winograd::{Room, Work};
+use oxidiff_kernels::cpu::conv_winograd::{Room, Work, conv_winograd};
 use oxidiff_kernels::cpu::conv_winograd_points::{BLOCK_STEP, Cut, MAX_CHAIN, WORK_BYTES, cost_per_pair};
 use oxidiff_kernels::cpu::gemm_store::StoreEpilogue;
 use oxidiff_kernels::cpu::verify::{Buffer, compare, conv_cases, reference_conv};
@@ -152,6 +152,23 @@ fn a_copied_image_gives_the_same_as_one_read_in_place() {
     }
 }
 
+/// One of Winograd's forms over an f32 image that lies dense.
+///
+/// # Safety
+/// As [`conv_winograd`].
+unsafe fn winograd(
+    shape: &Conv,
+    algorithm: Algorithm,
+    x: &Buffer,
+    weight: &Weight,
+    work: Work,
+    epilogue: &dyn Epilogue,
+) {
+    let (isa, x) = (Isa::detect(), (x.ptr(), DType::F32).into());
+    // SAFETY: forwarded.
+    unsafe { conv_winograd(Pool::global(), isa, shape, x, weight, algorithm.tile(), work, epilogue).unwrap() };
+}
+
 /// The same layer through the chosen form and through the direct one.
 #[test]
 fn every_form_gives_the_same_convolution() {
@@ -170,14 +187,12 @@ fn every_form_gives_the_same_convolution() {
             let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, 64);
             // SAFETY: dense buffers of the sizes that `shape` says.
             unsafe {
-                let weight = match algorithm {
-                    Algorithm::Direct => {
-                        let panels = pack_conv_weight(Pool::global(), isa, &shape, &weight, memory.ptr_mut());
-                        ConvWeight::Panels(panels)
-                    }
-                    _ => algorithm.unpacked(weight, Work { ptr: memory.ptr_mut(), room: Room::Ample }),
-                };
-                run(Pool::global(), isa, &shape, x.ptr(), DType::F32, &weight, &store).unwrap();
+                if algorithm == Algorithm::Direct {
+                    let panels = pack_conv_weight(Pool::global(), isa, &shape, &weight, memory.ptr_mut());
+                    conv(Pool::global(), isa, &shape, x.ptr(), DType::F32, &panels, &store).unwrap();
+                } else {
+                    winograd(&shape, algorithm, &x, &weight, Work { ptr: memory.ptr_mut(), room: Room::Ample }, &store);
+                }
             }
             // The bar of a single f32 operation: 1e-5 of its largest result.
             for (index, reference) in references.iter().enumerate() {
@@ -201,9 +216,8 @@ fn cuts_give_the_same_results() {
         let mut y = Buffer::zeroed(DType::F32, shape.rows() * outs);
         let store = StoreEpilogue::new(y.ptr_mut(), DType::F32, outs as isize);
         let weight = Weight::contiguous(w.ptr(), DType::F32, shape);
-        let weight = algorithm.unpacked(weight, Work { ptr: memory.ptr_mut(), room });
         // SAFETY: dense buffers of the sizes that `shape` says.
-        unsafe { run(Pool::global(), isa, shape, x.ptr(), DType::F32, &weight, &store).unwrap() };
+        unsafe { winograd(shape, algorithm, &x, &weight, Work { ptr: memory.ptr_mut(), room }, &store) };
         let values: Vec<f64> = (0..shape.rows() * outs).map(|index| y.get(index)).collect();
         (values, memory.len_bytes())
     };
@@ -320,9 +334,8 @@ fn less_room_gives_the_same_results() {
         let bytes = memory.len_bytes();
         assert!(bytes <= last && (room == Room::Ample || bytes <= 5 << 20), "{room:?}: {bytes}");
         last = bytes;
-        let weight = algorithm.unpacked(weight, Work { ptr: memory.ptr_mut(), room });
         // SAFETY: dense buffers of the sizes that `shape` says.
-        unsafe { run(Pool::global(), isa, &shape, x.ptr(), DType::F32, &weight, &store).unwrap() };
+        unsafe { winograd(&shape, algorithm, &x, &weight, Work { ptr: memory.ptr_mut(), room }, &store) };
         let mut errors = references.iter().enumerate().map(|(at, reference)| y.get(at) - reference.sum);
         let error = norm(&mut errors) / norm(&mut references.iter().map(|reference| reference.sum));
         assert!(error <= 1e-5, "{room:?}: {error:e}");

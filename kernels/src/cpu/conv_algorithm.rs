@@ -1,19 +1,19 @@
-//! The choice between the forms of a convolution, behind one interface.
+//! The choice between the forms of a convolution.
 //!
-//! [`choose`] names the form for the sizes of a call. The direct form reads a weight in panels: [`pack_conv_weight`] makes
-//! them, once or for every call. Winograd's forms read the weight as it lies and want memory to work in, [`work_bytes`].
-//! [`run`] follows what it is given.
+//! [`choose`] names the form for the sizes of a call. The direct form, [`conv`], reads a weight in panels:
+//! [`pack_conv_weight`] makes them, once or for every call; or tasks pack what they use, [`conv_unpacked`]. Winograd's forms,
+//! [`conv_winograd`], read the weight as it lies and want memory to work in, [`work_bytes`].
 //!
+//! [`conv`]: super::conv::conv
+//! [`conv_unpacked`]: super::conv::conv_unpacked
 //! [`pack_conv_weight`]: super::conv::pack_conv_weight
+//! [`conv_winograd`]: super::conv_winograd::conv_winograd
 
-use super::KernelError;
-use super::conv::{Conv, PackedWeight, Weight, conv, conv_unpacked};
-use super::conv_winograd::{self, Room, Work, conv_winograd, is_winograd};
+use super::conv::Conv;
+use super::conv_winograd::{self, Room, is_winograd};
 use super::gemm_kernel::select;
 use crate::dtype::DType;
-use crate::epilogue::Epilogue;
 use crate::isa::Isa;
-use crate::pool::Pool;
 
 /// A form of convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,17 +24,6 @@ pub enum Algorithm {
     Winograd2,
     /// Winograd's F(4x4, 3x3): 1/4 of the products, in f32; error about 3e-6.
     Winograd4,
-}
-
-/// A weight in the way one of the forms reads it; borrows its memory, and that to work in, from the caller.
-#[derive(Clone, Copy, Debug)]
-pub enum ConvWeight {
-    /// For [`Algorithm::Direct`].
-    Panels(PackedWeight),
-    /// As it lies, for [`Algorithm::Direct`] where it [packs while used](super::conv::packs_while_used).
-    Unpacked(Weight),
-    /// As it lies, for tiles of that many results a side.
-    Winograd(Weight, usize, Work),
 }
 
 /// How the weight of a call is kept.
@@ -94,45 +83,12 @@ impl Algorithm {
     pub fn applies(self, conv: &Conv) -> bool {
         self == Algorithm::Direct || is_winograd(conv)
     }
-
-    /// The weight as it lies, with memory to work in, for one of Winograd's forms.
-    pub fn unpacked(self, weight: Weight, work: Work) -> ConvWeight {
-        ConvWeight::Winograd(weight, self.tile(), work)
-    }
 }
 
-/// Bytes that [`run`] works in: none for the direct form, whose panels take [`Conv::packed_bytes`].
+/// Bytes that a form works in: none for the direct one, whose panels take [`Conv::packed_bytes`].
 pub fn work_bytes(conv: &Conv, algorithm: Algorithm, isa: Isa, room: Room) -> usize {
     match algorithm {
         Algorithm::Direct => 0,
         _ => conv_winograd::work_bytes(conv, algorithm.tile(), isa, room),
-    }
-}
-
-/// Convolves `x` in the form that its weight is given for.
-///
-/// # Errors
-/// As [`conv`].
-///
-/// # Safety
-/// As [`conv`] and [`conv_winograd`].
-pub unsafe fn run(
-    pool: &Pool,
-    isa: Isa,
-    shape: &Conv,
-    x: *const u8,
-    dtype: DType,
-    weight: &ConvWeight,
-    epilogue: &dyn Epilogue,
-) -> Result<(), KernelError> {
-    // SAFETY: forwarded.
-    unsafe {
-        match weight {
-            ConvWeight::Panels(weight) => conv(pool, isa, shape, x, dtype, weight, epilogue),
-            ConvWeight::Unpacked(weight) => conv_unpacked(pool, isa, shape, x, dtype, weight, epilogue),
-            ConvWeight::Winograd(weight, tile, work) => {
-                conv_winograd(pool, isa, shape, (x, dtype).into(), weight, *tile, *work, epilogue)
-            }
-        }
     }
 }

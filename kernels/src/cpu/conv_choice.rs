@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 
 use super::KernelError;
-use super::conv::{Conv, Weight, pack_conv_weight, pack_conv_weight_for, packs_in_parts, packs_while_used};
-use super::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
-use super::conv_winograd::{Room, Work};
+use super::conv::{
+    Conv, Weight, conv_unpacked, pack_conv_weight, pack_conv_weight_for, packs_in_parts, packs_while_used,
+};
+use super::conv_algorithm::{Algorithm, Keep, work_bytes};
+use super::conv_winograd::{Room, Work, conv_winograd};
 use super::gemm_store::StoreEpilogue;
 use super::pack::SendMut;
 use crate::dtype::DType;
@@ -327,9 +329,20 @@ pub unsafe fn measure_by(
         let (mut running, mut packing) = (Duration::ZERO, Duration::ZERO);
         if algorithm != Algorithm::Direct {
             let start = Instant::now();
-            let weight = algorithm.unpacked(weight, Work { ptr: packed, room: Room::Ample });
+            let work = Work { ptr: packed, room: Room::Ample };
             // SAFETY: every part has the size that the convolution needs, `to` holds all results in f32.
-            unsafe { run(pool, isa, &conv, x, of.dtype, &weight, &store(0))? };
+            unsafe {
+                conv_winograd(
+                    pool,
+                    isa,
+                    &conv,
+                    (x.cast_const(), of.dtype).into(),
+                    &weight,
+                    algorithm.tile(),
+                    work,
+                    &store(0),
+                )?
+            };
             return Ok((start.elapsed(), packing));
         }
         let chunks = (0..conv.out_channels).step_by(at_once).map(|first| {
@@ -341,10 +354,10 @@ pub unsafe fn measure_by(
             let start = Instant::now();
             // SAFETY: as above; the panels of as many columns as a chunk has fit where they are packed.
             unsafe {
-                let weight = ConvWeight::Panels(pack_conv_weight(pool, isa, &chunk, &source, packed));
+                let panels = pack_conv_weight(pool, isa, &chunk, &source, packed);
                 packing += start.elapsed();
                 let start = Instant::now();
-                run(pool, isa, &chunk, x, of.dtype, &weight, &store(first))?;
+                super::conv::conv(pool, isa, &chunk, x, of.dtype, &panels, &store(first))?;
                 running += start.elapsed();
             }
         }
@@ -352,14 +365,14 @@ pub unsafe fn measure_by(
         let start = Instant::now();
         if packs_while_used(isa, &conv, of.dtype, of.weight, pool.threads()) {
             // SAFETY: as above.
-            unsafe { run(pool, isa, &conv, x, of.dtype, &ConvWeight::Unpacked(weight), &store(0))? };
+            unsafe { conv_unpacked(pool, isa, &conv, x, of.dtype, &weight, &store(0))? };
             packing = start.elapsed().saturating_sub(running);
         } else if packs_in_parts(isa, &conv, of.dtype, of.weight) {
             for (first, chunk, source) in chunks {
                 // SAFETY: as above.
                 unsafe {
                     let panels = pack_conv_weight_for(pool, isa, &chunk, of.dtype, &source, packed)?;
-                    run(pool, isa, &chunk, x, of.dtype, &ConvWeight::Panels(panels), &store(first))?;
+                    super::conv::conv(pool, isa, &chunk, x, of.dtype, &panels, &store(first))?;
                 }
             }
             packing = start.elapsed().saturating_sub(running);

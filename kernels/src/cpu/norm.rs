@@ -332,21 +332,40 @@ pub unsafe fn group_norm_apply(
     }
     let mut rest = *space;
     rest.dims[0] = 1;
-    for n in 0..images {
-        let image = x.image(n);
-        let shifted = |b: &Bound, dtype: DType| Bound {
-            ptr: b.ptr.wrapping_offset(n as isize * b.strides[0] * dtype.size_bytes() as isize),
-            ..*b
-        };
-        let ins: Vec<Bound> = loads.iter().zip(program.load_types()).map(|(b, t)| shifted(b, *t)).collect();
-        let outs: Vec<Bound> = stores.iter().zip(program.store_types()).map(|(b, t)| shifted(b, *t)).collect();
+    let apply = |n: usize| {
+        let ins: Vec<Bound> = loads.iter().zip(program.load_types()).map(|(b, t)| b.from(&[n], *t)).collect();
+        let outs: Vec<Bound> = stores.iter().zip(program.store_types()).map(|(b, t)| b.from(&[n], *t)).collect();
         // SAFETY: the part of the caller's memory that belongs to this image.
-        unsafe {
-            group_norm_scale_shift(pool, isa, &image, norm, scale.add(n * x.channels), shift.add(n * x.channels))?;
-            super::tile_exec::run_loop(pool, program, &rest, &ins, &outs);
-        }
-    }
-    Ok(())
+        unsafe { super::tile_exec::run_loop(pool, program, &rest, &ins, &outs) };
+    };
+    // SAFETY: forwarded.
+    unsafe { group_norm_by_image(pool, isa, x, norm, scale, shift, apply) }
+}
+
+/// [`group_norm_scale_shift`] of one image after the other, and after each what is to be done with it. Where an image's sums
+/// are cut depends on how many there are: so results are the same bits, whatever is done.
+///
+/// # Errors
+/// As for [`group_norm_scale_shift`].
+///
+/// # Safety
+/// As for [`group_norm_scale_shift`].
+pub unsafe fn group_norm_by_image(
+    pool: &Pool,
+    isa: Isa,
+    x: &Channels,
+    norm: &GroupNorm,
+    scale: *mut f32,
+    shift: *mut f32,
+    mut after: impl FnMut(usize),
+) -> Result<(), KernelError> {
+    (0..x.batch).try_for_each(|n| {
+        let at = n * x.channels;
+        // SAFETY: the part of the caller's memory that belongs to this image.
+        unsafe { group_norm_scale_shift(pool, isa, &x.image(n), norm, scale.add(at), shift.add(at))? };
+        after(n);
+        Ok(())
+    })
 }
 
 /// Which statistics a row-wise norm uses.

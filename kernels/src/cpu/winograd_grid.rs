@@ -13,7 +13,7 @@ const STRIPE: usize = 16;
 #[derive(Clone, Copy)]
 pub(super) struct Grid {
     /// Planes of all images, and tiles along height and width of one.
-    pub planes: usize,
+    planes: usize,
     rows: usize,
     cols: usize,
     /// Tiles side by side of every stripe but the last, and number of stripes.

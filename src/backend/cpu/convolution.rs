@@ -1,13 +1,12 @@
 //! Convolutions over channels-last images.
 
 use oxidiff_kernels::cpu::conv::{
-    Conv, PackedWeight, Weight, pack_conv_weight, pack_conv_weight_for, packs_while_used,
+    Conv, PackedWeight, Weight, conv, conv_unpacked, pack_conv_weight, pack_conv_weight_for, packs_while_used,
 };
-use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, ConvWeight, Keep, run, work_bytes};
+use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, work_bytes};
 use oxidiff_kernels::cpu::conv_choice::Observed;
 use oxidiff_kernels::cpu::conv_winograd::{self, Image, Room, Work, conv_winograd};
 use oxidiff_kernels::dtype::DType as KernelType;
-use oxidiff_kernels::epilogue::Epilogue;
 use oxidiff_kernels::pool::Pool;
 
 use super::epilogue::{EpilogueArgs, Shifted};
@@ -16,7 +15,7 @@ use super::packing::{Candidate, Chunks, convolution_candidates, form};
 use super::product::float_type;
 use super::read_through::{NormRows, Way};
 use super::run::{Call, Ctx, Slot, whole_parameter};
-use super::specialize::{Maker, Through};
+use super::specialize::{Maker, Operand, Role, Through};
 use crate::Result;
 use crate::backend::KeptForm;
 use crate::backend::tensor::{Memory, SystemMemory};
@@ -90,12 +89,29 @@ fn shape(maker: &Maker<'_>, x: &ConcreteAccess, weight: &ConcreteAccess) -> Resu
     })
 }
 
+/// A step's operands, sizes and element types, of the image and of the weight.
+struct Layer {
+    x: Operand,
+    weight: Operand,
+    conv: Conv,
+    types: [KernelType; 2],
+}
+
+impl Layer {
+    fn of(maker: &Maker<'_>) -> Result<Self> {
+        let Ok([x, weight]) = <[Operand; 2]>::try_from(maker.operands()?) else {
+            return maker.refuse("a convolution step has two operands");
+        };
+        let conv = shape(maker, &x.access, &weight.access)?;
+        let types = [float_type(maker, &x)?, float_type(maker, &weight)?];
+        Ok(Self { x, weight, conv, types })
+    }
+}
+
 /// What the step could keep between runs.
 pub(super) fn candidates(maker: &Maker<'_>) -> Result<Vec<Candidate>> {
-    let operands = maker.operands()?;
-    let ([x, weight], Some(pack)) = (operands.as_slice(), maker.step.pack) else { return Ok(Vec::new()) };
-    let conv = shape(maker, &x.access, &weight.access)?;
-    let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
+    let Some(pack) = maker.step.pack else { return Ok(Vec::new()) };
+    let Layer { conv, types: [x_type, weight_type], .. } = Layer::of(maker)?;
     Ok(convolution_candidates(maker.plan().options, pack, &conv, x_type, weight_type, maker.isa())
         .into_iter()
         .collect())
@@ -131,10 +147,7 @@ fn choice(maker: &Maker<'_>, conv: &Conv, x_type: KernelType, weight_type: Kerne
 
 /// How the convolution takes an image that is made while it runs, if it does.
 pub(super) fn way(maker: &Maker<'_>) -> Result<Option<Way>> {
-    let operands = maker.operands()?;
-    let [x, weight] = operands.as_slice() else { return Ok(None) };
-    let conv = shape(maker, &x.access, &weight.access)?;
-    let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
+    let Layer { conv, types: [x_type, weight_type], .. } = Layer::of(maker)?;
     let algorithm = form(maker.plan().options, &conv, x_type, weight_type, Keep::PerCall);
     if maker.keeps.of(maker.at).is_some() || algorithm == Algorithm::Direct {
         return Ok(None);
@@ -145,16 +158,13 @@ pub(super) fn way(maker: &Maker<'_>) -> Result<Option<Way>> {
 }
 
 pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
-    let step = maker.step;
-    let operands = maker.operands()?;
-    let [x, weight] = operands.as_slice() else { return maker.refuse("a convolution step has two operands") };
-    let conv = shape(maker, &x.access, &weight.access)?;
-    let (x_type, weight_type) = (float_type(maker, x)?, float_type(maker, weight)?);
-    let choice = match maker.through {
-        Some(Through { way: Way { algorithm, .. }, .. }) => {
+    let Layer { x, weight, conv, types: [x_type, weight_type] } = Layer::of(maker)?;
+    let role = maker.role;
+    let choice = match role {
+        Role::Reads(Through { way: Way { algorithm, .. }, .. }) => {
             Choice::Winograd(algorithm, work_bytes(&conv, algorithm, maker.isa(), maker.room))
         }
-        None => choice(maker, &conv, x_type, weight_type),
+        _ => choice(maker, &conv, x_type, weight_type),
     };
     let form = match choice {
         Choice::Kept(kept) => Form::Kept(kept),
@@ -164,14 +174,14 @@ pub(super) fn make(maker: &mut Maker<'_>) -> Result<Box<dyn Call>> {
             Form::Winograd(algorithm, maker.scratch(bytes, "transformed image"), maker.room)
         }
     };
-    let (x, rows) = match maker.through {
-        None => (x.slot, None),
-        Some(Through { norm, body, way }) => {
+    let (x, rows) = match role {
+        Role::Reads(Through { norm, body, way }) => {
             let bytes = way.ring.elements() * x_type.size_bytes();
             (maker.scratch(bytes, "rows of a norm"), Some(NormRows::new(maker, norm, body, way.ring)?))
         }
+        _ => (x.slot, None),
     };
-    let slot = whole_parameter(maker.plan(), &step.operands[1]);
+    let slot = whole_parameter(maker.plan(), &maker.step.operands[1]);
     let weight = (weight.slot, weight_type, weight_strides(&weight.access.strides));
     let epilogue = EpilogueArgs::new(maker)?;
     Ok(Box::new(ConvolutionCall { conv, x: (x, x_type), weight, slot, form, rows, epilogue }))
@@ -189,14 +199,6 @@ impl ConvolutionCall {
             None => Weight { ptr: ctx.at(slot), dtype, strides },
         }
     }
-
-    /// # Safety
-    /// As [`Call::run`]; `weight` must hold the weight of `conv`.
-    unsafe fn convolve(&self, ctx: &Ctx<'_>, conv: &Conv, weight: &ConvWeight, epilogue: &dyn Epilogue) -> Result<()> {
-        let (x, dtype) = (ctx.at(self.x.0), self.x.1);
-        // SAFETY: forwarded.
-        unsafe { run(ctx.pool, ctx.isa, conv, x, dtype, weight, epilogue).map_err(kernel_error) }
-    }
 }
 
 impl Call for ConvolutionCall {
@@ -207,6 +209,7 @@ impl Call for ConvolutionCall {
 
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
         let (source, dtype) = (self.source(ctx), self.weight.1);
+        let (x, x_type) = (ctx.at(self.x.0), self.x.1);
         self.epilogue.with(ctx, |epilogue| match self.form {
             Form::Kept(kept) => {
                 let form = ctx.weights.pack(kept.pack, &mut || {
@@ -217,15 +220,17 @@ impl Call for ConvolutionCall {
                 })?;
                 let weight = PackedWeight::from_raw(form.ptr(), dtype, &self.conv, ctx.isa);
                 // SAFETY: operands are valid by the caller's promise, `form` holds the panels.
-                unsafe { self.convolve(ctx, &self.conv, &ConvWeight::Panels(weight), epilogue) }
+                unsafe { conv(ctx.pool, ctx.isa, &self.conv, x, x_type, &weight, epilogue).map_err(kernel_error) }
             }
             Form::Unpacked => {
                 // SAFETY: operands are valid by the caller's promise.
-                unsafe { self.convolve(ctx, &self.conv, &ConvWeight::Unpacked(source), epilogue) }
+                unsafe {
+                    conv_unpacked(ctx.pool, ctx.isa, &self.conv, x, x_type, &source, epilogue).map_err(kernel_error)
+                }
             }
             Form::Winograd(algorithm, work, room) => {
                 let work = Work { ptr: ctx.at(work), room };
-                let x = Image { ptr: ctx.at(self.x.0), dtype: self.x.1, made: None };
+                let x = Image::from((x.cast_const(), x_type));
                 let convolve = |x: Image| {
                     let tile = algorithm.tile();
                     // SAFETY: operands are valid by the caller's promise, those of a norm as well; the scratch memory is this
@@ -239,16 +244,16 @@ impl Call for ConvolutionCall {
                 .map_err(kernel_error)
             }
             Form::Packed(scratch, chunks) => chunks.iter().try_for_each(|(first, count)| {
-                let conv = Conv { out_channels: count, ..self.conv };
+                let chunk = Conv { out_channels: count, ..self.conv };
                 let from = first as isize * source.strides[0] * dtype.size_bytes() as isize;
                 let source = Weight { ptr: source.ptr.wrapping_offset(from), ..source };
                 let epilogue = Shifted { inner: epilogue, rows: 0, cols: first };
                 // SAFETY: operands are valid by the caller's promise; the scratch memory holds the chunk's panels.
                 unsafe {
                     let to = ctx.at(scratch);
-                    let panels = pack_conv_weight_for(ctx.pool, ctx.isa, &conv, self.x.1, &source, to);
-                    let weight = ConvWeight::Panels(panels.map_err(kernel_error)?);
-                    self.convolve(ctx, &conv, &weight, &epilogue)
+                    let panels = pack_conv_weight_for(ctx.pool, ctx.isa, &chunk, x_type, &source, to);
+                    let panels = panels.map_err(kernel_error)?;
+                    conv(ctx.pool, ctx.isa, &chunk, x, x_type, &panels, &epilogue).map_err(kernel_error)
                 }
             }),
         })

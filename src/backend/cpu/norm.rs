@@ -1,7 +1,7 @@
 //! Norms and softmax.
 
 use oxidiff_kernels::cpu::norm::{
-    ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, group_norm_scale_shift, row_norm,
+    ChannelVector, Channels, GroupNorm, RowInput, RowNorm, group_norm_apply, group_norm_by_image, row_norm,
 };
 use oxidiff_kernels::cpu::softmax::{Matrix, softmax};
 use oxidiff_kernels::dtype::DType as KernelType;
@@ -10,7 +10,7 @@ use oxidiff_kernels::tile::{Bound, MAX_DIMS};
 use super::kernel_error;
 use super::product::float_type;
 use super::run::{Call, Ctx, Slot};
-use super::specialize::{Maker, Operand};
+use super::specialize::{Maker, Operand, Role};
 use super::tile::TileArgs;
 use crate::Result;
 use crate::ir::Op;
@@ -63,7 +63,7 @@ pub(super) fn make_group(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
         beta: vector(1)?,
         scale: maker.operand(scale)?.slot,
         shift: maker.operand(shift)?.slot,
-        args: if maker.is_read_through { None } else { Some(TileArgs::new(maker)?) },
+        args: if let Role::ReadThrough = maker.role { None } else { Some(TileArgs::new(maker)?) },
     }))
 }
 
@@ -81,25 +81,18 @@ impl Call for GroupNormCall {
         let x = Channels { ptr: ctx.at(self.x), ..self.channels };
         let norm = GroupNorm { groups: self.groups, eps: self.eps, gamma: vector(self.gamma), beta: vector(self.beta) };
         let (scale, shift) = (ctx.at(self.scale).cast::<f32>(), ctx.at(self.shift).cast::<f32>());
-        let Some(args) = &self.args else {
-            // One by one, as where the body follows: sums are cut in the same way, and results the same bits.
-            return (0..x.batch).try_for_each(|n| {
-                let image = x.image(n);
-                // SAFETY: operands are valid by the caller's promise, scale and shift hold one f32 per image and channel.
-                let done = unsafe {
-                    let at = n * x.channels;
-                    group_norm_scale_shift(ctx.pool, ctx.isa, &image, &norm, scale.add(at), shift.add(at))
-                };
-                done.map_err(kernel_error)
-            });
+        // SAFETY: operands are valid by the caller's promise, scale and shift hold one f32 per image and channel.
+        let done = unsafe {
+            match &self.args {
+                None => group_norm_by_image(ctx.pool, ctx.isa, &x, &norm, scale, shift, |_| ()),
+                Some(args) => {
+                    let (loads, stores) = args.bind(ctx);
+                    let (program, space) = (&args.program, &args.space);
+                    group_norm_apply(ctx.pool, ctx.isa, &x, &norm, scale, shift, program, space, &loads, &stores)
+                }
+            }
         };
-        let (loads, stores) = args.bind(ctx);
-        let (program, space) = (&args.program, &args.space);
-        // SAFETY: as above.
-        unsafe {
-            group_norm_apply(ctx.pool, ctx.isa, &x, &norm, scale, shift, program, space, &loads, &stores)
-                .map_err(kernel_error)
-        }
+        done.map_err(kernel_error)
     }
 }
 

@@ -123,17 +123,14 @@ impl NormRows {
             at[..height].copy_from_slice(&[part.plane / depth, part.plane % depth][..height]);
             at[height..height + 2].copy_from_slice(&[top, left]);
             dims[height..height + 3].copy_from_slice(&[bottom - top, right - left, space.cols()]);
-            let shifted = loads.iter().zip(program.load_types()).map(|(load, dtype)| {
-                let elements: isize = at.iter().zip(&load.strides).map(|(&at, stride)| at as isize * stride).sum();
-                Bound { ptr: load.ptr.wrapping_offset(elements * dtype.size_bytes() as isize), ..*load }
-            });
-            let shifted: Vec<Bound> = shifted.collect();
+            let from: Vec<Bound> =
+                loads.iter().zip(program.load_types()).map(|(load, dtype)| load.from(&at, *dtype)).collect();
             let space = Space::new(&dims[..space.rank]);
             let mut to = Bound::contiguous(part.to, &space);
             to.strides[height] = part.row as isize;
             // SAFETY: a part of the operands, which are valid by the promise of the run that calls this; `to` has room for it,
             // as the convolution's ring is this one.
-            unsafe { run_loop(ctx.pool, program, &space, &shifted, &[to]) };
+            unsafe { run_loop(ctx.pool, program, &space, &from, &[to]) };
         };
         with(Made { ring: self.ring, make: &make })
     }

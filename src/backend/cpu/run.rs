@@ -11,7 +11,7 @@ use oxidiff_kernels::pool::Pool;
 
 use super::packing::{self, Keeps};
 use super::read_through::{self, Pair, Way};
-use super::specialize::{Maker, Through};
+use super::specialize::{Maker, Role, Through};
 use super::{NAME, Program, convolution, copy};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Memory, SystemMemory, Tensor};
@@ -134,19 +134,7 @@ impl<'a> Making<'a> {
         'a: 'b,
     {
         let Self { program, bindings, room, preparing, .. } = *self;
-        Maker {
-            program,
-            bindings,
-            step,
-            body,
-            at,
-            scratch,
-            keeps,
-            room,
-            preparing,
-            through: None,
-            is_read_through: false,
-        }
+        Maker { program, bindings, step, body, at, scratch, keeps, room, preparing, role: Role::Alone }
     }
 
     fn keeps(&self) -> Result<Keeps> {
@@ -169,21 +157,23 @@ impl<'a> Making<'a> {
             made.calls.push(match self.is_empty(it.1) {
                 true => Box::new(Nothing),
                 false => {
-                    let is_read_through = made.pairs.iter().any(|(pair, _)| pair.norm == it.0);
-                    let through = made.pairs.iter().find(|(pair, _)| pair.convolution == it.0);
-                    let through = through.map(|&(pair, way)| self.through(pair, way)).transpose()?;
-                    Maker { through, is_read_through, ..self.maker(it, &keeps, &mut made.scratch) }.make()?
+                    let role = self.role(it.0, &made.pairs)?;
+                    Maker { role, ..self.maker(it, &keeps, &mut made.scratch) }.make()?
                 }
             });
         }
         Ok(made)
     }
 
-    fn through(&self, pair: Pair, way: Way) -> Result<Through<'a>> {
+    fn role(&self, at: usize, pairs: &[(Pair, Way)]) -> Result<Role<'a>> {
+        if pairs.iter().any(|(pair, _)| pair.norm == at) {
+            return Ok(Role::ReadThrough);
+        }
+        let Some(&(pair, way)) = pairs.iter().find(|(pair, _)| pair.convolution == at) else { return Ok(Role::Alone) };
         let (norm, body) = (&self.program.plan.steps[pair.norm], &self.program.bodies[pair.norm]);
         let missing =
             || Error::Backend { backend: NAME, what: "a norm without a body is to be read through".to_owned() };
-        Ok(Through { norm, body: body.as_ref().ok_or_else(missing)?, way })
+        Ok(Role::Reads(Through { norm, body: body.as_ref().ok_or_else(missing)?, way }))
     }
 
     /// The norms that convolutions read through at these sizes, each with how.

@@ -31,10 +31,18 @@ pub(super) struct Maker<'a> {
     pub room: Room,
     /// The step runs once per weight set, where no scratch memory is.
     pub preparing: bool,
-    /// Of a convolution, the norm whose rows are made while it runs.
-    pub through: Option<Through<'a>>,
-    /// Of a norm, whether a convolution makes its result.
-    pub is_read_through: bool,
+    pub role: Role<'a>,
+}
+
+/// What a step has to do with another one.
+#[derive(Clone, Copy)]
+pub(super) enum Role<'a> {
+    /// Nothing.
+    Alone,
+    /// A norm, whose result a convolution makes.
+    ReadThrough,
+    /// A convolution that makes the rows of a norm's result while it runs.
+    Reads(Through<'a>),
 }
 
 /// A norm that a convolution [reads through](super::read_through).
