@@ -45,6 +45,10 @@ pub enum Unary {
     Abs,
     Exp,
     Log,
+    /// Exact for powers of two.
+    Log2,
+    /// Exact for powers of ten.
+    Log10,
     Sin,
     Cos,
     Tanh,
@@ -80,7 +84,13 @@ pub enum Binary {
     Sub,
     Mul,
     Div,
+    /// Rounded down.
+    FloorDivide,
+    /// With the divisor's sign.
+    Remainder,
     Pow,
+    /// `Atan2(y, x)`: the angle of the point `(x, y)` in radians.
+    Atan2,
     /// NaN if either operand is NaN, as in PyTorch.
     Max,
     /// NaN if either operand is NaN, as in PyTorch.

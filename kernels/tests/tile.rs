@@ -10,11 +10,13 @@ use oxidiff_kernels::isa::Isa;
 use oxidiff_kernels::pool::Pool;
 use oxidiff_kernels::tile::*;
 
-const UNARY: [Unary; 22] = [
+const UNARY: [Unary; 24] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Exp,
     Unary::Log,
+    Unary::Log2,
+    Unary::Log10,
     Unary::Sin,
     Unary::Cos,
     Unary::Tanh,
@@ -34,12 +36,15 @@ const UNARY: [Unary; 22] = [
     Unary::Not,
     Unary::IsNan,
 ];
-const BINARY: [Binary; 15] = [
+const BINARY: [Binary; 18] = [
     Binary::Add,
     Binary::Sub,
     Binary::Mul,
     Binary::Div,
+    Binary::FloorDivide,
+    Binary::Remainder,
     Binary::Pow,
+    Binary::Atan2,
     Binary::Max,
     Binary::Min,
     Binary::Eq,
@@ -116,7 +121,7 @@ fn run_unary(isa: Isa, op: Unary, x: &mut [f32]) -> Vec<f32> {
 fn promise(op: Unary) -> (f64, f32, f32) {
     match op {
         Unary::Exp => (2.0, -87.0, 88.5),
-        Unary::Log => (2.0, 1e-38, 1e38),
+        Unary::Log | Unary::Log2 | Unary::Log10 => (2.0, 1e-38, 1e38),
         Unary::Sin | Unary::Cos => (2.0, -1e6, 1e6),
         Unary::Tanh => (3.0, -30.0, 30.0),
         Unary::Sigmoid | Unary::Silu => (3.0, -80.0, 80.0),
@@ -184,6 +189,128 @@ fn special_values_are_pytorchs() {
                 }
             }
         }
+    }
+}
+
+fn run_binary(isa: Isa, op: Binary, a: &mut [f32], b: &mut [f32]) -> Vec<f32> {
+    let program = TileProgram {
+        instrs: vec![
+            Instr::Load { dst: 0, src: Source::Memory(0) },
+            Instr::Load { dst: 1, src: Source::Memory(1) },
+            Instr::Binary { dst: 0, op, a: 0, b: 1 },
+            Instr::Store { src: 0, out: 0 },
+        ],
+        loads: vec![DType::F32; 2],
+        stores: vec![DType::F32],
+    };
+    let space = Space::new(&[a.len()]);
+    let mut y = vec![f32::NAN; a.len()];
+    let [a, b, to] = [a.as_mut_ptr(), b.as_mut_ptr(), y.as_mut_ptr()].map(|p| Bound::contiguous(p.cast(), &space));
+    // SAFETY: the buffers hold the whole space.
+    unsafe { run_loop(&Pool::new(2), &Prepared::new(&program, isa).unwrap(), &space, &[a, b], &[to]) };
+    y
+}
+
+/// The function itself, by f64; powers without those exponents that programs treat apart.
+fn exact(op: Binary, a: f32, b: f32) -> f32 {
+    if op == Binary::Pow { (a as f64).powf(b as f64) as f32 } else { reference::binary(op, a, b) }
+}
+
+/// Functions of two numbers, and how far their results are off at most, relative.
+const FUNCTIONS: [(Binary, f32); 4] =
+    [(Binary::Pow, 3e-7), (Binary::Atan2, 3e-7), (Binary::Remainder, 0.0), (Binary::FloorDivide, 0.0)];
+
+#[test]
+fn functions_of_two_numbers_are_accurate() {
+    for (op, limit) in FUNCTIONS {
+        let mut rng = Rng(7);
+        // Of every size, near 1, and moderate; powers with exponents that bring results to every size.
+        let (mut a, mut b): (Vec<f32>, Vec<f32>) = (0..60_000)
+            .map(|i| {
+                let mut sized = |low: f32, high: f32| 10f32.powf(low + (high - low) * rng.uniform());
+                let a = match i % 3 {
+                    0 => sized(-37.0, 38.0),
+                    1 => sized(-0.1, 0.1),
+                    _ => sized(-2.0, 2.0),
+                };
+                let b =
+                    if op == Binary::Pow { 86.0 / a.ln().abs().max(1e-6) * sized(-3.0, 0.0) } else { sized(-3.0, 3.0) };
+                (a, if i % 2 == 0 { b } else { -b })
+            })
+            .unzip();
+        if op != Binary::Pow {
+            a.iter_mut().step_by(5).for_each(|a| *a = -*a);
+        } else {
+            // Whole powers of negative numbers.
+            let negative = a.iter_mut().zip(&mut b).step_by(5);
+            negative.filter(|(_, b)| b.abs() < 1e6).for_each(|(a, b)| (*a, *b) = (-*a, b.round()));
+        }
+        for isa in isas() {
+            let y = run_binary(isa, op, &mut a, &mut b);
+            for ((&a, &b), &y) in a.iter().zip(&b).zip(&y) {
+                let exact = exact(op, a, b);
+                let error = if same(exact, y) { 0.0 } else { ((y - exact) / exact).abs() };
+                assert!(error <= limit, "{op:?}({a:e}, {b:e}) on {}: {y:e}, not {exact:e}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_of_two_special_values_are_pytorchs() {
+    let specials = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        2.0,
+        -2.0,
+        3.0,
+        -3.0,
+        0.5,
+        -0.5,
+        2.5,
+        7.5,
+        -7.5,
+        1e-41,
+        -1e-41,
+        1e30,
+        -1e30,
+        16_777_216.0,
+        16_777_217.0,
+        -33_554_435.0,
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    let pairs = specials.iter().flat_map(|&a| specials.iter().map(move |&b| (a, b)));
+    let (mut a, mut b): (Vec<f32>, Vec<f32>) = pairs.unzip();
+    for (op, _) in FUNCTIONS {
+        for isa in isas() {
+            let y = run_binary(isa, op, &mut a, &mut b);
+            for ((&a, &b), &y) in a.iter().zip(&b).zip(&y) {
+                let exact = exact(op, a, b);
+                let near = (y - exact).abs() <= 4e-7 * exact.abs() + 1e-44;
+                let is_sign_same = exact != 0.0 || y.is_sign_negative() == exact.is_sign_negative();
+                let what = format!("{op:?}({a:e}, {b:e}) on {}: {y:e}, not {exact:e}", isa.name());
+                assert!((same(y, exact) || near) && is_sign_same, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn logarithms_of_powers_are_whole() {
+    let mut twos: Vec<f32> = (-149..128).map(|e| 2f64.powi(e) as f32).collect();
+    let mut tens: Vec<f32> = (0..11).map(|e| 10f64.powi(e) as f32).collect();
+    for isa in isas() {
+        let logs = run_unary(isa, Unary::Log2, &mut twos);
+        assert!(logs.iter().zip(-149..128).all(|(log, e)| *log == e as f32), "{}: {logs:?}", isa.name());
+        let logs = run_unary(isa, Unary::Log10, &mut tens);
+        assert!(logs.iter().zip(0..11).all(|(log, e)| *log == e as f32), "{}: {logs:?}", isa.name());
     }
 }
 
@@ -270,7 +397,8 @@ fn random_program(rng: &mut Rng, acc: bool, row_scalars: u8) -> TileProgram {
     }
     let unary =
         [Unary::Neg, Unary::Abs, Unary::Floor, Unary::Relu, Unary::RoundEven, Unary::Not, Unary::IsNan, Unary::Ceil];
-    let binary: Vec<Binary> = BINARY.into_iter().filter(|b| !matches!(b, Binary::Pow | Binary::Div)).collect();
+    let inexact = [Binary::Pow, Binary::Div, Binary::Atan2];
+    let binary: Vec<Binary> = BINARY.into_iter().filter(|op| !inexact.contains(op)).collect();
     for _ in 0..1 + rng.below(12) {
         let [a, b, c] = [0; 3].map(|_| rng.below(regs as usize) as u8);
         let dst = if regs < MAX_REGS as u8 && rng.below(2) == 0 { regs } else { rng.below(regs as usize) as u8 };

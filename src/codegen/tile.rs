@@ -365,6 +365,8 @@ impl<'a> Lowering<'a> {
             UnaryOp::Abs => Unary::Abs,
             UnaryOp::Exp => Unary::Exp,
             UnaryOp::Log => Unary::Log,
+            UnaryOp::Log2 => Unary::Log2,
+            UnaryOp::Log10 => Unary::Log10,
             UnaryOp::Sin => Unary::Sin,
             UnaryOp::Cos => Unary::Cos,
             UnaryOp::Tanh => Unary::Tanh,
@@ -438,7 +440,10 @@ impl<'a> Lowering<'a> {
             BinaryOp::Sub => Binary::Sub,
             BinaryOp::Mul => Binary::Mul,
             BinaryOp::Div => Binary::Div,
+            BinaryOp::FloorDivide => Binary::FloorDivide,
+            BinaryOp::Remainder => Binary::Remainder,
             BinaryOp::Pow => Binary::Pow,
+            BinaryOp::Atan2 => Binary::Atan2,
             BinaryOp::Maximum => Binary::Max,
             BinaryOp::Minimum => Binary::Min,
             BinaryOp::Eq => Binary::Eq,
@@ -450,11 +455,8 @@ impl<'a> Lowering<'a> {
             BinaryOp::LogicalAnd | BinaryOp::BitwiseAnd => Binary::And,
             BinaryOp::LogicalOr | BinaryOp::BitwiseOr => Binary::Or,
             BinaryOp::LogicalXor | BinaryOp::BitwiseXor => return self.exclusive_or(a, b),
-            BinaryOp::FloorDivide
-            | BinaryOp::Remainder
-            | BinaryOp::Atan2
-            | BinaryOp::BitwiseLeftShift
-            | BinaryOp::BitwiseRightShift => return None,
+            // Of integers alone.
+            BinaryOp::BitwiseLeftShift | BinaryOp::BitwiseRightShift => return None,
         };
         self.push2(simple, a, b)
     }

@@ -39,7 +39,12 @@ macro_rules! named_enum {
 named_enum! {
     /// Pointwise ops of one operand.
     UnaryOp {
-        Neg = "neg", Abs = "abs", Sign = "sign", Exp = "exp", Log = "log", Sin = "sin", Cos = "cos", Tanh = "tanh",
+        Neg = "neg", Abs = "abs", Sign = "sign", Exp = "exp", Log = "log",
+        /// Exact for powers of two.
+        Log2 = "log2",
+        /// Exact for powers of ten.
+        Log10 = "log10",
+        Sin = "sin", Cos = "cos", Tanh = "tanh",
         Sqrt = "sqrt", Rsqrt = "rsqrt", Reciprocal = "reciprocal", Sigmoid = "sigmoid", Silu = "silu",
         /// Exact: `0.5 x (1 + erf(x / sqrt 2))`.
         Gelu = "gelu",

@@ -160,10 +160,6 @@ impl<'g> Former<'g> {
 
     fn place_pointwise(&mut self, v: ValueId) {
         let class = node_class(self.graph, v);
-        if class == ComputeClass::F32 && !has_vector_form(self.graph.op(v)) {
-            self.start(GroupKind::Loop, None, v, None);
-            return;
-        }
         let joined = self.best_host(v, class).filter(|&g| self.join(g, v));
         let group = joined.unwrap_or_else(|| self.start(GroupKind::Loop, None, v, Some(class)));
         for i in 0..self.graph.node(v).inputs.len() {
@@ -436,12 +432,6 @@ impl<'g> Former<'g> {
         }
         writer.body
     }
-}
-
-/// Whether a tile program can do the node: what it cannot do must not take a contraction down with it.
-fn has_vector_form(op: &Op) -> bool {
-    use BinaryOp::{Atan2, FloorDivide, Remainder};
-    !matches!(op, Op::Binary(Atan2 | FloorDivide | Remainder))
 }
 
 /// Writes the instructions of one group.

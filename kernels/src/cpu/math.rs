@@ -1,11 +1,12 @@
 //! Elementary functions on vectors of f32.
 //!
 //! Errors are against exact arithmetic over the whole finite range unless said otherwise (see the tests): `exp`, `log`,
-//! `sin`, `cos`, `tanh`, `erf`, `sigmoid` within 2 units in the last place or 3e-7 relative; `gelu` within 6e-7 relative,
-//! including the negative tail where the textbook formula cancels. NaN and infinities come out where PyTorch has them.
+//! `log2`, `log10`, `sin`, `cos`, `tanh`, `atan2`, `erf`, `sigmoid`, `pow` within 2 units in the last place or 3e-7 relative; `gelu`
+//! within 6e-7 relative, including the negative tail where the textbook formula cancels. NaN and infinities come out where
+//! PyTorch has them.
 //!
-//! Polynomials: `exp`, `log`, `sin`, `cos` and `tanh` use the coefficients of Moshier's Cephes; `erf` and `gelu` use
-//! minimax fits made for this file (relative error of the fits: 1.3e-9 and 3.2e-8).
+//! Polynomials: `exp`, `log`, `sin`, `cos` and `tanh` use the coefficients of Moshier's Cephes; `erf`, `gelu`, `log2`
+//! and `atan2` use minimax fits made for this file (relative error of the first two: 1.3e-9 and 3.2e-8).
 
 use super::simd::Simd;
 use std::f32::consts;
@@ -105,9 +106,7 @@ pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
     let r = s.mla(e, s.splat(-2.121_944_4e-4), r);
     let r = s.mla(z, s.splat(-0.5), r);
     let r = s.mla(e, s.splat(0.693_359_4), s.add(f, r));
-    let r = s.select(s.eq(x, s.splat(0.0)), s.splat(f32::NEG_INFINITY), r);
-    let r = s.select(s.eq(x, s.splat(f32::INFINITY)), x, r);
-    s.select(s.le(s.splat(0.0), x), r, s.splat(f32::NAN))
+    log_of(s, x, r)
 }
 
 /// Largest magnitude the vector reduction of `sin` and `cos` is used for; beyond it lanes go through f64.
@@ -457,9 +456,249 @@ pub fn min<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
     s.select(s.ne(a, a), a, s.min_raw(a, b))
 }
 
-/// `a^b`, lane by lane in f64: exact exponents are recognised when a program is prepared, so this is rare.
+/// Where the mantissas of [`log2_split`] are cut: `1 / (1 + i / n)` rounded, and the logarithms of what these are the
+/// reciprocals of, a multiple of 2^-16 and the rest. One of as many as a vector has lanes.
+struct Cuts<const N: usize> {
+    factor: [f32; N],
+    log: [f32; N],
+    low: [f32; N],
+}
+
+static CUTS_16: Cuts<16> = Cuts {
+    factor: [
+        1.0,
+        0.941_176_5,
+        0.888_888_9,
+        0.842_105_27,
+        0.8,
+        0.761_904_8,
+        0.727_272_75,
+        0.695_652_2,
+        0.666_666_7,
+        0.64,
+        0.615_384_64,
+        0.592_592_6,
+        0.571_428_6,
+        0.551_724_14,
+        0.533_333_36,
+        0.516_129,
+    ],
+    log: [
+        0.0,
+        0.087_463_38,
+        0.169_921_88,
+        0.247_924_8,
+        0.321_929_93,
+        0.392_318_73,
+        0.459_426_88,
+        0.523_559_6,
+        0.584_960_94,
+        0.643_859_86,
+        0.700_439_45,
+        0.754_882_8,
+        0.807_357_8,
+        0.857_986_45,
+        0.906_890_87,
+        0.954_193_1,
+    ],
+    low: [
+        0.0,
+        -5.430_303_5e-7,
+        3.115_693_3e-6,
+        2.698_007_2e-6,
+        -1.858_251e-6,
+        -1.329_679_4e-6,
+        4.695_759e-6,
+        2.358_872_3e-6,
+        1.520_225_5e-6,
+        -3.641_259_8e-6,
+        2.112_715_1e-7,
+        4.678_914_6e-6,
+        -2.930_521_8e-6,
+        -5.449_693e-6,
+        -3.487_745e-7,
+        3.238_148e-6,
+    ],
+};
+
+static CUTS_8: Cuts<8> = Cuts {
+    factor: [1.0, 0.888_888_9, 0.8, 0.727_272_75, 0.666_666_7, 0.615_384_64, 0.571_428_6, 0.533_333_36],
+    log: [0.0, 0.169_921_88, 0.321_929_93, 0.459_426_88, 0.584_960_94, 0.700_439_45, 0.807_357_8, 0.906_890_87],
+    low: [
+        0.0,
+        3.115_693_3e-6,
+        -1.858_251e-6,
+        4.695_759e-6,
+        1.520_225_5e-6,
+        2.112_715_1e-7,
+        -2.930_521_8e-6,
+        -3.487_745e-7,
+    ],
+};
+
+/// `log2(x)` of a positive number as a sum of two, within 2^-29 relative, and exact for powers of two. Of zero, infinity and
+/// NaN it is some number.
+#[inline(always)]
+fn log2_split<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
+    // Denormals are brought into range first.
+    let tiny = s.lt(x, s.splat(f32::MIN_POSITIVE));
+    let bits = s.bits(s.select(tiny, s.mul(x, s.splat(8_388_608.0)), x));
+    // 2^e (1 + i / n) is the nearest one to x: where that is 2^(e + 1), i is 0.
+    let wide = S::LANES == 16;
+    let nearest = s.add_i(bits, s.splat_i(if wide { 1 << 18 } else { 1 << 19 }));
+    let e = s.to_float(s.sub_i(s.shr_i::<23>(nearest), s.splat_i(127)));
+    let e = s.select(tiny, s.sub(e, s.splat(23.0)), e);
+    let m = s.sub_i(bits, s.and_i(nearest, s.splat_i(0x7f80_0000)));
+    let m = s.of_bits(s.add_i(m, s.splat_i(0x3f80_0000)));
+    // SAFETY: a vector has as many lanes as the tables have numbers.
+    let [factor, log, log_low] = unsafe {
+        if wide {
+            let i = s.shr_i::<19>(nearest);
+            let tables = [s.load(CUTS_16.factor.as_ptr()), s.load(CUTS_16.log.as_ptr()), s.load(CUTS_16.low.as_ptr())];
+            [s.spread(tables[0], i), s.spread(tables[1], i), s.spread(tables[2], i)]
+        } else {
+            let i = s.shr_i::<20>(nearest);
+            let tables = [s.load(CUTS_8.factor.as_ptr()), s.load(CUTS_8.log.as_ptr()), s.load(CUTS_8.low.as_ptr())];
+            [s.spread(tables[0], i), s.spread(tables[1], i), s.spread(tables[2], i)]
+        }
+    };
+    // m * factor is 1 + r + low, of which only low is rounded away. |r| <= 1 / n.
+    let product = s.mul(m, factor);
+    let (r, low) = (s.sub(product, s.splat(1.0)), s.fma(m, factor, s.neg(product)));
+    let log2_e = s.splat(consts::LOG2_E);
+    let first = s.mul(r, log2_e);
+    let first_low = s.mla(r, s.splat(1.925_963e-8), s.fma(r, log2_e, s.neg(first)));
+    // log2(1 + r + low) is low log2(e) (1 - r) more than log2(1 + r).
+    let first_low = s.mla(low, s.mla(r, s.neg(log2_e), log2_e), first_low);
+    // log2(1 + r) = r log2(e) + r^2 q(r); relative error of the fit 4.9e-10.
+    let q = poly(s, r, [-0.241_755_24, 0.289_818_95, -0.360_671_23, 0.480_896_6, -0.721_347_5]);
+    let rest = s.mla(s.mul(r, r), q, s.add(first_low, log_low));
+    // A multiple of 2^-16 of at most 24 bits, and nothing or more than what is added.
+    let whole = s.add(e, log);
+    let high = s.add(whole, first);
+    let rest = s.add(rest, s.sub(first, s.sub(high, whole)));
+    let sum = s.add(high, rest);
+    (sum, s.sub(rest, s.sub(sum, high)))
+}
+
+/// What logarithms are of zero, infinity, negative numbers and NaN; `y` of all others.
+#[inline(always)]
+fn log_of<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
+    let y = s.select(s.eq(x, s.splat(0.0)), s.splat(f32::NEG_INFINITY), y);
+    let y = s.select(s.eq(x, s.splat(f32::INFINITY)), x, y);
+    s.select(s.le(s.splat(0.0), x), y, s.splat(f32::NAN))
+}
+
+/// Logarithm to base 2, exact for powers of two; NaN below 0, -infinity at 0.
+#[inline(always)]
+pub fn log2<S: Simd>(s: S, x: S::F) -> S::F {
+    log_of(s, x, log2_split(s, x).0)
+}
+
+/// Logarithm to base 10, exact for powers of ten that are f32; NaN below 0, -infinity at 0.
+#[inline(always)]
+pub fn log10<S: Simd>(s: S, x: S::F) -> S::F {
+    let (high, low) = log2_split(s, x);
+    let log = s.splat(consts::LOG10_2);
+    let y = s.mul(high, log);
+    let rest = s.mla(low, log, s.mla(high, s.splat(-1.432_098_9e-8), s.fma(high, log, s.neg(y))));
+    log_of(s, x, s.add(y, rest))
+}
+
+/// `x^y` within 3e-7 relative, but for denormal results; what is not finite, and zeros, as IEEE 754 has it.
+#[inline(always)]
+pub fn pow<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
+    let (zero, one, infinity) = (s.splat(0.0), s.splat(1.0), s.splat(f32::INFINITY));
+    let a = s.abs(x);
+    let (log, log_low) = log2_split(s, a);
+    let z = s.mul(y, log);
+    let z_low = s.mla(y, log_low, s.fma(y, log, s.neg(z)));
+    // Beyond 2^200 there is infinity or nothing. The operand order makes NaN survive the clamp.
+    let z_low = s.select(s.lt(s.abs(z), s.splat(200.0)), z_low, zero);
+    let z = s.min_raw(s.splat(200.0), s.max_raw(s.splat(-200.0), z));
+    let n = s.round_even(z);
+    let p = exp_reduced(s, n, s.mul(s.add(s.sub(z, n), z_low), s.splat(consts::LN_2)));
+    let (falls, rises) = (s.lt(y, zero), s.lt(zero, y));
+    let p = s.select(s.eq(a, zero), s.select(falls, infinity, zero), p);
+    let p = s.select(s.eq(a, infinity), s.select(rises, infinity, zero), p);
+    // Of an infinite power.
+    let p = s.select(s.eq(a, one), one, p);
+    // Negative numbers: of whole powers that are odd, all below 2^24, the sign stays; others but of infinity are none.
+    let whole = s.eq(s.trunc(y), y);
+    let odd = s.shl_i::<31>(s.to_int(s.select(s.lt(s.abs(y), s.splat(16_777_216.0)), y, zero)));
+    let signed = s.of_bits(s.xor_i(s.bits(p), s.and_i(odd, s.bits(x))));
+    let p = s.select(whole, signed, p);
+    let none = s.lt(s.select(whole, zero, x), zero);
+    let p = s.select(none, s.select(s.eq(a, infinity), p, s.splat(f32::NAN)), p);
+    let p = s.select(s.ne(x, x), x, s.select(s.ne(y, y), y, p));
+    s.select(s.eq(x, one), one, s.select(s.eq(y, zero), one, p))
+}
+
+/// Magnitudes of the quotient `a / b` toward zero and of what is left, both exact, and whether that holds in all lanes: it
+/// does where the quotient is below 2^22 and `b` finite.
+#[inline(always)]
+fn divide<S: Simd>(s: S, a: S::F, b: S::F) -> (S::F, S::F, bool) {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    let (a, b) = (s.abs(a), s.abs(b));
+    // Rounded, the quotient may be a whole number that the exact one is just below; never the other way round.
+    let q = s.trunc(s.div(a, b));
+    let r = s.fma(s.neg(q), b, a);
+    let over = s.lt(r, zero);
+    let ordinary = s.select(s.lt(q, s.splat(4_194_304.0)), s.select(s.lt(b, s.splat(f32::INFINITY)), one, zero), zero);
+    let (q, r) = (s.select(over, s.sub(q, one), q), s.select(over, s.add(r, b), r));
+    (q, r, !s.any(s.eq(ordinary, zero)))
+}
+
+/// The sign bits where those of two numbers differ.
+#[inline(always)]
+fn signs_differ<S: Simd>(s: S, a: S::F, b: S::F) -> S::I {
+    s.and_i(s.xor_i(s.bits(a), s.bits(b)), s.splat_i(i32::MIN))
+}
+
+/// The remainder with the sign of `b`, as in Python; a zero has that of `a`. Exact but for the addition of `b`.
+#[inline(always)]
+pub fn remainder<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+    let (_, r, is_exact) = divide(s, a, b);
+    if !is_exact {
+        return lane_by_lane(s, a, b, remainder_f64);
+    }
+    let r = s.with_sign(r, a);
+    let same = s.eq_i(signs_differ(s, a, b), s.splat_i(0));
+    s.select(same, r, s.select(s.eq(r, s.splat(0.0)), r, s.add(r, b)))
+}
+
+/// The quotient rounded down; a zero has the sign that it has.
+#[inline(always)]
+pub fn floor_divide<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+    let (q, r, is_exact) = divide(s, a, b);
+    if !is_exact {
+        return lane_by_lane(s, a, b, floor_divide_f64);
+    }
+    let sign = signs_differ(s, a, b);
+    let down = s.select(s.eq(r, s.splat(0.0)), q, s.add(q, s.splat(1.0)));
+    let q = s.select(s.eq_i(sign, s.splat_i(0)), q, down);
+    s.of_bits(s.or_i(s.bits(q), sign))
+}
+
+fn remainder_f64(a: f64, b: f64) -> f64 {
+    let r = a % b;
+    if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
+}
+
+fn floor_divide_f64(a: f64, b: f64) -> f64 {
+    if b == 0.0 {
+        return a / b;
+    }
+    let r = a % b;
+    let down = if r != 0.0 && (r < 0.0) != (b < 0.0) { 1.0 } else { 0.0 };
+    // Whole but for the rounding of the division; a zero has the division's sign.
+    let q = ((a - r) / b - down).round_ties_even();
+    if q == 0.0 { 0.0_f64.copysign(a / b) } else { q }
+}
+
+/// Each lane by itself.
 #[inline(never)]
-pub fn pow<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+fn lane_by_lane<S: Simd>(s: S, a: S::F, b: S::F, f: fn(f64, f64) -> f64) -> S::F {
     let (mut x, mut y) = ([0f32; 16], [0f32; 16]);
     // SAFETY: LANES <= 16.
     unsafe {
@@ -467,8 +706,43 @@ pub fn pow<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
         s.store(y.as_mut_ptr(), b);
     }
     for (x, y) in x.iter_mut().zip(&y).take(S::LANES) {
-        *x = (*x as f64).powf(*y as f64) as f32;
+        *x = f(*x as f64, *y as f64) as f32;
     }
     // SAFETY: LANES <= 16.
     unsafe { s.load(x.as_ptr()) }
+}
+
+/// The angle of the point `(x, y)` in radians, in -pi..=pi, with the sign of `y`.
+#[inline(always)]
+pub fn atan2<S: Simd>(s: S, y: S::F, x: S::F) -> S::F {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    let (ax, ay) = (s.abs(x), s.abs(y));
+    let (low, high) = (s.min_raw(ax, ay), s.max_raw(ax, ay));
+    let t = s.select(s.eq(low, s.splat(f32::INFINITY)), one, s.div(low, high));
+    let t = s.select(s.eq(high, zero), zero, t);
+    // atan(t) = t + t z p(z), z = t^2; relative error of the fit 2.6e-9.
+    let z = s.mul(t, t);
+    let p = poly(
+        s,
+        z,
+        [
+            -0.001_798_881_8,
+            0.010_939_08,
+            -0.031_225_55,
+            0.058_008_073,
+            -0.084_065_9,
+            0.109_533_45,
+            -0.142_644_85,
+            0.199_985_74,
+            -0.333_333,
+        ],
+    );
+    let angle = s.mla(s.mul(t, z), p, t);
+    // What rounding the quarter and the half turn leaves of them is taken off first.
+    let quarter = s.sub(s.splat(consts::FRAC_PI_2), s.add(angle, s.splat(4.371_139e-8)));
+    let angle = s.select(s.lt(ax, ay), quarter, angle);
+    let half = s.sub(s.splat(consts::PI), s.add(angle, s.splat(8.742_278e-8)));
+    let angle = s.select(s.eq_i(s.shr_i::<31>(s.bits(x)), s.splat_i(1)), half, angle);
+    let angle = s.with_sign(angle, y);
+    s.select(s.ne(x, x), x, s.select(s.ne(y, y), y, angle))
 }

@@ -101,6 +101,8 @@ unary_ops! {
     Abs true |s, a| s.abs(a);
     Exp false |s, a| math::exp(s, a);
     Log false |s, a| math::log(s, a);
+    Log2 false |s, a| math::log2(s, a);
+    Log10 false |s, a| math::log10(s, a);
     Sin false |s, a| math::sin(s, a);
     Cos false |s, a| math::cos(s, a);
     Tanh false |s, a| math::tanh(s, a);
@@ -131,7 +133,10 @@ binary_ops! {
     Sub |s, a, b| s.sub(a, b);
     Mul |s, a, b| s.mul(a, b);
     Div |s, a, b| s.div(a, b);
+    FloorDivide |s, a, b| math::floor_divide(s, a, b);
+    Remainder |s, a, b| math::remainder(s, a, b);
     Pow |s, a, b| math::pow(s, a, b);
+    Atan2 |s, a, b| math::atan2(s, a, b);
     Max |s, a, b| math::max(s, a, b);
     Min |s, a, b| math::min(s, a, b);
     Eq |s, a, b| truth(s, s.eq(a, b));
@@ -607,6 +612,8 @@ pub(super) fn unary_fn(isa: Isa, op: Op1, past: bool) -> OpFn {
             Unary::Abs => pick_unary::<Abs, false>(isa),
             Unary::Exp => pick_unary::<Exp, false>(isa),
             Unary::Log => pick_unary::<Log, false>(isa),
+            Unary::Log2 => pick_unary::<Log2, false>(isa),
+            Unary::Log10 => pick_unary::<Log10, false>(isa),
             Unary::Sin => pick_unary::<Sin, false>(isa),
             Unary::Cos => pick_unary::<Cos, false>(isa),
             Unary::Tanh => pick_unary::<Tanh, false>(isa),
@@ -654,7 +661,10 @@ pub(super) fn binary_fn(isa: Isa, op: Binary, sa: bool, sb: bool, past: bool) ->
         Binary::Sub => binary_kinds::<Sub, false>(isa, sa, sb),
         Binary::Mul => binary_kinds::<Mul, false>(isa, sa, sb),
         Binary::Div => binary_kinds::<Div, false>(isa, sa, sb),
+        Binary::FloorDivide => binary_kinds::<FloorDivide, false>(isa, sa, sb),
+        Binary::Remainder => binary_kinds::<Remainder, false>(isa, sa, sb),
         Binary::Pow => binary_kinds::<Pow, false>(isa, sa, sb),
+        Binary::Atan2 => binary_kinds::<Atan2, false>(isa, sa, sb),
         Binary::Max => binary_kinds::<Max, false>(isa, sa, sb),
         Binary::Min => binary_kinds::<Min, false>(isa, sa, sb),
         Binary::Eq => binary_kinds::<Eq, false>(isa, sa, sb),

@@ -41,6 +41,8 @@ pub fn unary(op: Unary, a: f32) -> f32 {
         Unary::Abs => x.abs(),
         Unary::Exp => x.exp(),
         Unary::Log => x.ln(),
+        Unary::Log2 => x.log2(),
+        Unary::Log10 => x.log10(),
         Unary::Sin => x.sin(),
         Unary::Cos => x.cos(),
         Unary::Tanh => x.tanh(),
@@ -82,6 +84,21 @@ pub fn binary(op: Binary, a: f32, b: f32) -> f32 {
         Binary::Pow if b == -0.5 => 1.0 / a.sqrt(),
         Binary::Pow if b == 3.0 => a * a * a,
         Binary::Pow => (a as f64).powf(b as f64) as f32,
+        Binary::Atan2 => (a as f64).atan2(b as f64) as f32,
+        Binary::Remainder => {
+            let (a, b) = (a as f64, b as f64);
+            let left = a % b;
+            (if left != 0.0 && left.is_sign_negative() != b.is_sign_negative() { left + b } else { left }) as f32
+        }
+        Binary::FloorDivide if b == 0.0 => a / b,
+        Binary::FloorDivide => {
+            let (a, b) = (a as f64, b as f64);
+            let left = a % b;
+            let toward_zero = ((a - left) / b).round();
+            let is_above = left != 0.0 && left.is_sign_negative() != b.is_sign_negative();
+            let below = if is_above { toward_zero - 1.0 } else { toward_zero };
+            (if below == 0.0 { below.abs().copysign(a / b) } else { below }) as f32
+        }
         Binary::Max if a.is_nan() || b.is_nan() => f32::NAN,
         Binary::Max => {
             if a > b {

@@ -123,17 +123,7 @@ def _of_float(formula: Callable[..., Tensor], *, has_integers: bool = False) -> 
 
 
 def _atan(x: Tensor) -> Tensor:
-    """By a polynomial (that of Cephes) near 0, to which what is farther away is brought by an eighth or a quarter turn."""
-    if x.dtype is torch.float64:
-        return torch.atan2(x, torch.ones_like(x))
-    away = x.abs()
-    is_far, is_near = away > math.tan(3 * math.pi / 8), away < math.tan(math.pi / 8)
-    rest = torch.where(is_far, -1 / away, torch.where(is_near, away, (away - 1) / (away + 1)))
-    start = torch.where(is_far, math.pi / 2, torch.where(is_near, 0.0, math.pi / 4))
-    square = rest * rest
-    curve = ((8.05374449538e-2 * square - 1.38776856032e-1) * square + 1.99777106478e-1) * square - 3.33329491539e-1
-    found = start + (curve * square * rest + rest)
-    return torch.where(x < 0, -found, torch.where(x == 0, x, found))
+    return torch.atan2(x, torch.ones((), dtype=x.dtype, device=x.device))
 
 
 def _sinh(x: Tensor) -> Tensor:

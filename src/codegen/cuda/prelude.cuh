@@ -195,6 +195,10 @@ OX_FN float m_exp(float x) { return expf(x); }
 OX_FN double m_exp(double x) { return exp(x); }
 OX_FN float m_log(float x) { return logf(x); }
 OX_FN double m_log(double x) { return log(x); }
+OX_FN float m_log2(float x) { return log2f(x); }
+OX_FN double m_log2(double x) { return log2(x); }
+OX_FN float m_log10(float x) { return log10f(x); }
+OX_FN double m_log10(double x) { return log10(x); }
 OX_FN float m_log1p(float x) { return log1pf(x); }
 OX_FN double m_log1p(double x) { return log1p(x); }
 OX_FN float m_sin(float x) { return sinf(x); }

@@ -812,6 +812,8 @@ fn float_unary(op: UnaryOp, x: &str) -> String {
         UnaryOp::Sign => format!("m_sign({x})"),
         UnaryOp::Exp => format!("m_exp({x})"),
         UnaryOp::Log => format!("m_log({x})"),
+        UnaryOp::Log2 => format!("m_log2({x})"),
+        UnaryOp::Log10 => format!("m_log10({x})"),
         UnaryOp::Sin => format!("m_sin({x})"),
         UnaryOp::Cos => format!("m_cos({x})"),
         UnaryOp::Tanh => format!("m_tanh({x})"),
@@ -849,6 +851,8 @@ fn int_unary(op: UnaryOp, x: &str, dtype: DType) -> String {
         // `ir/infer` gives none of these an integer result.
         UnaryOp::Exp
         | UnaryOp::Log
+        | UnaryOp::Log2
+        | UnaryOp::Log10
         | UnaryOp::Sin
         | UnaryOp::Cos
         | UnaryOp::Tanh

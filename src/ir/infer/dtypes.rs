@@ -95,6 +95,8 @@ fn check_unary(op: UnaryOp, operand: DType, result: DType) -> Check {
         U::RotatePairs
         | U::Exp
         | U::Log
+        | U::Log2
+        | U::Log10
         | U::Sin
         | U::Cos
         | U::Tanh

@@ -71,6 +71,8 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
         UnaryOp::Sign => |x| f64::from(i8::from(x > 0.0) - i8::from(x < 0.0)),
         UnaryOp::Exp => f64::exp,
         UnaryOp::Log => f64::ln,
+        UnaryOp::Log2 => f64::log2,
+        UnaryOp::Log10 => f64::log10,
         UnaryOp::Sin => f64::sin,
         UnaryOp::Cos => f64::cos,
         UnaryOp::Tanh => f64::tanh,
@@ -106,6 +108,8 @@ fn int_unary(op: UnaryOp, dtype: DType) -> fn(i64) -> i64 {
         UnaryOp::BitwiseNot => |x| !x,
         UnaryOp::Exp
         | UnaryOp::Log
+        | UnaryOp::Log2
+        | UnaryOp::Log10
         | UnaryOp::Sin
         | UnaryOp::Cos
         | UnaryOp::Tanh

@@ -7,7 +7,6 @@ rounds once: so do the intermediate values here.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,8 @@ from ..lowering import Lowering, T, opmath, wrapped
 from .registry import row
 
 _UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "exp": "exp", "log": "log", "sin": "sin", "cos": "cos",
-    "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal", "sigmoid": "sigmoid", "silu": "silu",
+    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "exp": "exp", "log": "log", "log2": "log2",
+    "log10": "log10", "sin": "sin", "cos": "cos", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal", "sigmoid": "sigmoid", "silu": "silu",
     "relu": "relu", "erf": "erf", "special_erf": "erf", "floor": "floor", "ceil": "ceil", "round": "round",
     "trunc": "trunc", "fix": "trunc", "logical_not": "logical_not", "bitwise_not": "bitwise_not", "isnan": "isnan",
     "isinf": "isinf", "absolute": "abs", "negative": "neg", "special_expit": "sigmoid",
@@ -250,28 +249,6 @@ def tan(cx: Lowering, x: T) -> T:
     dtype = cx.result()[0]
     wide = opmath(dtype)
     return cx.binary("div", cx.unary("sin", x, wide), cx.unary("cos", x, wide), dtype)
-
-
-@row("log2.default")
-def log2(cx: Lowering, x: T) -> T:
-    return _log(cx, x, 2)
-
-
-@row("log10.default")
-def log10(cx: Lowering, x: T) -> T:
-    return _log(cx, x, 10)
-
-
-def _log(cx: Lowering, x: T, base: int) -> T:
-    """The logarithm to ``base``, whole at its powers: in f64, of whose error a rounding to f32 leaves nothing there."""
-    dtype = cx.result()[0]
-    wide = torch.float64
-    log = cx.binary("mul", cx.unary("log", x, wide), cx.full(1 / math.log(base), wide), wide)
-    if dtype is not wide:
-        return cx.convert(log, dtype)
-    whole = cx.unary("round", log)
-    is_power = cx.binary("eq", cx.binary("pow", cx.full(base, wide), whole, wide), x, torch.bool)
-    return cx.where(is_power, whole, log, wide)
 
 
 @row("log1p.default")
