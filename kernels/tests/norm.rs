@@ -54,15 +54,18 @@ fn group_norm_statistics_survive_a_large_mean() {
             for mean in [0.0, 1000.0] {
                 let (bytes, exact) = encode(dtype, &values(n * hw * (c + 3), mean));
                 let (gamma, beta) = (values(c, 1.0), values(c, 0.0));
-                for isa in isas() {
+                for (isa, is_planar) in isas().flat_map(|isa| [(isa, false), (isa, true)]) {
+                    let wide = c + 3;
+                    let [pixel_stride, channel_stride] = if is_planar { [1, hw] } else { [wide, 1] };
                     let x = Channels {
                         ptr: bytes.as_ptr(),
                         dtype,
                         batch: n,
                         pixels: hw,
                         channels: c,
-                        image_stride: (hw * (c + 3)) as isize,
-                        pixel_stride: (c + 3) as isize,
+                        image_stride: (hw * wide) as isize,
+                        pixel_stride: pixel_stride as isize,
+                        channel_stride: channel_stride as isize,
                     };
                     let vector = |v: &Vec<f32>| ChannelVector { ptr: v.as_ptr().cast(), dtype: DType::F32 };
                     let norm = GroupNorm { groups, eps: 1e-5, gamma: vector(&gamma), beta: vector(&beta) };
@@ -76,8 +79,10 @@ fn group_norm_statistics_survive_a_large_mean() {
                         for g in 0..groups {
                             let per = c / groups;
                             let all: Vec<f64> = (0..hw)
-                                .flat_map(|p| (g * per..(g + 1) * per).map(move |ch| (image * hw + p) * (c + 3) + ch))
-                                .map(|at| exact[at])
+                                .flat_map(|p| {
+                                    (g * per..(g + 1) * per).map(move |ch| p * pixel_stride + ch * channel_stride)
+                                })
+                                .map(|at| exact[image * hw * wide + at])
                                 .collect();
                             let m = all.iter().sum::<f64>() / all.len() as f64;
                             let v = all.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / all.len() as f64;
@@ -107,6 +112,7 @@ fn group_norm_refuses_what_it_cannot_do() {
         channels: 10,
         image_stride: 0,
         pixel_stride: 10,
+        channel_stride: 1,
     };
     let norm = GroupNorm { groups: 3, eps: 1e-5, gamma: ChannelVector::NONE, beta: ChannelVector::NONE };
     let (mut a, mut b) = (vec![0f32; 10], vec![0f32; 10]);
@@ -117,6 +123,10 @@ fn group_norm_refuses_what_it_cannot_do() {
         );
         let norm = GroupNorm { groups: 2, ..norm };
         let int = Channels { dtype: DType::I32, ..x };
+        let far = Channels { pixels: 2, channel_stride: 20, ..x };
+        assert!(
+            group_norm_scale_shift(&Pool::new(1), Isa::detect(), &far, &norm, a.as_mut_ptr(), b.as_mut_ptr()).is_err()
+        );
         assert!(
             group_norm_scale_shift(&Pool::new(1), Isa::detect(), &int, &norm, a.as_mut_ptr(), b.as_mut_ptr()).is_err()
         );
@@ -158,6 +168,7 @@ fn group_norm_applies_in_place() {
             channels: c,
             image_stride: (h * w * c) as isize,
             pixel_stride: c as isize,
+            channel_stride: 1,
         };
         let norm = GroupNorm { groups: 4, eps: 1e-6, gamma: ChannelVector::NONE, beta: ChannelVector::NONE };
         let prepared = Prepared::new(&program, isa).unwrap();
@@ -198,6 +209,8 @@ fn row_norms_match_f64() {
                 (RowNorm::Layer, 0.5, None),
                 (RowNorm::Layer, 300.0, None),
                 (RowNorm::Rms, 0.5, None),
+                (RowNorm::FlooredRms, 0.5, None),
+                (RowNorm::FlooredRms, 0.0, None),
                 (RowNorm::Layer, 0.5, Some(3000.0)),
             ];
             for (kind, mean, first) in cases {
@@ -216,14 +229,16 @@ fn row_norms_match_f64() {
                 for isa in isas() {
                     let prepared = Prepared::new(&program, isa).unwrap();
                     let input = RowInput { bound: x, dtype };
+                    let eps = if (kind, mean) == (RowNorm::FlooredRms, 0.0) { 100.0 } else { 1e-5 };
                     // SAFETY: the buffers hold the space.
-                    unsafe { row_norm(&Pool::new(2), isa, kind, 1e-5, &input, &prepared, &space, &[x, w], &[out]) }
+                    unsafe { row_norm(&Pool::new(2), isa, kind, eps, &input, &prepared, &space, &[x, w], &[out]) }
                         .unwrap();
                     for r in 0..rows {
                         let row = &exact[r * cols..(r + 1) * cols];
                         let m = if kind == RowNorm::Layer { row.iter().sum::<f64>() / cols as f64 } else { 0.0 };
                         let v = row.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / cols as f64;
-                        let rstd = 1.0 / (v + 1e-5).sqrt();
+                        let root = if kind == RowNorm::FlooredRms { v.sqrt().max(eps) } else { (v + eps).sqrt() };
+                        let rstd = 1.0 / root;
                         for (i, x) in row.iter().enumerate() {
                             let e = (x - m) * rstd * weight[i] as f64;
                             // The mean is rounded to f32 before it is subtracted.

@@ -60,10 +60,13 @@ pub fn with_scalar(graph: &Graph, v: ValueId, op: BinaryOp) -> Option<(ValueId, 
     Some((x, graph.as_scalar(c)?))
 }
 
-/// The operand of a mean over the last `n` dimensions, which stay as size 1, and `n`.
-pub fn mean_of_last(graph: &Graph, v: ValueId) -> Option<(ValueId, usize)> {
+/// The operand of a reduction over the last `n` dimensions, which stay as size 1, and `n`.
+pub fn reduced_last(graph: &Graph, v: ValueId, op: ReduceOp) -> Option<(ValueId, usize)> {
     let node = graph.node(v);
-    let Op::Reduce { op: ReduceOp::Mean, dims, keepdim: true } = &node.op else { return None };
+    let Op::Reduce { op: found, dims, keepdim: true } = &node.op else { return None };
+    if *found != op {
+        return None;
+    }
     let rank = graph.ty(node.inputs[0]).rank();
     let mut dims = dims.clone();
     dims.sort_unstable();

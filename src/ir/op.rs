@@ -214,8 +214,9 @@ pub enum Op {
     GroupNorm { num_groups: i64, eps: f64, channel_dim: usize },
     /// `(x, weight?, bias?)` over the last `normalized_ndim` dimensions. One operand more than x is the weight.
     LayerNorm { normalized_ndim: usize, eps: f64 },
-    /// `(x, weight?)` over the last `normalized_ndim` dimensions: `x * rsqrt(mean(x^2) + eps) * weight`.
-    RmsNorm { normalized_ndim: usize, eps: f64 },
+    /// `(x, weight?)` over the last `normalized_ndim` dimensions: `x * rsqrt(mean(x^2) + eps) * weight`, or with `floor`
+    /// `x / max(sqrt(mean(x^2)), eps) * weight`. The text form names `floor` where it is true.
+    RmsNorm { normalized_ndim: usize, eps: f64, floor: bool },
 
     // -- windows -------------------------------------------------------------------------------------------------------
     /// Nearest neighbour over the `scales.len()` dimensions from `first_dim`. Source index of output `i`:
@@ -344,9 +345,14 @@ impl Op {
                 ("eps", Attr::Float(*eps)),
                 ("channel_dim", Attr::int(*channel_dim)),
             ],
-            Op::LayerNorm { normalized_ndim, eps } | Op::RmsNorm { normalized_ndim, eps } => {
+            Op::LayerNorm { normalized_ndim, eps } | Op::RmsNorm { normalized_ndim, eps, floor: false } => {
                 vec![("normalized_ndim", Attr::int(*normalized_ndim)), ("eps", Attr::Float(*eps))]
             }
+            Op::RmsNorm { normalized_ndim, eps, floor: true } => vec![
+                ("normalized_ndim", Attr::int(*normalized_ndim)),
+                ("eps", Attr::Float(*eps)),
+                ("floor", Attr::Bool(true)),
+            ],
             Op::UpsampleNearest { first_dim, scales, exact } => vec![
                 ("first_dim", Attr::int(*first_dim)),
                 ("scales", Attr::Floats(scales.clone())),
@@ -408,7 +414,11 @@ impl Op {
                 channel_dim: a.index("channel_dim")?,
             },
             "layer_norm" => Op::LayerNorm { normalized_ndim: a.index("normalized_ndim")?, eps: a.float("eps")? },
-            "rms_norm" => Op::RmsNorm { normalized_ndim: a.index("normalized_ndim")?, eps: a.float("eps")? },
+            "rms_norm" => Op::RmsNorm {
+                normalized_ndim: a.index("normalized_ndim")?,
+                eps: a.float("eps")?,
+                floor: a.flag("floor")?,
+            },
             "upsample_nearest" => Op::UpsampleNearest {
                 first_dim: a.index("first_dim")?,
                 scales: a.floats("scales")?,
@@ -496,6 +506,11 @@ impl Attributes {
             Attr::Bool(v) => Ok(v),
             _ => Err(self.wrong(key, "a bool")),
         }
+    }
+
+    /// False where it is not named.
+    fn flag(&mut self, key: &str) -> Result<bool> {
+        if self.rest.iter().any(|(name, _)| *name == key) { self.bool(key) } else { Ok(false) }
     }
 
     fn float(&mut self, key: &str) -> Result<f64> {

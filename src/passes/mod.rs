@@ -82,6 +82,7 @@ pub const PIPELINE: &[(Pass, &str)] = &[
     (sink_views::PASS, "permutes have settled; reshapes between a contraction and its residual are left"),
     (canonicalize::PASS, "what stood on both sides of a permute meets"),
     (eliminate_common_subexpressions::PASS, "a value permuted for several users is permuted once"),
+    (recognise_norms::PASS, "channels that a model has in front are last now"),
     (eliminate_dead_code::PASS, "groups look at users"),
 ];
 

@@ -12,7 +12,7 @@ use crate::codegen::{TileBody, TileLoad};
 use crate::ir::{DType, Dim, Graph, Op, ValueId, ValueType};
 use crate::kernel_ir::{Group, GroupKind};
 use crate::select::{Kernel, Layout, integer_reads, operand_layout};
-use crate::target::Target;
+use crate::target::{DeviceKind, Target};
 use crate::{Error, Result};
 
 /// Plans `groups`, which together compute the outputs of `graph`.
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// # Errors
 /// If the groups are not in execution order.
 pub fn build(graph: Arc<Graph>, groups: Vec<Group>, target: &Target, options: PlanOptions) -> Result<Plan> {
-    let mut builder = Builder::new(&graph, groups)?;
+    let mut builder = Builder::new(&graph, groups, target)?;
     for at in 0..builder.ctx.groups.len() {
         builder.emit(at)?;
     }
@@ -41,10 +41,12 @@ struct Builder<'a> {
     steps: Vec<Step>,
     packs: Vec<Pack>,
     pack_index: HashMap<Pack, usize>,
+    /// Group norms can read images whose pixels lie side by side.
+    reads_planes: bool,
 }
 
 impl<'a> Builder<'a> {
-    fn new(graph: &'a Graph, groups: Vec<Group>) -> Result<Self> {
+    fn new(graph: &'a Graph, groups: Vec<Group>, target: &Target) -> Result<Self> {
         let ctx = Context::new(graph, groups)?;
         let mut buffers = Vec::new();
         let targets = place::decide(&ctx, &mut buffers)?;
@@ -58,6 +60,7 @@ impl<'a> Builder<'a> {
             steps: Vec::new(),
             packs: Vec::new(),
             pack_index: HashMap::new(),
+            reads_planes: target.kind == DeviceKind::Cpu,
         })
     }
 
@@ -84,6 +87,7 @@ impl<'a> Builder<'a> {
                 | Kernel::Upsample
                 | Kernel::Interpolate
                 | Kernel::Reduce
+                | Kernel::Scan
                 | Kernel::Pad
                 | Kernel::Copy => self.emit_interpreted(planned),
                 Kernel::Loop => self.emit_loop(planned),
@@ -461,19 +465,26 @@ impl<'a> Builder<'a> {
         let (root, node) = self.root(planned)?;
         let Op::GroupNorm { channel_dim, .. } = node.op else { return Err(self.unplaced(root)) };
         let rank = node.ty.rank();
-        let mut order: Vec<usize> = (0..rank).filter(|&d| d != channel_dim).collect();
-        order.push(channel_dim);
-        let x = self.access(node.inputs[0])?.permute(&order);
-        let x = self.require(planned, node.inputs[0], x, Layout::Rows);
+        let mut last: Vec<usize> = (0..rank).filter(|&d| d != channel_dim).collect();
+        last.push(channel_dim);
+        let x = self.access(node.inputs[0])?;
+        // Where pixels lie side by side, and those of results do, the body walks along them, and nothing moves.
+        let is_planar = self.reads_planes && rank > 2 && x.is_collapsible(2, rank) && self.keeps_columns(planned, &x);
+        let order = if is_planar { (0..rank).collect() } else { last.clone() };
+        let x = match is_planar {
+            true => x.permute(&last),
+            false => self.require(planned, node.inputs[0], x.permute(&last), Layout::Rows),
+        };
         let per_image = [node.ty.shape[0].clone(), node.ty.shape[channel_dim].clone()];
         let (scale, shift) =
             (self.workspace(root, DType::F32, &per_image), self.workspace(root, DType::F32, &per_image));
         let over = |access: &Access| Access {
             shape: order.iter().map(|&d| node.ty.shape[d].clone()).collect(),
-            strides: (0..rank)
-                .map(|d| match d {
+            strides: order
+                .iter()
+                .map(|&d| match d {
                     0 => access.strides[0].clone(),
-                    _ if d + 1 == rank => access.strides[1].clone(),
+                    _ if d == channel_dim => access.strides[1].clone(),
                     _ => Dim::default(),
                 })
                 .collect(),
@@ -485,7 +496,8 @@ impl<'a> Builder<'a> {
         if let Some(at) =
             planned.body.as_ref().and_then(|b| b.loads.iter().position(|l| *l == TileLoad::Value(node.inputs[0])))
         {
-            step.loads[at] = x.clone();
+            let from_last: Vec<usize> = order.iter().map(|d| last.iter().position(|l| l == d).unwrap_or(0)).collect();
+            step.loads[at] = x.permute(&from_last);
         }
         step.operands = vec![x];
         for &v in &node.inputs[1..] {
@@ -495,6 +507,13 @@ impl<'a> Builder<'a> {
         step.scratch = vec![scale, shift];
         self.push(planned, step);
         Ok(())
+    }
+
+    /// Whether neighbours along the last dimension are neighbours in memory, of `x` and of all results.
+    fn keeps_columns(&self, planned: &Planned, x: &Access) -> bool {
+        let wanted = |v: &ValueId| self.targets.wanted[v.index()].as_ref();
+        let stores = planned.body.iter().flat_map(|body| &body.stores);
+        x.has_unit_columns() && stores.filter_map(wanted).all(Access::has_unit_columns)
     }
 
     fn emit_row_norm(&mut self, planned: &Planned) -> Result<()> {

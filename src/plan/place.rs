@@ -232,6 +232,7 @@ fn can_write(producer: &Planned, access: &Access) -> bool {
         | Kernel::Upsample
         | Kernel::Interpolate
         | Kernel::Reduce
+        | Kernel::Scan
         | Kernel::Pad
         | Kernel::Interpret => true,
     }

@@ -43,6 +43,8 @@ pub enum Kernel {
     Interpolate,
     /// Reduction over neighbouring dimensions.
     Reduce,
+    /// Cumulative sums.
+    Scan,
     /// A copy into the middle of a constant.
     Pad,
     /// The interpreter, node by node: correct for everything, fast for nothing.
@@ -68,6 +70,7 @@ impl Kernel {
             Kernel::Upsample => "upsample",
             Kernel::Interpolate => "interpolate",
             Kernel::Reduce => "reduce",
+            Kernel::Scan => "scan",
             Kernel::Pad => "pad",
             Kernel::Interpret => "interpret",
         }
@@ -183,6 +186,7 @@ fn select_direct(graph: &Graph, root: ValueId) -> Kernel {
         Op::UpsampleNearest { scales, .. } if scales.len() <= 3 => Kernel::Upsample,
         Op::Interpolate { .. } if is_kernel_float(node.ty.dtype) => Kernel::Interpolate,
         Op::Reduce { .. } => Kernel::Reduce,
+        Op::Cumsum { .. } => Kernel::Scan,
         Op::Pad { .. } => Kernel::Pad,
         _ => Kernel::Interpret,
     }

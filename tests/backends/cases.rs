@@ -76,6 +76,8 @@ pub const CASES: &[Case] = cases! {
     "sign" 1 ["x: T[s0,s1,5]", "y = T[s0,s1,5] sign(x)"]
     "exp" 4 ["x: T[s0,s1,5]", "y = T[s0,s1,5] exp(x)"]
     "log" 4 ["x: T[s0,s1]", "m = f32[s0,s1] mul(x, x)", "c = f64[] full() {value=1}", "p = f32[s0,s1] add(m, c)", "y = T[s0,s1] log(p)"]
+    "log2" 4 ["x: T[s0,s1]", "m = f32[s0,s1] mul(x, x)", "c = f64[] full() {value=1}", "p = f32[s0,s1] add(m, c)", "y = T[s0,s1] log2(p)"]
+    "log10" 4 ["x: T[s0,s1]", "m = f32[s0,s1] mul(x, x)", "c = f64[] full() {value=1}", "p = f32[s0,s1] add(m, c)", "y = T[s0,s1] log10(p)"]
     "sin" 4 ["x: T[s0,s1,5]", "y = T[s0,s1,5] sin(x)"]
     "cos" 4 ["x: T[s0,s1,5]", "y = T[s0,s1,5] cos(x)"]
     "sin of large numbers" 4 ["x: i64[s1]", "c = i64[] full() {value=251}", "p = f32[s1] mul(x, c)", "y = f32[s1] sin(p)"]
@@ -221,6 +223,7 @@ pub const CASES: &[Case] = cases! {
     "linear with bias" 32 ["x: T[s0,s1,32]", "w @ T[48,32]", "b @ T[48]", "y = T[s0,s1,48] linear(x, w, b)"]
     "linear of one row" 64 ["x: T[64]", "w @ T[32,64]", "b @ T[32]", "y = T[32] linear(x, w, b)"]
     "linear with epilogue" 32 ["x: T[s0,s1,32]", "r: T[s0,s1,48]", "w @ T[48,32]", "b @ T[48]", "l = T[s0,s1,48] linear(x, w, b)", "g = T[s0,s1,48] gelu(l)", "y = T[s0,s1,48] add(g, r)"]
+    "linear with a remainder" 32 ["x: T[s0,s1,32]", "w @ T[48,32]", "b @ T[48]", "l = f32[s0,s1,48] linear(x, w, b)", "a = f32[s0,s1,48] tanh(l)", "c = f64[] full() {value=4}", "p = f32[s0,s1,48] add(a, c)", "d = f64[] full() {value=8}", "y = T[s0,s1,48] remainder(p, d)"]
     "linear of permuted" 6 ["x: T[s0,6,s1]", "w @ T[4,6]", "p = T[s0,s1,6] permute(x) {dims=[0, 2, 1]}", "y = T[s0,s1,4] linear(p, w)"]
     "linear to f32" 32 ["x: T[s1,32]", "w @ T[16,32]", "y = f32[s1,16] linear(x, w)"]
     "linear with computed weight" 8 ["x: T[s1,8]", "w @ T[4,8]", "v @ T[4,8]", "a = T[4,8] add(w, v)", "y = T[s1,4] linear(x, a)"]
@@ -273,6 +276,9 @@ pub const CASES: &[Case] = cases! {
     "layer_norm with modulation" 64 ["x: T[s0,s1,24]", "m: T[s0,1,24]", "h: T[s0,1,24]", "n = T[s0,s1,24] layer_norm(x) {normalized_ndim=1, eps=1e-6}", "c = f64[] full() {value=1}", "o = T[s0,1,24] add(m, c)", "p = T[s0,s1,24] mul(n, o)", "y = T[s0,s1,24] add(p, h)"]
     "rms_norm" 64 ["x: T[s0,s1,24]", "w @ T[24]", "y = T[s0,s1,24] rms_norm(x, w) {normalized_ndim=1, eps=1e-6}"]
     "rms_norm without weight" 64 ["x: T[s0,s1,24]", "y = T[s0,s1,24] rms_norm(x) {normalized_ndim=1, eps=1e-6}"]
+    "rms_norm with a floor" 64 ["x: T[s0,s1,24]", "w @ T[24]", "y = T[s0,s1,24] rms_norm(x, w) {normalized_ndim=1, eps=1e-6, floor=true}"]
+    "rms_norm below its floor" 64 ["x: T[s0,s1,24]", "y = T[s0,s1,24] rms_norm(x) {normalized_ndim=1, eps=50, floor=true}"]
+    "normalize channels" 128 ["x: T[s0,8,s1,6]", "w @ T[8,8,3,3]", "g @ T[8,1,1]", "c = T[s0,8,s1,6] convolution(x, w) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}", "q = f32[s0,8,s1,6] mul(c, c)", "t = f32[s0,1,s1,6] sum(q) {dims=[1], keepdim=true}", "l = f32[s0,1,s1,6] sqrt(t)", "e = f64[] full() {value=1e-12}", "m = f32[s0,1,s1,6] maximum(l, e)", "n = T[s0,8,s1,6] div(c, m)", "z = f64[] full() {value=2.8284271247461903}", "o = T[s0,8,s1,6] mul(n, z)", "y = T[s0,8,s1,6] mul(o, g)"]
 
     // -- rotations of pairs --------------------------------------------------------------------------------------------------------
     "rotate_pairs" 1 ["x: T[s0,s1,6]", "y = T[s0,s1,6] rotate_pairs(x)"]

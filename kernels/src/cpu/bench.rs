@@ -270,8 +270,16 @@ fn start_group_norm(isa: Isa, dtype: DType, pixels: usize, channels: usize) -> R
     Ok(Box::new(move || {
         let space = Space::new(&[1, pixels, channels]);
         let stride = channels as isize;
-        let image_stride = (pixels * channels) as isize;
-        let images = Channels { ptr: x.ptr(), dtype, batch: 1, pixels, channels, image_stride, pixel_stride: stride };
+        let images = Channels {
+            ptr: x.ptr(),
+            dtype,
+            batch: 1,
+            pixels,
+            channels,
+            image_stride: (pixels * channels) as isize,
+            pixel_stride: stride,
+            channel_stride: 1,
+        };
         let vector = |of: &Buffer| ChannelVector { ptr: of.ptr(), dtype };
         let norm = GroupNorm { groups: 32, eps: 1e-5, gamma: vector(&gamma), beta: vector(&beta) };
         let (a, b) = (scale.ptr_mut(), shift.ptr_mut());

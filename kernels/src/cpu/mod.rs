@@ -55,6 +55,7 @@ pub mod norm;
 pub mod pack;
 pub mod reduce;
 pub mod resample;
+pub mod scan;
 pub mod simd;
 pub mod softmax;
 mod tile_affine;

@@ -1,6 +1,6 @@
 //! Normalisation: statistics here, application as a tile program.
 //!
-//! *Group norm* of NHWC images: per-channel sums of `x - k` and `(x - k)^2` over chunks of pixels, `k` being the image's
+//! *Group norm* of images: per-channel sums of `x - k` and `(x - k)^2` over chunks of pixels, `k` being the image's
 //! first pixel, so that a mean far from zero does not eat the variance; chunks and channels are combined in f64. The
 //! result is one scale and one shift per image and channel, `y = x * scale + shift`, which a tile program applies
 //! together with whatever follows (SiLU, a time-embedding shift, ...).
@@ -21,7 +21,7 @@ use crate::pool::{OutOfMemory, Pool};
 use crate::tile::{Bound, MAX_DIMS, Space};
 use crate::{simd_dispatch, with_element};
 
-/// Images of contiguous channels: `x[n][pixel][channel]`.
+/// Images `x[n][pixel][channel]`, of which the channels of a pixel or the pixels of a channel lie side by side.
 #[derive(Clone, Copy, Debug)]
 pub struct Channels {
     /// First element.
@@ -38,6 +38,8 @@ pub struct Channels {
     pub image_stride: isize,
     /// Elements between pixels.
     pub pixel_stride: isize,
+    /// Elements between channels: 1, or `pixel_stride` is.
+    pub channel_stride: isize,
 }
 
 impl Channels {
@@ -110,6 +112,10 @@ pub unsafe fn group_norm_scale_shift(
     if !matches!(x.dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(KernelError::UnsupportedDType(x.dtype));
     }
+    let is_planar = x.channel_stride != 1;
+    if is_planar && x.pixel_stride != 1 && x.pixels > 1 {
+        return Err(KernelError::Shape("neither channels nor pixels are neighbours"));
+    }
     let c = x.channels;
     if x.pixels == 0 {
         // SAFETY: the caller's promise.
@@ -126,7 +132,8 @@ pub unsafe fn group_norm_scale_shift(
     sums.try_reserve_exact(len).map_err(|_| OutOfMemory { bytes: len * 8 })?;
     sums.resize(len, 0.0);
     let (ptr, out) = (Shared(x.ptr.cast_mut()), Shared(sums.as_mut_ptr().cast()));
-    let (dtype, pixels, image_stride, pixel_stride) = (x.dtype, x.pixels, x.image_stride, x.pixel_stride);
+    let (dtype, pixels, image_stride) = (x.dtype, x.pixels, x.image_stride);
+    let (pixel_stride, channel_stride) = (x.pixel_stride, x.channel_stride);
     let size = dtype.size_bytes() as isize;
     // Four rows at a time are more than the processor finds out by itself.
     let ahead = pixels * c * dtype.size_bytes() > features().l2_bytes;
@@ -136,7 +143,13 @@ pub unsafe fn group_norm_scale_shift(
         let (from, to) = (pixels * part / parts, pixels * (part + 1) / parts);
         let own = out.at((task * 2 * c * 8) as isize).cast::<f64>();
         // SAFETY: pixels of the image; the sums of this task; scratch of the size asked for.
-        unsafe { sum_pixels(isa, dtype, image, pixel_stride, from, to, c, ahead, worker.scratch.cast(), own) };
+        unsafe {
+            if is_planar {
+                sum_planes(isa, dtype, image, channel_stride, from, to, c, own);
+            } else {
+                sum_pixels(isa, dtype, image, pixel_stride, from, to, c, ahead, worker.scratch.cast(), own);
+            }
+        }
     })?;
     for n in 0..x.batch {
         // SAFETY: the caller's promise.
@@ -165,11 +178,11 @@ unsafe fn combine(
         total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
     }
     let (first, second) = total.split_at(c);
-    let size = x.dtype.size_bytes();
+    let size = x.channel_stride * x.dtype.size_bytes() as isize;
     for g in 0..norm.groups {
         let channels = g * per_group..(g + 1) * per_group;
         // SAFETY: the first pixel of a non-empty image.
-        let origin = |ch: usize| unsafe { load_scalar(x.dtype, image.add(ch * size)) as f64 };
+        let origin = |ch: usize| unsafe { load_scalar(x.dtype, image.offset(ch as isize * size)) as f64 };
         let count = hw * per_group as f64;
         let mean = channels.clone().map(|ch| first[ch] + hw * origin(ch)).sum::<f64>() / count;
         let square = |ch: usize| {
@@ -302,11 +315,89 @@ unsafe fn sum_pixels_of<S: Simd, E: Element, const AHEAD: bool>(
     }
 }
 
+simd_dispatch! {
+    /// [`sum_pixels`] of pixels that lie side by side, channels `stride` elements apart.
+    unsafe fn sum_planes(
+        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, out: *mut f64,
+    ) = sum_planes_body
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn sum_planes_body<S: Simd>(
+    s: S,
+    dtype: DType,
+    image: *const u8,
+    stride: isize,
+    from: usize,
+    to: usize,
+    c: usize,
+    out: *mut f64,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { with_element!(dtype, e => sum_planes_of(s, e, image, stride, from, to, c, out), else ()) }
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn sum_planes_of<S: Simd, E: Element>(
+    s: S,
+    e: E,
+    image: *const u8,
+    stride: isize,
+    from: usize,
+    to: usize,
+    c: usize,
+    out: *mut f64,
+) {
+    let (l, zero) = (S::LANES, s.splat(0.0));
+    for ch in 0..c {
+        // SAFETY: pixels `from..to` of `c` channels, of which there is a first one, and two rows of `c` f64 of sums.
+        unsafe {
+            let plane = image.offset(ch as isize * stride * E::SIZE as isize);
+            let k = e.get(plane, 0);
+            let kv = s.splat(k);
+            let (mut first, mut second, mut p) = (0f64, 0f64, from);
+            while p + l <= to {
+                let end = to.min(p + CHUNK * 4 * l);
+                let (mut sum, mut square) = ([zero; 4], [zero; 4]);
+                while p + 4 * l <= end {
+                    let mut i = 0;
+                    while i < 4 {
+                        let v = s.sub(e.load(s, plane, p + i * l), kv);
+                        sum[i] = s.add(sum[i], v);
+                        square[i] = s.mla(v, v, square[i]);
+                        i += 1;
+                    }
+                    p += 4 * l;
+                }
+                while p + l <= end {
+                    let v = s.sub(e.load(s, plane, p), kv);
+                    sum[0] = s.add(sum[0], v);
+                    square[0] = s.mla(v, v, square[0]);
+                    p += l;
+                }
+                let sum = s.add(s.add(sum[0], sum[1]), s.add(sum[2], sum[3]));
+                let square = s.add(s.add(square[0], square[1]), s.add(square[2], square[3]));
+                first += s.reduce_add(sum) as f64;
+                second += s.reduce_add(square) as f64;
+            }
+            for p in p..to {
+                let v = e.get(plane, p as isize) - k;
+                first += v as f64;
+                second += (v * v) as f64;
+            }
+            *out.add(ch) += first;
+            *out.add(c + ch) += second;
+        }
+    }
+}
+
 /// Group norm with its application: the statistics of each image, then the program over that image while the caches
 /// still hold it.
 ///
-/// The program's space has the image as its first dimension and channels as its last. It finds `scale` and `shift` among
-/// its loads, bound by the caller with strides `(channels, 0, ..., 0, 1)`.
+/// The program's space has the image as its first dimension. It finds `scale` and `shift` among its loads, bound by the
+/// caller with a stride of `channels` there, 1 where the channels are, and 0 elsewhere.
 ///
 /// # Errors
 /// As for [`group_norm_scale_shift`].
@@ -327,7 +418,7 @@ pub unsafe fn group_norm_apply(
     stores: &[Bound],
 ) -> Result<(), KernelError> {
     let images = if space.rank > 1 { space.dims[0] } else { 1 };
-    if images != x.batch || space.cols() != x.channels {
+    if images != x.batch || space.len() != x.batch * x.pixels * x.channels {
         return Err(KernelError::Shape("the program's space is not that of the images"));
     }
     let mut rest = *space;
@@ -375,6 +466,8 @@ pub enum RowNorm {
     Layer,
     /// Mean square; `RowScalar(0)` is 0.
     Rms,
+    /// Mean square, whose root is `eps` at least, where others add that to the square; `RowScalar(0)` is 0.
+    FlooredRms,
 }
 
 /// Rows of contiguous elements: the last dimension of a space is the row, its stride 1.
@@ -392,7 +485,7 @@ const ROWS: usize = 16;
 /// Layer norm or RMS norm over the last dimension of `space`.
 ///
 /// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean and `RowScalar(1)`
-/// the reciprocal of `sqrt(variance + eps)`. The program loads `x` (as a memory operand), weight and bias itself.
+/// the reciprocal of `sqrt(variance + eps)`, or what its kind says. The program loads `x` (as a memory operand), weight and bias itself.
 ///
 /// # Errors
 /// If `x` is not floating or its rows are not contiguous.
@@ -441,7 +534,13 @@ pub unsafe fn row_norm(
             // SAFETY: rows of `x`.
             unsafe { row_statistics(isa, dtype, &places[..n], cols, kind, &mut found) };
             for (r, (m, v)) in found.iter().take(n).enumerate() {
-                (mean[r], rstd[r]) = (*m as f32, (1.0 / (v + eps).sqrt()) as f32);
+                let root = match kind {
+                    // `max` would hide NaN.
+                    RowNorm::FlooredRms if v.sqrt() < eps => eps,
+                    RowNorm::FlooredRms => v.sqrt(),
+                    _ => (v + eps).sqrt(),
+                };
+                (mean[r], rstd[r]) = (*m as f32, (1.0 / root) as f32);
             }
             let scalars = [mean.as_ptr(), rstd.as_ptr()];
             let block = Block { row_scalars: &scalars, row0, rows: n, cols, ..Block::default() };
@@ -518,7 +617,7 @@ const FAR: f64 = 4.0;
 unsafe fn statistics_of<S: Simd, E: Element>(s: S, e: E, x: *const u8, n: usize, kind: RowNorm) -> (f64, f64) {
     // SAFETY: the caller's promise.
     unsafe {
-        if kind == RowNorm::Rms {
+        if kind != RowNorm::Layer {
             return (0.0, sum_row::<S, _, false>(s, e, x, n, 0.0).1 / n as f64);
         }
         // Distances are measured from an element of the row; their own mean corrects it, and the variance.

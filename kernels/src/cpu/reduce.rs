@@ -84,7 +84,8 @@ pub unsafe fn reduce(pool: &Pool, isa: Isa, op: Reduction, r: &Reduce) -> Result
     let per_outer = if strips { inner.div_ceil(STRIP) } else { inner };
     let units = outer * per_outer;
     let tasks = tasks.min(units);
-    let lines_apart = float && ss[1] == 1 && !matches!(op, ArgMax | ArgMin);
+    let is_position = matches!(op, ArgMax | ArgMin);
+    let lines_apart = float && ss[1] == 1 && !is_position;
     pool.run(tasks, |task, _| {
         let mut unit = units * task / tasks;
         let end = units * (task + 1) / tasks;
@@ -113,7 +114,11 @@ pub unsafe fn reduce(pool: &Pool, isa: Isa, op: Reduction, r: &Reduce) -> Result
                         store_result(to, dst.at((o * ds[0] + i * ds[1]) * to.size_bytes() as isize), *x);
                     }
                     unit += count - 1;
-                } else if matches!(op, ArgMax | ArgMin) {
+                } else if is_position && float && ss[1] == 1 {
+                    let mut at = 0;
+                    place(isa, op == ArgMax, from, p, n, &mut at);
+                    store_position(to, q(i), at);
+                } else if is_position {
                     store_position(to, q(i), position(op == ArgMax, from, p, n, ss[1] * size));
                 } else if matches!(from, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
                     store_result(to, q(i), scalar_real(op, from, p, n, ss[1] * size));
@@ -132,7 +137,7 @@ const LINES: usize = 32;
 /// Columns reduced together.
 const STRIP: usize = 64;
 
-unsafe fn store_result(dtype: DType, p: *mut u8, x: f64) {
+pub(super) unsafe fn store_result(dtype: DType, p: *mut u8, x: f64) {
     // SAFETY: the caller vouches for the place.
     unsafe {
         match dtype {
@@ -192,7 +197,7 @@ fn finish(op: Reduction, acc: f64, n: usize) -> f64 {
     if op == Reduction::Mean { acc / n as f64 } else { acc }
 }
 
-unsafe fn load_f64(dtype: DType, p: *const u8) -> f64 {
+pub(super) unsafe fn load_f64(dtype: DType, p: *const u8) -> f64 {
     // SAFETY: the caller vouches for the element.
     unsafe { if dtype == DType::F64 { p.cast::<f64>().read_unaligned() } else { load_scalar(dtype, p) as f64 } }
 }
@@ -208,7 +213,7 @@ unsafe fn scalar_real(op: Reduction, dtype: DType, p: *const u8, n: usize, strid
     finish(op, acc, n)
 }
 
-unsafe fn load_i64(dtype: DType, p: *const u8) -> i64 {
+pub(super) unsafe fn load_i64(dtype: DType, p: *const u8) -> i64 {
     // SAFETY: the caller vouches for the element.
     unsafe {
         match dtype {
@@ -403,6 +408,39 @@ unsafe fn line_of<S: Simd, E: Element>(s: S, e: E, op: Reduction, x: *const u8, 
         at += 1;
     }
     finish(op, total, n)
+}
+
+simd_dispatch! {
+    /// [`position`] in a contiguous line of a floating type.
+    unsafe fn place(max: bool, dtype: DType, x: *const u8, n: usize, at: &mut usize) = place_body
+}
+
+#[inline(always)]
+unsafe fn place_body<S: Simd>(s: S, max: bool, dtype: DType, x: *const u8, n: usize, at: &mut usize) {
+    // SAFETY: the caller's promise.
+    *at = unsafe { with_element!(dtype, e => place_of(s, e, max, x, n), else 0) };
+}
+
+/// The value first, then the first place that has it.
+#[inline(always)]
+unsafe fn place_of<S: Simd, E: Element>(s: S, e: E, max: bool, x: *const u8, n: usize) -> usize {
+    // SAFETY: a line of `n` elements, of which there is one at least, by the caller's promise.
+    unsafe {
+        let top = line_of(s, e, if max { Reduction::Max } else { Reduction::Min }, x, n) as f32;
+        let (tops, mut at) = (s.splat(top), 0);
+        while at + S::LANES <= n {
+            let v = e.load(s, x, at);
+            if s.any(s.eq(v, tops)) || top.is_nan() && s.any(s.ne(v, v)) {
+                break;
+            }
+            at += S::LANES;
+        }
+        let is_it = |v: f32| v == top || v.is_nan();
+        while at + 1 < n && !is_it(e.get(x, at as isize)) {
+            at += 1;
+        }
+        at
+    }
 }
 
 simd_dispatch! {

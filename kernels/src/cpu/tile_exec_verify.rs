@@ -175,6 +175,7 @@ fn verify_group_norm(isa: Isa, dtype: DType) -> Result<(), String> {
             channels: c,
             image_stride: (pixels * c) as isize,
             pixel_stride: c as isize,
+            channel_stride: 1,
         };
         let norm = GroupNorm { groups, eps: 1e-5, gamma: ChannelVector::NONE, beta: ChannelVector::NONE };
         let (a, b) = (scale.ptr_mut(), shift.ptr_mut());

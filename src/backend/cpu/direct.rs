@@ -7,6 +7,7 @@ use oxidiff_kernels::cpu::gather::{Elements, Indices, Rows, gather, gather_eleme
 use oxidiff_kernels::cpu::interpolate::{Interpolation, interpolate};
 use oxidiff_kernels::cpu::reduce::{Reduce, Reduction, reduce};
 use oxidiff_kernels::cpu::resample::{Axis, Images, nearest};
+use oxidiff_kernels::cpu::scan::{Scan, cumulative_sum};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::tile::{Bound, MAX_DIMS, Space};
 
@@ -15,6 +16,7 @@ use super::specialize::{Maker, Operand};
 use super::{interpret, kernel_error};
 use crate::codegen::tile::kernel_type;
 use crate::ir::{DType, Op, ReduceOp};
+use crate::plan::ConcreteAccess;
 use crate::{Error, Result};
 
 /// The root's op, its only operand and its result; `None` if the step has another form.
@@ -349,6 +351,46 @@ impl Call for ReduceCall {
         let description = Reduce { src: ctx.at(self.src), dst: ctx.at(self.dst), ..self.reduce };
         // SAFETY: operands are valid by the caller's promise.
         unsafe { reduce(ctx.pool, ctx.isa, self.op, &description).map_err(kernel_error) }
+    }
+}
+
+struct ScanCall {
+    scan: Scan,
+    src: Slot,
+    dst: Slot,
+}
+
+// SAFETY: the pointers in `scan` are null until a run fills in its own copy.
+unsafe impl Send for ScanCall {}
+// SAFETY: as above.
+unsafe impl Sync for ScanCall {}
+
+pub(super) fn make_scan(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
+    let Some((Op::Cumsum { dim }, x, out)) = unary(maker)? else { return interpret::make(maker) };
+    let (x_type, out_type) = (x.access.dtype, out.access.dtype);
+    // What converts more than the width of integers rounds before it adds up.
+    let is_alike = x_type == out_type || !x_type.is_float() && matches!(out_type, DType::I64 | DType::I32);
+    let (Some(src_dtype), Some(dst_dtype)) = (kernel_type(x_type), kernel_type(out_type)) else {
+        return interpret::make(maker);
+    };
+    let around = |access: &ConcreteAccess| {
+        let rank = access.shape.len();
+        let (outer, inner) = (access.collapse(0, *dim)?, access.collapse(dim + 1, rank)?);
+        Some(([outer.0, access.shape[*dim], inner.0], [outer.1, access.strides[*dim], inner.1]))
+    };
+    let (Some((sizes, src_strides)), Some((_, dst_strides)), true) = (around(&x.access), around(&out.access), is_alike)
+    else {
+        return interpret::make(maker);
+    };
+    let scan = Scan { src: NOWHERE, src_dtype, sizes, src_strides, dst: NOWHERE, dst_dtype, dst_strides };
+    Ok(Box::new(ScanCall { scan, src: x.slot, dst: out.slot }))
+}
+
+impl Call for ScanCall {
+    unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
+        let scan = Scan { src: ctx.at(self.src), dst: ctx.at(self.dst), ..self.scan };
+        // SAFETY: operands are valid by the caller's promise.
+        unsafe { cumulative_sum(ctx.pool, &scan).map_err(kernel_error) }
     }
 }
 

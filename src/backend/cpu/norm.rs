@@ -52,6 +52,7 @@ pub(super) fn make_group(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
         channels: shape[rank - 1],
         image_stride: x.access.strides[0],
         pixel_stride,
+        channel_stride: if shape[rank - 1] == 1 { 1 } else { x.access.strides[rank - 1] },
     };
     let [scale, shift] = step.scratch.as_slice() else { return maker.refuse("a group norm without its scratch") };
     Ok(Box::new(GroupNormCall {
@@ -105,10 +106,12 @@ struct RowNormCall {
     args: TileArgs,
 }
 
-pub(super) fn make_row(maker: &Maker<'_>, kind: RowNorm) -> Result<Box<dyn Call>> {
+pub(super) fn make_row(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
     let step = maker.step;
-    let eps = match step.root.map(|root| maker.plan().graph.op(root)) {
-        Some(Op::LayerNorm { eps, .. } | Op::RmsNorm { eps, .. }) => *eps,
+    let (kind, eps) = match step.root.map(|root| maker.plan().graph.op(root)) {
+        Some(Op::LayerNorm { eps, .. }) => (RowNorm::Layer, *eps),
+        Some(Op::RmsNorm { eps, floor: true, .. }) => (RowNorm::FlooredRms, *eps),
+        Some(Op::RmsNorm { eps, .. }) => (RowNorm::Rms, *eps),
         _ => return maker.refuse("a norm step without a norm"),
     };
     let operands = maker.operands()?;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use oxidiff_kernels::cpu::conv_winograd::Room;
-use oxidiff_kernels::cpu::norm::RowNorm;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
 
@@ -119,13 +118,13 @@ impl<'a> Maker<'a> {
             Kernel::Convolution => convolution::make(&mut self)?,
             Kernel::Attention => attention::make(&mut self)?,
             Kernel::GroupNorm => norm::make_group(&self)?,
-            Kernel::LayerNorm => norm::make_row(&self, RowNorm::Layer)?,
-            Kernel::RmsNorm => norm::make_row(&self, RowNorm::Rms)?,
+            Kernel::LayerNorm | Kernel::RmsNorm => norm::make_row(&self)?,
             Kernel::Softmax => norm::make_softmax(&self)?,
             Kernel::Gather => direct::make_gather(&self)?,
             Kernel::Upsample => direct::make_upsample(&self)?,
             Kernel::Interpolate => direct::make_interpolate(&self)?,
             Kernel::Reduce => direct::make_reduce(&self)?,
+            Kernel::Scan => direct::make_scan(&self)?,
             Kernel::Pad => direct::make_pad(&self)?,
             Kernel::Interpret => interpret::make(&self)?,
         })

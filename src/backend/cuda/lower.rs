@@ -6,8 +6,8 @@ use oxidiff_kernels::tile::{Instr, Source, TileProgram};
 
 use super::delegate::{self, Around, Delegate, Out};
 use crate::codegen::cuda::{
-    self, Arg, Attention, Chunk, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Product, Provenance,
-    Reduction, RowNorm, Shares, Vector, View,
+    self, Arg, Attention, Chunk, Convolution, Fused, GEMV_ROWS, Grid, GroupNorm, Kernel as Text, Moments, Product,
+    Provenance, Reduction, RowNorm, Shares, Vector, View,
 };
 use crate::codegen::tile::kernel_type;
 use crate::codegen::{TileBody, TileLoad};
@@ -309,6 +309,7 @@ impl Lowering<'_> {
             Kernel::Gather
             | Kernel::Upsample
             | Kernel::Interpolate
+            | Kernel::Scan
             | Kernel::Pad
             | Kernel::Interpret
             | Kernel::Integers => self.scalar(step),
@@ -446,16 +447,18 @@ impl Lowering<'_> {
     }
 
     fn row_norm(&mut self, step: &Step) -> Result<Launches> {
-        let (Some(Op::LayerNorm { eps, .. } | Op::RmsNorm { eps, .. }), [x, ..]) =
-            (step.root.map(|r| self.plan.graph.op(r)), step.operands.as_slice())
-        else {
-            return self.refuse(step, "a norm has an operand");
+        let (moments, eps) = match step.root.map(|r| self.plan.graph.op(r)) {
+            Some(Op::LayerNorm { eps, .. }) => (Moments::Centred, *eps),
+            Some(Op::RmsNorm { eps, floor: true, .. }) => (Moments::Floored, *eps),
+            Some(Op::RmsNorm { eps, .. }) => (Moments::Square, *eps),
+            _ => return self.refuse(step, "a norm step without a norm"),
         };
+        let [x, ..] = step.operands.as_slice() else { return self.refuse(step, "a norm has an operand") };
         let body = self.body(step)?;
         let (row, loads, stores) = (view(x), views(&step.loads), views(&step.stores));
         let own = step.root.and_then(|r| self.plan.graph.node(r).inputs.first().copied());
         let x_load = own.and_then(|v| body.loads.iter().position(|l| *l == TileLoad::Value(v)));
-        let norm = RowNorm { x: &row, centred: step.kernel == Kernel::LayerNorm, eps: *eps, x_load };
+        let norm = RowNorm { x: &row, moments, eps, x_load };
         let fused = Fused { program: &body.program, space: &step.space, loads: &loads, stores: &stores };
         let kernel = cuda::lower_row_norm(&norm, fused, &self.provenance(step));
         Ok(single(self.launch(kernel, places([x].into_iter().chain(&step.loads).chain(&step.stores)))))

@@ -25,7 +25,9 @@ pub use contraction::{Convolution, GEMV_ROWS, Product, lower_convolution, lower_
 pub use flash::{flash_arch, lower_flash};
 pub use grid::{Geometry, Grid, chunk_count, chunk_pixels};
 pub use movement::{lower_channels_last, lower_copy, lower_tap_sums};
-pub use norm::{Chunk, GroupNorm, RowNorm, Shares, lower_group_norm, lower_row_norm, lower_shares, lower_softmax};
+pub use norm::{
+    Chunk, GroupNorm, Moments, RowNorm, Shares, lower_group_norm, lower_row_norm, lower_shares, lower_softmax,
+};
 pub use pointwise::lower_loop;
 pub use reduce::{Reduction, lower_reduce};
 pub use scalar::lower_scalar;

@@ -242,14 +242,25 @@ fn lower_finish(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     w.finish(&part(from, "group_norm_finish"), DType::F32, grid, THREADS)
 }
 
+/// What a norm divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moments {
+    /// The deviation from the mean, which is subtracted: layer norm.
+    Centred,
+    /// The root mean square: RMS norm.
+    Square,
+    /// The same, but at least `eps`, where others add that to the square.
+    Floored,
+}
+
 /// A norm over the last dimension.
 #[derive(Clone, Copy, Debug)]
 pub struct RowNorm<'a> {
     /// The normalised operand, over the space of the body.
     pub x: &'a View,
-    /// Subtracts the mean (layer norm); else RMS norm.
-    pub centred: bool,
-    /// Added to the variance.
+    /// Of what.
+    pub moments: Moments,
+    /// Added to the variance, or what its root counts as at least.
     pub eps: f64,
     /// The body's load that is the normalised operand itself.
     pub x_load: Option<usize>,
@@ -307,7 +318,18 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     let (space, rows, cols, columns) = row_space(fused.space, views);
     let mut w = Writer::new();
     let (p, n, count) = (w.pointer(0, norm.x.dtype, false), w.size(&cols), w.size(&rows));
-    let eps = w.float(norm.eps as f32);
+    let mean_square = format!("row_sum(sum, partial) / (float){n}");
+    let rstd = match norm.moments {
+        // The larger of two roots is the root of the larger; a square that underflows would make no number of a row of zeros.
+        Moments::Floored => {
+            let least = w.float((norm.eps * norm.eps).max(f32::MIN_POSITIVE.into()) as f32);
+            format!("const float rstd = m_rsqrt(m_max({mean_square}, {least}));")
+        }
+        _ => {
+            let eps = w.float(norm.eps as f32);
+            format!("const float rstd = m_rsqrt({mean_square} + {eps});")
+        }
+    };
     open_rows(&mut w, &count, &n);
     let offsets = space.emit_offsets(&mut w, "row", 1, "");
     let load = if rotates(fused.program) { "load_pairs" } else { "load" };
@@ -334,7 +356,7 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     w.line(format!("float kept[{SHORT_PACKS}][V];"));
     w.line("float sum = 0.0f;");
     short(&mut w, &format!("auto& x = kept[k];\n{load}\n}}\n}}"));
-    if norm.centred {
+    if norm.moments == Moments::Centred {
         short(&mut w, "for (int j = 0; j < V; ++j) sum += kept[k][j];\n}\n}");
         w.line(format!("const float mean = row_sum(sum, partial) / (float){n};"));
         w.line("sum = 0.0f;");
@@ -342,12 +364,12 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
         w.line("const float mean = 0.0f;");
     }
     short(&mut w, "for (int j = 0; j < V; ++j) sum += (kept[k][j] - mean) * (kept[k][j] - mean);\n}\n}");
-    w.line(format!("const float rstd = m_rsqrt(row_sum(sum, partial) / (float){n} + {eps});"));
+    w.line(&rstd);
     short(&mut w, "");
     emit(&mut w, &operands("kept[k][j]"));
     w.lines("}\n}\nreturn;\n}");
     w.line("float sum = 0.0f;");
-    if norm.centred {
+    if norm.moments == Moments::Centred {
         pass(&mut w, &load, true, "for (int j = 0; j < V; ++j) sum += x[j];");
         w.line("}");
         w.line(format!("const float mean = row_sum(sum, partial) / (float){n};"));
@@ -355,9 +377,14 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     } else {
         w.line("const float mean = 0.0f;");
     }
-    pass(&mut w, &load, !norm.centred, "for (int j = 0; j < V; ++j) sum += (x[j] - mean) * (x[j] - mean);");
+    pass(
+        &mut w,
+        &load,
+        norm.moments != Moments::Centred,
+        "for (int j = 0; j < V; ++j) sum += (x[j] - mean) * (x[j] - mean);",
+    );
     w.line("}");
-    w.line(format!("const float rstd = m_rsqrt(row_sum(sum, partial) / (float){n} + {eps});"));
+    w.line(&rstd);
     pass(&mut w, &load, false, "");
     emit(&mut w, &operands("x[j]"));
     w.line("}");

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::body::literal;
 use super::writer::Writer;
-use super::{Grid, Kernel, Provenance, THREADS, View, c_type};
+use super::{Grid, Kernel, Moments, Provenance, THREADS, View, c_type};
 use crate::ir::{BinaryOp, DType, Dim, Graph, Op, PoolOp, ReduceOp, UnaryOp, ValueId};
 use crate::{Error, Result};
 
@@ -346,8 +346,13 @@ impl Scalar<'_> {
             Op::GroupNorm { num_groups, eps, channel_dim } => {
                 self.group_norm(value, &inputs, *num_groups, *eps, *channel_dim)?;
             }
-            Op::LayerNorm { normalized_ndim, eps } => self.row_norm(value, &inputs, *normalized_ndim, *eps, true)?,
-            Op::RmsNorm { normalized_ndim, eps } => self.row_norm(value, &inputs, *normalized_ndim, *eps, false)?,
+            Op::LayerNorm { normalized_ndim, eps } => {
+                self.row_norm(value, &inputs, *normalized_ndim, *eps, Moments::Centred)?;
+            }
+            Op::RmsNorm { normalized_ndim, eps, floor } => {
+                let moments = if *floor { Moments::Floored } else { Moments::Square };
+                self.row_norm(value, &inputs, *normalized_ndim, *eps, moments)?;
+            }
             Op::UpsampleNearest { first_dim, scales, exact } => {
                 self.upsample(value, inputs[0], *first_dim, scales, *exact)?;
             }
@@ -578,10 +583,10 @@ impl Scalar<'_> {
     }
 
     /// `mean` and `inverse` of what `element` gives inside the loops that `open` writes.
-    fn moments(&mut self, open: &[String], element: &str, eps: f64, centred: bool) {
+    fn moments(&mut self, open: &[String], element: &str, eps: f64, moments: Moments) {
         let eps = self.w.float(eps as f32);
         self.w.line("double mean = 0.0, square = 0.0, count = 0.0;");
-        if centred {
+        if moments == Moments::Centred {
             open.iter().for_each(|line| self.w.line(line));
             self.w.line(format!("mean += to_double({element}); count += 1.0;"));
             open.iter().for_each(|_| self.w.line("}"));
@@ -591,7 +596,10 @@ impl Scalar<'_> {
         self.w.line(format!("const double d = to_double({element}) - mean;"));
         self.w.line("square += d * d; count += 1.0;");
         open.iter().for_each(|_| self.w.line("}"));
-        self.w.line(format!("const double inverse = m_rsqrt(square / count + {eps});"));
+        self.w.line(match moments {
+            Moments::Floored => format!("const double inverse = 1.0 / m_max(m_sqrt(square / count), (double){eps});"),
+            _ => format!("const double inverse = m_rsqrt(square / count + {eps});"),
+        });
     }
 
     fn group_norm(
@@ -615,7 +623,7 @@ impl Scalar<'_> {
             });
         }
         let element = self.at(inputs[0], &indices)?;
-        self.moments(&open, &element, eps, true);
+        self.moments(&open, &element, eps, Moments::Centred);
         self.affine(value, inputs, &[format!("i{channel_dim}")])
     }
 
@@ -625,7 +633,7 @@ impl Scalar<'_> {
         inputs: &[ValueId],
         normalized: usize,
         eps: f64,
-        centred: bool,
+        moments: Moments,
     ) -> Result<()> {
         let shape = self.shape(value).to_vec();
         let first = shape.len() - normalized;
@@ -637,7 +645,7 @@ impl Scalar<'_> {
             open.push(format!("for (i64 k{d} = 0; k{d} < {size}; ++k{d}) {{"));
         }
         let element = self.at(inputs[0], &indices)?;
-        self.moments(&open, &element, eps, centred);
+        self.moments(&open, &element, eps, moments);
         self.affine(value, inputs, &(first..shape.len()).map(|d| format!("i{d}")).collect::<Vec<_>>())
     }
 

@@ -215,7 +215,7 @@ fn eval_checked(op: &Op, dtype: DType, shape: &[i64], bindings: &[i64], operands
             norm::group_norm(operands, *num_groups, *eps, *channel_dim, dtype)
         }
         Op::LayerNorm { normalized_ndim, eps } => norm::layer_norm(operands, *normalized_ndim, *eps, dtype),
-        Op::RmsNorm { normalized_ndim, eps } => norm::rms_norm(operands, *normalized_ndim, *eps, dtype),
+        Op::RmsNorm { normalized_ndim, eps, floor } => norm::rms_norm(operands, *normalized_ndim, *eps, *floor, dtype),
         Op::UpsampleNearest { first_dim, scales, exact } => {
             window::upsample_nearest(operands[0], *first_dim, scales, *exact, shape)
         }

@@ -61,15 +61,25 @@ pub(super) fn layer_norm(operands: &[&Tensor], normalized_ndim: usize, eps: f64,
     Ok(Tensor::of_floats(dtype, x.shape(), &values))
 }
 
-pub(super) fn rms_norm(operands: &[&Tensor], normalized_ndim: usize, eps: f64, dtype: DType) -> Check<Tensor> {
+pub(super) fn rms_norm(
+    operands: &[&Tensor],
+    normalized_ndim: usize,
+    eps: f64,
+    floor: bool,
+    dtype: DType,
+) -> Check<Tensor> {
     let x = operands[0];
     let len = numel(&x.shape()[x.shape().len() - normalized_ndim..]);
     let (weight, _) = affine(operands, len);
     let mut values = x.to_f64();
     for row in values.chunks_mut(len.max(1)) {
         let mean_square = row.iter().map(|v| v * v).sum::<f64>() / len as f64;
-        let scale = 1.0 / (mean_square + eps).sqrt();
-        row.iter_mut().enumerate().for_each(|(i, v)| *v *= scale * weight[i]);
+        let root = match floor {
+            true if mean_square.sqrt() < eps => eps,
+            true => mean_square.sqrt(),
+            false => (mean_square + eps).sqrt(),
+        };
+        row.iter_mut().enumerate().for_each(|(i, v)| *v *= weight[i] / root);
     }
     Ok(Tensor::of_floats(dtype, x.shape(), &values))
 }

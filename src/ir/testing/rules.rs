@@ -688,7 +688,8 @@ fn row_norm(g: &mut Generator) -> Option<ValueId> {
     let mut operands = vec![x];
     (0..affine).for_each(|_| operands.push(g.parameter(dtype, &[size])));
     let (normalized_ndim, eps) = (1, EPS);
-    let op = if is_rms { Op::RmsNorm { normalized_ndim, eps } } else { Op::LayerNorm { normalized_ndim, eps } };
+    let floor = is_rms && g.rng.one_in(3);
+    let op = if is_rms { Op::RmsNorm { normalized_ndim, eps, floor } } else { Op::LayerNorm { normalized_ndim, eps } };
     Some(g.push(op, &operands, ty.dtype, ty.shape, known))
 }
 

@@ -10,7 +10,9 @@ pub(super) const SOFTMAX: &[Rule] = &[("softmax over the last dimension", softma
 fn one_normalised_dimension(edit: &mut Editor<'_>, node: &Node) -> Option<ValueId> {
     let (op, n) = match &node.op {
         Op::LayerNorm { normalized_ndim, eps } => (Op::LayerNorm { normalized_ndim: 1, eps: *eps }, *normalized_ndim),
-        Op::RmsNorm { normalized_ndim, eps } => (Op::RmsNorm { normalized_ndim: 1, eps: *eps }, *normalized_ndim),
+        &Op::RmsNorm { normalized_ndim, eps, floor } => {
+            (Op::RmsNorm { normalized_ndim: 1, eps, floor }, normalized_ndim)
+        }
         _ => return None,
     };
     if n < 2 {
