@@ -2,11 +2,14 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use oxidiff::backend::{Tensor, Weight};
 use oxidiff::ir::interp;
-use oxidiff::passes::Precision;
-use oxidiff::plan::{BufferKind, MemoryMode};
+use oxidiff::passes::{self, PassCtx, Precision};
+use oxidiff::plan::{self, BufferKind, MemoryMode, PlanOptions};
 use oxidiff::select::Kernel;
+use oxidiff::target::{DeviceKind, Target};
 use support::{Case, borrow, check, graph_of, plan_of, relative};
 
 const DTYPES: [&str; 3] = ["f32", "f16", "bf16"];
@@ -151,6 +154,101 @@ return %5, %7, %9, %10, %11
 #[test]
 fn norms() {
     check_all(NORMS, 256);
+}
+
+/// Norms over channels, which a convolution leaves last: that of Wan's and Qwen-Image's decoders, ConvNeXt's, and one over channels and width.
+const CHANNEL_NORMS: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "height" = [5, 8]
+input 0 "x": T[s0,16,s1,6]
+parameter 0 "w": T[16,16,1,1]
+parameter 1 "g": T[16,1,1]
+%0: T[s0,16,s1,6] = input() {index=0}
+%1: T[16,16,1,1] = parameter() {index=0}
+%2: T[16,1,1] = parameter() {index=1}
+%3: f64[] = full() {value=1e-5}
+%4: T[s0,16,s1,6] = convolution(%0, %1) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=false}
+%5: f32[s0,16,s1,6] = mul(%4, %4)
+%6: f32[s0,1,s1,6] = sum(%5) {dims=[1], keepdim=true}
+%7: f32[s0,1,s1,6] = sqrt(%6)
+%8: f32[s0,1,s1,6] = maximum(%7, %3)
+%9: T[s0,16,s1,6] = div(%4, %8)
+%10: f64[] = full() {value=4}
+%11: T[s0,16,s1,6] = mul(%9, %10)
+%12: T[s0,16,s1,6] = mul(%11, %2)
+%13: T[s0,16,s1,6] = convolution(%12, %1) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=false}
+%14: f32[s0,1,s1,6] = mean(%13) {dims=[1], keepdim=true}
+%15: f32[s0,16,s1,6] = sub(%13, %14)
+%16: f32[s0,16,s1,6] = mul(%15, %15)
+%17: f32[s0,1,s1,6] = mean(%16) {dims=[1], keepdim=true}
+%18: f32[s0,1,s1,6] = add(%17, %3)
+%19: f32[s0,1,s1,6] = sqrt(%18)
+%20: T[s0,16,s1,6] = div(%15, %19)
+%21: T[s0,16,s1,6] = mul(%20, %2)
+%22: T[s0,16,s1,6] = add(%21, %2)
+%23: T[s0,16,s1,6] = convolution(%22, %1) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=false}
+%24: f32[s0,16,s1,6] = mul(%23, %23)
+%25: f32[s0,1,s1,1] = mean(%24) {dims=[1, 3], keepdim=true}
+%26: f32[s0,1,s1,1] = add(%25, %3)
+%27: f32[s0,1,s1,1] = rsqrt(%26)
+%28: T[s0,16,s1,6] = mul(%23, %27)
+%29: T[s0,16,s1,6] = convolution(%28, %1) {stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1, channels_last=false}
+return %29
+"#;
+
+#[test]
+fn norms_of_channels_in_front() {
+    check_all(CHANNEL_NORMS, 512);
+    let graph = graph_of(&typed(CHANNEL_NORMS, "f32"));
+    let plan = plan_of(graph, Precision::Fast, MemoryMode::Fast);
+    let steps: Vec<Kernel> = plan.steps.iter().map(|s| s.kernel).filter(|kernel| *kernel != Kernel::Copy).collect();
+    let norms = [Kernel::RmsNorm, Kernel::LayerNorm, Kernel::RmsNorm].map(|norm| [Kernel::Convolution, norm]);
+    assert_eq!(steps, [norms.concat(), vec![Kernel::Convolution]].concat(), "{plan}");
+}
+
+/// Images that come with channels in front: alone, behind a residual, in place of it, as a part of a concatenation, and in that
+/// order after a transposition that a result asks for.
+const PLANES: &str = r#"symbol s0 "batch" = [1, 2]
+symbol s1 "height" = [5, 16]
+symbol s2 "width" = [7, 1]
+input 0 "x": T[s0,32,s1,s2]
+parameter 0 "w": T[32]
+parameter 1 "b": T[32]
+%0: T[s0,32,s1,s2] = input() {index=0}
+%1: T[32] = parameter() {index=0}
+%2: T[32] = parameter() {index=1}
+%3: T[s0,32,s1,s2] = group_norm(%0, %1, %2) {num_groups=4, eps=1e-5, channel_dim=1}
+%4: T[s0,32,s1,s2] = silu(%3)
+%5: T[s0,32,s1,s2] = add(%4, %0)
+%6: T[s0,32,s1,s2] = group_norm(%5) {num_groups=32, eps=1e-5, channel_dim=1}
+%7: T[s0,32,s1,s2] = group_norm(%6, %1, %2) {num_groups=1, eps=1e-5, channel_dim=1}
+%8: T[s0,64,s1,s2] = cat(%7, %0) {dim=1}
+return %8
+"#;
+
+#[test]
+fn norms_of_images_as_they_lie() {
+    check_all(PLANES, 256);
+    let steps = kernels(&typed(PLANES, "f32"));
+    assert_eq!(
+        steps,
+        [Kernel::GroupNorm, Kernel::GroupNorm, Kernel::GroupNorm, Kernel::Copy],
+        "a part and three norms"
+    );
+    let transposed = PLANES.replace("return %8", "%9: T[s0,s1,s2,64] = permute(%8) {dims=[0, 2, 3, 1]}\nreturn %9");
+    check_all(&transposed, 256);
+}
+
+/// What other devices read, channels side by side.
+#[test]
+fn norms_of_images_on_other_devices() {
+    let graph = Arc::new(graph_of(&typed(PLANES, "f32")));
+    let groups = passes::form_groups(&graph, &PassCtx::default()).unwrap();
+    let target = Target { kind: DeviceKind::Cuda { arch: 90 }, ..Target::host() };
+    let plan = plan::build(graph, groups, &target, PlanOptions::default()).unwrap();
+    for norm in plan.steps.iter().filter(|step| step.kernel == Kernel::GroupNorm) {
+        assert!(norm.operands[0].has_unit_columns(), "{plan}");
+        assert_eq!(norm.space.last(), Some(&oxidiff::ir::Dim::constant(32)), "{plan}");
+    }
 }
 
 const CONVOLUTIONS: &str = r#"symbol s0 "batch" = [1, 2]

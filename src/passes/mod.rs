@@ -80,9 +80,9 @@ pub const PIPELINE: &[(Pass, &str)] = &[
     (split_projections::PASS, "after activations: the gate is what the pieces are split for"),
     (propagate_layout::PASS, "patterns are recognised in the order of dimensions in which models are written"),
     (sink_views::PASS, "permutes have settled; reshapes between a contraction and its residual are left"),
+    (recognise_norms::PASS, "channels that a model has in front are last now"),
     (canonicalize::PASS, "what stood on both sides of a permute meets"),
     (eliminate_common_subexpressions::PASS, "a value permuted for several users is permuted once"),
-    (recognise_norms::PASS, "channels that a model has in front are last now"),
     (eliminate_dead_code::PASS, "groups look at users"),
 ];
 

@@ -67,8 +67,13 @@ struct Norm {
     narrowest: DType,
 }
 
-/// How far a factor may be from 1 to be none: roundings of two constants to f32.
-const NO_FACTOR: f64 = 1.5e-7;
+/// How far a factor may be from 1 to be none: roundings of two constants.
+const fn no_factor(dtype: DType) -> f64 {
+    if matches!(dtype, DType::F64) { 4e-16 } else { 1.5e-7 }
+}
+
+/// The least that a root mean square may count as, so that its reciprocal is a number in f32.
+const LEAST_FLOOR: f64 = 1e-37;
 
 impl Norm {
     fn op(&self) -> Op {
@@ -92,7 +97,7 @@ impl Norm {
             operands.push(flat);
         }
         let normed = edit.emit(self.op(), &operands, ty.dtype, ty.shape.clone());
-        if (self.scale - 1.0).abs() <= NO_FACTOR {
+        if (self.scale - 1.0).abs() <= no_factor(ty.dtype) {
             return normed;
         }
         let factor = edit.emit(Op::Full { value: self.scale }, &[], DType::F64, Vec::new());
@@ -110,30 +115,30 @@ fn normalised(g: &Graph, v: ValueId) -> Option<(ValueId, ValueId, f64)> {
         .or_else(|| products.find_map(|(x, s)| deviation(UnaryOp::Rsqrt, s).map(|(variance, eps)| (x, variance, eps))))
 }
 
-/// The operand of a mean or a sum of `x * x` over the last dimensions, and their number.
-fn squares(g: &Graph, v: ValueId, op: ReduceOp) -> Option<(ValueId, usize)> {
+/// The operand of a mean or a sum of `x * x` over the last dimensions, these squares, and the number of dimensions.
+fn squares(g: &Graph, v: ValueId, op: ReduceOp) -> Option<(ValueId, ValueId, usize)> {
     let (square, n) = reduced_last(g, v, op)?;
     let (a, b) = binary(g, square, BinaryOp::Mul)?;
-    (a == b).then_some((a, n))
+    (a == b).then_some((a, square, n))
 }
 
 fn rms_norm(g: &Graph, v: ValueId) -> Option<Norm> {
     let (x, variance, eps) = normalised(g, v)?;
-    let (squared, normalized_ndim) = squares(g, variance, ReduceOp::Mean)?;
+    let (squared, square, normalized_ndim) = squares(g, variance, ReduceOp::Mean)?;
     let base = unwidened(g, x);
     if base != unwidened(g, squared) || !fits(g, base, v) {
         return None;
     }
-    let narrowest = narrowest(g, &[variance, v]);
+    let narrowest = narrowest(g, &[square, variance, v]);
     Some(Norm { kind: Kind::Rms, x: base, weight: None, scale: 1.0, normalized_ndim, eps, narrowest })
 }
 
 /// `x / max(sqrt(sum(x^2)), eps)`. The root of a sum of `n` squares is that of `n` times that of their mean.
 fn normalize(g: &Graph, v: ValueId) -> Option<Norm> {
     let (x, length) = binary(g, v, BinaryOp::Div)?;
-    let (root, eps) = with_scalar(g, length, BinaryOp::Maximum).filter(|(_, eps)| *eps >= 0.0)?;
+    let (root, eps) = with_scalar(g, length, BinaryOp::Maximum)?;
     let sum = unary(g, root, UnaryOp::Sqrt)?;
-    let (squared, normalized_ndim) = squares(g, sum, ReduceOp::Sum)?;
+    let (squared, square, normalized_ndim) = squares(g, sum, ReduceOp::Sum)?;
     let base = unwidened(g, x);
     if base != unwidened(g, squared) || !fits(g, base, v) {
         return None;
@@ -141,13 +146,16 @@ fn normalize(g: &Graph, v: ValueId) -> Option<Norm> {
     let shape = &g.ty(v).shape;
     let count = Dim::product(&shape[shape.len() - normalized_ndim..]).as_constant().filter(|n| *n > 0)?;
     let scale = (count as f64).sqrt().recip();
-    let narrowest = narrowest(g, &[sum, root, length, v]);
+    if eps * scale < LEAST_FLOOR {
+        return None;
+    }
+    let narrowest = narrowest(g, &[square, sum, root, length, v]);
     Some(Norm { kind: Kind::FlooredRms, x: base, weight: None, scale, normalized_ndim, eps: eps * scale, narrowest })
 }
 
 fn layer_norm(g: &Graph, v: ValueId) -> Option<Norm> {
     let (centred, variance, eps) = normalised(g, v)?;
-    let (squared, normalized_ndim) = squares(g, variance, ReduceOp::Mean)?;
+    let (squared, square, normalized_ndim) = squares(g, variance, ReduceOp::Mean)?;
     let (x, mean) = binary(g, centred, BinaryOp::Sub)?;
     let (averaged, n) = reduced_last(g, mean, ReduceOp::Mean)?;
     let base = unwidened(g, x);
@@ -155,7 +163,7 @@ fn layer_norm(g: &Graph, v: ValueId) -> Option<Norm> {
     if !same || !fits(g, base, v) {
         return None;
     }
-    let narrowest = narrowest(g, &[centred, variance, v]);
+    let narrowest = narrowest(g, &[centred, square, variance, v]);
     Some(Norm { kind: Kind::Layer, x: base, weight: None, scale: 1.0, normalized_ndim, eps, narrowest })
 }
 
@@ -178,7 +186,7 @@ fn bare(g: &Graph, y: ValueId, norms: &[Option<Norm>], precision: Precision) -> 
     (!rounds).then(|| norm.clone())
 }
 
-/// `norm * constant`, where that or the norm has a factor of its own to gather.
+/// `norm * constant`, of a norm with a factor of its own.
 fn scaled(g: &Graph, v: ValueId, norms: &[Option<Norm>], precision: Precision) -> Option<Norm> {
     let (y, factor) = with_scalar(g, v, BinaryOp::Mul)?;
     let norm = bare(g, y, norms, precision).filter(|norm| norm.kind == Kind::FlooredRms && fits(g, norm.x, v))?;

@@ -469,7 +469,10 @@ impl<'a> Builder<'a> {
         last.push(channel_dim);
         let x = self.access(node.inputs[0])?;
         // Where pixels lie side by side, and those of results do, the body walks along them, and nothing moves.
-        let is_planar = self.reads_planes && rank > 2 && x.is_collapsible(2, rank) && self.keeps_columns(planned, &x);
+        let is_planar = self.reads_planes
+            && channel_dim == 1
+            && x.collapse(2, rank).is_some_and(|(pixels, stride)| pixels.is(1) || stride.is(1))
+            && self.keeps_columns(planned);
         let order = if is_planar { (0..rank).collect() } else { last.clone() };
         let x = match is_planar {
             true => x.permute(&last),
@@ -509,11 +512,11 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Whether neighbours along the last dimension are neighbours in memory, of `x` and of all results.
-    fn keeps_columns(&self, planned: &Planned, x: &Access) -> bool {
+    /// Whether neighbours along the last dimension of all results are neighbours in memory.
+    fn keeps_columns(&self, planned: &Planned) -> bool {
         let wanted = |v: &ValueId| self.targets.wanted[v.index()].as_ref();
         let stores = planned.body.iter().flat_map(|body| &body.stores);
-        x.has_unit_columns() && stores.filter_map(wanted).all(Access::has_unit_columns)
+        stores.filter_map(wanted).all(Access::has_unit_columns)
     }
 
     fn emit_row_norm(&mut self, planned: &Planned) -> Result<()> {

@@ -212,6 +212,9 @@ pub const CASES: &[Case] = cases! {
     "argmin" 1 ["x: T[s0,s1]", "y = i64[s1] argmin(x) {dims=[0], keepdim=false}"]
     "cumsum" 36 ["x: T[s0,s1]", "y = T[s0,s1] cumsum(x) {dim=1}"]
     "cumsum of integers" 1 ["x: i64[s0,s1]", "y = i64[s0,s1] cumsum(x) {dim=1}"]
+    "cumsum of rows" 36 ["x: T[s0,s1,5]", "p = T[s1,5,s0] permute(x) {dims=[1, 2, 0]}", "y = T[s1,5,s0] cumsum(p) {dim=0}"]
+    "cumsum of truth values" 1 ["x: bool[s0,s1]", "y = i64[s0,s1] cumsum(x) {dim=0}"]
+    "cumsum of bytes" 1 ["x: u8[s0,s1]", "y = u8[s0,s1] cumsum(x) {dim=1}"]
     "softmax" 36 ["x: T[s0,5,s1]", "y = T[s0,5,s1] softmax(x) {dim=2}"]
     "softmax of expanded rows" 36 [
         "x: T[5,s1]", "e = T[s0,5,s1] expand(x)", "m = T[s0,5,s1] softmax(e) {dim=2}", "y = T[s0,5,s1] sub(m, e)",
@@ -268,6 +271,11 @@ pub const CASES: &[Case] = cases! {
     "group_norm" 512 ["x: T[s0,8,s1,6]", "w @ T[8]", "b @ T[8]", "y = T[s0,8,s1,6] group_norm(x, w, b) {num_groups=2, eps=1e-5, channel_dim=1}"]
     "group_norm channels last" 512 ["x: T[s0,s1,6,8]", "w @ T[8]", "b @ T[8]", "y = T[s0,s1,6,8] group_norm(x, w, b) {num_groups=4, eps=1e-5, channel_dim=3}"]
     "group_norm without weight" 512 ["x: T[s0,8,s1]", "y = T[s0,8,s1] group_norm(x) {num_groups=2, eps=1e-5, channel_dim=1}"]
+    "group_norm of a crop" 1024 ["x: T[s0,8,s1,6]", "k @ T[8,8,3,3]", "c = T[s0,8,s1,6] convolution(x, k) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}", "d = T[s0,8,s1,4] slice(c) {dim=3, start=1, step=1}", "n = T[s0,8,s1,4] group_norm(d) {num_groups=2, eps=1e-5, channel_dim=1}", "y = T[s0,8,s1,4] convolution(n, k) {stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1, channels_last=false}"]
+    "group_norm of rows" 512 ["x: T[s0,s1,6,8]", "w @ T[8]", "b @ T[8]", "d = T[s0,2,6,8] slice(x) {dim=1, start=1, step=1}", "y = T[s0,2,6,8] group_norm(d, w, b) {num_groups=4, eps=1e-5, channel_dim=3}"]
+    "group_norm of a column" 512 ["x: T[s0,8,s1,6]", "d = T[s0,8,s1,1] slice(x) {dim=3, start=2, step=1}", "y = T[s0,8,s1,1] group_norm(d) {num_groups=2, eps=1e-5, channel_dim=1}"]
+    "group_norm of an image, cropped" 512 ["x: T[s0,8,s1,6]", "d = T[s0,8,s1,5] slice(x) {dim=3, start=1, step=1}", "y = T[s0,8,s1,5] group_norm(d) {num_groups=2, eps=1e-5, channel_dim=1}"]
+    "group_norm of some channels" 512 ["x: T[s0,8,s1,6]", "d = T[s0,4,s1,6] slice(x) {dim=1, start=2, step=1}", "y = T[s0,4,s1,6] group_norm(d) {num_groups=2, eps=1e-5, channel_dim=1}"]
     "group_norm with f32 weight" 512 ["x: T[s0,8,s1]", "w @ f32[8]", "b @ f32[8]", "y = T[s0,8,s1] group_norm(x, w, b) {num_groups=2, eps=1e-5, channel_dim=1}"]
     "layer_norm" 64 ["x: T[s0,s1,24]", "w @ T[24]", "b @ T[24]", "y = T[s0,s1,24] layer_norm(x, w, b) {normalized_ndim=1, eps=1e-5}"]
     "layer_norm without weight" 64 ["x: T[s0,s1,24]", "y = T[s0,s1,24] layer_norm(x) {normalized_ndim=1, eps=1e-6}"]

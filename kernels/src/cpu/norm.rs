@@ -1,14 +1,16 @@
 //! Normalisation: statistics here, application as a tile program.
 //!
 //! *Group norm* of images: per-channel sums of `x - k` and `(x - k)^2` over chunks of pixels, `k` being the image's
-//! first pixel, so that a mean far from zero does not eat the variance; chunks and channels are combined in f64. The
-//! result is one scale and one shift per image and channel, `y = x * scale + shift`, which a tile program applies
+//! first pixel, so that a mean far from zero does not eat the variance; chunks and channels are combined in f64. Where that
+//! pixel turns out to be far from the mean, a second pass takes the mean in its place. The result is one scale and one shift per image and channel, `y = x * scale + shift`, which a tile program applies
 //! together with whatever follows (SiLU, a time-embedding shift, ...).
 //!
 //! *Layer norm and RMS norm* over the last dimension: the statistics of some rows, which then are in L1, and the program over
 //! these rows with `RowScalar(0)` the mean (0 for RMS norm) and `RowScalar(1)` the reciprocal standard deviation. One pass
 //! takes the sums of `x - k` and `(x - k)^2`, `k` being the row's first element; where that turns out to be far from the mean,
 //! a second one takes them from there.
+
+use std::ops::Range;
 
 use super::KernelError;
 use super::copy::Shared;
@@ -47,6 +49,16 @@ impl Channels {
     pub fn image(&self, n: usize) -> Channels {
         let offset = n as isize * self.image_stride * self.dtype.size_bytes() as isize;
         Channels { ptr: self.ptr.wrapping_offset(offset), batch: 1, ..*self }
+    }
+
+    /// A channel of an image's first pixel.
+    ///
+    /// # Safety
+    /// There must be one.
+    unsafe fn first(&self, n: usize, ch: usize) -> f32 {
+        let elements = n as isize * self.image_stride + ch as isize * self.channel_stride;
+        // SAFETY: the caller's promise.
+        unsafe { load_scalar(self.dtype, self.ptr.offset(elements * self.dtype.size_bytes() as isize)) }
     }
 }
 
@@ -127,69 +139,106 @@ pub unsafe fn group_norm_scale_shift(
     }
     // Per image, so many parts that the threads are busy and each part is worth its sums.
     let parts = (4 * pool.threads()).div_ceil(x.batch).min(x.pixels * c / 16_384).clamp(1, x.pixels.max(1));
-    let mut sums: Vec<f64> = Vec::new();
-    let len = x.batch * parts * 2 * c;
-    sums.try_reserve_exact(len).map_err(|_| OutOfMemory { bytes: len * 8 })?;
-    sums.resize(len, 0.0);
-    let (ptr, out) = (Shared(x.ptr.cast_mut()), Shared(sums.as_mut_ptr().cast()));
-    let (dtype, pixels, image_stride) = (x.dtype, x.pixels, x.image_stride);
-    let (pixel_stride, channel_stride) = (x.pixel_stride, x.channel_stride);
-    let size = dtype.size_bytes() as isize;
-    // Four rows at a time are more than the processor finds out by itself.
-    let ahead = pixels * c * dtype.size_bytes() > features().l2_bytes;
-    pool.run_scratch(x.batch * parts, 3 * c * 4 + 64, |task, worker| {
-        let (n, part) = (task / parts, task % parts);
-        let image = ptr.at(n as isize * image_stride * size);
-        let (from, to) = (pixels * part / parts, pixels * (part + 1) / parts);
-        let own = out.at((task * 2 * c * 8) as isize).cast::<f64>();
-        // SAFETY: pixels of the image; the sums of this task; scratch of the size asked for.
-        unsafe {
-            if is_planar {
-                sum_planes(isa, dtype, image, channel_stride, from, to, c, own);
-            } else {
-                sum_pixels(isa, dtype, image, pixel_stride, from, to, c, ahead, worker.scratch.cast(), own);
-            }
-        }
-    })?;
+    let (mut sums, mut origins) = (Vec::new(), Vec::new());
+    reserve(&mut sums, x.batch * parts * 2 * c)?;
+    reserve(&mut origins, x.batch * c)?;
     for n in 0..x.batch {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let image = x.ptr.offset(n as isize * x.image_stride * size);
-            let at = n * parts * 2 * c;
-            let (a, b) = (scale.add(n * c), shift.add(n * c));
-            combine(x, norm, image, &mut sums[at..at + parts * 2 * c], a, b);
+        // SAFETY: the first pixel of an image that is not empty.
+        origins.extend((0..c).map(|ch| unsafe { x.first(n, ch) }));
+    }
+    sums.resize(x.batch * parts * 2 * c, 0.0);
+    let add_up = |first: usize, images: usize, origins: &[f32], sums: &mut [f64]| {
+        let (ptr, out) = (Shared(x.ptr.cast_mut()), Shared(sums.as_mut_ptr().cast()));
+        let (dtype, pixels, image_stride) = (x.dtype, x.pixels, x.image_stride);
+        let (pixel_stride, channel_stride) = (x.pixel_stride, x.channel_stride);
+        // Four rows at a time are more than the processor finds out by itself.
+        let ahead = pixels * c * dtype.size_bytes() > features().l2_bytes;
+        pool.run_scratch(images * parts, 2 * c * 4 + 64, |task, worker| {
+            let (n, part) = (first + task / parts, task % parts);
+            let image = ptr.at(n as isize * image_stride * dtype.size_bytes() as isize);
+            let (from, to) = (pixels * part / parts, pixels * (part + 1) / parts);
+            let own = out.at((task * 2 * c * 8) as isize).cast::<f64>();
+            let k = origins[n * c..(n + 1) * c].as_ptr();
+            // SAFETY: pixels of the image; the sums of this task; scratch of the size asked for.
+            unsafe {
+                if is_planar {
+                    sum_planes(isa, dtype, image, channel_stride, from, to, c, k, own);
+                } else {
+                    sum_pixels(isa, dtype, image, pixel_stride, from, to, c, ahead, k, worker.scratch.cast(), own);
+                }
+            }
+        })
+    };
+    add_up(0, x.batch, &origins, &mut sums)?;
+    for n in 0..x.batch {
+        let own = n * parts * 2 * c..(n + 1) * parts * 2 * c;
+        let channels = n * c..(n + 1) * c;
+        gather(&mut sums[own.clone()], c);
+        if move_origins(x, norm, &mut origins[channels.clone()], &sums[own.clone()]) {
+            sums[own.clone()].fill(0.0);
+            add_up(n, 1, &origins, &mut sums[own.clone()])?;
+            gather(&mut sums[own.clone()], c);
         }
+        // SAFETY: the caller's promise.
+        unsafe { finish(x, norm, &origins[channels], &sums[own], scale.add(n * c), shift.add(n * c)) };
     }
     Ok(())
 }
 
-/// Turns the sums of one image into its scales and shifts; the sums of all parts are gathered in the first.
-unsafe fn combine(
-    x: &Channels,
-    norm: &GroupNorm,
-    image: *const u8,
-    sums: &mut [f64],
-    scale: *mut f32,
-    shift: *mut f32,
-) {
-    let (c, per_group, hw) = (x.channels, x.channels / norm.groups, x.pixels as f64);
+fn reserve<T>(values: &mut Vec<T>, len: usize) -> Result<(), OutOfMemory> {
+    values.try_reserve_exact(len).map_err(|_| OutOfMemory { bytes: len * size_of::<T>() })
+}
+
+/// Adds the sums of all parts to the first.
+fn gather(sums: &mut [f64], c: usize) {
     let (total, parts) = sums.split_at_mut(2 * c);
     for part in parts.chunks_exact(2 * c) {
         total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
     }
-    let (first, second) = total.split_at(c);
-    let size = x.channel_stride * x.dtype.size_bytes() as isize;
+}
+
+/// Mean and variance of a group of channels, from the sums of the distances to their origins and of their squares.
+fn moments(x: &Channels, channels: Range<usize>, origins: &[f32], sums: &[f64]) -> (f64, f64) {
+    let (first, second) = sums.split_at(x.channels);
+    let pixels = x.pixels as f64;
+    let count = pixels * channels.len() as f64;
+    let mean = channels.clone().map(|ch| first[ch] + pixels * origins[ch] as f64).sum::<f64>() / count;
+    let square = |ch: usize| {
+        let d = origins[ch] as f64 - mean;
+        second[ch] + 2.0 * d * first[ch] + pixels * d * d
+    };
+    (mean, channels.map(square).sum::<f64>() / count)
+}
+
+/// Most that the square of an origin's distance from its channel's mean may be of the group's variance, so that the variance
+/// keeps its digits.
+const FAR_ORIGIN: f64 = 16.0;
+
+/// Moves origins that are too far from the mean of their channel there. Whether there were any.
+fn move_origins(x: &Channels, norm: &GroupNorm, origins: &mut [f32], sums: &[f64]) -> bool {
+    let per_group = x.channels / norm.groups;
+    let mut is_moved = false;
     for g in 0..norm.groups {
         let channels = g * per_group..(g + 1) * per_group;
-        // SAFETY: the first pixel of a non-empty image.
-        let origin = |ch: usize| unsafe { load_scalar(x.dtype, image.offset(ch as isize * size)) as f64 };
-        let count = hw * per_group as f64;
-        let mean = channels.clone().map(|ch| first[ch] + hw * origin(ch)).sum::<f64>() / count;
-        let square = |ch: usize| {
-            let d = origin(ch) - mean;
-            second[ch] + 2.0 * d * first[ch] + hw * d * d
-        };
-        let variance = channels.clone().map(square).sum::<f64>() / count;
+        let (_, variance) = moments(x, channels.clone(), origins, sums);
+        for ch in channels {
+            let rest = sums[ch] / x.pixels as f64;
+            // What is not a number is not far.
+            if rest * rest > FAR_ORIGIN * variance {
+                origins[ch] = (origins[ch] as f64 + rest) as f32;
+                is_moved = true;
+            }
+        }
+    }
+    is_moved
+}
+
+/// Turns the sums of one image into its scales and shifts.
+unsafe fn finish(x: &Channels, norm: &GroupNorm, origins: &[f32], sums: &[f64], scale: *mut f32, shift: *mut f32) {
+    let per_group = x.channels / norm.groups;
+    for g in 0..norm.groups {
+        let channels = g * per_group..(g + 1) * per_group;
+        let (mean, variance) = moments(x, channels.clone(), origins, sums);
         // `max` would hide NaN.
         let variance = if variance < 0.0 { 0.0 } else { variance };
         let rstd = 1.0 / (variance + norm.eps).sqrt();
@@ -209,8 +258,8 @@ unsafe fn combine(
 simd_dispatch! {
     /// Adds the sums of `x - k` and `(x - k)^2` over pixels `from..to` to `out` (two rows of `c`).
     unsafe fn sum_pixels(
-        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, ahead: bool, scratch: *mut f32,
-        out: *mut f64,
+        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, ahead: bool, k: *const f32,
+        scratch: *mut f32, out: *mut f64,
     ) = sum_pixels_body
 }
 
@@ -225,6 +274,7 @@ unsafe fn sum_pixels_body<S: Simd>(
     to: usize,
     c: usize,
     ahead: bool,
+    k: *const f32,
     scratch: *mut f32,
     out: *mut f64,
 ) {
@@ -232,9 +282,9 @@ unsafe fn sum_pixels_body<S: Simd>(
     unsafe {
         with_element!(dtype, e => {
             if ahead {
-                sum_pixels_of::<S, _, true>(s, e, image, stride, from, to, c, scratch, out)
+                sum_pixels_of::<S, _, true>(s, e, image, stride, from, to, c, k, scratch, out)
             } else {
-                sum_pixels_of::<S, _, false>(s, e, image, stride, from, to, c, scratch, out)
+                sum_pixels_of::<S, _, false>(s, e, image, stride, from, to, c, k, scratch, out)
             }
         }, else ())
     }
@@ -250,15 +300,13 @@ unsafe fn sum_pixels_of<S: Simd, E: Element, const AHEAD: bool>(
     from: usize,
     to: usize,
     c: usize,
+    k: *const f32,
     scratch: *mut f32,
     out: *mut f64,
 ) {
-    // SAFETY: pixels `from..to` of `c` elements each, three rows of `c` f32 of scratch, two rows of `c` f64 of sums.
+    // SAFETY: pixels `from..to` of `c` elements each, `c` origins, two rows of `c` f32 of scratch, two rows of `c` f64 of sums.
     unsafe {
-        let (k, sum, square) = (scratch, scratch.add(c), scratch.add(2 * c));
-        for i in 0..c {
-            *k.add(i) = e.get(image, i as isize);
-        }
+        let (sum, square) = (scratch, scratch.add(c));
         let pixel = |p: usize| image.offset(p as isize * stride * E::SIZE as isize);
         let mut p = from;
         while p < to {
@@ -318,7 +366,7 @@ unsafe fn sum_pixels_of<S: Simd, E: Element, const AHEAD: bool>(
 simd_dispatch! {
     /// [`sum_pixels`] of pixels that lie side by side, channels `stride` elements apart.
     unsafe fn sum_planes(
-        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, out: *mut f64,
+        dtype: DType, image: *const u8, stride: isize, from: usize, to: usize, c: usize, k: *const f32, out: *mut f64,
     ) = sum_planes_body
 }
 
@@ -332,10 +380,11 @@ unsafe fn sum_planes_body<S: Simd>(
     from: usize,
     to: usize,
     c: usize,
+    k: *const f32,
     out: *mut f64,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { with_element!(dtype, e => sum_planes_of(s, e, image, stride, from, to, c, out), else ()) }
+    unsafe { with_element!(dtype, e => sum_planes_of(s, e, image, stride, from, to, c, k, out), else ()) }
 }
 
 #[inline(always)]
@@ -348,14 +397,15 @@ unsafe fn sum_planes_of<S: Simd, E: Element>(
     from: usize,
     to: usize,
     c: usize,
+    k: *const f32,
     out: *mut f64,
 ) {
     let (l, zero) = (S::LANES, s.splat(0.0));
     for ch in 0..c {
-        // SAFETY: pixels `from..to` of `c` channels, of which there is a first one, and two rows of `c` f64 of sums.
+        // SAFETY: pixels `from..to` of `c` channels, `c` origins, two rows of `c` f64 of sums.
         unsafe {
             let plane = image.offset(ch as isize * stride * E::SIZE as isize);
-            let k = e.get(plane, 0);
+            let k = *k.add(ch);
             let kv = s.splat(k);
             let (mut first, mut second, mut p) = (0f64, 0f64, from);
             while p + l <= to {
@@ -485,7 +535,8 @@ const ROWS: usize = 16;
 /// Layer norm or RMS norm over the last dimension of `space`.
 ///
 /// For every row the statistics of `x` are taken, then the program runs on it with `RowScalar(0)` the mean and `RowScalar(1)`
-/// the reciprocal of `sqrt(variance + eps)`, or what its kind says. The program loads `x` (as a memory operand), weight and bias itself.
+/// the reciprocal of `sqrt(variance + eps)`, or what its kind says. The program loads `x` (as a memory operand), weight and
+/// bias itself.
 ///
 /// # Errors
 /// If `x` is not floating or its rows are not contiguous.

@@ -368,8 +368,11 @@ unsafe impl Sync for ScanCall {}
 pub(super) fn make_scan(maker: &Maker<'_>) -> Result<Box<dyn Call>> {
     let Some((Op::Cumsum { dim }, x, out)) = unary(maker)? else { return interpret::make(maker) };
     let (x_type, out_type) = (x.access.dtype, out.access.dtype);
-    // What converts more than the width of integers rounds before it adds up.
-    let is_alike = x_type == out_type || !x_type.is_float() && matches!(out_type, DType::I64 | DType::I32);
+    // Other conversions come before the sum.
+    let is_alike = match x_type.is_float() {
+        true => x_type == out_type,
+        false => matches!(out_type, DType::I64 | DType::I32),
+    };
     let (Some(src_dtype), Some(dst_dtype)) = (kernel_type(x_type), kernel_type(out_type)) else {
         return interpret::make(maker);
     };

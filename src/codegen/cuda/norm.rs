@@ -320,10 +320,9 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
     let (p, n, count) = (w.pointer(0, norm.x.dtype, false), w.size(&cols), w.size(&rows));
     let mean_square = format!("row_sum(sum, partial) / (float){n}");
     let rstd = match norm.moments {
-        // The larger of two roots is the root of the larger; a square that underflows would make no number of a row of zeros.
         Moments::Floored => {
-            let least = w.float((norm.eps * norm.eps).max(f32::MIN_POSITIVE.into()) as f32);
-            format!("const float rstd = m_rsqrt(m_max({mean_square}, {least}));")
+            let eps = w.float(norm.eps as f32);
+            format!("const float rstd = 1.0f / m_max(m_sqrt({mean_square}), {eps});")
         }
         _ => {
             let eps = w.float(norm.eps as f32);

@@ -79,7 +79,7 @@ pub(super) fn rms_norm(
             true => mean_square.sqrt(),
             false => (mean_square + eps).sqrt(),
         };
-        row.iter_mut().enumerate().for_each(|(i, v)| *v *= weight[i] / root);
+        row.iter_mut().enumerate().for_each(|(i, v)| *v = *v / root * weight[i]);
     }
     Ok(Tensor::of_floats(dtype, x.shape(), &values))
 }

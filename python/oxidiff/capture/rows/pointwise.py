@@ -17,11 +17,12 @@ from ..lowering import Lowering, T, opmath, wrapped
 from .registry import row
 
 _UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "exp": "exp", "log": "log", "log2": "log2",
-    "log10": "log10", "sin": "sin", "cos": "cos", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal", "sigmoid": "sigmoid", "silu": "silu",
-    "relu": "relu", "erf": "erf", "special_erf": "erf", "floor": "floor", "ceil": "ceil", "round": "round",
-    "trunc": "trunc", "fix": "trunc", "logical_not": "logical_not", "bitwise_not": "bitwise_not", "isnan": "isnan",
-    "isinf": "isinf", "absolute": "abs", "negative": "neg", "special_expit": "sigmoid",
+    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "exp": "exp", "log": "log", "log2": "log2", "log10": "log10",
+    "sin": "sin", "cos": "cos", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal",
+    "sigmoid": "sigmoid", "silu": "silu", "relu": "relu", "erf": "erf", "special_erf": "erf", "floor": "floor",
+    "ceil": "ceil", "round": "round", "trunc": "trunc", "fix": "trunc", "logical_not": "logical_not",
+    "bitwise_not": "bitwise_not", "isnan": "isnan", "isinf": "isinf", "absolute": "abs", "negative": "neg",
+    "special_expit": "sigmoid",
 }  # fmt: skip
 
 _COMPARISONS = {
