@@ -386,6 +386,31 @@ def test_inference_mode(module: Net, compiled: Any) -> None:
     assert oxidiff.report(compiled).eager_calls == 0
 
 
+class Patches(nn.Module):
+    """Vision transformers: a token of its own before those of an image, whose number is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(3, 8, 14, 14)
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 17, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.project(x).flatten(2).transpose(1, 2)
+        if patches.shape[1] != 16:
+            patches = patches * 2
+        return torch.cat((self.token.expand(x.shape[0], -1, -1), patches), 1) + self.places
+
+
+def test_a_size_that_a_trace_shows_in_inference_mode() -> None:
+    module = Patches().eval()
+    compiled = oxidiff.compile(module, strict=True, cache=False)
+    with torch.inference_mode():
+        for batch in (2, 3):
+            x = torch.randn(batch, 3, 56, 56)
+            assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
+
+
 @torch.no_grad()
 def test_modes_switched_after_compiling(module: Net, compiled: Any) -> None:
     compiled(image())

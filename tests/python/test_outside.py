@@ -264,6 +264,76 @@ def test_module_that_cannot_be_watched_runs_eager(cls: type[nn.Module], monkeypa
     assert_close(compiled(x), module(x))
 
 
+class Activation(nn.Module):
+    """Of a program's own, as those of transformers are, which has modules of it in its files."""
+
+    def __init__(self, function: Call, factor: float = 1.0) -> None:
+        super().__init__()
+        self.function, self.factor = function, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) * self.factor
+
+
+_in_table: dict[str, nn.Module] = {}
+
+
+class Activated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _in_table["activation"](_space.activation(self.linear(x)))
+        return out
+
+
+_CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
+    "a function": lambda own, patch: setattr(own, "function", torch.tanh),
+    "a number": lambda own, patch: setattr(own, "factor", 3.0),
+    "a hook": lambda own, patch: own.register_forward_hook(lambda *given: given[-1] + 1),
+    "a hook before": lambda own, patch: own.register_forward_pre_hook(lambda *given: (given[-1][0] + 1,)),
+    "a forward of its own": lambda own, patch: setattr(own, "forward", lambda x: 3 * x),
+    "its class": lambda own, patch: patch.setattr(Activation, "forward", lambda own, x: x * own.factor * 5),
+    "another": lambda own, patch: patch.setattr(_space, "activation", Activation(torch.sin)),
+    "another in the table": lambda own, patch: patch.setitem(_in_table, "activation", Activation(torch.sin)),
+    "in the table": lambda own, patch: setattr(_in_table["activation"], "factor", -1.0),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES.values(), ids=_CHANGES)
+@torch.no_grad()
+def test_activations_of_a_program_are_watched(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_space, "activation", Activation(torch.relu), raising=False)
+    monkeypatch.setitem(_in_table, "activation", Activation(nn.functional.silu, 2.0))
+    module = Activated().eval()
+    compiled = oxidiff.compile(module, strict=True)
+    for size in (2, 3):
+        assert_close(compiled(image(size, 4)), module(image(size, 4)))
+    assert oxidiff.report(compiled).captures == 1
+    before = module(image(3, 4))
+    change(_space.activation, monkeypatch)
+    assert (module(image(3, 4)) != before).any()
+    for size in (3, 2):
+        assert_close(compiled(image(size, 4)), module(image(size, 4)))
+
+
+@torch.no_grad()
+def test_an_activation_that_gets_a_weight_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_space, "activation", Activation(torch.relu), raising=False)
+    monkeypatch.setitem(_in_table, "activation", Activation(torch.relu))
+    module, x = Activated().eval(), image(3, 4)
+    compiled = oxidiff.compile(module)
+    assert_close(compiled(x), module(x))
+    own = _space.activation
+    own.weight = nn.Parameter(torch.full((), 2.0))
+    own.forward = lambda x: x * own.weight
+    with pytest.warns(oxidiff.FallbackWarning, match="runs a Activation that is no submodule"):
+        assert_close(compiled(x), module(x))
+    own.weight.fill_(5.0)
+    assert_close(compiled(x), module(x))
+
+
 @torch.no_grad()
 def test_activations_are_no_strangers() -> None:
     class Module(nn.Module):

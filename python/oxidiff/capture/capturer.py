@@ -34,6 +34,7 @@ __all__ = ["Capturer", "Known", "capture"]
 Known = dict[frozenset[str], CapturedGraph]
 """Graphs of a call, by the names of the sizes that they are to have as constants."""
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def capture(
@@ -59,8 +60,11 @@ def capture(
     return capturer.capture(capturer.call(args, kwargs or {}))
 
 
-# What is made in inference mode has no version counter, which views below autograd ask for.
-_recording = torch.inference_mode(False)
+def _capturing(method: F) -> F:
+    """What takes traces: in no mode of its caller other than what a trace is told of, and with what traces need in its
+    place from one to the next."""
+    # What is made in inference mode has no version counter, which views below autograd ask for.
+    return torch.inference_mode(False)(without_autocast(following()(method)))
 
 
 class Capturer:
@@ -103,16 +107,12 @@ class Capturer:
             call.kept = len(self.lifted.values)
         return call
 
-    @_recording
-    @without_autocast
-    @following()
+    @_capturing
     def capture(self, call: Call) -> CapturedGraph:
         """Captures the program of ``call``; see :func:`capture`."""
         return self._captured(call)
 
-    @_recording
-    @without_autocast
-    @following()
+    @_capturing
     def lowered(
         self, call: Call, make_builder: Callable[[], GraphBuilder], known: Known | None = None
     ) -> tuple[CapturedGraph, LoweredGraph]:
@@ -129,9 +129,7 @@ class Capturer:
         """
         return self._fixing(call, lambda graph: lower(graph, make_builder()), known)
 
-    @_recording
-    @without_autocast
-    @following()
+    @_capturing
     def staged(
         self, call: Call, make_builder: Callable[[], GraphBuilder], known: Known | None = None
     ) -> tuple[CapturedGraph, list[Stage]]:
@@ -174,9 +172,7 @@ class Capturer:
                 return other
         return graph
 
-    @_recording
-    @without_autocast
-    @following()
+    @_capturing
     def adopt(
         self,
         graph: CapturedGraph,
@@ -231,6 +227,7 @@ class Capturer:
         session.try_ways(own)
         return own
 
+    @_capturing
     def extend(self, graph: CapturedGraph, call: Call, traced: dict[Any, Trace | CaptureError] | None = None) -> bool:
         """Checks by one trace whether ``graph`` is right at the sizes of ``call`` too, and remembers it if so.
 

@@ -295,8 +295,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Raises a :class:`StrangerError` if nobody would notice what becomes of a module that is called."""
         if id(module) in self.made or not self.weights.paths or self.weights.is_known(module):
             return
-        if not (module._parameters or module._buffers or module._modules) and _is_of_torch(type(module)):
-            # It is what its class says: an activation.
+        if not (module._parameters or module._buffers or module._modules):
+            # It is what its class and its attributes say, an activation: what code finds outside is watched.
             return
         reason = f"forward runs a {type(module).__name__} that is no submodule; hold it in an attribute of the module"
         raise StrangerError(str(self.error(reason)), module=self.path)
@@ -640,10 +640,6 @@ def _is_same(one: Any, other: Any) -> bool:
     return mine.keys() == theirs.keys() and all(
         _is_same(a, b) for a, b in (*items, *((value, theirs[name]) for name, value in mine.items()))
     )
-
-
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.nn.")
 
 
 _OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)

@@ -103,6 +103,11 @@ _MAX_WRITTEN = 256
 """Objects that are looked into for what code may write there."""
 _MAX_WATCHED = 4096
 """Items of lists and sets in globals that each call compares."""
+_READ_BY_CALLS = (
+    "forward", "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+    "_parameters", "_buffers", "_modules", "_compiled_call_impl",
+)  # fmt: skip
+"""Attributes of ``nn.Module`` that decide what a call of one does."""
 _FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 # Where a model came from and who saved it: read by no forward.
@@ -357,10 +362,11 @@ class _Tree:
         if isinstance(value, torch.nn.Module):
             if (path := self.paths.get(id(value))) is not None:
                 return f"submodule {path}"
-            if value._parameters or value._buffers or value._modules or not kind.__module__.startswith("torch.nn."):
+            if value._parameters or value._buffers or value._modules:
                 raise ValueError(f"a {_name(kind)} is used that is no submodule")
-            # An activation.
-            return self.module(value)
+            # An activation: an object like others, of which a call reads this besides what code names.
+            for attribute in _READ_BY_CALLS:
+                self.code.note_text(attribute)
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, types.MethodType):
