@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -272,7 +273,7 @@ class Activation(nn.Module):
         self.function, self.factor = function, factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x) * self.factor
+        return self.function(x) * self.factor * getattr(self, "other", 1.0)
 
 
 _in_table: dict[str, nn.Module] = {}
@@ -294,6 +295,7 @@ _CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
     "a hook": lambda own, patch: own.register_forward_hook(lambda *given: given[-1] + 1),
     "a hook before": lambda own, patch: own.register_forward_pre_hook(lambda *given: (given[-1][0] + 1,)),
     "a forward of its own": lambda own, patch: setattr(own, "forward", lambda x: 3 * x),
+    "an attribute that it had not": lambda own, patch: setattr(own, "other", 4.0),
     "its class": lambda own, patch: patch.setattr(Activation, "forward", lambda own, x: x * own.factor * 5),
     "another": lambda own, patch: patch.setattr(_space, "activation", Activation(torch.sin)),
     "another in the table": lambda own, patch: patch.setitem(_in_table, "activation", Activation(torch.sin)),
@@ -316,6 +318,81 @@ def test_activations_of_a_program_are_watched(change: Any, monkeypatch: pytest.M
     assert (module(image(3, 4)) != before).any()
     for size in (3, 2):
         assert_close(compiled(image(size, 4)), module(image(size, 4)))
+
+
+class Derived(nn.Softmax):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("activation", "change"),
+    [
+        (nn.Softmax(-1), lambda own: setattr(own, "dim", 0)),
+        (Derived(-1), lambda own: setattr(own, "dim", 0)),
+        (nn.LeakyReLU(), lambda own: setattr(own, "negative_slope", 0.7)),
+        (nn.GELU(), lambda own: own.register_forward_hook(lambda *given: given[-1] + 1)),
+        (nn.GELU(), lambda own: setattr(own, "approximate", "tanh")),
+    ],
+    ids=("softmax", "derived", "slope", "hook", "approximation"),
+)
+@torch.no_grad()
+def test_activations_of_torch_are_watched(activation: Any, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_space, "activation", activation, raising=False)
+    monkeypatch.setitem(_in_table, "activation", nn.Identity())
+    module, x = Activated().eval(), image(3, 4)
+    compiled = oxidiff.compile(module, strict=True, cache=False)
+    assert_close(compiled(x), module(x))
+    before = module(x)
+    change(activation)
+    assert (module(x) != before).any()
+    assert_close(compiled(x), module(x))
+
+
+class Counting(nn.Module):
+    """Keeps something for later calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.sizes = 0, list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.sizes.append(x.shape[0])
+        return x * self.calls
+
+
+@torch.no_grad()
+def test_an_activation_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_space, "activation", Counting(), raising=False)
+    monkeypatch.setitem(_in_table, "activation", nn.Identity())
+    module = Activated().eval()
+    compiled = oxidiff.compile(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        for call in range(1, 4):
+            assert_close(compiled(image(2, 4)), module.linear(image(2, 4)) * call)
+    assert (_space.activation.calls, _space.activation.sizes) == (3, [2, 2, 2])
+
+
+class Unfound(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.linear, self.name = nn.Linear(4, 4), name
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = getattr(sys.modules[__name__], "_" + self.name).activation(self.linear(x))
+        return out
+
+
+@torch.no_grad()
+def test_an_activation_that_is_not_found_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_space, "activation", Activation(torch.relu), raising=False)
+    module, x = Unfound("space").eval(), image(3, 4)
+    compiled = oxidiff.compile(module)
+    with pytest.warns(oxidiff.FallbackWarning, match="runs a Activation that is no submodule"):
+        assert_close(compiled(x), module(x))
+    _space.activation.factor = 3.0
+    assert_close(compiled(x), module(x))
 
 
 @torch.no_grad()

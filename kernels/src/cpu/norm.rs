@@ -223,8 +223,9 @@ fn move_origins(x: &Channels, norm: &GroupNorm, origins: &mut [f32], sums: &[f64
         let (_, variance) = moments(x, channels.clone(), origins, sums);
         for ch in channels {
             let rest = sums[ch] / x.pixels as f64;
-            // What is not a number is not far.
-            if rest * rest > FAR_ORIGIN * variance {
+            // So far that squares are infinite, too; but what is not a number is not far.
+            let is_near = rest * rest <= FAR_ORIGIN * variance && variance.is_finite();
+            if rest.is_finite() && !is_near && rest != 0.0 {
                 origins[ch] = (origins[ch] as f64 + rest) as f32;
                 is_moved = true;
             }

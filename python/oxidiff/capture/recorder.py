@@ -54,6 +54,7 @@ from .record import (
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
 from .unread import DRAW, Drawn
 from .weights import WeightIndex, WeightSlot
+from .writes import Outer
 
 __all__ = ["Reader", "Recorder"]
 
@@ -295,8 +296,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Raises a :class:`StrangerError` if nobody would notice what becomes of a module that is called."""
         if id(module) in self.made or not self.weights.paths or self.weights.is_known(module):
             return
-        if not (module._parameters or module._buffers or module._modules):
-            # It is what its class and its attributes say, an activation: what code finds outside is watched.
+        kind, is_called_so = type(module), "_call_impl" in module.__dict__ or module._compiled_call_impl is not None
+        is_empty = not (module._parameters or module._buffers or module._modules or is_called_so)
+        # An activation: it is what its class and its attributes say.
+        if is_empty and (kind.__module__.startswith("torch.nn.") or _is_watched(module, self.weights.outer)):
             return
         reason = f"forward runs a {type(module).__name__} that is no submodule; hold it in an attribute of the module"
         raise StrangerError(str(self.error(reason)), module=self.path)
@@ -640,6 +643,11 @@ def _is_same(one: Any, other: Any) -> bool:
     return mine.keys() == theirs.keys() and all(
         _is_same(a, b) for a, b in (*items, *((value, theirs[name]) for name, value in mine.items()))
     )
+
+
+def _is_watched(module: torch.nn.Module, outer: Outer) -> bool:
+    """Whether a module outside of the one that is traced would be noticed to be another: slots are not looked at."""
+    return id(module) in outer.watched and not any("__slots__" in cls.__dict__ for cls in type(module).__mro__[:-1])
 
 
 _OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)

@@ -75,6 +75,7 @@ class Outer:
         may_seed: Whether code may set, keep or put back the state of PyTorch's generators.
         untracked: Dictionaries that Python's collector does not know, as nothing is in them that it would follow: once
             something is put into them, they look as young as that.
+        watched: Modules outside of the module whose attributes are watched, by their ids.
 
     Args:
         read: The names of attributes that code reads; ``None`` if that is not known.
@@ -90,6 +91,7 @@ class Outer:
         untracked: Iterable[dict[Any, Any]] = (),
         read: Set[str] | None = None,
         parts: Iterable[str] = (),
+        watched: Iterable[torch.nn.Module] = (),
     ) -> None:
         self._read = read
         self._parts = tuple(parts)
@@ -98,6 +100,7 @@ class Outer:
         self.may_draw = may_draw
         self.may_seed = may_seed
         self.untracked = [*untracked]
+        self.watched = {id(module): module for module in watched}
 
     def reads(self, name: str) -> bool:
         """Whether code may read an attribute of this name."""

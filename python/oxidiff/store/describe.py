@@ -367,6 +367,11 @@ class _Tree:
             # An activation: an object like others, of which a call reads this besides what code names.
             for attribute in _READ_BY_CALLS:
                 self.code.note_text(attribute)
+            bases = kind.__mro__[: kind.__mro__.index(torch.nn.Module)]
+            if any(_is_of_platform(base) for base in bases):
+                # Code of torch is not followed: any of them may be read.
+                for attribute in value.__dict__:
+                    self.code.note_text(attribute)
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, types.MethodType):
@@ -868,7 +873,9 @@ class _Code:
         names = (self._written_there | self._written).values()
         read = None if self._is_listing else frozenset(self._attributes)
         parts = [part for part in (self._texts if self._is_looking else self._parts) if len(part) > 2]
-        return Outer(names, self._altered.values(), self._may_draw, self._may_seed, self._untracked(), read, parts)
+        watched = [owner for owner, _ in self._contents.values() if isinstance(owner, torch.nn.Module)]
+        altered, untracked = self._altered.values(), self._untracked()
+        return Outer(names, altered, self._may_draw, self._may_seed, untracked, read, parts, watched)
 
     def _untracked(self) -> list[dict[Any, Any]]:
         """Dictionaries in what was found outside of modules, however deep, that Python's collector does not know."""
@@ -916,7 +923,7 @@ class _Code:
             tables = [ClassTable(value)]
         elif isinstance(value, types.ModuleType) and not _is_platform_module(value):
             tables = [value.__dict__]
-        elif isinstance(value, types.FunctionType) and sets:
+        elif self._is_outer_module(value) or (isinstance(value, types.FunctionType) and sets):
             tables, is_object = [value.__dict__], True
         for table in tables:
             names = sets & {*table.names} if isinstance(table, Slots) else sets
@@ -926,9 +933,13 @@ class _Code:
             is_all = isinstance(value, Mapping | MutableSequence)
             for name in [n for n in table if (is_all or n in self._attributes) and not n.startswith("__")]:
                 held = table[name]
-                is_inner = is_object and _has_attributes(type(held))
+                is_inner = (is_object and _has_attributes(type(held))) or self._is_outer_module(held)
                 if is_inner or isinstance(held, (*CONTAINERS, types.FunctionType)) or is_stateful(held):
                     self._note_written(f"{label}.{name}", held, sets, is_item, state, seen)
+
+    def _is_outer_module(self, value: Any) -> bool:
+        """Whether it is a module that is no submodule."""
+        return isinstance(value, torch.nn.Module) and id(value) not in self.tree.paths
 
     def _read_of(self, owner: Any) -> Iterator[str]:
         """The attributes of an object that code may read."""
@@ -940,6 +951,9 @@ class _Code:
         if not hasattr(owner, "__dict__"):
             # Slots alone: a property would be computed at each call.
             return iter(found | (self._attributes & {*slots_of(type(owner)), *(_attributes(owner) or ())}))
+        if isinstance(owner, torch.nn.Module):
+            # Those, too, that it has not: one that it gets is another module.
+            return iter(found | self._attributes)
         for space in (owner, *type(owner).__mro__):
             found |= space.__dict__.keys() & self._attributes
         return iter(found)
@@ -1198,7 +1212,8 @@ class _Code:
             return _name(value)
         # What Python, torch and numpy make at the top of a file serves a program without being part of what it computes:
         # loggers, locks, type variables.
-        if _is_routine(value) or not (isinstance(value, types.ModuleType) or _is_of_platform(kind)):
+        is_described = isinstance(value, torch.nn.Module) or _is_routine(value)
+        if is_described or not (isinstance(value, types.ModuleType) or _is_of_platform(kind)):
             return self._found(value, _DEPTH)
         if kind in _NAMESPACES:
             self.note_outside(value)
