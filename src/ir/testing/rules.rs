@@ -123,6 +123,8 @@ fn away_from_zero(g: &mut Generator) -> Option<ValueId> {
     let k = g.known(shifted);
     let (op, slope, bound) = *g.rng.choose(&[
         (UnaryOp::Log, 1.5, k.bound.ln().max(0.0)),
+        (UnaryOp::Log2, 2.2, k.bound.log2().max(0.0)),
+        (UnaryOp::Log10, 0.7, k.bound.log10().max(0.0)),
         (UnaryOp::Sqrt, 1.0, k.bound.sqrt()),
         (UnaryOp::Rsqrt, 1.0, 1.0),
         (UnaryOp::Reciprocal, 2.0, 1.0),
