@@ -2,8 +2,9 @@
 //!
 //! *Group norm* of images: per-channel sums of `x - k` and `(x - k)^2` over chunks of pixels, `k` being the image's
 //! first pixel, so that a mean far from zero does not eat the variance; chunks and channels are combined in f64. Where that
-//! pixel turns out to be far from the mean, a second pass takes the mean in its place. The result is one scale and one shift per image and channel, `y = x * scale + shift`, which a tile program applies
-//! together with whatever follows (SiLU, a time-embedding shift, ...).
+//! pixel turns out to be far from the mean, a second pass takes the mean in its place. The result is one scale and one shift
+//! per image and channel, `y = x * scale + shift`, which a tile program applies together with whatever follows (SiLU, a
+//! time-embedding shift, ...).
 //!
 //! *Layer norm and RMS norm* over the last dimension: the statistics of some rows, which then are in L1, and the program over
 //! these rows with `RowScalar(0)` the mean (0 for RMS norm) and `RowScalar(1)` the reciprocal standard deviation. One pass
