@@ -474,9 +474,11 @@ impl<'a> Builder<'a> {
             && x.collapse(2, rank).is_some_and(|(pixels, stride)| pixels.is(1) || stride.is(1))
             && self.keeps_columns(planned);
         let order = if is_planar { (0..rank).collect() } else { last.clone() };
-        let x = match is_planar {
-            true => x.permute(&last),
-            false => self.require(planned, node.inputs[0], x.permute(&last), Layout::Rows),
+        let (x, load) = if is_planar {
+            (x.permute(&last), x)
+        } else {
+            let x = self.require(planned, node.inputs[0], x.permute(&last), Layout::Rows);
+            (x.clone(), x)
         };
         let per_image = [node.ty.shape[0].clone(), node.ty.shape[channel_dim].clone()];
         let (scale, shift) =
@@ -499,8 +501,7 @@ impl<'a> Builder<'a> {
         if let Some(at) =
             planned.body.as_ref().and_then(|b| b.loads.iter().position(|l| *l == TileLoad::Value(node.inputs[0])))
         {
-            let from_last: Vec<usize> = order.iter().map(|d| last.iter().position(|l| l == d).unwrap_or(0)).collect();
-            step.loads[at] = x.permute(&from_last);
+            step.loads[at] = load;
         }
         step.operands = vec![x];
         for &v in &node.inputs[1..] {

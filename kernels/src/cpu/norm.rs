@@ -385,62 +385,15 @@ unsafe fn sum_planes_body<S: Simd>(
     k: *const f32,
     out: *mut f64,
 ) {
-    // SAFETY: the caller's promise.
-    unsafe { with_element!(dtype, e => sum_planes_of(s, e, image, stride, from, to, c, k, out), else ()) }
-}
-
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn sum_planes_of<S: Simd, E: Element>(
-    s: S,
-    e: E,
-    image: *const u8,
-    stride: isize,
-    from: usize,
-    to: usize,
-    c: usize,
-    k: *const f32,
-    out: *mut f64,
-) {
-    let (l, zero) = (S::LANES, s.splat(0.0));
     for ch in 0..c {
+        let first = (ch as isize * stride + from as isize) * dtype.size_bytes() as isize;
         // SAFETY: pixels `from..to` of `c` channels, `c` origins, two rows of `c` f64 of sums.
         unsafe {
-            let plane = image.offset(ch as isize * stride * E::SIZE as isize);
-            let k = *k.add(ch);
-            let kv = s.splat(k);
-            let (mut first, mut second, mut p) = (0f64, 0f64, from);
-            while p + l <= to {
-                let end = to.min(p + CHUNK * 4 * l);
-                let (mut sum, mut square) = ([zero; 4], [zero; 4]);
-                while p + 4 * l <= end {
-                    let mut i = 0;
-                    while i < 4 {
-                        let v = s.sub(e.load(s, plane, p + i * l), kv);
-                        sum[i] = s.add(sum[i], v);
-                        square[i] = s.mla(v, v, square[i]);
-                        i += 1;
-                    }
-                    p += 4 * l;
-                }
-                while p + l <= end {
-                    let v = s.sub(e.load(s, plane, p), kv);
-                    sum[0] = s.add(sum[0], v);
-                    square[0] = s.mla(v, v, square[0]);
-                    p += l;
-                }
-                let sum = s.add(s.add(sum[0], sum[1]), s.add(sum[2], sum[3]));
-                let square = s.add(s.add(square[0], square[1]), s.add(square[2], square[3]));
-                first += s.reduce_add(sum) as f64;
-                second += s.reduce_add(square) as f64;
-            }
-            for p in p..to {
-                let v = e.get(plane, p as isize) - k;
-                first += v as f64;
-                second += (v * v) as f64;
-            }
-            *out.add(ch) += first;
-            *out.add(c + ch) += second;
+            let (row, center) = (image.offset(first), *k.add(ch));
+            let (sum, squares) =
+                with_element!(dtype, e => sum_row::<S, _, true>(s, e, row, to - from, center), else (0.0, 0.0));
+            *out.add(ch) += sum;
+            *out.add(c + ch) += squares;
         }
     }
 }
