@@ -281,23 +281,29 @@ class States:
                 if not structure.is_as(epoch.structure):
                     raise ChangedError(CHANGED)
                 epoch.engine.structure = structure
-            if bits & SURROUNDINGS and epoch.engine.surroundings is not None:
-                # A counter, or a warning that is given once: forward itself wrote it. What that does not write, another
-                # thread did.
-                epoch.engine.surroundings.forget_changed(with_code=False, only=epoch.engine.written_outside())
-                if self.is_outdated(epoch):
-                    self._suspect(epoch.engine.surroundings)
-                    raise ChangedError(CHANGED)
+            # Also where a change is raised: what is captured next may take over its graphs.
             self._rebind(epoch, epoch.watch.changed_tensors())
+            if bits & SURROUNDINGS and epoch.engine.surroundings is not None:
+                # What forward is seen to write was put back. The rest another thread wrote; or forward itself, as a counter
+                # or a warning that is given once, by code that is not followed.
+                alone = self._is_suspected or threading.active_count() == 1
+                if alone:
+                    epoch.engine.surroundings.forget_changed(with_code=False, only=epoch.engine.written_outside())
+                if self.is_outdated(epoch):
+                    self._suspect(epoch.engine.surroundings, alone)
+                    raise ChangedError(CHANGED)
 
-    def _suspect(self, surroundings: _native.Surroundings) -> None:
+    def _suspect(self, surroundings: _native.Surroundings, alone: bool) -> None:
         """After something was set outside of the module while it was captured that its code is not seen to set.
 
+        Args:
+            surroundings: What its code finds there.
+            alone: Whether it must have been ``forward``: there is no other thread, or it is so once more.
+
         Raises:
-            UnsupportedError: It was ``forward``, by way of ``globals()`` or the like: there is no other thread, or it is so
-                once more.
+            UnsupportedError: It was ``forward``, by way of ``globals()`` or the like.
         """
-        if (self._is_suspected or threading.active_count() == 1) and (names := surroundings.changed(with_code=False)):
+        if alone and (names := surroundings.changed(with_code=False)):
             self.given_up = f"forward changes {', '.join(names)} outside of it, which later calls see"
             self.is_blind = True
             raise UnsupportedError(self.given_up)

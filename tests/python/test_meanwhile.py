@@ -28,8 +28,7 @@ class Rated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        if _meanwhile:
-            _elsewhere(_meanwhile.pop())
+        _let_others()
         x = self.second(x) * type(self).rate * FACTOR + OFFSET + self.shift
         return x.tanh() if self.mode == "bent" else x
 
@@ -41,6 +40,11 @@ def _elsewhere(action: Callable[[], Any]) -> None:
     thread = threading.Thread(target=action)
     thread.start()
     thread.join()
+
+
+def _let_others() -> None:
+    if _meanwhile:
+        _elsewhere(_meanwhile.pop())
 
 
 def halved(module: nn.Module, args: Any, result: Tensor) -> Tensor:
@@ -110,17 +114,19 @@ def test_before_and_behind_a_trace(act: Callable[[Any], None], moment: str, monk
 
 def at(moment: str, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
     """Has another thread do something at a moment of the next trace."""
-    original, pending = getattr(leftovers.Before, moment), [action]
+    name = "restore" if moment == "restored" else moment
+    original, pending = getattr(leftovers.Before, name), [action]
 
     def method(self: Any, *args: Any) -> Any:
-        # Behind the look, and before anything is put back.
-        if moment == "__init__":
-            original(self, *args)
+        # Behind the look, and before anything is put back, or behind that.
+        if moment == "restore" and pending:
+            _elsewhere(pending.pop())
+        result = original(self, *args)
         if pending:
             _elsewhere(pending.pop())
-        return original(self, *args) if moment == "restore" else None
+        return result
 
-    monkeypatch.setattr(leftovers.Before, moment, method)
+    monkeypatch.setattr(leftovers.Before, name, method)
 
 
 def check(act: Callable[[Any], None], begin: Callable[[Callable[[], Any]], None]) -> None:
@@ -182,3 +188,70 @@ def test_adapters_that_are_switched(moment: str, monkeypatch: pytest.MonkeyPatch
     switch(wanted)
     for one in (module, compiled, compiled):
         torch.testing.assert_close(one(x), wanted(x))
+
+
+class Options:
+    """What a program keeps for all of its modules."""
+
+    def __init__(self) -> None:
+        self.gain, self.tables = 2.0, {"bias": 1.0}
+
+
+class Slotted:
+    __slots__ = ("gain",)
+
+    def __init__(self) -> None:
+        self.gain = 2.0
+
+
+OPTIONS, SLOTTED = Options(), Slotted()
+SCALES = {"of": 3.0}
+STEPS = [0.5]
+
+
+class Configured(nn.Module):
+    """Reads what is inside of objects."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * OPTIONS.gain * SLOTTED.gain
+        _let_others()
+        return x * SCALES["of"] + OPTIONS.tables["bias"] + STEPS[0]
+
+
+SET_INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], float]]] = {
+    "attribute": (lambda: setattr(OPTIONS, "gain", 5.0), lambda: OPTIONS.gain),
+    "slot": (lambda: setattr(SLOTTED, "gain", 5.0), lambda: SLOTTED.gain),
+    "item": (lambda: SCALES.update(of=5.0), lambda: SCALES["of"]),
+    "nested": (lambda: OPTIONS.tables.update(bias=5.0), lambda: OPTIONS.tables["bias"]),
+    "list": (lambda: STEPS.__setitem__(0, 5.0), lambda: STEPS[0]),
+}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("moment", ["trace", "__init__", "restore", "restored"])
+@pytest.mark.parametrize("what", SET_INSIDE)
+def test_what_is_set_inside_of_objects(what: str, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``forward`` is not seen to write is looked at again."""
+    monkeypatch.setattr(OPTIONS, "gain", 2.0)
+    monkeypatch.setattr(SLOTTED, "gain", 2.0)
+    monkeypatch.setitem(SCALES, "of", 3.0)
+    monkeypatch.setitem(OPTIONS.tables, "bias", 1.0)
+    STEPS[0] = 0.5
+    compiled, x = oxidiff.compile(Configured(), cache=False), torch.randn(3, 8)
+    end = threading.Event()
+    threading.Thread(target=end.wait).start()
+    try:
+        write, read = SET_INSIDE[what]
+        if moment == "trace":
+            _meanwhile.append(write)
+        else:
+            at(moment, monkeypatch, write)
+        compiled(x)
+        assert read() == 5.0
+        for rows in (3, 5):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), Configured()(x))
+    finally:
+        end.set()
+    assert moment != "restored" or not compiled.report().eager_calls

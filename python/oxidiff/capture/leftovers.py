@@ -137,6 +137,11 @@ class Change:
     """Whether there is a tensor in what is there now, which may be taken out of it."""
 
     @property
+    def is_inside(self) -> bool:
+        """Whether it is a value outside of modules or in a container, where another thread may have put it."""
+        return self.is_outside or (self.is_item and is_value(self.after))
+
+    @property
     def is_passable(self) -> bool:
         """Whether it is an attribute of which a call could be given what was there and give what is there now."""
         return is_passable(self.after) and self.before is not ABSENT and not (self.is_item or self.is_outside)
@@ -146,7 +151,7 @@ class Change:
         self._put(self.before)
 
     def redo(self) -> None:
-        """Puts there what ``forward`` did."""
+        """Puts there what was found."""
         self._put(self.after)
 
     def _put(self, value: Any) -> None:
@@ -175,9 +180,18 @@ class Content:
     module: str = ""
     holds_tensor: bool = False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether these are values, which another thread may have put there."""
+        return self.is_outside or is_stateful(self.holder) or all(map(is_value, self.after))
+
     def undo(self) -> None:
         """Puts back what was in it."""
         _fill(self.holder, self.before)
+
+    def redo(self) -> None:
+        """Puts there what was found."""
+        _fill(self.holder, self.after)
 
 
 def _fill(holder: Any, content: Any) -> None:

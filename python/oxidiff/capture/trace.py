@@ -12,6 +12,7 @@ import gc
 import pickle
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -181,9 +182,16 @@ def _settled(
         setting = _setting(run, rewritten, record)
         if setting is not None:
             return setting
-    if any(change.is_outside for change in changes):
-        # Once more, to see which module does it: looking takes longer than all else.
-        changes = run(is_looking=True)[1] or changes
+    if any(change.is_inside for change in changes):
+        # Once more, to see which module does it, which takes longer than all else, and whether it was ``forward`` at all.
+        again = run(is_looking=True)[1]
+        labels = {change.label for change in again}
+        foreign = [one for one in changes if one.is_inside and one.label not in labels]
+        if foreign and threading.active_count() > 1:
+            for one in foreign:
+                one.redo()
+            raise ChangedError(CHANGED)
+        changes = again or changes
     # What a container holds may be another thing at each size, as what follows from sizes is. And Dynamo, which would find
     # the parts of such a forward, loses what functions that are attributes write into variables around them.
     lasting = [c for c in changes if isinstance(c, Change) and not (c.is_item or c.is_sized or c.is_outside)]
