@@ -1,7 +1,7 @@
 //! Rows picked by index (embedding look-up and `index_select`), and elements (`gather`).
 
 use super::copy::Shared;
-use super::tile_exec::Layout;
+use super::tile_layout::Layout;
 use crate::dtype::DType;
 use crate::pool::Pool;
 use crate::tile::{Bound, Space};

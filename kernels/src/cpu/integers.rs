@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::simd::Simd;
-use super::tile_exec::Layout;
+use super::tile_layout::Layout;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::pool::Pool;

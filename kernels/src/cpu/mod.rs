@@ -57,12 +57,20 @@ pub mod reduce;
 pub mod resample;
 pub mod scan;
 pub mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_avx2;
+#[cfg(target_arch = "x86_64")]
+mod simd_avx512;
+mod simd_portable;
 pub mod softmax;
 mod tile_affine;
+mod tile_bind;
 pub mod tile_exec;
 mod tile_exec_ops;
 pub mod tile_exec_ref;
 pub mod tile_exec_verify;
+mod tile_layout;
+mod tile_prepare;
 pub mod verify;
 mod winograd_grid;
 mod winograd_tiles;

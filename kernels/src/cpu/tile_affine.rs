@@ -8,8 +8,8 @@
 
 use super::math;
 use super::simd::{Element, Simd};
-use super::tile_exec::{Node, Value};
 use super::tile_exec_ops::{Op1, Op3};
+use super::tile_prepare::{Node, Value};
 use crate::dtype::DType;
 use crate::tile::{Binary, Unary};
 use crate::{simd_dispatch, with_element};
