@@ -8,7 +8,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyT
 
 use super::errors::shielded;
 use super::tensor::{Exchange, dtype_of};
-use super::tree::Tokens;
+use super::tokens::Tokens;
 
 /// Tags of what follows. Every encoding says where it ends, so that no two calls have the same key.
 const TENSOR: u8 = 1;

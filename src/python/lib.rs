@@ -11,6 +11,7 @@
 //! Invariant: no panic crosses: entry points go through [`errors::guarded`] or [`errors::shielded`], but those that hand out or
 //! put down a value, which `tests/tidy.rs` lists.
 
+mod addresses;
 mod attributes;
 mod builder;
 mod call;
@@ -22,10 +23,12 @@ mod kernels;
 mod layout;
 mod lists;
 mod memory;
+mod scan;
 mod sites;
 mod store;
 mod surroundings;
 mod tensor;
+mod tokens;
 mod tree;
 mod tune;
 mod versions;

@@ -8,8 +8,8 @@ use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PySlice, PyString, PyTuple};
 use pyo3::{ffi, intern};
 
+use super::addresses::ByAddress;
 use super::attributes::Kind;
-use super::tree::ByAddress;
 
 /// Bytes of an array that are compared; of a longer one every n-th number is, [`SAMPLES`] in all.
 const MAX_BYTES: usize = 1 << 20;

@@ -19,8 +19,8 @@ use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
+use super::addresses::ByAddress;
 use super::layout::{DictLayout, detach, dict_changes, is_free_threaded, prefetch};
-use super::tree::ByAddress;
 
 /// How many dictionaries ahead of the one that is read memory is asked for.
 const AHEAD: usize = 32;

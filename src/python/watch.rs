@@ -12,12 +12,13 @@ use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::PyBool;
 
+use super::addresses::ByAddress;
 use super::device::CPU;
 use super::errors::shielded;
 use super::layout::{TensorLayout, TensorState, prefetch};
 use super::surroundings::Surroundings;
 use super::tensor::Exchange;
-use super::tree::{ByAddress, Tree};
+use super::tree::Tree;
 use super::versions::Dicts;
 
 /// Bit of [`Watch::poll`]: a dictionary, list or set was written.

@@ -11,7 +11,8 @@ use super::super::delegate::product::matrix;
 use super::super::delegate::{self, Delegates, Operands, Planned, WORKSPACE_ALIGN_BYTES, alignment};
 use super::super::driver::{StreamHandle, launch};
 use super::super::lower::{Place, shares_of, symbol};
-use super::{Call, Maker, Word, words};
+use super::call::{Call, Word, vector_form, words};
+use super::maker::Maker;
 use crate::Result;
 use crate::codegen::cuda::Arg;
 use crate::ir::{DType, Op};
@@ -240,7 +241,7 @@ impl Maker<'_> {
                 words,
                 places: vec![Some((0, 0)), Some((1, 0)), Some((2, 0))],
                 plain,
-                vector: super::vector_form(softmax, &sizes)?,
+                vector: vector_form(softmax, &sizes)?,
                 only_if: None,
             };
             Ok(Ok(Piece { rows, scores, softmax, shares }))

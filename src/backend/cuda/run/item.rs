@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::super::NAME;
 use super::super::delegate::{Planned, WORKSPACE_ALIGN_BYTES};
 use super::super::driver::{StreamHandle, launch};
-use super::Call;
+use super::call::Call;
 use crate::{Error, Result};
 
 /// What a library's work is on, and what is around it.
