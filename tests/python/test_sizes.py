@@ -13,21 +13,19 @@ from torch import Tensor
 
 import oxidiff
 from oxidiff.capture.dim import Dim
-from oxidiff.capture.sizes import (
+from oxidiff.capture.points import ranks_of
+from oxidiff.capture.roundings import (
     UNITS,
-    Area,
-    Rounded,
-    Symbol,
     area_aside,
     areas_alike,
     halved_alike,
     halvings,
     padded_alike,
     padded_aside,
-    ranks_of,
     rounded_aside,
     rounded_plans,
 )
+from oxidiff.capture.sizes import Area, Rounded, Symbol
 
 Here = dict[str, int]
 

@@ -12,22 +12,20 @@ from .failures import ChangedError, LongerError
 from .freeing import Freeing
 from .graph import CapturedGraph
 from .guards import Guard
-from .record import Trace
-from .signature import Number
-from .sizes import (
+from .points import (
     HELD_OUT,
     RESIDUES,
-    area_aside,
     at_multiples,
     counts_in_order,
     held_out,
     held_out_count,
     modulus_of,
     next_to,
-    padded_aside,
     ranks,
-    rounded_aside,
 )
+from .record import Trace
+from .roundings import area_aside, padded_aside, rounded_aside
+from .signature import Number
 from .trials import Point
 
 __all__ = ["Checking"]

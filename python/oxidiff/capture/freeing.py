@@ -17,33 +17,24 @@ from .failures import ChangedError
 from .fit import denominators
 from .graph import CapturedGraph
 from .members import has_members
+from .points import at_residue, at_whole_times, candidates, counts_apart, in_order, next_to
 from .record import Trace, Trail
-from .signature import Number, container_at
-from .sizes import (
-    FRAMES_STEP,
+from .roundings import (
     PATCHES,
     SHOWING,
-    Area,
-    Rounded,
-    Symbol,
     area_units,
     areas_alike,
-    at_residue,
-    at_whole_times,
-    candidates,
-    counts_apart,
     edges_alike,
     halved_alike,
     halvings,
-    in_order,
     move_alone,
-    next_to,
     padded_alike,
-    padded_ties,
     rounded_plans,
-    ties,
 )
+from .signature import Number, container_at
+from .sizes import FRAMES_STEP, Area, Rounded, Symbol
 from .solving import Solving
+from .ties import padded_ties, ties
 from .trials import Point
 
 __all__ = ["Freeing"]

@@ -16,9 +16,10 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
 from .guards import Guard, symbols_of, value_at
+from .points import ranks_of
 from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Again, Keyword, Trace
 from .signature import Call, Number, Place, Question
-from .sizes import SizePlan, ranks_of
+from .sizes import SizePlan
 from .weights import WeightSlot
 from .writes import is_as
 

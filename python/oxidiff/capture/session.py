@@ -12,10 +12,10 @@ from .dim import Dim, Real
 from .fit import denominators
 from .graph import CapturedGraph, build_graph
 from .guards import Ledger
+from .points import candidates, counts_apart
 from .reads import Asking
 from .record import Trace
 from .signature import with_answers
-from .sizes import candidates, counts_apart
 from .trials import Point
 
 __all__ = ["Session"]
