@@ -36,7 +36,7 @@ from .capture.signature import ATTRIBUTES, container_at, containers, item_in, wr
 from .check import compare
 from .detours import Detours
 from .device import device_of, is_captured, named
-from .engine import BY_SIZE, Engine, Part, Ready
+from .engine import BY_SIZE, Engine
 from .entries import MAX_KEYS, Epoch, Key, with_numbers
 from .errors import (
     CacheWarning,
@@ -55,6 +55,7 @@ from .hooks import Wrapped
 from .lifted import Lifting
 from .nan_guard import reset_lock
 from .options import CompileOptions
+from .ready import Ready
 from .regions import Regions
 from .sets import WeightSet
 from .split import RUNS_EAGER, RUNS_EAGER_ONCE
@@ -62,6 +63,7 @@ from .staged import drawing_states
 from .states import MAX_CHANGES, States, count_of
 from .store import read_artifact, save
 from .tune import Budget
+from .variant import Part
 
 __all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
 

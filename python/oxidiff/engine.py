@@ -1,10 +1,10 @@
 """Captured variants of one module structure, their programs and their weights: between capture and the extension.
 
-A :class:`Variant` is one captured graph, compiled and bound to the module's tensors. An :class:`Engine` holds the
-variants of one structure of a module and finds, extends or makes the one that a call needs. Nothing here is called
-twice for calls of the same key: the result, a :class:`Ready`, is remembered by the dispatcher.
+An :class:`Engine` holds the variants (:mod:`~oxidiff.variant`) of one structure of a module and finds, extends or makes the
+one that a call needs. Nothing here is called twice for calls of the same key: the result, a
+:class:`~oxidiff.ready.Ready`, is remembered by the dispatcher.
 
-Threads: the dispatcher's lock is held in every method of :class:`Engine`; :attr:`Ready.run` needs none.
+Threads: the dispatcher's lock is held in every method of :class:`Engine`; what it gives is run without.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import itertools
-import operator
 import time
 import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,32 +26,10 @@ from . import _native, background
 from .adapters import EffectiveWeights
 from .ambient import collection_paused, of_process
 from .call import Leaf, classes_in, replace_leaves
-from .capture import (
-    CHANGED,
-    Call,
-    CapturedGraph,
-    Capturer,
-    ChangedError,
-    Dim,
-    ElsewhereError,
-    Known,
-    WeightSlot,
-    is_tracing,
-)
-from .capture.guards import expression_text
+from .capture import CHANGED, Call, CapturedGraph, Capturer, ChangedError, Dim, ElsewhereError, Known, WeightSlot
 from .capture.lowering import LoweredGraph
 from .capture.reads import Prelude, answered
-from .capture.record import GRADIENTS, MEMORY, STRIDES
-from .capture.signature import (
-    ATTRIBUTES,
-    Answer,
-    Place,
-    container_at,
-    content_of,
-    labels,
-    memory_orders,
-    without_orders,
-)
+from .capture.signature import ATTRIBUTES, Number, container_at, content_of, labels, memory_orders, without_orders
 from .capture.stages import Stage
 from .capture.weights import as_stored
 from .device import Device, device_of
@@ -61,17 +37,16 @@ from .errors import CaptureError, Error, UnsupportedError, from_native
 from .family import Captured, family_of
 from .island import Island
 from .lifted import Lifted
-from .nan_guard import Guarded, Notice
+from .nan_guard import Notice
 from .options import CompileOptions
-from .outputs import builder
-from .staged import Staged, passed_as
-from .store import Artifact, Body, Description, GraphStore, Row, Tuned, complain
+from .ready import Binding, OwnNumber, Reads, Ready
+from .staged import Staged
+from .store import Artifact, Description, GraphStore, complain
 from .tune import Budget
+from .variant import Variant
 from .watch import Structure
 
-__all__ = ["BY_SIZE", "Engine", "Part", "Ready", "Variant", "is_tracing"]
-
-Number = int | float
+__all__ = ["BY_SIZE", "Engine"]
 
 _MAX_FOREIGN = 32
 """How many graphs an engine keeps that are for other numbers in attributes than the module has: a graph where some are 0."""
@@ -88,255 +63,6 @@ _MAX_BY_SIZE = 3
 _MAX_NESTED = 32
 """How many lengths of the lists and dictionaries that are passed have programs: one that grows at each call is never met
 again."""
-
-
-Part = tuple["Variant", _native.Executable | Guarded, list[int]]
-"""A program of a call, with the weights that it is bound to, and the sizes at which it runs."""
-
-
-class Ready:
-    """A call of one key, ready to run.
-
-    Attributes:
-        run: Takes the call's leaves and gives what the module would return.
-        profile: Takes the call's leaves and gives a timed run's steps.
-        parts: Takes the call's leaves and gives what runs it, each with the sizes at which it does. The programs with their
-            weights are those of the call, whatever other threads let go of meanwhile.
-        free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
-        problems: Why some of its ops run in eager PyTorch, once per kind of op.
-        writes: Where it writes into lists and dictionaries that it is given, and which attributes it sets; :attr:`run` then
-            gives a pair of what the module would return and what to write there.
-        bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
-        reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
-        asked: Leaves of which ``forward`` asks what programs are not told, with what that is: see :attr:`Trace.asked`.
-    """
-
-    __slots__ = ("asked", "bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
-
-    def __init__(
-        self,
-        run: Callable[[list[Leaf]], Any],
-        profile: Callable[[list[Leaf]], list[dict[str, Any]]],
-        parts: Callable[[list[Leaf]], list[Part]],
-        free_numbers: frozenset[int] = frozenset(),
-        problems: Sequence[UnsupportedError] = (),
-    ) -> None:
-        self.problems = problems
-        self.run = run
-        self.profile = profile
-        self.parts = parts
-        self.free_numbers = free_numbers
-        self.writes: tuple[Place, ...] = ()
-        self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
-        self.reads: Reads | None = None
-        self.asked: Sequence[tuple[int, int]] = ()
-
-    def otherwise(self, leaves: Sequence[Leaf]) -> str | None:
-        """Why these tensors make another program, where ``forward`` asks what they are like."""
-        tensors = ((tensor, asked) for i, asked in self.asked if isinstance(tensor := leaves[i], Tensor))
-        return next((reason for tensor, asked in tensors if (reason := _otherwise(tensor, asked)) is not None), None)
-
-    def complete(self, leaves: list[Leaf]) -> list[Leaf]:
-        """The leaves of a call and the answers to what ``forward`` reads."""
-        return leaves if self.reads is None else [*leaves, *self.reads.answers_in(leaves)]
-
-
-def _otherwise(tensor: Tensor, asked: int) -> str | None:
-    """Why a tensor is not what a program was told that it is."""
-    if asked & GRADIENTS and (tensor.requires_grad or not tensor.is_leaf):
-        return "forward asks whether an argument requires gradients, and this one does; pass it detached"
-    is_part = asked & MEMORY and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
-    if is_part or (asked & STRIDES and not _is_dense(tensor)):
-        return "forward asks how an argument lies in memory, and this one has gaps or is part of another; pass a copy of it"
-    return None
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has no gaps, in whatever order its dimensions are."""
-    if tensor.is_contiguous():
-        return True
-    steps = sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-    dense = itertools.accumulate((size for _, size in steps), operator.mul, initial=1)
-    return all(step == wanted for (step, _), wanted in zip(steps, dense, strict=False))
-
-
-class Reads:
-    """What a program reads out of the tensors of a call before it runs.
-
-    Attributes:
-        preludes: The ways to the answers, one after another.
-        answers: Those of the call that this was made for.
-        free: The numbers of those that are numbers and arguments of the program, not part of it.
-    """
-
-    def __init__(
-        self,
-        preludes: Sequence[Prelude],
-        answers: Sequence[Answer],
-        places: Mapping[int, int],
-        defaults: Sequence[Leaf],
-        first: int,
-        free: Set[int],
-    ) -> None:
-        self.preludes = preludes
-        self.answers = answers
-        self.free = {place - first for place in free if place >= first}
-        # Tensors that the signature has as defaults are found behind the leaves and the answers.
-        behind = first + len(answers)
-        self._places = [(value, at) for value, at in places.items() if at < first]
-        self._defaults = {value: cast(Tensor, defaults[at - behind]) for value, at in places.items() if at >= behind}
-
-    def begin(self, leaves: Sequence[Leaf]) -> dict[int, Tensor]:
-        """The tensors of a call by value number, for :meth:`Prelude.run`."""
-        return {**self._defaults, **{value: cast(Tensor, leaves[at]) for value, at in self._places}}
-
-    def answers_in(self, leaves: Sequence[Leaf]) -> list[Answer]:
-        """The answers of a call for which the program is right."""
-        values = self.begin(leaves)
-        return [prelude.run(values) for prelude in self.preludes]
-
-
-def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """That of a call that writes into no argument."""
-    return {}
-
-
-class Variant:
-    """One captured graph and, while the module has this structure, the module's weights bound to its program.
-
-    Attributes:
-        graph: The graph.
-        lowered: The same for the compiler, and how to call what it is compiled to.
-        is_own: Whether this module was the one that compiled it, from a graph that was not stored.
-        notice: Tells that it goes on in f32, see ``nan_guard``.
-    """
-
-    def __init__(self, captured: Captured, is_own: bool, notice: Notice) -> None:
-        self.captured = captured
-        self.graph = captured.graph
-        self.lowered = captured.lowered
-        self.is_own = is_own
-        self._notice = notice
-        self._executable: _native.Executable | Guarded | None = None
-        self._tensors: list[Tensor] = []
-
-    def bind(self, tensors: list[Tensor], suspects: Set[int] = frozenset(), since: int = 0) -> bool:
-        """Binds weights.
-
-        Args:
-            tensors: One per weight slot.
-            suspects: Ids of tensors that were written even if torch did not count it.
-            since: A ``stamp`` from before that was seen.
-
-        Returns:
-            Whether anything was bound anew or will be derived again.
-
-        Raises:
-            ChangedError: They do not fit: another thread moved the module once it was looked at.
-        """
-        try:
-            return self._bind(tensors, suspects, since)
-        except _native.NativeError as error:
-            found = from_native(error)
-            raise (ChangedError(CHANGED) if type(found) is Error else found) from error
-
-    def _bind(self, tensors: list[Tensor], suspects: Set[int], since: int) -> bool:
-        is_new = self._executable is None
-        if self._executable is None:
-            if self.captured.may_overflow:
-                self._executable = Guarded(self.captured, tensors, self._notice)
-            else:
-                self._executable = _native.Executable(self.captured.program, tensors)
-            if suspects:
-                # Another module may still hold what was derived from them before they were written.
-                self._executable.set_weights(tensors, suspects, since)
-        else:
-            is_new = self._executable.set_weights(tensors, suspects, since)
-        self._tensors = tensors
-        return is_new
-
-    def release(self) -> None:
-        """Lets go of the module's tensors and of what was derived from them."""
-        self._executable = None
-        self._tensors = []
-
-    def unload(self) -> None:
-        """Drops specializations, derived weights and idle workspace."""
-        executable = self._executable
-        if executable is not None:
-            executable.unload()
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors it is bound to, by slot."""
-        return self._tensors
-
-    @property
-    def program(self) -> _native.Program:
-        """The compiled program, possibly shared with other modules."""
-        return self._executable.program if isinstance(self._executable, Guarded) else self.captured.program
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether f16 overflowed, so that it runs in f32; see ``nan_guard``."""
-        return isinstance(self._executable, Guarded) and self._executable.is_wide
-
-    @property
-    def executable(self) -> _native.Executable | Guarded:
-        """The program with its weights."""
-        executable = self._executable
-        assert executable is not None, "a variant is bound before it runs"
-        return executable
-
-    @property
-    def body(self) -> Body:
-        """What is stored of it beside the graph."""
-        return self.lowered
-
-    @property
-    def rows(self) -> list[Row]:
-        """The measurements behind its tuning choices."""
-        return list(self.captured.tuner.rows.values())
-
-    @property
-    def tuned(self) -> list[Tuned]:
-        """Where its program was tuned."""
-        return list(self.captured.tuner.tuned)
-
-    def stats(self) -> dict[str, Any]:
-        """See ``_native.Executable.stats``; empty while nothing is bound."""
-        executable = self._executable
-        return {} if executable is None else executable.stats()
-
-    def explain(self) -> dict[str, Any]:
-        """What it was captured from and compiled to."""
-        graph = self.graph
-        return {
-            "inputs": [f"{item.label}: {_type_text(graph, item.value)}" for item in graph.inputs],
-            "outputs": [_type_text(graph, leaf.value) for leaf in graph.outputs.leaves if leaf.value is not None],
-            "symbols": {
-                **{symbol.name: f"{symbol.label} ({symbol.role})" for symbol in graph.plan.symbols},
-                **{p.name: f"{p.of} in units of {p.unit}, rounded up" for p in graph.plan.padded() if p.is_named()},
-                **{c.name: str(c) for c in graph.plan.counted},
-                **{c.name: expression_text(c.expression) for c in graph.plan.computed},
-            },
-            "fixed": list(graph.fixed),
-            "classes": len(graph.classes),
-            "hash": self.program.hash,
-            "in_float32": self.is_wide,
-            "choices": [_choice_text(row) for row in self.rows],
-            **self.program.explain(),
-        }
-
-
-def _choice_text(row: Row) -> str:
-    op, bucket, _, _, choice, seconds, default_seconds, *_ = row
-    return f"{op}, {bucket}: {choice}, {seconds * 1e3:.3g} ms, {default_seconds * 1e3:.3g} ms untuned"
-
-
-def _type_text(graph: CapturedGraph, value: int) -> str:
-    found = graph.values[value]
-    return f"{str(found.dtype).removeprefix('torch.')}[{', '.join(map(str, found.shape))}]"
 
 
 _Found = tuple[Variant | Staged, Call, list[Prelude]]
@@ -448,7 +174,7 @@ class Engine:
         if self.asks_process and background.is_here():
             raise ElsewhereError("forward asks for modes or variables that are as they should be in calls alone")
         # Every leaf an object of its own, so that it can be found again where the capture sorted it to.
-        probes = [leaf.detach() if isinstance(leaf, Tensor) else _Number.of(leaf) for leaf in leaves]
+        probes = [leaf.detach() if isinstance(leaf, Tensor) else OwnNumber.of(leaf) for leaf in leaves]
         call = self._capturer.call(*replace_leaves(args, kwargs, probes))
         places = {id(probe): i for i, probe in enumerate(probes)}
         # A default of the signature is no leaf: it keeps its value.
@@ -472,7 +198,7 @@ class Engine:
             if has_news or (self.options.graph_file is not None and len(variant.rows) > known):
                 self.store.remember(self.whole())
         count = len(leaves)
-        binding = _Binding(variant, point, call, tensors, numbers, count, self._at)
+        binding = Binding(variant, point, call, tensors, numbers, count, self._at)
         ready = binding.ready()
         if preludes:
             inputs = zip(variant.graph.inputs, binding.tensors, strict=True)
@@ -978,148 +704,3 @@ class _Stored:
     def among(self, ids: Set[int]) -> Set[int]:
         """The ids of what programs are bound to for those of them that are among these."""
         return {id(view) for tensor, view in self._known.values() if id(tensor) in ids}
-
-
-class _Number:
-    """Makes numbers with an identity of their own."""
-
-    class Int(int):
-        """An int that is no shared object."""
-
-    class Float(float):
-        """A float that is no shared object."""
-
-    @classmethod
-    def of(cls, number: Number) -> Number:
-        return cls.Int(number) if isinstance(number, int) else cls.Float(number)
-
-
-class _Binding:
-    """How the leaves of calls of one key become arguments and sizes of a program, and its results the call's result.
-
-    Args:
-        variant: The variant that serves the key.
-        point: Its free sizes and numbers at the call it is made for.
-        call: That call.
-        tensors: For each tensor of the call as it was made, the index of its leaf, or the tensor where it is a default.
-        numbers: For each number of that, the index of its leaf, ``None`` where it is a default.
-        count: The number of leaves; behind them come the answers to what ``forward`` reads out of tensors.
-        device: Where the program runs.
-    """
-
-    def __init__(
-        self,
-        variant: Variant | Staged,
-        point: Mapping[str, Number],
-        call: Call,
-        tensors: Sequence[int | Tensor],
-        numbers: Sequence[int | None],
-        count: int,
-        device: torch.device,
-    ) -> None:
-        self.variant = variant
-        self.device = device
-        self.point = point
-        self.defaults: list[Leaf] = []
-        answers = list(enumerate(call.answers, count))
-        passed = len(numbers) - call.kept
-        tensors = [*tensors, *(at for at, answer in answers if isinstance(answer, Tensor))]
-        read = [at for at, answer in answers if not isinstance(answer, bool | Tensor)]
-        numbers = [*numbers[:passed], *read, *numbers[passed:]]
-        count += len(answers)
-        self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
-        self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
-        self.numbers += [self._default(c.at(point), count) for c in variant.graph.plan.computed]
-        self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
-        """Places of tensors that are on the CPU and are to be on the device."""
-        self.complex = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.is_complex()}
-        self.orders = memory_orders(call.key)
-        """How the tensors of the call lie in memory."""
-        first = len(call.sizes) - len(call.numbers)
-        # What changes from call to call.
-        loose = variant.graph.loose_numbers()
-        self.live = {
-            symbol.name: place
-            for symbol in variant.graph.plan.symbols
-            if symbol.name in loose and (place := numbers[symbol.position - first]) is not None
-        }
-
-    def _default(self, value: Leaf, count: int) -> int:
-        """A place behind the leaves, where a value that is none of them is found."""
-        self.defaults.append(value)
-        return count + len(self.defaults) - 1
-
-    def _moved(self, at: int, leaf: Any) -> Any:
-        return leaf.to(self.device) if at in self.foreign else leaf
-
-    def ready(self) -> Ready:
-        """The function that runs a call."""
-        return self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
-
-    def _staged(self, staged: Staged) -> Ready:
-        live, defaults = self.live, self.defaults
-        build = builder(staged.graph.outputs, self.point, live, self.tensors)
-        executables = staged.executables()
-
-        def execute(leaves: list[Leaf], steps: list[dict[str, Any]] | None = None) -> Any:
-            leaves = leaves + defaults
-            point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
-            numbers = {i: cast(Number, leaves[at]) for i, at in enumerate(self.numbers)}
-            given = [self._moved(at, cast(Tensor, leaves[at])) for at in self.tensors]
-            tensors = staged.run(executables, given, numbers, point, steps)
-            return build(tensors, leaves)
-
-        def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
-            steps: list[dict[str, Any]] = []
-            execute(leaves, steps)
-            return steps
-
-        def parts(leaves: list[Leaf]) -> list[Part]:
-            leaves = leaves + defaults
-            point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
-            held = [executable for executable in executables if executable is not None]
-            pairs = zip(staged.variants, held, strict=True)
-            return [(variant, executable, variant.lowered.sizes(point)) for variant, executable in pairs]
-
-        return Ready(execute, profile, parts, frozenset(live.values()), staged.problems)
-
-    def _whole(self, variant: Variant) -> Ready:
-        live, lowered, defaults = self.live, variant.lowered, self.defaults
-        places = tuple((self.numbers if s.is_number else self.tensors)[s.index] for s in lowered.arguments)
-        fixed = [0 if name in live else int(self.point[name]) for name in lowered.symbols]
-        moving = [(i, live[name]) for i, name in enumerate(lowered.symbols) if name in live]
-        build = builder(variant.graph.outputs, self.point, live, self.tensors)
-        executable = variant.executable
-        execute = executable.run
-        orders = [s.order for s in lowered.arguments]
-        copied = [i for i, s in enumerate(lowered.arguments) if not s.is_number and s.order != self.orders[s.index]]
-        is_plain = not any(orders) and not copied
-        is_plain = is_plain and self.foreign.isdisjoint(places) and self.complex.isdisjoint(places)
-
-        def arguments_of(leaves: list[Leaf]) -> list[Any]:
-            if is_plain:
-                return [leaves[i] for i in places]
-            given = [passed_as(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
-            for i in copied:
-                given[i] = given[i].contiguous()
-            return given
-
-        def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
-            sizes = fixed.copy()
-            for i, place in moving:
-                sizes[i] = int(leaves[place])
-            return sizes
-
-        def run(leaves: list[Leaf]) -> Any:
-            if defaults:
-                leaves = leaves + defaults
-            return build(execute(arguments_of(leaves), sizes_of(leaves) if moving else fixed), leaves)
-
-        def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
-            leaves = leaves + defaults
-            return executable.profile(arguments_of(leaves), sizes_of(leaves))
-
-        def parts(leaves: list[Leaf]) -> list[Part]:
-            return [(variant, executable, sizes_of(leaves + defaults))]
-
-        return Ready(run, profile, parts, frozenset(live.values()))

@@ -19,8 +19,9 @@ from torch import Tensor
 from .call import Leaf
 from .capture import LeftError
 from .capture.reads import Prelude
-from .engine import Engine, Reads, Ready
+from .engine import Engine
 from .errors import CaptureError, Error, UnsupportedError
+from .ready import Reads, Ready
 from .regions import Regions
 from .split import Split
 from .watch import Structure, Watch

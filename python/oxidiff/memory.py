@@ -18,8 +18,8 @@ from .errors import UnsupportedError, from_native
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
-    from .engine import Variant
     from .nan_guard import Guarded
+    from .variant import Variant
 
 __all__ = ["Buffer", "Estimate", "Timeline", "bytes_text", "estimate_of", "page", "timeline_of"]
 

@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast, overload
 import torch
 from torch import Tensor, nn
 
+from .capture import is_tracing
 from .dispatch import Dispatcher, find_dispatcher
-from .engine import is_tracing
 from .errors import FallbackWarning, UnsupportedError
 from .hooks import Wrapped, calls_itself, is_idle, run_around, sharing
 from .memory import Estimate, estimate_of

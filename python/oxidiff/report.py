@@ -19,8 +19,8 @@ from torch import Tensor
 from . import _native
 from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, peak_flops, sentences, this_device
 from .dispatch import Dispatcher
-from .engine import Variant
 from .memory import Timeline, bytes_text, page, timeline_of
+from .variant import Variant
 
 __all__ = ["Explanation", "Profile", "Report", "explain_of", "profile_of", "report_of"]
 

@@ -26,8 +26,8 @@ from .store import Row, Tuned
 
 if TYPE_CHECKING:
     from ._native import Executable
-    from .engine import Variant
     from .nan_guard import Guarded
+    from .variant import Variant
 
 __all__ = ["Staged", "drawing_states", "passed_as"]
 

@@ -1,0 +1,276 @@
+"""What a call runs: a program, or several with Python between, bound to what it is passed."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .call import Leaf
+from .capture import Call
+from .capture.reads import Prelude
+from .capture.record import GRADIENTS, MEMORY, STRIDES
+from .capture.signature import Answer, Number, Place, memory_orders
+from .errors import UnsupportedError
+from .outputs import builder
+from .staged import Staged, passed_as
+from .variant import Part, Variant
+
+__all__ = ["Binding", "OwnNumber", "Reads", "Ready"]
+
+
+class Ready:
+    """A call of one key, ready to run.
+
+    Attributes:
+        run: Takes the call's leaves and gives what the module would return.
+        profile: Takes the call's leaves and gives a timed run's steps.
+        parts: Takes the call's leaves and gives what runs it, each with the sizes at which it does. The programs with their
+            weights are those of the call, whatever other threads let go of meanwhile.
+        free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
+        problems: Why some of its ops run in eager PyTorch, once per kind of op.
+        writes: Where it writes into lists and dictionaries that it is given, and which attributes it sets; :attr:`run` then
+            gives a pair of what the module would return and what to write there.
+        bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
+        reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
+        asked: Leaves of which ``forward`` asks what programs are not told, with what that is: see :attr:`Trace.asked`.
+    """
+
+    __slots__ = ("asked", "bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
+
+    def __init__(
+        self,
+        run: Callable[[list[Leaf]], Any],
+        profile: Callable[[list[Leaf]], list[dict[str, Any]]],
+        parts: Callable[[list[Leaf]], list[Part]],
+        free_numbers: frozenset[int] = frozenset(),
+        problems: Sequence[UnsupportedError] = (),
+    ) -> None:
+        self.problems = problems
+        self.run = run
+        self.profile = profile
+        self.parts = parts
+        self.free_numbers = free_numbers
+        self.writes: tuple[Place, ...] = ()
+        self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
+        self.reads: Reads | None = None
+        self.asked: Sequence[tuple[int, int]] = ()
+
+    def otherwise(self, leaves: Sequence[Leaf]) -> str | None:
+        """Why these tensors make another program, where ``forward`` asks what they are like."""
+        tensors = ((tensor, asked) for i, asked in self.asked if isinstance(tensor := leaves[i], Tensor))
+        return next((reason for tensor, asked in tensors if (reason := _otherwise(tensor, asked)) is not None), None)
+
+    def complete(self, leaves: list[Leaf]) -> list[Leaf]:
+        """The leaves of a call and the answers to what ``forward`` reads."""
+        return leaves if self.reads is None else [*leaves, *self.reads.answers_in(leaves)]
+
+
+def _otherwise(tensor: Tensor, asked: int) -> str | None:
+    """Why a tensor is not what a program was told that it is."""
+    if asked & GRADIENTS and (tensor.requires_grad or not tensor.is_leaf):
+        return "forward asks whether an argument requires gradients, and this one does; pass it detached"
+    is_part = asked & MEMORY and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
+    if is_part or (asked & STRIDES and not _is_dense(tensor)):
+        return "forward asks how an argument lies in memory, and this one has gaps or is part of another; pass a copy of it"
+    return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has no gaps, in whatever order its dimensions are."""
+    if tensor.is_contiguous():
+        return True
+    steps = sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    dense = itertools.accumulate((size for _, size in steps), operator.mul, initial=1)
+    return all(step == wanted for (step, _), wanted in zip(steps, dense, strict=False))
+
+
+class Reads:
+    """What a program reads out of the tensors of a call before it runs.
+
+    Attributes:
+        preludes: The ways to the answers, one after another.
+        answers: Those of the call that this was made for.
+        free: The numbers of those that are numbers and arguments of the program, not part of it.
+    """
+
+    def __init__(
+        self,
+        preludes: Sequence[Prelude],
+        answers: Sequence[Answer],
+        places: Mapping[int, int],
+        defaults: Sequence[Leaf],
+        first: int,
+        free: Set[int],
+    ) -> None:
+        self.preludes = preludes
+        self.answers = answers
+        self.free = {place - first for place in free if place >= first}
+        # Tensors that the signature has as defaults are found behind the leaves and the answers.
+        behind = first + len(answers)
+        self._places = [(value, at) for value, at in places.items() if at < first]
+        self._defaults = {value: cast(Tensor, defaults[at - behind]) for value, at in places.items() if at >= behind}
+
+    def begin(self, leaves: Sequence[Leaf]) -> dict[int, Tensor]:
+        """The tensors of a call by value number, for :meth:`Prelude.run`."""
+        return {**self._defaults, **{value: cast(Tensor, leaves[at]) for value, at in self._places}}
+
+    def answers_in(self, leaves: Sequence[Leaf]) -> list[Answer]:
+        """The answers of a call for which the program is right."""
+        values = self.begin(leaves)
+        return [prelude.run(values) for prelude in self.preludes]
+
+
+def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """That of a call that writes into no argument."""
+    return {}
+
+
+class OwnNumber:
+    """Makes numbers with an identity of their own."""
+
+    class Int(int):
+        """An int that is no shared object."""
+
+    class Float(float):
+        """A float that is no shared object."""
+
+    @classmethod
+    def of(cls, number: Number) -> Number:
+        """A number like this one that no other is."""
+        return cls.Int(number) if isinstance(number, int) else cls.Float(number)
+
+
+class Binding:
+    """How the leaves of calls of one key become arguments and sizes of a program, and its results the call's result.
+
+    Args:
+        variant: The variant that serves the key.
+        point: Its free sizes and numbers at the call it is made for.
+        call: That call.
+        tensors: For each tensor of the call as it was made, the index of its leaf, or the tensor where it is a default.
+        numbers: For each number of that, the index of its leaf, ``None`` where it is a default.
+        count: The number of leaves; behind them come the answers to what ``forward`` reads out of tensors.
+        device: Where the program runs.
+    """
+
+    def __init__(
+        self,
+        variant: Variant | Staged,
+        point: Mapping[str, Number],
+        call: Call,
+        tensors: Sequence[int | Tensor],
+        numbers: Sequence[int | None],
+        count: int,
+        device: torch.device,
+    ) -> None:
+        self.variant = variant
+        self.device = device
+        self.point = point
+        self.defaults: list[Leaf] = []
+        answers = list(enumerate(call.answers, count))
+        passed = len(numbers) - call.kept
+        tensors = [*tensors, *(at for at, answer in answers if isinstance(answer, Tensor))]
+        read = [at for at, answer in answers if not isinstance(answer, bool | Tensor)]
+        numbers = [*numbers[:passed], *read, *numbers[passed:]]
+        count += len(answers)
+        self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
+        self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
+        self.numbers += [self._default(c.at(point), count) for c in variant.graph.plan.computed]
+        self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
+        """Places of tensors that are on the CPU and are to be on the device."""
+        self.complex = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.is_complex()}
+        self.orders = memory_orders(call.key)
+        """How the tensors of the call lie in memory."""
+        first = len(call.sizes) - len(call.numbers)
+        # What changes from call to call.
+        loose = variant.graph.loose_numbers()
+        self.live = {
+            symbol.name: place
+            for symbol in variant.graph.plan.symbols
+            if symbol.name in loose and (place := numbers[symbol.position - first]) is not None
+        }
+
+    def _default(self, value: Leaf, count: int) -> int:
+        """A place behind the leaves, where a value that is none of them is found."""
+        self.defaults.append(value)
+        return count + len(self.defaults) - 1
+
+    def _moved(self, at: int, leaf: Any) -> Any:
+        return leaf.to(self.device) if at in self.foreign else leaf
+
+    def ready(self) -> Ready:
+        """The function that runs a call."""
+        return self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
+
+    def _staged(self, staged: Staged) -> Ready:
+        live, defaults = self.live, self.defaults
+        build = builder(staged.graph.outputs, self.point, live, self.tensors)
+        executables = staged.executables()
+
+        def execute(leaves: list[Leaf], steps: list[dict[str, Any]] | None = None) -> Any:
+            leaves = leaves + defaults
+            point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
+            numbers = {i: cast(Number, leaves[at]) for i, at in enumerate(self.numbers)}
+            given = [self._moved(at, cast(Tensor, leaves[at])) for at in self.tensors]
+            tensors = staged.run(executables, given, numbers, point, steps)
+            return build(tensors, leaves)
+
+        def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
+            steps: list[dict[str, Any]] = []
+            execute(leaves, steps)
+            return steps
+
+        def parts(leaves: list[Leaf]) -> list[Part]:
+            leaves = leaves + defaults
+            point = {**self.point, **{name: cast(Number, leaves[at]) for name, at in live.items()}}
+            held = [executable for executable in executables if executable is not None]
+            pairs = zip(staged.variants, held, strict=True)
+            return [(variant, executable, variant.lowered.sizes(point)) for variant, executable in pairs]
+
+        return Ready(execute, profile, parts, frozenset(live.values()), staged.problems)
+
+    def _whole(self, variant: Variant) -> Ready:
+        live, lowered, defaults = self.live, variant.lowered, self.defaults
+        places = tuple((self.numbers if s.is_number else self.tensors)[s.index] for s in lowered.arguments)
+        fixed = [0 if name in live else int(self.point[name]) for name in lowered.symbols]
+        moving = [(i, live[name]) for i, name in enumerate(lowered.symbols) if name in live]
+        build = builder(variant.graph.outputs, self.point, live, self.tensors)
+        executable = variant.executable
+        execute = executable.run
+        orders = [s.order for s in lowered.arguments]
+        copied = [i for i, s in enumerate(lowered.arguments) if not s.is_number and s.order != self.orders[s.index]]
+        is_plain = not any(orders) and not copied
+        is_plain = is_plain and self.foreign.isdisjoint(places) and self.complex.isdisjoint(places)
+
+        def arguments_of(leaves: list[Leaf]) -> list[Any]:
+            if is_plain:
+                return [leaves[i] for i in places]
+            given = [passed_as(self._moved(i, leaves[i]), order) for i, order in zip(places, orders, strict=True)]
+            for i in copied:
+                given[i] = given[i].contiguous()
+            return given
+
+        def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
+            sizes = fixed.copy()
+            for i, place in moving:
+                sizes[i] = int(leaves[place])
+            return sizes
+
+        def run(leaves: list[Leaf]) -> Any:
+            if defaults:
+                leaves = leaves + defaults
+            return build(execute(arguments_of(leaves), sizes_of(leaves) if moving else fixed), leaves)
+
+        def profile(leaves: list[Leaf]) -> list[dict[str, Any]]:
+            leaves = leaves + defaults
+            return executable.profile(arguments_of(leaves), sizes_of(leaves))
+
+        def parts(leaves: list[Leaf]) -> list[Part]:
+            return [(variant, executable, sizes_of(leaves + defaults))]
+
+        return Ready(run, profile, parts, frozenset(live.values()))
