@@ -24,8 +24,10 @@ from ..capture.signature import classes_of
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native, is_interrupt
 from ..options import CompileOptions
 from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
-from .describe import UNDESCRIBED, Description, Input, Surroundings, describe, surroundings
+from .code import Surroundings
+from .describe import Description, Input, describe, surroundings
 from .encode import UnstorableError, encode_call_key
+from .origins import UNDESCRIBED
 from .reads import restore_key, takes
 
 __all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "update"]
