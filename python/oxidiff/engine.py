@@ -291,6 +291,7 @@ class Engine:
             if found is None:
                 # What is young from here on was made by a trace, see `Before.forget`.
                 gc.collect(0)
+                self._capturer.varied = self._varied(call)
                 found = self._extended(call) or self._relaid(call, confirm) or self._adopted(call, confirm)
                 if found is None and self._is_by_size(call) and runs_in_parts():
                     raise CaptureError(BY_SIZE)
@@ -344,6 +345,12 @@ class Engine:
                 raise
             return self._stage(call, confirm, known)
         return self._add(captured, captured.is_new)
+
+    def _varied(self, call: Call) -> Set[int]:
+        """Places of sizes that are constants of graphs of calls like this one, and others in it: they are free."""
+        graphs = [one.graph for one in self.whole() if one.graph.call_key == call.key]
+        pairs = [(i, form, size) for graph in graphs for i, (form, size) in enumerate(zip(graph.plan.forms, call.sizes))]
+        return {i for i, form, size in pairs if not isinstance(form, Dim) and form != size}
 
     def _is_by_size(self, call: Call) -> bool:
         """Whether calls like this one were captured at some sizes, each with constants that are others in this call."""

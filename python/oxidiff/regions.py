@@ -153,7 +153,9 @@ class Regions:
             local.compiled, local.problems = outer
 
     def _replaced(self, child: Any) -> Any:
-        """What runs in the place of a submodule: itself, if nothing else does."""
+        """What runs in the place of a submodule: itself, if nothing else does. There may be none under a name."""
+        if child is None:
+            return None
         found = self._known.get(id(child)) or self._known.get(id(self._own(child)))
         return child if found is None else found
 

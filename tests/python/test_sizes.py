@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import oxidiff
 from oxidiff.capture.dim import Dim
@@ -172,3 +172,60 @@ def test_a_side_that_is_halved_once_is_of_one_rest() -> None:
         x = torch.randn(1, 2, height, width)
         assert torch.equal(compiled(x), function(x))
     assert oxidiff.report(compiled).captures <= 2
+
+
+class Padded(nn.Module):
+    """Pads a text to as many words as it takes, and cuts off what is more."""
+
+    def __init__(self, most: int, kind: str) -> None:
+        super().__init__()
+        self.layer, self.most, self.kind = nn.Linear(8, 8), most, kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        missing = self.most - x.shape[1]
+        if self.kind == "pad":
+            return F.pad(x, (0, 0, 0, missing)).tanh()
+        if self.kind == "front":
+            return F.pad(x, pad=[0, 0, missing, 0], value=1.5).tanh()
+        return torch.stack([torch.cat([one, one.new_zeros(missing, 8)]) for one in x]).tanh()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["pad", "front", "zeros"])
+@pytest.mark.parametrize(("most", "lengths"), [(12, (7, 9, 5, 11)), (512, (77, 60, 200, 511, 8))])
+def test_lengths_that_are_padded_to_a_number(kind: str, most: int, lengths: tuple[int, ...]) -> None:
+    module = Padded(most, kind).eval()
+    compiled = oxidiff.compile(module, cache=False)
+    for batch, length in itertools.product((1, 2), lengths):
+        x = torch.randn(batch, length, 8)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert compiled.report().captures == 1 + (kind == "zeros")
+    if kind != "zeros":
+        # A longer one is another program, as it is cut off.
+        for length in (most + 3, most + 40):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+        assert compiled.report().captures == 2
+
+
+LAST = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+WAVE = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 8, 7, padding=3), nn.SiLU())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("module", "shapes"),
+    [
+        (LAST, [(1, 10, 12, 8), (2, 14, 10, 8), (1, 7, 7, 8), (3, 64, 9, 8)]),
+        (WAVE, [(1, 800), (2, 1203), (1, 1600), (3, 77)]),
+    ],
+    ids=["channels at the end", "a sound"],
+)
+def test_a_size_that_was_taken_for_channels(module: nn.Module, shapes: list[tuple[int, ...]]) -> None:
+    """Its second value shows that it is none."""
+    compiled = oxidiff.compile(module.eval(), cache=False)
+    for shape in shapes:
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert compiled.report().captures == 2

@@ -76,6 +76,7 @@ class Capturer:
         whole: The module that has the root and whatever else its attributes hold, by whose paths weights are named.
         lifted: Numbers in its attributes that are arguments of its graphs, after those that are passed.
         held: Labels of floats that are passed and are constants of the next graph, as they are of it in all calls so far.
+        varied: Places of sizes of the next call that are constants of graphs, and others in it.
         outer: What its code may write outside of it.
         asked: Says how modes of torch are that its code asks for.
         traces: How many traces were taken.
@@ -85,6 +86,7 @@ class Capturer:
         self.module = module
         self.lifted: Lifted | None = None
         self.held: Set[str] = frozenset()
+        self.varied: Set[int] = frozenset()
         self.outer = Outer()
         self.asked: tuple[Callable[[], Any], ...] = ()
         self.root = self.whole = module if isinstance(module, torch.nn.Module) else None

@@ -100,6 +100,8 @@ def _sequence_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence
     if value < 9:
         # Of at most some dozens, as a table of positions has. Padding to multiples of 32 shows.
         yield [value + index + k for k in (11, 29, 43)]
+    # Of a model that pads to as many as it takes.
+    yield [v for v in (value - 1, value + 1, value - 2, value - 3, value + 2) if v > 1]
 
 
 def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:

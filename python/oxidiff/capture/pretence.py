@@ -188,6 +188,8 @@ class RealDevice(TorchFunctionMode):
             raise self._recorder.error("forward sets the data of a tensor", "Tensor.data")
         if func in _CUTTING and len(args) > 1:
             args = self._within(func, args, kwargs or {})
+        if func in _PADDING and args and isinstance(args[0], Tensor) and args[0].is_meta:
+            args, kwargs = self._cut_first(*args, **(kwargs or {}))
         if func in _MAKING and args and isinstance(args[0], (list, tuple)):
             args = (self._with_items(args[0]), *args[1:])
         self._ledger.use(args)
@@ -232,6 +234,22 @@ class RealDevice(TorchFunctionMode):
             return [self._with_items(item) for item in data]
         is_read = isinstance(data, Tensor) and data.is_meta and not data.dim()
         return self._recorder.read("item", "item", data) if is_read else data
+
+    def _cut_first(
+        self, x: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of ``pad``, in the place of which what is below zero is cut off first: where a size decides whether
+        something is, the program is another one. Of other modes the other side may show what is cut off."""
+        given = dict(zip(("pad", "mode", "value"), args, strict=False), **kwargs)
+        pad = [*given["pad"]]
+        for i, amount in enumerate(pad):
+            if isinstance(amount, TracedInt) and plain(amount) < 0 and given.get("mode", "constant") == "constant":
+                dim = x.dim() - 1 - i // 2
+                size = self._sizes[torch.Tensor.size](x, dim)
+                start, end = (0, size + amount) if i % 2 else (-amount, None)
+                self._ledger.use((start, end))
+                x, pad[i] = aten.slice.Tensor(x, dim, start, end), 0
+        return (x, pad), {name: value for name, value in given.items() if name != "pad"}
 
     def _within(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of what cuts a tensor, with no ends beyond it that are quotients: as many rows as fit into a budget,
@@ -326,12 +344,13 @@ _SETTING_DATA = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defi
 _GETITEM = torch.Tensor.__getitem__
 _SETITEM = torch.Tensor.__setitem__
 _SPLITTING = (torch.split, torch.Tensor.split)
+_PADDING = frozenset((torch.nn.functional.pad, torch.constant_pad_nd))
 _CUTTING = frozenset({_GETITEM, _SETITEM, *_SPLITTING})
 
 
 _OTHERS = frozenset(
     {
-        *_ASKED, *_READING_MEMORY, *_SETTING_DATA, *_CUTTING, *_MAKING, _NEW_TENSOR, torch.Tensor.contiguous,
+        *_ASKED, *_READING_MEMORY, *_SETTING_DATA, *_CUTTING, *_PADDING, *_MAKING, _NEW_TENSOR, torch.Tensor.contiguous,
         torch.Tensor.data_ptr, torch.Tensor.is_inference, torch.Tensor.item,
     }
 )  # fmt: skip

@@ -308,7 +308,11 @@ class SizePlan:
 
 
 def plan_sizes(
-    call: Call, names: Sequence[str], channels: int | None = None, units: Mapping[str, int] | None = None
+    call: Call,
+    names: Sequence[str],
+    channels: int | None = None,
+    units: Mapping[str, int] | None = None,
+    varied: Set[int] = frozenset(),
 ) -> SizePlan:
     """Guesses the free sizes of a call.
 
@@ -317,8 +321,9 @@ def plan_sizes(
         names: A label per tensor and number of the call.
         channels: The module's number of input channels, if known: tells frames from channels in 5-D tensors.
         units: By the role of a size, what the module divides such by, other than powers of two.
+        varied: Places of sizes that were others in calls before, whatever they look like.
     """
-    return _Planner(call, names, channels, units or {}).run()
+    return _Planner(call, names, channels, units or {}, varied).run()
 
 
 _MAX_COORDINATES = 4
@@ -326,8 +331,11 @@ _MAX_COORDINATES = 4
 
 
 class _Planner:
-    def __init__(self, call: Call, names: Sequence[str], channels: int | None, units: Mapping[str, int]) -> None:
+    def __init__(
+        self, call: Call, names: Sequence[str], channels: int | None, units: Mapping[str, int], varied: Set[int]
+    ) -> None:
         self.call = call
+        self.varied = varied
         self.names = names
         self.channels = channels
         self.units = units
@@ -364,7 +372,10 @@ class _Planner:
                 if size == 0:
                     raise CaptureError(f"{name} has a dimension of size 0")
                 self.label = name
-                self.plan.forms.append(self.form(tensor, axis, size))
+                form = self.form(tensor, axis, size)
+                if not isinstance(form, Dim) and len(self.plan.forms) in self.varied:
+                    form = self.sequence_form(size, f"{name} {axis}")
+                self.plan.forms.append(form)
         self.add_answers(tensors)
         numbers = self.names[len(every) :]
         alike = _alike(dict(zip(numbers, self.call.numbers, strict=True)))

@@ -97,7 +97,7 @@ class Trials:
         self._twin: tuple[Twin, WeightIndex] | None = None
         self.labels = labels(call.bound) + ([] if lifted is None else list(lifted.names))
         self.device = _device_of(call, owner.whole)
-        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _units_of(owner.root))
+        self.plan = plan_sizes(call, self.labels, _channels_of(owner.root), _units_of(owner.root), owner.varied)
         self.order = {s.name: i for i, s in enumerate(self.plan.symbols)}
         """Which values are tried of each: no two take the same."""
         self.chosen: dict[str, tuple[Number, ...]] = {}
