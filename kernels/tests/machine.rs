@@ -216,7 +216,7 @@ fn ceilings_are_measured_once_and_make_sense() {
         let again = ceilings(&pool, isa);
         assert!(start.elapsed().as_millis() < 5, "the second call measures again");
         assert_eq!(found.f32_flops, again.f32_flops);
-        assert_eq!(found.f32_flops > 0.0, isa >= Isa::Avx2);
+        assert!(found.f32_flops > 1e8, "{isa:?}");
         assert_eq!(found.bf16_dot_flops > 0.0, isa == Isa::Avx512 && features().avx512_bf16);
         for memory in found.memory {
             assert!(memory.working_set > 0 && memory.read > 1e8 && memory.copy > 1e8 && memory.stream_copy > 1e8);

@@ -807,9 +807,12 @@ class Dispatcher:
             raise ValueError(f"bind: {name!r} is no name for a weight set of {self.name}")
 
         def make(module: torch.nn.Module) -> Dispatcher:
-            return find_dispatcher(module) or Dispatcher(
-                module, self.options, lifting=self.states.lifting, budget=self.states.budget
-            )
+            found = find_dispatcher(module)
+            if found is not None and found is not self:
+                return found
+            # Of this module itself as it is, not as it is compiled.
+            source = self.module if found is self else module
+            return Dispatcher(source, self.options, lifting=self.states.lifting, budget=self.states.budget)
 
         made = WeightSet(self.module, source, make, self.states.current().structure)
         with self.states.lock:
@@ -827,7 +830,13 @@ class Dispatcher:
             if name is not None and name not in self._sets:
                 known = ", ".join(map(repr, self._sets)) or "none"
                 raise ValueError(f"no weights are bound as {name!r}; there are: {known}")
-            self._used = None if name is None else self._sets[name]
+            chosen = None if name is None else self._sets[name]
+            following = chosen
+            while following is not None:
+                if following.dispatcher is self:
+                    raise ValueError(f"what is bound as {name!r} uses the weights of this module itself")
+                following = following.dispatcher._used
+            self._used = chosen
 
     def unbind(self, name: str) -> None:
         """Drops a weight set; see :func:`oxidiff.unbind`."""

@@ -349,8 +349,8 @@ class Engine:
     def _varied(self, call: Call) -> Set[int]:
         """Places of sizes that are constants of graphs of calls like this one, and others in it: they are free."""
         graphs = [one.graph for one in self.whole() if one.graph.call_key == call.key]
-        pairs = [(i, form, size) for graph in graphs for i, (form, size) in enumerate(zip(graph.plan.forms, call.sizes))]
-        return {i for i, form, size in pairs if not isinstance(form, Dim) and form != size}
+        pairs = (enumerate(zip(graph.plan.forms, call.sizes, strict=True)) for graph in graphs)
+        return {i for each in pairs for i, (form, size) in each if not isinstance(form, Dim) and form != size}
 
     def _is_by_size(self, call: Call) -> bool:
         """Whether calls like this one were captured at some sizes, each with constants that are others in this call."""

@@ -8,6 +8,7 @@ belongs to the compiled side lives in one slot. The module itself keeps its clas
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from .capture import is_tracing
 from .dispatch import Dispatcher, find_dispatcher
-from .errors import FallbackWarning, UnsupportedError
+from .errors import FallbackWarning, UnsupportedError, is_interrupt
 from .hooks import Wrapped, calls_itself, is_idle, run_around, sharing
 from .memory import Estimate, estimate_of
 from .methods import beside_forward, runs_submodules
@@ -339,6 +340,10 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if _is_followed():
             return cls.__call__(self, *args, **kwargs)
+        if is_own_call:
+            dispatcher = find_dispatcher(self)
+            run = functools.partial(cls.__call__, self, *args, **kwargs)
+            return run() if dispatcher is None else dispatcher.run_eager(UnsupportedError(_OWN_CALL), run)
         table = self.__dict__
         if (
             table["_forward_hooks"]
@@ -381,10 +386,25 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
                 namespace[name] = _counted(cls, name)
 
     bases = (CompiledModule,) if cls is nn.Module else (cls, CompiledModule)
-    made = types.new_class(cls.__name__, bases, {"metaclass": _metaclass(cast(Hashable, type(cls)))}, fill)
+    metaclass = _metaclass(cast(Hashable, type(cls)))
+    made = types.new_class(cls.__name__, (_Unannounced, *bases), {"metaclass": metaclass}, fill)
+    with contextlib.suppress(TypeError):
+        made.__bases__ = bases
+    is_own_call = calls_itself(cls)
     get = made.__dict__["_oxidiff"].__get__
     _subclasses[cls] = made
     return made
+
+
+class _Unannounced:
+    """The first base of a class while it is made: classes that keep a list of their subclasses are not told. It can leave,
+    as its objects have a dictionary like modules."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Nothing, in the place of what the other bases do."""
+
+
+_OWN_CALL = "its class defines __call__ itself"
 
 
 def _is_altered(cls: type, made: type) -> bool:
@@ -492,8 +512,10 @@ def compile_module(module: M, options: CompileOptions) -> M:
     else:
         try:
             made = _subclass(cls)
-        except TypeError as error:
-            reason = f"its class cannot be subclassed ({error})"
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            reason = f"its class cannot be subclassed ({type(error).__name__}: {error})"
     if reason is not None:
         if options.strict:
             raise UnsupportedError(f"{cls.__name__} cannot be compiled: {reason}")
@@ -502,7 +524,7 @@ def compile_module(module: M, options: CompileOptions) -> M:
     compiled = sharing(made, module)
     dispatcher = Dispatcher(module, options)
     if calls_itself(cls):
-        dispatcher.obstacle = "its class defines __call__ itself"
+        dispatcher.obstacle = _OWN_CALL
     made.__dict__["_oxidiff"].__set__(compiled, dispatcher)
     _live.setdefault(made, weakref.WeakSet()).add(dispatcher)
     return cast(M, compiled)
@@ -553,4 +575,8 @@ def compile(module: Any = None, *, options: Any = None, **fields: Any) -> Any:
     if isinstance(module, type) or not callable(module):
         what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise TypeError(f"compile takes a torch.nn.Module or a function of tensors, not {what}")
+    if isinstance(getattr(module, "components", None), dict) and hasattr(module, "register_modules"):
+        raise TypeError(
+            f"compile takes a module, not a pipeline: oxidiff.compile_pipe compiles the parts of a {type(module).__name__}"
+        )
     return CompiledFunction(module, chosen)

@@ -19,7 +19,7 @@ import weakref
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -2082,3 +2082,77 @@ def test_batches_that_are_cut_into_parts_leave_frames_free() -> None:
     # Not three to a group: another program.
     video = torch.randn(4, 3, 6, 16, 24)
     assert_close(compiled(video), module(video))
+
+
+class Tripled(nn.Linear):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) * 3
+
+
+class Shifting:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) + 1  # type: ignore[misc]
+
+
+class Shifted(Shifting, nn.Linear):
+    pass
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("kind", [Tripled, Shifted])
+def test_a_call_that_the_class_defines_itself_is_that_call(kind: Any) -> None:
+    module, x = kind(8, 8), torch.randn(3, 8)
+    compiled, expected = oxidiff.compile(module), module(x)
+    torch.testing.assert_close(compiled(x), expected)
+    with oxidiff.eager(compiled):
+        torch.testing.assert_close(compiled(x), expected)
+    around = nn.Sequential(compiled, nn.ReLU())
+    torch.testing.assert_close(around(x), expected.relu())
+    compiled.register_forward_hook(lambda module, args, result: result * 2)
+    torch.testing.assert_close(compiled(x), module(x))
+    assert compiled.report().eager_calls == 4
+
+
+REGISTERED: list[type] = []
+
+
+class Registered(nn.Module):
+    """Keeps a list of its subclasses, of which no two may have one name."""
+
+    def __init_subclass__(cls, kind: str) -> None:
+        super().__init_subclass__()
+        if any(cls.__name__ == known.__name__ for known in REGISTERED):
+            raise ValueError(f"{cls.__name__} is registered already")
+        REGISTERED.append(cls)
+
+
+class Architecture(Registered, kind="small"):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@torch.no_grad()
+def test_a_class_that_keeps_a_list_of_its_subclasses_is_not_told() -> None:
+    compiled, x = oxidiff.compile(Architecture(), strict=True), torch.randn(3)
+    assert torch.equal(compiled(x), x * 2)
+    assert isinstance(compiled, oxidiff.CompiledModule)
+    assert [Architecture] == REGISTERED
+    assert type(compiled).__bases__ == (Architecture, oxidiff.CompiledModule)
+
+
+class Pipeline:
+    """As diffusers' are."""
+
+    components: ClassVar[dict[str, Any]] = {}
+
+    def register_modules(self, **modules: Any) -> None:
+        pass
+
+    def __call__(self, prompt: str) -> Any:
+        raise NotImplementedError
+
+
+def test_a_pipeline_is_no_module() -> None:
+    with pytest.raises(TypeError, match="compile_pipe compiles the parts of a Pipeline"):
+        oxidiff.compile(Pipeline())  # type: ignore[call-overload]

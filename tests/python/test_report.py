@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
@@ -230,3 +234,19 @@ def test_a_few_of_many_blocks_warn() -> None:
     rows_of = {row["module"]: row["count"] for row in oxidiff.report(compiled).fallbacks}
     assert len(rows_of) == 1 + 2 * 12
     assert {*rows_of.values()} == {2}, "each call of each is counted"
+
+
+def test_plain_instructions_have_a_ceiling() -> None:
+    """Whatever the processor: convolutions are compared with it."""
+    script = """
+    import torch, oxidiff
+    from torch import nn
+    torch.set_grad_enabled(False)
+    module = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 64, 3, padding=1)).eval()
+    compiled, x = oxidiff.compile(module, cache=False, strict=True), torch.randn(1, 64, 32, 32)
+    torch.testing.assert_close(compiled(x), module(x), atol=1e-4, rtol=1e-4)
+    assert "portable" in str(oxidiff.explain(compiled))
+    assert oxidiff.profile(compiled, x).ceilings["f32_flops"] > 1e8
+    """
+    environment = {**os.environ, "OXIDIFF_ISA": "portable"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)

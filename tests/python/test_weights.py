@@ -557,6 +557,21 @@ def test_what_makes_a_module_another_one() -> None:
 # --- bind and use ---------------------------------------------------------------------------------------------------
 
 
+def test_weights_of_its_own() -> None:
+    module, compiled = compiled_net()
+    expected = module(image())
+    compiled.use(oxidiff.bind(compiled, compiled))
+    assert_close(compiled(image()), expected)
+    compiled.use(None)
+    # Two that would ask each other.
+    other_module, other = compiled_net()
+    compiled.use(compiled.bind(other, "other"))
+    name = other.bind(compiled)
+    with pytest.raises(ValueError, match="uses the weights of this module itself"):
+        other.use(name)
+    assert_close(compiled(image()), other_module(image()))
+
+
 def test_bind_and_use() -> None:
     module, compiled = compiled_net()
     second, third = Net().eval(), Net().eval()

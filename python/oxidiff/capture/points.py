@@ -100,8 +100,13 @@ def _sequence_values(value: Any, index: int, unit: int = 1) -> Iterator[Sequence
     if value < 9:
         # Of at most some dozens, as a table of positions has. Padding to multiples of 32 shows.
         yield [value + index + k for k in (11, 29, 43)]
-    # Of a model that pads to as many as it takes.
-    yield [v for v in (value - 1, value + 1, value - 2, value - 3, value + 2) if v > 1]
+    if value < _SHORT:
+        # Of a model that pads to as many as it takes: so few that none of those above is below.
+        yield [v for v in (value - 1, value + 1, value - 2, value - 3, value + 2) if v > 1]
+
+
+_SHORT = 16
+"""Lengths that have hardly any below them."""
 
 
 def _count_values(limit: int, index: int) -> Iterator[Sequence[Number]]:

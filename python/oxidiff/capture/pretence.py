@@ -235,9 +235,7 @@ class RealDevice(TorchFunctionMode):
         is_read = isinstance(data, Tensor) and data.is_meta and not data.dim()
         return self._recorder.read("item", "item", data) if is_read else data
 
-    def _cut_first(
-        self, x: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _cut_first(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of ``pad``, in the place of which what is below zero is cut off first: where a size decides whether
         something is, the program is another one. Of other modes the other side may show what is cut off."""
         given = dict(zip(("pad", "mode", "value"), args, strict=False), **kwargs)
