@@ -120,6 +120,8 @@ class Dispatcher:
         self.name = type(module).__name__
         self.path = ""
         """Where it is in the module that this is a part of."""
+        self.is_within = False
+        """Whether Python runs around it, in the module that this is a part of."""
         self.fallbacks: dict[Fallback, int] = {}
         self.disabled = _native.is_on("OXIDIFF_DISABLE")
         self.captures = 0
@@ -697,6 +699,8 @@ class Dispatcher:
             runs_in_parts = self.detours.runs_in_parts if is_call else _never
             ready = epoch.engine.prepare(args, kwargs, leaves, confirm, runs_in_parts)
             is_lost = False
+            if ready.gives_parts and self.is_within:
+                raise UnsupportedError("it returns a view of an argument, into which what it is part of may write")
         except (ChangedError, ElsewhereError, CacheWarning, FallbackWarning):
             is_lost = False
             raise

@@ -37,10 +37,22 @@ class Ready:
             gives a pair of what the module would return and what to write there.
         bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
         reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
+        gives_parts: Whether what it gives is a view of an argument in eager, and a copy here.
         asked: Leaves of which ``forward`` asks what programs are not told, with what that is: see :attr:`Trace.asked`.
     """
 
-    __slots__ = ("asked", "bind", "free_numbers", "parts", "problems", "profile", "reads", "run", "writes")
+    __slots__ = (
+        "asked",
+        "bind",
+        "free_numbers",
+        "gives_parts",
+        "parts",
+        "problems",
+        "profile",
+        "reads",
+        "run",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -58,6 +70,7 @@ class Ready:
         self.writes: tuple[Place, ...] = ()
         self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
         self.reads: Reads | None = None
+        self.gives_parts = False
         self.asked: Sequence[tuple[int, int]] = ()
 
     def otherwise(self, leaves: Sequence[Leaf]) -> str | None:
@@ -205,7 +218,9 @@ class Binding:
 
     def ready(self) -> Ready:
         """The function that runs a call."""
-        return self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
+        made = self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
+        made.gives_parts = any(leaf.is_part for leaf in self.variant.graph.outputs.leaves)
+        return made
 
     def _staged(self, staged: Staged) -> Ready:
         live, defaults = self.live, self.defaults

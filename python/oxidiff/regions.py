@@ -203,7 +203,7 @@ class Regions:
             if not child._modules and (_is_of_torch(child) or not child._parameters):
                 return None
             part = self._make(child, report=functools.partial(self._report, path))
-            part.path = path
+            part.path, part.is_within = path, True
             self.parts[path] = part
             return _stand_in(self, child, part)
         if not is_container and "_hf_hook" in child.__dict__:
@@ -262,7 +262,7 @@ class Regions:
                 if bare is None:
                     bare = self._bare_before.get(id(module)) or Bare(module)
                     part = self._make(bare.twin, report=functools.partial(self._report, path))
-                    part.path = path
+                    part.path, part.is_within = path, True
                     # Others look through them meanwhile.
                     self.parts = {**self.parts, path: part}
                     self.bare = {**self.bare, id(module): bare}

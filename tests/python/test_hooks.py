@@ -620,3 +620,45 @@ def test_layerwise_casting_with_adapters() -> None:
     for net in (eager, compiled):
         net.disable_adapters()
     close(steps(compiled, 1), steps(eager, 1))
+
+
+class Sharing(nn.Module):
+    """Gives a view of its argument beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = x.chunk(2, 1)
+        return first, self.layer(second)
+
+
+class Scaling(nn.Module):
+    """Writes into such a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharing, self.out = Sharing(), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.SiLU())
+        self.layers = nn.ModuleList([nn.Conv2d(8, 8, 1), None])  # type: ignore[list-item]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x if layer is None else layer(x)
+        first, second = self.sharing(x)
+        first.mul_(2)
+        return self.out(x) + second.mean()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_a_part_that_gives_a_view_of_its_argument() -> None:
+    """What the module around it writes there is seen in the argument. A list of modules may have none at a place."""
+    module = Scaling()
+    module.out[1].register_forward_hook(lambda module, args, result: result * 3)
+    compiled = oxidiff.compile(module)
+    for size in (8, 12, 8):
+        x = torch.randn(2, 8, size, size)
+        torch.testing.assert_close(compiled(x), module(x))
+    reasons = {fallback["reason"] for fallback in compiled.report().fallbacks}
+    assert "it returns a view of an argument, into which what it is part of may write" in reasons

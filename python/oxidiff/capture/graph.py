@@ -130,12 +130,14 @@ class OutputLeaf:
         literal: The number, string, flag, dtype or ``None`` returned, or which leaf before it is the same tensor.
         order: The tensor's dimensions from the outermost in memory to the innermost.
         input: The index of the tensor argument if that is returned as it is.
+        is_part: Whether it is a view of a tensor argument: who writes into the one writes into the other.
     """
 
     value: int | None = None
     literal: Any = None
     order: tuple[int, ...] = ()
     input: int | None = None
+    is_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -754,8 +756,9 @@ def _output_leaves(args: tuple[Any, ...], record: Trace, inputs: Sequence[GraphI
     out = []
     for item in args:
         if isinstance(item, Ref):
-            at = by_value.get(item.value)
-            out.append(OutputLeaf(item.value, None, next(orders), None if next(copied) else at))
+            at, is_copied = by_value.get(item.value), next(copied)
+            is_part = at is None and not is_copied
+            out.append(OutputLeaf(item.value, None, next(orders), None if is_copied else at, is_part))
         else:
             out.append(OutputLeaf(literal=item))
     return out

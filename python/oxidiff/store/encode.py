@@ -461,6 +461,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
                 {"again": leaf.literal.leaf} if isinstance(leaf.literal, Again) else encode_literal(leaf.literal),
                 leaf.order,
                 leaf.input,
+                *([True] if leaf.is_part else []),
             ]
             for leaf in graph.outputs.leaves
         ],
@@ -617,7 +618,8 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
 
     inputs = [GraphInput(as_text(label), value(item), as_integer(asked)) for label, item, asked in data["inputs"]]
     leaves: list[OutputLeaf] = []
-    for item, literal, order, source in data["results"]:
+    for item, literal, order, source, *part in data["results"]:
+        check(part in ([], [True]), "a result that is more than a part")
         check(source is None or 0 <= as_integer(source) < len(inputs), "a result that is no argument")
         dims = tuple(map(as_integer, order))
         is_again = type(literal) is dict and "again" in literal
@@ -626,7 +628,7 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         if isinstance(kept, Again):
             is_earlier = 0 <= kept.leaf < len(leaves) and leaves[kept.leaf].value is not None and item is None
             check(is_earlier, "a result that is no earlier one")
-        leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source))
+        leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source, bool(part)))
     spec = _decode_spec(data["spec"])
     check(spec.num_leaves == len(leaves), "results that do not fit their structure")
     writes = tuple(_decode_place(item) for item in data.get("writes", ()))
