@@ -147,3 +147,40 @@ def test_compiled_submodules_are_captured_as_they_are(how: str) -> None:
     module(image())
     assert seen or how == "in place"
     assert (child._compiled_call_impl is not None) == (how == "in place")
+
+
+SEEN: list[Any] = []
+
+
+def counting(graph: Any, inputs: Any) -> Any:
+    SEEN.append(graph)
+    return graph
+
+
+@torch.compile(backend=counting)
+def gated(x: Tensor) -> Tensor:
+    value, gate = x.chunk(2, -1)
+    return value * torch.nn.functional.gelu(gate)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(gated(self.first(x)))
+
+
+@torch.no_grad()
+def test_a_function_that_is_compiled_by_torch_is_part_of_the_program() -> None:
+    """As it is: Dynamo would compile what traces it."""
+    module = Gated().eval()
+    compiled = oxidiff.compile(module, cache=False, strict=True)
+    SEEN.clear()
+    inputs = [torch.randn(shape) for shape in ((1, 8, 8), (1, 12, 8), (3, 9, 8), (2, 20, 8))]
+    results = [compiled(x) for x in inputs]
+    assert compiled.report().captures == 1 and not SEEN
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, module(x))
+    assert SEEN

@@ -13,6 +13,7 @@ import math
 import operator
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ __all__ = [
     "following_lengths",
     "own_spaces",
     "past_caches",
+    "past_dynamo",
     "reached_spaces",
     "refusing_seeds",
     "telling_inference",
@@ -56,6 +58,26 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NEW_TENSOR = torch.Tensor.new_tensor
 _MAKING = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor))
+
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+_CALLBACK = "_callback_from_stance"
+"""What says, in each call of a function that ``torch.compile`` made, what compiles its frames: nothing for ``None``."""
+
+
+@contextmanager
+def past_dynamo() -> Iterator[None]:
+    """Has functions that ``torch.compile`` made run as they are, in this thread: Dynamo would compile what traces."""
+    module: Any = sys.modules.get(_EVAL_FRAME)
+    if not hasattr(module, _CALLBACK):
+        yield
+        return
+    original, thread = getattr(module, _CALLBACK), threading.get_ident()
+    setattr(module, _CALLBACK, lambda found: None if threading.get_ident() == thread else original(found))
+    try:
+        yield
+    finally:
+        setattr(module, _CALLBACK, original)
 
 
 class RealDevice(TorchFunctionMode):
