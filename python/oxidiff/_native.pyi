@@ -204,7 +204,8 @@ class Executable:
     def derived_bytes_for(self, sizes: Sequence[int]) -> int:
         """Bytes of derived weights that are held while these sizes run."""
     def stats(self) -> dict[str, Any]:
-        """`specializations`, `derived_bytes`, `arena_bytes` (of the largest live size), `arena_lower_bound_bytes`,
+        """`specializations`, `derived_bytes`, `derived` (these bytes by an address of where they are kept, which programs
+        may share), `arena_bytes` (of the largest live size), `arena_lower_bound_bytes`,
         `pool_bytes` (workspace of the process), `peak_bytes`, `graph_bytes`, `sizes`."""
     def unload(self) -> None:
         """Drops specializations, derived weights and the arena."""

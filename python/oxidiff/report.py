@@ -279,6 +279,8 @@ def report_of(dispatcher: Dispatcher) -> Report:
     def largest(name: str) -> int:
         return max((int(s.get(name, 0)) for s in stats), default=0)
 
+    # Programs share what they derive of one tensor.
+    derived = {place: held for s in stats for place, held in s.get("derived", {}).items()}
     return Report(
         name=dispatcher.name,
         captures=sum(member.captures for member in parts),
@@ -294,7 +296,7 @@ def report_of(dispatcher: Dispatcher) -> Report:
         tune_s=sum(engine.tune_s for engines in every for engine in engines),
         load_s=sum(engine.store.load_s for engines in every for engine in engines),
         weight_bytes=sum(engines[-1].weight_bytes() for engines in every if engines),
-        derived_bytes=total("derived_bytes") + sum(member.states.effective.bytes for member in parts),
+        derived_bytes=sum(derived.values()) + sum(member.states.effective.bytes for member in parts),
         arena_bytes=largest("arena_bytes"),
         arena_lower_bound_bytes=largest("arena_lower_bound_bytes"),
         graph_bytes=total("graph_bytes"),

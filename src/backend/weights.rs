@@ -368,6 +368,12 @@ impl WeightSet {
         counted.1
     }
 
+    /// The same by where it is kept, which sets may share: an address that stands for it while it lives, and bytes.
+    pub fn derived(&self) -> Vec<(usize, usize)> {
+        let stores = self.stores().map(|store| (std::ptr::from_ref(store).addr(), store.bytes()));
+        stores.filter(|&(_, bytes)| bytes > 0).collect()
+    }
+
     /// Evicts derived forms, least recently used first, until at most `bytes` are kept; gives the bytes evicted. They are
     /// made again when they are needed.
     pub fn shrink_to(&self, bytes: usize) -> usize {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{IntoPyDict, PyDict, PyList};
 
 use super::builder::GraphBuilder;
 use super::device::Place;
@@ -447,6 +447,7 @@ impl Executable {
             out.set_item("specializations", sizes.len())?;
             out.set_item("weight_bytes", stats.weight_bytes)?;
             out.set_item("derived_bytes", stats.derived_bytes)?;
+            out.set_item("derived", stats.derived.into_py_dict(py)?)?;
             out.set_item("arena_bytes", stats.arena_bytes)?;
             out.set_item("arena_lower_bound_bytes", stats.arena_lower_bound_bytes)?;
             out.set_item("pool_bytes", stats.pool_bytes)?;

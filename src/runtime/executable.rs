@@ -20,6 +20,8 @@ pub struct Stats {
     pub weight_bytes: usize,
     /// Bytes of forms derived from them.
     pub derived_bytes: usize,
+    /// The same by where they are kept, which executables may share.
+    pub derived: Vec<(usize, usize)>,
     /// Workspace of the largest live size.
     pub arena_bytes: usize,
     /// Workspace that the process holds, for all modules together.
@@ -231,6 +233,7 @@ impl Executable {
         Stats {
             weight_bytes: weights.weight_bytes(),
             derived_bytes: weights.derived_bytes(),
+            derived: weights.derived(),
             arena_bytes: largest.as_ref().map_or(0, |row| row.arena_bytes),
             arena_lower_bound_bytes: largest.map_or(0, |row| row.lower_bound_bytes),
             pool_bytes: self.program.arena().bytes(),

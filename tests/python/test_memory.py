@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import threading
@@ -15,7 +16,7 @@ from torch import nn
 
 import oxidiff
 from nets import Net, assert_close, image
-from oxidiff import testing
+from oxidiff import _native, testing
 
 
 def unet(**fields: Any) -> tuple[nn.Module, Any]:
@@ -227,3 +228,16 @@ def test_what_only_leads_to_kept_values_is_not_kept() -> None:
     assert_close(compiled(torch.ones(3, 512)), module(torch.ones(3, 512)))
     # The weight as a float, and packed.
     assert oxidiff.report(compiled).derived_bytes <= 2 * 4 * 512 * 512 + 4096
+
+
+@torch.no_grad()
+def test_what_programs_share_is_counted_once() -> None:
+    """Sizes of which a level halves an odd number are another program, with the same weights."""
+    compiled = oxidiff.compile(testing.build("sd15-unet", tiny=True), tune="off", cache=False, memory="fast")
+    gc.collect()
+    before = _native.derived_bytes()
+    for size in ((64, 64), (60, 64)):
+        compiled(**testing.example_inputs("sd15-unet", tiny=True, size=size))
+    report = compiled.report()
+    assert report.programs == 2 and report.derived_bytes > 0
+    assert report.derived_bytes == _native.derived_bytes() - before

@@ -7,6 +7,7 @@ import gc
 import inspect
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -228,6 +229,18 @@ def test_one_part_by_its_name() -> None:
     pipe = oxidiff.compile_pipe(build_pipeline("StableDiffusionPipeline"), parts="unet")
     assert isinstance(pipe.unet, oxidiff.CompiledModule)
     assert not isinstance(pipe.vae.decoder, oxidiff.CompiledModule)
+
+
+def test_each_part_has_a_graph_file_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "graphs.oxi"
+    for captures in (1, 0):
+        pipe = build_pipeline("StableDiffusionPipeline")
+        oxidiff.compile_pipe(pipe, graph_file=path, cache=False, tune="off")
+        pipe(**{"height": PIXELS, "width": PIXELS, **call_arguments(pipe)})
+        parts = {"unet": pipe.unet, "vae.decoder": pipe.vae.decoder}
+        assert {name: part.report().captures for name, part in parts.items()} == dict.fromkeys(parts, captures)
+    assert not path.exists()
+    assert {f"graphs.{name}.oxi" for name in parts} <= {file.name for file in tmp_path.iterdir()}
 
 
 def test_ignored_part_stays_eager() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
@@ -42,7 +44,8 @@ def compile_pipe(
 
     Args:
         pipe: The pipeline.
-        options: For all parts; see :class:`oxidiff.CompileOptions`. They share ``tune_budget_s``.
+        options: For all parts; see :class:`oxidiff.CompileOptions`. They share ``tune_budget_s``. Of a ``graph_file`` each
+            has one of its own, with its name before the suffix: ``"sd.oxi"`` is ``"sd.unet.oxi"`` for ``pipe.unet``.
         ignores: Parts to leave alone; ``"vae"`` stands for ``"vae.encoder"`` and ``"vae.decoder"`` too. Of a name that is
             none of any pipeline's there is a warning.
         parts: The parts to compile instead of all.
@@ -75,7 +78,7 @@ def compile_pipe(
         holder, name, module = found
         compiled = made.get(id(module))
         if compiled is None:
-            compiled = made[id(module)] = _compiled(module, given, budget)
+            compiled = made[id(module)] = _compiled(module, given, budget, part)
             # A component may be there under two names.
             made[id(compiled)] = compiled
         setattr(holder, name, compiled)
@@ -190,12 +193,15 @@ def _find(pipe: object, part: str) -> tuple[Any, str, nn.Module] | None:
     return (holder, name, module) if isinstance(module, nn.Module) else None
 
 
-def _compiled(module: nn.Module, options: CompileOptions | None, budget: Budget) -> nn.Module:
+def _compiled(module: nn.Module, options: CompileOptions | None, budget: Budget, part: str) -> nn.Module:
     nets = _nets(module)
     if nets is not None:
         for i, net in enumerate(nets):
-            nets[i] = _compiled(net, options, budget)
+            nets[i] = _compiled(net, options, budget, f"{part}.{i}")
         return module
+    if options is not None and options.graph_file is not None:
+        stem, suffix = os.path.splitext(options.graph_file)
+        options = dataclasses.replace(options, graph_file=f"{stem}.{part}{suffix}")
     compiled = compile(module, options=options)
     dispatcher = find_dispatcher(compiled)
     if dispatcher is not None and compiled is not module:
