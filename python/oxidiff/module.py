@@ -381,6 +381,8 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             method = getattr(cls, name, None)
             if getattr(method, "__module__", "").startswith(library):
                 namespace[name] = _on_the_module(cast(Callable[..., Any], method))
+        for name in _slots_of(cls):
+            namespace[name] = _in_slot(getattr(cls, name))
         for name in beside_forward(cls):
             if name not in namespace and not hasattr(CompiledModule, name):
                 namespace[name] = _counted(cls, name)
@@ -413,6 +415,22 @@ def _is_altered(cls: type, made: type) -> bool:
     own = itertools.takewhile(lambda base: base is not made, cls.__mro__)
     items = (item for base in own for item in base.__dict__.items())
     return any(name == "forward" or isinstance(value, property) for name, value in items)
+
+
+def _slots_of(cls: type) -> list[str]:
+    """The attributes that modules of a class keep beside their dictionary."""
+    own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("oxidiff", "torch", "builtins")]
+    members = (one for base in own for one in vars(base).items())
+    return [name for name, one in members if isinstance(one, types.MemberDescriptorType)]
+
+
+def _in_slot(slot: Any) -> property:
+    """An attribute that is in no dictionary: that of the module."""
+    return property(
+        lambda self: slot.__get__(self._orig_mod),
+        lambda self, value: slot.__set__(self._orig_mod, value),
+        lambda self: slot.__delete__(self._orig_mod),
+    )
 
 
 def _on_the_module(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -523,8 +541,12 @@ def compile_module(module: M, options: CompileOptions) -> M:
         return module
     compiled = sharing(made, module)
     dispatcher = Dispatcher(module, options)
+    kinds = {type(one) for one in module.modules()}
     if calls_itself(cls):
         dispatcher.obstacle = _OWN_CALL
+    elif (slotted := next((kind for kind in kinds if _slots_of(kind)), None)) is not None:
+        names = ", ".join(_slots_of(slotted))
+        dispatcher.obstacle = f"{slotted.__name__} keeps {names} in slots, where changes are not noticed"
     made.__dict__["_oxidiff"].__set__(compiled, dispatcher)
     _live.setdefault(made, weakref.WeakSet()).add(dispatcher)
     return cast(M, compiled)

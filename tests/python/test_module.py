@@ -2156,3 +2156,32 @@ class Pipeline:
 def test_a_pipeline_is_no_module() -> None:
     with pytest.raises(TypeError, match="compile_pipe compiles the parts of a Pipeline"):
         oxidiff.compile(Pipeline())  # type: ignore[call-overload]
+
+
+class Slotted(nn.Module):
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(8, 8), 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.rate
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_attributes_in_slots_are_those_of_the_module() -> None:
+    module, x = Slotted(), torch.randn(3, 8)
+    compiled = oxidiff.compile(module)
+    assert compiled.rate == 2.0
+    for holder, rate in ((module, 5.0), (compiled, 7.0), (module, 3.0)):
+        holder.rate = rate
+        assert module.rate == compiled.rate == rate
+        torch.testing.assert_close(compiled(x), module(x))
+    inside = oxidiff.compile(nn.Sequential(module))
+    inside(x)
+    module.rate = 9.0
+    torch.testing.assert_close(inside(x), module(x))
+    with pytest.raises(oxidiff.UnsupportedError, match="Slotted keeps rate in slots"):
+        oxidiff.compile(module, strict=True)(x)
