@@ -71,7 +71,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "OXIDIFF_DEBUG",
         default: "0",
-        doc: "1 summary and fallbacks, 2 per-step times, 3 graph after each changing pass, 4 kernels, 5 memory, 6 every rewrite",
+        doc: "1 summary and fallbacks, 2 times of each step of each call, 3 graph after each changing pass, 4 kernels, 5 memory, 6 every rewrite",
         expects: Expects { what: "a number from 0 to 6", accepts: |v| v.parse::<u8>().is_ok(), otherwise: "0 holds" },
     },
     Knob {
@@ -118,7 +118,11 @@ pub const KNOBS: &[Knob] = &[
         name: "OXIDIFF_BACKEND",
         default: "auto",
         doc: "reference, null, cpu or cuda: forces a backend",
-        expects: ANYTHING,
+        expects: Expects {
+            what: "auto, reference, null, cpu or cuda",
+            accepts: |v| matches!(v, "auto" | "reference" | "null" | "cpu" | "cuda"),
+            otherwise: "modules run eager",
+        },
     },
 ];
 
@@ -180,7 +184,7 @@ pub fn config() -> &'static Config {
         verify: cfg!(test) || is_on("OXIDIFF_VERIFY"),
         disable_pass: text("OXIDIFF_DISABLE_PASS").map(|v| listed(&v).map(str::to_owned).collect()).unwrap_or_default(),
         stop_after: text("OXIDIFF_STOP_AFTER"),
-        backend: text("OXIDIFF_BACKEND"),
+        backend: text("OXIDIFF_BACKEND").filter(|name| name != "auto"),
         max_rewrites: AtomicUsize::new(text("OXIDIFF_MAX_REWRITES").and_then(|v| v.parse().ok()).unwrap_or(usize::MAX)),
     })
 }

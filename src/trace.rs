@@ -5,9 +5,14 @@ use std::time::{Duration, Instant};
 
 use crate::config::config;
 
+/// Whether messages of a level are printed.
+pub fn shows(level: u8) -> bool {
+    config().debug >= level
+}
+
 /// Prints a line to standard error if the debug level is at least `level`.
 pub fn debug(level: u8, message: impl FnOnce() -> String) {
-    if config().debug >= level {
+    if shows(level) {
         eprintln!("oxidiff: {}", message());
     }
 }

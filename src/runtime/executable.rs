@@ -11,6 +11,7 @@ use super::arena::arena_pool;
 use crate::backend::{self, Known, Run, Specialized, StepTime, Tensor, Weight, WeightSet, output_types};
 use crate::error::bytes_text;
 use crate::ir::DType;
+use crate::trace;
 use crate::{Error, Result};
 
 /// What a report shows.
@@ -32,6 +33,14 @@ pub struct Stats {
     pub peak_bytes: usize,
     /// Device memory of the graphs of all live sizes.
     pub graph_bytes: usize,
+}
+
+/// A step of a call in a line (`OXIDIFF_DEBUG=2`).
+fn line_of(step: &StepTime) -> String {
+    let seconds = step.time.as_secs_f64().max(1e-9);
+    let (flops, bytes) = (step.flops as f64 / seconds * 1e-9, step.bytes as f64 / seconds * 1e-9);
+    let StepTime { step, kernel, dtype, .. } = step;
+    format!("{step} ({kernel}, {dtype}): {:.3} ms, {flops:.1} GFLOP/s, {bytes:.1} GB/s", seconds * 1e3)
 }
 
 /// Executables of this process. When the last one goes, so does the idle workspace.
@@ -154,10 +163,13 @@ impl Executable {
         };
         let lent = lent.map_err(|e| explain(e, &*specialized, &weights))?;
         let start = Instant::now();
+        let (mut shown, is_shown) = (Vec::new(), profile.is_none() && !is_recorded && trace::shows(2));
+        let profile = if is_shown { Some(&mut shown) } else { profile };
         let run = Run { inputs, outputs, weights: &weights, arena: lent.ptr(), stream, is_recorded, profile };
         // SAFETY: the caller vouches for inputs and outputs; the weight set owns its tensors; the arena has the size that
         // the specialization asked for and is lent to this run alone.
         unsafe { specialized.run(run)? };
+        shown.iter().for_each(|step| trace::debug(2, || line_of(step)));
         let held = bytes + weights.derived_bytes();
         self.program.book(bindings, start.elapsed(), held);
         let peak = held + specialized.graph_bytes();

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,7 @@ def test_variables_that_are_not_understood_are_named(tmp_path: Path) -> None:
         "OXIDIFF_ISA": "sse2",
         "OXIDIFF_DISABLE_PASS": "canonicalise",
         "OXIDIFF_DISABLE": "?",
+        "OXIDIFF_BACKEND": "tpu",
     }
     right = {"OXIDIFF_VERIFY": "on", "OXIDIFF_DEBUG": "0", "OXIDIFF_CACHE_DIR": "here", "OXIDIFF_NUM_THREAD": "1"}
     environment = {**os.environ, **wrong, **right}
@@ -335,12 +337,27 @@ def test_variables_that_are_not_understood_are_named(tmp_path: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "OXIDIFF_NUM_THREADS=two is not a number of threads, 1 or more: PyTorch's number holds"
-    assert [re.split("[=:]", line)[0] for line in lines[:4]] == [
-        "OXIDIFF_NUM_THREADS", "OXIDIFF_DISABLE", "OXIDIFF_ISA", "OXIDIFF_DISABLE_PASS",
+    assert [re.split("[=:]", line)[0] for line in lines[:5]] == [
+        "OXIDIFF_NUM_THREADS", "OXIDIFF_DISABLE", "OXIDIFF_ISA", "OXIDIFF_DISABLE_PASS", "OXIDIFF_BACKEND",
     ]  # fmt: skip
-    assert "OXIDIFF_NUM_THREAD: there is no such variable: is OXIDIFF_NUM_THREADS meant?" in lines[4:]
-    assert sum(line.startswith("OXIDIFF") for line in lines) == 4 + 5
+    assert "OXIDIFF_NUM_THREAD: there is no such variable: is OXIDIFF_NUM_THREADS meant?" in lines[5:]
+    assert sum(line.startswith("OXIDIFF") for line in lines) == 5 + 6
     assert lines[-1] == f"cache in {tmp_path / 'here'}"
+
+
+def test_times_of_steps_are_printed() -> None:
+    script = """
+    import torch, oxidiff
+    compiled = oxidiff.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), cache=False)
+    with torch.no_grad():
+        compiled(torch.randn(3, 8))
+        compiled(torch.randn(3, 8))
+    """
+    environment = {**os.environ, "OXIDIFF_DEBUG": "2"}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    line = re.compile(r"^oxidiff: 0\.linear \(linear, f32\): \d+\.\d+ ms, \d+\.\d+ GFLOP/s, \d+\.\d+ GB/s$", re.M)
+    assert len(line.findall(done.stderr)) == 2
 
 
 def test_variables_hold_from_their_first_use_on() -> None:
