@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxidiff
@@ -127,3 +128,35 @@ def test_batches_without_elements_are_told_of_once() -> None:
         for length in range(1, 6):
             assert compiled(torch.zeros(0, length, 8)).shape == (0, length, 8)
     assert len(caught) == len(oxidiff.report(compiled).fallbacks) == 1
+
+
+_BOOLS, _INTS, _FLOATS = torch.tensor([[True, False], [True, True]]), torch.tensor([[1, 2], [3, 4]]), torch.rand(2, 2)
+_PIXELS = torch.ones(1, 3, 4, 4, dtype=torch.int64)
+
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a flag subtracted": (lambda x, y: x - y, (_INTS, _BOOLS)),
+    "True subtracted": (lambda x: x - True, (_FLOATS,)),
+    "of a flag": (lambda x: 1 - x, (_BOOLS,)),
+    "argmax of flags": (lambda x: x.argmax(-1), (_BOOLS,)),
+    "addcmul of flags": (lambda x: torch.addcmul(x, x, x), (_BOOLS,)),
+    "max_pool2d of flags": (lambda x: F.max_pool2d(x, 2), (_PIXELS.bool(),)),
+    "integers to a negative power": (lambda x: x**-1, (_INTS,)),
+    "integers enlarged": (lambda x: F.interpolate(x, scale_factor=2), (_PIXELS,)),
+    "flags looked up": (lambda x, y: F.embedding(x, y), (_BOOLS, _FLOATS)),
+    "floats looked up": (lambda x, y: F.embedding(x, y), (_FLOATS, _FLOATS)),
+    "bytes selected": (lambda x, y: x.index_select(0, y), (_FLOATS, torch.zeros(1, dtype=torch.uint8))),
+    "logaddexp of integers": (lambda x: torch.logaddexp(x, x), (_INTS,)),
+    "prelu of integers": (lambda x: F.prelu(x, x[0, :1]), (_INTS,)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("what", REFUSED)
+def test_types_that_eager_refuses(what: str) -> None:
+    function, args = REFUSED[what]
+    with pytest.raises((RuntimeError, NotImplementedError)) as eager:
+        function(*args)
+    with pytest.raises(type(eager.value)) as ours:
+        oxidiff.compile(function, cache=False)(*args)
+    assert str(ours.value) == str(eager.value)

@@ -51,6 +51,7 @@ from .record import (
     Trail,
     first_of,
 )
+from .refused import check_types
 from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
 from .unread import DRAW, Drawn
 from .weights import WeightIndex, WeightSlot
@@ -457,6 +458,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Records an op as its kind asks for."""
+        check_types(func, args, kwargs)
         handler = HANDLERS.get(func)
         if handler is None:
             handler = HANDLERS[func] = classify(func)
