@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from oxidiff.capture.meta import META_DEVICE, RULES
+from oxidiff.capture.meta import META_DEVICE, RULES, is_nhwc
 
 aten = torch.ops.aten
 
@@ -17,7 +17,7 @@ ANY = (*NUMBERS, torch.bool)
 def tensor(rng, shape, dtype=torch.float32):
     """A tensor of a shape, laid out somehow: its dimensions in another order, a part of a larger one, repeated."""
     order = list(range(len(shape)))
-    kind = rng.choice(["plain", "plain", "permuted", "part", "repeated", "channels_last"])
+    kind = rng.choice(["plain", "plain", "permuted", "part", "repeated", "channels_last", "channels_behind"])
     if kind == "permuted":
         rng.shuffle(order)
     if kind == "channels_last" and len(shape) in (4, 5):
@@ -27,6 +27,10 @@ def tensor(rng, shape, dtype=torch.float32):
     whole = torch.ones([size + pad for size, pad in zip(sizes, pads, strict=True)], dtype=dtype)
     x = whole[tuple(slice(0, size) for size in sizes)]
     x = x.permute([order.index(i) for i in range(len(shape))])
+    if kind == "channels_behind" and len(shape) == 4:
+        # As a transformer of pixels gives them.
+        rows = torch.ones(shape[0], shape[2] * shape[3], shape[1], dtype=dtype)
+        x = rows.transpose(1, 2).reshape(shape)
     if kind == "repeated" and shape:
         dim = rng.randrange(len(shape))
         x = x.narrow(dim, 0, 1).expand(shape) if shape[dim] else x
@@ -367,3 +371,13 @@ def test_rule_is_what_torch_does(overload):
             # Others are converted first, on some devices.
             assert placed(result) == placed(expected), shown
     assert (said > 20) is (overload not in NEVER_SAID)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_images_of_a_transformer_are_channels_last(batch):
+    """Of one image, too, whose batch has a stride that says nothing: a convolution gives it back with channels innermost."""
+    x = torch.ones(batch, 12, 5).transpose(1, 2).reshape(batch, 5, 3, 4)
+    for overload, args in ((aten.add.Tensor, (x, x)), (aten.silu.default, (x,)), (aten.mul.Tensor, (x, x))):
+        expected, result = overload(*args), RULES[overload](*map(on_meta, args))
+        assert result.stride() == expected.stride()
+        assert is_nhwc(result)

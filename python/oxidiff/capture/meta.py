@@ -94,13 +94,14 @@ def _pointwise(dtype: torch.dtype, *given: Any) -> Tensor | None:
             shape = broadcast
     if all(x.is_contiguous() for x in operands):
         return _empty(shape, dtype)
-    strides = first.stride()
-    if all(x.shape == shape and x.stride() == strides for x in operands) and _is_dense(shape, strides):
-        return _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
+    # Before their strides are looked at: of a dimension of size 1 these say nothing, and those of the result are the usual.
     if len(shape) == 4 and all(
         x.shape == shape and x.is_contiguous(memory_format=torch.channels_last) for x in operands
     ):
         return _empty_nhwc(shape, dtype)
+    strides = first.stride()
+    if all(x.shape == shape and x.stride() == strides for x in operands) and _is_dense(shape, strides):
+        return _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
     order = _order_in_memory(shape, [_expanded(shape, x) for x in operands])
     return _empty_strided(shape, strides_in(order, shape), dtype=dtype, device=META_DEVICE)
 
@@ -244,7 +245,8 @@ def _comparison(x: Tensor, y: Any) -> Tensor | None:
 @_rule(aten.__and__.Tensor, aten.__or__.Tensor, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor)
 def _bits(x: Tensor, y: Tensor) -> Tensor | None:
     dtype = torch.result_type(x, y)
-    return None if dtype.is_floating_point or dtype.is_complex else _pointwise(dtype, x, y)
+    is_known = x.dtype is y.dtype and not (dtype.is_floating_point or dtype.is_complex)
+    return _pointwise(dtype, x, y) if is_known else None
 
 
 @_rule(aten.bitwise_not.default)
@@ -264,7 +266,7 @@ def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
 
 @_rule(aten.addcmul.default)
 def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor | None:
-    is_alike = x.dtype is y.dtype is z.dtype and x.dtype.is_floating_point
+    is_alike = x.dtype is y.dtype is z.dtype and x.dtype.is_floating_point and x.shape == y.shape == z.shape
     return _pointwise(x.dtype, x, y, z) if is_alike else None
 
 
@@ -324,12 +326,19 @@ def _grouped(
     if a.shape[-1] != b.shape[-2] or not all(map(_is_aligned, (a, b))):
         return None
     if offs is None:
-        return _empty((count, a.shape[1], b.shape[2]), a.dtype) if count == b.shape[0] else None
+        return _aligned((count, a.shape[1], b.shape[2]), a.dtype) if count == b.shape[0] else None
     if offs.dim() != 1 or offs.dtype is not torch.int32:
         return None
     if ranks == (2, 2):
-        return _empty((offs.shape[0], a.shape[0], b.shape[1]), a.dtype)
-    return _empty((a.shape[-2], b.shape[-1]), a.dtype) if offs.shape[0] == count else None
+        return _aligned((offs.shape[0], a.shape[0], b.shape[1]), a.dtype)
+    return _aligned((a.shape[-2], b.shape[-1]), a.dtype) if offs.shape[0] == count else None
+
+
+def _aligned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor whose rows begin 16 bytes apart."""
+    unit = 16 // dtype.itemsize
+    whole = _empty((*shape[:-1], -(-shape[-1] // unit) * unit), dtype)
+    return whole[..., : shape[-1]]
 
 
 def _is_aligned(matrix: Tensor) -> bool:
@@ -342,6 +351,11 @@ def _is_aligned(matrix: Tensor) -> bool:
 _GROUPED = frozenset({torch.float32, torch.float16, torch.bfloat16})
 if hasattr(aten, "_grouped_mm"):
     _rule(aten._grouped_mm.default)(_grouped)
+
+
+def _is_usual(x: Tensor) -> bool:
+    """Whether it is contiguous, and its strides are the usual also where they say nothing."""
+    return list(x.stride()) == strides_in(range(x.dim() - 1, -1, -1), x.shape)
 
 
 @_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
@@ -365,7 +379,7 @@ def _conv(
         )
     if bias is not None and bias.dtype is not x.dtype:
         return None
-    if spatial == 1 and not (x.is_contiguous() and weight.is_contiguous()):
+    if spatial == 1 and not (_is_usual(x) and _is_usual(weight)):
         return None
     shape = [x.shape[0], weight.shape[0]]
     for i in range(spatial):
@@ -493,6 +507,9 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     rank = first.dim() + 1
     dim = dim + rank if dim < 0 else dim
     if not 0 <= dim < rank or any(t.dtype is not first.dtype or t.shape != first.shape for t in tensors):
+        return None
+    if not all(t.is_contiguous() for t in tensors):
+        # Images whose channels are innermost may stay so.
         return None
     return _empty((*first.shape[:dim], len(tensors), *first.shape[dim:]), first.dtype)
 
