@@ -39,6 +39,7 @@ from .device import device_of, is_captured, named
 from .engine import BY_SIZE, Engine
 from .entries import MAX_KEYS, Epoch, Key, with_numbers
 from .errors import (
+    ArtifactError,
     CacheWarning,
     CaptureError,
     CheckError,
@@ -354,7 +355,7 @@ class Dispatcher:
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.parts_of, args, kwargs)) is not None:
             return carried[0]
-        with torch.no_grad():
+        with torch.no_grad(), self._as_a_whole():
             ready = self.prepare(args, kwargs)
         leaves: list[Leaf] = []
         key_of(args, kwargs, leaves)
@@ -365,11 +366,24 @@ class Dispatcher:
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
             return carried[0]
-        with torch.no_grad():
+        with torch.no_grad(), self._as_a_whole():
             ready = self.prepare(args, kwargs)
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
             return ready.profile(ready.complete(leaves))
+
+    @contextmanager
+    def _as_a_whole(self) -> Iterator[None]:
+        """Says of a module that has no program of the whole what there is, and what its user can do."""
+        try:
+            yield
+        except CaptureError as error:
+            hint = "what can be compiled of it is when it is called"
+            if self.pieces():
+                hint = "its calls run in parts, each with a program: compile the parts one by one to look at them"
+            kind = UnsupportedError if isinstance(error, UnsupportedError) else CaptureError
+            what = f"{self.name} has no program of the whole: {error}; {hint}"
+            raise kind(what, module=error.module, op=error.op) from error
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self.as_given(args, kwargs)
@@ -863,6 +877,9 @@ class Dispatcher:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
         with self.states.lock:
             engine = self.states.current().engine
+            if not engine.whole() and self.pieces():
+                what = "it runs in parts, each with a program; the cache keeps these, and a part that is compiled by itself"
+                raise ArtifactError(f"{self.name} cannot be saved: {what} can be saved")
             save(path, engine.artifact())
 
     def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:

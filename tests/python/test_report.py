@@ -250,3 +250,28 @@ def test_plain_instructions_have_a_ceiling() -> None:
     """
     environment = {**os.environ, "OXIDIFF_ISA": "portable"}
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)
+
+
+class Deciding(nn.Module):
+    """What values decide about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.second(y * 2) if y.sum() > 0 else self.second(y)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+def test_what_runs_in_parts_is_told_apart(tmp_path: Path) -> None:
+    compiled, x = oxidiff.compile(nn.Sequential(nn.Linear(8, 8), Deciding()), tune="off"), torch.randn(2, 8)
+    compiled(x)
+    for ask in (compiled.profile, compiled.estimate, compiled.warmup):
+        with pytest.raises(oxidiff.CaptureError, match="Sequential has no program of the whole") as told:
+            ask(x)
+        assert type(told.value) is oxidiff.CaptureError and told.value.module == "1"
+    with pytest.raises(oxidiff.ArtifactError, match="Sequential cannot be saved: it runs in parts"):
+        compiled.save_graph(tmp_path / "graph.oxi")
