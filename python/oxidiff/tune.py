@@ -215,7 +215,8 @@ class Tuner:
                 try:
                     rows += bundle.entries()
                 except CacheError as error:
-                    complain(f"tuning choices are not read: {error}")
+                    moved = _moved_aside()
+                    complain(f"tuning choices are not read: {error}" if moved is None else f"tuning choices: {moved}")
             # Of two measurements of one choice the later holds.
             rows = sorted((row for row in rows if row[2:4] == key), key=lambda row: row[8])
             self._known = {row[:2]: row for row in rows}
@@ -300,6 +301,14 @@ class Tuner:
             complaint = f"they are not kept: {complaint or why}"
         if complaint is not None:
             complain(f"tuning choices: {complaint}")
+
+
+def _moved_aside() -> str | None:
+    """Has a database that cannot be read begun anew if it is damaged, and says so; ``None`` if that is not it."""
+    try:
+        return _native.TuningDatabase(fspath(bundle.database_path())).complaint
+    except (CacheError, _native.NativeError):
+        return None
 
 
 def _key(site: _Site) -> tuple[str, str]:

@@ -911,3 +911,23 @@ def test_a_database_that_cannot_be_looked_for(tmp_path: Path, monkeypatch: pytes
         compiled = compiled_of(module)
         assert_close(compiled(X), module(X))
     assert not oxidiff.report(compiled).eager_calls
+
+
+def test_a_damaged_database_is_begun_anew_when_it_is_read() -> None:
+    """One warning, and no other at the next start."""
+    compiled_of(net())(X)
+    path = bundle.database_path()
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.write_bytes(b"no database" * 400)
+    module = net()
+    for is_damaged in (True, False):
+        _native.forget_choices()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            compiled = compiled_of(module)
+            assert_close(compiled(X), module(X))
+        told = [str(one.message) for one in seen if one.category is oxidiff.CacheWarning]
+        assert len(told) == is_damaged and all("begun anew" in text for text in told)
+    assert path.with_suffix(".damaged").exists()
+    assert isinstance(bundle.entries(), list), "it can be read"
