@@ -326,7 +326,8 @@ def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation
             for variant in held[-1].variants if held else []:
                 name = ".".join(filter(None, (path, piece.path))) if piece.path else f"{path or member.name}, piece {i}"
                 variants.append({"module": name, **variant.explain()})
-    return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), advice)
+    # Weight sets share a program, of which the same can be said.
+    return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), list(dict.fromkeys(advice)))
 
 
 def _advice(variant: Variant, asked: Device | None) -> list[str]:
