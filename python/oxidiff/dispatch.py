@@ -1,7 +1,7 @@
 """What happens when a compiled module is called.
 
 :class:`Dispatcher` belongs to one compiled module. A call becomes a key (:mod:`oxidiff.call`); a key that was seen
-before leads to a :class:`~oxidiff.engine.Ready` that runs at once, without a lock. A new one is captured and compiled
+before leads to a :class:`~oxidiff.ready.Ready` that runs at once, without a lock. A new one is captured and compiled
 under the lock, so that two threads calling first compile once. What cannot run compiled runs eager, with a reason
 that is counted and said once.
 

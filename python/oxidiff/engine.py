@@ -349,7 +349,9 @@ class Engine:
     def _varied(self, call: Call) -> Set[int]:
         """Places of sizes that are constants of graphs of calls like this one, and others in it: they are free."""
         graphs = [one.graph for one in self.whole() if one.graph.call_key == call.key]
-        pairs = (enumerate(zip(graph.plan.forms, call.sizes, strict=True)) for graph in graphs)
+        # Behind the sizes of tensors that are passed are those of what is read out of these, if the graph has that.
+        sizes = call.sizes[: sum(tensor.dim() for tensor in call.tensors)]
+        pairs = (enumerate(zip(graph.plan.forms, sizes, strict=False)) for graph in graphs)
         return {i for each in pairs for i, (form, size) in each if not isinstance(form, Dim) and form != size}
 
     def _is_by_size(self, call: Call) -> bool:

@@ -420,7 +420,7 @@ def _is_altered(cls: type, made: type) -> bool:
 def _slots_of(cls: type) -> list[str]:
     """The attributes that modules of a class keep beside their dictionary."""
     own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("oxidiff", "torch", "builtins")]
-    members = (one for base in own for one in vars(base).items())
+    members = (one for base in own if "_oxidiff_class" not in vars(base) for one in vars(base).items())
     return [name for name, one in members if isinstance(one, types.MemberDescriptorType)]
 
 
@@ -541,7 +541,8 @@ def compile_module(module: M, options: CompileOptions) -> M:
         return module
     compiled = sharing(made, module)
     dispatcher = Dispatcher(module, options)
-    kinds = {type(one) for one in module.modules()}
+    # One that is being copied has no submodules yet.
+    kinds = {type(one) for one in module.modules()} if "_modules" in module.__dict__ else {cls}
     if calls_itself(cls):
         dispatcher.obstacle = _OWN_CALL
     elif (slotted := next((kind for kind in kinds if _slots_of(kind)), None)) is not None:

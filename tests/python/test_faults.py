@@ -29,6 +29,8 @@ from files import python
 from nets import Net, Returns, assert_close, image, shallow
 from oxidiff import dispatch, engine, testing
 from oxidiff.ambient import collection_paused, reset_pause
+from oxidiff.capture import is_tracing
+from oxidiff.ready import Ready
 from oxidiff.store.encode import decoding
 
 pytestmark = pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
@@ -798,7 +800,7 @@ def test_interrupt_leaves_a_process_that_works() -> None:
             interrupted_at(n, functools.partial(compiled, image()), is_counted)
         assert {name: vars(nn.Module).get(name) for name in before} == before
         assert not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
-        assert gc.isenabled() and torch.is_grad_enabled() and not engine.is_tracing()
+        assert gc.isenabled() and torch.is_grad_enabled() and not is_tracing()
     assert_works(compiled)
 
 
@@ -894,7 +896,7 @@ def test_interrupt_leaves_a_module_that_works(
             compiled(image())
             (numbers,) = compiled_epoch(compiled).entries.values()
             ((key, ready),) = numbers.entries.items()
-            patch.setitem(numbers.entries, key, engine.Ready(interrupt, ready.profile, ready.free_numbers))
+            patch.setitem(numbers.entries, key, Ready(interrupt, ready.profile, ready.free_numbers))
         with pytest.raises(kind):
             compiled(image())
     assert_works(compiled)
@@ -1014,7 +1016,7 @@ def test_out_of_memory(module: Net, compiled: Any, times: int, monkeypatch: pyte
             raise failures.pop()
         return ready.run(leaves)
 
-    numbers.entries[key] = engine.Ready(run, ready.profile, ready.free_numbers)
+    numbers.entries[key] = Ready(run, ready.profile, ready.free_numbers)
     if times == 1:
         assert torch.equal(compiled(image()), expected)
     else:
