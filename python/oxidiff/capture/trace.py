@@ -183,12 +183,13 @@ def _settled(
         setting = _setting(run, rewritten, record)
         if setting is not None:
             return setting
-    if any(change.is_inside for change in changes):
+    has_others = threading.active_count() > 1
+    if any(change.is_outside or (has_others and change.is_inside) for change in changes):
         # Once more, to see which module does it, which takes longer than all else, and whether it was ``forward`` at all.
         again = run(is_looking=True)[1]
         labels = {change.label for change in again}
         foreign = [one for one in changes if one.is_inside and one.label not in labels]
-        if foreign and threading.active_count() > 1:
+        if foreign and has_others:
             for one in foreign:
                 one.redo()
             raise ChangedError(CHANGED)
