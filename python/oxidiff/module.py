@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from .capture import is_tracing
+from .capture.writes import slots_in
 from .dispatch import Dispatcher, find_dispatcher
 from .errors import FallbackWarning, UnsupportedError, is_interrupt
 from .hooks import Wrapped, calls_itself, is_idle, run_around, sharing
@@ -420,8 +421,7 @@ def _is_altered(cls: type, made: type) -> bool:
 def _slots_of(cls: type) -> list[str]:
     """The attributes that modules of a class keep beside their dictionary."""
     own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("oxidiff", "torch", "builtins")]
-    members = (one for base in own if "_oxidiff_class" not in vars(base) for one in vars(base).items())
-    return [name for name, one in members if isinstance(one, types.MemberDescriptorType)]
+    return slots_in(base for base in own if "_oxidiff_class" not in vars(base))
 
 
 def _in_slot(slot: Any) -> property:

@@ -30,6 +30,7 @@ __all__ = [
     "is_plain_object",
     "is_traced",
     "is_value",
+    "slots_in",
     "slots_of",
     "tables_of",
 ]
@@ -184,8 +185,12 @@ def slots_of(kind: type) -> list[str]:
     if kind.__module__.partition(".")[0] in _NOT_OWN or issubclass(kind, (type, torch.nn.Module, Tensor)):
         return []
     # Classes in C have members, too, which are not to be written.
-    own = (cls for cls in kind.__mro__ if cls.__flags__ & IS_HEAP_TYPE and "__slots__" in cls.__dict__)
-    members = (one for cls in own for one in cls.__dict__.items())
+    return slots_in(cls for cls in kind.__mro__ if cls.__flags__ & IS_HEAP_TYPE and "__slots__" in cls.__dict__)
+
+
+def slots_in(classes: Iterable[type]) -> list[str]:
+    """The slots that these classes define."""
+    members = (one for cls in classes for one in cls.__dict__.items())
     return [name for name, member in members if isinstance(member, types.MemberDescriptorType)]
 
 
