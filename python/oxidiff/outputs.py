@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from operator import is_
 from typing import Any, cast
 
@@ -29,12 +29,16 @@ def builder(outputs: OutputSpec, point: Mapping[str, Any], live: Mapping[str, in
     """The function that puts results together as the module would, from a program's tensors and the leaves of the call.
 
     Args:
-        outputs: What the module returned when it was captured.
+        outputs: What the module returned when it was captured. Of a result that lies otherwise than row-major in memory,
+            the program's tensor has its dimensions in that order.
         point: Values of the symbols in it.
         live: Symbols that are numbers of the call, each with the index of its leaf.
         places: For each tensor of the call, the index of its leaf.
     """
     leaves_out = [leaf for leaf in outputs.leaves if leaf.value is not None]
+    laid = [(i, order) for i, leaf in enumerate(leaves_out) if (order := leaf.laid()) is not None]
+    if laid:
+        return _shown(builder(_usual(outputs), point, live, places), laid)
     # An argument that the module returns as it is: the caller gets its own tensor back.
     returned = [(i, places[leaf.input]) for i, leaf in enumerate(leaves_out) if leaf.input is not None]
     if not returned and len(leaves_out) == len(outputs.leaves):
@@ -49,6 +53,23 @@ def builder(outputs: OutputSpec, point: Mapping[str, Any], live: Mapping[str, in
         return outputs.build(tensors, now)
 
     return build
+
+
+def _usual(outputs: OutputSpec) -> OutputSpec:
+    """The same results, all of them row-major."""
+    return replace(outputs, leaves=tuple(replace(leaf, order=()) for leaf in outputs.leaves))
+
+
+def _shown(build: Build, laid: Sequence[tuple[int, Sequence[int]]]) -> Build:
+    """As ``build``, of tensors of which some have their dimensions in the order in which they lie in memory."""
+    turned = [(i, [order.index(dim) for dim in range(len(order))]) for i, order in laid]
+
+    def shown(tensors: list[Tensor], leaves: Sequence[Leaf]) -> Any:
+        for i, dims in turned:
+            tensors[i] = tensors[i].permute(dims)
+        return build(tensors, leaves)
+
+    return shown
 
 
 def _simple_builder(spec: TreeSpec) -> Build | None:

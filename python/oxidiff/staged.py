@@ -191,7 +191,8 @@ class Staged:
             is_another = tensor.untyped_storage()._cdata in taken or any(tensor is other for other in results)
             if leaf.input is None and is_another:
                 tensor = tensor.permute(leaf.order).clone(memory_format=torch.contiguous_format)
-                tensor = tensor.permute([leaf.order.index(dim) for dim in range(tensor.dim())])
+            elif (order := leaf.laid()) is not None:
+                tensor = tensor.permute(order).contiguous()
             results.append(tensor)
         return results
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from oxidiff import testing
 from oxidiff.dispatch import find_dispatcher
@@ -72,8 +73,19 @@ def image(*shape: int, seed: int = 0) -> Tensor:
 
 
 def assert_close(actual: Any, expected: Any) -> None:
-    """Same structure, shapes, dtypes, and values up to rounding."""
+    """Same structure, shapes, dtypes, order in memory, and values up to rounding."""
     torch.testing.assert_close(actual, expected, **TOLERANCE)
+    for mine, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        if isinstance(theirs, Tensor) and not theirs.is_sparse:
+            assert lies_as(mine, theirs), (mine.stride(), theirs.stride())
+
+
+def lies_as(mine: Tensor, theirs: Tensor) -> bool:
+    """Whether the dimensions of two tensors come in the same order in memory, but for those in which the other has one
+    place for all."""
+    dims = [i for i, (step, size) in enumerate(zip(theirs.stride(), theirs.shape, strict=True)) if step and size > 1]
+    orders = [sorted(dims, key=lambda i: (-tensor.stride(i), i)) for tensor in (mine, theirs)]
+    return orders[0] == orders[1] or not theirs.numel()
 
 
 def programs_go_with(held: list[Any]) -> bool:

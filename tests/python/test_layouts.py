@@ -196,3 +196,62 @@ def test_where_forward_asks_for_gradients_of_arguments_each_has_what_eager_makes
         with torch.no_grad():
             assert_close(compiled(x), module(x))
     assert oxidiff.report(compiled).eager_calls == 2
+
+
+class Image(nn.Module):
+    """An image, its sums and its pixels as tokens, with something between its layers."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.nn.functional.silu(self.first(x))
+        y = self.last(y if self.between is None else self.between(y))
+        return y, y + 1, y.flatten(2).transpose(1, 2), {"sums": y.sum(1), "part": y[:, :2], "one": y[:, :1]}
+
+
+def _of_columns(batch: int, height: int, width: int) -> Tensor:
+    return torch.randn(batch, 3, width, height).transpose(2, 3)
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize("is_last", [False, True])
+@torch.no_grad()
+def test_results_lie_as_those_of_eager(is_last: bool, is_staged: bool, is_loaded: bool, tmp_path: Path) -> None:
+    """A user's ``view`` of them raises or not, and noise like them is drawn in the order of their memory."""
+    # An op that runs eager.
+    module = Image(lambda y: y.sort(1).values if is_staged else y).eval()
+    if is_last:
+        module = module.to(memory_format=torch.channels_last)
+    compiled: Any = oxidiff.compile(module, cache=False)
+    sizes = [(2, 8, 6), (1, 8, 8), (3, 5, 7), (1, 1, 9), (2, 4, 1)]
+    makers = [torch.rand, lambda *s: torch.rand(s).contiguous(memory_format=torch.channels_last), _of_columns]
+    for again in range(1 + is_loaded):
+        for make in makers:
+            for batch, height, width in sizes:
+                x = make(batch, 3, height, width) if make is not _of_columns else make(batch, height, width)
+                assert_close(compiled(x), module(x))
+        if is_loaded and not again:
+            oxidiff.save_graph(compiled, tmp_path / "graph")
+            compiled = oxidiff.compile(module, cache=False)
+            oxidiff.load_graph(compiled, tmp_path / "graph")
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_noise_between_parts_is_drawn_in_the_order_of_eager() -> None:
+    module = (
+        Image(lambda y: y + torch.randn_like(y) if y.sum() < 1e9 else y).eval().to(memory_format=torch.channels_last)
+    )
+    compiled: Any = oxidiff.compile(module, cache=False)
+    for batch in (2, 1, 3):
+        x = torch.randn(batch, 3, 6, 8)
+        torch.manual_seed(0)
+        expected = module(x)
+        torch.manual_seed(0)
+        assert_close(compiled(x), expected)
+    assert oxidiff.report(compiled).captures > 1

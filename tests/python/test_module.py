@@ -459,7 +459,7 @@ def test_channels_last_arguments_are_read_where_they_lie() -> None:
     compiled = oxidiff.compile(module, strict=True)
     row_major = torch.randn(2, 8, 12, 10)
     channels_last = row_major.to(memory_format=torch.channels_last)
-    assert_close(compiled(channels_last), module(row_major))
+    assert_close(compiled(channels_last), module(channels_last))
     kernels = [step["kernel"] for step in oxidiff.profile(compiled, channels_last).steps]
     assert kernels == ["convolution"]
 

@@ -20,9 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import oxidiff
+from nets import lies_as
 from oxidiff import _native
 from oxidiff.capture import Capturer
 from oxidiff.capture.weights import as_stored
+from oxidiff.outputs import builder
 
 pytestmark = pytest.mark.usefixtures("one_long_capture")
 
@@ -376,7 +378,7 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 
 
 def check(got: Any, case: Case, module: Any, args: tuple[Tensor, ...], dtype: torch.dtype) -> None:
-    """Compares with f64: eager's dtype and shape, its numbers up to the error that the case allows."""
+    """Compares with f64: eager's dtype, shape and order in memory, its numbers up to the error that the case allows."""
     eager = leaves(module(*args))
     # The f64 result is that of the rounded arguments and weights.
     wide = copy.deepcopy(module).double() if isinstance(module, torch.nn.Module) else module
@@ -386,6 +388,7 @@ def check(got: Any, case: Case, module: Any, args: tuple[Tensor, ...], dtype: to
     for result, reference, truth in zip(results, eager, exact, strict=True):
         assert result.dtype is reference.dtype
         assert result.shape == reference.shape
+        assert lies_as(result, reference), (result.stride(), reference.stride())
         if not result.is_floating_point():
             # Compared with eager: a comparison of rounded numbers is exact, one of f64 numbers is another.
             assert torch.equal(result, reference)
@@ -431,7 +434,8 @@ def test_interpreted(case: Case, dtype: torch.dtype) -> None:
             as_stored(slot.fetch(module if isinstance(module, torch.nn.Module) else None)) for slot in lowered.weights
         ]
         outputs = lowered.builder.interpret(lowered.sizes(point), inputs, weights)
-        check(lowered.outputs.build(outputs, point), case, module, args, dtype)
+        build = builder(lowered.outputs, point, {}, range(len(call.tensors)))
+        check(build(outputs, call.tensors), case, module, args, dtype)
 
 
 @pytest.mark.parametrize("case", CASES, ids=CASE_IDS)

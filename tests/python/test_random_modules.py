@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import oxidiff
+from nets import lies_as
 from oxidiff import testing
 from random_modules import Chain, arguments, random_chain, reading_chain, sizes
 
@@ -68,6 +69,7 @@ def check_calls(module: Chain, draw: random.Random) -> None:
             outputs = leaves(compiled(**inputs))
         assert [o.shape for o in outputs] == [e.shape for e in expected], (module.steps, at)
         for output, eager, wanted in zip(outputs, expected, exact, strict=True):
+            assert lies_as(output, eager), (module.steps, at, output.stride(), eager.stride())
             largest = float(wanted.double().abs().max()) if wanted.numel() else 0.0
             assert error(output, wanted) <= max(2e-5 * largest, 2 * error(eager, wanted)), (module.steps, at)
         served += 1

@@ -139,6 +139,11 @@ class OutputLeaf:
     input: int | None = None
     is_part: bool = False
 
+    def laid(self) -> tuple[int, ...] | None:
+        """The order of the dimensions in the program's tensor, which has no gaps; ``None`` if that is row-major."""
+        is_usual = self.input is not None or self.order == tuple(range(len(self.order)))
+        return None if is_usual else self.order
+
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
@@ -493,8 +498,11 @@ class CapturedGraph:
             return structural
         try:
             mine = self.numbers_at(point)
+            is_laid_out = self._is_laid_out_as(record, point)
         except ValueError as error:
             return str(error)
+        if not is_laid_out:
+            return "a result lies otherwise in memory"
         if mine == record.numbers:
             return None
         if len(mine) != len(record.numbers):
@@ -503,6 +511,18 @@ class CapturedGraph:
             if a != b and not (isinstance(b, float) and abs(a - b) <= 1e-12 * max(abs(a), abs(b))):
                 return f"number {i} is {b}, and {self.forms[i]} gives {a}"
         return None
+
+    def _is_laid_out_as(self, record: Trace, point: Mapping[str, Any]) -> bool:
+        """Whether results lie in memory as those of a trace at ``point``; of a dimension of size 1, this says nothing."""
+        leaves = [leaf for leaf in self.outputs.leaves if leaf.value is not None]
+        for leaf, order in zip(leaves, record.output_orders, strict=True):
+            if leaf.order != order:
+                shape = self.values[leaf.value].shape  # type: ignore[index]
+                sizes = [number_at(size, point) if isinstance(size, Dim) else size for size in shape]
+                mine, theirs = ([i for i in one if sizes[i] > 1] for one in (leaf.order, order))
+                if mine != theirs:
+                    return False
+        return True
 
     def has_constants_of(self, record: Trace) -> bool:
         """Whether the numbers that are none of sizes are those of a trace to the last bit, and of the same types. In one

@@ -222,7 +222,7 @@ class Lowering:
             raise fixing
         for leaf in self.graph.outputs.leaves:
             if leaf.value is not None:
-                self.output(leaf.value)
+                self.output(leaf.value, leaf.laid())
         return LoweredGraph(self.builder, self.symbol_names, self.arguments, self.weights, self.graph.outputs)
 
     def lower_node(self, node: Node) -> None:
@@ -335,13 +335,13 @@ class Lowering:
         is_uniform = len(distinct) == 1 and math.isfinite(elements[0])
         return self.constant(elements[:1] if is_uniform else elements, tensor.dtype, tensor.shape)
 
-    def output(self, index: int) -> None:
-        """Makes a value a result of the graph; what could not be lowered is left out."""
+    def output(self, index: int, order: Sequence[int] | None = None) -> None:
+        """Makes a value, its dimensions in another order, a result of the graph; what could not be lowered is left out."""
         if self.on_error is not None and index not in self.lowered and index not in self.known:
             return
         value = self.value(index)
         if isinstance(value, T) and self.graph.values[index].dtype not in FLOAT8:
-            self.builder.output(value.id)
+            self.builder.output(value.id if order is None else self.permute(value, order).id)
         elif self.on_error is None:
             self.node = self.graph.nodes[self.graph.values[index].node]
             what = "floats of 8 bits" if isinstance(value, T) else "complex numbers"

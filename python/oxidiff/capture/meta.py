@@ -7,6 +7,7 @@ arguments at a glance, invalid ones included: then torch's own meta kernel decid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -59,12 +60,12 @@ def strides_in(order: Iterable[int], shape: Sequence[int]) -> list[int]:
 
 
 def memory_order(t: Tensor) -> tuple[int, ...]:
-    """The dimensions of a tensor from the outermost in memory to the innermost."""
+    """The dimensions of a tensor from the outermost in memory to the innermost; what is expanded lies anywhere."""
     rank = t.dim()
-    if t.is_contiguous():
-        return tuple(range(rank))
     strides = t.stride()
-    return tuple(sorted(range(rank), key=lambda i: (-strides[i], i)))
+    order = sorted(range(rank), key=lambda i: (-strides[i] if strides[i] else -math.inf, i))
+    lying = [i for i in order if strides[i] and t.shape[i] > 1]
+    return tuple(range(rank) if lying == sorted(lying) else order)
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -628,7 +628,10 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         if isinstance(kept, Again):
             is_earlier = 0 <= kept.leaf < len(leaves) and leaves[kept.leaf].value is not None and item is None
             check(is_earlier, "a result that is no earlier one")
-        leaves.append(OutputLeaf(None if item is None else value(item), kept, dims, source, bool(part)))
+        leaf = OutputLeaf(None if item is None else value(item), kept, dims, source, bool(part))
+        rank = 0 if leaf.value is None else len(values[leaf.value].shape)
+        check(sorted(dims) == list(range(rank)), "the order of a result")
+        leaves.append(leaf)
     spec = _decode_spec(data["spec"])
     check(spec.num_leaves == len(leaves), "results that do not fit their structure")
     writes = tuple(_decode_place(item) for item in data.get("writes", ()))
