@@ -32,7 +32,8 @@ from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers, replace_leaves
 from .capture import CHANGED, ChangedError, DrawnError, ElsewhereError, LeftError, NotFiniteError, SharedError
-from .capture.signature import ATTRIBUTES, container_at, containers, item_in, write
+from .capture.parts import Left
+from .capture.signature import ATTRIBUTES, TENSORS, container_at, containers, item_in, left_in, write
 from .check import compare
 from .detours import Detours
 from .device import device_of, is_captured, named
@@ -72,6 +73,7 @@ _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
 _LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
+_NO_ARGUMENTS = (ATTRIBUTES, TENSORS)
 _NUMBER = re.compile(r"\d+")
 _MAX_ALIKE = 3
 """Warnings of one kind, one for each of a model's blocks."""
@@ -470,14 +472,15 @@ class Dispatcher:
             # Eager draws the random numbers that the program drew.
             for put, state in states:
                 put(state)
-            self._check(ready, result, args, kwargs)
+            self._check(ready, result, args, kwargs, leaves)
         return result[0] if ready.writes else result
 
     def _run_writing(self, ready: Ready, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> Any:
-        """A call that writes into lists, dictionaries and objects that are passed to it: once the program is through."""
-        bound = ready.bind(args, kwargs)
+        """A call that writes into tensors, lists, dictionaries and objects that are passed to it: once the program is
+        through."""
+        bound = self._bound(ready, args, kwargs, leaves)
         places = Counter(id(container) for _, container in containers(bound))
-        written = {id(container_at(bound, path)) for path, _, _ in ready.writes if path[0] != ATTRIBUTES}
+        written = {id(container_at(bound, path)) for path, _, _ in ready.writes if path[0] not in _NO_ARGUMENTS}
         if any(places[at] > 1 for at in written):
             raise CaptureError("a list, dictionary or object that it writes into is passed to it twice")
         if written and self._holds(written):
@@ -488,6 +491,10 @@ class Dispatcher:
         result, values = ready.run(leaves)
         write(bound, ready.writes, values)
         return result
+
+    def _bound(self, ready: Ready, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]) -> dict[str, Any]:
+        """The arguments of a call by name, and beside them what else it writes into."""
+        return {**ready.bind(args, kwargs), TENSORS: ready.tensors(leaves)}
 
     def _holds(self, ids: Set[int]) -> bool:
         """Whether one of these objects, by their ids, is an attribute of a module."""
@@ -787,14 +794,18 @@ class Dispatcher:
             return result
         return self.fall_back(error, args, kwargs)
 
-    def _check(self, ready: Ready, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(
+        self, ready: Ready, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Leaf]
+    ) -> None:
         with torch.no_grad():
             expected = self._forward(args, kwargs)
         if ready.writes:
             # What eager wrote into the arguments stays there.
-            given = ready.bind(args, kwargs)
+            given = self._bound(ready, args, kwargs, leaves)
             places = [(container_at(given, path), key) for path, key, is_kept in ready.writes if is_kept]
-            expected = (expected, tuple(itertools.starmap(item_in, places)))
+            held = tuple(itertools.starmap(item_in, places))
+            expected = (expected, tuple(map(left_in, held, result[1])))
+            result = (result[0], tuple(one.tensor if isinstance(one, Left) else one for one in result[1]))
         tolerance = self.options.check
         bound = None if tolerance is True else tolerance
         problem = compare(result, expected, bound, is_guarded=self.options.nan_guard)

@@ -206,7 +206,6 @@ class Engine:
             ready.reads = Reads(preludes, call.answers, places, binding.defaults, count, ready.free_numbers)
         asked = zip(binding.tensors, (item.asked for item in variant.graph.inputs), strict=True)
         ready.asked = [(at, what) for at, what in asked if what and at < count]
-        ready.writes = variant.graph.outputs.writes
         setting = [(path, key) for path, key, _ in ready.writes if path[0] == ATTRIBUTES]
         bind = self._capturer.binder.bind
         ready.bind = functools.partial(self._bind, setting) if setting else bind

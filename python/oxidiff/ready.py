@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -14,8 +15,8 @@ from .call import Leaf
 from .capture import Call
 from .capture.reads import Prelude
 from .capture.record import GRADIENTS, MEMORY, STRIDES
-from .capture.signature import Answer, Number, Place, memory_orders
-from .errors import UnsupportedError
+from .capture.signature import TENSORS, Answer, Number, Place, memory_orders
+from .errors import CaptureError, UnsupportedError
 from .outputs import builder
 from .staged import Staged, passed_as
 from .variant import Part, Variant
@@ -33,8 +34,9 @@ class Ready:
             weights are those of the call, whatever other threads let go of meanwhile.
         free_numbers: Indices of leaves that are numbers and arguments of the program, not part of it.
         problems: Why some of its ops run in eager PyTorch, once per kind of op.
-        writes: Where it writes into lists and dictionaries that it is given, and which attributes it sets; :attr:`run` then
-            gives a pair of what the module would return and what to write there.
+        writes: Where it writes into tensors, lists and dictionaries that it is given, and which attributes it sets;
+            :attr:`run` then gives a pair of what the module would return and what to write there.
+        tensors: Takes the call's leaves and gives the tensors among its arguments, where it writes into some.
         bind: Takes the call's arguments and gives them by parameter name, beside what has these attributes.
         reads: What ``forward`` reads out of tensors; the answers are further leaves, behind those of the call.
         gives_parts: Whether what it gives is a view of an argument in eager, and a copy here.
@@ -51,6 +53,7 @@ class Ready:
         "profile",
         "reads",
         "run",
+        "tensors",
         "writes",
     )
 
@@ -68,6 +71,7 @@ class Ready:
         self.parts = parts
         self.free_numbers = free_numbers
         self.writes: tuple[Place, ...] = ()
+        self.tensors: Callable[[list[Leaf]], tuple[Tensor, ...]] = _no_tensors
         self.bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]] = _no_binder
         self.reads: Reads | None = None
         self.gives_parts = False
@@ -138,9 +142,47 @@ class Reads:
         return [prelude.run(values) for prelude in self.preludes]
 
 
+def _no_tensors(leaves: list[Leaf]) -> tuple[Tensor, ...]:
+    """Those of a call that writes into no tensor."""
+    return ()
+
+
 def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """That of a call that writes into no argument."""
     return {}
+
+
+def check_written(tensor: Tensor, others: Iterable[Tensor]) -> None:
+    """Raises an error where a tensor is not for a program to write into.
+
+    Raises:
+        CaptureError: It has elements that are one in memory or another tensor's, or was made in inference mode.
+    """
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise CaptureError("it writes into an argument that was made in inference mode")
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise CaptureError("it writes into an argument that is expanded; pass it contiguous()")
+    memory = tensor.untyped_storage().data_ptr()
+    for other in others:
+        # Where one is passed twice, the program knows.
+        if other is tensor or not memory:
+            continue
+        if other.untyped_storage().data_ptr() == memory and _overlap(tensor, other):
+            raise CaptureError(
+                "it writes into an argument that shares memory with another or with a weight; pass a clone()"
+            )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether the memory from the first to the last element of two tensors of one storage has bytes in common."""
+    (first, end), (begin, last) = _span(one), _span(other)
+    return first < last and begin < end and bool(one.numel()) and bool(other.numel())
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    start, length = tensor.data_ptr(), sum((size - 1) * step for size, step in steps) + 1
+    return start, start + length * tensor.itemsize
 
 
 class OwnNumber:
@@ -219,8 +261,26 @@ class Binding:
     def ready(self) -> Ready:
         """The function that runs a call."""
         made = self._staged(self.variant) if isinstance(self.variant, Staged) else self._whole(self.variant)
+        made.writes = self.variant.graph.outputs.writes
+        written = [key for path, key, _ in made.writes if path[0] == TENSORS]
+        if written:
+            made.tensors = functools.partial(self._written_into, written)
         made.gives_parts = any(leaf.is_part for leaf in self.variant.graph.outputs.leaves)
         return made
+
+    def _written_into(self, written: Sequence[int], leaves: list[Leaf]) -> tuple[Tensor, ...]:
+        """The tensors of a call of which it writes into some, by their numbers.
+
+        Raises:
+            CaptureError: What is written would be seen elsewhere, or eager refuses it.
+        """
+        leaves = leaves + self.defaults
+        tensors = tuple([cast(Tensor, leaves[at]) for at in self.tensors])
+        parts = self.variant.variants if isinstance(self.variant, Staged) else [self.variant]
+        others = [*tensors, *(tensor for part in parts for tensor in part.tensors), *self.variant.graph.externs]
+        for i in written:
+            check_written(tensors[i], (other for at, other in enumerate(others) if at != i))
+        return tensors
 
     def _staged(self, staged: Staged) -> Ready:
         live, defaults = self.live, self.defaults

@@ -17,6 +17,7 @@ import oxidiff  # noqa: E402
 from oxidiff.capture import Capturer  # noqa: E402
 from oxidiff.capture.aten import ROWS  # noqa: E402
 from oxidiff.capture.weights import as_stored  # noqa: E402
+from oxidiff.outputs import builder  # noqa: E402
 
 SIZES = ((2, 8, 6), (3, 16, 10))
 """Batch, height and width at the capture, and at a call that the same graph must serve."""
@@ -515,7 +516,7 @@ def run(function, makers, dtype=torch.float32):
         inputs = [(call.numbers if a.is_number else call.tensors)[a.index] for a in lowered.arguments]
         weights = [as_stored(slot.fetch(None)) for slot in lowered.weights]
         outputs = lowered.builder.interpret(lowered.sizes(point), inputs, weights)
-        yield lowered.outputs.build(outputs, point), function(*args)
+        yield builder(lowered.outputs, point, {}, range(len(call.tensors)))(outputs, call.tensors), function(*args)
 
 
 TOLERANCES = {torch.float32: 2e-5, torch.float64: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}

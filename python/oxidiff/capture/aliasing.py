@@ -84,6 +84,10 @@ class Aliases:
             return None
         return view
 
+    def is_written(self, t: Tensor) -> bool:
+        """Whether something was written into a tensor that is no view, or into a view of it."""
+        return id(t) in self._writes
+
     def is_alone(self, t: Tensor) -> bool:
         """Whether ``t`` is no view, and nothing is a view of it."""
         storage = _storage(t)

@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .dim import Dim, Real, Size
 from .guards import Guard, symbols_of, value_at
+from .parts import Left, Step, narrowed, steps_at
 from .points import ranks_of
 from .record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Again, Keyword, Trace
 from .signature import Call, Number, Place, Question
@@ -131,6 +132,7 @@ class OutputLeaf:
         order: The tensor's dimensions from the outermost in memory to the innermost.
         input: The index of the tensor argument if that is returned as it is.
         is_part: Whether it is a view of a tensor argument: who writes into the one writes into the other.
+        steps: The way to the part of a tensor argument that it is written into, where it is no whole one.
     """
 
     value: int | None = None
@@ -138,6 +140,7 @@ class OutputLeaf:
     order: tuple[int, ...] = ()
     input: int | None = None
     is_part: bool = False
+    steps: tuple[Step, ...] = ()
 
     def laid(self) -> tuple[int, ...] | None:
         """The order of the dimensions in the program's tensor, which has no gaps; ``None`` if that is row-major."""
@@ -160,7 +163,8 @@ class OutputSpec:
         built: list[Any] = []
         for leaf in self.leaves:
             if leaf.value is not None:
-                built.append(next(rest))
+                tensor = next(rest)
+                built.append(Left(tensor, steps_at(leaf.steps, point)) if leaf.steps else tensor)
             elif type(leaf.literal) is Again:
                 built.append(built[leaf.literal.leaf])
             else:
@@ -516,7 +520,7 @@ class CapturedGraph:
         """Whether results lie in memory as those of a trace at ``point``; of a dimension of size 1, this says nothing."""
         leaves = [leaf for leaf in self.outputs.leaves if leaf.value is not None]
         for leaf, order in zip(leaves, record.output_orders, strict=True):
-            if leaf.order != order:
+            if leaf.order != order and not leaf.steps:
                 shape = self.values[leaf.value].shape  # type: ignore[index]
                 sizes = [number_at(size, point) if isinstance(size, Dim) else size for size in shape]
                 mine, theirs = ([i for i in one if sizes[i] > 1] for one in (leaf.order, order))
@@ -602,6 +606,8 @@ def build_graph(
     graph.conditions.update((Guard("lt", s, 0), False) for s in sizes if any(c < 0 and m for m, c in s.terms))
     if reads:
         _take_out_reads(graph, call, reads)
+    if record.written:
+        _narrow_writes(graph, record)
     _leave_out_dead(graph)
     return graph
 
@@ -714,6 +720,21 @@ def _take_out_reads(graph: CapturedGraph, call: Call, reads: Sequence[Node]) -> 
     graph.reads, graph.plain_key = tuple(found), call.plain_key
 
 
+def _narrow_writes(graph: CapturedGraph, record: Trace) -> None:
+    """Lets the graph give, of arguments that it writes into, the part that it writes."""
+    leaves = []
+    for leaf in graph.outputs.leaves:
+        # Of what is an argument itself nothing is written.
+        if leaf.value in record.written and leaf.input is None:
+            before = graph.inputs[record.written[leaf.value]].value
+            value, steps = narrowed(graph, leaf.value, before)
+            if steps:
+                order = tuple(range(len(graph.values[value].shape)))
+                leaf = dataclasses.replace(leaf, value=value, order=order, steps=steps)
+        leaves.append(leaf)
+    graph.outputs = dataclasses.replace(graph.outputs, leaves=tuple(leaves))
+
+
 def _leave_out_dead(graph: CapturedGraph) -> None:
     """Leaves out ops whose results nobody needs, but for those that do something else, too. Their sizes stay a part of what
     the graph serves: where these are others, they may raise, or be more of them."""
@@ -772,7 +793,7 @@ def arguments_in(tokens: Sequence[Any], numbers: Iterator[Literal]) -> tuple[tup
 
 def _output_leaves(args: tuple[Any, ...], record: Trace, inputs: Sequence[GraphInput]) -> list[OutputLeaf]:
     orders, copied = iter(record.output_orders), iter(record.is_copied)
-    by_value = {graph_input.value: i for i, graph_input in enumerate(inputs)}
+    by_value = {graph_input.value: i for i, graph_input in enumerate(inputs)} | record.written
     out = []
     for item in args:
         if isinstance(item, Ref):

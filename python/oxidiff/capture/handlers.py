@@ -164,7 +164,8 @@ def _put_rows(rec: Recorder, func: Any, x: Tensor, at: int, mask: Tensor, values
 def _shape_changing(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x.unsqueeze_()`` and its like: the same memory, and another shape from here on."""
     target = args[0]
-    if id(target) not in rec.values or id(target) in rec.aliases.protected or not rec.aliases.is_alone(target):
+    is_given = any(target is tensor for tensor in rec.inputs) or id(target) in rec.aliases.protected
+    if id(target) not in rec.values or is_given or not rec.aliases.is_alone(target):
         raise rec.error(f"{func} changes the shape of a tensor that others see, too", func)
     result = rec.emit(functional_overload(func), args, kwargs)
     func(*args, **kwargs)

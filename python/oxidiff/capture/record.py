@@ -87,6 +87,7 @@ class Trace:
         output_spec: How results are put together, in torch's pytree form.
         output_orders: For each tensor returned, its dimensions from the outermost in memory to the innermost.
         is_copied: For each tensor returned, whether it is another one than all arguments, though it may equal one.
+        written: The values that arguments which it wrote into have at its end, and their numbers among the arguments.
         ledger: What the program asked about sizes on its way.
         asked: What the program asked of arguments (by number) that programs are not told, as :data:`STRIDES` and others.
         is_sized: Whether it read values of tensors that follow from sizes alone: numbers like those that it computes.
@@ -101,6 +102,7 @@ class Trace:
     output_spec: TreeSpec | None = None
     output_orders: list[tuple[int, ...]] = field(default_factory=list)
     is_copied: list[bool] = field(default_factory=list)
+    written: dict[int, int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     asked: dict[int, int] = field(default_factory=dict)
     is_sized: bool = False

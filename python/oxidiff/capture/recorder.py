@@ -52,7 +52,7 @@ from .record import (
     first_of,
 )
 from .refused import check_types
-from .signature import ATTRIBUTES, PLAIN_TENSORS, Answer, Place, Question, Written
+from .signature import ATTRIBUTES, PLAIN_TENSORS, TENSORS, Answer, Place, Question, Written
 from .unread import DRAW, Drawn
 from .weights import WeightIndex, WeightSlot
 from .writes import Outer
@@ -169,7 +169,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Makes ``tensor`` the next argument of the graph."""
         self.append("input", (), (), (tensor,))
         self.inputs.append(tensor)
-        self.aliases.protected[id(tensor)] = f"its input {label}"
 
     def note_asked(self, tensor: Tensor, what: int) -> None:
         """Notes what the program asks of a tensor that may be an argument or, as to memory, a part of one; see
@@ -571,6 +570,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # They hold what `forward` made, which is not to outlive this.
             self.checks.pop()()
         places: tuple[Place, ...] = ()
+        result = self._with_written(result)
         if isinstance(result, Written):
             places = result.places
             result = (result.result, result.values)
@@ -608,6 +608,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.append("output", tuple(tokens), numbers, ())
         self.trace.output_spec = spec
         return self.trace
+
+    def _with_written(self, result: Any) -> Any:
+        """What ``forward`` returned, and what it left in tensors that it was given."""
+        written = [i for i, tensor in enumerate(self.inputs) if self.aliases.is_written(tensor)]
+        if not written:
+            return result
+        known = result if isinstance(result, Written) else Written(result, (), ())
+        values = []
+        for i in written:
+            value = self.value(self.inputs[i])
+            self.trace.written[value] = i
+            # The tensor itself may be a result, too.
+            left = torch.empty_like(self.inputs[i])
+            self.values[id(left)] = value
+            self.kept.append(left)
+            values.append(left)
+        places = [((TENSORS,), i, True) for i in written]
+        return Written(known.result, (*places, *known.places), (*values, *known.values))
 
     def _check_apart(self, leaves: Sequence[Any], count: int) -> None:
         """Raises an error if what ``forward`` leaves in attributes, the last ``count`` leaves of its result, is no tensor of

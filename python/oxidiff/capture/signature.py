@@ -26,6 +26,7 @@ from ..errors import CaptureError
 from .classes import held_by_member
 from .guards import plain
 from .members import are_taken_apart, has_members, is_settable, members_of, with_members
+from .parts import Left, part_of
 
 __all__ = [
     "ANSWERS",
@@ -38,6 +39,7 @@ __all__ = [
     "Number",
     "Place",
     "Question",
+    "TENSORS",
     "Written",
     "attributes_of",
     "classes_of",
@@ -50,6 +52,7 @@ __all__ = [
     "is_constant",
     "item_in",
     "items_of",
+    "left_in",
     "share_of",
     "with_answers",
     "without_orders",
@@ -67,6 +70,9 @@ ANSWERS = "what forward reads"
 
 ATTRIBUTES = "what forward sets"
 """The name under which the arguments of a call have the attributes of modules, by the path of each, that a program sets."""
+
+TENSORS = "what forward writes into"
+"""The name under which they have the tensors among them, of which a program writes into some."""
 
 Place = tuple[tuple[Any, ...], Any, bool]
 """Where a program writes into a list, a dictionary or an object that it is given, or into a module's: the way to that (a
@@ -616,6 +622,10 @@ def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[An
     rest = iter(values)
     for path, key, is_kept in places:
         container = container_at(bound, path)
+        if path[0] == TENSORS:
+            part = left_in(container[key], value := next(rest))
+            part.copy_(value.tensor if isinstance(value, Left) else value)
+            continue
         if isinstance(container, list):
             # A list ends where the first item is missing.
             container[key : key + 1 if is_kept else None] = [next(rest)] if is_kept else []
@@ -625,6 +635,11 @@ def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[An
             table[key] = next(rest)
         else:
             table.pop(key, None)
+
+
+def left_in(tensor: Tensor, value: Any) -> Tensor:
+    """The part of a tensor that a value is for."""
+    return part_of(tensor, value.steps) if isinstance(value, Left) else tensor
 
 
 def container_at(bound: Mapping[str, Any], path: Sequence[Any]) -> Any:

@@ -29,8 +29,9 @@ from ..capture.graph import CapturedGraph, GraphInput, OutputLeaf, OutputSpec, R
 from ..capture.guards import OPERATIONS, Expression, Guard, is_count, symbols_of
 from ..capture.lowering import COMPLEX_PARTS, DTYPES, ArgumentSource, LoweredGraph
 from ..capture.objects import Made, fits
+from ..capture.parts import Step
 from ..capture.record import CLOSE, FALSE, FLOAT, INT, NONE, OPEN, TRUE, Again, Keyword, Trace
-from ..capture.signature import ATTRIBUTES, Place
+from ..capture.signature import ATTRIBUTES, TENSORS, Place
 from ..capture.sizes import Area, Computed, Counted, Rounded, SizePlan, Symbol
 from ..capture.weights import Member, WeightSlot
 from ..errors import ArtifactError, is_interrupt
@@ -462,6 +463,7 @@ def encode_calls(graph: CapturedGraph) -> dict[str, Data]:
                 leaf.order,
                 leaf.input,
                 *([True] if leaf.is_part else []),
+                *([[list(map(encode_number, step)) for step in leaf.steps]] if leaf.steps else []),
             ]
             for leaf in graph.outputs.leaves
         ],
@@ -618,8 +620,10 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
 
     inputs = [GraphInput(as_text(label), value(item), as_integer(asked)) for label, item, asked in data["inputs"]]
     leaves: list[OutputLeaf] = []
-    for item, literal, order, source, *part in data["results"]:
-        check(part in ([], [True]), "a result that is more than a part")
+    for item, literal, order, source, *more in data["results"]:
+        is_part, *more = more if more[:1] == [True] else [False, *more]
+        check(len(more) <= 1, "a result that is more than a part")
+        steps = _decode_steps(more[0], names) if more else ()
         check(source is None or 0 <= as_integer(source) < len(inputs), "a result that is no argument")
         dims = tuple(map(as_integer, order))
         is_again = type(literal) is dict and "again" in literal
@@ -628,15 +632,21 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
         if isinstance(kept, Again):
             is_earlier = 0 <= kept.leaf < len(leaves) and leaves[kept.leaf].value is not None and item is None
             check(is_earlier, "a result that is no earlier one")
-        leaf = OutputLeaf(None if item is None else value(item), kept, dims, source, bool(part))
+        leaf = OutputLeaf(None if item is None else value(item), kept, dims, source, is_part, steps)
         rank = 0 if leaf.value is None else len(values[leaf.value].shape)
         check(sorted(dims) == list(range(rank)), "the order of a result")
         leaves.append(leaf)
     spec = _decode_spec(data["spec"])
     check(spec.num_leaves == len(leaves), "results that do not fit their structure")
-    writes = tuple(_decode_place(item) for item in data.get("writes", ()))
+    writes = tuple(_decode_place(item, len(inputs)) for item in data.get("writes", ()))
     check(not writes or (spec.type is tuple and len(children_of(spec)) == 2), "writes without their values")
     check(sum(kept for *_, kept in writes) == (children_of(spec)[1].num_children if writes else 0), "values of writes")
+    # Tensors come first among what is written into.
+    first, count = children_of(spec)[0].num_leaves if writes else 0, sum(path[0] == TENSORS for path, *_ in writes)
+    check(all(path[0] == TENSORS for path, *_ in writes[:count]), "the order of writes")
+    into = range(first, first + count)
+    check(all(not leaf.steps or i in into for i, leaf in enumerate(leaves)), "a part of what is no argument")
+    check(all(leaves[i].value is not None for i in into), "a write of no tensor")
     distinct = [as_number(form) for form in trace["forms"]]
     for form in distinct:
         check(not isinstance(form, Dim) or form.symbols() <= names, "a number over unknown symbols")
@@ -665,16 +675,32 @@ def decode_calls(data: Data, trace: Data) -> CapturedGraph:
     return graph
 
 
-def _decode_place(data: Data) -> Place:
-    """Where a program writes into an argument, or which attribute it sets."""
+def _decode_place(data: Data, inputs: int) -> Place:
+    """Where a program writes into one of the arguments, so many of which are tensors, or which attribute it sets."""
     path, key, is_kept = data
     for step in (*path, key):
         check(type(step) in (str, int), "a way into an argument")
     check(bool(path) and type(path[0]) is str and type(is_kept) is bool, "a way into an argument")
+    if path[0] == TENSORS:
+        check(len(path) == 1 and 0 <= as_integer(key) < inputs and is_kept, "a tensor that is no argument")
     if path[0] == ATTRIBUTES:
         is_whole = len(path) == 2 or (len(path) == 3 and path[2] == "_buffers")
         check(is_whole and type(path[1]) is type(key) is str and is_kept, "a way to an attribute")
     return tuple(path), key, is_kept
+
+
+def _decode_steps(data: Data, names: Set[str]) -> tuple[Step, ...]:
+    """The way to a part of an argument, over the sizes of these names."""
+    steps = []
+    for item in data:
+        check(len(item) in (2, 4), "a way that neither selects nor slices")
+        step = tuple(None if number is None else as_number(number) for number in item)
+        for number in step:
+            check(not isinstance(number, float), "a place that is a float")
+            check(not isinstance(number, Dim) or number.symbols() <= names, "a place over unknown symbols")
+        check(type(step[0]) is int and step[1 if len(step) == 2 else 3] is not None, "a way without its numbers")
+        steps.append(step)
+    return tuple(steps)
 
 
 def decode_program(text: str, data: Data, graph: CapturedGraph, first_number: int | None = None) -> LoweredGraph:

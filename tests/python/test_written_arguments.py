@@ -1,0 +1,316 @@
+"""Tensors that `forward` is given and writes into: caches of keys and values, images that are changed in place."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidiff
+from nets import assert_close
+
+
+class Writes(nn.Module):
+    """A layer around something that writes."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.write = write
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        before = self.layer(x)
+        returned = self.write(x, y)
+        return before, self.layer(x), returned
+
+
+def _some(x: Tensor, y: Tensor) -> None:
+    x[:, 1:3] = y[:, 1:3]
+
+
+def _two_parts(x: Tensor, y: Tensor) -> None:
+    x[:, 0] = y[:, 1]
+    x[:, 1:, 2:4] += 1
+
+
+def _parts_of_parts(x: Tensor, y: Tensor) -> None:
+    x[1:, :, 1:5][:, 2] = y[1:, 0, 1:5] * 2
+
+
+def _through_views(x: Tensor, y: Tensor) -> None:
+    x.transpose(1, 2).unsqueeze(0)[:, :, 1::2].mul_(y.sum())
+
+
+def _where(x: Tensor, y: Tensor) -> None:
+    x[x > 0] = 0.5
+
+
+def _swapped(x: Tensor, y: Tensor) -> Tensor:
+    kept = x.clone()
+    x.copy_(y)
+    y.copy_(kept)
+    return kept
+
+
+def _itself(x: Tensor, y: Tensor) -> Tensor:
+    return x.mul_(y)
+
+
+def _read_again(x: Tensor, y: Tensor) -> Tensor:
+    part = x[:, :2]
+    x += 1
+    return part * 2
+
+
+def _many(x: Tensor, y: Tensor) -> Any:
+    x.clamp_(-0.5, 0.5).add_(y)
+    y.zero_()
+    return [x, y, x + y]
+
+
+WRITES = (_some, _two_parts, _parts_of_parts, _through_views, _where, _swapped, _itself, _read_again, _many)
+SIZES = ((2, 4), (3, 7), (2, 9), (5, 4))
+
+
+def _plain(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, 6)
+
+
+def _with_gaps(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length + 3, 8)[:, 1:-2, :6]
+
+
+def _turned(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, 6, length).transpose(1, 2)
+
+
+def _half(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, 6, dtype=torch.bfloat16)
+
+
+def _same_as_eager(module: nn.Module, compiled: Any, *given: Any, **named: Any) -> None:
+    """Results and arguments afterwards; which of the results are arguments, too."""
+    mine, my_names = copy.deepcopy((given, named))
+    expected, actual = module(*given, **named), compiled(*mine, **my_names)
+    assert_close(actual, expected)
+    assert_close([mine, my_names], [given, named])
+    theirs = [t for t in given if isinstance(t, Tensor)]
+    ours = [t for t in mine if isinstance(t, Tensor)]
+    found = [[r is t for t in theirs] for r in _tensors(expected)]
+    assert [[r is t for t in ours] for r in _tensors(actual)] == found
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [t for item in result for t in _tensors(item)] if isinstance(result, tuple | list) else []
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("make", [_plain, _with_gaps, _turned, _half])
+@pytest.mark.parametrize("write", WRITES)
+@torch.no_grad()
+def test_arguments_are_written_as_in_eager(
+    write: Callable[[Tensor, Tensor], Any],
+    make: Callable[[int, int], Tensor],
+    is_loaded: bool,
+    tmp_path: Path,
+) -> None:
+    module = Writes(write).to(make(1, 1).dtype).eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True, tune="off")
+    for again in range(1 + is_loaded):
+        for size in SIZES:
+            if make is _half:
+                # Rounded once where eager rounds after each op.
+                x, y = make(*size), make(*size)
+                mine, ours = x.clone(), y.clone()
+                module(x, y), compiled(mine, ours)
+                torch.testing.assert_close(mine, x, rtol=2**-7, atol=2**-7)
+                torch.testing.assert_close(ours, y, rtol=2**-7, atol=2**-7)
+            else:
+                _same_as_eager(module, compiled, make(*size), make(*size))
+        report = oxidiff.report(compiled)
+        assert report.eager_calls == 0
+        assert report.captures <= 1
+        if is_loaded and not again:
+            oxidiff.save_graph(compiled, tmp_path / "graph")
+            compiled = oxidiff.compile(module, cache=False, strict=True, tune="off")
+            oxidiff.load_graph(compiled, tmp_path / "graph")
+
+
+class Attention(nn.Module):
+    """Keys and values of former calls are in tensors of the caller's, with room for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 18)
+
+    def forward(self, x: Tensor, cache: Any, start: int) -> Tensor:
+        query, key, value = self.layer(x).chunk(3, -1)
+        end = start + x.shape[1]
+        cache["k"][:, start:end] = key
+        cache["v"][:, start:end] = value
+        kept = cache["k"][:, None, :end], cache["v"][:, None, :end]
+        return torch.nn.functional.scaled_dot_product_attention(query[:, None], *kept)[:, 0]
+
+
+def _cache(length: int = 40) -> dict[str, Tensor]:
+    return {name: torch.zeros(2, length, 6) for name in "kv"}
+
+
+@pytest.mark.parametrize("check", [None, True])
+@torch.no_grad()
+def test_a_cache_is_filled_by_one_program(check: bool | None) -> None:
+    module = Attention().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True, check=check)
+    mine, theirs, start = _cache(), _cache(), 0
+    for length in (4, 4, 1, 7, 1, 1):
+        x = torch.randn(2, length, 6)
+        expected = module(x, theirs, start)
+        if check:
+            # Eager writes, too, and is what is compared with: into the same places.
+            before = {name: tensor.clone() for name, tensor in mine.items()}
+            compiled(x, mine, start)
+            mine = before
+        assert_close(compiled(x, mine, start), expected)
+        assert_close(mine, theirs)
+        start += length
+    assert oxidiff.report(compiled).captures == 1
+
+
+@torch.no_grad()
+def test_only_what_is_written_leaves_the_program() -> None:
+    """A cache of a hundred times the size is no result: memory would be its own again, and each call copy it."""
+    compiled: Any = oxidiff.compile(Attention().eval(), cache=False, strict=True)
+    compiled(torch.randn(2, 4, 6), _cache(), 0)
+    text = str(oxidiff.explain(compiled))
+    outputs = next(line for line in text.splitlines() if "outputs:" in line)
+    assert outputs.split(":", 1)[1].count("[b, s, 6]") == 3, outputs
+
+
+@dataclasses.dataclass
+class Held:
+    frames: list[Tensor]
+
+
+class InObjects(nn.Module):
+    def forward(self, x: Tensor, held: Held, last: Tensor | None = None) -> Tensor:
+        held.frames[1].add_(x)
+        if last is not None:
+            last[:] = x
+        return held.frames[0] + held.frames[1]
+
+
+@torch.no_grad()
+def test_tensors_in_objects_and_lists_are_written() -> None:
+    module = InObjects().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for n in (3, 5):
+        frames = [torch.randn(n, 4), torch.randn(n, 4)]
+        theirs, mine = Held([t.clone() for t in frames]), Held([t.clone() for t in frames])
+        x, a, b = torch.randn(n, 4), torch.zeros(n, 4), torch.zeros(n, 4)
+        assert_close(compiled(x, mine, last=b), module(x, theirs, last=a))
+        assert_close([*mine.frames, b], [*theirs.frames, a])
+        assert_close(compiled(x, mine), module(x, theirs))
+        assert_close(mine.frames, theirs.frames)
+
+
+class Beside(nn.Module):
+    """Reads a tensor before and behind a write into another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(4, 6))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        before = y * 2 + self.table
+        x += 1
+        return before + y + self.table
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("kind", ["the same", "a part", "beside", "a weight", "expanded", "of inference"])
+@torch.no_grad()
+def test_what_shares_memory_is_seen_as_in_eager(kind: str) -> None:
+    def given(module: Any) -> tuple[Tensor, Tensor]:
+        whole = torch.arange(72.0).view(3, 4, 6)
+        if kind == "the same":
+            return (one := whole[0]), one
+        if kind == "a part":
+            return whole[0], whole[0][:1]
+        if kind == "a weight":
+            return module.table, whole[1]
+        if kind == "expanded":
+            return whole[0, :1].expand(4, 6), whole[1]
+        if kind == "of inference":
+            with torch.inference_mode():
+                return torch.ones(4, 6), torch.ones(4, 6)
+        return whole[0], whole[1]
+
+    module = Beside().eval()
+    other = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(other, cache=False)
+    compiled(torch.randn(4, 6), torch.randn(4, 6))
+    for _ in range(2):
+        theirs, mine = given(module), given(other)
+        if kind in ("expanded", "of inference"):
+            for call, arguments in ((module, theirs), (compiled, mine)):
+                with pytest.raises(RuntimeError):
+                    call(*arguments)
+            continue
+        assert_close(compiled(*mine), module(*theirs))
+        assert_close(mine, theirs)
+        assert_close(other.table, module.table)
+    if kind not in ("expanded", "of inference"):
+        assert oxidiff.report(compiled).eager_calls == (0 if kind in ("the same", "beside") else 2)
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_a_part_of_a_module_writes_into_what_it_is_given() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Attention(), Attention()
+
+        def forward(self, x: Tensor, caches: Any, start: int) -> Tensor:
+            x = self.first(x, caches[0], start)
+            if x.sum() > 1e9:
+                x = x * 2
+            return self.second(x, caches[1], start)
+
+    module = Around().eval()
+    compiled: Any = oxidiff.compile(module, cache=False)
+    mine, theirs = [_cache(), _cache()], [_cache(), _cache()]
+    for start, length in ((0, 4), (4, 5), (9, 1)):
+        x = torch.randn(2, length, 6)
+        assert_close(compiled(x, mine, start), module(x, theirs, start))
+        assert_close(mine, theirs)
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+@torch.no_grad()
+def test_nothing_is_written_where_a_call_fails() -> None:
+    """Eager runs the call once more, which would write twice."""
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor, index: Tensor) -> Tensor:
+            x += 1
+            return x[index]
+
+    compiled: Any = oxidiff.compile(Fails().eval(), cache=False)
+    for index, is_inside in ((torch.tensor([1]), True), (torch.tensor([9]), False)):
+        x = torch.zeros(3, 2)
+        if is_inside:
+            assert_close(compiled(x, index), torch.ones(1, 2))
+        else:
+            with pytest.raises(IndexError):
+                compiled(x, index)
+        # Eager adds before it looks for the row.
+        assert_close(x, torch.ones(3, 2))
