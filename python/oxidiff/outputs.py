@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from .call import Leaf
 from .capture.graph import OutputSpec, children_of
+from .capture.parts import steps_at
 from .errors import is_interrupt
 
 __all__ = ["builder"]
@@ -35,6 +36,10 @@ def builder(outputs: OutputSpec, point: Mapping[str, Any], live: Mapping[str, in
         live: Symbols that are numbers of the call, each with the index of its leaf.
         places: For each tensor of the call, the index of its leaf.
     """
+    if any(leaf.steps for leaf in outputs.leaves) and not live:
+        # Places that are the same in each call.
+        known = (replace(leaf, steps=steps_at(leaf.steps, point)) for leaf in outputs.leaves)
+        outputs = replace(outputs, leaves=tuple(known))
     leaves_out = [leaf for leaf in outputs.leaves if leaf.value is not None]
     laid = [(i, order) for i, leaf in enumerate(leaves_out) if (order := leaf.laid()) is not None]
     if laid:

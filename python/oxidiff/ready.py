@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -152,25 +152,28 @@ def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, An
     return {}
 
 
-def check_written(tensor: Tensor, others: Iterable[Tensor]) -> None:
+def check_written(tensor: Tensor, others: Mapping[int, Sequence[Tensor]], weights: Set[int]) -> None:
     """Raises an error where a tensor is not for a program to write into.
+
+    Args:
+        tensor: The tensor.
+        others: By the address of their storages, it and what is passed beside it.
+        weights: The addresses of the storages of weights.
 
     Raises:
         CaptureError: It has elements that are one in memory or another tensor's, or was made in inference mode.
     """
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         raise CaptureError("it writes into an argument that was made in inference mode")
+    if not tensor.numel():
+        return
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
         raise CaptureError("it writes into an argument that is expanded; pass it contiguous()")
     memory = tensor.untyped_storage().data_ptr()
-    for other in others:
-        # Where one is passed twice, the program knows.
-        if other is tensor or not memory:
-            continue
-        if other.untyped_storage().data_ptr() == memory and _overlap(tensor, other):
-            raise CaptureError(
-                "it writes into an argument that shares memory with another or with a weight; pass a clone()"
-            )
+    # Where one is passed twice, the program knows.
+    if memory in weights or any(other is not tensor and _overlap(tensor, other) for other in others[memory]):
+        what = "shares memory with another or with a weight; pass a clone()"
+        raise CaptureError(f"it writes into an argument that {what}")
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -236,6 +239,7 @@ class Binding:
         self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
         self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
         self.numbers += [self._default(c.at(point), count) for c in variant.graph.plan.computed]
+        self._bound: tuple[list[list[Tensor]], Set[int]] = [], frozenset()
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
         """Places of tensors that are on the CPU and are to be on the device."""
         self.complex = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.is_complex()}
@@ -276,11 +280,22 @@ class Binding:
         """
         leaves = leaves + self.defaults
         tensors = tuple([cast(Tensor, leaves[at]) for at in self.tensors])
-        parts = self.variant.variants if isinstance(self.variant, Staged) else [self.variant]
-        others = [*tensors, *(tensor for part in parts for tensor in part.tensors), *self.variant.graph.externs]
+        others: dict[int, list[Tensor]] = {}
+        for tensor in tensors:
+            others.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        weights = self._memory_of_weights()
         for i in written:
-            check_written(tensors[i], (other for at, other in enumerate(others) if at != i))
+            check_written(tensors[i], others, weights)
         return tensors
+
+    def _memory_of_weights(self) -> Set[int]:
+        """Where the storages are of what the programs read beside what they are given."""
+        parts = self.variant.variants if isinstance(self.variant, Staged) else [self.variant]
+        bound = [part.tensors for part in parts]
+        if len(bound) != len(self._bound[0]) or any(map(operator.is_not, bound, self._bound[0])):
+            tensors = [*itertools.chain(*bound), *self.variant.graph.externs]
+            self._bound = bound, frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
+        return self._bound[1]
 
     def _staged(self, staged: Staged) -> Ready:
         live, defaults = self.live, self.defaults

@@ -1,4 +1,5 @@
-"""Tensors that `forward` is given and writes into: caches of keys and values, images that are changed in place."""
+"""Tensors that `forward` is given, or finds in buffers and attributes, and writes into: caches of keys and values, means that
+follow what passes by, images that are changed in place."""
 
 from __future__ import annotations
 
@@ -314,3 +315,96 @@ def test_nothing_is_written_where_a_call_fails() -> None:
                 compiled(x, index)
         # Eager adds before it looks for the row.
         assert_close(x, torch.ones(3, 2))
+
+
+class OwnCache(nn.Module):
+    """Keys and values of former calls are in the layer."""
+
+    def __init__(self, is_buffer: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 18)
+        for name, tensor in _cache().items():
+            if is_buffer:
+                self.register_buffer(name, tensor)
+            else:
+                setattr(self, name, tensor)
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        query, key, value = self.layer(x).chunk(3, -1)
+        end = start + x.shape[1]
+        self.k[:, start:end] = key
+        self.v[:, start:end] = value
+        return torch.nn.functional.scaled_dot_product_attention(query, self.k[:, :end], self.v[:, :end])
+
+
+class Layers(nn.Module):
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OwnCache(is_buffer) for _ in range(3))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, start)
+        self.mean.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+@torch.no_grad()
+def test_buffers_and_attributes_are_written_as_in_eager(is_buffer: bool) -> None:
+    module = Layers(is_buffer).eval()
+    own = copy.deepcopy(module)
+    held = [own.mean, *(layer.k for layer in own.layers)]
+    compiled: Any = oxidiff.compile(own, cache=False, strict=True)
+
+    def check(x: Tensor, start: int) -> None:
+        assert_close(compiled(x, start), module(x, start))
+        for mine, theirs in zip(own.layers, module.layers, strict=True):
+            assert_close([mine.k, mine.v], [theirs.k, theirs.v])
+        assert_close(dict(own.state_dict()), dict(module.state_dict()))
+
+    start = 0
+    for length in (4, 4, 1, 7, 1):
+        check(torch.randn(2, length, 6), start)
+        start += length
+    # They are the tensors that they were.
+    assert all(one is other for one, other in zip(held, [own.mean, *(x.k for x in own.layers)], strict=True))
+    for one in (own, module):
+        for layer in one.layers:
+            layer.k.zero_()
+        one.mean.fill_(2.0)
+    check(torch.randn(2, 3, 6), 5)
+    report = oxidiff.report(compiled)
+    assert (report.eager_calls, report.fallbacks) == (0, [])
+    assert report.captures <= 2
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("kind", ["a parameter", "batch norm", "a buffer in a list"])
+@torch.no_grad()
+def test_what_else_is_written_runs_eager(kind: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.norm = nn.BatchNorm2d(4)
+            self.tables = [torch.zeros(4)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            if kind == "a parameter":
+                self.scale.mul_(2)
+            elif kind == "batch norm":
+                x = self.norm(x)
+            else:
+                self.tables[0].add_(1)
+            return x * self.scale[:, None, None] + self.tables[0][:, None, None]
+
+    module = Net().train(kind == "batch norm")
+    own = copy.deepcopy(module)
+    compiled: Any = oxidiff.compile(own, cache=False)
+    for n in (2, 3, 2):
+        x = torch.randn(n, 4, 5, 5)
+        assert_close(compiled(x), module(x))
+        assert_close(dict(own.state_dict()), dict(module.state_dict()))
+        assert_close(own.tables, module.tables)

@@ -65,7 +65,9 @@ def _check_target(rec: Recorder, func: Any, target: Tensor) -> None:
     if id(root) not in rec.values or id(root) in rec.weights.twins:
         rec.value(root)
         slot = rec.weights.find(root)
-        raise rec.error(f"{func} writes into {slot.name if slot else 'a tensor from outside'}", func)
+        error = rec.error(f"{func} writes into {slot.name if slot else 'a tensor from outside'}", func)
+        if slot is None or not rec.may_be_passed(slot, error):
+            raise error
     rec.value(target)
 
 

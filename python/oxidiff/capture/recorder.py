@@ -31,6 +31,7 @@ from .following import Adapters
 from .graph import draws
 from .guards import TracedInt, plain
 from .handlers import HANDLERS, classify, data_dependent
+from .leftovers import LeftError
 from .meta import META_DEVICE, answered, memory_order
 from .objects import taken_apart
 from .reads import answer_in
@@ -141,6 +142,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failure: CaptureError | None = None
         """Why no graph can be made of the program, if that is known: it fails at its end in case that ``forward`` catches
         what is raised, and goes on another way than it would."""
+        self.kept_in: dict[WeightSlot, CaptureError] = {}
+        """Buffers and attributes that it writes into: for graphs they would have to be passed to it."""
         self.pending: tuple[Any, list[Any], list[int | float]] | None = None
         """The op of which the result is being found, with its tokens and numbers."""
         self.has_doubles = False
@@ -286,6 +289,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif (slot := self._effective.get(id(tensor))) is not None:
             self._check_effective(slot)
         return self.stand_in(tensor)
+
+    def may_be_passed(self, slot: WeightSlot, error: CaptureError) -> bool:
+        """Whether a tensor of the module that is written into could be passed to it. The trace goes on then, to find the
+        others, and fails at its end with the first error."""
+        # Of what batch norm counts, there is more that it writes.
+        is_kept = slot.kind in ("buffer", "attribute") and not slot.keys and slot.attribute != "num_batches_tracked"
+        if is_kept:
+            self.kept_in.setdefault(slot, error)
+        return is_kept
+
+    def _left(self) -> LeftError:
+        """What the trace fails with that found such tensors."""
+        first = next(iter(self.kept_in.values()))
+        error = LeftError(str(first), module=first.module, op=first.op)
+        modules = dict(self.weights.modules)
+        for slot in self.kept_in:
+            table = modules[slot.module]._buffers if slot.kind == "buffer" else modules[slot.module].__dict__
+            error.attributes.append((table, slot.attribute))
+            error.changed.append(table)
+        return error
 
     def error(self, reason: str, op: Any = "") -> CaptureError:
         """The exception that says where tracing failed."""
@@ -566,6 +589,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def finish(self, result: Any) -> Trace:
         """Records what ``forward`` returned and gives the trace."""
         self.trace.ledger.is_open = False
+        if self.kept_in:
+            raise self._left()
         while self.checks:
             # They hold what `forward` made, which is not to outlive this.
             self.checks.pop()()
