@@ -1,5 +1,5 @@
-"""Tensors that `forward` is given, or finds in buffers and attributes, and writes into: caches of keys and values, means that
-follow what passes by, images that are changed in place."""
+"""Tensors that `forward` is given, or finds in buffers and attributes, and writes into: caches of keys and values, means
+that follow what passes by, images that are changed in place."""
 
 from __future__ import annotations
 
