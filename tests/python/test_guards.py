@@ -290,6 +290,49 @@ def longest(x: Tensor, height: int, width: int) -> Tensor:
     return x[..., :width] + POSITIONS[start : start + count, None]
 
 
+def other_side(x: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    return x * (width if height % 4 == 0 else height)
+
+
+def either_side(x: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    return x.flatten(2)[:, :, : width if (height + width) % 2 == 0 else height]
+
+
+def wider_by_half(x: Tensor) -> Tensor:
+    # Python computes the number on the right without asking the size.
+    return x.flip(3) if x.shape[3] > 1.5 * x.shape[2] else x + 1
+
+
+def common(x: Tensor) -> Tensor:
+    return x.flip(3) if math.gcd(x.shape[2], x.shape[3]) == 8 else x + 1
+
+
+def by_class(x: Tensor, n: int) -> Tensor:
+    return x * 2 if n.__class__ is int and x.shape[0].__class__ is int else x + 1
+
+
+def inverted(x: Tensor) -> Tensor:
+    return x.flip(3) if ~x.shape[3] == -9 else x + 1
+
+
+def modular(x: Tensor) -> Tensor:
+    return x.flip(3) if pow(x.shape[3], 3, 7) == 1 else x + type(x.shape[3])(8)
+
+
+def of_sine(x: Tensor, t: float) -> Tensor:
+    return x.flip(3) if math.sin(t) > 0.5 else x + 1
+
+
+def rounded(x: Tensor, t: float) -> Tensor:
+    return x.flip(3) if round(t, 1) == 0.2 else x + 1
+
+
+def saturated(x: Tensor, t: float) -> Tensor:
+    return x * math.tanh(t)
+
+
 POSITIONS = torch.arange(1000.0)
 
 UNSEEN = (wholes, members, texts, attributes, of_numpy, strides, bytes_of)
@@ -323,6 +366,16 @@ CASES: dict[Callable[..., Tensor], list[tuple[Any, ...]]] = {
     of_library(far): [((256, 4), 5), ((320, 4), 5), ((320, 4), 300), ((300, 4), 260), ((256, 4), 257), ((256, 4), 520)],
     longest: [((8, 300), *s) for s in ((4, 9), (30, 9), (31, 9), (7, 50), (60, 90), (61, 92), (12, 18), (40, 40))],
     of_library(longest): [((8, 300), *s) for s in ((4, 9), (30, 9), (31, 9), (7, 50), (60, 90), (61, 92), (2, 3))],
+    other_side: [((9, 9),), ((16, 24),), ((24, 16),), ((9, 11),), ((16, 16),), ((8, 24),)],
+    either_side: [((9, 9),), ((16, 24),), ((24, 16),), ((4, 7),), ((6, 8),), ((5, 9),)],
+    wider_by_half: [((8, 6),), ((8, 16),), ((8, 8),), ((40, 64),), ((8, 10),), ((16, 16),), ((30, 46),)],
+    common: [((6, 8),), ((16, 8),), ((8, 8),), ((64, 40),), ((10, 8),), ((16, 16),)],
+    by_class: [((4, 6), 3), ((4, 6), 4), ((5, 7), 4)],
+    inverted: [((4, 6),), ((4, 8),), ((4, 9),)],
+    modular: [((4, n),) for n in (6, 8, 9, 11, 15)],
+    of_sine: [((4, 6), t) for t in (0.5, 1.5, 3.0, 0.6, 7.0)],
+    rounded: [((4, 6), t) for t in (0.5, 0.2, 0.24, 0.26, 0.16)],
+    saturated: [((4, 6), t) for t in (0.7, 0.5, 30.0, 100.0, 0.5)],
     grid: [((4, 6),), ((1, 5),), ((5, 1),), ((1, 1),), ((3, 3),)],
 }
 
@@ -557,7 +610,7 @@ def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytes
 
 
 def test_operators_of_all_names_exist() -> None:
-    others = {"neg", "abs", "ceil", "floor", "round", "trunc", "float", "max", *FUNCTIONS}
+    others = {"neg", "invert", "abs", "ceil", "floor", "round", "trunc", "float", "max", *FUNCTIONS}
     assert others | {*BINARY} == OPERATIONS.keys()
     assert operator.index(ledger_of(3, 4)[1]) == 3
 

@@ -255,3 +255,56 @@ def test_noise_between_parts_is_drawn_in_the_order_of_eager() -> None:
         torch.manual_seed(0)
         assert_close(compiled(x), expected)
     assert oxidiff.report(compiled).captures > 1
+
+
+class Patches(nn.Module):
+    """Patches of one pixel put together: a permutation among dimensions of which some have one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        y = self.layer(x.permute(0, 2, 3, 1).reshape(batch, height * width, channels))
+        y = y.reshape(batch, height, width, 1, 1, 6).permute(0, 5, 1, 3, 2, 4)
+        return y.reshape(batch, 6, height, width)
+
+
+class Frames(nn.Module):
+    """Frames among the samples and back, as the resampling of Wan's decoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, frames, height, width = x.shape
+        y = self.layer(x.permute(0, 2, 1, 3, 4).reshape(batch * frames, channels, height, width))
+        return y.view(batch, frames, 6, height, width).permute(0, 2, 1, 3, 4)
+
+
+@pytest.mark.parametrize("cls", [Patches, Frames])
+@torch.no_grad()
+def test_where_dimensions_of_one_place_lie_is_no_program_of_its_own(cls: Callable[[], nn.Module]) -> None:
+    module = cls().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for batch, height, width in ((1, 8, 12), (1, 12, 8), (2, 8, 12), (1, 10, 10), (3, 9, 7)):
+        x = torch.randn(batch, 4, *([1] if cls is Frames else []), height, width)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 1
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@torch.no_grad()
+def test_what_contiguous_gives_of_an_argument_with_gaps_is_another() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.contiguous(), x + 1
+
+    compiled: Any = oxidiff.compile(Net(), cache=False)
+    for x in (torch.randn(3, 4), torch.randn(3, 8)[:, ::2], torch.randn(3, 4)):
+        result = compiled(x)[0]
+        assert torch.equal(result, x)
+        assert result.is_contiguous()
+        assert (result is x) == x.is_contiguous()

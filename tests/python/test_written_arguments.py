@@ -408,3 +408,33 @@ def test_what_else_is_written_runs_eager(kind: str) -> None:
         assert_close(compiled(x), module(x))
         assert_close(dict(own.state_dict()), dict(module.state_dict()))
         assert_close(own.tables, module.tables)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "atleast_3d": torch.atleast_3d,
+    "einsum": lambda x: torch.einsum("ij->ji", x),
+    "unsafe_chunk": lambda x: x.unsafe_chunk(2)[1],
+    "meshgrid": lambda x: torch.meshgrid(x[0], x[:, 0], indexing="ij")[0].select(-1, 0),
+    "reshape": lambda x: x.reshape(2, -1),
+    "contiguous": lambda x: x.contiguous(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+@torch.no_grad()
+def test_what_is_written_through_views_of_all_kinds(name: str, is_argument: bool) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            y = x if is_argument else x * 3
+            view = VIEWS[name](y)
+            view.mul_(2)
+            return y + 1, view + 1
+
+    compiled: Any = oxidiff.compile(Net(), cache=False)
+    for make in (torch.ones, lambda *shape: torch.ones(shape[0], 2 * shape[1])[:, ::2], torch.ones):
+        x = make(4, 4)
+        y = x.clone() if x.is_contiguous() else make(4, 4)
+        assert_close(compiled(x), Net()(y))
+        assert_close(x, y)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 
@@ -43,6 +44,8 @@ class _View:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     index: int | None
+    is_of_first: bool = True
+    """Whether the first argument is what it is a view of, so that it can be made again."""
 
 
 class Aliases:
@@ -55,6 +58,8 @@ class Aliases:
         self._writes: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self.protected: dict[int, str] = {}
+        self.through_copies: set[int] = set()
+        """Ids of what was written into through that which, of a tensor with gaps, is a copy."""
 
     @property
     def is_active(self) -> bool:
@@ -68,6 +73,15 @@ class Aliases:
         self._views[id(out)] = _View(out, parent, func, args, kwargs, index)
         if self._writes:
             self._seen[id(out)] = self._writes.get(id(self.root(out)), 0)
+
+    def note_shared(self, out: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes what a result shares its memory with, of an op that is none of views: nothing can be written through it."""
+        storage = _storage(out)
+        for parent in tree_leaves((args, kwargs)):
+            if isinstance(parent, Tensor) and parent is not out and _storage(self._emitter.stand_in(parent)) == storage:
+                self.add_view(out, parent, func, args, kwargs, None)
+                self._views[id(out)].is_of_first = bool(args) and parent is args[0]
+                return
 
     def root(self, t: Tensor) -> Tensor:
         """The tensor ``t`` is, through any number of views, a part of."""
@@ -101,6 +115,8 @@ class Aliases:
         if root is t or self._seen.get(id(t), 0) == writes:
             return
         view = self._views[id(t)]
+        if not view.is_of_first:
+            raise CaptureError(f"forward writes into a tensor of which {view.func} made a view", op=str(view.func))
         self.refresh(view.parent)
         result = self._emitter.emit(view.func, (view.parent, *view.args[1:]), view.kwargs)
         fresh = result if view.index is None else result[view.index]
@@ -113,6 +129,7 @@ class Aliases:
         if id(root) in self.protected:
             raise CaptureError(f"forward writes into {self.protected[id(root)]}")
         chain = [t]
+        may_copy = False
         values = self._emitter.values
         values[id(t)] = values[id(new)]
         while (view := self._view(t)) is not None:
@@ -120,6 +137,7 @@ class Aliases:
             scatter = _SCATTERS.get(view.func)
             if scatter is None:
                 raise CaptureError(f"forward writes in place through {view.func}", op=str(view.func))
+            may_copy = may_copy or view.func in _MAY_COPY
             merged = scatter(self._emitter.emit, view, t)
             t = view.parent
             values[id(t)] = values[id(merged)]
@@ -127,6 +145,8 @@ class Aliases:
         writes = self._writes[id(root)] = self._writes.get(id(root), 0) + 1
         for member in chain:
             self._seen[id(member)] = writes
+        if may_copy:
+            self.through_copies.add(id(root))
 
 
 def _storage(t: Tensor) -> int:
@@ -163,6 +183,9 @@ _FUNCTIONAL: dict[Any, Any] = {
         for kind in ("Tensor", "Scalar")
     },
 }
+
+_MAY_COPY = frozenset((aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default))
+"""Ops that give views of tensors without gaps, and copies of others."""
 
 Emit = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -221,6 +244,9 @@ _SCATTERS: dict[Any, Callable[[Emit, _View, Tensor], Any]] = {
     aten.permute.default: _permute,
     aten.t.default: lambda emit, view, new: emit(aten.t.default, (new,), {}),
     aten.chunk.default: _part,
+    aten.unsafe_chunk.default: _part,
+    aten.unsafe_split.Tensor: _part,
+    aten.unsafe_split_with_sizes.default: _part,
     aten.split.Tensor: _part,
     aten.split_with_sizes.default: _part,
     aten.unbind.int: _unbind,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -172,6 +174,24 @@ class OutputSpec:
         return tree_unflatten(built, self.spec)
 
 
+def _bounds_in(way: Iterable[tuple[Guard, bool]]) -> dict[Any, set[Any]]:
+    """The numbers that one thing is compared with, by what that is."""
+    found: dict[Any, set[Any]] = {}
+    for guard, outcome in way:
+        left, right = guard.left, guard.right
+        if guard.relation == "eq" and outcome:
+            # A number that left is itself.
+            continue
+        if isinstance(left, Dim) and right == 0:
+            bound = next((c for monomial, c in left.terms if not monomial), 0)
+            left, right = left + Dim.constant(-bound), bound
+        if isinstance(left, int | float):
+            left, right = right, left
+        if isinstance(right, int | float | Fraction):
+            found.setdefault((guard.relation, left, guard.left is left), set()).add(right)
+    return found
+
+
 def _sign(one: Any, other: Any) -> int:
     return int(one > other) - int(one < other)
 
@@ -254,6 +274,7 @@ class CapturedGraph:
     plain_key: tuple[Any, ...] = ()
     reads: tuple[Read, ...] = ()
     asks_sizes: bool = False
+    _asked: tuple[int, bool] = (0, False)
 
     @property
     def call_key(self) -> tuple[Any, ...]:
@@ -342,6 +363,8 @@ class CapturedGraph:
             return False
         if not self.meets(point) or not self._is_whole(point):
             return False
+        if self._strays() and all(any(at[name] != point[name] for name in at) for at in self.points):
+            return False
         known: dict[Guard, bool | None] = {}
 
         def holds(guard: Guard) -> bool | None:
@@ -350,6 +373,17 @@ class CapturedGraph:
             return known[guard]
 
         return any(all(holds(guard) is outcome for guard, outcome in way) for way in tuple(self.ways))
+
+    def _strays(self) -> bool:
+        """Whether ``forward`` compares with numbers that follow from sizes where nobody sees it (``h > 1.5 * w``): they were
+        other ones in each trace. Which way it goes at further sizes only a trace tells then."""
+        ways = tuple(self.ways)
+        if len(ways) != self._asked[0]:
+            bounds = [_bounds_in(way) for way in ways]
+            pairs = itertools.combinations(bounds, 2)
+            strays = any(not one[key] & other[key] for one, other in pairs for key in one.keys() & other.keys())
+            self._asked = len(ways), strays
+        return self._asked[1]
 
     def _is_whole(self, point: Mapping[str, Any]) -> bool:
         """Whether all sizes come out whole, and all floats are some: residues of the symbols one by one do not tell of
@@ -502,11 +536,8 @@ class CapturedGraph:
             return structural
         try:
             mine = self.numbers_at(point)
-            is_laid_out = self._is_laid_out_as(record, point)
         except ValueError as error:
             return str(error)
-        if not is_laid_out:
-            return "a result lies otherwise in memory"
         if mine == record.numbers:
             return None
         if len(mine) != len(record.numbers):
@@ -516,17 +547,24 @@ class CapturedGraph:
                 return f"number {i} is {b}, and {self.forms[i]} gives {a}"
         return None
 
-    def _is_laid_out_as(self, record: Trace, point: Mapping[str, Any]) -> bool:
-        """Whether results lie in memory as those of a trace at ``point``; of a dimension of size 1, this says nothing."""
-        leaves = [leaf for leaf in self.outputs.leaves if leaf.value is not None]
-        for leaf, order in zip(leaves, record.output_orders, strict=True):
-            if leaf.order != order and not leaf.steps:
-                shape = self.values[leaf.value].shape  # type: ignore[index]
-                sizes = [number_at(size, point) if isinstance(size, Dim) else size for size in shape]
-                mine, theirs = ([i for i in one if sizes[i] > 1] for one in (leaf.order, order))
-                if mine != theirs:
-                    return False
-        return True
+    def lay_out(self, records: Sequence[Trace], points: Sequence[Mapping[str, Any]]) -> None:
+        """Lets results lie in memory as in traces at these points: as in that which tells most, since a dimension of size 1
+        may be anywhere; row-major where they do not agree, as the order may depend on which sizes are 1."""
+        leaves = list(self.outputs.leaves)
+        at = (i for i, leaf in enumerate(leaves) if leaf.value is not None)
+        for i, *orders in zip(at, *(record.output_orders for record in records), strict=True):
+            if leaves[i].steps or not orders:
+                continue
+            shape = self.values[leaves[i].value].shape
+            sizes = [[number_at(n, point) if isinstance(n, Dim) else n for n in shape] for point in points]
+            counts = [sum(size > 1 for size in found) for found in sizes]
+            order = orders[counts.index(max(counts))]
+            for found, other in zip(sizes, orders, strict=True):
+                if [d for d in order if found[d] > 1] != [d for d in other if found[d] > 1]:
+                    order = tuple(range(len(shape)))
+                    break
+            leaves[i] = dataclasses.replace(leaves[i], order=order)
+        self.outputs = dataclasses.replace(self.outputs, leaves=tuple(leaves))
 
     def has_constants_of(self, record: Trace) -> bool:
         """Whether the numbers that are none of sizes are those of a trace to the last bit, and of the same types. In one

@@ -9,8 +9,8 @@ A number can leave this: through ``int()``, as a key of a dictionary, as text. W
 the number itself is a guard, and another one needs another trace; but for what libraries do whose models are tested at many
 sizes, where only is noted that it left (:meth:`Ledger.escapes`): what they compute on with as much is taken to be computed
 with it. Not seen at all is what torch asks below ``forward``, and where C reads the number without asking: ``0.5 * n``,
-``math.isqrt(n)``, ``range(n)`` but in code of the program's own. Roots, logarithms and ``exp`` of :mod:`math` are followed
-(:data:`FUNCTIONS`).
+``"%d" % n``, ``range(n)`` but in code of the program's own. Roots, logarithms and most other functions of :mod:`math` are
+followed (:data:`FUNCTIONS`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -73,17 +73,39 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "round": round,
     "trunc": math.trunc,
     "float": float,
+    "invert": operator.invert,
     "max": max,
-    "sqrt": math.sqrt,
-    "log": math.log,
-    "log2": math.log2,
-    "log10": math.log10,
-    "exp": math.exp,
 }
 """What may be computed with traced numbers, by name; the larger of two is found by comparing them."""
 
-FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp")
-"""Those of :mod:`math` among them, which would make plain floats of traced numbers."""
+FUNCTIONS = {
+    f"math.{name}" if name in OPERATIONS else name: getattr(math, name)
+    for name in (
+        "sqrt", "cbrt", "isqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "hypot", "fabs", "fmod",
+        "remainder", "copysign", "ldexp", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh",
+        "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma", "degrees", "radians", "gcd", "lcm",
+    )
+    if hasattr(math, name)
+}  # fmt: skip
+"""Those of :mod:`math` among them, which would make plain numbers of traced ones: by a name of its own where Python has an
+operator of that name."""
+OPERATIONS.update(FUNCTIONS)
+
+LEAVING = (
+    "fsum",
+    "prod",
+    "sumprod",
+    "dist",
+    "modf",
+    "frexp",
+    "isclose",
+    "nextafter",
+    "ulp",
+    "comb",
+    "perm",
+    "factorial",
+)
+"""Functions of :mod:`math` of which the results are not followed: what they are given leaves."""
 
 _NO_NUMBERS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype))
 """Types of most arguments of torch functions."""
@@ -131,7 +153,8 @@ class Ledger:
     def argument(self, place: int, number: Number) -> Number:
         """A Python number that is passed to ``forward``, at this place among the sizes of the call."""
         row = self._row(("argument", place))
-        return TracedInt(number, self, row) if isinstance(number, int) else TracedFloat(number, self, row)
+        kind: Any = TracedInt if isinstance(number, int) else TracedFloat
+        return cast("Number", kind(number, self, row))
 
     def computed(self, result: Any, name: str, *operands: Number) -> Any:
         """The result of an operation on traced numbers."""
@@ -428,6 +451,9 @@ def _comparison(function: Callable[[Any, Any], bool], relation: str, is_swapped:
     return method
 
 
+_power = _binary("pow")
+
+
 class _Traced:
     """What ints and floats have in common while they are followed."""
 
@@ -446,7 +472,6 @@ class _Traced:
     __rmod__ = _reflected("mod")
     __truediv__ = _binary("truediv")
     __rtruediv__ = _reflected("truediv")
-    __pow__ = _binary("pow")
     __rpow__ = _reflected("pow")
     __neg__ = _unary("neg")
     __abs__ = _unary("abs")
@@ -457,6 +482,14 @@ class _Traced:
     __gt__ = _comparison(operator.gt, "lt", is_swapped=True, is_negated=False)
     __le__ = _comparison(operator.le, "lt", is_swapped=True, is_negated=True)
     __ge__ = _comparison(operator.ge, "lt", is_swapped=False, is_negated=True)
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is None:
+            return _power(self, other)
+        for number in (self, other, modulus):
+            if isinstance(number, _Traced):
+                number.ledger.escape(number)
+        return pow(plain(self), plain(other), plain(modulus))
 
     def __bool__(self) -> bool:
         outcome = bool(plain(self))
@@ -510,8 +543,10 @@ class _Traced:
 class TracedInt(_Traced, int):  # type: ignore[misc]
     """A size, or an int that is passed to ``forward`` or computed there, while a module is traced."""
 
-    def __new__(cls, value: Any, ledger: Ledger, row: int) -> TracedInt:
-        """``value`` as this row of ``ledger``."""
+    def __new__(cls, value: Any = 0, ledger: Ledger | None = None, row: int = -1) -> Any:
+        """``value`` as this row of ``ledger``; a plain int where code makes one of the type of another."""
+        if ledger is None:
+            return int(value)
         self = int.__new__(cls, value)
         self.ledger = ledger
         self.row = row
@@ -532,6 +567,10 @@ class TracedInt(_Traced, int):  # type: ignore[misc]
         return self
 
     __ceil__ = __floor__ = __trunc__
+    __invert__ = _unary("invert")
+
+    # What code asks by `isinstance` is answered by what it is; this is for `x.__class__ is int`.
+    __class__ = property(lambda self: int)
 
     def __round__(self, digits: Any = None) -> Any:
         if digits is None:
@@ -543,8 +582,10 @@ class TracedInt(_Traced, int):  # type: ignore[misc]
 class TracedFloat(_Traced, float):  # type: ignore[misc]
     """A float that is passed to ``forward`` or computed there, while a module is traced."""
 
-    def __new__(cls, value: Any, ledger: Ledger, row: int) -> TracedFloat:
-        """``value`` as this row of ``ledger``."""
+    def __new__(cls, value: Any = 0.0, ledger: Ledger | None = None, row: int = -1) -> Any:
+        """``value`` as this row of ``ledger``; a plain float where code makes one of the type of another."""
+        if ledger is None:
+            return float(value)
         self = float.__new__(cls, value)
         self.ledger = ledger
         self.row = row
@@ -554,12 +595,13 @@ class TracedFloat(_Traced, float):  # type: ignore[misc]
     __floor__ = _unary("floor")
     __trunc__ = _unary("trunc")
 
+    __class__ = property(lambda self: float)
+
     def __round__(self, digits: Any = None) -> Any:
         number = plain(self)
         if digits is None:
             return self.ledger.computed(round(number), "round", self)
-        self.ledger.escape(self)
-        return round(number, digits)
+        return self.ledger.computed(round(number, plain(digits)), "round", self, digits)
 
     def __int__(self) -> int:
         # A plain int from here on. Roots of numbers of tokens, and the like: sizes with another are looked at again.

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from .aliasing import functional_overload, is_view_op
 from .composites import COMPOSED, is_composite
+from .failures import LongerError
 from .meta import META_DEVICE, is_nhwc
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _plain(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return rec.emit(func, args, kwargs)
+    result = rec.emit(func, args, kwargs)
+    # Some give views that their schemas do not tell of: `torch.atleast_3d`, `torch.einsum("ij->ji", x)`.
+    for part in (result,) if isinstance(result, Tensor) else result:
+        rec.aliases.note_shared(part, func, args, kwargs)
+    return result
 
 
 def _view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -39,6 +44,18 @@ def _view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         for i, part in enumerate(result):
             rec.aliases.add_view(part, parent, func, args, kwargs, i)
     return result
+
+
+def _unbind(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view for each place, which are no more than ops are, where a trace is only tried."""
+    x, *rest = args
+    dim = rest[0] if rest else kwargs.get("dim", 0)
+    if rec.is_trial and x.shape[dim] > max(_MANY_PARTS, rec.limit):
+        raise LongerError(str(rec.error("forward does more at another size", func)))
+    return _view(rec, func, args, kwargs)
+
+
+_MANY_PARTS = 4096
 
 
 def _as_strided(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -206,6 +223,7 @@ def _same_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     source = rec.stand_in(x)
     result = func(source, *args[1:], **kwargs)
     if result is source:
+        rec.note_uncopied(x)
         return x
     rec.values[id(result)] = value
     rec.kept.append(result)
@@ -504,6 +522,11 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.item.default, aten._local_scalar_dense.default, aten.is_nonzero.default), _item),
     **dict.fromkeys((aten.nonzero.default, aten.argwhere.default), _nonzero),
     **dict.fromkeys((aten.nonzero_numpy.default, aten.where.default), _nonzero_parts),
+    aten.unbind.int: _unbind,
+    # Views, though they say otherwise.
+    **dict.fromkeys(
+        (aten.unsafe_chunk.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default), _view
+    ),
     aten.masked_select.default: _masked_select,
     aten.repeat_interleave.Tensor: _repeats,
     aten.repeat_interleave.self_Tensor: _repeated,

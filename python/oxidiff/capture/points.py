@@ -162,6 +162,10 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [value + 13 + one, below + (below == value), above + (above == value)]
     yield [value + 13 + one, value + 29 + 3 * other, value + 71 + 5 * last]
     yield _next_to(value, index)
+    # Within what has hardly more room than the call takes: the frames or tokens that a cache holds.
+    steps = [step + index // len(_STEPS) * _BEYOND_STEPS for step in _STEPS[index % len(_STEPS)]]
+    yield [value + step for step in steps]
+    yield [value - step for step in steps]
 
 
 def next_to(symbol: Symbol, index: int) -> tuple[Number, ...]:
@@ -187,6 +191,9 @@ _RULERS = (
 )
 """Golomb rulers: no two marks are as far apart as two others. Where ints move by the marks of three of them, no sum or
 difference of some follows from others; the last is for where a graph is checked."""
+_STEPS = ((1, 2, 4), (2, 4, 1), (3, 1, 5), (4, 1, 2), (5, 3, 1), (1, 4, 3))
+"""Few steps: no two are in proportion, and no sum or difference of two is the same thrice."""
+_BEYOND_STEPS = 5
 _BEYOND = 49
 """One more than the last mark of all."""
 
@@ -316,7 +323,11 @@ def at_multiples(
             is_alone = counts.count((r.unit, r.at(here))) == 1 and not r.is_full(here)
             out[name] = r.at(here) * r.unit + r.unit // 2 if is_alone else int(value) + r.unit
         elif symbol.role in ("spatial", "sequence") and MULTIPLE % moduli[name] == 0:
-            out[name] = -(-int(value) // MULTIPLE) * MULTIPLE + int(value) % moduli[name]
+            multiple = -(-int(value) // MULTIPLE) * MULTIPLE + int(value) % moduli[name]
+            # Where two are equal, which of them is taken does not show.
+            while multiple in out.values():
+                multiple += MULTIPLE
+            out[name] = multiple
     return {name: value for name, value in out.items() if value != here[name]}
 
 

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ..errors import CaptureError
 from .casts import mapped
 from .flex import flex_attention, indexed, is_index
 from .following import is_tracing
-from .guards import FUNCTIONS, TracedFloat, TracedInt, is_tested, plain
+from .guards import FUNCTIONS, LEAVING, TracedFloat, TracedInt, is_tested, plain
 from .handlers import MAX_CONSTANT, data_dependent
 from .masks import drawn_at_once
 from .record import GRADIENTS, MEMORY, STRIDES
@@ -628,11 +628,13 @@ def telling_transformers() -> Iterator[None]:
 
 @contextmanager
 def following_functions(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Lets roots and logarithms of sizes be followed, of which those of :mod:`math` make plain floats: there, and where the
+    """Lets roots and logarithms of sizes be followed, of which those of :mod:`math` make plain numbers: there, and where the
     code of the modules' classes, whose global names these are, has one under a name of its own."""
-    own = {name: getattr(math, name) for name in FUNCTIONS}
+    own = {name: getattr(math, name.removeprefix("math.")) for name in FUNCTIONS}
     instead = {function: _followed(name, function) for name, function in own.items()}
-    places: list[tuple[dict[str, Any], str, Any]] = [(vars(math), name, function) for name, function in own.items()]
+    leaving = (getattr(math, name) for name in LEAVING if hasattr(math, name))
+    instead |= {function: _left_by(function) for function in leaving}
+    places: list[tuple[dict[str, Any], str, Any]] = [(vars(math), f.__name__, f) for f in instead]
     for space in spaces:
         places += [(space, name, value) for name, value in [*space.items()] if _is_function(value) and value in instead]
     with _named((space, name, instead[value]) for space, name, value in places):
@@ -670,6 +672,19 @@ def _followed(name: str, function: Callable[..., float]) -> Callable[..., float]
             if isinstance(number, (TracedInt, TracedFloat)):
                 return number.ledger.computed(function(*map(plain, numbers)), name, *numbers)
         return function(*numbers)
+
+    return call
+
+
+def _left_by(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes numbers where nobody sees what becomes of them."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        for number in tree_leaves((given, named)):
+            if isinstance(number, (TracedInt, TracedFloat)):
+                number.ledger.escape(number)
+        return function(*given, **named)
 
     return call
 

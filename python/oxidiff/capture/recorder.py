@@ -44,6 +44,7 @@ from .record import (
     NONE,
     OPEN,
     SPEC,
+    STRIDES,
     TRUE,
     WRITES,
     Again,
@@ -151,6 +152,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What it draws from generators of Python and numpy and does not look at."""
         self._settled: set[tuple[int, tuple[int, ...]]] = set()
         """Storages and strides of what ``forward`` made contiguous: what it asks from then on is true of that."""
+        self._uncopied: set[int] = set()
+        """Ids of what `contiguous()` gave itself for."""
         self.held: Set[int] = frozenset()
         """Ids of modules and objects that were there before."""
         self._count = 0
@@ -188,7 +191,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note_contiguous(self, tensor: Tensor) -> None:
         """Notes that the program makes a tensor contiguous. Where it is that in a trace, an argument is from then on."""
         if (storage := _storage(tensor)) is not None and tensor.is_contiguous():
+            self.note_uncopied(tensor)
             self._settled.add((storage, tensor.stride()))
+
+    def note_uncopied(self, tensor: Tensor) -> None:
+        """Notes that an op gave what it was given, which is without gaps in a trace, itself."""
+        self._uncopied.add(id(tensor))
 
     def append(
         self, op: Any, tokens: tuple[Any, ...], numbers: tuple[int | float, ...] | list[int | float], results: Any
@@ -610,6 +618,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.path = ""
         self._check_apart(leaves, sum(path[0] == ATTRIBUTES for path, _, _ in places))
         self.trace.ledger.use(leaves)
+        for i, tensor in enumerate(self.inputs):
+            is_returned = any(leaf is tensor for leaf in leaves) or self.aliases.is_written(tensor)
+            if (is_returned and id(tensor) in self._uncopied) or id(tensor) in self.aliases.through_copies:
+                # Where it has gaps, another tensor is.
+                self.trace.asked[i] = self.trace.asked.get(i, 0) | STRIDES
         storages = {tensor.untyped_storage()._cdata for tensor in self.inputs}
         places_of: dict[int, int] = {}
         for i, leaf in enumerate(leaves):

@@ -91,6 +91,7 @@ class Session(Checking):
         forms, points = self.without_units(forms, points, moduli)
         graph = build_graph(self.call, self.plan, self.labels, base, forms, moduli)
         graph.solve_uses(records, points)
+        graph.lay_out(records, points)
         self.escaped = set()
         for point, record in zip(points, records, strict=True):
             self.confirm(graph, point, record)

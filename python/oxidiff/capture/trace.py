@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..autocast import State, autocast_as
 from ..errors import CaptureError, Error, from_native, is_interrupt, replaced_interrupt
-from .failures import CHANGED, ChangedError
+from .failures import CHANGED, ChangedError, LongerError
 from .flex import uncompiled
 from .following import LOCK, claiming, following_modules
 from .leftovers import Before, Change, Content, KeptError, Leaks, LeftError
@@ -369,6 +369,8 @@ def _recorded(
         if isinstance(error, Error):
             raise
         if isinstance(error, MemoryError):
+            if recorder.is_trial:
+                raise LongerError(str(recorder.error("forward does more than memory holds at another size"))) from None
             raise from_native(error) from error
         found, failure = recorder.raised(error), recorder.failure
         if failure is not None and str(failure) != str(found):
