@@ -185,6 +185,42 @@ def test_a_cache_is_filled_by_one_program(check: bool | None) -> None:
     assert oxidiff.report(compiled).captures == 1
 
 
+class Counting(nn.Module):
+    """Its caller counts in a tensor how much of a small cache is filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, cache: Any) -> Tensor:
+        key = self.layer(x)
+        start = cache["filled"].item()
+        end = start + x.shape[1]
+        cache["k"][:, start:end] = key
+        kept = cache["k"][:, :end]
+        return torch.nn.functional.scaled_dot_product_attention(x, kept, kept)
+
+
+@torch.no_grad()
+def test_places_in_a_small_cache_are_one_program() -> None:
+    """Of which hardly any are free that sizes are mostly tried at."""
+    module, passed = Counting().eval(), Attention().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    other: Any = oxidiff.compile(passed, cache=False, strict=True)
+    caches = [{"k": torch.zeros(1, 20, 6), "filled": torch.tensor([0])} for _ in range(2)]
+    mine, theirs = _cache(20), _cache(20)
+    for start in (0, 4, 8, 12, 16):
+        x = torch.randn(1, 4, 6)
+        assert_close(compiled(x, caches[0]), module(x, caches[1]))
+        assert_close(caches[0], caches[1])
+        for cache in caches:
+            cache["filled"].fill_(start + 4)
+        x = torch.randn(2, 4, 6)
+        assert_close(other(x, mine, start), passed(x, theirs, start))
+        assert_close(mine, theirs)
+    assert oxidiff.report(compiled).captures == oxidiff.report(other).captures == 1
+
+
 @torch.no_grad()
 def test_only_what_is_written_leaves_the_program() -> None:
     """A cache of a hundred times the size is no result: memory would be its own again, and each call copy it."""

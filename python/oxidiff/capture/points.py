@@ -56,7 +56,7 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
         index: The number of the symbol, so that no two take the same values.
     """
     if symbol.limit:
-        found = _count_values(symbol.limit, index)
+        found = chain(_count_values(symbol.limit, index), _near_values(symbol.value, index))
     elif symbol.role in ("spatial", "sequence"):
         find = _spatial_values if symbol.role == "spatial" else _sequence_values
         found = find(symbol.value, index, symbol.unit)
@@ -162,7 +162,11 @@ def _int_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
     yield [value + 13 + one, below + (below == value), above + (above == value)]
     yield [value + 13 + one, value + 29 + 3 * other, value + 71 + 5 * last]
     yield _next_to(value, index)
-    # Within what has hardly more room than the call takes: the frames or tokens that a cache holds.
+    yield from _near_values(value, index)
+
+
+def _near_values(value: Any, index: int) -> Iterator[Sequence[Number]]:
+    """Within what has hardly more room than the call takes: the frames or tokens that a cache holds."""
     steps = [step + index // len(_STEPS) * _BEYOND_STEPS for step in _STEPS[index % len(_STEPS)]]
     yield [value + step for step in steps]
     yield [value - step for step in steps]
