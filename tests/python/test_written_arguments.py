@@ -190,9 +190,9 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(6, 6)
+        self.layer = nn.Linear(32, 32)
 
-    def forward(self, x: Tensor, cache: Any) -> Tensor:
+    def forward(self, x: Tensor, cache: Any, step: int = 0) -> Tensor:
         key = self.layer(x)
         start = cache["filled"].item()
         end = start + x.shape[1]
@@ -207,10 +207,10 @@ def test_places_in_a_small_cache_are_one_program() -> None:
     module, passed = Counting().eval(), Attention().eval()
     compiled: Any = oxidiff.compile(module, cache=False, strict=True)
     other: Any = oxidiff.compile(passed, cache=False, strict=True)
-    caches = [{"k": torch.zeros(1, 20, 6), "filled": torch.tensor([0])} for _ in range(2)]
+    caches = [{"k": torch.zeros(1, 20, 32), "filled": torch.tensor([0])} for _ in range(2)]
     mine, theirs = _cache(20), _cache(20)
     for start in (0, 4, 8, 12, 16):
-        x = torch.randn(1, 4, 6)
+        x = torch.randn(1, 4, 32)
         assert_close(compiled(x, caches[0]), module(x, caches[1]))
         assert_close(caches[0], caches[1])
         for cache in caches:

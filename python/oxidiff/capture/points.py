@@ -55,6 +55,7 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
         symbol: The symbol; its own value is not among the candidates.
         index: The number of the symbol, so that no two take the same values.
     """
+    found: Iterator[Sequence[Number]]
     if symbol.limit:
         found = chain(_count_values(symbol.limit, index), _near_values(symbol.value, index))
     elif symbol.role in ("spatial", "sequence"):
