@@ -187,3 +187,39 @@ def test_lengths_follow_from_padded_ones(sizes: list[Any], unit: int, tmp_path: 
     for call in reversed(calls):
         assert_close(loaded(*call), module(*call))
     assert oxidiff.report(loaded).captures == 0
+
+
+class HalvedByOrder(nn.Module):
+    """Halves an image, and does another thing with one that is higher than wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 4, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        y = self.second(self.first(x).relu())
+        return y.flip(2) if height > width else y + 1
+
+
+@torch.no_grad()
+def test_sides_that_are_halved_may_be_compared() -> None:
+    module = HalvedByOrder().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    sizes = [
+        (29, 31),
+        (37, 36),
+        (30, 24),
+        (35, 27),
+        (18, 37),
+        (13, 23),
+        (21, 39),
+        (14, 24),
+        (40, 11),
+        (27, 32),
+        (10, 31),
+    ]
+    for height, width in sizes:
+        x = torch.randn(2, 3, height, width)
+        assert_close(compiled(x), module(x))
+    assert oxidiff.report(compiled).captures == 2

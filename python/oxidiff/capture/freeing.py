@@ -30,6 +30,7 @@ from .roundings import (
     move_alone,
     padded_alike,
     rounded_plans,
+    sides_in_order,
 )
 from .signature import Number, container_at
 from .sizes import FRAMES_STEP, Area, Rounded, Symbol
@@ -400,9 +401,10 @@ class Freeing(Solving):
         self.is_edged = True
         self.before_area = dict(self.chosen)
         self.plan.areas = tuple([Area(f"{name}r{unit}", Dim.symbol(name), unit) for name, unit in sorted(units)])
-        if self.is_solved(base, values, are_all_free=True):
-            self.chosen.update(values)
-            return True
+        for found in (values, sides_in_order(sides, values)):
+            if self.is_solved(base, found, are_all_free=True):
+                self.chosen.update(found)
+                return True
         self.drop_area()
         return False
 

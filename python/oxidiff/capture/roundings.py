@@ -25,6 +25,7 @@ __all__ = [
     "padded_aside",
     "rounded_aside",
     "rounded_plans",
+    "sides_in_order",
 ]
 
 UNITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -182,6 +183,15 @@ def halved_alike(sides: Sequence[Symbol], moduli: Mapping[str, int]) -> dict[str
         if not any(one & other for one, other in combinations(halves, 2)):
             return found[-1]
     return found[0]
+
+
+def sides_in_order(sides: Sequence[Symbol], values: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The same values, but of the larger side of the image so much more that it is the larger one at all points: for what
+    decides by that. What is added leaves it halved as often as it is."""
+    smaller, larger = sorted(sides, key=lambda s: s.value)
+    reach = max(values[smaller.name]) - min(values[larger.name])
+    more = (reach // MULTIPLE + 1) * MULTIPLE if larger.value > smaller.value and reach >= 0 else 0
+    return {**values, larger.name: tuple([value + more for value in values[larger.name]])}
 
 
 def _odd_halves(sides: Sequence[Any], modulus: int) -> set[tuple[bool, ...]]:
