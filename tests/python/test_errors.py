@@ -146,6 +146,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "floats looked up": (lambda x, y: F.embedding(x, y), (_FLOATS, _FLOATS)),
     "bytes selected": (lambda x, y: x.index_select(0, y), (_FLOATS, torch.zeros(1, dtype=torch.uint8))),
     "logaddexp of integers": (lambda x: torch.logaddexp(x, x), (_INTS,)),
+    "max_pool1d of integers": (lambda x: F.max_pool1d(x[0], 2), (_PIXELS,)),
+    "silu of integers": (lambda x: (F.silu(x), x + 1)[1], (_INTS,)),
+    "gelu of integers": (lambda x: F.gelu(x), (_INTS,)),
+    "bits of floats": (lambda x: (x ^ x, x + 1)[1], (_FLOATS,)),
+    "a product of two types": (lambda x, y: torch.addmm(x.half(), y, y), (_FLOATS, _FLOATS)),
     "prelu of integers": (lambda x: F.prelu(x, x[0, :1]), (_INTS,)),
 }
 

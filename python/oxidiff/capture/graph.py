@@ -34,6 +34,7 @@ Literal = Dim | int | float
 Cut = tuple[Any, Any, Any, Any, Any]
 """A slice: its start, end and step, the size that it is of and its own, each a number of a graph or ``None``."""
 
+_LENGTHS = ("spatial", "frames", "sequence")
 _MOVED = "moved"
 """Marks a number in an attribute at which the module itself was traced again, after it was changed."""
 
@@ -351,6 +352,10 @@ class CapturedGraph:
             out.add((symbol.name, (value == 0, value == 1, value < 0) if symbol.is_number else value == 1))
             if symbol.role == "attribute" and value != symbol.value:
                 out.add((symbol.name, _MOVED))
+        # An image of one pixel, which torch has no norm of.
+        ones = [s.name for s in self.plan.symbols if s.role in _LENGTHS and point[s.name] == 1]
+        if len(ones) > 1:
+            out.add((" ".join(ones), True))
         return out
 
     def accepts(self, point: Mapping[str, Any], *, of_copy: bool = False) -> bool:

@@ -57,7 +57,8 @@ def candidates(symbol: Symbol, index: int) -> Iterator[tuple[Number, ...]]:
     """
     found: Iterator[Sequence[Number]]
     if symbol.limit:
-        found = chain(_count_values(symbol.limit, index), _near_values(symbol.value, index))
+        near = ([v for v in values if v > 0] for values in _near_values(symbol.value, index))
+        found = chain(_count_values(symbol.limit, index), near)
     elif symbol.role in ("spatial", "sequence"):
         find = _spatial_values if symbol.role == "spatial" else _sequence_values
         found = find(symbol.value, index, symbol.unit)

@@ -34,6 +34,18 @@ def _with_integer(*args: Any, **kwargs: Any) -> bool:
     return any(isinstance(one, Tensor) and not one.dtype.is_floating_point for one in args)
 
 
+def _of_integer(x: Tensor, *args: Any, **kwargs: Any) -> bool:
+    return not (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
+def _with_float(*args: Any, **kwargs: Any) -> bool:
+    return any(one.dtype.is_floating_point if isinstance(one, Tensor) else type(one) is float for one in args)
+
+
+def _of_several(*args: Any, **kwargs: Any) -> bool:
+    return len({one.dtype for one in args if isinstance(one, Tensor)}) > 1
+
+
 def _enlarged(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     return not (x.dtype.is_floating_point or x.dtype is torch.uint8)
 
@@ -56,9 +68,15 @@ _REFUSED: Sequence[tuple[Callable[..., bool], Sequence[Any]]] = (
         aten.sub.Tensor, aten.sub.Scalar, aten.sub_.Tensor, aten.sub_.Scalar, aten.rsub.Tensor, aten.rsub.Scalar,
     )),
     (_of_bool, (
-        aten.addcmul.default, aten.argmax.default, aten.argmin.default, aten.max_pool1d.default,
-        aten.max_pool2d.default, aten.max_pool3d.default,
+        aten.addcmul.default, aten.argmax.default, aten.argmin.default, aten.max_pool2d.default,
+        aten.max_pool3d.default,
     )),
+    (_of_integer, (aten.max_pool1d.default, aten.silu.default, aten.silu_.default, aten.gelu.default)),
+    (_with_float, (
+        aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default,
+        aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor,
+    )),
+    (_of_several, (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.matmul.default)),
     (_with_integer, (aten.logaddexp.default, aten.prelu.default)),
     (_enlarged, (
         aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,

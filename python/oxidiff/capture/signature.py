@@ -218,7 +218,7 @@ class Binder:
             raise TypeError(f"{len(args)} positional arguments, at most {len(self._positional)} are taken")
         extra = []
         for name, value in kwargs.items():
-            if name in self._names:
+            if name in self._names and name not in self._positional[: self._only_positional]:
                 if name in given:
                     raise TypeError(f"got multiple values for argument {name!r}")
                 given[name] = value
