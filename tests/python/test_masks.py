@@ -10,7 +10,7 @@ from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as hunyu
 from torch import Tensor, nn
 
 import oxidiff
-from nets import assert_close
+from nets import TOLERANCE
 from oxidiff.capture.masks import drawn_at_once
 
 BY_ROWS = hunyuan.HunyuanVideo15AttnBlock.prepare_causal_attention_mask
@@ -59,7 +59,8 @@ def test_attention_of_a_video(kind: Any) -> None:
     compiled: Any = oxidiff.compile(module, cache=False)
     for frames, height, width in ((3, 2, 4), (2, 3, 5), (4, 2, 2)):
         x = torch.randn(1, 8, frames, height, width)
-        assert_close(compiled(x), module(x))
+        # Of few places PyTorch's convolution takes another way, whose results lie otherwise.
+        torch.testing.assert_close(compiled(x), module(x), **TOLERANCE)
     assert vars(kind)["prepare_causal_attention_mask"] is slow
     report = oxidiff.report(compiled)
     assert report.eager_calls == 0
