@@ -93,8 +93,6 @@ OPERATIONS.update(FUNCTIONS)
 
 LEAVING = (
     "fsum",
-    "prod",
-    "sumprod",
     "dist",
     "modf",
     "frexp",
