@@ -10,6 +10,7 @@ Threads: one call at a time, also in eager PyTorch. Who reads the attributes mea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -46,15 +47,17 @@ class Carrying(nn.Module):
     Args:
         module: The module.
         places: Where it keeps something.
+        stays: Whether these are tensors that are written into, and stay there while a program runs.
     """
 
     passes_all = True
     """For traces: whatever it changes is to be passed, too; nothing is set up by a first call."""
 
-    def __init__(self, module: nn.Module, places: Sequence[Kept]) -> None:
+    def __init__(self, module: nn.Module, places: Sequence[Kept], stays: bool = False) -> None:
         super().__init__()
         self.module = module
         self.places = tuple(places)
+        self.stays = stays
         self.training = module.training
 
     def forward(
@@ -63,7 +66,7 @@ class Carrying(nn.Module):
         """Calls the module.
 
         Args:
-            kept: What it found in each place; they are empty.
+            kept: What it found in each place; they are empty, or hold the same where tensors stay.
             args: Positional arguments.
             kwargs: Keyword arguments.
 
@@ -71,12 +74,15 @@ class Carrying(nn.Module):
             Its result, and what is to be in each place, which are empty again.
         """
         tables = _tables(self.module, self.places)
+        before = [table[name] for table, name in tables]
         for (table, name), value in zip(tables, kept, strict=True):
             table[name] = value
         note_filled(self)
         # Hooks of the module itself are run around this.
         result = Wrapped(self.module).forward(*args, **kwargs)
-        values = tuple(itertools.starmap(_taken, tables))
+        values = tuple(itertools.starmap(_left if self.stays else _taken, tables))
+        if self.stays and is_tracing():
+            _put(tables, before)
         at_end(lambda: self._check_kept(tables, values, tree_leaves((result, kept, args, kwargs))))
         return result, values
 
@@ -123,6 +129,17 @@ def _taken(table: dict[str, Any], name: str) -> Any:
     return value
 
 
+def _left(table: dict[str, Any], name: str) -> Any:
+    return table.get(name, GONE)
+
+
+_turns: dict[int, threading.RLock] = {}
+"""By the id of a dictionary that has what is kept. Modules that share a submodule take turns, or one would find what a call
+of another has put there, or nothing."""
+_PATIENCE = 20.0
+"""Seconds after which a call runs otherwise."""
+
+
 _filled = threading.local()
 
 
@@ -147,19 +164,25 @@ class Carried:
         places: Where it keeps something.
         make: Makes the dispatcher of what is captured: ``make(module, report=...)``.
         turn: Held by whoever calls the module.
+        stays: As of :class:`Carrying`.
 
     Attributes:
         part: That dispatcher.
     """
 
     def __init__(
-        self, module: nn.Module, places: Sequence[Kept], make: Callable[..., Dispatcher], turn: threading.RLock
+        self,
+        module: nn.Module,
+        places: Sequence[Kept],
+        make: Callable[..., Dispatcher],
+        turn: threading.RLock,
+        stays: bool = False,
     ) -> None:
         self._module = module
         self._places = tuple(places)
         self._local = local = threading.local()
         self._turn = turn
-        self._carrying = Carrying(module, places)
+        self._carrying = Carrying(module, places, stays)
 
         def report(error: Error, what: str) -> None:
             # A module goes with its last reference: nothing here refers to what refers to this.
@@ -170,10 +193,28 @@ class Carried:
         self.part = make(self._carrying, report=report)
         self.part.name = type(module).__name__
 
+    @contextmanager
+    def _in_turn(self) -> Iterator[bool]:
+        """Holds the turn at the module, and those at the dictionaries. Gives whether these were had: where two threads wait
+        for each other's, in modules inside of modules, one lets go."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._turn)
+            try:
+                tables = _tables(self._module, self._places)
+            except KeyError:
+                tables = []
+            is_had = True
+            for at in sorted({id(table) for table, _ in tables}):
+                turn = _turns.setdefault(at, threading.RLock())
+                is_had = is_had and turn.acquire(timeout=_PATIENCE)
+                if is_had:
+                    stack.callback(turn.release)
+            yield is_had
+
     def fits(self) -> bool:
         """Whether it is the module's own ``forward`` that is called, and what it keeps can be passed."""
-        with self._turn:
-            return self._found() is not None
+        with self._in_turn() as is_had:
+            return is_had and self._found() is not None
 
     def _found(self) -> tuple[list[Table], tuple[Any, ...]] | None:
         """Where it keeps what, and that; ``None`` if it does not fit. Called by who holds the turn."""
@@ -192,8 +233,8 @@ class Carried:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, bool, list[tuple[Error, str]]] | None:
         """The result of a call, whether it ran compiled, and what ran eager and why; ``None`` if it has to run otherwise."""
-        with self._turn:
-            found = self._found()
+        with self._in_turn() as is_had:
+            found = self._found() if is_had else None
             if found is None:
                 return None
             tables, kept = found
@@ -204,12 +245,17 @@ class Carried:
             ids.discard(id(self._carrying))
             try:
                 self._local.problems, _filled.ids = problems, ids
-                _put(tables, (None,) * len(tables))
-                result, values = self.part((kept, args, kwargs), {})
-                _put(tables, values)
+                if self._carrying.stays:
+                    result, values = self.part((kept, args, kwargs), {})
+                    changed = [i for i, value in enumerate(values) if value is not kept[i]]
+                    _put([tables[i] for i in changed], [values[i] for i in changed])
+                else:
+                    _put(tables, (None,) * len(tables))
+                    result, values = self.part((kept, args, kwargs), {})
+                    _put(tables, values)
             except BaseException:
                 # What `forward` had set by then stays, as it does in eager.
-                if id(self._carrying) not in ids:
+                if id(self._carrying) not in ids and not self._carrying.stays:
                     _put(tables, kept)
                 raise
             finally:
@@ -219,18 +265,22 @@ class Carried:
     def reset(self, turn: threading.RLock) -> None:
         """After a fork."""
         self._turn = turn
+        _turns.clear()
 
     @contextmanager
     def given(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]] | None]:
         """A call as :attr:`part` knows it, for those who only look at it; ``None`` if it has to run otherwise."""
-        with self._turn:
-            found = self._found()
+        with self._in_turn() as is_had:
+            found = self._found() if is_had else None
             if found is None:
                 yield None
                 return
             tables, kept = found
+            if self._carrying.stays:
+                yield (kept, args, kwargs), {}
+                return
             try:
                 _put(tables, (None,) * len(tables))
                 yield (kept, args, kwargs), {}

@@ -196,7 +196,7 @@ class Detours:
         if places is None or self._depth() >= _MAX_CARRYING:
             return False
         options = self._options.replace(graph_file=None)
-        carried = Carried(self._module, places, self._maker(options), self.turn)
+        carried = Carried(self._module, places, self._maker(options), self.turn, error.stays)
         if not carried.fits():
             return False
         self.carried = carried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import operator
@@ -152,34 +153,57 @@ def _no_binder(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, An
     return {}
 
 
-def check_written(tensor: Tensor, others: Mapping[int, Sequence[Tensor]], weights: Set[int]) -> None:
+_SHARES = "it writes into an argument that shares memory with another or with a weight; pass a clone()"
+
+
+def check_written(tensor: Tensor, weights: Sequence[tuple[int, int]]) -> None:
     """Raises an error where a tensor is not for a program to write into.
 
     Args:
         tensor: The tensor.
-        others: By the address of their storages, it and what is passed beside it.
-        weights: The addresses of the storages of weights.
+        weights: Where the memory of weights begins and ends, in order.
 
     Raises:
-        CaptureError: It has elements that are one in memory or another tensor's, or was made in inference mode.
+        CaptureError: It has elements that are one in memory or a weight's, or was made in inference mode.
     """
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         raise CaptureError("it writes into an argument that was made in inference mode")
     if not tensor.numel():
         return
-    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise CaptureError("it writes into an argument that is expanded; pass it contiguous()")
-    memory = tensor.untyped_storage().data_ptr()
-    # Where one is passed twice, the program knows.
-    if memory in weights or any(other is not tensor and _overlap(tensor, other) for other in others[memory]):
-        what = "shares memory with another or with a weight; pass a clone()"
-        raise CaptureError(f"it writes into an argument that {what}")
+    extent = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step < extent:
+                raise CaptureError("it writes into an argument with elements that are one in memory; pass a clone()")
+            extent += step * (size - 1)
+    start, end = _span(tensor)
+    at = bisect.bisect_left(weights, (end,))
+    if at and weights[at - 1][1] > start:
+        raise CaptureError(_SHARES)
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the memory from the first to the last element of two tensors of one storage has bytes in common."""
-    (first, end), (begin, last) = _span(one), _span(other)
-    return first < last and begin < end and bool(one.numel()) and bool(other.numel())
+def check_apart(tensors: Sequence[Tensor], spans: Sequence[tuple[int, int, int]], written: Set[int]) -> None:
+    """Raises an error where one of the tensors that are written, by their ids, reaches into another. Where one is passed
+    twice, the program knows.
+
+    Args:
+        tensors: All tensors that are passed.
+        spans: Where the memory of each begins and ends, with its number, in order.
+        written: The ids.
+
+    Raises:
+        CaptureError: One does.
+    """
+    reach, of, reach_written = 0, 0, 0
+    for start, end, i in spans:
+        own = id(tensors[i])
+        if own == of:
+            continue
+        if start < reach_written or (own in written and start < reach):
+            raise CaptureError(_SHARES)
+        if own in written:
+            reach_written = max(reach_written, end)
+        reach, of = max(reach, end), own
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -239,7 +263,7 @@ class Binding:
         self.tensors = [t if isinstance(t, int) else self._default(t, count) for t in tensors]
         self.numbers = [self._default(n, count) if i is None else i for i, n in zip(numbers, call.numbers, strict=True)]
         self.numbers += [self._default(c.at(point), count) for c in variant.graph.plan.computed]
-        self._bound: tuple[list[list[Tensor]], Set[int]] = [], frozenset()
+        self._bound: tuple[list[list[Tensor]], Sequence[tuple[int, int]]] = [], ()
         self.foreign = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.device != device}
         """Places of tensors that are on the CPU and are to be on the device."""
         self.complex = {at for at, t in zip(self.tensors, call.tensors, strict=True) if t.is_complex()}
@@ -280,21 +304,20 @@ class Binding:
         """
         leaves = leaves + self.defaults
         tensors = tuple([cast(Tensor, leaves[at]) for at in self.tensors])
-        others: dict[int, list[Tensor]] = {}
-        for tensor in tensors:
-            others.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         weights = self._memory_of_weights()
+        spans = sorted((*_span(tensor), i) for i, tensor in enumerate(tensors) if tensor.numel())
         for i in written:
-            check_written(tensors[i], others, weights)
+            check_written(tensors[i], weights)
+        check_apart(tensors, spans, {id(tensors[i]) for i in written})
         return tensors
 
-    def _memory_of_weights(self) -> Set[int]:
-        """Where the storages are of what the programs read beside what they are given."""
+    def _memory_of_weights(self) -> Sequence[tuple[int, int]]:
+        """Where the memory of what the programs read beside what they are given begins and ends, in order."""
         parts = self.variant.variants if isinstance(self.variant, Staged) else [self.variant]
         bound = [part.tensors for part in parts]
         if len(bound) != len(self._bound[0]) or any(map(operator.is_not, bound, self._bound[0])):
-            tensors = [*itertools.chain(*bound), *self.variant.graph.externs]
-            self._bound = bound, frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
+            storages = (t.untyped_storage() for t in [*itertools.chain(*bound), *self.variant.graph.externs])
+            self._bound = bound, sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages if s.nbytes()})
         return self._bound[1]
 
     def _staged(self, staged: Staged) -> Ready:

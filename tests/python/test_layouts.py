@@ -308,3 +308,33 @@ def test_what_contiguous_gives_of_an_argument_with_gaps_is_another() -> None:
         assert torch.equal(result, x)
         assert result.is_contiguous()
         assert (result is x) == x.is_contiguous()
+
+
+class Attends(nn.Module):
+    """Attention of PyTorch's, whose fast path in eager gives another order than its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x, x)[0]  # type: ignore[no-any-return]
+
+
+class Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bcn,dc->bdn", x, self.weight)
+
+
+@pytest.mark.parametrize(("cls", "shape"), [(Attends, (5, 8)), (Mixes, (4, 12))])
+@torch.no_grad()
+def test_views_of_results_work_where_their_order_is_not_known(cls: Any, shape: tuple[int, int]) -> None:
+    module = cls().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    for batch in (2, 1, 3):
+        x = torch.randn(batch, *shape)
+        torch.testing.assert_close(compiled(x).view(batch, -1), module(x).reshape(batch, -1), rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,11 +269,14 @@ class Beside(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         before = y * 2 + self.table
         x += 1
+        x[1:].mul_(2)
         return before + y + self.table
 
 
 @pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
-@pytest.mark.parametrize("kind", ["the same", "a part", "beside", "a weight", "expanded", "of inference"])
+@pytest.mark.parametrize(
+    "kind", ["the same", "a part", "beside", "a weight", "expanded", "of inference", "windows", "an array"]
+)
 @torch.no_grad()
 def test_what_shares_memory_is_seen_as_in_eager(kind: str) -> None:
     def given(module: Any) -> tuple[Tensor, Tensor]:
@@ -283,6 +287,11 @@ def test_what_shares_memory_is_seen_as_in_eager(kind: str) -> None:
             return whole[0], whole[0][:1]
         if kind == "a weight":
             return module.table, whole[1]
+        if kind == "windows":
+            return torch.arange(15.0).unfold(0, 6, 3), whole[1]
+        if kind == "an array":
+            array = whole.flatten().numpy()
+            return torch.from_numpy(array[:24]).view(4, 6), torch.from_numpy(array[12:36]).view(4, 6)
         if kind == "expanded":
             return whole[0, :1].expand(4, 6), whole[1]
         if kind == "of inference":
@@ -474,3 +483,82 @@ def test_what_is_written_through_views_of_all_kinds(name: str, is_argument: bool
         y = x.clone() if x.is_contiguous() else make(4, 4)
         assert_close(compiled(x), Net()(y))
         assert_close(x, y)
+
+
+@torch.no_grad()
+def test_buffers_that_are_written_are_there_all_the_time() -> None:
+    """Another thread may read the module's state while calls run."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x + self.count
+
+    module = Counts().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    compiled(torch.zeros(3))
+    ends, missing = threading.Event(), []
+
+    def read() -> None:
+        while not ends.is_set():
+            if module.count is None or "count" not in module.state_dict():
+                missing.append(1)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(300):
+            compiled(torch.zeros(3))
+    finally:
+        ends.set()
+        reader.join()
+    assert not missing
+    assert module.count.item() == 301
+
+
+@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
+@pytest.mark.parametrize("is_replaced", [False, True])
+@torch.no_grad()
+def test_modules_that_share_what_they_keep_take_turns(is_replaced: bool) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if is_replaced:
+                self.count = self.count + 1
+            else:
+                self.count += 1
+            return x + self.count
+
+    class Top(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * 2  # type: ignore[no-any-return]
+
+    inner = Counts()
+    errors: list[BaseException] = []
+
+    def run(compiled: Any) -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(100):
+                    compiled(torch.zeros(3))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(oxidiff.compile(Top(inner).eval(), cache=False),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert inner.count.item() == 200

@@ -184,8 +184,8 @@ _FUNCTIONAL: dict[Any, Any] = {
     },
 }
 
-_MAY_COPY = frozenset((aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default))
-"""Ops that give views of tensors without gaps, and copies of others."""
+_MAY_COPY = frozenset((aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default))
+"""Ops that give views of tensors without gaps, and of others copies, or raise."""
 
 Emit = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 

@@ -65,6 +65,7 @@ class LeftError(CaptureError):
         leaks: Tensors that it keeps elsewhere.
         attributes: If all that it leaves are tensors and numbers in attributes of modules or objects, and some are tensors:
             the dictionary that has each, and its name.
+        stays: Whether these are tensors that it writes into, and no others that it puts there.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LeftError(CaptureError):
         self.changed: list[Any] = [c.holder if isinstance(c, Content) else c.table for c in changes]
         self.is_outside = any(change.is_outside for change in changes)
         self.attributes: list[tuple[dict[Any, Any], Any]] = []
+        self.stays = False
         if any(c.holds_tensor for c in changes):
             self.pass_on(changes)
         if leaks is not None:

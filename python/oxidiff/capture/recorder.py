@@ -311,6 +311,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What the trace fails with that found such tensors."""
         first = next(iter(self.kept_in.values()))
         error = LeftError(str(first), module=first.module, op=first.op)
+        error.stays = True
         modules = dict(self.weights.modules)
         for slot in self.kept_in:
             table = modules[slot.module]._buffers if slot.kind == "buffer" else modules[slot.module].__dict__
@@ -639,6 +640,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tokens.append(leaf)
             else:
                 raise self.error(f"forward returns {type(leaf).__name__}")
+        if self._lies_unknown():
+            self.trace.output_orders = [tuple(range(len(order))) for order in self.trace.output_orders]
         # What is put together otherwise is another program, of whichever tensors.
         tokens += (SPEC, _ADDRESS.sub("", repr(spec)))
         if places:
@@ -646,6 +649,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.append("output", tuple(tokens), numbers, ())
         self.trace.output_spec = spec
         return self.trace
+
+    def _lies_unknown(self) -> bool:
+        """Whether an op's result lies in memory as its number of elements, or the path that PyTorch takes, decides:
+        row-major is what any ``view`` of results works with."""
+        is_unsure = any(node[0] in _LYING_ANYWHERE for node in self.trace.nodes)
+        return is_unsure or any(isinstance(m, torch.nn.MultiheadAttention) for _, m in self.weights.modules)
 
     def _with_written(self, result: Any) -> Any:
         """What ``forward`` returned, and what it left in tensors that it was given."""
@@ -712,6 +721,7 @@ _OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
 """What is in the messages of errors that tensors without data give."""
 _SOURCES = frozenset(("input", "weight", "constant", "extern", "read"))
 _NEGATIONS = frozenset((aten.bitwise_not.default, aten.logical_not.default))
+_LYING_ANYWHERE = frozenset((aten.einsum.default, aten.im2col.default, aten.conv3d.default, aten.conv3d.padding))
 _MAX_PRELUDE = 256
 """Ops that may lead to what is read."""
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
