@@ -609,6 +609,18 @@ def test_a_cached_program_serves_the_same_ways(tmp_path: Any, monkeypatch: pytes
             torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_bounds_that_moved_are_those_of_the_graph_itself() -> None:
+    """A copy that has other ways, if as many, asks anew."""
+    capturer = Capturer(Asks(wider_by_half))
+    graph = capturer.capture(capturer.call((torch.randn(2, 4, 8, 6),), {}))
+    assert graph._strays()
+    other = graph.unchecked()
+    below = Guard("lt", h, 8)
+    other.ways = {frozenset({(below, True), (Guard("lt", h * (k + 2), 8), True)}) for k in range(len(graph.ways))}
+    assert len(other.ways) == len(graph.ways)
+    assert not other._strays()
+
+
 def test_operators_of_all_names_exist() -> None:
     others = {"neg", "invert", "abs", "ceil", "floor", "round", "trunc", "float", "max", *FUNCTIONS}
     assert others | {*BINARY} == OPERATIONS.keys()

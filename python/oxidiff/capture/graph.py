@@ -275,7 +275,8 @@ class CapturedGraph:
     plain_key: tuple[Any, ...] = ()
     reads: tuple[Read, ...] = ()
     asks_sizes: bool = False
-    _asked: tuple[int, bool] = (0, False)
+    # Found from so many ways; a copy of the graph may have others.
+    _asked: tuple[int, bool] = field(default=(0, False), init=False, repr=False, compare=False)
 
     @property
     def call_key(self) -> tuple[Any, ...]:
