@@ -5,7 +5,10 @@ something behind at each call, so its ``forward`` by itself is no graph's. But t
 nothing: it is given what is in these attributes, and gives what is to be there next. So that is what is captured; around
 each run the attributes are emptied and filled again.
 
-Threads: one call at a time, also in eager PyTorch. Who reads the attributes meanwhile finds nothing there.
+Tensors that are written into stay in their attributes while a program runs, which writes into them once it is through.
+
+Threads: one call at a time, also in eager PyTorch, and of other modules with the same submodules. Who reads the attributes
+meanwhile finds nothing there but what stays, and a stand-in for that while a call is captured.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from .autocast import autocast_as, autocast_state
 from .background import submit
 from .call import Leaf, NotAKeyError, key_of, kind_of, plain_numbers, replace_leaves
 from .capture import CHANGED, ChangedError, DrawnError, ElsewhereError, LeftError, NotFiniteError, SharedError
-from .capture.parts import Left
-from .capture.signature import ATTRIBUTES, TENSORS, container_at, containers, item_in, left_in, write
+from .capture.parts import placed
+from .capture.signature import ATTRIBUTES, TENSORS, container_at, containers, item_in, write
 from .check import compare
 from .detours import Detours
 from .device import device_of, is_captured, named
@@ -803,9 +803,9 @@ class Dispatcher:
             # What eager wrote into the arguments stays there.
             given = self._bound(ready, args, kwargs, leaves)
             places = [(container_at(given, path), key) for path, key, is_kept in ready.writes if is_kept]
-            held = tuple(itertools.starmap(item_in, places))
-            expected = (expected, tuple(map(left_in, held, result[1])))
-            result = (result[0], tuple(one.tensor if isinstance(one, Left) else one for one in result[1]))
+            pairs = [placed(item_in(*place), value) for place, value in zip(places, result[1], strict=True)]
+            expected = (expected, tuple(held for held, _ in pairs))
+            result = (result[0], tuple(value for _, value in pairs))
         tolerance = self.options.check
         bound = None if tolerance is True else tolerance
         problem = compare(result, expected, bound, is_guarded=self.options.nan_guard)

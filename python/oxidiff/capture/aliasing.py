@@ -9,13 +9,12 @@ A program that never writes in place pays one dictionary entry per view.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 
@@ -77,8 +76,8 @@ class Aliases:
     def note_shared(self, out: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes what a result shares its memory with, of an op that is none of views: nothing can be written through it."""
         storage = _storage(out)
-        for parent in tree_leaves((args, kwargs)):
-            if isinstance(parent, Tensor) and parent is not out and _storage(self._emitter.stand_in(parent)) == storage:
+        for parent in _tensors_in((*args, *kwargs.values())):
+            if parent is not out and _storage(self._emitter.stand_in(parent)) == storage:
                 self.add_view(out, parent, func, args, kwargs, None)
                 self._views[id(out)].is_of_first = bool(args) and parent is args[0]
                 return
@@ -147,6 +146,15 @@ class Aliases:
             self._seen[id(member)] = writes
         if may_copy:
             self.through_copies.add(id(root))
+
+
+def _tensors_in(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of an op, in lists too."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from _tensors_in(argument)
 
 
 def _storage(t: Tensor) -> int:

@@ -401,7 +401,8 @@ class Freeing(Solving):
         self.is_edged = True
         self.before_area = dict(self.chosen)
         self.plan.areas = tuple([Area(f"{name}r{unit}", Dim.symbol(name), unit) for name, unit in sorted(units)])
-        for found in (values, sides_in_order(sides, values)):
+        ordered = sides_in_order(sides, values)
+        for found in (values,) if ordered == values else (values, ordered):
             if self.is_solved(base, found, are_all_free=True):
                 self.chosen.update(found)
                 return True

@@ -7,7 +7,7 @@ caller's tensor gets it at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from .dim import Dim
 if TYPE_CHECKING:
     from .graph import CapturedGraph, Node
 
-__all__ = ["Left", "Step", "narrowed", "part_of", "steps_at"]
+__all__ = ["Left", "Step", "narrowed", "placed", "steps_at"]
 
 aten = torch.ops.aten
 
@@ -42,11 +42,13 @@ class Left:
     steps: tuple[Step, ...]
 
 
-def part_of(tensor: Tensor, steps: Iterable[Step]) -> Tensor:
-    """The part of a tensor at the end of a way."""
-    for step in steps:
+def placed(tensor: Any, value: Any) -> tuple[Any, Any]:
+    """Where in a tensor a program leaves something, and what: :class:`Left` in a part, all else in the whole."""
+    if not isinstance(value, Left):
+        return tensor, value
+    for step in value.steps:
         tensor = aten.select.int(tensor, *step) if len(step) == _SELECTS else aten.slice.Tensor(tensor, *step)
-    return tensor
+    return tensor, value.tensor
 
 
 def steps_at(steps: Iterable[Step], point: Mapping[str, Any]) -> tuple[Step, ...]:
@@ -79,24 +81,23 @@ def _scattered(node: Node) -> tuple[int, int, Step] | None:
     """What an op writes into, what, and where; ``None`` of other ops."""
     if node.op is aten.slice_scatter.default:
         x, source, *rest = node.args
-        given = dict(zip(("dim", "start", "end", "step"), rest, strict=False)) | node.kwargs
-        return x.value, source.value, _slice(given)
+        return x.value, source.value, _slice(rest, node.kwargs)
     if node.op is aten.select_scatter.default:
         x, source, dim, index = node.args
         return x.value, source.value, (dim, index)
     return None
 
 
-def _slice(given: Mapping[str, Any]) -> Step:
-    return given.get("dim", 0), given.get("start"), given.get("end"), given.get("step", 1)
+def _slice(rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+    given: dict[str, Any] = {"dim": 0, "start": None, "end": None, "step": 1}
+    return tuple({**given, **dict(zip(given, rest, strict=False)), **kwargs}.values())
 
 
 def _views(nodes: Iterable[Node], whole: int, step: Step) -> Iterable[int]:
     """The values that are this part of a value."""
     for node in nodes:
         if node.op is aten.slice.Tensor and node.args[0].value == whole:
-            names = ("dim", "start", "end", "step")
-            made = _slice(dict(zip(names, node.args[1:], strict=False)) | node.kwargs)
+            made = _slice(node.args[1:], node.kwargs)
         elif node.op is aten.select.int and node.args[0].value == whole:
             made = tuple(node.args[1:])
         else:

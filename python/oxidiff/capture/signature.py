@@ -26,7 +26,7 @@ from ..errors import CaptureError
 from .classes import held_by_member
 from .guards import plain
 from .members import are_taken_apart, has_members, is_settable, members_of, with_members
-from .parts import Left, part_of
+from .parts import placed
 
 __all__ = [
     "ANSWERS",
@@ -52,7 +52,6 @@ __all__ = [
     "is_constant",
     "item_in",
     "items_of",
-    "left_in",
     "share_of",
     "with_answers",
     "without_orders",
@@ -623,8 +622,8 @@ def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[An
     for path, key, is_kept in places:
         container = container_at(bound, path)
         if path[0] == TENSORS:
-            part = left_in(container[key], value := next(rest))
-            part.copy_(value.tensor if isinstance(value, Left) else value)
+            part, value = placed(container[key], next(rest))
+            part.copy_(value)
             continue
         if isinstance(container, list):
             # A list ends where the first item is missing.
@@ -635,11 +634,6 @@ def write(bound: Mapping[str, Any], places: Sequence[Place], values: Sequence[An
             table[key] = next(rest)
         else:
             table.pop(key, None)
-
-
-def left_in(tensor: Tensor, value: Any) -> Tensor:
-    """The part of a tensor that a value is for."""
-    return part_of(tensor, value.steps) if isinstance(value, Left) else tensor
 
 
 def container_at(bound: Mapping[str, Any], path: Sequence[Any]) -> Any:
