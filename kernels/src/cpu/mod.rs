@@ -68,6 +68,7 @@ mod tile_bind;
 pub mod tile_exec;
 mod tile_exec_ops;
 pub mod tile_exec_ref;
+mod tile_exec_typed;
 pub mod tile_exec_verify;
 mod tile_layout;
 mod tile_prepare;

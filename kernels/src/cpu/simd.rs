@@ -35,6 +35,10 @@ pub trait Simd: Copy {
     /// Past the caches where the processor can: `p` is aligned to a vector, and [`Simd::fence`] comes before other threads
     /// may read.
     unsafe fn stream(self, p: *mut f32, v: Self::F);
+    /// As [`stream`](Self::stream), rounded to a 16-bit type: `p` is aligned to as many bytes as it takes.
+    unsafe fn stream_f16(self, p: *mut u16, v: Self::F);
+    /// The same for two vectors, one behind the other.
+    unsafe fn stream_bf16_2(self, p: *mut u16, a: Self::F, b: Self::F);
     /// Makes what was streamed visible in order with later stores.
     fn fence(self);
 
@@ -110,6 +114,15 @@ pub trait Simd: Copy {
     unsafe fn load_bf16_n(self, p: *const u16, n: usize) -> Self::F;
     unsafe fn store_bf16(self, p: *mut u16, v: Self::F);
     unsafe fn store_bf16_n(self, p: *mut u16, v: Self::F, n: usize);
+    /// Two vectors, one behind the other.
+    #[inline(always)]
+    unsafe fn store_bf16_2(self, p: *mut u16, a: Self::F, b: Self::F) {
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            self.store_bf16(p, a);
+            self.store_bf16(p.add(Self::LANES), b);
+        }
+    }
     /// Lane by lane an element of each, `a` first, rounded to nearest even; denormals may become 0.
     ///
     /// # Safety

@@ -105,6 +105,17 @@ impl Simd for Avx2 {
         mem!(_mm256_stream_ps(p, v))
     }
     #[inline(always)]
+    unsafe fn stream_bf16_2(self, p: *mut u16, a: __m256, b: __m256) {
+        mem!({
+            _mm_stream_si128(p.cast(), narrow_bf16_256(self, a));
+            _mm_stream_si128(p.add(8).cast(), narrow_bf16_256(self, b));
+        })
+    }
+    #[inline(always)]
+    unsafe fn stream_f16(self, p: *mut u16, v: __m256) {
+        mem!(_mm_stream_si128(p.cast(), _mm256_cvtps_ph::<0>(v)))
+    }
+    #[inline(always)]
     fn fence(self) {
         has!(_mm_sfence())
     }

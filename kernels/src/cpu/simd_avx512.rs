@@ -77,6 +77,14 @@ impl Simd for Avx512 {
         mem!(_mm512_stream_ps(p, v))
     }
     #[inline(always)]
+    unsafe fn stream_bf16_2(self, p: *mut u16, a: __m512, b: __m512) {
+        mem!(_mm512_stream_si512(p.cast(), narrow_two_512(a, b)))
+    }
+    #[inline(always)]
+    unsafe fn stream_f16(self, p: *mut u16, v: __m512) {
+        mem!(_mm256_stream_si256(p.cast(), _mm512_cvtps_ph::<NEAREST>(v)))
+    }
+    #[inline(always)]
     fn fence(self) {
         has!(_mm_sfence())
     }
@@ -247,7 +255,11 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
-        mem!(_mm256_storeu_si256(p.cast(), narrow_bf16_512(self, v)))
+        mem!(_mm256_storeu_si256(p.cast(), narrow_bf16_512(v)))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_2(self, p: *mut u16, a: __m512, b: __m512) {
+        mem!(_mm512_storeu_si512(p.cast(), narrow_two_512(a, b)))
     }
     #[inline(always)]
     unsafe fn store_bf16_zip(self, p: *mut u32, a: __m512, b: __m512) {
@@ -262,7 +274,11 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_bf16_n(self, p: *mut u16, v: __m512, n: usize) {
-        mem!(_mm256_mask_storeu_epi16(p.cast(), mask16(n), narrow_bf16_512(self, v)))
+        mem!(_mm256_mask_storeu_epi16(p.cast(), mask16(n), narrow_bf16_512(v)))
+    }
+    #[inline(always)]
+    fn round_bf16(self, v: __m512) -> __m512 {
+        has!(_mm512_castsi512_ps(_mm512_and_si512(rounded_bf16_512(v), _mm512_set1_epi32(-65536))))
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> __m512 {
@@ -305,8 +321,34 @@ unsafe fn widen_bf16_512(u: __m256i) -> __m512 {
     has!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(u))))
 }
 
-// VCVTNEPS2BF16 would flush denormals, so integers do the rounding.
+/// The vector with its upper halves rounded to bf16, to nearest even; the lower halves are anything. VCVTNEPS2BF16 would
+/// flush denormals, so integers do the rounding: half a unit less one bit, and that bit where the last one kept is odd.
 #[inline(always)]
-fn narrow_bf16_512(s: Avx512, v: __m512) -> __m256i {
-    has!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(s.round_bf16(v)))))
+fn rounded_bf16_512(v: __m512) -> __m512i {
+    has!({
+        let u = _mm512_castps_si512(v);
+        let odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x1_0000));
+        let r = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+        let r = _mm512_mask_add_epi32(r, odd, r, _mm512_set1_epi32(1));
+        // What may have carried over: a NaN becomes itself, quiet (response 2 to its two classes), all others stay (0).
+        let r = _mm512_fixupimm_ps::<0>(_mm512_castsi512_ps(r), v, _mm512_set1_epi32(0x22));
+        _mm512_castps_si512(r)
+    })
+}
+
+/// The upper halves of all elements of both, rounded.
+#[inline(always)]
+fn narrow_two_512(a: __m512, b: __m512) -> __m512i {
+    has!({
+        let upper = _mm512_set_epi16(
+            63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11,
+            9, 7, 5, 3, 1,
+        );
+        _mm512_permutex2var_epi16(rounded_bf16_512(a), upper, rounded_bf16_512(b))
+    })
+}
+
+#[inline(always)]
+fn narrow_bf16_512(v: __m512) -> __m256i {
+    has!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded_bf16_512(v))))
 }

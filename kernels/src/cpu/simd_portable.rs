@@ -65,6 +65,16 @@ impl Simd for Portable {
         unsafe { self.store(p, v) }
     }
     #[inline(always)]
+    unsafe fn stream_bf16_2(self, p: *mut u16, a: [f32; 8], b: [f32; 8]) {
+        // SAFETY: forwarded.
+        unsafe { self.store_bf16_2(p, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn stream_f16(self, p: *mut u16, v: [f32; 8]) {
+        // SAFETY: forwarded.
+        unsafe { self.store_f16(p, v) }
+    }
+    #[inline(always)]
     fn fence(self) {}
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}

@@ -4,11 +4,15 @@
 //! computes it ([`Step`]), and whether the program does without tiles.
 
 use super::tile_affine::{Affine, Column, Columns};
-use super::tile_exec_ops::{Move, MoveFn, OpFn, binary_fn, load_fn, store_fn, ternary_fn, unary_fn};
+use super::tile_exec_ops::{
+    Move, MoveFn, Op1, Op3, OpFn, binary_fn, load_fn, store_fn, ternary_fn, typed_binary_fn, typed_ternary_fn,
+    typed_unary_fn, unary_fn,
+};
+use super::tile_exec_typed::{Lane, Lanes};
 use super::tile_layout::{Layout, Operand};
 use super::tile_prepare::{Node, Prepared, Value};
 use crate::dtype::DType;
-use crate::tile::{Bound, MAX_DIMS, MAX_OPERANDS, MAX_REGS, Space, TILE};
+use crate::tile::{Binary, Bound, MAX_DIMS, MAX_OPERANDS, MAX_REGS, Space, TILE, Unary};
 use std::ptr::null_mut;
 
 /// A program has at most [`MAX_REGS`] live values, and an instruction's result beside its dying operands.
@@ -34,7 +38,7 @@ pub(super) enum Place {
     Const(f32),
     Acc,
     RowScalar(u8),
-    /// In memory operand (loads first, then stores).
+    /// In memory operand (loads first, then stores), of a floating type.
     Memory(u8),
     /// In scratch register.
     Slot(u8),
@@ -45,9 +49,9 @@ pub(super) enum Place {
 /// A call of a function for each tile.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
-    Unary { f: OpFn, dst: Value, a: Value },
-    Binary { f: OpFn, dst: Value, a: Value, b: Value },
-    Ternary { f: OpFn, dst: Value, a: Value, b: Value, c: Value },
+    Unary { f: OpFn, lanes: Lanes, dst: Value, a: Value },
+    Binary { f: OpFn, lanes: Lanes, dst: Value, a: Value, b: Value },
+    Ternary { f: OpFn, lanes: Lanes, dst: Value, a: Value, b: Value, c: Value },
     Load { f: MoveFn, dst: Value, operand: u8 },
     Store { f: MoveFn, src: Value, operand: u8 },
 }
@@ -268,15 +272,26 @@ impl<'a> BoundProgram<'a> {
 
     /// Whether a value of this kind can be the operand's memory itself.
     fn is_direct(&self, operand: usize, kind: Kind) -> bool {
-        let o = &self.operands[operand];
-        let aligned = (o.ptr as usize).is_multiple_of(4) && o.rows.iter().all(|s| s % 4 == 0);
-        self.dtype(operand) == DType::F32
-            && aligned
+        let (o, dtype) = (&self.operands[operand], self.dtype(operand));
+        let size = dtype.size_bytes() as isize;
+        let aligned = o.ptr.addr().is_multiple_of(size as usize) && o.rows.iter().all(|s| s % size == 0);
+        aligned
             && match kind {
+                Kind::Full => Lane::of(dtype).is_some() && o.col == size,
+                _ if dtype != DType::F32 => false,
+                Kind::PerRow => o.rows[self.rank - 1] == size,
                 Kind::Uniform => true,
-                Kind::PerRow => o.rows[self.rank - 1] == 4,
-                Kind::Full => o.col == 4,
             }
+    }
+
+    /// Whether the operand has 16-bit elements.
+    fn is_narrow(&self, operand: usize) -> bool {
+        Lane::of(self.dtype(operand)).is_some_and(Lane::is_narrow)
+    }
+
+    /// How many nodes read a value.
+    fn readers(&self, v: usize) -> usize {
+        self.program.nodes.iter().flat_map(|node| node.operands()).filter(|&read| read as usize == v).count()
     }
 
     /// Addresses an operand spans, as a half-open range.
@@ -315,7 +330,9 @@ impl<'a> BoundProgram<'a> {
                     let spoiled = (0..self.program.stores.len()).any(|out| {
                         store_at(out as u8).is_some_and(|s| s < last_use[at]) && self.overlap(i as usize, loads + out)
                     });
-                    if spoiled { Place::None } else { Place::Memory(i) }
+                    // What is moved to a result, or read by itself, is f32 in between.
+                    let moved = nodes.iter().any(|n| matches!(n, Node::Store { src, .. } if *src as usize == at));
+                    if spoiled || (moved && self.is_narrow(i as usize)) { Place::None } else { Place::Memory(i) }
                 }
                 _ => Place::None,
             };
@@ -324,9 +341,13 @@ impl<'a> BoundProgram<'a> {
         for node in nodes {
             let Node::Store { src, out } = *node else { continue };
             let (v, operand) = (src as usize, loads + out as usize);
+            // What others read, or is rounded to another type first, is not what is stored.
+            let fits = !self.is_narrow(operand)
+                || (nodes[v].is_computed() && self.program.rounds[v].is_none() && self.readers(v) == 1);
             let writable = self.places[v] == Place::None
                 && (nodes[v].is_computed() || matches!(nodes[v], Node::Memory(_)))
                 && self.kinds[v] == Kind::Full
+                && fits
                 && self.is_direct(operand, Kind::Full);
             // Reads after `v` of memory that overlaps the destination.
             let spoils = nodes.iter().enumerate().any(|(at, n)| {
@@ -370,15 +391,48 @@ impl<'a> BoundProgram<'a> {
         }
     }
 
-    /// Whether a value is computed straight into a result that nothing reads here, whose rows begin at cache lines.
+    /// Whether a value is computed straight into a result that nothing reads here, whose rows begin at cache lines, by an
+    /// operation that memory bounds.
     fn may_pass_caches(&self, at: usize) -> bool {
         let Place::Memory(i) = self.places[at] else { return false };
-        if !self.past_caches || (i as usize) < self.program.loads.len() {
+        let gains = match self.program.nodes[at] {
+            Node::Binary(Binary::Add | Binary::Sub | Binary::Mul, ..) | Node::Ternary(Op3::Fma, ..) => true,
+            // Half the bytes, and an exponential all the same.
+            Node::Unary(Op1::Plain(Unary::Silu | Unary::GeluTanh), _) => !self.is_narrow(i as usize),
+            _ => false,
+        };
+        if !gains || !self.past_caches || (i as usize) < self.program.loads.len() {
             return false;
         }
         let o = &self.operands[i as usize];
-        let readers = self.program.nodes.iter().filter(|n| n.operands().any(|v| v as usize == at)).count();
-        readers == 1 && begins_line(o.ptr) && o.rows[..self.rank].iter().all(|&stride| keeps_line(stride))
+        self.readers(at) == 1 && begins_line(o.ptr) && o.rows[..self.rank].iter().all(|&stride| keeps_line(stride))
+    }
+
+    /// How the value of a node is written and those it is computed of are read; `PLAIN` where the functions of f32 do it.
+    fn lanes(&self, at: usize) -> Lanes {
+        let (node, level) = (self.program.nodes[at], self.kinds[at]);
+        let in_memory = |v: usize| match (self.places[v], self.kinds[v]) {
+            (Place::Memory(i), Kind::Full) => Lane::of(self.dtype(i as usize)).unwrap_or(Lane::F32),
+            _ => Lane::F32,
+        };
+        let is_narrow = |v: usize| in_memory(v).is_narrow();
+        let typed = self.program.rounds[at].is_some() || node.operands().map(usize::from).chain([at]).any(is_narrow);
+        if !typed || !node.is_computed() {
+            return Lanes::PLAIN;
+        }
+        let mut operands = node.operands();
+        // As for `scalar` of the f32 functions.
+        let mut read = || match operands.next() {
+            Some(v) if self.kinds[v as usize] < level => Lane::Scalar,
+            Some(v) => in_memory(v as usize),
+            None => Lane::F32,
+        };
+        let dst = match (in_memory(at), self.program.rounds[at]) {
+            (Lane::F32, Some(DType::F16)) => Lane::F32OfF16,
+            (Lane::F32, Some(_)) => Lane::F32OfBf16,
+            (lane, _) => lane,
+        };
+        Lanes { dst, a: read(), b: read(), c: read(), past: self.may_pass_caches(at) }
     }
 
     fn choose_steps(&mut self) {
@@ -388,11 +442,25 @@ impl<'a> BoundProgram<'a> {
             let past = self.may_pass_caches(at);
             // At the level of rows, values per row are the full operands of a single row.
             let scalar = |v: Value| self.kinds[v as usize] < level;
+            let lanes = self.lanes(at);
+            let plain = lanes == Lanes::PLAIN;
             let step = match *node {
-                Node::Unary(op, a) => Step::Unary { f: unary_fn(isa, op, past), dst, a },
-                Node::Binary(op, a, b) => Step::Binary { f: binary_fn(isa, op, scalar(a), scalar(b), past), dst, a, b },
+                Node::Unary(op, a) => {
+                    let f = if plain { unary_fn(isa, op, past) } else { typed_unary_fn(isa, op) };
+                    Step::Unary { f, lanes, dst, a }
+                }
+                Node::Binary(op, a, b) => {
+                    let f =
+                        if plain { binary_fn(isa, op, scalar(a), scalar(b), past) } else { typed_binary_fn(isa, op) };
+                    Step::Binary { f, lanes, dst, a, b }
+                }
                 Node::Ternary(op, a, b, c) => {
-                    Step::Ternary { f: ternary_fn(isa, op, [scalar(a), scalar(b), scalar(c)], past), dst, a, b, c }
+                    let f = if plain {
+                        ternary_fn(isa, op, [scalar(a), scalar(b), scalar(c)], past)
+                    } else {
+                        typed_ternary_fn(isa, op)
+                    };
+                    Step::Ternary { f, lanes, dst, a, b, c }
                 }
                 Node::Memory(i) if self.places[at] != Place::Memory(i) => {
                     Step::Load { f: load_fn(isa, self.program.loads[i as usize]), dst, operand: i }

@@ -8,11 +8,12 @@ use super::math;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd, bf16_bits, bf16_value, f16_bits, f16_value};
+use super::tile_exec_typed::{Lanes, One, Three, Two, pick_typed};
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::tile::{Binary, Unary};
 
-/// Operands of one instruction over one block. Strides between rows in elements.
+/// Operands of one instruction over one block. Strides between rows in elements of what `lanes` says, f32 elsewhere.
 #[derive(Clone, Copy)]
 pub(super) struct Args {
     pub dst: *mut f32,
@@ -25,6 +26,8 @@ pub(super) struct Args {
     pub cld: isize,
     pub rows: usize,
     pub cols: usize,
+    /// Read by the functions of [`tile_exec_typed`](super::tile_exec_typed) only.
+    pub lanes: Lanes,
 }
 
 /// Executes one instruction over one block.
@@ -56,23 +59,25 @@ pub(super) enum Op1 {
     InverseSquare,
 }
 
-trait UnaryOp {
+pub(super) trait UnaryOp {
     /// Cheap enough to gain from unrolling.
     const LIGHT: bool = true;
     fn apply<S: Simd>(s: S, a: S::F) -> S::F;
 }
 
-trait BinaryOp {
+pub(super) trait BinaryOp {
+    /// Cheap enough to gain from unrolling.
+    const LIGHT: bool = true;
     fn apply<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
 }
 
-trait TernaryOp {
+pub(super) trait TernaryOp {
     fn apply<S: Simd>(s: S, a: S::F, b: S::F, c: S::F) -> S::F;
 }
 
 macro_rules! unary_ops {
     ($($name:ident $light:literal |$s:ident, $a:ident| $e:expr;)*) => {$(
-        struct $name;
+        pub(super) struct $name;
         impl UnaryOp for $name {
             const LIGHT: bool = $light;
             #[inline(always)]
@@ -82,9 +87,10 @@ macro_rules! unary_ops {
 }
 
 macro_rules! binary_ops {
-    ($($name:ident |$s:ident, $a:ident, $b:ident| $e:expr;)*) => {$(
-        struct $name;
+    ($($name:ident $light:literal |$s:ident, $a:ident, $b:ident| $e:expr;)*) => {$(
+        pub(super) struct $name;
         impl BinaryOp for $name {
+            const LIGHT: bool = $light;
             #[inline(always)]
             fn apply<S: Simd>($s: S, $a: S::F, $b: S::F) -> S::F { $e }
         }
@@ -129,27 +135,27 @@ unary_ops! {
 }
 
 binary_ops! {
-    Add |s, a, b| s.add(a, b);
-    Sub |s, a, b| s.sub(a, b);
-    Mul |s, a, b| s.mul(a, b);
-    Div |s, a, b| s.div(a, b);
-    FloorDivide |s, a, b| math::floor_divide(s, a, b);
-    Remainder |s, a, b| math::remainder(s, a, b);
-    Pow |s, a, b| math::pow(s, a, b);
-    Atan2 |s, a, b| math::atan2(s, a, b);
-    Max |s, a, b| math::max(s, a, b);
-    Min |s, a, b| math::min(s, a, b);
-    Eq |s, a, b| truth(s, s.eq(a, b));
-    Ne |s, a, b| truth(s, s.ne(a, b));
-    Lt |s, a, b| truth(s, s.lt(a, b));
-    Le |s, a, b| truth(s, s.le(a, b));
-    Gt |s, a, b| truth(s, s.lt(b, a));
-    Ge |s, a, b| truth(s, s.le(b, a));
-    And |s, a, b| s.select(s.ne(a, s.splat(0.0)), truth(s, s.ne(b, s.splat(0.0))), s.splat(0.0));
-    Or |s, a, b| s.select(s.ne(a, s.splat(0.0)), s.splat(1.0), truth(s, s.ne(b, s.splat(0.0))));
+    Add true |s, a, b| s.add(a, b);
+    Sub true |s, a, b| s.sub(a, b);
+    Mul true |s, a, b| s.mul(a, b);
+    Div true |s, a, b| s.div(a, b);
+    FloorDivide false |s, a, b| math::floor_divide(s, a, b);
+    Remainder false |s, a, b| math::remainder(s, a, b);
+    Pow false |s, a, b| math::pow(s, a, b);
+    Atan2 false |s, a, b| math::atan2(s, a, b);
+    Max true |s, a, b| math::max(s, a, b);
+    Min true |s, a, b| math::min(s, a, b);
+    Eq true |s, a, b| truth(s, s.eq(a, b));
+    Ne true |s, a, b| truth(s, s.ne(a, b));
+    Lt true |s, a, b| truth(s, s.lt(a, b));
+    Le true |s, a, b| truth(s, s.le(a, b));
+    Gt true |s, a, b| truth(s, s.lt(b, a));
+    Ge true |s, a, b| truth(s, s.le(b, a));
+    And true |s, a, b| s.select(s.ne(a, s.splat(0.0)), truth(s, s.ne(b, s.splat(0.0))), s.splat(0.0));
+    Or true |s, a, b| s.select(s.ne(a, s.splat(0.0)), s.splat(1.0), truth(s, s.ne(b, s.splat(0.0))));
 }
 
-struct Fma;
+pub(super) struct Fma;
 impl TernaryOp for Fma {
     #[inline(always)]
     fn apply<S: Simd>(s: S, a: S::F, b: S::F, c: S::F) -> S::F {
@@ -157,7 +163,7 @@ impl TernaryOp for Fma {
     }
 }
 
-struct Select;
+pub(super) struct Select;
 impl TernaryOp for Select {
     #[inline(always)]
     fn apply<S: Simd>(s: S, a: S::F, b: S::F, c: S::F) -> S::F {
@@ -192,7 +198,7 @@ unsafe fn put<S: Simd, const PAST: bool>(s: S, p: *mut f32, v: S::F) {
 }
 
 #[inline(always)]
-fn dense(scalar: bool, ld: isize, cols: usize) -> bool {
+pub(super) fn dense(scalar: bool, ld: isize, cols: usize) -> bool {
     ld == if scalar { 0 } else { cols as isize }
 }
 
@@ -557,7 +563,7 @@ unsafe fn strided_store<const T: u8, const SCALAR: bool>(g: &Move) {
     }
 }
 
-/// Functions of one signature per level from a generic body.
+/// Functions of one signature per level from a generic body; `$pick` finds the one of a level.
 macro_rules! levels {
     ($args:ty, $fn:ty, $body:ident, $pick:ident, $a512:ident, $a256:ident, $plain:ident,
      [$($gen:tt)*], [$($use:tt)*]) => {
@@ -577,7 +583,7 @@ macro_rules! levels {
             // SAFETY: the caller's promise.
             unsafe { $body::<Portable, $($use)*>(Portable, g) }
         }
-        fn $pick<$($gen)*>(isa: Isa) -> $fn {
+        pub(super) fn $pick<$($gen)*>(isa: Isa) -> $fn {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => $a512::<$($use)*>,
@@ -589,6 +595,8 @@ macro_rules! levels {
     };
 }
 
+pub(super) use levels;
+
 levels!(Args, OpFn, unary_body, pick_unary, unary_512, unary_256, unary_plain, 
     [O: UnaryOp, const PAST: bool], [O, PAST]);
 levels!(Args, OpFn, binary_body, pick_binary, binary_512, binary_256, binary_plain,
@@ -599,46 +607,48 @@ levels!(Move, MoveFn, load_body, pick_load, load_512, load_256, load_plain, [con
 levels!(Move, MoveFn, store_body, pick_store, store_512, store_256, store_plain,
     [const T: u8, const SCALAR: bool], [T, SCALAR]);
 
+/// The expression with `$op` standing for the type of an operation of one operand.
+macro_rules! with_unary {
+    ($of:expr, $op:ident => $e:expr, [$($name:ident)*]) => {
+        match $of {
+            $(Op1::Plain(Unary::$name) => { type $op = $name; $e })*
+            Op1::Plain(Unary::RotatePairs) => unreachable!("programs with it are not prepared"),
+            Op1::RoundF16 => { type $op = RoundF16; $e }
+            Op1::RoundBf16 => { type $op = RoundBf16; $e }
+            Op1::Square => { type $op = Square; $e }
+            Op1::Cube => { type $op = Cube; $e }
+            Op1::InverseSquare => { type $op = InverseSquare; $e }
+        }
+    };
+    ($of:expr, $op:ident => $e:expr) => {
+        with_unary!($of, $op => $e, [
+            Neg Abs Exp Log Log2 Log10 Sin Cos Tanh Sqrt Rsqrt Reciprocal Sigmoid Silu Gelu GeluTanh Relu Erf Floor Ceil
+            Trunc RoundEven Not IsNan
+        ])
+    };
+}
+
+/// The same for one of two operands.
+macro_rules! with_binary {
+    ($of:expr, $op:ident => $e:expr, [$($name:ident)*]) => {
+        match $of { $(Binary::$name => { type $op = $name; $e })* }
+    };
+    ($of:expr, $op:ident => $e:expr) => {
+        with_binary!($of, $op => $e, [
+            Add Sub Mul Div FloorDivide Remainder Pow Atan2 Max Min Eq Ne Lt Le Gt Ge And Or
+        ])
+    };
+}
+
 /// The function of a one-operand operation. `isa` must be available here and below.
 ///
 /// With `past`, here and below, those of light operations write their results past the caches: these are aligned to a cache
 /// line, and [`fence`] follows before anything reads them. Other operations gain nothing from it.
 pub(super) fn unary_fn(isa: Isa, op: Op1, past: bool) -> OpFn {
     match op {
-        Op1::Plain(op) => match op {
-            Unary::Silu if past => pick_unary::<Silu, true>(isa),
-            Unary::GeluTanh if past => pick_unary::<GeluTanh, true>(isa),
-            Unary::Neg => pick_unary::<Neg, false>(isa),
-            Unary::Abs => pick_unary::<Abs, false>(isa),
-            Unary::Exp => pick_unary::<Exp, false>(isa),
-            Unary::Log => pick_unary::<Log, false>(isa),
-            Unary::Log2 => pick_unary::<Log2, false>(isa),
-            Unary::Log10 => pick_unary::<Log10, false>(isa),
-            Unary::Sin => pick_unary::<Sin, false>(isa),
-            Unary::Cos => pick_unary::<Cos, false>(isa),
-            Unary::Tanh => pick_unary::<Tanh, false>(isa),
-            Unary::Sqrt => pick_unary::<Sqrt, false>(isa),
-            Unary::Rsqrt => pick_unary::<Rsqrt, false>(isa),
-            Unary::Reciprocal => pick_unary::<Reciprocal, false>(isa),
-            Unary::Sigmoid => pick_unary::<Sigmoid, false>(isa),
-            Unary::Silu => pick_unary::<Silu, false>(isa),
-            Unary::Gelu => pick_unary::<Gelu, false>(isa),
-            Unary::GeluTanh => pick_unary::<GeluTanh, false>(isa),
-            Unary::Relu => pick_unary::<Relu, false>(isa),
-            Unary::Erf => pick_unary::<Erf, false>(isa),
-            Unary::Floor => pick_unary::<Floor, false>(isa),
-            Unary::Ceil => pick_unary::<Ceil, false>(isa),
-            Unary::Trunc => pick_unary::<Trunc, false>(isa),
-            Unary::RoundEven => pick_unary::<RoundEven, false>(isa),
-            Unary::Not => pick_unary::<Not, false>(isa),
-            Unary::IsNan => pick_unary::<IsNan, false>(isa),
-            Unary::RotatePairs => unreachable!("programs with it are not prepared"),
-        },
-        Op1::RoundF16 => pick_unary::<RoundF16, false>(isa),
-        Op1::RoundBf16 => pick_unary::<RoundBf16, false>(isa),
-        Op1::Square => pick_unary::<Square, false>(isa),
-        Op1::Cube => pick_unary::<Cube, false>(isa),
-        Op1::InverseSquare => pick_unary::<InverseSquare, false>(isa),
+        Op1::Plain(Unary::Silu) if past => pick_unary::<Silu, true>(isa),
+        Op1::Plain(Unary::GeluTanh) if past => pick_unary::<GeluTanh, true>(isa),
+        op => with_unary!(op, O => pick_unary::<O, false>(isa)),
     }
 }
 
@@ -657,24 +667,7 @@ pub(super) fn binary_fn(isa: Isa, op: Binary, sa: bool, sb: bool, past: bool) ->
         Binary::Add if past => binary_kinds::<Add, true>(isa, sa, sb),
         Binary::Sub if past => binary_kinds::<Sub, true>(isa, sa, sb),
         Binary::Mul if past => binary_kinds::<Mul, true>(isa, sa, sb),
-        Binary::Add => binary_kinds::<Add, false>(isa, sa, sb),
-        Binary::Sub => binary_kinds::<Sub, false>(isa, sa, sb),
-        Binary::Mul => binary_kinds::<Mul, false>(isa, sa, sb),
-        Binary::Div => binary_kinds::<Div, false>(isa, sa, sb),
-        Binary::FloorDivide => binary_kinds::<FloorDivide, false>(isa, sa, sb),
-        Binary::Remainder => binary_kinds::<Remainder, false>(isa, sa, sb),
-        Binary::Pow => binary_kinds::<Pow, false>(isa, sa, sb),
-        Binary::Atan2 => binary_kinds::<Atan2, false>(isa, sa, sb),
-        Binary::Max => binary_kinds::<Max, false>(isa, sa, sb),
-        Binary::Min => binary_kinds::<Min, false>(isa, sa, sb),
-        Binary::Eq => binary_kinds::<Eq, false>(isa, sa, sb),
-        Binary::Ne => binary_kinds::<Ne, false>(isa, sa, sb),
-        Binary::Lt => binary_kinds::<Lt, false>(isa, sa, sb),
-        Binary::Le => binary_kinds::<Le, false>(isa, sa, sb),
-        Binary::Gt => binary_kinds::<Gt, false>(isa, sa, sb),
-        Binary::Ge => binary_kinds::<Ge, false>(isa, sa, sb),
-        Binary::And => binary_kinds::<And, false>(isa, sa, sb),
-        Binary::Or => binary_kinds::<Or, false>(isa, sa, sb),
+        op => with_binary!(op, O => binary_kinds::<O, false>(isa, sa, sb)),
     }
 }
 
@@ -704,6 +697,23 @@ pub(super) fn ternary_fn(isa: Isa, op: Op3, scalar: [bool; 3], past: bool) -> Op
         Op3::Fma if past => ternary_kinds::<Fma, true>(isa, scalar),
         Op3::Fma => ternary_kinds::<Fma, false>(isa, scalar),
         Op3::Select => ternary_kinds::<Select, false>(isa, scalar),
+    }
+}
+
+/// As [`unary_fn`], [`binary_fn`] and [`ternary_fn`], for operands and results of which some have 16 bits in memory:
+/// where they lie is said at each call ([`Args::lanes`]).
+pub(super) fn typed_unary_fn(isa: Isa, op: Op1) -> OpFn {
+    with_unary!(op, O => pick_typed::<One<O>>(isa))
+}
+
+pub(super) fn typed_binary_fn(isa: Isa, op: Binary) -> OpFn {
+    with_binary!(op, O => pick_typed::<Two<O>>(isa))
+}
+
+pub(super) fn typed_ternary_fn(isa: Isa, op: Op3) -> OpFn {
+    match op {
+        Op3::Fma => pick_typed::<Three<Fma>>(isa),
+        Op3::Select => pick_typed::<Three<Select>>(isa),
     }
 }
 

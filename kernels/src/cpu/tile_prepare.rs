@@ -45,6 +45,8 @@ impl Node {
 pub struct Prepared {
     pub(super) isa: Isa,
     pub(super) nodes: Vec<Node>,
+    /// For each node the 16-bit type that its value is rounded to as it is computed.
+    pub(super) rounds: Vec<Option<DType>>,
     pub(super) loads: Vec<DType>,
     pub(super) stores: Vec<DType>,
     pub(super) row_scalars: usize,
@@ -64,15 +66,20 @@ impl Prepared {
         if program.loads.len() + program.stores.len() > MAX_OPERANDS {
             return Err(TileError::TooManyOperands { operands: program.loads.len() + program.stores.len() });
         }
-        let nodes = remove_dead(&single_assignment(program)?);
+        let mut nodes = single_assignment(program)?;
+        let mut rounds = vec![None; nodes.len()];
+        remove_dead(&mut nodes, &mut rounds);
+        let affine = Affine::of(&nodes);
+        join_rounds(&mut nodes, &mut rounds, &program.stores);
         let row_scalars = nodes.iter().fold(0, |n, node| match node {
             Node::RowScalar(i) => n.max(*i as usize + 1),
             _ => n,
         });
         Ok(Prepared {
             isa: isa.clamp(),
-            affine: Affine::of(&nodes),
+            affine,
             nodes,
+            rounds,
             loads: program.loads.clone(),
             stores: program.stores.clone(),
             row_scalars,
@@ -182,7 +189,8 @@ fn simplify_binary(nodes: &[Node], op: Binary, a: Value, b: Value) -> Node {
     Node::Unary(unary, a)
 }
 
-fn remove_dead(nodes: &[Node]) -> Vec<Node> {
+/// Nodes that nothing is stored of are left out, and what belongs to them.
+fn remove_dead(nodes: &mut Vec<Node>, rounds: &mut Vec<Option<DType>>) {
     let mut live = vec![false; nodes.len()];
     for (i, node) in nodes.iter().enumerate().rev() {
         if matches!(node, Node::Store { .. }) || live[i] {
@@ -192,6 +200,7 @@ fn remove_dead(nodes: &[Node]) -> Vec<Node> {
     }
     let mut renamed = vec![0 as Value; nodes.len()];
     let mut kept = Vec::with_capacity(nodes.len());
+    let mut kept_rounds = Vec::with_capacity(nodes.len());
     for (i, node) in nodes.iter().enumerate() {
         if live[i] {
             renamed[i] = kept.len() as Value;
@@ -203,7 +212,35 @@ fn remove_dead(nodes: &[Node]) -> Vec<Node> {
                 Node::Store { src, out } => Node::Store { src: at(src), out },
                 leaf => leaf,
             });
+            kept_rounds.push(rounds[i]);
         }
     }
-    kept
+    (*nodes, *rounds) = (kept, kept_rounds);
+}
+
+/// Makes the rounding of a value that nothing else reads part of the step that computes it, and leaves out one that the store
+/// behind it does anyway.
+fn join_rounds(nodes: &mut Vec<Node>, rounds: &mut Vec<Option<DType>>, stores: &[DType]) {
+    let mut readers = vec![0; nodes.len()];
+    nodes.iter().flat_map(|node| node.operands()).for_each(|v| readers[v as usize] += 1);
+    let mut only_stored = vec![None; nodes.len()];
+    for node in nodes.iter() {
+        if let Node::Store { src, out } = *node
+            && readers[src as usize] == 1
+        {
+            only_stored[src as usize] = Some(stores[out as usize]);
+        }
+    }
+    for at in 0..nodes.len() {
+        let (rounded, v) = match nodes[at] {
+            Node::Unary(Op1::RoundF16, v) => (DType::F16, v as usize),
+            Node::Unary(Op1::RoundBf16, v) => (DType::BF16, v as usize),
+            _ => continue,
+        };
+        if readers[v] == 1 && nodes[v].is_computed() && rounds[v].is_none() {
+            nodes[at] = nodes[v];
+            rounds[at] = (only_stored[at] != Some(rounded)).then_some(rounded);
+        }
+    }
+    remove_dead(nodes, rounds);
 }
