@@ -32,6 +32,8 @@ pub struct Profile {
     pub f32_flops: u64,
     /// Operations a second in the faster of f16 and bf16, dense, summed in f32.
     pub half_flops: u64,
+    /// Operations a second of matrix units whose f32 operands are rounded to TF32; 0 where they take none.
+    pub tf32_flops: u64,
     /// Bytes a second from its memory.
     pub bandwidth: u64,
     /// What fits into that; 0 where it is the host's.
@@ -63,6 +65,8 @@ const fn gpu(name: &'static str, figures: [u64; 6], names: &'static [&'static st
         name,
         f32_flops: f32_gflops * 1_000_000_000,
         half_flops: half_gflops * 1_000_000_000,
+        // From Ampere on half the rate of 16 bits, in all of the tables.
+        tf32_flops: half_gflops * 500_000_000,
         bandwidth: gb_per_s * 1_000_000_000,
         memory_bytes: memory_gb * 1_000_000_000,
         launch_ns: LAUNCH_NS,
@@ -70,6 +74,12 @@ const fn gpu(name: &'static str, figures: [u64; 6], names: &'static [&'static st
         l2_bytes: l2_kib << 10,
     };
     Gpu { profile, names }
+}
+
+/// The same of Turing, whose matrix units take 16 bits only.
+const fn turing(name: &'static str, figures: [u64; 6]) -> Gpu {
+    let Gpu { profile, names } = gpu(name, figures, &[]);
+    Gpu { profile: Profile { tf32_flops: 0, ..profile }, names }
 }
 
 /// NVIDIA's published figures: dense tensor cores for 16 bits, with sums in f32 (of which GeForce cards have half the rate of
@@ -81,8 +91,8 @@ const fn gpu(name: &'static str, figures: [u64; 6], names: &'static [&'static st
 /// boost clock and memory speed: cores x 2 x clock, and twice that in 16 bits. Clocks of laptops depend on the power that their
 /// makers allow: the highest is taken.
 pub const DEVICES: &[Gpu] = &[
-    gpu("T4", [40, 8_100, 65_000, 320, 4 << 10, 16], &[]),
-    gpu("RTX2080Ti", [68, 13_450, 53_800, 616, 5632, 11], &[]),
+    turing("T4", [40, 8_100, 65_000, 320, 4 << 10, 16]),
+    turing("RTX2080Ti", [68, 13_450, 53_800, 616, 5632, 11]),
     gpu("A10", [72, 31_200, 125_000, 600, 6 << 10, 24], &[]),
     gpu("RTX3060", [28, 12_700, 25_500, 360, 3 << 10, 12], &[]),
     gpu("RTX3080", [68, 29_800, 59_500, 760, 5 << 10, 10], &[]),
@@ -161,10 +171,12 @@ impl Attributes {
             _ => (128, 1024),
         };
         let is_halved = self.name.to_lowercase().contains("geforce");
+        let half_flops = clock * if is_halved { matrix / 2 } else { matrix };
         Some(Profile {
             name: "this GPU",
             f32_flops: clock * cores * 2,
-            half_flops: clock * if is_halved { matrix / 2 } else { matrix },
+            half_flops,
+            tf32_flops: if self.arch < 80 { 0 } else { half_flops / 2 },
             bandwidth,
             memory_bytes: self.memory_bytes,
             launch_ns: LAUNCH_NS,
@@ -193,6 +205,7 @@ impl Profile {
         name: "CPU",
         f32_flops: 100_000_000_000,
         half_flops: 100_000_000_000,
+        tf32_flops: 0,
         bandwidth: 80_000_000_000,
         memory_bytes: 0,
         launch_ns: 0,

@@ -121,7 +121,7 @@ class Program:
         """`"captured"`, `"optimized"`, `"groups"`, `"plan"` or `"memory"` as text."""
     def memory(self, sizes: Sequence[int]) -> dict[str, Any]:
         """What a run at these sizes needs, without running: `arena_bytes`, `lower_bound_bytes`, `derived_bytes` (forms of
-        weights that it keeps), `output_bytes`, `steps` as `(name, kernel, module, flops, bytes)`, `buffers` of the arena
+        weights that it keeps), `output_bytes`, `steps` as `(name, kernel, module, work, bytes)`, `buffers` of the arena
         as `(module, what, bytes, first step, last step, offset)`, and `laid_out`, weights that libraries of GPUs want with
         their channels as neighbours and that do not lie so in a dense tensor, as `(slot or None, bytes)`."""
     def forget_sizes(self) -> None:
@@ -167,11 +167,11 @@ class _Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: dtype) -> Tensor:
         """A fresh tensor there."""
 
-_Figures = tuple[str, float, float, float, int, float]
+_Figures = tuple[str, float, float, float, int, float, float]
 
 def devices() -> list[_Figures]:
     """GPUs of which figures are published: name, operations a second in f32 and in 16 bits, bytes a second, bytes of memory,
-    seconds of a launch."""
+    seconds of a launch, operations a second in TF32."""
 
 def device_named(name: str) -> str | None:
     """The name in `devices` of a GPU that people or its driver call so; `None` if there is none."""
@@ -198,7 +198,7 @@ class Executable:
         """Runs with these arguments, `sizes` being the values of the symbols in order. Fresh tensors come back. The GIL is
         released while kernels run."""
     def profile(self, inputs: Sequence[Tensor | int | float], sizes: Sequence[int]) -> list[dict[str, Any]]:
-        """One timed run: a dict per step (`step`, `kernel`, `module`, `dtype`, `seconds`, `flops`, `bytes`)."""
+        """One timed run: a dict per step (`step`, `kernel`, `module`, `dtype`, `seconds`, `flops`, `work`, `bytes`)."""
     def prepare(self, sizes: Sequence[int]) -> None:
         """Plans for these sizes, so that the next run at them starts at once. Raises as `run`."""
     def derived_bytes_for(self, sizes: Sequence[int]) -> int:
@@ -550,5 +550,5 @@ class KernelBench:
 def ceilings() -> dict[str, Any]:
     """What this machine does at most at the present number of threads, measured once in about 50 ms: `isa`, `threads`,
     `f32_flops`, `bf16_dot_flops`, `f16_flops`, `int8_ops` and, with AMX, `bf16_amx_flops`, `f16_amx_flops`, `int8_amx_ops`
-    (0 where there is no such instruction), and `memory` and `cache` with `working_set`, `read`, `copy` and `stream_copy` in
-    bytes per second."""
+    (0 where there is no such instruction), `memory` and `cache` with `working_set`, `read`, `copy` and `stream_copy` in bytes
+    per second, and `l2_bytes` (of a core) and `l3_bytes` (that it has a part of)."""

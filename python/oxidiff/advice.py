@@ -1,8 +1,9 @@
 """Where a program stands on the roofline of a device: what bounds it, how fast it can be at most, what would help.
 
-Every step of a program has its operations and its bytes at given sizes, so the least time it can take on a device is
-plain arithmetic: the larger of operations over the device's rate and bytes over its bandwidth, and on a GPU what a
-launch costs. The device need not be there: :data:`DEVICES` has the published figures of common GPUs, :func:`this_device`
+Every step of a program has its operations (those that its form of a convolution leaves) and its bytes at given sizes, so
+the least time it can take on a device is plain arithmetic: the larger of operations over the device's rate and bytes over
+its bandwidth, and on a GPU what a launch costs. What fits into a processor's caches may never come from its memory, so
+there the caches' bandwidth counts, or none. The device need not be there: :data:`DEVICES` has the published figures of common GPUs, :func:`this_device`
 measures the processor at hand.
 """
 
@@ -45,6 +46,8 @@ class Device:
         bandwidth: Bytes a second from its memory.
         memory_bytes: What fits into it; 0 where that is the host's.
         launch_s: What starting one kernel costs where launches are replayed from a graph.
+        tf32_flops: Operations a second in TF32, of which PyTorch makes convolutions of f32; 0 where there is none.
+        caches: Bytes that a cache holds, and bytes a second from it, the smallest first.
     """
 
     name: str
@@ -53,6 +56,12 @@ class Device:
     bandwidth: float
     memory_bytes: int = 0
     launch_s: float = 0.0
+    tf32_flops: float = 0.0
+    caches: tuple[tuple[float, float], ...] = ()
+
+    def bandwidth_of(self, size: float) -> float:
+        """Bytes a second at which so many can be moved at most."""
+        return next((rate for holds, rate in self.caches if size <= holds), self.bandwidth)
 
 
 DEVICES: Final[Mapping[str, Device]] = {row[0].lower(): Device(*row) for row in _native.devices()}
@@ -79,9 +88,11 @@ def _measured(threads: int) -> Device:
     found = _native.ceilings()
     f32 = peak_flops(found, "f32")
     half = max(peak_flops(found, "bf16"), peak_flops(found, "f16"))
-    memory = found["memory"]
-    return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, float(memory["read"]))
-
+    memory, cache = ({name: float(rate) for name, rate in found[at].items()} for at in ("memory", "cache"))
+    rates = [max(at["read"], at["copy"], at["stream_copy"]) for at in (memory, cache)]
+    # How fast the cores' own caches are is not measured: what they hold takes no time.
+    caches = ((threads * float(found["l2_bytes"]), float("inf")), (float(found["l3_bytes"]), rates[1]))
+    return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, rates[0], caches=caches)
 
 def this_device() -> Device:
     """The processor at hand, measured once for each number of threads, in about 50 ms."""
@@ -138,11 +149,12 @@ def place(
         is_half: Whether products are of 16-bit numbers.
         scale: Factor on the bytes: one half asks about 16-bit numbers for a program in f32.
     """
+    rates = {"convolution": device.half_flops if is_half else max(device.f32_flops, device.tf32_flops)}
     rate = device.half_flops if is_half else device.f32_flops
     arithmetic = bandwidth = 0.0
     kernels: dict[str, float] = {}
     for _, kernel, _, flops, size in steps:
-        compute, memory = flops / rate, size * scale / device.bandwidth
+        compute, memory = flops / rates.get(kernel, rate), size * scale / device.bandwidth_of(size * scale)
         if compute > memory:
             arithmetic += compute
         else:
@@ -168,6 +180,10 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
     memory = program.memory(dims)
     steps, is_half = memory["steps"], bool(facts["is_half"])
     here = place(steps, device, is_half)
+    took = facts.get("took_s")
+    if here.seconds < _NOTHING:
+        last = f" The last one took {_seconds(took)}." if took else ""
+        return [f"On {device.name} caches hold all that it touches: what bounds it is the call itself.{last}"]
     dearest = ", ".join(f"{name} {share:.0%}" for name, share in list(here.kernels.items())[:3])
     out = [
         f"On {device.name} one call takes at least {_seconds(here.seconds)}: {here.arithmetic:.0%} of that is bound by "
@@ -175,11 +191,11 @@ def sentences(program: _native.Program, dims: Sequence[int], device: Device, fac
         + (f", {here.launches:.0%} by launches" if device.launch_s else "")
         + f" ({dearest})."
     ]
-    took = facts.get("took_s")
     if took:
+        share = min(here.seconds / took, 1.0)
         out.append(
-            f"The last one took {_seconds(took)}, {here.seconds / took:.0%} of what the device can do: nothing can make "
-            f"it more than {max(took / here.seconds, 1.0):.1f} times as fast at these sizes and this type."
+            f"The last one took {_seconds(took)}, {share:.0%} of what the device can do: in this form nothing can make "
+            f"it more than {1 / share:.1f} times as fast at these sizes and this type."
         )
     out += _batch(program, dims, device, facts, here)
     out += _size(program, dims, device, facts, here)
@@ -313,6 +329,9 @@ def _size(
         f"{times:.1f} times."
     ]
 
+
+_NOTHING: Final = 1e-6
+"""Seconds that are less than a call takes beside its kernels."""
 
 _FACTORS = {2: "twice", 3: "three times", 5: "five times"}
 

@@ -193,7 +193,8 @@ class Profile:
     name: str
     """The module's class."""
     steps: list[dict[str, Any]]
-    """One per step: ``step``, ``kernel``, ``module``, ``dtype``, ``seconds``, ``flops``, ``bytes``."""
+    """One per step: ``step``, ``kernel``, ``module``, ``dtype``, ``seconds``, ``flops``, ``work``, ``bytes``. Of a
+    convolution ``flops`` counts each product, and ``work`` what its form leaves of them (Winograd's save some)."""
     ceilings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the machine does at most, measured once per process in about 50 ms: operations and bytes per second. Empty for
     a module on a GPU."""
@@ -210,12 +211,12 @@ class Profile:
     def floor(self, step: dict[str, Any]) -> tuple[float, str]:
         """The seconds that the machine's ceilings allow a step, and which of them binds: ``"compute"`` or ``"memory"``.
 
-        A step that takes less saved products (Winograd) or found its operands in a cache.
+        A step that takes less found its operands in a cache of a core.
         """
         at = self.ceilings
         if not at.get("f32_flops"):
             return 0.0, ""
-        compute = step["flops"] / peak_flops(at, step["dtype"])
+        compute = step["work"] / peak_flops(at, step["dtype"])
         level = at["cache"] if step["bytes"] <= at["cache"]["working_set"] else at["memory"]
         memory = step["bytes"] / max(level["copy"], level["stream_copy"])
         return (compute, "compute") if compute >= memory else (memory, "memory")

@@ -175,7 +175,7 @@ class Staged:
                     row = {"step": str(op.node.op), "kernel": "eager", "module": op.node.path, "seconds": seconds}
                     made = [self.graph.values[v].dtype for v in op.node.outputs]
                     dtype = DTYPES.get(made[0], str(made[0])) if made else ""
-                    steps.append({**row, "dtype": dtype, "flops": 0, "bytes": 0})
+                    steps.append({**row, "dtype": dtype, "flops": 0, "work": 0, "bytes": 0})
             for value_id in stage.dead:
                 values.pop(value_id, None)
         return self._results(values, arguments)

@@ -12,7 +12,8 @@ use std::time::Duration;
 use oxidiff_kernels::cpu::conv_choice::Observed;
 
 use crate::ir::DType;
-use crate::plan::{Plan, Workspace};
+use crate::plan::{Access, Plan, Step, Workspace};
+use crate::select::Kernel;
 use crate::target::{Profile, Target};
 use crate::{Error, Result};
 
@@ -111,8 +112,8 @@ pub trait Specialized: Send + Sync {
         0
     }
 
-    /// Operations, and bytes of all operands, of each step.
-    fn costs(&self) -> Vec<(u64, u64)> {
+    /// What each step costs.
+    fn costs(&self) -> Vec<Cost> {
         Vec::new()
     }
 
@@ -276,10 +277,46 @@ pub struct StepTime {
     pub dtype: DType,
     /// Wall-clock time.
     pub time: Duration,
-    /// Floating point operations.
+    /// What it costs.
+    pub cost: Cost,
+}
+
+/// What a step costs at certain sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating point operations, of convolutions as if each product were computed.
     pub flops: u64,
-    /// Bytes of all operands, read or written.
+    /// The operations that are left by the form that computes it: Winograd's save products.
+    pub work: u64,
+    /// Bytes of all operands that are read or written, once each.
     pub bytes: u64,
+}
+
+impl Cost {
+    /// Of a step that touches `accesses` and computes all it says.
+    ///
+    /// # Errors
+    /// If a size has no value.
+    pub fn of<'a>(step: &Step, accesses: impl IntoIterator<Item = &'a Access>, bindings: &[i64]) -> Result<Self> {
+        let flops = u64::try_from(step.flops.eval(bindings)?).unwrap_or(0);
+        // What is looked up in a table is as much as the result, however large the table.
+        let most = match step.kernel {
+            Kernel::Gather => {
+                step.stores.iter().try_fold(0, |most, store| touched(store, bindings).map(|n| n.max(most)))?
+            }
+            _ => u64::MAX,
+        };
+        let bytes = accesses.into_iter().try_fold(0, |sum, access| Ok(sum + touched(access, bindings)?.min(most)))?;
+        Ok(Self { flops, work: flops, bytes })
+    }
+}
+
+/// Bytes of an operand; of what is repeated, one.
+fn touched(access: &Access, bindings: &[i64]) -> Result<u64> {
+    let concrete = access.concrete(bindings)?;
+    let each = |(size, stride): (&usize, &isize)| if *stride == 0 { 1 } else { *size };
+    let numel = concrete.shape.iter().zip(&concrete.strides).map(each).product::<usize>();
+    Ok((numel * concrete.dtype.size_bytes()) as u64)
 }
 
 /// The backend of that name.

@@ -91,8 +91,9 @@ impl Program {
         }
         let costs = specialized.costs();
         for (at, step) in plan.steps.iter().enumerate() {
-            let (flops, bytes) = costs.get(at).copied().unwrap_or_default();
-            steps.append((plan.step_name(step), step.kernel.name(), plan.graph.path(step.value), flops, bytes))?;
+            let cost = costs.get(at).copied().unwrap_or_default();
+            let (name, path) = (plan.step_name(step), plan.graph.path(step.value));
+            steps.append((name, step.kernel.name(), path, cost.work, cost.bytes))?;
         }
         let types = backend::output_types(plan, &sizes).map_err(|e| to_python(&e))?;
         let bytes = |(dtype, shape): &(DType, Vec<i64>)| shape.iter().product::<i64>() * dtype.size_bytes() as i64;
@@ -189,11 +190,12 @@ const fn group_name(kind: GroupKind) -> &'static str {
 }
 
 /// A device's figures, as [`devices`] gives them.
-type Figures = (&'static str, f64, f64, f64, u64, f64);
+type Figures = (&'static str, f64, f64, f64, u64, f64, f64);
 
 fn figures(d: &Profile) -> Figures {
     let rate = |value: u64| value as f64;
-    (d.name, rate(d.f32_flops), rate(d.half_flops), rate(d.bandwidth), d.memory_bytes, rate(d.launch_ns) * 1e-9)
+    let launch_s = rate(d.launch_ns) * 1e-9;
+    (d.name, rate(d.f32_flops), rate(d.half_flops), rate(d.bandwidth), d.memory_bytes, launch_s, rate(d.tf32_flops))
 }
 
 /// Published figures of GPUs; see the stub file.
@@ -412,8 +414,9 @@ impl Executable {
                 row.set_item("module", step.module)?;
                 row.set_item("dtype", step.dtype.to_string())?;
                 row.set_item("seconds", step.time.as_secs_f64())?;
-                row.set_item("flops", step.flops)?;
-                row.set_item("bytes", step.bytes)?;
+                row.set_item("flops", step.cost.flops)?;
+                row.set_item("work", step.cost.work)?;
+                row.set_item("bytes", step.cost.bytes)?;
                 rows.append(row)?;
             }
             Ok(rows)

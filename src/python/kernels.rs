@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use oxidiff_kernels::calibrate;
 use oxidiff_kernels::cpu::bench::{Bench, Run};
+use oxidiff_kernels::isa::features;
 use oxidiff_kernels::pool::Pool;
 use oxidiff_kernels::registry;
 use pyo3::prelude::*;
@@ -97,6 +98,8 @@ pub fn ceilings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         out.set_item("bf16_amx_flops", found.bf16_amx_flops)?;
         out.set_item("f16_amx_flops", found.f16_amx_flops)?;
         out.set_item("int8_amx_ops", found.int8_amx_ops)?;
+        out.set_item("l2_bytes", features().l2_bytes)?;
+        out.set_item("l3_bytes", features().l3_bytes)?;
         for (name, at) in ["memory", "cache"].into_iter().zip(found.memory) {
             let rates = PyDict::new(py);
             rates.set_item("working_set", at.working_set)?;

@@ -38,7 +38,7 @@ pub struct Stats {
 /// A step of a call in a line (`OXIDIFF_DEBUG=2`).
 fn line_of(step: &StepTime) -> String {
     let seconds = step.time.as_secs_f64().max(1e-9);
-    let (flops, bytes) = (step.flops as f64 / seconds * 1e-9, step.bytes as f64 / seconds * 1e-9);
+    let (flops, bytes) = (step.cost.flops as f64 / seconds * 1e-9, step.cost.bytes as f64 / seconds * 1e-9);
     let StepTime { step, kernel, dtype, .. } = step;
     format!("{step} ({kernel}, {dtype}): {:.3} ms, {flops:.1} GFLOP/s, {bytes:.1} GB/s", seconds * 1e3)
 }

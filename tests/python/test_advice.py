@@ -27,6 +27,51 @@ def test_the_larger_of_both_bounds_counts() -> None:
     assert place(steps, FAST, True, scale=0.5).seconds == pytest.approx(0.5e-3 + 0.5e-3 + 2e-6)
 
 
+def test_what_a_cache_holds_need_not_come_from_memory() -> None:
+    device = dataclasses.replace(FAST, caches=((1e3, float("inf")), (1e6, 1e12)), launch_s=0.0)
+    for size, seconds in [(1e3, 0.0), (1e6, 1e-6), (1e7, 1e-4)]:
+        assert place([("a", "loop", "", 0.0, size)], device, False).seconds == pytest.approx(seconds)
+
+
+def test_convolutions_of_f32_may_be_of_tf32() -> None:
+    steps = [("a", "linear", "", 1e9, 0.0), ("b", "convolution", "", 1e9, 0.0)]
+    device = dataclasses.replace(FAST, tf32_flops=2e12, launch_s=0.0)
+    assert place(steps, device, False).seconds == pytest.approx(1e-3 + 0.5e-3)
+    assert place(steps, device, True).seconds == pytest.approx(2 * 0.25e-3)
+    assert DEVICES["t4"].tf32_flops == 0 and DEVICES["a100"].tf32_flops == 156e12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_step_takes_less_than_its_bound(dtype: torch.dtype) -> None:
+    """Of convolutions that Winograd's form computes, and of a look-up in a table that is much larger than what is read."""
+
+    class Looks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(20_000, 1024)
+            self.convs = torch.nn.Sequential(*(torch.nn.Conv2d(128, 128, 3, padding=1) for _ in range(3)))
+
+        def forward(self, rows: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.table(rows), self.convs(x)
+
+    compiled: Any = oxidiff.compile(Looks().to(dtype).eval(), strict=True, cache=False, tune="off")
+    given = torch.arange(77)[None], torch.randn(1, 128, 96, 96, dtype=dtype)
+    compiled(*given)
+    profiles = [compiled.profile(*given) for _ in range(5)]
+    assert {step["kernel"] for step in profiles[0].steps} >= {"convolution", "gather"}
+    convolutions = [step for step in profiles[0].steps if step["kernel"] == "convolution"]
+    saved = {round(step["work"] / step["flops"], 3) for step in convolutions}
+    assert saved <= ({0.25, 0.444} if dtype == torch.float32 else {0.25, 0.444, 1.0}), "Winograd's forms, or the direct one"
+    (gather,) = (step for step in profiles[0].steps if step["kernel"] == "gather")
+    assert gather["bytes"] <= 77 * (2 * 1024 * dtype.itemsize + 8)
+    for steps in zip(*(profile.steps for profile in profiles), strict=True):
+        row = ("", steps[0]["kernel"], "", steps[0]["work"], steps[0]["bytes"])
+        bound = place([row], device_of(None), dtype == torch.bfloat16).seconds
+        # A processor's clock, and what its memory gives, are not those of the moment when they were measured.
+        assert min(step["seconds"] for step in steps) > 0.7 * bound, steps[0]
+
+
 def test_devices_by_name() -> None:
     assert device_of("l4") is device_of("L4") is DEVICES["l4"]
     assert device_of("rtx 4090").name == "RTX4090"
@@ -43,6 +88,9 @@ def test_devices_by_name() -> None:
 def test_explain_says_what_bounds_it() -> None:
     compiled: Any = oxidiff.compile(Net().eval(), strict=True, cache=False)
     compiled(image())
+    (tiny,) = oxidiff.explain(compiled).advice
+    assert "this CPU" in tiny and "what bounds it is the call itself" in tiny and "The last one took" in tiny
+    compiled(image(4, 3, 256, 256))
     here = "\n".join(oxidiff.explain(compiled).advice)
     assert "this CPU" in here and "The last one took" in here and "bandwidth" in here
     assert "Larger images cost" in here

@@ -149,7 +149,7 @@ class Sorted(nn.Module):
 def test_profile(compiled: Any) -> None:
     profile = compiled.profile(image())
     assert profile.seconds > 0
-    assert {"step", "kernel", "module", "seconds", "flops", "bytes"} <= profile.steps[0].keys()
+    assert {"step", "kernel", "module", "seconds", "flops", "work", "bytes"} <= profile.steps[0].keys()
     by_module = profile.by("module")
     assert sum(seconds for _, seconds in by_module) == pytest.approx(profile.seconds)
     assert by_module[0][1] >= by_module[-1][1]
@@ -157,7 +157,7 @@ def test_profile(compiled: Any) -> None:
     assert "of peak" in str(profile)
     assert all(profile.floor(step)[1] in {"compute", "memory"} for step in profile.steps)
     peak = advice.peak_flops(profile.ceilings, "f32")
-    heavy = {"dtype": "f32", "flops": peak, "bytes": 1, "seconds": 2.0}
+    heavy = {"dtype": "f32", "flops": 4 * peak, "work": peak, "bytes": 1, "seconds": 2.0}
     assert profile.floor(heavy) == (pytest.approx(1.0), "compute")
     assert profile._repr_html_().startswith("<table>")
     with pytest.raises(oxidiff.Error):

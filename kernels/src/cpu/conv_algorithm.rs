@@ -79,6 +79,17 @@ impl Algorithm {
         if self == Algorithm::Winograd4 { 4 } else { 2 }
     }
 
+    /// The share of a convolution's products that it computes, for images of whole tiles.
+    pub fn products(self) -> f64 {
+        match self {
+            Algorithm::Direct => 1.0,
+            Algorithm::Winograd2 | Algorithm::Winograd4 => {
+                let (tile, side) = (self.tile() as f64, (self.tile() + 2) as f64);
+                (side / (3.0 * tile)).powi(2)
+            }
+        }
+    }
+
     /// Whether it computes this convolution at all.
     pub fn applies(self, conv: &Conv) -> bool {
         self == Algorithm::Direct || is_winograd(conv)

@@ -207,6 +207,13 @@ impl Call for ConvolutionCall {
         Some((observed, matches!(self.form, Form::Kept(_))))
     }
 
+    fn products(&self) -> f64 {
+        match self.form {
+            Form::Winograd(algorithm, ..) => algorithm.products(),
+            _ => 1.0,
+        }
+    }
+
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()> {
         let (source, dtype) = (self.source(ctx), self.weight.1);
         let (x, x_type) = (ctx.at(self.x.0), self.x.1);

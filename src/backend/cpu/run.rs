@@ -16,9 +16,9 @@ use super::{NAME, Program, convolution, copy};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Memory, SystemMemory, Tensor};
 use crate::backend::weights::WeightSet;
-use crate::backend::{KeptForm, Run, Specialized, StepTime};
+use crate::backend::{Cost, KeptForm, Run, Specialized, StepTime};
 use crate::memory::ALIGN_BYTES;
-use crate::plan::{Access, BufferKind, ConcreteAccess, Plan, Scratch, Step, Workspace};
+use crate::plan::{Access, BufferKind, Plan, Scratch, Step, Workspace};
 use crate::{Error, Result};
 
 /// An address to be: a buffer (or scratch buffer) and bytes from its start.
@@ -53,6 +53,11 @@ pub(super) trait Call: Send + Sync {
     /// The convolution, if that is what it is, and whether its panels are kept between runs.
     fn convolution(&self) -> Option<(Observed, bool)> {
         None
+    }
+
+    /// The share of its products that it computes.
+    fn products(&self) -> f64 {
+        1.0
     }
 }
 
@@ -225,19 +230,6 @@ fn fitting(mut making: Making<'_>, always: usize) -> Result<(Calls, Workspace, u
     }
 }
 
-/// Operations of a step, and bytes of what it touches.
-fn cost<'a>(step: &Step, accesses: impl IntoIterator<Item = &'a Access>, bindings: &[i64]) -> Result<(u64, u64)> {
-    let flops = step.flops.eval(bindings)?;
-    let mut bytes = 0;
-    for access in accesses {
-        let concrete: ConcreteAccess = access.concrete(bindings)?;
-        let touched = |(size, stride): (&usize, &isize)| if *stride == 0 { 1 } else { *size };
-        bytes +=
-            concrete.shape.iter().zip(&concrete.strides).map(touched).product::<usize>() * concrete.dtype.size_bytes();
-    }
-    Ok((u64::try_from(flops).unwrap_or(0), bytes as u64))
-}
-
 impl SpecializedCpu {
     pub fn new(program: Arc<Program>, bindings: &[i64]) -> Result<Self> {
         let plan = program.plan.clone();
@@ -381,34 +373,32 @@ impl SpecializedCpu {
         }
     }
 
-    /// Operations and bytes of a step.
-    fn cost(&self, at: usize) -> (u64, u64) {
+    fn cost(&self, at: usize) -> Cost {
         let steps = &self.program.plan.steps;
         let step = &steps[at];
         let is_norm = self.read_through.iter().any(|pair| pair.norm == at);
         let norm = self.read_through.iter().find(|pair| pair.convolution == at).map(|pair| &steps[pair.norm]);
-        match norm {
-            _ if is_norm => cost(step, &step.operands, &self.bindings),
-            None => cost(step, step.accesses(), &self.bindings),
+        let cost = match norm {
+            _ if is_norm => Cost::of(step, &step.operands, &self.bindings),
+            None => Cost::of(step, step.accesses(), &self.bindings),
             // First of what it touches is the norm's result: in the place of that what the norm reads.
-            Some(norm) => cost(step, step.accesses().skip(1).chain(&norm.loads), &self.bindings),
+            Some(norm) => Cost::of(step, step.accesses().skip(1).chain(&norm.loads), &self.bindings),
         }
-        .unwrap_or_default()
+        .unwrap_or_default();
+        Cost { work: (cost.flops as f64 * self.calls[at].products()) as u64, ..cost }
     }
 
     fn time(&self, at: usize, start: Instant) -> StepTime {
         let time = start.elapsed();
         let plan = &self.program.plan;
         let step = &plan.steps[at];
-        let (flops, bytes) = self.cost(at);
         StepTime {
             step: plan.step_name(step),
             kernel: step.kernel.name(),
             module: plan.graph.path(step.value).to_owned(),
             dtype: plan.graph.ty(step.value).dtype,
             time,
-            flops,
-            bytes,
+            cost: self.cost(at),
         }
     }
 }
@@ -446,7 +436,7 @@ impl Specialized for SpecializedCpu {
         self.program.places.derived_bytes
     }
 
-    fn costs(&self) -> Vec<(u64, u64)> {
+    fn costs(&self) -> Vec<Cost> {
         (0..self.program.plan.steps.len()).map(|at| self.cost(at)).collect()
     }
 

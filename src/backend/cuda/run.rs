@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::delegate::{self, sums_bytes};
 use super::driver::{Relaxed, StreamHandle};
 use super::{NAME, Program, cold, streams};
-use crate::backend::{Run, SiteRow, Specialized, StepChoice, StepTime, WeightSet};
+use crate::backend::{Cost, Run, SiteRow, Specialized, StepChoice, StepTime, WeightSet};
 use crate::ir::DType;
 use crate::memory::ALIGN_BYTES;
 use crate::plan::workspace::{Scratch, Workspace};
@@ -27,7 +27,7 @@ mod places;
 mod replays;
 mod trial;
 
-use call::{Call, unsigned};
+use call::Call;
 use item::Item;
 use maker::Maker;
 use places::{Held, LAID_OUT, LEFT_OUT, LaidOut, first_scratch, is_whole_parameter, offsets_of};
@@ -65,7 +65,7 @@ pub(super) struct SpecializedCuda {
     derived_bytes: usize,
     /// Sizes of inputs and outputs, by buffer.
     shapes: Vec<Option<Vec<i64>>>,
-    costs: Vec<(u64, u64)>,
+    costs: Vec<Cost>,
     replays: Mutex<Replays>,
     graph_bytes: AtomicUsize,
     /// Why runs are not replayed, where making or launching a graph has failed and the same as plain launches has not.
@@ -144,11 +144,7 @@ impl SpecializedCuda {
         }
         buffer_bytes.resize(first_scratch(&plan), 0);
         buffer_bytes.extend(scratch_bytes);
-        let cost = |s: &Step| -> Result<(u64, u64)> {
-            let bytes = s.accesses().map(|a| a.concrete(bindings).map(|c| c.bytes() as u64));
-            Ok((unsigned(s.flops.eval(bindings)?)?, bytes.sum::<Result<u64>>()?))
-        };
-        let costs = plan.steps.iter().map(cost).collect::<Result<_>>()?;
+        let costs = plan.steps.iter().map(|s| Cost::of(s, s.accesses(), bindings)).collect::<Result<_>>()?;
         let replays = Mutex::default();
         let ReadBuffers { needed, taps, sums } = read_buffers(&plan, &items, &prepare, &laid_out);
         Ok(Self {
@@ -219,8 +215,7 @@ impl SpecializedCuda {
                 module: plan.graph.path(step.value).to_owned(),
                 dtype: plan.graph.ty(step.value).dtype,
                 time: start.elapsed(),
-                flops: self.costs[at].0,
-                bytes: self.costs[at].1,
+                cost: self.costs[at],
             });
         }
         Ok(())
@@ -415,7 +410,7 @@ impl Specialized for SpecializedCuda {
         self.program.delegates.identity()
     }
 
-    fn costs(&self) -> Vec<(u64, u64)> {
+    fn costs(&self) -> Vec<Cost> {
         self.costs.clone()
     }
 

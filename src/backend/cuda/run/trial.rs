@@ -209,7 +209,7 @@ impl SpecializedCuda {
             SiteRow {
                 op: held.site.op.clone(),
                 count: held.count,
-                flops: step.map_or(0, |step| self.costs[step].0),
+                flops: step.map_or(0, |step| self.costs[step].flops),
                 ways: ways.iter().map(Choice::to_string).collect(),
                 on_tensor_cores,
                 chosen,
