@@ -354,13 +354,49 @@ fn every_form_is_timed_and_right() {
     let of = observed(96, 24);
     let (pool, isa) = (Pool::global(), Isa::detect());
     for algorithm in ALGORITHMS {
-        let bytes = memory_bytes(&of, algorithm, isa);
+        // A weight of somebody's, its channels as neighbours, takes no memory.
+        let [depth, height, width] = of.conv.kernel.map(|k| k as isize);
+        let channels = of.conv.in_channels as isize;
+        let own: Vec<f32> = (0..of.conv.out_channels * of.conv.terms()).map(|i| (i % 97) as f32 - 48.0).collect();
+        let row = depth * height * width * channels;
+        let strides = [row, 1, height * width * channels, width * channels, channels];
+        let own = Weight { ptr: own.as_ptr().cast::<u8>().cast_mut(), dtype: of.weight, strides };
+        for given in [None, Some(own)] {
+            let bytes = memory_bytes(&of, algorithm, isa, given.is_some());
+            let fewer = memory_bytes(&of, algorithm, isa, false) - bytes;
+            assert_eq!(fewer > 0, given.is_some());
+            let mut memory = vec![0u64; bytes / 8 + 512];
+            let memory = memory.as_mut_ptr().cast();
+            // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
+            let trial = unsafe { measure(pool, isa, &of, algorithm, true, given, memory) }.expect("it runs");
+            assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
+            assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
+            assert!(trial.run > Duration::ZERO);
+        }
+    }
+}
+
+/// A form that is off in a single column is found out, whichever it is.
+#[test]
+fn each_column_is_compared() {
+    let of = observed(160, 12);
+    let (pool, isa) = (Pool::global(), Isa::detect());
+    let terms = of.conv.terms();
+    let mut weight: Vec<f32> = (0..of.conv.out_channels * terms).map(|i| (i % 89) as f32 - 44.0).collect();
+    let [depth, height, width] = of.conv.kernel.map(|k| k as isize);
+    let strides = [terms as isize, depth * height * width, height * width, width, 1];
+    let bytes = memory_bytes(&of, Algorithm::Winograd4, isa, true);
+    for column in [0, 63, 64, 159] {
+        // What is not a number in a weight is that in its column of both results, and of their distance.
+        let kept = std::mem::replace(&mut weight[column * terms], f32::NAN);
+        let given = Weight { ptr: weight.as_mut_ptr().cast(), dtype: of.weight, strides };
         let mut memory = vec![0u64; bytes / 8 + 512];
+        let memory = memory.as_mut_ptr().cast();
         // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-        let trial = unsafe { measure(pool, isa, &of, algorithm, true, memory.as_mut_ptr().cast()) }.expect("it runs");
-        assert!(trial.error <= tolerance(of.dtype, of.weight), "{algorithm:?}: {}", trial.error);
-        assert_eq!(trial.error > 0.0, algorithm != Algorithm::Direct, "{algorithm:?} was compared");
-        assert!(trial.run > Duration::ZERO);
+        let trial =
+            unsafe { measure(pool, isa, &of, Algorithm::Winograd4, true, Some(given), memory) }.expect("it runs");
+        assert!(trial.error.is_nan(), "column {column}: {}", trial.error);
+        weight[column * terms] = kept;
     }
 }
 
@@ -371,11 +407,11 @@ fn chunks_of_columns_are_all_columns() {
     let (pool, isa) = (Pool::global(), Isa::detect());
     let most = of.conv.packed_bytes(of.weight, isa) / 3;
     assert_eq!(columns_at_once(&of, isa, most), 64);
-    let bytes = memory_bytes_by(&of, Algorithm::Winograd4, isa, most);
+    let bytes = memory_bytes_by(&of, Algorithm::Winograd4, isa, false, most);
     let mut memory = vec![f64::NAN; bytes / 8 + 512];
     let memory = memory.as_mut_ptr().cast();
     // SAFETY: the vector has the bytes, and room to start at a multiple of eight.
-    let trial = unsafe { measure_by(pool, isa, &of, Algorithm::Winograd4, true, most, memory) }.expect("it runs");
+    let trial = unsafe { measure_by(pool, isa, &of, Algorithm::Winograd4, true, None, most, memory) }.expect("it runs");
     assert!(trial.error > 0.0 && trial.error <= tolerance(of.dtype, of.weight), "{}", trial.error);
 }
 

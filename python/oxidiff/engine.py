@@ -192,7 +192,8 @@ class Engine:
                 if point.keys() >= set(part.lowered.symbols) and not part.is_wide:
                     sizes = part.lowered.sizes(point)
                     tuner = part.captured.tuner
-                    self.tune_s += tuner.tune(part.program, sizes, type(self.module).__name__, self._budget)
+                    name = type(self.module).__name__
+                    self.tune_s += tuner.tune(part.program, sizes, name, self._budget, part.tensors)
                     has_news, tuner.has_news = has_news or tuner.has_news, False
             # A file of the user's also has what the cache knew of it before.
             if has_news or (self.options.graph_file is not None and len(variant.rows) > known):

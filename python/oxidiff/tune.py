@@ -97,8 +97,9 @@ def processor_of(cpuinfo: str) -> str:
     return f"{name} (family {family} model {model})" if name and family else name
 
 
-_held: dict[tuple[str, str], bundle.Row] = {}
-"""The measurements behind what is installed in this process, by op and bucket."""
+_held: dict[tuple[str, str, str, str], bundle.Row] = {}
+"""The measurements behind what is installed in this process, by op and bucket, and what the times depend on: a choice for one
+thread is none for two."""
 
 
 _Site: TypeAlias = _native.TuningSite | _native.DeviceSite
@@ -139,11 +140,20 @@ class Tuner:
         self.has_news = False
         """Whether something was learned since this was last cleared."""
         self._is_stale = False
-        self._known: dict[tuple[str, str], bundle.Row] | None = None
+        self._known: dict[tuple[str, str, str, str], bundle.Row] = {}
+        self._asked: set[tuple[str, str]] = set()
+        """What the times depend on, where the measurements that are known were looked up."""
         self._seen: set[tuple[int, ...]] = set()
         """Sizes at which every choice was looked at."""
 
-    def tune(self, program: _native.Program, sizes: Sequence[int], name: str, budget: Budget) -> float:
+    def tune(
+        self,
+        program: _native.Program,
+        sizes: Sequence[int],
+        name: str,
+        budget: Budget,
+        weights: Sequence[torch.Tensor] = (),
+    ) -> float:
         """Makes choices for a program at these sizes hold, measuring those that are not known; gives the seconds it took.
 
         An interruption keeps what was learned until then.
@@ -153,14 +163,17 @@ class Tuner:
             sizes: Its run-time sizes.
             name: What is being tuned, for the progress bar.
             budget: What it may take; less is left of it afterwards.
+            weights: The program's, in slot order: a trial reads them where it has no room for one of its own.
         """
-        if self.options.tune == "off" or tuple(sizes) in self._seen:
+        # A processor's choices hold for a number of threads.
+        at = (*sizes, 0 if self._is_on_device else torch.get_num_threads())
+        if self.options.tune == "off" or at in self._seen:
             return 0.0
         start = time.perf_counter()
         try:
-            sites, key = self._sites(program, sizes)
+            sites, key = self._sites(program, sizes, weights)
             if self._is_on_device and not sites:
-                self._seen.add(tuple(sizes))
+                self._seen.add(at)
                 return 0.0
             here = (program.hash, *key, tuple(sizes))
             is_open = self.options.tune == "quick" and not self.is_given and here not in self.tuned
@@ -177,12 +190,13 @@ class Tuner:
                     if is_done:
                         self.tuned[here] = None
             finally:
-                self.rows |= {known: _held[known] for known in map(_key, sites) if known in _held}
+                held = ((site, _held.get((*_key(site), *key))) for site in sites)
+                self.rows |= {_key(site): row for site, row in held if row is not None}
                 if self._is_stale:
                     self._is_stale = False
                     # Other sizes of the same bucket would have made the choice; those of other buckets stay as they are.
                     program.forget_size(sizes)
-            self._seen.add(tuple(sizes))
+            self._seen.add(at)
         except _native.NativeError as error:
             # A size that cannot be planned, a trial that found no memory: the call itself says so, or works untuned.
             log.debug("%s is not tuned: %s", name, error.args[1])
@@ -190,10 +204,12 @@ class Tuner:
             budget.left_s -= time.perf_counter() - start
         return time.perf_counter() - start
 
-    def _sites(self, program: _native.Program, sizes: Sequence[int]) -> tuple[Sequence[_Site], tuple[str, str]]:
+    def _sites(
+        self, program: _native.Program, sizes: Sequence[int], weights: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[_Site], tuple[str, str]]:
         """What is to be chosen, and what the times depend on: the device, and the kernels or libraries."""
         if not self._is_on_device:
-            return _native.tuning_sites(program, sizes), (device_name(), _native.kernel_version)
+            return _native.tuning_sites(program, sizes, weights), (device_name(), _native.kernel_version)
         found = _native.device_sites(program, sizes)
         return found, found[0].key if found else ("", "")
 
@@ -201,7 +217,7 @@ class Tuner:
         before = site.chosen
         if not site.install(row[4]):
             return False
-        _held[_key(site)] = row
+        _held[row[:4]] = row
         self._is_stale |= site.chosen != before
         return True
 
@@ -209,7 +225,7 @@ class Tuner:
         sites = [site for site in sites if site.installed is None]
         if not sites:
             return
-        if self._known is None:
+        if key not in self._asked:
             rows = list(self.given)
             if self.options.cache:
                 try:
@@ -219,9 +235,10 @@ class Tuner:
                     complain(f"tuning choices are not read: {error}" if moved is None else f"tuning choices: {moved}")
             # Of two measurements of one choice the later holds.
             rows = sorted((row for row in rows if row[2:4] == key), key=lambda row: row[8])
-            self._known = {row[:2]: row for row in rows}
+            self._known |= {row[:4]: row for row in rows}
+            self._asked.add(key)
         for site in sites:
-            row = self._known.get(_key(site))
+            row = self._known.get((*_key(site), *key))
             if row is not None:
                 self._install(site, row)
 
@@ -243,7 +260,7 @@ class Tuner:
             return True
         is_done = True
         rows: list[bundle.Row] = []
-        gains = [1 - row[5] / row[6] for site in sites if (row := _held.get(_key(site))) is not None]
+        gains = [1 - row[5] / row[6] for site in sites if (row := _held.get((*_key(site), *key))) is not None]
         pace = _Pace(is_on_device=self._is_on_device)
         try:
             with _progress(name, len(wanted)) as bar:

@@ -117,9 +117,8 @@ pub trait Specialized: Send + Sync {
         Vec::new()
     }
 
-    /// The convolutions whose forms are chosen by measurements where there are any: one for each step, and whether runs read
-    /// panels that are kept there, rather than to pack or transform the weight each time.
-    fn choices(&self) -> Vec<(Observed, bool)> {
+    /// The convolutions whose forms are chosen by measurements where there are any, one for each step.
+    fn choices(&self) -> Vec<Open> {
         Vec::new()
     }
 
@@ -279,6 +278,17 @@ pub struct StepTime {
     pub time: Duration,
     /// What it costs.
     pub cost: Cost,
+}
+
+/// A convolution whose form is chosen by measurements.
+#[derive(Clone, Copy, Debug)]
+pub struct Open {
+    /// The convolution.
+    pub observed: Observed,
+    /// Whether runs read panels that are kept, rather than to pack or transform the weight each time.
+    pub is_kept: bool,
+    /// The slot of its weight, if that is one as it is bound.
+    pub slot: Option<usize>,
 }
 
 /// What a step costs at certain sizes.

@@ -2,11 +2,14 @@
 //!
 //! Trials run in the arena that runs of the program use, or before its first run in a block that takes no more than the
 //! forms of weights that runs will keep: a form that needs more memory than a run is no candidate. Only where that is next
-//! to nothing, because the program is small and has no budget, may a trial take [`SMALL_BYTES`] for its own time.
+//! to nothing, because the program is small and has no budget, may a trial take [`SMALL_BYTES`] for its own time. Where a
+//! weight of its own does not fit, a trial reads the module's.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use oxidiff_kernels::cpu::conv::Weight;
 use oxidiff_kernels::cpu::conv_algorithm::{Algorithm, Keep, choose, cost_per_pair};
 use oxidiff_kernels::cpu::conv_choice::{self, ALGORITHMS, Choice, Observed, Site};
 use oxidiff_kernels::isa::Isa;
@@ -15,8 +18,12 @@ use pyo3::prelude::*;
 
 use super::errors::{guarded, shielded};
 use super::executable::Program;
+use super::tensor::Exchange;
+use dlpack_rs::ffi::DLDevice;
 use oxidiff::Error;
-use oxidiff::backend::{Block, Memory, SystemMemory, derived};
+use oxidiff::backend::cpu::weight_strides;
+use oxidiff::backend::{Block, Memory, Open, SystemMemory, Tensor, derived};
+use oxidiff::codegen::tile::kernel_type;
 use oxidiff::runtime::arena::arena_pool;
 
 /// Seconds of the run and of packing, and bytes used.
@@ -46,6 +53,8 @@ pub struct TuningSite {
     isa: Isa,
     /// Memory of trials that the arena does not hold; that of all sites of a program, as long as these live.
     block: Arc<Mutex<Option<Block>>>,
+    /// The weight of one of its steps, as it is bound.
+    weight: Option<Lent>,
     /// By form: how far its result was from the direct form's; it is compared once.
     errors: [OnceLock<f64>; ALGORITHMS.len()],
 }
@@ -55,7 +64,25 @@ const SMALL_BYTES: usize = 16 << 20;
 /// Fewer channels than this leave a transformed product nothing to gain.
 const LEAST_CHANNELS: usize = 64;
 
+/// A weight of the module's, and what keeps its memory alive.
+struct Lent {
+    weight: Weight,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: a description of memory that is only read, as runs of the program read it, and that the owner keeps.
+unsafe impl Send for Lent {}
+
 impl TuningSite {
+    /// Bytes that a trial of a form needs, and the weight that it reads unless that is one of its own.
+    fn needs(&self, algorithm: Algorithm) -> (usize, Option<Weight>) {
+        let bytes = |is_given| conv_choice::memory_bytes(&self.observed, algorithm, self.isa, is_given);
+        match &self.weight {
+            Some(lent) if bytes(false) > self.limit_bytes => (bytes(true), Some(lent.weight)),
+            _ => (bytes(false), None),
+        }
+    }
+
     /// Whether there is anything to choose.
     fn is_open(&self) -> bool {
         let conv = &self.observed.conv;
@@ -130,8 +157,8 @@ impl TuningSite {
     fn candidates(&self) -> PyResult<Vec<usize>> {
         shielded("listing candidates", || {
             let fits = |&i: &usize| {
-                ALGORITHMS[i].applies(&self.observed.conv)
-                    && conv_choice::memory_bytes(&self.observed, ALGORITHMS[i], self.isa) <= self.limit_bytes
+                let algorithm = ALGORITHMS[i];
+                algorithm.applies(&self.observed.conv) && self.needs(algorithm).0 <= self.limit_bytes
             };
             Ok((0..ALGORITHMS.len()).filter(fits).collect())
         })
@@ -142,16 +169,16 @@ impl TuningSite {
         let Some(&algorithm) = ALGORITHMS.get(candidate).filter(|_| is_one) else {
             return Ok(None);
         };
-        let bytes = conv_choice::memory_bytes(&self.observed, algorithm, self.isa);
+        let (bytes, weight) = self.needs(algorithm);
         let is_compared = self.errors[candidate].get().is_none();
         let trial = py.detach(|| {
             guarded("tuning", || {
                 let measure = |memory: *mut u8| {
-                    // SAFETY: the arena and the block below have `bytes`, and are this call's alone.
-                    unsafe {
-                        conv_choice::measure(Pool::global(), self.isa, &self.observed, algorithm, is_compared, memory)
-                    }
-                    .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
+                    let (pool, of) = (Pool::global(), &self.observed);
+                    // SAFETY: the arena and the block below have `bytes`, and are this call's alone; the weight is the one of
+                    // a step that was observed, and lent as long as the site lives.
+                    unsafe { conv_choice::measure(pool, self.isa, of, algorithm, is_compared, weight, memory) }
+                        .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };
                 if bytes <= self.arena_bytes {
                     return measure(arena_pool().lend(self.arena_bytes, 0)?.ptr());
@@ -192,9 +219,15 @@ impl TuningSite {
 }
 
 #[pyfunction]
-fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<Vec<TuningSite>> {
-    let program = program.inner();
-    py.detach(|| {
+#[pyo3(signature = (program, sizes, weights=Vec::new()))]
+fn tuning_sites(
+    py: Python<'_>,
+    program: &Program,
+    sizes: Vec<i64>,
+    weights: Vec<Bound<'_, PyAny>>,
+) -> PyResult<Vec<TuningSite>> {
+    let (program, dl) = (program.inner(), program.place().dl);
+    let (mut found, slots) = py.detach(|| {
         guarded("looking for choices", || {
             let specialized = program.specialize(&sizes)?;
             let arena_bytes = specialized.workspace().bytes();
@@ -207,7 +240,8 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
             let mut found: Vec<TuningSite> = Vec::new();
             let isa = program.plan.target.isa;
             let mut index: HashMap<Site, usize> = HashMap::new();
-            for (observed, is_kept) in specialized.choices() {
+            let mut slots: Vec<Option<usize>> = Vec::new();
+            for Open { observed, is_kept, slot } in specialized.choices() {
                 let site = Site::of(&observed.conv, observed.dtype, observed.weight);
                 let at = *index.entry(site).or_insert_with(|| {
                     let errors = Default::default();
@@ -222,17 +256,41 @@ fn tuning_sites(py: Python<'_>, program: &Program, sizes: Vec<i64>) -> PyResult<
                         limit_bytes,
                         isa,
                         block,
+                        weight: None,
                         errors,
                     });
+                    slots.push(None);
                     found.len() - 1
                 });
                 found[at].count += 1;
                 found[at].kept += usize::from(is_kept);
+                slots[at] = slots[at].or(slot);
             }
-            found.retain(TuningSite::is_open);
-            Ok(found)
+            Ok((found, slots))
         })
-    })
+    })?;
+    for (site, slot) in found.iter_mut().zip(slots) {
+        if let Some(tensor) = slot.and_then(|slot| weights.get(slot)).filter(|_| site.is_open()) {
+            site.weight = lent(tensor, dl, &site.observed)?;
+        }
+    }
+    found.retain(TuningSite::is_open);
+    Ok(found)
+}
+
+/// A tensor as the weight of a convolution, if it is one.
+fn lent(tensor: &Bound<'_, PyAny>, dl: DLDevice, of: &Observed) -> PyResult<Option<Lent>> {
+    let borrowed = Exchange::get(tensor.py())?.borrow(tensor, dl)?;
+    let Tensor { ptr, dtype, shape, strides } = borrowed.describe();
+    let numel = of.conv.out_channels * of.conv.terms();
+    let is_it = kernel_type(dtype) == Some(of.weight)
+        && (3..=5).contains(&shape.len())
+        && shape.iter().product::<i64>() == numel as i64;
+    Ok(is_it.then(|| {
+        let strides: Vec<isize> = strides.iter().map(|&s| s as isize).collect();
+        let weight = Weight { ptr, dtype: of.weight, strides: weight_strides(&strides) };
+        Lent { weight, _owner: Box::new(borrowed) }
+    }))
 }
 
 #[pyfunction]

@@ -403,9 +403,9 @@ def test_choices_are_looked_for_once_per_size(monkeypatch: pytest.MonkeyPatch) -
     real = _native.tuning_sites
     seen: list[tuple[int, ...]] = []
 
-    def counted(program: Any, sizes: Any) -> Any:
+    def counted(program: Any, sizes: Any, weights: Any) -> Any:
         seen.append(tuple(sizes))
-        return real(program, sizes)
+        return real(program, sizes, weights)
 
     monkeypatch.setattr(_native, "tuning_sites", counted)
     first, second = compiled_of(net()), compiled_of(net())
@@ -640,8 +640,8 @@ def test_quick_tuning_stops_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatc
 def test_what_was_learned_before_decides_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune._Pace, "expect", lambda self, flops: flops / 1e12)
     sites: list[Any] = [Site(1.0, 2.0, name=str(i), count=3, flops=1e13) for i in range(9)]
-    row = ("device", "library", "0 0", 1.0, 1.0, 8, 1)
-    monkeypatch.setattr(tune, "_held", {tune._key(site): (*tune._key(site), *row) for site in sites[:8]})
+    key, row = ("device", "library"), ("0 0", 1.0, 1.0, 8, 1)
+    monkeypatch.setattr(tune, "_held", {(*tune._key(s), *key): (*tune._key(s), *key, *row) for s in sites[:8]})
     for site in sites[:8]:
         site.installed = "0 0"
     assert measured_sites(sites, tune_budget_s=60.0) == [], "eight of nine gained nothing"
@@ -881,6 +881,45 @@ def test_choices_travel_with_the_artifact(tmp_path: Path, monkeypatch: pytest.Mo
     assert installed == {row[4] for row in artifact.rows}
     loaded.save_graph(held)
     assert read_artifact(held).rows == artifact.rows, "and given on"
+
+
+def test_a_convolution_whose_weight_fits_no_trial_reads_the_modules() -> None:
+    """It has more bytes than the workspace of the whole program, and is read where it lies: with channels as neighbours, too."""
+    for form in (torch.contiguous_format, torch.channels_last):
+        module = nn.Sequential(nn.Conv2d(768, 768, 3, padding=1)).eval().to(memory_format=form).requires_grad_(False)
+        compiled = compiled_of(module, tune="full")
+        result = compiled(torch.randn(1, 768, 12, 12))
+        (variant,) = dispatcher_of(compiled).engines()[0].variants
+        sizes = [1, 12, 12][: _symbols(compiled)]
+        (bare,) = _native.tuning_sites(variant.program, sizes)
+        assert bare.candidates() == [], "a weight of its own does not fit"
+        (site,) = _native.tuning_sites(variant.program, sizes, variant.tensors)
+        assert site.candidates() == [0, 1, 2]
+        assert site.installed is not None, "it was measured"
+        trial = site.measure(2)
+        assert trial is not None and trial[2] < module[0].weight.nbytes
+        assert result.shape == (1, 768, 12, 12)
+        bundle.clear()
+        _native.forget_choices()
+
+
+def test_choices_are_those_of_a_number_of_threads() -> None:
+    """Measured with one, they are neither taken nor shown for two, by another module with the same program."""
+    threads = torch.get_num_threads()
+    compiled = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            compiled.append(compiled_of(net(), tune="full"))
+            compiled[-1](X)
+            (variant,) = dispatcher_of(compiled[-1]).engines()[0].variants
+            assert [f"{count} threads" in row[2] for row in variant.rows] == [True, True]
+            sites = _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(compiled[-1])])
+            assert {s.installed for s in sites} == {row[4] for row in variant.rows}
+        assert sorted(row[2].rpartition(", ")[2] for row in bundle.entries()) == ["1 threads"] * 2 + ["2 threads"] * 2
+        assert oxidiff.report(compiled[-1]).shared_with == 1
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_one_database_one_result() -> None:

@@ -46,6 +46,8 @@ pub struct Site {
     half_octave: u32,
     /// The shorter side of the image, up to 16: partial tiles matter below.
     side: usize,
+    /// The process's threads: what is best for one need not be for two.
+    threads: usize,
 }
 
 impl Site {
@@ -62,10 +64,11 @@ impl Site {
             types: [dtype, weight],
             half_octave: rows.saturating_mul(rows).ilog2(),
             side: conv.output[1].min(conv.output[2]).min(16),
+            threads: Pool::global().threads(),
         }
     }
 
-    /// Everything but the sizes, as text.
+    /// Everything but the sizes and the threads, as text.
     pub fn op(&self) -> String {
         let Self { channels, groups, kernel, stride, dilation, upsample, types, .. } = self;
         format!(
@@ -232,30 +235,34 @@ pub fn for_all_threads(bytes: usize) -> usize {
 /// Bytes between the parts of the lent memory.
 const ALIGN: usize = 4096;
 
-/// Bytes of memory that [`measure`] needs, the direct form's included.
-pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa) -> usize {
-    memory_bytes_by(of, algorithm, isa, most_bytes())
+/// Columns of the result that are compared with the direct form's at a time.
+const COMPARED: usize = 64;
+
+/// Bytes of memory that [`measure`] needs, what it compares with included, and a weight where none is given.
+pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool) -> usize {
+    memory_bytes_by(of, algorithm, isa, is_given, most_bytes())
 }
 
 /// [`memory_bytes`], with this much packed at a time.
-pub fn memory_bytes_by(of: &Observed, algorithm: Algorithm, isa: Isa, most_bytes: usize) -> usize {
-    parts(of, algorithm, isa, most_bytes).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
+pub fn memory_bytes_by(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool, most_bytes: usize) -> usize {
+    parts(of, algorithm, isa, is_given, most_bytes).iter().map(|b| b.next_multiple_of(ALIGN)).sum()
 }
 
-/// Input, weight, panels or memory to work in, result, the direct form's result.
-fn parts(of: &Observed, algorithm: Algorithm, isa: Isa, most_bytes: usize) -> [usize; 5] {
+/// Input, weight, panels or memory to work in, result, some columns of the direct form's result.
+fn parts(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool, most_bytes: usize) -> [usize; 5] {
     let conv = dense(&of.conv);
     let chunk = Conv { out_channels: columns_at_once(of, isa, most_bytes), ..conv };
     let pixels = conv.batch * conv.input.iter().product::<usize>();
     let packed = chunk.packed_bytes(of.weight, isa).max(chunk.packed_bytes_for(of.dtype, of.weight, isa));
     let packed = packed.max(work_bytes(&conv, algorithm, isa, Room::Ample));
-    let result = conv.rows() * conv.out_channels * 4;
+    let weight = if is_given { 0 } else { conv.out_channels * conv.terms() * of.weight.size_bytes() };
+    let result = |columns: usize| conv.rows() * columns * 4;
     [
         pixels * conv.in_channels * of.dtype.size_bytes(),
-        conv.out_channels * conv.terms() * of.weight.size_bytes(),
+        weight,
         packed,
-        result,
-        result,
+        result(conv.out_channels),
+        result(COMPARED.min(conv.out_channels)),
     ]
 }
 
@@ -268,24 +275,27 @@ fn dense(conv: &Conv) -> Conv {
     Conv { strides: [depth as isize * plane, plane, row, channels], ..*conv }
 }
 
-/// Times one form, on numbers that are others each time; with `is_compared` the direct one before it, to compare with. The
-/// direct form packs a few columns at a time, as runs do that keep no panels, or while it multiplies where they do that.
+/// Times one form, on numbers that are others each time; with `is_compared` its result is compared with the direct one's. The
+/// direct form packs a few columns at a time, as runs do that keep no panels, or while it multiplies where they do that. The
+/// weight is the `given` one, or as random as the input.
 ///
 /// # Errors
 /// [`KernelError`] if a form does not apply, or scratch memory runs out.
 ///
 /// # Safety
-/// `memory` must be writable for [`memory_bytes`], and nobody else's meanwhile.
+/// `memory` must be writable for [`memory_bytes`], and nobody else's meanwhile; a given weight must be valid for the sizes and
+/// of the type of the convolution that was observed.
 pub unsafe fn measure(
     pool: &Pool,
     isa: Isa,
     of: &Observed,
     algorithm: Algorithm,
     is_compared: bool,
+    given: Option<Weight>,
     memory: *mut u8,
 ) -> Result<Trial, KernelError> {
     // SAFETY: the caller's promise.
-    unsafe { measure_by(pool, isa, of, algorithm, is_compared, most_bytes(), memory) }
+    unsafe { measure_by(pool, isa, of, algorithm, is_compared, given, most_bytes(), memory) }
 }
 
 /// [`measure`], with this much packed at a time.
@@ -295,18 +305,20 @@ pub unsafe fn measure(
 ///
 /// # Safety
 /// As there, for [`memory_bytes_by`].
+#[allow(clippy::too_many_arguments)]
 pub unsafe fn measure_by(
     pool: &Pool,
     isa: Isa,
     of: &Observed,
     algorithm: Algorithm,
     is_compared: bool,
+    given: Option<Weight>,
     most_bytes: usize,
     memory: *mut u8,
 ) -> Result<Trial, KernelError> {
     static TRIALS: AtomicU32 = AtomicU32::new(0);
     let conv = dense(&of.conv);
-    let sizes = parts(of, algorithm, isa, most_bytes);
+    let sizes = parts(of, algorithm, isa, given.is_some(), most_bytes);
     let mut at = [memory; 5];
     for i in 1..5 {
         at[i] = at[i - 1].wrapping_add(sizes[i - 1].next_multiple_of(ALIGN));
@@ -321,16 +333,22 @@ pub unsafe fn measure_by(
     let [depth, height, width] = conv.kernel.map(|k| k as isize);
     let taps = depth * height * width;
     let terms = conv.terms() as isize;
-    let weight = Weight { ptr: raw, dtype: of.weight, strides: [terms, taps, height * width, width, 1] };
+    let random = Weight { ptr: raw, dtype: of.weight, strides: [terms, taps, height * width, width, 1] };
+    let weight = given.unwrap_or(random);
+    // The weight of the columns from `first` on.
+    let from = |first: usize| {
+        let bytes = first as isize * weight.strides[0] * of.weight.size_bytes() as isize;
+        Weight { ptr: weight.ptr.wrapping_offset(bytes), ..weight }
+    };
     let columns = conv.out_channels as isize;
     let at_once = columns_at_once(of, isa, most_bytes);
-    let once = |algorithm: Algorithm, to: *mut u8| -> Result<(Duration, Duration), KernelError> {
-        let store = |first: usize| StoreEpilogue::new(to.wrapping_add(first * 4), DType::F32, columns);
+    let once = || -> Result<(Duration, Duration), KernelError> {
+        let store = |first: usize| StoreEpilogue::new(out.wrapping_add(first * 4), DType::F32, columns);
         let (mut running, mut packing) = (Duration::ZERO, Duration::ZERO);
         if algorithm != Algorithm::Direct {
             let start = Instant::now();
             let work = Work { ptr: packed, room: Room::Ample };
-            // SAFETY: every part has the size that the convolution needs, `to` holds all results in f32.
+            // SAFETY: every part has the size that the convolution needs, `out` holds all results in f32.
             unsafe {
                 conv_winograd(
                     pool,
@@ -347,8 +365,7 @@ pub unsafe fn measure_by(
         }
         let chunks = (0..conv.out_channels).step_by(at_once).map(|first| {
             let chunk = Conv { out_channels: at_once.min(conv.out_channels - first), ..conv };
-            let rows = first * conv.terms() * of.weight.size_bytes();
-            (first, chunk, Weight { ptr: weight.ptr.wrapping_add(rows), ..weight })
+            (first, chunk, from(first))
         });
         for (first, chunk, source) in chunks.clone() {
             let start = Instant::now();
@@ -379,29 +396,31 @@ pub unsafe fn measure_by(
         }
         Ok((running, packing))
     };
-    let is_compared = is_compared && algorithm != Algorithm::Direct;
-    if is_compared {
-        once(Algorithm::Direct, expected)?;
+    let (run, pack) = once()?;
+    if !is_compared || algorithm == Algorithm::Direct {
+        return Ok(Trial { run, pack, error: 0.0 });
     }
-    let (run, pack) = once(algorithm, out)?;
-    // SAFETY: both results were written in full, as f32.
-    let error = if is_compared { unsafe { distance(out.cast(), expected.cast(), sizes[3] / 4) } } else { 0.0 };
-    Ok(Trial { run, pack, error })
-}
-
-/// Distance of `got` from `want`, relative to the norm of that.
-///
-/// # Safety
-/// Both must hold `count` numbers.
-unsafe fn distance(got: *const f32, want: *const f32, count: usize) -> f64 {
-    // SAFETY: the caller's promise.
-    let (got, want) = unsafe { (std::slice::from_raw_parts(got, count), std::slice::from_raw_parts(want, count)) };
     let (mut distance, mut norm) = (0f64, 0f64);
-    for (&a, &b) in got.iter().zip(want) {
-        distance += f64::from(a - b).powi(2);
-        norm += f64::from(b).powi(2);
+    for first in (0..conv.out_channels).step_by(COMPARED) {
+        let chunk = Conv { out_channels: COMPARED.min(conv.out_channels - first), ..conv };
+        let store = StoreEpilogue::new(expected, DType::F32, chunk.out_channels as isize);
+        // SAFETY: as above; where panels are packed all of them fit, or at least as many columns.
+        unsafe {
+            let panels = pack_conv_weight(pool, isa, &chunk, &from(first), packed);
+            super::conv::conv(pool, isa, &chunk, x, of.dtype, &panels, &store)?;
+        }
+        for row in 0..conv.rows() {
+            let (got, want) = (row * conv.out_channels + first, row * chunk.out_channels);
+            for column in 0..chunk.out_channels {
+                // SAFETY: both results were written in full, as f32.
+                let (a, b) =
+                    unsafe { (*out.cast::<f32>().add(got + column), *expected.cast::<f32>().add(want + column)) };
+                distance += f64::from(a - b).powi(2);
+                norm += f64::from(b).powi(2);
+            }
+        }
     }
-    (distance / norm.max(f64::MIN_POSITIVE)).sqrt()
+    Ok(Trial { run, pack, error: (distance / norm.max(f64::MIN_POSITIVE)).sqrt() })
 }
 
 /// Numbers that a task of [`fill`] writes.

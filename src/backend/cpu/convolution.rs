@@ -18,6 +18,7 @@ use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::{Maker, Operand, Role, Through};
 use crate::Result;
 use crate::backend::KeptForm;
+use crate::backend::Open;
 use crate::backend::tensor::{Memory, SystemMemory};
 use crate::ir::Op;
 use crate::plan::ConcreteAccess;
@@ -54,7 +55,8 @@ fn padded<T: Copy>(values: &[T], missing: T) -> [T; 3] {
     all
 }
 
-fn weight_strides(strides: &[isize]) -> [isize; 5] {
+/// Strides of a weight of one to three spatial dimensions as those of three.
+pub fn weight_strides(strides: &[isize]) -> [isize; 5] {
     let [d, h, w] = padded(&strides[2..], 0);
     [strides[0], strides[1], d, h, w]
 }
@@ -202,9 +204,9 @@ impl ConvolutionCall {
 }
 
 impl Call for ConvolutionCall {
-    fn convolution(&self) -> Option<(Observed, bool)> {
+    fn convolution(&self) -> Option<Open> {
         let observed = Observed { conv: self.conv, dtype: self.x.1, weight: self.weight.1 };
-        Some((observed, matches!(self.form, Form::Kept(_))))
+        Some(Open { observed, is_kept: matches!(self.form, Form::Kept(_)), slot: self.slot })
     }
 
     fn products(&self) -> f64 {

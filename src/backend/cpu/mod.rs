@@ -35,6 +35,7 @@ mod run;
 mod specialize;
 mod tile;
 
+pub use convolution::weight_strides;
 use run::SpecializedCpu;
 
 const NAME: &str = "cpu";

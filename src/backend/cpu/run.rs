@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use oxidiff_kernels::cpu::conv_choice::Observed;
 use oxidiff_kernels::cpu::conv_winograd::Room;
 use oxidiff_kernels::cpu::tile_exec::Prepared;
 use oxidiff_kernels::isa::Isa;
@@ -16,7 +15,7 @@ use super::{NAME, Program, convolution, copy};
 use crate::backend::derived::Form;
 use crate::backend::tensor::{Block, Memory, SystemMemory, Tensor};
 use crate::backend::weights::WeightSet;
-use crate::backend::{Cost, KeptForm, Run, Specialized, StepTime};
+use crate::backend::{Cost, KeptForm, Open, Run, Specialized, StepTime};
 use crate::memory::ALIGN_BYTES;
 use crate::plan::{Access, BufferKind, Plan, Scratch, Step, Workspace};
 use crate::{Error, Result};
@@ -50,8 +49,8 @@ pub(super) trait Call: Send + Sync {
     /// Every buffer that the step reads or writes must be behind its address in `ctx`.
     unsafe fn run(&self, ctx: &Ctx<'_>) -> Result<()>;
 
-    /// The convolution, if that is what it is, and whether its panels are kept between runs.
-    fn convolution(&self) -> Option<(Observed, bool)> {
+    /// The convolution, if that is what it is.
+    fn convolution(&self) -> Option<Open> {
         None
     }
 
@@ -440,7 +439,7 @@ impl Specialized for SpecializedCpu {
         (0..self.program.plan.steps.len()).map(|at| self.cost(at)).collect()
     }
 
-    fn choices(&self) -> Vec<(Observed, bool)> {
+    fn choices(&self) -> Vec<Open> {
         // Where eager's rounding is asked for there is one form only.
         match self.program.plan.options.exact {
             true => Vec::new(),
