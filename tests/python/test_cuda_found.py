@@ -165,9 +165,21 @@ def test_an_old_driver_and_an_old_device_are_reasons(driver: Path, tmp_path: Pat
     device = findings(torch_folder, driver=driver, FAKE_ARCH="61")["cuda device"]
     assert device[0] is False
     assert "this processor has compute capability 6.1; 7.5 is the oldest that is supported" in device[1]
+
     stand_in.driver(tmp_path, "-DcuGraphUpload=gone")
     older = findings(torch_folder, driver=tmp_path)["cuda driver"]
     assert older == (False, "the NVIDIA driver has no `cuGraphUpload`: a newer driver is needed")
+
+
+def test_a_gpu_that_is_newer_than_the_compiler(driver: Path) -> None:
+    """One of a generation that it knows runs code for an older one; of the next generation it does not."""
+    torch_folder = Path(torch.__file__).parent
+    if not findings(torch_folder, driver=driver)["nvrtc"][0]:
+        pytest.skip("this PyTorch has no NVRTC")
+    is_there, text = findings(torch_folder, driver=driver, FAKE_ARCH="130")["cuda device"][:2]
+    assert not is_there and "has compute capability 13.0, for which NVRTC" in text and "a newer PyTorch" in text
+    assert findings(torch_folder, driver=driver, FAKE_ARCH="89")["cuda device"][0]
+    assert findings(torch_folder, driver=driver, FAKE_ARCH="129")["cuda device"][0]
 
 
 _MODULE = """

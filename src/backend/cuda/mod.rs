@@ -98,6 +98,16 @@ pub fn device(ordinal: u32) -> Result<Arc<Device>> {
             device.arch() % 10
         )));
     }
+    if let Ok(nvrtc) = compiler()
+        && nvrtc.arch_for(device.arch())?.is_none()
+    {
+        let (name, arch, (major, minor)) = (device.name(), device.arch(), nvrtc.version());
+        return Err(unusable(format!(
+            "{name} has compute capability {}.{}, for which NVRTC {major}.{minor} does not compile: it comes with a newer PyTorch",
+            arch / 10,
+            arch % 10
+        )));
+    }
     Ok(device)
 }
 

@@ -86,12 +86,24 @@ impl Nvrtc {
         Ok(archs.into_iter().map(i32::unsigned_abs).collect())
     }
 
-    /// Compiles `source` for compute capability `arch`; `verbose` asks for registers and spills in the log.
+    /// The capability to compile for if a device has `arch`: that, or the next older one that it runs code of, as devices do
+    /// within a generation. None where this NVRTC is older than the generation; one that knows of none is taken at its word.
+    ///
+    /// # Errors
+    /// If NVRTC refuses.
+    pub fn arch_for(self, arch: u32) -> Result<Option<u32>> {
+        let known = self.archs()?;
+        let is_one = |known: &u32| known / 10 == arch / 10 && *known <= arch;
+        Ok(if known.is_empty() { Some(arch) } else { known.into_iter().filter(is_one).max() })
+    }
+
+    /// Compiles `source` for devices of compute capability `arch`; `verbose` asks for registers and spills in the log.
     ///
     /// # Errors
     /// [`Error::Backend`] with the compiler's messages.
     pub fn compile(self, source: &str, arch: u32, verbose: bool) -> Result<Compiled> {
         let text = CString::new(source).map_err(|_| failed("a kernel's text has a zero byte".to_owned()))?;
+        let arch = self.arch_for(arch)?.unwrap_or(arch);
         let mut options = vec![format!("--gpu-architecture=sm_{arch}"), "--std=c++17".to_owned()];
         if verbose {
             options.push("--ptxas-options=-v".to_owned());
