@@ -438,6 +438,61 @@ def test_graph_file(net: nn.Module, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("how", ["called", "warmed up", "background"])
+def test_a_graph_file_is_there_after_the_first_call_whatever_the_cache_has(
+    net: nn.Module, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "net.oxi"
+    oxidiff.compile(net)(image())
+    for start in range(2):
+        compiled: Any = oxidiff.compile(net, graph_file=str(path), background=how == "background")
+        if how == "warmed up":
+            oxidiff.warmup(compiled, image())
+        else:
+            compiled(image())
+        until = time.monotonic() + 60
+        while how == "background" and oxidiff.report(compiled).calls == oxidiff.report(compiled).eager_calls:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+            compiled(image())
+        assert oxidiff.report(compiled).captures == 0
+        assert len(read_artifact(path).graphs) == 1
+        # A second name keeps the file, should another one take its place.
+        if start == 0:
+            os.link(path, tmp_path / "first")
+    assert path.samefile(tmp_path / "first"), "it had all that there is"
+    alone: Any = oxidiff.compile(net, graph_file=str(path), cache=False)
+    alone(image())
+    assert oxidiff.report(alone).captures == 0, "it has what the cache had"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_graph_file_is_written_by_each_module_that_finds_none(tmp_path: Path, has_cache: bool) -> None:
+    """Modules that share a program are alive, and the file was removed since the first of them wrote it."""
+    path = tmp_path / "net.oxi"
+    compiled: list[Any] = []
+    for _ in range(2):
+        compiled.append(oxidiff.compile(Net().eval(), graph_file=str(path), cache=has_cache))
+        compiled[-1](image())
+        assert len(read_artifact(path).graphs) == 1
+        path.unlink()
+    assert [oxidiff.report(one).captures for one in compiled] == [1, 0]
+
+
+@torch.no_grad()
+def test_what_is_loaded_goes_to_the_graph_file(net: nn.Module, tmp_path: Path) -> None:
+    first: Any = oxidiff.compile(net, cache=False)
+    first(image())
+    first.save_graph(tmp_path / "saved.oxi")
+    second: Any = oxidiff.compile(net, cache=False, graph_file=str(tmp_path / "net.oxi"))
+    second.load_graph(tmp_path / "saved.oxi")
+    second(image())
+    assert oxidiff.report(second).captures == 0
+    assert len(read_artifact(tmp_path / "net.oxi").graphs) == 1
+
+
+@torch.no_grad()
 def test_pipelines(tmp_path: Path) -> None:
     def pipe() -> Any:
         parts = {name: shallow(name) for name in ("sd15-unet", "sd15-vae-decoder")}
