@@ -955,6 +955,78 @@ def test_machine_code_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert there == files
 
 
+def refused(path: Path) -> str:
+    """What a bundle is refused with; empty if it is not."""
+    try:
+        bundle.check(path)
+    except oxidiff.ArtifactError as error:
+        assert str(path) in str(error), "it names the file"
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({"GNU.sparse.map": "1,2,x"}, True),
+        ({"GNU.sparse.map": "0,1", "GNU.sparse.size": "5"}, True),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, True),
+        ({"size": "9" * 30}, True),
+        ({"size": "-1024"}, True),
+        ({"size": "x"}, True),
+        ({"path": "../out"}, True),
+        ({"path": "tuning\0"}, True),
+        # What says nothing of where something is, or how large, does no harm.
+        ({"GNU.sparse.major": "x", "GNU.sparse.minor": "0"}, False),
+        ({"mtime": "9" * 400}, False),
+        ({"hdrcharset": "nonsense"}, False),
+    ],
+)
+def test_a_bundle_with_made_up_headers_is_refused(headers: dict[str, str], is_refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "all.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (("tuning", _native.encode_artifact([("tuning", b"[]")])), ("end", b"0")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.pax_headers = headers if name == "tuning" else {}
+            tar.addfile(member, io.BytesIO(content))
+    assert bool(refused(path)) == is_refused
+
+
+@torch.no_grad()
+def test_mutated_bundles_are_refused(net: nn.Module, tmp_path: Path) -> None:
+    """The headers above all, which no checksum of the cache's covers: mutated with and without one of their own."""
+    oxidiff.compile(net, tune="off")(image())
+    _native.TuningDatabase(str(bundle.database_path())).add([ROW])
+    whole, path = tmp_path / "whole.tar", tmp_path / "all.tar"
+    bundle.export(whole)
+    assert not refused(whole)
+    data = whole.read_bytes()
+    with tarfile.open(whole) as tar:
+        places = [member.offset for member in tar]
+    source, count, until = random.Random(7), 0, time.monotonic() + 4
+    for _ in range(3000):
+        if time.monotonic() > until:
+            break
+        fresh = bytearray(data)
+        if source.random() < 0.2:
+            fresh = bytearray(mutated(data, source))
+        else:
+            at = source.choice(places)
+            for _ in range(source.randint(1, 3)):
+                first = source.choice([0, 100, 124, 124, 136, 156, 156, 157, 257, 345])
+                some = source.choice(
+                    [b"\xff" * 12, b"\x80" + bytes(11), b"7" * 11, b"-1", b"x", b"L", b"S", b"g", b"\0"]
+                )
+                fresh[at + first : at + first + len(some)] = some
+            if source.random() < 0.9:
+                fresh[at + 148 : at + 156] = b" " * 8
+                fresh[at + 148 : at + 156] = b"%06o\0 " % sum(fresh[at : at + 512])
+        path.write_bytes(fresh)
+        count += bool(refused(path))
+    assert count > 50
+
+
 def test_an_export_holds_one_file_in_memory(tmp_path: Path) -> None:
     """More than an artifact may have in all."""
     folder = bundle.database_path().parent / "cubins"

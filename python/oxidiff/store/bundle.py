@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .. import _native
-from ..errors import ArtifactError, CacheError, from_native
+from ..errors import ArtifactError, CacheError, from_native, is_interrupt
 from .artifact import Artifact, Row, as_row, read_artifact
 from .cache import cache_folder, update
 from .encode import decoding, to_bytes, to_data
@@ -246,7 +246,12 @@ class _Unit(NamedTuple):
 
 
 def _contents(file: Path) -> Iterator[Artifact | _Unit | list[Row]]:
-    """What a bundle or a tuning database has, one after the other, each checked."""
+    """What a bundle or a tuning database has, one after the other, each checked.
+
+    Raises:
+        ArtifactError: As :func:`check`; it names the file.
+        CacheError: The database cannot be read.
+    """
     try:
         with file.open("rb") as opened:
             head = opened.read(8)
@@ -262,32 +267,36 @@ def _contents(file: Path) -> Iterator[Artifact | _Unit | list[Row]]:
         with tarfile.open(file, "r:") as tar:
             for member in tar:
                 name, is_unit = member.name, _UNIT.fullmatch(member.name)
-                if not member.isreg() or member.size > (_MAX_UNIT if is_unit else _MAX_ENTRY):
-                    raise ArtifactError(f"{file}: {name} is no file, or has more bytes than any can have")
+                is_file = member.isreg() and not member.issparse() and member.size >= 0
+                if not is_file or member.size > (_MAX_UNIT if is_unit else _MAX_ENTRY):
+                    raise ArtifactError(f"{name!r} is no file, or has more bytes than any can have")
                 reader = tar.extractfile(member)
                 content = b"" if reader is None else reader.read()
                 if name == "end":
                     told = content
                 elif is_unit:
                     if not _native.is_whole(content):
-                        raise ArtifactError(f"{file}: {name} is damaged")
+                        raise ArtifactError(f"{name} is damaged")
                     count += 1
                     yield _Unit(is_unit[1], content)
                 elif name.startswith("graphs/"):
                     count += 1
                     yield Artifact.from_bytes(content)
                 elif name == "tuning":
-                    yield _rows(file, content)
+                    yield _rows(content)
                 else:
-                    raise ArtifactError(f"{file}: there is no such thing as {name} in a cache")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise ArtifactError(f"{file} is not a cache that was exported: {error}") from error
-    except _native.NativeError as error:
-        raise ArtifactError(f"{file}: {error.args[1]}") from error
+                    raise ArtifactError(f"there is no such thing as {name!r} in a cache")
+    except ArtifactError as error:
+        raise ArtifactError(f"{file}: {error}") from error
+    except Exception as error:
+        # Of numbers in headers that are none, or that are beyond all bounds, tarfile lets through what Python says.
+        if is_interrupt(error):
+            raise
+        raise ArtifactError(f"{file} is not a cache that was exported: {str(error) or type(error).__name__}") from error
     if told != str(count).encode():
         raise ArtifactError(f"{file} is cut or damaged: it has {count} files and no end that says so")
 
 
-def _rows(file: Path, content: bytes) -> list[Row]:
-    with decoding(str(file)):
+def _rows(content: bytes) -> list[Row]:
+    with decoding("what was tuned"):
         return [as_row(row) for row in to_data(_native.decode_artifact(content)["tuning"])]
