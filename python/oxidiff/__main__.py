@@ -13,7 +13,7 @@ import torch
 import oxidiff
 from oxidiff import advice, doctor, testing
 from oxidiff import bench as benches
-from oxidiff.store import bundle, read_artifact
+from oxidiff.store import bundle, cache_folder, read_artifact
 
 __all__ = ["main"]
 
@@ -74,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     actions.add_parser("clear", help="remove all of it").set_defaults(run=_cache_clear)
     for name, run, meaning in (
         ("export", _cache_export, "write all of it to one file"),
-        ("import", _cache_merge, "replace it by what is in a file"),
+        ("import", _cache_import, "replace it by what is in a file"),
         ("merge", _cache_merge, "add what is in a file, or in another tuning database"),
     ):
         action = actions.add_parser(name, help=meaning)
         action.add_argument("file", metavar="FILE")
-        action.set_defaults(run=run, replaces=name == "import")
+        action.set_defaults(run=run)
     given = list(sys.argv[1:] if arguments is None else arguments)
     at = given.index("--") if given[:1] == ["bench"] and "--" in given else len(given)
     chosen = parser.parse_args(given[:at])
@@ -148,7 +148,7 @@ def _cache_ls(chosen: argparse.Namespace) -> int:
 
 
 def _cache_clear(_: argparse.Namespace) -> int:
-    print(f"{bundle.clear()} files removed")
+    print(f"{bundle.clear()} files removed from {cache_folder()}")
     return 0
 
 
@@ -157,12 +157,13 @@ def _cache_export(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _cache_import(chosen: argparse.Namespace) -> int:
+    print(f"{bundle.replace(chosen.file)} entries from {chosen.file} are what is in {cache_folder()} now")
+    return 0
+
+
 def _cache_merge(chosen: argparse.Namespace) -> int:
-    if chosen.replaces:
-        # Read in full before anything is removed.
-        bundle.check(chosen.file)
-        bundle.clear()
-    print(f"{bundle.merge(chosen.file)} entries added from {chosen.file}")
+    print(f"{bundle.merge(chosen.file)} entries added from {chosen.file} to {cache_folder()}")
     return 0
 
 

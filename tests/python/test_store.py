@@ -876,6 +876,159 @@ def test_the_cache_travels(
     assert len(stored_files()) == 1
 
 
+def cache_files(folder: Path | None = None) -> dict[str, bytes]:
+    """What is in the cache's folder, or a copy of it, but for locks."""
+    folder = folder or bundle.database_path().parent
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != ".oxidiff-lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def two_caches(net: nn.Module, tmp_path: Path) -> tuple[Path, dict[str, bytes], dict[str, bytes]]:
+    """A bundle, what an import of it makes of the cache, and what is in that: a graph of both, one of each, machine code."""
+    cubins = bundle.database_path().parent / "cubins"
+
+    def fill(channels: int, unit: str, row: Any) -> None:
+        for module in (net, Net(channels).eval()):
+            with torch.no_grad():
+                oxidiff.compile(module, tune="off")(image())
+        _native.write_file(str(cubins / f"{unit * 32}.cubin"), kept_file(unit.encode()))
+        _native.TuningDatabase(str(bundle.database_path())).add([row])
+
+    fill(10, "0a", ROW)
+    bundle.export(tmp_path / "all.tar")
+    new = cache_files()
+    bundle.clear()
+    fill(12, "1b", ("linear", *ROW[1:]))
+    return tmp_path / "all.tar", new, cache_files()
+
+
+def is_like(found: dict[str, bytes], wanted: dict[str, bytes]) -> bool:
+    """Whether these are the files; of the database the rows."""
+    names = found.keys() == wanted.keys()
+    return names and all(name.endswith(".sqlite") or found[name] == data for name, data in wanted.items())
+
+
+def test_an_import_replaces_all(two_caches: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path, new, _ = two_caches
+    assert main(["cache", "import", str(path)]) == 0
+    assert str(bundle.database_path().parent) in capsys.readouterr().out, "it says in which folder"
+    assert is_like(cache_files(), new)
+    assert bundle.entries() == [ROW]
+    # From a file in the cache's own folder, too.
+    inside = bundle.database_path().parent / "all.tar"
+    path.rename(inside)
+    assert main(["cache", "import", str(inside)]) == 0
+    inside.unlink()
+    assert is_like(cache_files(), new) and bundle.entries() == [ROW]
+
+
+@pytest.mark.parametrize("name", ["tuning.sqlite", "other name", "link", "tuning.damaged"])
+def test_an_import_of_what_it_would_remove_is_refused(
+    name: str, two_caches: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bundle.database_path().parent
+    if name == "tuning.damaged":
+        (folder / name).write_bytes(bundle.database_path().read_bytes())
+    elif name == "link":
+        (folder / name).symlink_to("tuning.sqlite")
+    elif name == "other name":
+        os.link(folder / "tuning.sqlite", folder / name)
+    before = cache_files()
+    assert main(["cache", "import", str(folder / name)]) == 1
+    assert str(folder / name) in capsys.readouterr().err
+    assert cache_files() == before
+
+
+def test_an_import_that_fails_leaves_what_there_was(two_caches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of its steps, which are writes of files and of rows and changes of names."""
+    path, new, old = two_caches
+    steps = 0
+
+    def count_to(last: int, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == last:
+                raise OSError(28, "No space left on device")
+            return real(*arguments)
+
+        return counted
+
+    for last in range(1, 100):
+        steps = 0
+        with monkeypatch.context() as context:
+            for holder, name in ((os, "replace"), (os, "link"), (_native, "write_file"), (bundle, "_add_rows")):
+                context.setattr(holder, name, count_to(last, getattr(holder, name)))
+            try:
+                bundle.replace(path)
+            except oxidiff.CacheError as error:
+                assert "No space left" in str(error)
+                assert cache_files() == old
+                continue
+        break
+    assert last > 10 and is_like(cache_files(), new) and bundle.entries() == [ROW]
+
+
+def test_an_import_that_is_killed_leaves_nothing_out(two_caches: Any, tmp_path: Path) -> None:
+    """At each of its changes of names: every file that was there is, as it was or as it is in the bundle."""
+    path, new, old = two_caches
+    code = """
+        import os, shutil, sys
+        import oxidiff
+        from oxidiff.store import bundle
+        path, folder, out = sys.argv[1:]
+        os.mkdir(out)
+        def ends(at):
+            steps = iter(range(1, at))
+            def counted(real):
+                return lambda *names: real(*names) if next(steps, None) else os._exit(0)
+            os.replace, os.link = counted(os.replace), counted(os.link)
+            bundle.replace(path)
+            os._exit(1)
+        shutil.move(folder, out + "/0")
+        for at in range(1, 100):
+            shutil.copytree(out + "/0", folder, dirs_exist_ok=True)
+            child = os.fork()
+            if child == 0:
+                ends(at)
+            _, status = os.waitpid(child, 0)
+            shutil.move(folder, f"{out}/{at}")
+            if status:
+                break
+        print(at)
+    """
+    # Two names for each graph and database that both have, one for each other file; two are taken away then.
+    swaps, steps = 6, 8
+    assert int(python(code, path, bundle.database_path().parent, tmp_path / "out")) == steps + 1
+    for at in range(1, steps + 1):
+        found = cache_files(tmp_path / "out" / str(at))
+        for name, data in old.items() if at <= swaps else new.items():
+            assert name.endswith(".sqlite") or found[name] in (data, new.get(name)), (at, name)
+        assert bundle.entries(tmp_path / "out" / str(at) / "tuning.sqlite")
+    assert is_like(cache_files(tmp_path / "out" / str(steps + 1)), new)
+
+
+def test_an_import_waits_for_who_writes(two_caches: Any) -> None:
+    path, _, old = two_caches
+    with (
+        _native.FileLock(os.path.join(str(graphs_folder()), cache.LOCK)),
+        pytest.raises(oxidiff.CacheError, match="locked"),
+    ):
+        bundle.replace(path)
+    assert cache_files() == old
+
+
+def test_a_command_says_which_folder_it_clears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty variable is as one that is not set."""
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["cache", "clear"]) == 0
+    assert str(tmp_path / "oxidiff") in capsys.readouterr().out
+
+
 def test_an_export_replaces_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A link stays one, to the bundle; a pipe, a device or a folder is not taken away from who reads it."""
     folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
@@ -1132,7 +1285,7 @@ def test_a_file_that_goes_while_a_folder_is_tidied(tmp_path: Path, monkeypatch: 
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.oxi").write_bytes(bytes(900))
     (tmp_path / "0.oxi").symlink_to(tmp_path / "nowhere")
-    cache._tidy(str(tmp_path))
+    cache.tidy(str(tmp_path))
     assert sum(path.stat().st_size for path in tmp_path.glob("[abc].oxi")) <= 1000
 
 

@@ -30,10 +30,12 @@ from .encode import UnstorableError, encode_call_key
 from .origins import UNDESCRIBED
 from .reads import restore_key, takes
 
-__all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "update"]
+__all__ = ["LOCK", "GraphStore", "cache_folder", "complain", "graphs_folder", "save", "tidy", "update"]
 
 MAX_FOLDER_BYTES = 1 << 30
 """Above this, the graphs that were not used for longest are removed."""
+LOCK = ".oxidiff-lock"
+"""The file in the graphs' folder, or in that of another artifact, that whoever extends one holds a lock on."""
 _SUFFIX = ".oxi"
 _CLOSED_SECONDS = 60.0
 _PATIENCE_SECONDS = 2.0
@@ -320,7 +322,7 @@ def update(path: str, artifact: Artifact, patience_s: float = _PATIENCE_SECONDS)
     """
     folder = os.path.dirname(path) or "."
     try:
-        with _native.FileLock(os.path.join(folder, ".oxidiff-lock"), patience_s):
+        with _native.FileLock(os.path.join(folder, LOCK), patience_s):
             data = _native.read_file(path)
             merged = artifact
             if data is not None:
@@ -333,13 +335,13 @@ def update(path: str, artifact: Artifact, patience_s: float = _PATIENCE_SECONDS)
             if fresh != data:
                 _native.write_file(path, fresh)
                 if folder == graphs_folder():
-                    _tidy(folder)
+                    tidy(folder)
     except _native.NativeError as error:
         translated = from_native(error)
         raise translated if isinstance(translated, CacheError) else CacheError(str(translated)) from error
 
 
-def _tidy(folder: str) -> None:
+def tidy(folder: str) -> None:
     """Removes what killed writers left, and the oldest graphs above a bound."""
     _native.sweep_folder(folder)
     found = []
