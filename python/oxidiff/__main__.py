@@ -153,7 +153,8 @@ def _cache_clear(_: argparse.Namespace) -> int:
 
 
 def _cache_export(chosen: argparse.Namespace) -> int:
-    print(f"{bundle.export(chosen.file)} entries written to {chosen.file}")
+    count = bundle.export(chosen.file, lambda what: print(f"oxidiff: {what}", file=sys.stderr))
+    print(f"{count} entries written to {chosen.file}")
     return 0
 
 

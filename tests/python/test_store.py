@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -1044,6 +1046,32 @@ def test_an_export_replaces_files_alone(tmp_path: Path, capsys: pytest.CaptureFi
     nowhere = tmp_path / "none" / "bundle"
     assert main(["cache", "export", str(nowhere)]) == 1
     assert capsys.readouterr().err.strip().endswith(f"cannot write {nowhere}: No such file or directory")
+
+
+@pytest.mark.parametrize("damage", ["schema", "noise"])
+def test_an_export_leaves_out_a_database_that_it_cannot_read(
+    net: nn.Module, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], fresh_warnings: None
+) -> None:
+    with torch.no_grad():
+        oxidiff.compile(net, tune="off")(image())
+    database = bundle.database_path()
+    _native.TuningDatabase(str(database)).add([ROW])
+    if damage == "schema":
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("PRAGMA user_version = 99")
+    else:
+        database.write_bytes(b"no database" * 1000)
+    before = database.read_bytes()
+    assert main(["cache", "export", str(tmp_path / "all.tar")]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("1 entries")
+    assert "tuning choices are left out" in err and ("schema 99" in err or damage == "noise")
+    assert len(err.splitlines()) == 1
+    with pytest.warns(oxidiff.CacheWarning, match="left out"):
+        assert bundle.export(tmp_path / "all.tar") == 1
+    assert database.read_bytes() == before
+    bundle.clear()
+    assert bundle.merge(tmp_path / "all.tar") == len(stored_files()) == 1
 
 
 def kept_file(data: bytes) -> bytes:

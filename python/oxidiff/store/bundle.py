@@ -17,7 +17,7 @@ import re
 import secrets
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from .. import _native
 from ..errors import ArtifactError, CacheError, from_native, is_interrupt
 from .artifact import Artifact, Row, as_row, read_artifact
-from .cache import LOCK, cache_folder, tidy, update
+from .cache import LOCK, cache_folder, complain, tidy, update
 from .encode import decoding, to_bytes, to_data
 
 __all__ = ["Row", "check", "clear", "database_path", "entries", "export", "list_cache", "merge", "replace"]
@@ -174,18 +174,28 @@ def clear() -> int:
     return removed
 
 
-def export(path: str | PathLike[str]) -> int:
+def export(path: str | PathLike[str], say: Callable[[str], None] = complain) -> int:
     """Writes the cache as one file; gives how many artifacts, kernels, plans and rows are in it.
 
     One file of the cache is in memory at a time. What is damaged is left out. The file takes its place when it is complete;
     a link stays, and leads to it.
+
+    Args:
+        path: The file.
+        say: Told why the tuning choices are left out, where their database cannot be read.
 
     Raises:
         CacheError: The cache cannot be read or the file not written, or there is something that is no file.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise CacheError(f"{fspath(path)} is no file")
-    rows, count = entries(), 0
+    rows: list[Row] = []
+    count = 0
+    try:
+        rows = entries()
+    except CacheError as error:
+        # Of another version, say, whose choices are not for these kernels; its graphs say themselves what they are for.
+        say(f"the tuning choices are left out: {error}")
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}{_TEMPORARY}")
     try:
