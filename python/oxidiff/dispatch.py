@@ -56,7 +56,7 @@ from .family import reset_locks
 from .hooks import Wrapped
 from .lifted import Lifting
 from .nan_guard import reset_lock
-from .options import CompileOptions
+from .options import AnyPath, CompileOptions
 from .ready import Ready
 from .regions import Regions
 from .sets import WeightSet
@@ -884,25 +884,26 @@ class Dispatcher:
             parts[id(carried.part)] = carried.part
         return [*found, *parts.values(), *(piece for part in parts.values() for piece in part.pieces())]
 
-    def save_graph(self, path: str | os.PathLike[str]) -> None:
+    def save_graph(self, path: AnyPath) -> None:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
         with self.states.lock:
             engine = self.states.current().engine
             if not engine.whole() and self.pieces():
                 what = "it runs in parts, each with a program; the cache keeps these, and a part that is compiled by itself"
                 raise ArtifactError(f"{self.name} cannot be saved: {what} can be saved")
-            save(path, engine.artifact())
+            save(os.fsdecode(path), engine.artifact())
 
-    def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
+    def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
         if device is not None:
             device_of(named(device))
+        path = os.fsdecode(path)
         with self.states.lock, collection_paused():
             artifact = read_artifact(path)
             engine = self.states.current().engine
             if self.states.lifting.adopt(engine.structure, artifact.inputs):
                 engine = self.states.reentered().engine
-            artifact.require(engine.description(), os.fspath(path))
+            artifact.require(engine.description(), path)
             try:
                 engine.load(artifact)
                 self.states.current().refusals.clear()

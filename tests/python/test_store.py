@@ -439,6 +439,41 @@ def test_graph_file(net: nn.Module, tmp_path: Path) -> None:
     assert "10" in read_artifact(path).description.lines["tensors"]["conv.weight"]
 
 
+class BytesPath:
+    """As of `os.scandir(b"...")`."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+
+    def __fspath__(self) -> bytes:
+        return self._path
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("of", [bytes, BytesPath])
+def test_paths_of_bytes(net: nn.Module, tmp_path: Path, of: Callable[[bytes], Any]) -> None:
+    def path(name: str) -> Any:
+        return of(os.fsencode(tmp_path / name))
+
+    first: Any = oxidiff.compile(net, cache=False, graph_file=path("file.oxi"))
+    first(image())
+    first.save_graph(path("saved.oxi"))
+    for name in ("file.oxi", "saved.oxi"):
+        second: Any = oxidiff.compile(net, cache=False)
+        second.load_graph(path(name))
+        second(image())
+        assert oxidiff.report(second).captures == 0
+    with pytest.raises(oxidiff.ArtifactError, match=f"there is no file {tmp_path}/missing"):
+        second.load_graph(path("missing"))
+    other: Any = oxidiff.compile(Net(12).eval(), cache=False)
+    with pytest.raises(oxidiff.ArtifactError, match=f"{tmp_path}/saved.oxi was saved from another"):
+        other.load_graph(path("saved.oxi"))
+    pipe = types.SimpleNamespace(unet=first)
+    oxidiff.save_pipe(pipe, path("pipe"))
+    oxidiff.load_pipe(pipe, path("pipe"))
+    assert [p.name for p in (tmp_path / "pipe").iterdir()] == ["unet.oxi"]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("how", ["called", "warmed up", "background"])
 def test_a_graph_file_is_there_after_the_first_call_whatever_the_cache_has(
