@@ -170,6 +170,31 @@ def test_warmup() -> None:
             ask(oxidiff.compile(module), image(2, 5, 12, 10))
 
 
+@torch.no_grad()
+def test_shapes_of_warmup_by_the_names_of_parameters() -> None:
+    """Whether an argument is passed by its name or not."""
+
+    class Takes(nn.Module):
+        def forward(self, x: torch.Tensor, *rest: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+            return sum(rest, x) if scale is None else x * scale
+
+    for args, kwargs in (((image(),), {}), ((), {"x": image()})):
+        compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+        oxidiff.warmup(compiled, *args, **kwargs, shapes=[{"x": (1, 3, 8, 8)}])
+        assert len(oxidiff.report(compiled).sizes) == 2
+        with pytest.raises(ValueError, match="no tensor is passed as 'factor'"):
+            oxidiff.warmup(compiled, *args, **kwargs, shapes=[{"factor": (1, 3, 8, 8)}])
+    one = torch.ones(2, 4)
+    compiled = oxidiff.compile(Takes().eval(), strict=True)
+    oxidiff.warmup(compiled, one, scale=one, shapes=[{"x": (3, 4), "scale": (3, 4)}])
+    assert len(oxidiff.report(compiled).sizes) == 2
+    for name in ("rest", "self", "args", "scale"):
+        with pytest.raises(ValueError, match=f"no tensor is passed as '{name}'"):
+            oxidiff.warmup(compiled, one, one, shapes=[{name: (3, 4)}])
+    with pytest.raises(ValueError, match="'x' and 0 are one argument"):
+        oxidiff.warmup(compiled, one, shapes=[{"x": (3, 4), 0: (4, 4)}])
+
+
 def test_warmup_without_no_grad() -> None:
     compiled = oxidiff.compile(Net().eval())
     compiled.warmup(image())  # type: ignore[operator]
