@@ -34,7 +34,8 @@ __all__ = [
 
 
 def warmup(compiled: Any, /, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
-    """Compiles now, for example arguments and optionally further sizes; runs nothing.
+    """Compiles now, for example arguments and optionally further sizes; runs nothing. With ``OXIDIFF_DISABLE=1`` it compiles
+    nothing either, and says so.
 
     Args:
         compiled: What ``compile`` returned.

@@ -67,11 +67,13 @@ from .store import read_artifact, save
 from .tune import Budget
 from .variant import Part
 
-__all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
+__all__ = ["DISABLED", "Dispatcher", "Fallback", "find_dispatcher"]
 
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
+DISABLED = "the environment variable OXIDIFF_DISABLE is set, with which everything runs eager"
+"""Why calls of a module run eager that nothing else keeps from it."""
 _LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
 _NO_ARGUMENTS = (ATTRIBUTES, TENSORS)
 _NUMBER = re.compile(r"\d+")
@@ -365,6 +367,8 @@ class Dispatcher:
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
+        if self.disabled:
+            raise UnsupportedError(f"{self.name} has no program to time: {DISABLED}")
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
             return carried[0]
@@ -373,6 +377,12 @@ class Dispatcher:
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
             return ready.profile(ready.complete(leaves))
+
+    def note_disabled(self) -> None:
+        """Says, once, that what was asked for is not done."""
+        if (DISABLED,) not in self._warned:
+            self._warned.add((DISABLED,))
+            warnings.warn(f"{self.name}: nothing is compiled: {DISABLED}", FallbackWarning, stacklevel=caller_level())
 
     @contextmanager
     def _as_a_whole(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import _native
 from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, peak_flops, sentences, this_device
-from .dispatch import Dispatcher
+from .dispatch import DISABLED, Dispatcher
 from .memory import Timeline, bytes_text, page, timeline_of
 from .variant import Variant
 
@@ -260,6 +260,11 @@ def _fallbacks(dispatcher: Dispatcher) -> list[dict[str, Any]]:
         {"module": ".".join(filter(None, (prefix, path))), "op": op, "reason": reason, "count": count}
         for prefix, member in dispatcher.family()
         for (path, op, reason), count in member.fallbacks.copy().items()
+    ]
+    rows += [
+        {"module": prefix, "op": "", "reason": DISABLED, "count": member.eager_calls}
+        for prefix, member in dispatcher.family()
+        if member.disabled and (member is dispatcher or member.eager_calls)
     ]
     return sorted(rows, key=lambda row: -row["count"])
 

@@ -28,6 +28,9 @@ def warm_up(
     """Compiles for these example arguments and for further sizes; see :func:`oxidiff.warmup`."""
     if not isinstance(shapes, Iterable | None):
         raise TypeError(f"warmup: shapes are a list of shapes, or of mappings from argument to shape, not {shapes!r}")
+    if dispatcher.disabled:
+        dispatcher.note_disabled()
+        return
     shapes = list(shapes or ())
     names = Binder(dispatcher.forward()).positional if any(isinstance(shape, Mapping) for shape in shapes) else ()
     calls = [(args, kwargs)]

@@ -327,6 +327,25 @@ def test_disabled_by_the_environment(said: str, is_off: bool, monkeypatch: pytes
     assert (report.captures, report.eager_calls) == ((0, 1) if is_off else (1, 0))
 
 
+@torch.no_grad()
+def test_what_is_disabled_compiles_nothing_when_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDIFF_DISABLE", "1")
+    compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+    with pytest.warns(oxidiff.FallbackWarning, match="nothing is compiled: .*OXIDIFF_DISABLE") as seen:
+        oxidiff.warmup(compiled, image(), shapes=[(1, 3, 8, 8)])
+        oxidiff.warmup(compiled, image())
+    assert len(seen) == 1, "it is said once"
+    with pytest.raises(oxidiff.UnsupportedError, match="OXIDIFF_DISABLE"):
+        oxidiff.profile(compiled, image())
+    compiled(image())
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.eager_calls) == (0, 0, 1)
+    (row,) = report.fallbacks
+    assert "OXIDIFF_DISABLE" in row["reason"] and row["count"] == 1
+    assert "OXIDIFF_DISABLE" in str(report) and "OXIDIFF_DISABLE" in str(oxidiff.explain(compiled))
+    assert oxidiff.estimate(compiled, image()).peak_bytes > 0, "a question that runs nothing has its answer"
+
+
 def test_options_that_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"background.*check"):
         CompileOptions(background=True, check=True)
