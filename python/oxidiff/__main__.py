@@ -17,6 +17,8 @@ from oxidiff.store import bundle, cache_folder, read_artifact
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -91,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read it has seen enough. The interpreter is not to write the rest when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("oxidiff: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except (oxidiff.Error, OSError, ValueError) as error:
         print(f"oxidiff: {error}", file=sys.stderr)
         return 1
@@ -120,13 +125,22 @@ def _seconds(text: str) -> float:
 def _tune(chosen: argparse.Namespace) -> int:
     dtype = _DTYPES[chosen.dtype]
     before = {row[:4] for row in bundle.entries()}
-    compiled = oxidiff.compile(
-        testing.build(chosen.model, dtype=dtype, tiny=chosen.tiny), tune="full", tune_budget_s=chosen.budget
-    )
-    size = None if chosen.size is None else tuple(chosen.size)
-    inputs = testing.example_inputs(chosen.model, batch=chosen.batch, size=size, dtype=dtype, tiny=chosen.tiny)
-    oxidiff.warmup(compiled, **inputs)
-    rows = [row for row in bundle.entries() if row[:4] not in before]
+
+    def measured() -> list[bundle.Row]:
+        return [row for row in bundle.entries() if row[:4] not in before]
+
+    try:
+        compiled = oxidiff.compile(
+            testing.build(chosen.model, dtype=dtype, tiny=chosen.tiny), tune="full", tune_budget_s=chosen.budget
+        )
+        size = None if chosen.size is None else tuple(chosen.size)
+        inputs = testing.example_inputs(chosen.model, batch=chosen.batch, size=size, dtype=dtype, tiny=chosen.tiny)
+        oxidiff.warmup(compiled, **inputs)
+    except KeyboardInterrupt:
+        kept = f"{len(measured())} choices measured until then are kept in {bundle.database_path()}"
+        print(f"oxidiff: interrupted: {kept}", file=sys.stderr)
+        return _INTERRUPTED
+    rows = measured()
     for op, bucket, _, _, choice, seconds, default_seconds, *_ in rows:
         print(f"{op}, {bucket}: {choice}, {seconds * 1e3:.2f} ms of {default_seconds * 1e3:.2f} ms")
     print(f"{len(rows)} choices measured in {oxidiff.report(compiled).tune_s:.1f} s, kept in {bundle.database_path()}")
