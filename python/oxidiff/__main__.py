@@ -13,10 +13,12 @@ import torch
 import oxidiff
 from oxidiff import advice, doctor, testing
 from oxidiff import bench as benches
-from oxidiff.store import bundle, read_artifact
+from oxidiff.store import bundle, cache_folder, read_artifact
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -74,12 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     actions.add_parser("clear", help="remove all of it").set_defaults(run=_cache_clear)
     for name, run, meaning in (
         ("export", _cache_export, "write all of it to one file"),
-        ("import", _cache_merge, "replace it by what is in a file"),
+        ("import", _cache_import, "replace it by what is in a file"),
         ("merge", _cache_merge, "add what is in a file, or in another tuning database"),
     ):
         action = actions.add_parser(name, help=meaning)
         action.add_argument("file", metavar="FILE")
-        action.set_defaults(run=run, replaces=name == "import")
+        action.set_defaults(run=run)
     given = list(sys.argv[1:] if arguments is None else arguments)
     at = given.index("--") if given[:1] == ["bench"] and "--" in given else len(given)
     chosen = parser.parse_args(given[:at])
@@ -91,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read it has seen enough. The interpreter is not to write the rest when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("oxidiff: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except (oxidiff.Error, OSError, ValueError) as error:
         print(f"oxidiff: {error}", file=sys.stderr)
         return 1
@@ -120,13 +125,22 @@ def _seconds(text: str) -> float:
 def _tune(chosen: argparse.Namespace) -> int:
     dtype = _DTYPES[chosen.dtype]
     before = {row[:4] for row in bundle.entries()}
-    compiled = oxidiff.compile(
-        testing.build(chosen.model, dtype=dtype, tiny=chosen.tiny), tune="full", tune_budget_s=chosen.budget
-    )
-    size = None if chosen.size is None else tuple(chosen.size)
-    inputs = testing.example_inputs(chosen.model, batch=chosen.batch, size=size, dtype=dtype, tiny=chosen.tiny)
-    oxidiff.warmup(compiled, **inputs)
-    rows = [row for row in bundle.entries() if row[:4] not in before]
+
+    def measured() -> list[bundle.Row]:
+        return [row for row in bundle.entries() if row[:4] not in before]
+
+    try:
+        compiled = oxidiff.compile(
+            testing.build(chosen.model, dtype=dtype, tiny=chosen.tiny), tune="full", tune_budget_s=chosen.budget
+        )
+        size = None if chosen.size is None else tuple(chosen.size)
+        inputs = testing.example_inputs(chosen.model, batch=chosen.batch, size=size, dtype=dtype, tiny=chosen.tiny)
+        oxidiff.warmup(compiled, **inputs)
+    except KeyboardInterrupt:
+        kept = f"{len(measured())} choices measured until then are kept in {bundle.database_path()}"
+        print(f"oxidiff: interrupted: {kept}", file=sys.stderr)
+        return _INTERRUPTED
+    rows = measured()
     for op, bucket, _, _, choice, seconds, default_seconds, *_ in rows:
         print(f"{op}, {bucket}: {choice}, {seconds * 1e3:.2f} ms of {default_seconds * 1e3:.2f} ms")
     print(f"{len(rows)} choices measured in {oxidiff.report(compiled).tune_s:.1f} s, kept in {bundle.database_path()}")
@@ -148,21 +162,23 @@ def _cache_ls(chosen: argparse.Namespace) -> int:
 
 
 def _cache_clear(_: argparse.Namespace) -> int:
-    print(f"{bundle.clear()} files removed")
+    print(f"{bundle.clear()} files removed from {cache_folder()}")
     return 0
 
 
 def _cache_export(chosen: argparse.Namespace) -> int:
-    print(f"{bundle.export(chosen.file)} entries written to {chosen.file}")
+    count = bundle.export(chosen.file, lambda what: print(f"oxidiff: {what}", file=sys.stderr))
+    print(f"{count} entries written to {chosen.file}")
+    return 0
+
+
+def _cache_import(chosen: argparse.Namespace) -> int:
+    print(f"{bundle.replace(chosen.file)} entries from {chosen.file} are what is in {cache_folder()} now")
     return 0
 
 
 def _cache_merge(chosen: argparse.Namespace) -> int:
-    if chosen.replaces:
-        # Read in full before anything is removed.
-        bundle.check(chosen.file)
-        bundle.clear()
-    print(f"{bundle.merge(chosen.file)} entries added from {chosen.file}")
+    print(f"{bundle.merge(chosen.file)} entries added from {chosen.file} to {cache_folder()}")
     return 0
 
 

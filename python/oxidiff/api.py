@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from os import PathLike
 from typing import Any
 
 import torch
 
 from .memory import Estimate, estimate_of
 from .module import dispatcher_of
+from .options import AnyPath
 from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
 from .warmup import warm_up
 
@@ -34,7 +34,8 @@ __all__ = [
 
 
 def warmup(compiled: Any, /, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
-    """Compiles now, for example arguments and optionally further sizes; runs nothing.
+    """Compiles now, for example arguments and optionally further sizes; runs nothing. With ``OXIDIFF_DISABLE=1`` it compiles
+    nothing either, and says so.
 
     Args:
         compiled: What ``compile`` returned.
@@ -89,7 +90,7 @@ def profile(compiled: Any, /, *args: Any, **kwargs: Any) -> Profile:
     return profile_of(dispatcher_of(compiled), args, kwargs)
 
 
-def save_graph(compiled: Any, /, path: str | PathLike[str]) -> None:
+def save_graph(compiled: Any, /, path: AnyPath) -> None:
     """Saves what was compiled so far, without weights, for :func:`load_graph` in another process.
 
     Args:
@@ -103,7 +104,7 @@ def save_graph(compiled: Any, /, path: str | PathLike[str]) -> None:
     dispatcher_of(compiled).save_graph(path)
 
 
-def load_graph(compiled: Any, /, path: str | PathLike[str], device: torch.device | str | int | None = None) -> None:
+def load_graph(compiled: Any, /, path: AnyPath, device: torch.device | str | int | None = None) -> None:
     """Loads what :func:`save_graph` saved: calls of these structures and classes of sizes are not captured again.
 
     Args:

@@ -56,7 +56,7 @@ from .family import reset_locks
 from .hooks import Wrapped
 from .lifted import Lifting
 from .nan_guard import reset_lock
-from .options import CompileOptions
+from .options import AnyPath, CompileOptions
 from .ready import Ready
 from .regions import Regions
 from .sets import WeightSet
@@ -67,11 +67,13 @@ from .store import read_artifact, save
 from .tune import Budget
 from .variant import Part
 
-__all__ = ["Dispatcher", "Fallback", "find_dispatcher"]
+__all__ = ["DISABLED", "Dispatcher", "Fallback", "find_dispatcher"]
 
 _COLD = (
     "a CUDA graph is being captured, which allows no compiling; call it once before, with these weights and arguments"
 )
+DISABLED = "the environment variable OXIDIFF_DISABLE is set, with which everything runs eager"
+"""Why calls of a module run eager that nothing else keeps from it."""
 _LEAVING = "forward sets attributes of the module to something else, which the next calls find as it is"
 _NO_ARGUMENTS = (ATTRIBUTES, TENSORS)
 _NUMBER = re.compile(r"\d+")
@@ -365,6 +367,8 @@ class Dispatcher:
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """One timed run of this call; raises as :meth:`prepare`."""
+        if self.disabled:
+            raise UnsupportedError(f"{self.name} has no program to time: {DISABLED}")
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
             return carried[0]
@@ -373,6 +377,12 @@ class Dispatcher:
             leaves: list[Leaf] = []
             key_of(args, kwargs, leaves)
             return ready.profile(ready.complete(leaves))
+
+    def note_disabled(self) -> None:
+        """Says, once, that what was asked for is not done."""
+        if (DISABLED,) not in self._warned:
+            self._warned.add((DISABLED,))
+            warnings.warn(f"{self.name}: nothing is compiled: {DISABLED}", FallbackWarning, stacklevel=caller_level())
 
     @contextmanager
     def _as_a_whole(self) -> Iterator[None]:
@@ -884,25 +894,26 @@ class Dispatcher:
             parts[id(carried.part)] = carried.part
         return [*found, *parts.values(), *(piece for part in parts.values() for piece in part.pieces())]
 
-    def save_graph(self, path: str | os.PathLike[str]) -> None:
+    def save_graph(self, path: AnyPath) -> None:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
         with self.states.lock:
             engine = self.states.current().engine
             if not engine.whole() and self.pieces():
                 what = "it runs in parts, each with a program; the cache keeps these, and a part that is compiled by itself"
                 raise ArtifactError(f"{self.name} cannot be saved: {what} can be saved")
-            save(path, engine.artifact())
+            save(os.fsdecode(path), engine.artifact())
 
-    def load_graph(self, path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> None:
+    def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
         if device is not None:
             device_of(named(device))
+        path = os.fsdecode(path)
         with self.states.lock, collection_paused():
             artifact = read_artifact(path)
             engine = self.states.current().engine
             if self.states.lifting.adopt(engine.structure, artifact.inputs):
                 engine = self.states.reentered().engine
-            artifact.require(engine.description(), os.fspath(path))
+            artifact.require(engine.description(), path)
             try:
                 engine.load(artifact)
                 self.states.current().refusals.clear()

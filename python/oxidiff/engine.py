@@ -195,8 +195,9 @@ class Engine:
                     name = type(self.module).__name__
                     self.tune_s += tuner.tune(part.program, sizes, name, self._budget, part.tensors)
                     has_news, tuner.has_news = has_news or tuner.has_news, False
-            # A file of the user's also has what the cache knew of it before.
-            if has_news or (self.options.graph_file is not None and len(variant.rows) > known):
+            # A file of the user's also has what the cache, or a live module of the family, knew of it before.
+            is_more = self.options.graph_file is not None and len(variant.rows) > known
+            if has_news or is_more or not self.store.has_filed(variant.graph):
                 self.store.remember(self.whole())
         count = len(leaves)
         binding = Binding(variant, point, call, tensors, numbers, count, self._at)

@@ -19,7 +19,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from os import PathLike
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -32,7 +31,7 @@ from .errors import FallbackWarning, UnsupportedError, is_interrupt
 from .hooks import Wrapped, calls_itself, is_idle, run_around, sharing
 from .memory import Estimate, estimate_of
 from .methods import beside_forward, runs_submodules
-from .options import CompileOptions
+from .options import AnyPath, CompileOptions
 from .outside import Outside, Reading
 from .report import Explanation, Profile, Report, explain_of, profile_of, report_of
 from .warmup import warm_up
@@ -106,11 +105,11 @@ class CompiledModule(nn.Module):
         """See :func:`oxidiff.profile`."""
         return profile_of(dispatcher_of(self), args, kwargs)
 
-    def save_graph(self, path: str | PathLike[str]) -> None:
+    def save_graph(self, path: AnyPath) -> None:
         """See :func:`oxidiff.save_graph`."""
         dispatcher_of(self).save_graph(path)
 
-    def load_graph(self, path: str | PathLike[str], device: torch.device | str | int | None = None) -> None:
+    def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
         """See :func:`oxidiff.load_graph`."""
         dispatcher_of(self).load_graph(path, device)
 
@@ -219,11 +218,11 @@ class CompiledFunction(Generic[P, R]):
         self._holder.sync()
         return profile_of(dispatcher_of(self), args, kwargs)
 
-    def save_graph(self, path: str | PathLike[str]) -> None:
+    def save_graph(self, path: AnyPath) -> None:
         """See :func:`oxidiff.save_graph`."""
         dispatcher_of(self).save_graph(path)
 
-    def load_graph(self, path: str | PathLike[str], device: torch.device | str | int | None = None) -> None:
+    def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
         """See :func:`oxidiff.load_graph`."""
         dispatcher_of(self).load_graph(path, device)
 

@@ -12,9 +12,13 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, Final
+from os import PathLike
+from typing import Any, Final, TypeAlias
 
-__all__ = ["ONEDIFF_FIELDS", "CompileOptions", "parse_bytes"]
+__all__ = ["ONEDIFF_FIELDS", "AnyPath", "CompileOptions", "parse_bytes"]
+
+AnyPath: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
+"""A path as the functions of ``os`` take it."""
 
 _UNITS: Final[Mapping[str, int]] = {
     "": 1,
@@ -160,11 +164,11 @@ class CompileOptions:
                 "background=True runs eager alone until the program is ready: check needs both results at once"
             )
         if self.graph_file is not None:
-            if not isinstance(self.graph_file, str | os.PathLike) or not isinstance(os.fspath(self.graph_file), str):
+            if not isinstance(self.graph_file, str | bytes | os.PathLike):
                 raise TypeError(f"graph_file must be a path, not {self.graph_file!r}")
-            if not os.fspath(self.graph_file):
+            if not (path := os.fsdecode(self.graph_file)):
                 raise ValueError("graph_file must be a path, not empty")
-            object.__setattr__(self, "graph_file", os.path.expanduser(self.graph_file))
+            object.__setattr__(self, "graph_file", os.path.expanduser(path))
 
     @classmethod
     def of(cls, options: object = None, **fields: Any) -> CompileOptions:

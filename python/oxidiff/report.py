@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import _native
 from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, peak_flops, sentences, this_device
-from .dispatch import Dispatcher
+from .dispatch import DISABLED, Dispatcher
 from .memory import Timeline, bytes_text, page, timeline_of
 from .variant import Variant
 
@@ -262,6 +262,11 @@ def _fallbacks(dispatcher: Dispatcher) -> list[dict[str, Any]]:
         for prefix, member in dispatcher.family()
         for (path, op, reason), count in member.fallbacks.copy().items()
     ]
+    rows += [
+        {"module": prefix, "op": "", "reason": DISABLED, "count": member.eager_calls}
+        for prefix, member in dispatcher.family()
+        if member.disabled and (member is dispatcher or member.eager_calls)
+    ]
     return sorted(rows, key=lambda row: -row["count"])
 
 
@@ -293,9 +298,9 @@ def report_of(dispatcher: Dispatcher) -> Report:
         fallbacks=_fallbacks(dispatcher),
         graph_hash=current[0].program.hash if current else None,
         shared_with=max((variant.program.shared_with - 1 for variant in current), default=0),
-        compile_s=sum(variant.program.compile_s for variant in variants if variant.is_own),
-        tune_s=sum(engine.tune_s for engines in every for engine in engines),
-        load_s=sum(engine.store.load_s for engines in every for engine in engines),
+        compile_s=sum((variant.program.compile_s for variant in variants if variant.is_own), 0.0),
+        tune_s=sum((engine.tune_s for engines in every for engine in engines), 0.0),
+        load_s=sum((engine.store.load_s for engines in every for engine in engines), 0.0),
         weight_bytes=sum(engines[-1].weight_bytes() for engines in every if engines),
         derived_bytes=sum(derived.values()) + sum(member.states.effective.bytes for member in parts),
         arena_bytes=largest("arena_bytes"),

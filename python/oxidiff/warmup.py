@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _native
+from .capture import Binder
 from .dispatch import Dispatcher
 from .errors import from_native
 from .tune import is_watched
@@ -27,8 +28,13 @@ def warm_up(
     """Compiles for these example arguments and for further sizes; see :func:`oxidiff.warmup`."""
     if not isinstance(shapes, Iterable | None):
         raise TypeError(f"warmup: shapes are a list of shapes, or of mappings from argument to shape, not {shapes!r}")
+    if dispatcher.disabled:
+        dispatcher.note_disabled()
+        return
+    shapes = list(shapes or ())
+    names = Binder(dispatcher.forward()).positional if any(isinstance(shape, Mapping) for shape in shapes) else ()
     calls = [(args, kwargs)]
-    calls += [_resized(args, kwargs, shape) for shape in shapes or ()]
+    calls += [_resized(args, kwargs, shape, names) for shape in shapes]
     with _progress(dispatcher.name, len(calls)) as done:
         for some_args, some_kwargs in calls:
             try:
@@ -58,16 +64,30 @@ def _progress(name: str, count: int) -> Iterator[Callable[[], None]]:
     yield done
 
 
-def _resized(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example call with other sizes: a shape of the first tensor, or a mapping from argument to shape."""
+def _resized(
+    args: tuple[Any, ...], kwargs: dict[str, Any], shape: Any, names: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example call with other sizes: a shape of the first tensor, or a mapping from argument to shape.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        shape: The shape or the mapping.
+        names: What positional arguments are called.
+    """
     by_name: dict[int | str, Sequence[int]] = {}
     places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     tensors = [(place, value) for place, value in places if isinstance(value, Tensor)]
     if isinstance(shape, Mapping):
-        unknown = [place for place in shape if place not in dict(tensors)]
-        if unknown:
-            raise ValueError(f"warmup: no tensor is passed as {unknown[0]!r}")
-        by_name.update(shape)
+        by_parameter = {name: i for i, name in enumerate(names[: len(args)]) if name not in kwargs}
+        said: dict[int | str, Any] = {}
+        for place, wanted in shape.items():
+            found = by_parameter.get(place, place)
+            if found not in dict(tensors):
+                raise ValueError(f"warmup: no tensor is passed as {place!r}")
+            if found in said:
+                raise ValueError(f"warmup: {said[found]!r} and {place!r} are one argument")
+            said[found], by_name[found] = place, wanted
     else:
         if not tensors:
             raise ValueError("warmup: shapes need an example call with a tensor")

@@ -53,6 +53,8 @@ SHARES = {"tuning": 0.2, "kernels": 0.2, "ops": 0.45, "models": 0.6}
 """What a row that may take long has of the time that is left, where others follow."""
 HANGS_S = 120.0
 """Seconds without a look at the time that say that a row hangs: no step between two looks takes so long."""
+TOOLKIT = "/usr/local/cuda"
+"""Where CUDA's toolkit usually is."""
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 MODEL_ERROR = 2e-5
 """Largest error of an f32 model over its largest value."""
@@ -503,11 +505,18 @@ def devices(run: Run) -> str:
     return "two GPUs"
 
 
+def sanitizer_found() -> str | None:
+    """Where compute-sanitizer is: on the path, else in a toolkit, which nothing puts on the path by itself."""
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT]
+    folders = [os.environ.get("PATH", os.defpath), *(os.path.join(each, "bin") for each in toolkits if each)]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+
+
 def sanitizer(run: Run) -> str:
     """compute-sanitizer's memcheck and racecheck: a small model, launched and replayed, and attention's kernels."""
-    tool = shutil.which("compute-sanitizer")
+    tool = sanitizer_found()
     if tool is None:
-        raise Skipped("compute-sanitizer is not on the path")
+        raise Skipped(f"compute-sanitizer is neither on the path nor in CUDA_HOME, CUDA_PATH or {TOOLKIT}")
     rows = {"graphs": "kns=_f32_", "kernels": "kns=attention_"}
     # What cuGetProcAddress does not find is an error of the API, and none of ours.
     options = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}

@@ -170,6 +170,31 @@ def test_warmup() -> None:
             ask(oxidiff.compile(module), image(2, 5, 12, 10))
 
 
+@torch.no_grad()
+def test_shapes_of_warmup_by_the_names_of_parameters() -> None:
+    """Whether an argument is passed by its name or not."""
+
+    class Takes(nn.Module):
+        def forward(self, x: torch.Tensor, *rest: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+            return sum(rest, x) if scale is None else x * scale
+
+    for args, kwargs in (((image(),), {}), ((), {"x": image()})):
+        compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+        oxidiff.warmup(compiled, *args, **kwargs, shapes=[{"x": (1, 3, 8, 8)}])
+        assert len(oxidiff.report(compiled).sizes) == 2
+        with pytest.raises(ValueError, match="no tensor is passed as 'factor'"):
+            oxidiff.warmup(compiled, *args, **kwargs, shapes=[{"factor": (1, 3, 8, 8)}])
+    one = torch.ones(2, 4)
+    compiled = oxidiff.compile(Takes().eval(), strict=True)
+    oxidiff.warmup(compiled, one, scale=one, shapes=[{"x": (3, 4), "scale": (3, 4)}])
+    assert len(oxidiff.report(compiled).sizes) == 2
+    for name in ("rest", "self", "args", "scale"):
+        with pytest.raises(ValueError, match=f"no tensor is passed as '{name}'"):
+            oxidiff.warmup(compiled, one, one, shapes=[{name: (3, 4)}])
+    with pytest.raises(ValueError, match="'x' and 0 are one argument"):
+        oxidiff.warmup(compiled, one, shapes=[{"x": (3, 4), 0: (4, 4)}])
+
+
 def test_warmup_without_no_grad() -> None:
     compiled = oxidiff.compile(Net().eval())
     compiled.warmup(image())  # type: ignore[operator]
@@ -219,8 +244,8 @@ def test_check() -> None:
         ("memory_budget", "9999999999TB", ValueError),
         ("memory_budget", 2**63, ValueError),
         ("graph_file", 3, TypeError),
-        ("graph_file", b"file.oxi", TypeError),
         ("graph_file", "", ValueError),
+        ("graph_file", b"", ValueError),
         ("check", "yes", TypeError),
         ("check", -1.0, ValueError),
         ("nan_guard", 1, TypeError),
@@ -302,11 +327,31 @@ def test_disabled_by_the_environment(said: str, is_off: bool, monkeypatch: pytes
     assert (report.captures, report.eager_calls) == ((0, 1) if is_off else (1, 0))
 
 
+@torch.no_grad()
+def test_what_is_disabled_compiles_nothing_when_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDIFF_DISABLE", "1")
+    compiled: Any = oxidiff.compile(Net().eval(), strict=True)
+    with pytest.warns(oxidiff.FallbackWarning, match="nothing is compiled: .*OXIDIFF_DISABLE") as seen:
+        oxidiff.warmup(compiled, image(), shapes=[(1, 3, 8, 8)])
+        oxidiff.warmup(compiled, image())
+    assert len(seen) == 1, "it is said once"
+    with pytest.raises(oxidiff.UnsupportedError, match="OXIDIFF_DISABLE"):
+        oxidiff.profile(compiled, image())
+    compiled(image())
+    report = oxidiff.report(compiled)
+    assert (report.captures, report.programs, report.eager_calls) == (0, 0, 1)
+    (row,) = report.fallbacks
+    assert "OXIDIFF_DISABLE" in row["reason"] and row["count"] == 1
+    assert "OXIDIFF_DISABLE" in str(report) and "OXIDIFF_DISABLE" in str(oxidiff.explain(compiled))
+    assert oxidiff.estimate(compiled, image()).peak_bytes > 0, "a question that runs nothing has its answer"
+
+
 def test_options_that_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"background.*check"):
         CompileOptions(background=True, check=True)
     assert CompileOptions(background=True, check=False).check is None
     assert CompileOptions(graph_file="~/net.oxi").graph_file == str(Path.home() / "net.oxi")
+    assert CompileOptions(graph_file=b"~/net.oxi").graph_file == str(Path.home() / "net.oxi")
 
 
 _TRIES = """

@@ -153,6 +153,37 @@ def test_what_eager_cannot_compute_in_16_bits_is_no_bound() -> None:
     assert done.stdout.split() == ["1.25", str(1.25 * 2.0**-11), "None", "None"]
 
 
+def test_the_sanitizer_is_found_where_toolkits_are(tmp_path: Path) -> None:
+    """On the path first; else where CUDA_HOME or CUDA_PATH says."""
+    for name in ("path", "home/bin", "toolkit/bin"):
+        tool = tmp_path / name / "compute-sanitizer"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    (tmp_path / "empty").mkdir()
+    code = """if True:
+        import os, sys
+        sys.path.insert(0, "tests/gpu")
+        import run
+        folder = sys.argv[1]
+        for names in ("path home toolkit", "empty home toolkit", "empty empty toolkit", "empty - home", "empty - -"):
+            for variable, name in zip(("PATH", "CUDA_HOME", "CUDA_PATH"), names.split()):
+                os.environ.pop(variable, None)
+                if name != "-":
+                    os.environ[variable] = os.path.join(folder, name)
+            print(run.sanitizer_found())
+        print(run.TOOLKIT)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, env=environment, check=True)
+    *found, usual, toolkit = done.stdout.splitlines()
+    expected = ("path", "home/bin", "toolkit/bin", "home/bin")
+    assert found == [str(tmp_path / name / "compute-sanitizer") for name in expected]
+    assert toolkit == "/usr/local/cuda"
+    assert usual in ("None", "/usr/local/cuda/bin/compute-sanitizer")
+
+
 _CHILD = """#!/bin/sh
 # What gpu.py starts: its name, --child, what to do.
 echo "a line that is no answer"

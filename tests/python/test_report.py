@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -72,6 +73,9 @@ def test_before_the_first_call() -> None:
     report = compiled.report()
     assert (report.captures, report.calls, report.graph_hash, report.sizes) == (0, 0, None, [])
     assert "nothing is compiled yet" in str(compiled.explain())
+    for name in ("compile_s", "tune_s", "load_s"):
+        assert type(report.to_dict()[name]) is float
+        assert re.search(rf"{name}\s+0\.00 s", str(report))
 
 
 class Checker(HTMLParser):

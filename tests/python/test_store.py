@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -437,6 +439,96 @@ def test_graph_file(net: nn.Module, tmp_path: Path) -> None:
     assert "10" in read_artifact(path).description.lines["tensors"]["conv.weight"]
 
 
+class BytesPath:
+    """As of `os.scandir(b"...")`."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+
+    def __fspath__(self) -> bytes:
+        return self._path
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("of", [bytes, BytesPath])
+def test_paths_of_bytes(net: nn.Module, tmp_path: Path, of: Callable[[bytes], Any]) -> None:
+    def path(name: str) -> Any:
+        return of(os.fsencode(tmp_path / name))
+
+    first: Any = oxidiff.compile(net, cache=False, graph_file=path("file.oxi"))
+    first(image())
+    first.save_graph(path("saved.oxi"))
+    for name in ("file.oxi", "saved.oxi"):
+        second: Any = oxidiff.compile(net, cache=False)
+        second.load_graph(path(name))
+        second(image())
+        assert oxidiff.report(second).captures == 0
+    with pytest.raises(oxidiff.ArtifactError, match=f"there is no file {tmp_path}/missing"):
+        second.load_graph(path("missing"))
+    other: Any = oxidiff.compile(Net(12).eval(), cache=False)
+    with pytest.raises(oxidiff.ArtifactError, match=f"{tmp_path}/saved.oxi was saved from another"):
+        other.load_graph(path("saved.oxi"))
+    pipe = types.SimpleNamespace(unet=first)
+    oxidiff.save_pipe(pipe, path("pipe"))
+    oxidiff.load_pipe(pipe, path("pipe"))
+    assert [p.name for p in (tmp_path / "pipe").iterdir()] == ["unet.oxi"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["called", "warmed up", "background"])
+def test_a_graph_file_is_there_after_the_first_call_whatever_the_cache_has(
+    net: nn.Module, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "net.oxi"
+    oxidiff.compile(net)(image())
+    for start in range(2):
+        compiled: Any = oxidiff.compile(net, graph_file=str(path), background=how == "background")
+        if how == "warmed up":
+            oxidiff.warmup(compiled, image())
+        else:
+            compiled(image())
+        until = time.monotonic() + 60
+        while how == "background" and oxidiff.report(compiled).calls == oxidiff.report(compiled).eager_calls:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+            compiled(image())
+        assert oxidiff.report(compiled).captures == 0
+        assert len(read_artifact(path).graphs) == 1
+        # A second name keeps the file, should another one take its place.
+        if start == 0:
+            os.link(path, tmp_path / "first")
+    assert path.samefile(tmp_path / "first"), "it had all that there is"
+    alone: Any = oxidiff.compile(net, graph_file=str(path), cache=False)
+    alone(image())
+    assert oxidiff.report(alone).captures == 0, "it has what the cache had"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_graph_file_is_written_by_each_module_that_finds_none(tmp_path: Path, has_cache: bool) -> None:
+    """Modules that share a program are alive, and the file was removed since the first of them wrote it."""
+    path = tmp_path / "net.oxi"
+    compiled: list[Any] = []
+    for _ in range(2):
+        compiled.append(oxidiff.compile(Net().eval(), graph_file=str(path), cache=has_cache))
+        compiled[-1](image())
+        assert len(read_artifact(path).graphs) == 1
+        path.unlink()
+    assert [oxidiff.report(one).captures for one in compiled] == [1, 0]
+
+
+@torch.no_grad()
+def test_what_is_loaded_goes_to_the_graph_file(net: nn.Module, tmp_path: Path) -> None:
+    first: Any = oxidiff.compile(net, cache=False)
+    first(image())
+    first.save_graph(tmp_path / "saved.oxi")
+    second: Any = oxidiff.compile(net, cache=False, graph_file=str(tmp_path / "net.oxi"))
+    second.load_graph(tmp_path / "saved.oxi")
+    second(image())
+    assert oxidiff.report(second).captures == 0
+    assert len(read_artifact(tmp_path / "net.oxi").graphs) == 1
+
+
 @torch.no_grad()
 def test_pipelines(tmp_path: Path) -> None:
     def pipe() -> Any:
@@ -821,6 +913,159 @@ def test_the_cache_travels(
     assert len(stored_files()) == 1
 
 
+def cache_files(folder: Path | None = None) -> dict[str, bytes]:
+    """What is in the cache's folder, or a copy of it, but for locks."""
+    folder = folder or bundle.database_path().parent
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != ".oxidiff-lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def two_caches(net: nn.Module, tmp_path: Path) -> tuple[Path, dict[str, bytes], dict[str, bytes]]:
+    """A bundle, what an import of it makes of the cache, and what is in that: a graph of both, one of each, machine code."""
+    cubins = bundle.database_path().parent / "cubins"
+
+    def fill(channels: int, unit: str, row: Any) -> None:
+        for module in (net, Net(channels).eval()):
+            with torch.no_grad():
+                oxidiff.compile(module, tune="off")(image())
+        _native.write_file(str(cubins / f"{unit * 32}.cubin"), kept_file(unit.encode()))
+        _native.TuningDatabase(str(bundle.database_path())).add([row])
+
+    fill(10, "0a", ROW)
+    bundle.export(tmp_path / "all.tar")
+    new = cache_files()
+    bundle.clear()
+    fill(12, "1b", ("linear", *ROW[1:]))
+    return tmp_path / "all.tar", new, cache_files()
+
+
+def is_like(found: dict[str, bytes], wanted: dict[str, bytes]) -> bool:
+    """Whether these are the files; of the database the rows."""
+    names = found.keys() == wanted.keys()
+    return names and all(name.endswith(".sqlite") or found[name] == data for name, data in wanted.items())
+
+
+def test_an_import_replaces_all(two_caches: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path, new, _ = two_caches
+    assert main(["cache", "import", str(path)]) == 0
+    assert str(bundle.database_path().parent) in capsys.readouterr().out, "it says in which folder"
+    assert is_like(cache_files(), new)
+    assert bundle.entries() == [ROW]
+    # From a file in the cache's own folder, too.
+    inside = bundle.database_path().parent / "all.tar"
+    path.rename(inside)
+    assert main(["cache", "import", str(inside)]) == 0
+    inside.unlink()
+    assert is_like(cache_files(), new) and bundle.entries() == [ROW]
+
+
+@pytest.mark.parametrize("name", ["tuning.sqlite", "other name", "link", "tuning.damaged"])
+def test_an_import_of_what_it_would_remove_is_refused(
+    name: str, two_caches: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bundle.database_path().parent
+    if name == "tuning.damaged":
+        (folder / name).write_bytes(bundle.database_path().read_bytes())
+    elif name == "link":
+        (folder / name).symlink_to("tuning.sqlite")
+    elif name == "other name":
+        os.link(folder / "tuning.sqlite", folder / name)
+    before = cache_files()
+    assert main(["cache", "import", str(folder / name)]) == 1
+    assert str(folder / name) in capsys.readouterr().err
+    assert cache_files() == before
+
+
+def test_an_import_that_fails_leaves_what_there_was(two_caches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of its steps, which are writes of files and of rows and changes of names."""
+    path, new, old = two_caches
+    steps = 0
+
+    def count_to(last: int, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == last:
+                raise OSError(28, "No space left on device")
+            return real(*arguments)
+
+        return counted
+
+    for last in range(1, 100):
+        steps = 0
+        with monkeypatch.context() as context:
+            for holder, name in ((os, "replace"), (os, "link"), (_native, "write_file"), (bundle, "_add_rows")):
+                context.setattr(holder, name, count_to(last, getattr(holder, name)))
+            try:
+                bundle.replace(path)
+            except oxidiff.CacheError as error:
+                assert "No space left" in str(error)
+                assert cache_files() == old
+                continue
+        break
+    assert last > 10 and is_like(cache_files(), new) and bundle.entries() == [ROW]
+
+
+def test_an_import_that_is_killed_leaves_nothing_out(two_caches: Any, tmp_path: Path) -> None:
+    """At each of its changes of names: every file that was there is, as it was or as it is in the bundle."""
+    path, new, old = two_caches
+    code = """
+        import os, shutil, sys
+        import oxidiff
+        from oxidiff.store import bundle
+        path, folder, out = sys.argv[1:]
+        os.mkdir(out)
+        def ends(at):
+            steps = iter(range(1, at))
+            def counted(real):
+                return lambda *names: real(*names) if next(steps, None) else os._exit(0)
+            os.replace, os.link = counted(os.replace), counted(os.link)
+            bundle.replace(path)
+            os._exit(1)
+        shutil.move(folder, out + "/0")
+        for at in range(1, 100):
+            shutil.copytree(out + "/0", folder, dirs_exist_ok=True)
+            child = os.fork()
+            if child == 0:
+                ends(at)
+            _, status = os.waitpid(child, 0)
+            shutil.move(folder, f"{out}/{at}")
+            if status:
+                break
+        print(at)
+    """
+    # Two names for each graph and database that both have, one for each other file; two are taken away then.
+    swaps, steps = 6, 8
+    assert int(python(code, path, bundle.database_path().parent, tmp_path / "out")) == steps + 1
+    for at in range(1, steps + 1):
+        found = cache_files(tmp_path / "out" / str(at))
+        for name, data in old.items() if at <= swaps else new.items():
+            assert name.endswith(".sqlite") or found[name] in (data, new.get(name)), (at, name)
+        assert bundle.entries(tmp_path / "out" / str(at) / "tuning.sqlite")
+    assert is_like(cache_files(tmp_path / "out" / str(steps + 1)), new)
+
+
+def test_an_import_waits_for_who_writes(two_caches: Any) -> None:
+    path, _, old = two_caches
+    with (
+        _native.FileLock(os.path.join(str(graphs_folder()), cache.LOCK)),
+        pytest.raises(oxidiff.CacheError, match="locked"),
+    ):
+        bundle.replace(path)
+    assert cache_files() == old
+
+
+def test_a_command_says_which_folder_it_clears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty variable is as one that is not set."""
+    monkeypatch.setenv("OXIDIFF_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["cache", "clear"]) == 0
+    assert str(tmp_path / "oxidiff") in capsys.readouterr().out
+
+
 def test_an_export_replaces_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A link stays one, to the bundle; a pipe, a device or a folder is not taken away from who reads it."""
     folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
@@ -836,6 +1081,32 @@ def test_an_export_replaces_files_alone(tmp_path: Path, capsys: pytest.CaptureFi
     nowhere = tmp_path / "none" / "bundle"
     assert main(["cache", "export", str(nowhere)]) == 1
     assert capsys.readouterr().err.strip().endswith(f"cannot write {nowhere}: No such file or directory")
+
+
+@pytest.mark.parametrize("damage", ["schema", "noise"])
+def test_an_export_leaves_out_a_database_that_it_cannot_read(
+    net: nn.Module, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], fresh_warnings: None
+) -> None:
+    with torch.no_grad():
+        oxidiff.compile(net, tune="off")(image())
+    database = bundle.database_path()
+    _native.TuningDatabase(str(database)).add([ROW])
+    if damage == "schema":
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("PRAGMA user_version = 99")
+    else:
+        database.write_bytes(b"no database" * 1000)
+    before = database.read_bytes()
+    assert main(["cache", "export", str(tmp_path / "all.tar")]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("1 entries")
+    assert "tuning choices are left out" in err and ("schema 99" in err or damage == "noise")
+    assert len(err.splitlines()) == 1
+    with pytest.warns(oxidiff.CacheWarning, match="left out"):
+        assert bundle.export(tmp_path / "all.tar") == 1
+    assert database.read_bytes() == before
+    bundle.clear()
+    assert bundle.merge(tmp_path / "all.tar") == len(stored_files()) == 1
 
 
 def kept_file(data: bytes) -> bytes:
@@ -898,6 +1169,78 @@ def test_machine_code_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert bundle.merge(whole) == 2
     there = {path.name: path.read_bytes() for path in (tmp_path / "elsewhere" / "cubins").iterdir()}
     assert there == files
+
+
+def refused(path: Path) -> str:
+    """What a bundle is refused with; empty if it is not."""
+    try:
+        bundle.check(path)
+    except oxidiff.ArtifactError as error:
+        assert str(path) in str(error), "it names the file"
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({"GNU.sparse.map": "1,2,x"}, True),
+        ({"GNU.sparse.map": "0,1", "GNU.sparse.size": "5"}, True),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, True),
+        ({"size": "9" * 30}, True),
+        ({"size": "-1024"}, True),
+        ({"size": "x"}, True),
+        ({"path": "../out"}, True),
+        ({"path": "tuning\0"}, True),
+        # What says nothing of where something is, or how large, does no harm.
+        ({"GNU.sparse.major": "x", "GNU.sparse.minor": "0"}, False),
+        ({"mtime": "9" * 400}, False),
+        ({"hdrcharset": "nonsense"}, False),
+    ],
+)
+def test_a_bundle_with_made_up_headers_is_refused(headers: dict[str, str], is_refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "all.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (("tuning", _native.encode_artifact([("tuning", b"[]")])), ("end", b"0")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.pax_headers = headers if name == "tuning" else {}
+            tar.addfile(member, io.BytesIO(content))
+    assert bool(refused(path)) == is_refused
+
+
+@torch.no_grad()
+def test_mutated_bundles_are_refused(net: nn.Module, tmp_path: Path) -> None:
+    """The headers above all, which no checksum of the cache's covers: mutated with and without one of their own."""
+    oxidiff.compile(net, tune="off")(image())
+    _native.TuningDatabase(str(bundle.database_path())).add([ROW])
+    whole, path = tmp_path / "whole.tar", tmp_path / "all.tar"
+    bundle.export(whole)
+    assert not refused(whole)
+    data = whole.read_bytes()
+    with tarfile.open(whole) as tar:
+        places = [member.offset for member in tar]
+    source, count, until = random.Random(7), 0, time.monotonic() + 4
+    for _ in range(3000):
+        if time.monotonic() > until:
+            break
+        fresh = bytearray(data)
+        if source.random() < 0.2:
+            fresh = bytearray(mutated(data, source))
+        else:
+            at = source.choice(places)
+            for _ in range(source.randint(1, 3)):
+                first = source.choice([0, 100, 124, 124, 136, 156, 156, 157, 257, 345])
+                some = source.choice(
+                    [b"\xff" * 12, b"\x80" + bytes(11), b"7" * 11, b"-1", b"x", b"L", b"S", b"g", b"\0"]
+                )
+                fresh[at + first : at + first + len(some)] = some
+            if source.random() < 0.9:
+                fresh[at + 148 : at + 156] = b" " * 8
+                fresh[at + 148 : at + 156] = b"%06o\0 " % sum(fresh[at : at + 512])
+        path.write_bytes(fresh)
+        count += bool(refused(path))
+    assert count > 50
 
 
 def test_an_export_holds_one_file_in_memory(tmp_path: Path) -> None:
@@ -1005,7 +1348,7 @@ def test_a_file_that_goes_while_a_folder_is_tidied(tmp_path: Path, monkeypatch: 
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.oxi").write_bytes(bytes(900))
     (tmp_path / "0.oxi").symlink_to(tmp_path / "nowhere")
-    cache._tidy(str(tmp_path))
+    cache.tidy(str(tmp_path))
     assert sum(path.stat().st_size for path in tmp_path.glob("[abc].oxi")) <= 1000
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import oxidiff
 from nets import assert_close
-from oxidiff import _native, tune
+from oxidiff import _native, testing, tune
 from oxidiff.__main__ import main
 from oxidiff.module import dispatcher_of
 from oxidiff.store import bundle, cache, graphs_folder, read_artifact
@@ -389,6 +389,42 @@ def test_a_damaged_database_is_a_warning(content: bytes, monkeypatch: pytest.Mon
 def test_the_command_fills_the_database(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "sd15-vae-decoder", "--tiny", "--budget", "2"]) == 0
     assert "choices measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measured", [0, 2])
+def test_an_interrupted_command_says_what_it_kept(
+    measured: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = tune._measure
+    seen: list[str] = []
+
+    def interrupted(site: Any, turns: int, deadline: float) -> Any:
+        if len(seen) == measured:
+            raise KeyboardInterrupt
+        found = real(site, turns, deadline)
+        if found is not None:
+            seen.append(site.op)
+        return found
+
+    monkeypatch.setattr(tune, "_measure", interrupted)
+    monkeypatch.setattr(testing, "build", lambda *_, **__: net(layers=4))
+    monkeypatch.setattr(testing, "example_inputs", lambda *_, **__: {"input": X})
+    assert main(["tune", "sd15-vae-decoder", "--tiny", "--budget", "60"]) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"oxidiff: interrupted: {measured} choices measured until then are kept in {bundle.database_path()}\n"
+    assert len(bundle.entries()) == measured
+
+
+def test_other_commands_end_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundle, "list_cache", interrupted)
+    assert main(["cache", "ls"]) == 130
+    assert capsys.readouterr().err == "oxidiff: interrupted\n"
 
 
 def test_a_new_size_leaves_the_others_ready() -> None:

@@ -205,6 +205,11 @@ class Binder:
                 self._parameters.append((name, default))
         self._names = {name for name, _ in self._parameters}
 
+    @property
+    def positional(self) -> Sequence[str]:
+        """The names of the parameters that positional arguments are for, but for those of ``*args``."""
+        return self._positional
+
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter name with the defaults filled in.
 

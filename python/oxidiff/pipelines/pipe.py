@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
-from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from torch import nn
 from ..dispatch import find_dispatcher
 from ..errors import ArtifactError, caller_level
 from ..module import compile, dispatcher_of
-from ..options import CompileOptions
+from ..options import AnyPath, CompileOptions
 from ..report import report_of
 from ..store.cache import complain
 from ..tune import Budget
@@ -88,9 +87,7 @@ def compile_pipe(
     return pipe
 
 
-def save_pipe(
-    pipe: Any, dir: str | PathLike[str] = "cached_pipe", *, ignores: Iterable[str] = (), overwrite: bool = True
-) -> None:
+def save_pipe(pipe: Any, dir: AnyPath = "cached_pipe", *, ignores: Iterable[str] = (), overwrite: bool = True) -> None:
     """Saves every compiled part of a pipeline, without weights, as one file in ``dir``; see :func:`oxidiff.save_graph`.
 
     Args:
@@ -107,7 +104,7 @@ def save_pipe(
     left: dict[str, str] = {}
     saved: list[str] = []
     for name, module in _compiled_parts(pipe, ignores):
-        path = Path(dir) / f"{name}.oxi"
+        path = Path(os.fsdecode(dir)) / f"{name}.oxi"
         if path.exists() and not overwrite:
             saved.append(name)
             continue
@@ -129,7 +126,7 @@ def save_pipe(
         )
 
 
-def load_pipe(pipe: Any, dir: str | PathLike[str] = "cached_pipe", *, ignores: Iterable[str] = ()) -> None:
+def load_pipe(pipe: Any, dir: AnyPath = "cached_pipe", *, ignores: Iterable[str] = ()) -> None:
     """Loads what :func:`save_pipe` saved into the compiled parts of a pipeline; see :func:`oxidiff.load_graph`.
 
     Parts without a file in ``dir`` are compiled at their first call as usual.
@@ -142,10 +139,11 @@ def load_pipe(pipe: Any, dir: str | PathLike[str] = "cached_pipe", *, ignores: I
     Raises:
         ArtifactError: ``dir`` has no file for any part, or a file is damaged or was saved from another module.
     """
-    found = [(Path(dir) / f"{name}.oxi", module) for name, module in _compiled_parts(pipe, ignores)]
+    folder = Path(os.fsdecode(dir))
+    found = [(folder / f"{name}.oxi", module) for name, module in _compiled_parts(pipe, ignores)]
     present = [(path, module) for path, module in found if path.exists()]
     if not present:
-        raise ArtifactError(f"{dir} has no file for any compiled part of {type(pipe).__name__}")
+        raise ArtifactError(f"{folder} has no file for any compiled part of {type(pipe).__name__}")
     for path, module in present:
         dispatcher_of(module).load_graph(path)
 

@@ -31,7 +31,7 @@ from .encode import (
 from .reads import decode_reads, encode_reads
 from .stages import decode_stages, encode_stages, programs_text
 
-__all__ = ["Artifact", "Body", "Row", "StoredGraph", "Tuned", "as_row", "merge_rows", "read_artifact"]
+__all__ = ["Artifact", "Body", "Identity", "Row", "StoredGraph", "Tuned", "as_row", "merge_rows", "read_artifact"]
 
 Row = tuple[str, str, str, str, str, float, float, int, int]
 """A row of the tuning database: see ``_native.TuningDatabase``."""
@@ -41,6 +41,9 @@ Tuned = tuple[str, str, str, tuple[int, ...]]
 
 Body = LoweredGraph | Sequence[Stage]
 """What runs a graph: one program, or programs and eager ops in turn."""
+
+Identity = tuple[str, str, bytes]
+"""Equal for two captures of one graph: see :attr:`StoredGraph.identity`."""
 
 MAX_GRAPHS = 16
 """Most graphs of one artifact: a module with more call structures than this captures the others anew."""
@@ -108,7 +111,7 @@ class StoredGraph:
         return found
 
     @property
-    def identity(self) -> tuple[str, str, bytes]:
+    def identity(self) -> Identity:
         """Equal for two captures of one graph."""
         return self.key, self.program, to_bytes([self.call.get(name) for name in _IDENTITY])
 

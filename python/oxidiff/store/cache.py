@@ -23,17 +23,19 @@ from ..capture import Call, CapturedGraph
 from ..capture.signature import classes_of
 from ..errors import ArtifactError, CacheError, CacheWarning, Error, from_native, is_interrupt
 from ..options import CompileOptions
-from .artifact import Artifact, Body, Row, StoredGraph, Tuned, merge_rows, read_artifact
+from .artifact import Artifact, Body, Identity, Row, StoredGraph, Tuned, merge_rows, read_artifact
 from .code import Surroundings
 from .describe import Description, Input, describe, surroundings
 from .encode import UnstorableError, encode_call_key
 from .origins import UNDESCRIBED
 from .reads import restore_key, takes
 
-__all__ = ["GraphStore", "cache_folder", "complain", "graphs_folder", "save", "update"]
+__all__ = ["LOCK", "GraphStore", "cache_folder", "complain", "graphs_folder", "save", "tidy", "update"]
 
 MAX_FOLDER_BYTES = 1 << 30
 """Above this, the graphs that were not used for longest are removed."""
+LOCK = ".oxidiff-lock"
+"""The file in the graphs' folder, or in that of another artifact, that whoever extends one holds a lock on."""
 _SUFFIX = ".oxi"
 _CLOSED_SECONDS = 60.0
 _PATIENCE_SECONDS = 2.0
@@ -97,6 +99,10 @@ class GraphStore:
         """Of classes of objects that are passed, what they are."""
         self._waiting: dict[str, list[StoredGraph]] = {}
         self._encoded: dict[int, tuple[CapturedGraph, StoredGraph]] = {}
+        self._in_file: set[Identity] = set()
+        """Those that were found in the graph file."""
+        self._filed: dict[int, CapturedGraph] = {}
+        """By id, the graphs that the graph file has, or that were to be written to it."""
         self.rows: list[Row] = []
         """Measurements that came with the graphs."""
         self.tuned: set[Tuned] = set()
@@ -192,6 +198,8 @@ class GraphStore:
             if takes(graph, call):
                 restore_key(graph, call.key)
                 self._encoded[id(graph)] = (graph, stored)
+                if stored.identity in self._in_file:
+                    self._filed[id(graph)] = graph
                 taken.append((graph, body))
         self._waiting.pop(key, None)
         self.load_s += time.perf_counter() - start
@@ -207,9 +215,18 @@ class GraphStore:
     def forget(self, graph: CapturedGraph) -> None:
         """Lets go of a graph; files keep it."""
         self._encoded.pop(id(graph), None)
+        self._filed.pop(id(graph), None)
+
+    def has_filed(self, graph: CapturedGraph) -> bool:
+        """Whether nothing is left to do for a graph to be in the graph file: it is there, was to be written, or there is no
+        such file."""
+        return self._options.graph_file is None or id(graph) in self._filed
 
     def remember(self, compiled: Sequence[_Compiled]) -> None:
         """Stores graphs in the cache and the graph file, as far as they are not there already."""
+        if self._options.graph_file is not None:
+            # Also where that fails, which is said once: not at each further size.
+            self._filed.update((id(item.graph), item.graph) for item in compiled)
         if not self._is_on or self._reason is not None:
             return
         try:
@@ -267,7 +284,7 @@ class GraphStore:
         except ArtifactError as error:
             self._reason = str(error)
             return
-        seen: set[tuple[str, str, bytes]] = set()
+        seen: set[Identity] = set()
         found = []
         for path in paths:
             if not os.path.exists(path):
@@ -283,6 +300,8 @@ class GraphStore:
                 continue
             artifact.graphs = [g for g in artifact.graphs if g.identity not in seen]
             seen.update(g.identity for g in artifact.graphs)
+            if path == self._options.graph_file:
+                self._in_file.update(g.identity for g in artifact.graphs)
             found.append(artifact)
             with contextlib.suppress(OSError):
                 os.utime(path)
@@ -303,7 +322,7 @@ def update(path: str, artifact: Artifact, patience_s: float = _PATIENCE_SECONDS)
     """
     folder = os.path.dirname(path) or "."
     try:
-        with _native.FileLock(os.path.join(folder, ".oxidiff-lock"), patience_s):
+        with _native.FileLock(os.path.join(folder, LOCK), patience_s):
             data = _native.read_file(path)
             merged = artifact
             if data is not None:
@@ -316,13 +335,13 @@ def update(path: str, artifact: Artifact, patience_s: float = _PATIENCE_SECONDS)
             if fresh != data:
                 _native.write_file(path, fresh)
                 if folder == graphs_folder():
-                    _tidy(folder)
+                    tidy(folder)
     except _native.NativeError as error:
         translated = from_native(error)
         raise translated if isinstance(translated, CacheError) else CacheError(str(translated)) from error
 
 
-def _tidy(folder: str) -> None:
+def tidy(folder: str) -> None:
     """Removes what killed writers left, and the oldest graphs above a bound."""
     _native.sweep_folder(folder)
     found = []
