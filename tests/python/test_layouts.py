@@ -338,3 +338,29 @@ def test_views_of_results_work_where_their_order_is_not_known(cls: Any, shape: t
     for batch in (2, 1, 3):
         x = torch.randn(batch, *shape)
         torch.testing.assert_close(compiled(x).view(batch, -1), module(x).reshape(batch, -1), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_one_image_behind_an_attention_that_is_scaled() -> None:
+    """The batch has a stride that says nothing, and keeps it where it is divided by a number: PyTorch takes one image for
+    row-major then, two for channels-last. Where traces do not agree results are row-major."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm, self.conv = nn.Linear(16, 16), nn.GroupNorm(2, 16), nn.Conv2d(16, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.attention(x.flatten(2).transpose(1, 2))
+            x = (tokens.transpose(1, 2).reshape(x.shape) + x) / 1.5
+            return self.conv(self.norm(x))
+
+    module = Block().eval()
+    for batches in ((1, 2, 1), (2, 1, 2)):
+        compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+        for batch in batches:
+            x = torch.randn(batch, 16, 8, 8)
+            result, expected = compiled(x), module(x)
+            torch.testing.assert_close(result, expected)
+            assert result.is_contiguous()
+            assert expected.is_contiguous() is (batch == 1)

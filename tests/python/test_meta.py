@@ -381,3 +381,28 @@ def test_images_of_a_transformer_are_channels_last(batch):
         expected, result = overload(*args), RULES[overload](*map(on_meta, args))
         assert result.stride() == expected.stride()
         assert is_nhwc(result)
+
+
+def somehow(rng, shape):
+    """A tensor without gaps, its dimensions in any order; those of size 1 with any stride."""
+    order = rng.sample(range(len(shape)), len(shape))
+    x = torch.ones([shape[i] for i in order]).permute([order.index(i) for i in range(len(shape))])
+    strides = [rng.choice([1, 2, 8, 16, 100, s]) if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True)]
+    return x.as_strided(x.shape, strides)
+
+
+def test_strides_of_dimensions_of_size_1_are_torchs_too():
+    """They say whether an image counts as channels-last, and go their own way where a number or a smaller tensor takes part."""
+    rng = random.Random(5)
+    with_numbers = (aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.gt.Scalar, aten.rsub.Scalar, aten.mul.Tensor)
+    alone = (aten.silu.default, aten.neg.default, aten.exp.default, aten.relu.default)
+    of_two = (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.gt.Tensor)
+    for _ in range(1500):
+        shape = [rng.choice([1, 1, 2, 3, 8]) for _ in range(rng.choice([2, 3, 4, 4, 5]))]
+        other = [1 if rng.random() < 0.3 else size for size in shape][rng.choice([0, 0, 1]) :]
+        x, y = somehow(rng, shape), somehow(rng, other)
+        cases = [(rng.choice(with_numbers), (x, 2.0)), (rng.choice(alone), (x,)), (rng.choice(of_two), (x, y))]
+        for overload, args in cases:
+            expected, result = overload(*args), RULES[overload](*map(on_meta, args))
+            shown = [(tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args]
+            assert result.stride() == expected.stride(), (overload, shown)

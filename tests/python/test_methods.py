@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -246,3 +247,67 @@ def test_a_method_that_gives_its_module_gives_the_compiled_one() -> None:
     compiled = oxidiff.compile(module)
     assert compiled.begin(x) is compiled
     assert_close(compiled.state, module.first(x))
+
+
+class Draws(nn.Module):
+    """What code does with a generator that is passed to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.Generator()
+
+    def forward(self, x: torch.Tensor, generator: Any = None, how: str = "nothing") -> Any:
+        x = x * 2
+        if how == "draw":
+            return x + torch.randn(x.shape, generator=generator)
+        if how == "draw from the first":
+            return x + torch.randn(x.shape, generator=generator[0])
+        if how == "seed":
+            return x + generator.initial_seed()
+        if how == "set":
+            generator.manual_seed(3)
+            return x
+        if how == "device":
+            return x if generator is not None and generator.device.type == "cpu" else -x
+        if how == "return":
+            return x, generator
+        return x
+
+
+@pytest.mark.parametrize("how", ["nothing", "draw", "draw from the first", "seed", "set", "device", "return"])
+def test_generators_that_are_passed(how: str) -> None:
+    """Each draws what it would have drawn, and one that nothing is drawn from is no reason to run eager."""
+    module = Draws().eval()
+    compiled: Any = oxidiff.compile(module, strict=how in ("nothing", "device"), cache=False)
+    x = torch.ones(2, 3)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", oxidiff.FallbackWarning)
+        for seed in (1, 2, 3):
+            ours, eagers = (torch.Generator().manual_seed(seed) for _ in range(2))
+            is_list = how == "draw from the first"
+            result = compiled(x, [ours] if is_list else ours, how)
+            expected = module(x, [eagers] if is_list else eagers, how)
+            if how == "return":
+                assert result[1] is ours
+                result, expected = result[0], expected[0]
+            assert torch.equal(result, expected)
+            assert torch.equal(ours.get_state(), eagers.get_state())
+    if how in ("nothing", "device"):
+        report = oxidiff.report(compiled)
+        assert (report.captures, report.eager_calls) == (1, 0)
+
+
+def test_decode_of_an_autoencoder_takes_a_pipelines_generator() -> None:
+    """`pipe.vae.decode = compile(pipe.vae.decode)`, as people write it: pipelines hand the user's generator on."""
+    sizes: dict[str, Any] = {"block_out_channels": (16,), "norm_num_groups": 8, "latent_channels": 4, "sample_size": 16}
+    vae: Any = diffusers.AutoencoderKL(**sizes).eval().requires_grad_(False)
+    decode = vae.decode
+    vae.decode = oxidiff.compile(decode, strict=True, cache=False)
+    z = torch.randn(1, 4, 8, 8)
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        assert_close(
+            vae.decode(z, return_dict=False, generator=generator)[0],
+            decode(z, return_dict=False, generator=generator)[0],
+        )
+    assert (oxidiff.report(vae.decode).captures, oxidiff.report(vae.decode).eager_calls) == (1, 0)

@@ -93,16 +93,16 @@ def _pointwise(dtype: torch.dtype, *given: Any) -> Tensor | None:
             if broadcast is None:
                 return None
             shape = broadcast
-    if all(x.is_contiguous() for x in operands):
-        return _empty(shape, dtype)
-    # Before their strides are looked at: of a dimension of size 1 these say nothing, and those of the result are the usual.
-    if len(shape) == 4 and all(
-        x.shape == shape and x.is_contiguous(memory_format=torch.channels_last) for x in operands
-    ):
-        return _empty_nhwc(shape, dtype)
-    strides = first.stride()
-    if all(x.shape == shape and x.stride() == strides for x in operands) and _is_dense(shape, strides):
-        return _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
+    # Before their strides are looked at: of a dimension of size 1 these say nothing, and those of the result are the usual. Not
+    # where a number or another shape is among them: then they say where that dimension goes.
+    if len(operands) == len(given) and all(x.shape == shape for x in operands):
+        if all(x.is_contiguous() for x in operands):
+            return _empty(shape, dtype)
+        if len(shape) == 4 and all(x.is_contiguous(memory_format=torch.channels_last) for x in operands):
+            return _empty_nhwc(shape, dtype)
+        strides = first.stride()
+        if all(x.stride() == strides for x in operands) and _is_dense(shape, strides):
+            return _empty_strided(shape, strides, dtype=dtype, device=META_DEVICE)
     order = _order_in_memory(shape, [_expanded(shape, x) for x in operands])
     return _empty_strided(shape, strides_in(order, shape), dtype=dtype, device=META_DEVICE)
 
