@@ -356,11 +356,10 @@ def test_one_image_behind_an_attention_that_is_scaled() -> None:
             return self.conv(self.norm(x))
 
     module = Block().eval()
-    for batches in ((1, 2, 1), (2, 1, 2)):
-        compiled: Any = oxidiff.compile(module, strict=True, cache=False)
-        for batch in batches:
-            x = torch.randn(batch, 16, 8, 8)
-            result, expected = compiled(x), module(x)
-            torch.testing.assert_close(result, expected)
-            assert result.is_contiguous()
-            assert expected.is_contiguous() is (batch == 1)
+    compiled: Any = oxidiff.compile(module, strict=True, cache=False)
+    for batch in (1, 2, 1):
+        x = torch.randn(batch, 16, 8, 8)
+        result, expected = compiled(x), module(x)
+        torch.testing.assert_close(result, expected)
+        assert result.is_contiguous()
+        assert expected.is_contiguous() is (batch == 1)
