@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("doctor", help="what was found on this machine, what is missing")
     check.add_argument("--model", choices=testing.names(), help="what bounds this model, and what would help")
     check.add_argument("--dtype", choices=_DTYPES, default="f32")
+    check.add_argument("--batch", type=_count, default=1)
+    check.add_argument("--size", type=_count, nargs="+", help="height and width, or tokens, of the model's own input")
     check.add_argument(
         "--device",
         help="ask about this GPU, which need not be here: "
@@ -184,7 +186,8 @@ def _cache_merge(chosen: argparse.Namespace) -> int:
 
 def _doctor(chosen: argparse.Namespace) -> int:
     if chosen.model is not None or chosen.device is not None:
-        print(doctor.advice_text(chosen.model or "sd15-unet", _DTYPES[chosen.dtype], chosen.device))
+        model, dtype = chosen.model or "sd15-unet", _DTYPES[chosen.dtype]
+        print(doctor.advice_text(model, dtype, chosen.device, chosen.batch, chosen.size))
         return 0
     lines, is_fine = doctor.text()
     print(lines)

@@ -277,6 +277,10 @@ def _memory(memory: Mapping[str, Any], device: Device, facts: Mapping[str, Any],
         out.append('memory="low", "balanced" and "fast" need the same there: no weight is kept a second time.')
     if kept > device.memory_bytes and not facts["is_half"]:
         out.append(f"In 16 bits it would need about {_bytes(kept / 2)}.")
+    elif low > device.memory_bytes:
+        fewer = low - int(facts["weight_bytes"]) / 2
+        also = ", and then it fits" if fewer <= device.memory_bytes else ""
+        out.append(f"With its weights in 8 bits (GGUF's Q8_0, layerwise casting) it would need about {_bytes(fewer)}{also}.")
     return out
 
 

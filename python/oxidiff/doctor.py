@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from packaging.version import Version
@@ -93,17 +93,26 @@ def text() -> tuple[str, bool]:
     return "\n".join(lines), all(fine for fine, _, _ in findings)
 
 
-def advice_text(model: str, dtype: torch.dtype, device: str | None) -> str:
-    """What bounds a model of the zoo at its usual size on a device; no weights are made and nothing runs.
+def advice_text(
+    model: str, dtype: torch.dtype, device: str | None, batch: int = 1, size: Sequence[int] | None = None
+) -> str:
+    """What bounds a model of the zoo on a device; no weights are made and nothing runs.
+
+    Args:
+        model: Its name.
+        dtype: Of weights and inputs.
+        device: The name of a GPU, or ``None`` for this processor.
+        batch: Images, or texts.
+        size: As :func:`oxidiff.testing.example_inputs` takes it; the usual one by default.
 
     Raises:
-        ValueError: There is no profile of that device.
+        ValueError: There is no profile of that device, or the model takes other sizes.
     """
     target = advice.device_of(device)
     with torch.device("meta"):
         module = testing.build(model, tiny=False, dtype=dtype)
     capturer = Capturer(module)
-    call = capturer.call((), testing.example_inputs(model, tiny=False, dtype=dtype))
+    call = capturer.call((), testing.example_inputs(model, batch=batch, size=size, tiny=False, dtype=dtype))
     graph, lowered = capturer.lowered(call, _native.GraphBuilder)
     differences: list[str] = []
     if device is None:

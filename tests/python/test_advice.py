@@ -119,6 +119,8 @@ def test_what_would_help_is_said_where_it_would() -> None:
     facts = {"is_half": False, "weight_bytes": 30e9}
     said = "\n".join(sentences(variant.program, [2], DEVICES["l4"], facts))
     assert "does not fit into the 24 GB of L4" in said and "In 16 bits it would need about 15.00 GB" in said
+    said = "\n".join(sentences(variant.program, [2], DEVICES["l4"], {"is_half": True, "weight_bytes": 30e9}))
+    assert "weights in 8 bits (GGUF's Q8_0, layerwise casting) it would need about 15.00 GB, and then it fits" in said
 
 
 @torch.no_grad()
@@ -201,6 +203,10 @@ def test_doctor_asks_about_a_card_that_is_not_there(capsys: pytest.CaptureFixtur
     assert said["T4"] != said["H100"]
     assert main(["doctor", "--device", "abacus"]) == 1
     assert "no profile" in capsys.readouterr().err
+    assert main(["doctor", "--model", "clip-l", "--device", "L4", "--batch", "3", "--size", "50"]) == 0
+    assert "= 3" in (said := capsys.readouterr().out) and "= 50" in said
+    assert main(["doctor", "--model", "clip-l", "--size", "50", "60"]) == 1
+    assert "clip-l takes sizes like (77,)" in capsys.readouterr().err
 
 
 @torch.no_grad()
