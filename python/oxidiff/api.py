@@ -124,8 +124,8 @@ def bind(compiled: Any, /, weights: torch.nn.Module | Mapping[str, torch.Tensor]
 
     Args:
         compiled: What ``compile`` returned for a module.
-        weights: A state dict (of the module without adapters; buffers may be missing), or a module. Its tensors are used
-            where they are, so in-place changes are noticed.
+        weights: A state dict (buffers and adapters may be missing: these are the module's), or a module. Its tensors are
+            used where they are, so in-place changes are noticed, and converted where the module has another dtype by then.
         name: A name for it; a set of this name is replaced.
 
     Returns:

@@ -162,10 +162,7 @@ class Dispatcher:
         caller's business."""
         used = self._used
         if used is not None:
-            epoch = self.states.epoch
-            if epoch is None or epoch.watch.poll():
-                epoch = self.states.current()
-            return used.follow(epoch.structure)(args, kwargs)
+            return self._call_with(used, args, kwargs)
         next(self._calls)
         if torch.get_num_threads() != _threads:
             follow_threads()
@@ -182,6 +179,23 @@ class Dispatcher:
                 return result
             # Another thread was the first with a factor, perhaps before this call took its weights.
         return self._call_unscaled(args, kwargs)
+
+    def _call_with(self, used: WeightSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with a weight set."""
+        member = self._following(used)
+        try:
+            return member(args, kwargs)
+        except Exception as error:
+            if not is_interrupt(error):
+                used.explain(error)
+            raise
+
+    def _following(self, used: WeightSet) -> Dispatcher:
+        """The dispatcher of a weight set, once that is as the module is now."""
+        epoch = self.states.epoch
+        if epoch is None or epoch.watch.poll():
+            epoch = self.states.current()
+        return used.follow(epoch.structure, self.states.lock)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_scripted is None:
@@ -322,8 +336,7 @@ class Dispatcher:
             Error: Why the call cannot run compiled.
         """
         if self._used is not None:
-            used = self._used.follow(self.states.current().structure)
-            return used.prepare(args, kwargs)
+            return self._following(self._used).prepare(args, kwargs)
         if self._is_scripted is None:
             self._look_for_scripts()
         mode = self.obstacle or ambient_mode()
@@ -356,6 +369,8 @@ class Dispatcher:
 
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
         """What would run this call, see :attr:`Ready.parts`; raises as :meth:`prepare`."""
+        if self._used is not None:
+            return self._following(self._used).parts_of(args, kwargs)
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.parts_of, args, kwargs)) is not None:
             return carried[0]
@@ -369,6 +384,8 @@ class Dispatcher:
         """One timed run of this call; raises as :meth:`prepare`."""
         if self.disabled:
             raise UnsupportedError(f"{self.name} has no program to time: {DISABLED}")
+        if self._used is not None:
+            return self._following(self._used).profile(args, kwargs)
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
             return carried[0]
@@ -853,10 +870,10 @@ class Dispatcher:
             source = self.module if found is self else module
             return Dispatcher(source, self.options, lifting=self.states.lifting, budget=self.states.budget)
 
-        made = WeightSet(self.module, source, make, self.states.current().structure)
         with self.states.lock:
             if name is None:
                 name = next(f"weights{i}" for i in itertools.count(1) if f"weights{i}" not in self._sets)
+            made = WeightSet(name, self.module, source, make, self.states.current().structure)
             replaced = self._sets.get(name)
             self._sets[name] = made
             if replaced is not None and self._used is replaced:
