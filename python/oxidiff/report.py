@@ -278,9 +278,11 @@ def report_of(dispatcher: Dispatcher) -> Report:
     current = [variant for engines in every for variant in (engines[-1].variants if engines else [])]
     variants = [variant for engines in every for engine in engines for variant in engine.variants]
     stats = [variant.stats() for variant in variants]
+    # Sizes are those of a program, which weight sets share.
+    programs = {(v.captured.identity, v.is_wide): (v, s) for v, s in zip(variants, stats, strict=True) if s}
 
     def total(name: str) -> int:
-        return sum(int(s.get(name, 0)) for s in stats)
+        return sum(int(s.get(name, 0)) for _, s in programs.values())
 
     def largest(name: str) -> int:
         return max((int(s.get(name, 0)) for s in stats), default=0)
@@ -308,10 +310,8 @@ def report_of(dispatcher: Dispatcher) -> Report:
         graph_bytes=total("graph_bytes"),
         peak_bytes=largest("peak_bytes") + sum(member.states.effective.peak_bytes for member in parts),
         pool_bytes=largest("pool_bytes"),
-        sizes=[row for s in stats for row in s.get("sizes", [])],
-        _places=[
-            (dispatcher.name, v.program) for v, s in zip(variants, stats, strict=True) for _ in s.get("sizes", [])
-        ],
+        sizes=[row for _, s in programs.values() for row in s.get("sizes", [])],
+        _places=[(dispatcher.name, v.program) for v, s in programs.values() for _ in s.get("sizes", [])],
     )
 
 

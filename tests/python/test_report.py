@@ -68,6 +68,22 @@ def test_fields(compiled: Any) -> None:
     json.dumps(fields)
 
 
+def test_weight_sets_share_the_sizes_of_their_program() -> None:
+    compiled: Any = oxidiff.compile(Net(channels=20).eval(), strict=True)
+    with torch.no_grad():
+        for i in range(3):
+            compiled.bind(Net(channels=20).state_dict(), str(i))
+            compiled.use(str(i))
+            compiled(image())
+            compiled(image(1, 3, 8, 8))
+        compiled.use(None)
+        compiled(image())
+    report = compiled.report()
+    assert (report.calls, report.specializations) == (7, 2)
+    assert [row["dims"] for row in report.sizes] == [[2, 12, 10], [1, 8, 8]]
+    assert report.memory(1).dims == [1, 8, 8]
+
+
 def test_before_the_first_call() -> None:
     compiled: Any = oxidiff.compile(Net())
     report = compiled.report()
