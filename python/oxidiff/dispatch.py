@@ -915,10 +915,22 @@ class Dispatcher:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
         with self.states.lock:
             engine = self.states.current().engine
-            if not engine.whole() and self.pieces():
+            others = [other for used in self._sets.values() if (other := self._engine_like(engine, used)) is not None]
+            compiled = [item for one in (engine, *others) for item in one.whole()]
+            if not compiled and any(one.pieces() for one in (self, *(used.dispatcher for used in self._sets.values()))):
                 what = "it runs in parts, each with a program; the cache keeps these, and a part that is compiled by itself"
                 raise ArtifactError(f"{self.name} cannot be saved: {what} can be saved")
-            save(os.fsdecode(path), engine.artifact())
+            save(os.fsdecode(path), engine.artifact({id(item.graph): item for item in compiled}.values()))
+
+    def _engine_like(self, engine: Engine, used: WeightSet) -> Engine | None:
+        """The engine of a weight set, if what was captured of that may be taken for the module's own."""
+        try:
+            other = self._following(used).states.current().engine
+            is_like = other.structure.inputs == engine.structure.inputs
+            return other if is_like and other.description().digest == engine.description().digest else None
+        except Error:
+            # It no longer fits, or nothing of it can be stored.
+            return None
 
     def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""
