@@ -549,7 +549,9 @@ class Dispatcher:
         name = method.__name__
         reason = f"its method {name} is called; only calls of a module and of compiled submodules are compiled"
         if self._used is not None:
-            reason = f"its method {name} is called, with the module's own weights: a weight set is for calls of the module"
+            reason = (
+                f"its method {name} is called, with the module's own weights: a weight set is for calls of the module"
+            )
         if not others and not name.startswith("generate"):
             found = self._regions_for_method(args, kwargs)
             if isinstance(found, Regions):
