@@ -150,6 +150,59 @@ def test_explain(compiled: Any) -> None:
     assert sum(variant["steps"].values()) > 0
     assert variant["hash"] == compiled.report().graph_hash
     assert "variant 0" in str(explanation)
+    assert json.loads(json.dumps(explanation.to_dict()))["variants"][0]["costs"] == variant["costs"]
+
+
+def test_what_each_step_costs(compiled: Any) -> None:
+    (variant,) = compiled.explain().variants
+    costs = variant["costs"]
+    assert variant["costs_at"] == [1, 40, 24], "the size that ran last"
+    kernels = [row["kernel"] for row in costs]
+    assert {name: kernels.count(name) for name in kernels} == variant["steps"]
+    assert [row["module"] for row in costs if row["kernel"] == "convolution"] == ["conv"]
+    (linear,) = (row for row in costs if row["kernel"] == "linear")
+    assert linear["flops"] == 2 * 40 * 24 * 12 * 12
+    assert linear["bytes"] >= 4 * (2 * 40 * 24 * 12 + 12 * 12)
+    assert all(row["ms"] > 0 and row["bound"] in ("compute", "memory") for row in costs)
+    text = str(compiled.explain())
+    assert "costs, at least, on this CPU" in text and "at [1, 40, 24]" in text and " others" not in text
+    # As that device would run it.
+    (asked,) = compiled.explain(device="L4").variants
+    assert asked["costs_on"] == "L4"
+    launch = advice.device_of("L4").launch_s * 1e3
+    assert all(row["ms"] >= launch for row in asked["costs"])
+
+
+def test_the_dearest_steps_are_printed() -> None:
+    deep: Any = oxidiff.compile(nn.Sequential(*(nn.Conv2d(3, 3, 2 * (i % 4) + 1) for i in range(16))).eval())
+    with torch.no_grad():
+        deep(image(1, 3, 90, 90))
+    explanation = deep.explain()
+    (variant,) = explanation.variants
+    others = len(variant["costs"]) - 10
+    assert others > 0
+    lines = str(explanation).splitlines()
+    (at,) = (i for i, line in enumerate(lines) if f"{others} others" in line)
+    shares = [float(line.split()[1].rstrip("%")) for line in lines[at - 10 : at + 1]]
+    assert shares[:-1] == sorted(shares[:-1], reverse=True)
+    assert sum(shares) == pytest.approx(100, abs=1)
+
+
+def test_what_pieces_cost() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.second(x) if x.sum() > 0 else x
+
+    compiled: Any = oxidiff.compile(Deciding().eval())
+    with torch.no_grad(), pytest.warns(oxidiff.FallbackWarning):
+        compiled(torch.ones(4, 8))
+    variants = compiled.explain().variants
+    assert variants and all(row["flops"] > 0 for variant in variants for row in variant["costs"][:1])
 
 
 def test_profile_of_an_op_that_the_compiler_does_not_know() -> None:
@@ -176,6 +229,9 @@ def test_profile(compiled: Any) -> None:
     assert "GFLOP/s" in str(profile)
     assert "of peak" in str(profile)
     assert all(profile.floor(step)[1] in {"compute", "memory"} for step in profile.steps)
+    for step in profile.to_dict()["steps"]:
+        floor, bound = profile.floor(step)
+        assert (step["of_peak"], step["bound"]) == (pytest.approx(floor / step["seconds"]), bound)
     peak = advice.peak_flops(profile.ceilings, "f32")
     heavy = {"dtype": "f32", "flops": 4 * peak, "work": peak, "bytes": 1, "seconds": 2.0}
     assert profile.floor(heavy) == (pytest.approx(1.0), "compute")
