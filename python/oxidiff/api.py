@@ -34,8 +34,9 @@ __all__ = [
 
 
 def warmup(compiled: Any, /, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
-    """Compiles now, for example arguments and optionally further sizes; runs nothing. With ``OXIDIFF_DISABLE=1`` it compiles
-    nothing either, and says so.
+    """Compiles now, for example arguments and optionally further sizes; runs nothing, but for a module that has no program
+    of the whole: that is called once for each size, with copies of the tensors, which makes the programs of its parts. With
+    ``OXIDIFF_DISABLE=1`` it compiles nothing either, and says so.
 
     Args:
         compiled: What ``compile`` returned.
@@ -82,7 +83,8 @@ def estimate(compiled: Any, /, *args: Any, **kwargs: Any) -> Estimate:
 
 
 def profile(compiled: Any, /, *args: Any, **kwargs: Any) -> Profile:
-    """Runs one call and times each step of it.
+    """Runs one call and times each step of it. Of a module that has no program of the whole, the steps of its parts; Python
+    between them is not among these.
 
     Raises:
         Error: Why this call cannot run compiled.
@@ -124,8 +126,8 @@ def bind(compiled: Any, /, weights: torch.nn.Module | Mapping[str, torch.Tensor]
 
     Args:
         compiled: What ``compile`` returned for a module.
-        weights: A state dict (of the module without adapters; buffers may be missing), or a module. Its tensors are used
-            where they are, so in-place changes are noticed.
+        weights: A state dict (buffers and adapters may be missing: these are the module's), or a module. Its tensors are
+            used where they are, so in-place changes are noticed, and converted where the module has another dtype by then.
         name: A name for it; a set of this name is replaced.
 
     Returns:

@@ -11,10 +11,12 @@ call could trip over; an exception at any point, ``KeyboardInterrupt`` included,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import re
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -24,6 +26,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from . import _native
 from .adapters import disabled_while_merged, named_modules, split_scale
@@ -162,10 +165,7 @@ class Dispatcher:
         caller's business."""
         used = self._used
         if used is not None:
-            epoch = self.states.epoch
-            if epoch is None or epoch.watch.poll():
-                epoch = self.states.current()
-            return used.follow(epoch.structure)(args, kwargs)
+            return self._call_with(used, args, kwargs)
         next(self._calls)
         if torch.get_num_threads() != _threads:
             follow_threads()
@@ -182,6 +182,23 @@ class Dispatcher:
                 return result
             # Another thread was the first with a factor, perhaps before this call took its weights.
         return self._call_unscaled(args, kwargs)
+
+    def _call_with(self, used: WeightSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with a weight set."""
+        member = self._following(used)
+        try:
+            return member(args, kwargs)
+        except Exception as error:
+            if not is_interrupt(error):
+                used.explain(error)
+            raise
+
+    def _following(self, used: WeightSet) -> Dispatcher:
+        """The dispatcher of a weight set, once that is as the module is now."""
+        epoch = self.states.epoch
+        if epoch is None or epoch.watch.poll():
+            epoch = self.states.current()
+        return used.follow(epoch.structure, self.states.lock)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_scripted is None:
@@ -322,8 +339,7 @@ class Dispatcher:
             Error: Why the call cannot run compiled.
         """
         if self._used is not None:
-            used = self._used.follow(self.states.current().structure)
-            return used.prepare(args, kwargs)
+            return self._following(self._used).prepare(args, kwargs)
         if self._is_scripted is None:
             self._look_for_scripts()
         mode = self.obstacle or ambient_mode()
@@ -356,6 +372,8 @@ class Dispatcher:
 
     def parts_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
         """What would run this call, see :attr:`Ready.parts`; raises as :meth:`prepare`."""
+        if self._used is not None:
+            return self._following(self._used).parts_of(args, kwargs)
         args, kwargs = self._as_captured(args, kwargs)
         if (carried := self.detours.ask_carried(Dispatcher.parts_of, args, kwargs)) is not None:
             return carried[0]
@@ -366,11 +384,25 @@ class Dispatcher:
         return ready.parts(ready.complete(leaves))
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-        """One timed run of this call; raises as :meth:`prepare`."""
+        """One timed run of this call; where it has no program of the whole, of the programs of its parts, one after the
+        other. Raises as :meth:`prepare` if nothing of it has one."""
         if self.disabled:
             raise UnsupportedError(f"{self.name} has no program to time: {DISABLED}")
+        if self._used is not None:
+            return self._following(self._used).profile(args, kwargs)
+        try:
+            return self._profile_whole(args, kwargs)
+        except CaptureError as error:
+            steps: list[dict[str, Any]] = []
+            # The first call finds the parts.
+            is_ready = self.run_in_parts(error, args, kwargs) and self.run_in_parts(error, args, kwargs, steps)
+            if not is_ready or not steps:
+                raise
+            return steps
+
+    def _profile_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         args, kwargs = self._as_captured(args, kwargs)
-        if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
+        if (carried := self.detours.ask_carried(Dispatcher._profile_whole, args, kwargs)) is not None:
             return carried[0]
         with torch.no_grad(), self._as_a_whole():
             ready = self.prepare(args, kwargs)
@@ -384,6 +416,72 @@ class Dispatcher:
             self._warned.add((DISABLED,))
             warnings.warn(f"{self.name}: nothing is compiled: {DISABLED}", FallbackWarning, stacklevel=caller_level())
 
+    def run_in_parts(
+        self,
+        error: CaptureError,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        steps: list[dict[str, Any]] | None = None,
+    ) -> bool:
+        """Runs a call that has no program of the whole, for the programs of parts that are ready then. The tensors that are
+        passed and torch's, Python's and numpy's generators stay as they are; a call that is seen to leave something else
+        behind is not run.
+
+        Args:
+            error: Why it has none.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            steps: Gets the steps of the programs, timed.
+
+        Returns:
+            Whether anything of it ran compiled.
+        """
+        if self._used is not None:
+            return self._following(self._used).run_in_parts(error, args, kwargs, steps)
+        is_possible = not (self.options.strict or self.obstacle or isinstance(ambient_mode(), str))
+        if not is_possible or isinstance(error.__cause__, LeftError):
+            return False
+        with torch.no_grad():
+            args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+        states, before = drawing_states(), self.eager_calls
+        pieces = [] if steps is None else self.named_pieces()
+        try:
+            for path, piece in pieces:
+                piece.__dict__["_call"] = piece._profiling(path, cast("list[dict[str, Any]]", steps))
+            with torch.no_grad():
+                self(args, kwargs)
+        except Exception as raised:
+            if is_interrupt(raised):
+                raise
+            # Why it has no program is what was asked.
+            return False
+        finally:
+            for _, piece in pieces:
+                piece.__dict__.pop("_call", None)
+            for put, state in states:
+                put(state)
+        return self.eager_calls == before
+
+    def _profiling(self, path: str, steps: list[dict[str, Any]]) -> Callable[..., Any]:
+        """What takes the place of :meth:`_call` while the module that this is a part of is profiled, by this thread.
+
+        Args:
+            path: Where it is in that module.
+            steps: Gets the steps.
+        """
+        call, thread = self._call, threading.get_ident()
+
+        def profiled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if threading.get_ident() != thread:
+                return call(args, kwargs)
+            with contextlib.suppress(CaptureError):
+                # It may have parts itself, or run eager.
+                own = self._profile_whole(args, kwargs)
+                steps.extend({**step, "module": ".".join(filter(None, (path, step["module"])))} for step in own)
+            return call(args, kwargs)
+
+        return profiled
+
     @contextmanager
     def _as_a_whole(self) -> Iterator[None]:
         """Says of a module that has no program of the whole what there is, and what its user can do."""
@@ -392,7 +490,7 @@ class Dispatcher:
         except CaptureError as error:
             hint = "what can be compiled of it is when it is called"
             if self.pieces():
-                hint = "its calls run in parts, each with a program: compile the parts one by one to look at them"
+                hint = "its calls run in parts, each with a program: profile() times these, explain() lists them"
             kind = UnsupportedError if isinstance(error, UnsupportedError) else CaptureError
             what = f"{self.name} has no program of the whole: {error}; {hint}"
             raise kind(what, module=error.module, op=error.op) from error
@@ -527,10 +625,14 @@ class Dispatcher:
             kwargs: Keyword arguments.
         """
         others = [member for _, member in self.family() if member is not self]
-        if self.disabled or self._eager or self._used is not None:
+        if self.disabled or self._eager:
             return method(instance, *args, **kwargs)
         name = method.__name__
         reason = f"its method {name} is called; only calls of a module and of compiled submodules are compiled"
+        if self._used is not None:
+            reason = (
+                f"its method {name} is called, with the module's own weights: a weight set is for calls of the module"
+            )
         if not others and not name.startswith("generate"):
             found = self._regions_for_method(args, kwargs)
             if isinstance(found, Regions):
@@ -853,10 +955,10 @@ class Dispatcher:
             source = self.module if found is self else module
             return Dispatcher(source, self.options, lifting=self.states.lifting, budget=self.states.budget)
 
-        made = WeightSet(self.module, source, make, self.states.current().structure)
         with self.states.lock:
             if name is None:
                 name = next(f"weights{i}" for i in itertools.count(1) if f"weights{i}" not in self._sets)
+            made = WeightSet(name, self.module, source, make, self.states.current().structure)
             replaced = self._sets.get(name)
             self._sets[name] = made
             if replaced is not None and self._used is replaced:
@@ -887,21 +989,39 @@ class Dispatcher:
     def pieces(self) -> list[Dispatcher]:
         """The dispatchers of the pieces and parts that this module runs in where it cannot be captured whole, and of their
         own."""
+        return [piece for _, piece in self.named_pieces()]
+
+    def named_pieces(self, prefix: str = "") -> list[tuple[str, Dispatcher]]:
+        """The same with their paths behind ``prefix``, and numbers of pieces that are no modules."""
         splits = [split for epoch in self.states.remembered if (split := epoch.split) is not None]
-        found = [piece for split in splits for piece in list(split.pieces)]
+        pieces = enumerate(piece for split in splits for piece in list(split.pieces))
+        found = [(f"{prefix or self.name}, piece {i}", piece) for i, piece in pieces]
         parts = {id(part): part for regions in self.states.regions for part in regions.parts.values()}
         if (carried := self.detours.carried) is not None:
             parts[id(carried.part)] = carried.part
-        return [*found, *parts.values(), *(piece for part in parts.values() for piece in part.pieces())]
+        named = [(".".join(filter(None, (prefix, part.path))), part) for part in parts.values()]
+        return [*found, *named, *(piece for path, part in named for piece in part.named_pieces(path))]
 
     def save_graph(self, path: AnyPath) -> None:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""
         with self.states.lock:
             engine = self.states.current().engine
-            if not engine.whole() and self.pieces():
+            others = [other for used in self._sets.values() if (other := self._engine_like(engine, used)) is not None]
+            compiled = [item for one in (engine, *others) for item in one.whole()]
+            if not compiled and any(one.pieces() for one in (self, *(used.dispatcher for used in self._sets.values()))):
                 what = "it runs in parts, each with a program; the cache keeps these, and a part that is compiled by itself"
                 raise ArtifactError(f"{self.name} cannot be saved: {what} can be saved")
-            save(os.fsdecode(path), engine.artifact())
+            save(os.fsdecode(path), engine.artifact({id(item.graph): item for item in compiled}.values()))
+
+    def _engine_like(self, engine: Engine, used: WeightSet) -> Engine | None:
+        """The engine of a weight set, if what was captured of that may be taken for the module's own."""
+        try:
+            other = self._following(used).states.current().engine
+            is_like = other.structure.inputs == engine.structure.inputs
+            return other if is_like and other.description().digest == engine.description().digest else None
+        except Error:
+            # It no longer fits, or nothing of it can be stored.
+            return None
 
     def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
         """Loads what was saved; see :func:`oxidiff.load_graph`."""

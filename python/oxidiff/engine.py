@@ -16,7 +16,7 @@ import time
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -550,10 +550,10 @@ class Engine:
         self._lift()
         return self.store.description()
 
-    def artifact(self) -> Artifact:
-        """Everything that is compiled, to be saved; see :meth:`GraphStore.artifact`."""
+    def artifact(self, compiled: Iterable[Variant | Staged]) -> Artifact:
+        """What is compiled of modules like this one, to be saved; see :meth:`GraphStore.artifact`."""
         self._lift()
-        return self.store.artifact(self.whole())
+        return self.store.artifact(list(compiled))
 
     def load(self, artifact: Artifact) -> None:
         """Compiles the graphs of an artifact of this module, for the calls to come.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Hashable, Set
 from typing import Any, cast
 
 import torch
@@ -84,6 +84,13 @@ class Captured:
     def may_overflow(self) -> bool:
         """Whether there is an f16 value in it, and somebody is to look whether it overflows."""
         return self._options.nan_guard and any(value.dtype is torch.float16 for value in self.graph.values)
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for those with the same program, also where each has an object of its own for it."""
+        options, device = self._options, self.device
+        kept = (options.precision, options.memory, options.memory_budget, options.max_specializations)
+        return self.program.hash, None if device is None else device.backend, self.tf32, *kept, options.cuda_graphs
 
     def widened(self) -> _native.Program:
         """The same with f32 for every f16 value inside the program. It is not tuned."""

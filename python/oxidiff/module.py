@@ -105,12 +105,22 @@ class CompiledModule(nn.Module):
         """See :func:`oxidiff.profile`."""
         return profile_of(dispatcher_of(self), args, kwargs)
 
-    def save_graph(self, path: AnyPath) -> None:
-        """See :func:`oxidiff.save_graph`."""
+    def save_graph(self, path: AnyPath, *, process_state_dict: object = None) -> None:
+        """See :func:`oxidiff.save_graph`; what else OneDiff takes has no meaning here, and a warning says so."""
+        _ignore("save_graph", process_state_dict=process_state_dict)
         dispatcher_of(self).save_graph(path)
 
-    def load_graph(self, path: AnyPath, device: torch.device | str | int | None = None) -> None:
-        """See :func:`oxidiff.load_graph`."""
+    def load_graph(
+        self,
+        path: AnyPath,
+        device: torch.device | str | int | None = None,
+        run_warmup: bool = True,
+        *,
+        state_dict: object = None,
+    ) -> None:
+        """See :func:`oxidiff.load_graph`; what else OneDiff takes has no meaning here: there is nothing to warm up, and the
+        file is read, whatever of it was read before."""
+        _ignore("load_graph", state_dict=state_dict)
         dispatcher_of(self).load_graph(path, device)
 
     def bind(self, weights: nn.Module | Mapping[str, Tensor], name: str | None = None) -> str:
@@ -149,6 +159,13 @@ for _name in (
     "eager",
 ):
     setattr(CompiledModule, _name, _Method(getattr(CompiledModule, _name)))
+
+
+def _ignore(method: str, **given: object) -> None:
+    """Says of OneDiff's arguments without a meaning here that they are ignored, once for each place of a call."""
+    for name, value in given.items():
+        if value is not None:
+            warnings.warn(f"{method}: OneDiff's {name} has no meaning here and is ignored", stacklevel=3)
 
 
 def _is_followed() -> bool:

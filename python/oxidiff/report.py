@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, peak_flops, sentences, this_device
+from .advice import Device, compiled_for, device_of, fast_bytes, gpu_of, peak_flops, place, sentences, this_device
 from .dispatch import DISABLED, Dispatcher
 from .memory import Timeline, bytes_text, page, timeline_of
 from .variant import Variant
 
 __all__ = ["Explanation", "Profile", "Report", "explain_of", "profile_of", "report_of"]
+
+_DEAREST = 10
+"""Steps of a variant that are printed one by one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +160,11 @@ class Explanation:
     """The module's class."""
     variants: list[dict[str, Any]]
     """One per call structure: ``module``, ``inputs``, ``outputs``, ``symbols`` (free sizes), ``classes``, ``hash``,
-    ``choices`` (what the tuner decided, with the times), and the program's own account (``groups`` by kind, ``ops`` by
-    name, ``steps``, ``timings`` of its compilation in seconds)."""
+    ``choices`` (what the tuner decided, with the times), the program's own account (``groups`` by kind, ``ops`` by name,
+    ``steps``, ``timings`` of its compilation in seconds), and what each of its steps costs: ``costs``, rows of ``step``,
+    ``kernel``, ``module``, ``flops`` (those that its form leaves), ``bytes``, ``ms`` (the least that the device allows) and
+    ``bound`` (``"compute"`` or ``"memory"``), in the order in which they run, ``costs_on`` (the device) and ``costs_at``
+    (the sizes: those that ran last, else those that it was captured at)."""
     fallbacks: list[dict[str, Any]]
     """See :attr:`Report.fallbacks`."""
     advice: list[str] = dataclasses.field(default_factory=list)
@@ -175,10 +181,13 @@ class Explanation:
         for i, variant in enumerate(self.variants):
             lines.append(f"  variant {i}")
             for name, value in variant.items():
-                if name != "choices":
-                    lines.append(f"    {name}: {_compact(value)}")
-                elif value:
+                if name == "choices" and value:
                     lines += ["    choices, measured:", *(f"      {choice}" for choice in value)]
+                elif name == "costs" and value:
+                    title = f"costs, at least, on {variant['costs_on']} at {variant['costs_at']}"
+                    lines += [f"    {line}" for line in _text_table(title, _dearest(value)).splitlines()]
+                elif name not in ("choices", "costs", "costs_on", "costs_at"):
+                    lines.append(f"    {name}: {_compact(value)}")
         for item in self.fallbacks:
             place = item["module"] or "the whole module"
             lines.append(f"  eager, {item['count']} calls: {place}: {item['reason']}")
@@ -193,8 +202,10 @@ class Profile:
     name: str
     """The module's class."""
     steps: list[dict[str, Any]]
-    """One per step: ``step``, ``kernel``, ``module``, ``dtype``, ``seconds``, ``flops``, ``work``, ``bytes``. Of a
-    convolution ``flops`` counts each product, and ``work`` what its form leaves of them (Winograd's save some)."""
+    """One per step: ``step``, ``kernel``, ``module``, ``dtype``, ``seconds``, ``flops``, ``work``, ``bytes``, and where it
+    is on the roofline: ``of_peak``, the share of what the machine's ceilings allow (``None`` without these), and ``bound``,
+    which of them binds (``""``). Of a convolution ``flops`` counts each product, and ``work`` what its form leaves of them
+    (Winograd's save some)."""
     ceilings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the machine does at most, measured once per process in about 50 ms: operations and bytes per second. Empty for
     a module on a GPU."""
@@ -240,15 +251,14 @@ class Profile:
         rows: list[Sequence[Any]] = [("ms", "share", "GFLOP/s", "GB/s", "of peak", "bound", "kernel", "module")]
         for step in sorted(self.steps, key=lambda s: -s["seconds"]):
             seconds = step["seconds"] or float("inf")
-            floor, bound = self.floor(step)
             rows.append(
                 (
                     f"{step['seconds'] * 1e3:.3f}",
                     f"{step['seconds'] / total:.1%}",
                     f"{step['flops'] / seconds / 1e9:.1f}",
                     f"{step['bytes'] / seconds / 1e9:.1f}",
-                    f"{floor / seconds:.0%}" if bound else "",
-                    bound,
+                    f"{step['of_peak']:.0%}" if step["bound"] else "",
+                    step["bound"],
                     step["kernel"],
                     step["module"],
                 )
@@ -278,9 +288,11 @@ def report_of(dispatcher: Dispatcher) -> Report:
     current = [variant for engines in every for variant in (engines[-1].variants if engines else [])]
     variants = [variant for engines in every for engine in engines for variant in engine.variants]
     stats = [variant.stats() for variant in variants]
+    # Sizes are those of a program, which weight sets share.
+    programs = {(v.captured.identity, v.is_wide): (v, s) for v, s in zip(variants, stats, strict=True) if s}
 
     def total(name: str) -> int:
-        return sum(int(s.get(name, 0)) for s in stats)
+        return sum(int(s.get(name, 0)) for _, s in programs.values())
 
     def largest(name: str) -> int:
         return max((int(s.get(name, 0)) for s in stats), default=0)
@@ -308,10 +320,8 @@ def report_of(dispatcher: Dispatcher) -> Report:
         graph_bytes=total("graph_bytes"),
         peak_bytes=largest("peak_bytes") + sum(member.states.effective.peak_bytes for member in parts),
         pool_bytes=largest("pool_bytes"),
-        sizes=[row for s in stats for row in s.get("sizes", [])],
-        _places=[
-            (dispatcher.name, v.program) for v, s in zip(variants, stats, strict=True) for _ in s.get("sizes", [])
-        ],
+        sizes=[row for _, s in programs.values() for row in s.get("sizes", [])],
+        _places=[(dispatcher.name, v.program) for v, s in programs.values() for _ in s.get("sizes", [])],
     )
 
 
@@ -325,49 +335,113 @@ def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation
     for path, member in dispatcher.family():
         engines = member.engines()
         for variant in engines[-1].variants if engines else []:
-            variants.append({"module": path or member.name, **variant.explain()})
-            advice += _advice(variant, target)
-        for i, piece in enumerate(member.pieces()):
+            looked = _look(variant, target)
+            variants.append({"module": path or member.name, **variant.explain(), **_costs(looked)})
+            advice += _advice(variant, looked)
+        for name, piece in member.named_pieces(path):
             held = piece.engines()
             for variant in held[-1].variants if held else []:
-                name = ".".join(filter(None, (path, piece.path))) if piece.path else f"{path or member.name}, piece {i}"
-                variants.append({"module": name, **variant.explain()})
+                variants.append({"module": name, **variant.explain(), **_costs(_look(variant, target))})
     # Weight sets share a program, of which the same can be said.
     return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), list(dict.fromkeys(advice)))
 
 
-def _advice(variant: Variant, asked: Device | None) -> list[str]:
-    """Advice for the size that ran last, or that the variant was captured at; for the device asked about, else its own."""
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """A variant at the sizes that ran last, or that it was captured at, on the device asked about or its own."""
+
+    program: _native.Program
+    """As it is, or as it would be compiled for a device."""
+    dims: list[int]
+    device: Device
+    is_here: bool
+    """Whether that is the processor that it runs on."""
+    is_half: bool
+    took_s: float | None
+    """The time of its last run; on a GPU that is the host's alone."""
+    differences: list[str]
+    """What is different about a program for another device."""
+
+
+def _look(variant: Variant, asked: Device | None) -> _Look | None:
     own = variant.captured.device
+    rows = [row for row in variant.stats().get("sizes", []) if row["ms"] > 0]
+    at = variant.graph.plan.complete({symbol.name: symbol.value for symbol in variant.graph.plan.symbols})
+    values = {name: int(value) for name, value in at.items()}
+    names = variant.lowered.symbols
+    if not rows and not values.keys() >= set(names):
+        return None
     device = asked or (this_device() if own is None else gpu_of(own.backend))
     is_here = asked is None and own is None
-    rows = [row for row in variant.stats().get("sizes", []) if row["ms"] > 0]
-    point = variant.graph.plan.symbols
-    names = variant.lowered.symbols
-    at = variant.graph.plan.complete({symbol.name: symbol.value for symbol in point})
-    values = {name: int(value) for name, value in at.items()}
-    if not rows and not values.keys() >= set(names):
+    program = variant.program
+    differences: list[str] = []
+    if not is_here:
+        backend = None if asked is not None or own is None else own.backend
+        program, differences = compiled_for(variant.lowered, device, variant.captured.tuner.options.precision, backend)
+    return _Look(
+        program,
+        rows[-1]["dims"] if rows else [values[name] for name in names],
+        device,
+        is_here,
+        any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in variant.tensors),
+        rows[-1]["ms"] / 1e3 if rows and is_here else None,
+        differences,
+    )
+
+
+def _costs(looked: _Look | None) -> dict[str, Any]:
+    """What the steps of a variant cost, see :attr:`Explanation.variants`."""
+    if looked is None:
+        return {"costs": [], "costs_on": "", "costs_at": []}
+    rows = []
+    for step in looked.program.memory(looked.dims)["steps"]:
+        name, kernel, module, flops, size = step
+        least = place([step], looked.device, looked.is_half)
+        bound = "compute" if least.arithmetic > least.bandwidth else "memory"
+        row = {"step": name, "kernel": kernel, "module": module, "flops": flops, "bytes": size}
+        rows.append({**row, "ms": least.seconds * 1e3, "bound": bound})
+    return {"costs": rows, "costs_on": looked.device.name, "costs_at": looked.dims}
+
+
+def _dearest(costs: Sequence[dict[str, Any]]) -> list[Sequence[Any]]:
+    """The rows of a table of the steps that cost most, with all others as one."""
+    total = sum(row["ms"] for row in costs) or 1.0
+    ordered = sorted(costs, key=lambda row: -row["ms"])
+    rest = ordered[_DEAREST:]
+    shown = ordered[:_DEAREST]
+    if rest:
+        sums = {name: sum(row[name] for row in rest) for name in ("ms", "flops", "bytes")}
+        shown.append({**sums, "bound": "", "kernel": f"{len(rest)} others", "module": ""})
+    rows: list[Sequence[Any]] = [("ms", "share", "GFLOP", "MB", "bound", "kernel", "module")]
+    for row in shown:
+        figures = (
+            f"{row['ms']:.3g}",
+            f"{row['ms'] / total:.1%}",
+            f"{row['flops'] / 1e9:.3g}",
+            f"{row['bytes'] / 1e6:.3g}",
+        )
+        rows.append((*figures, row["bound"], row["kernel"], row["module"]))
+    return rows
+
+
+def _advice(variant: Variant, looked: _Look | None) -> list[str]:
+    if looked is None:
         return []
+    point, names = variant.graph.plan.symbols, variant.lowered.symbols
     batches = [names.index(symbol.name) for symbol in point if symbol.role == "batch" and symbol.name in names]
-    dims = rows[-1]["dims"] if rows else [values[name] for name in names]
     precision = variant.captured.tuner.options.precision
     facts = {
-        "is_half": any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in variant.tensors),
+        "is_half": looked.is_half,
         "batch_at": batches[0] if batches else None,
         "spatial_at": [
             names.index(symbol.name) for symbol in point if symbol.role == "spatial" and symbol.name in names
         ],
-        "fast_bytes": fast_bytes(variant.lowered, dims, precision) if is_here else None,
+        "fast_bytes": fast_bytes(variant.lowered, looked.dims, precision) if looked.is_here else None,
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in variant.tensors),
         "channels_last": [slot for slot, tensor in enumerate(variant.tensors) if _is_channels_last(tensor)],
-        # On a GPU the time of a call is the host's alone.
-        "took_s": rows[-1]["ms"] / 1e3 if rows and is_here else None,
+        "took_s": looked.took_s,
     }
-    if is_here:
-        return sentences(variant.program, dims, device, facts)
-    backend = None if asked is not None or own is None else own.backend
-    program, differences = compiled_for(variant.lowered, device, precision, backend)
-    return [*sentences(program, dims, device, facts), *differences]
+    return [*sentences(looked.program, looked.dims, looked.device, facts), *looked.differences]
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -379,7 +453,12 @@ def profile_of(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, 
     """One timed run; see :func:`oxidiff.profile`."""
     steps = dispatcher.profile(args, kwargs)
     is_here = all(e.device is None for e in dispatcher.engines())
-    return Profile(dispatcher.name, steps, _native.ceilings() if is_here else {})
+    found = Profile(dispatcher.name, steps, _native.ceilings() if is_here else {})
+    for step in steps:
+        floor, bound = found.floor(step)
+        step["of_peak"] = floor / (step["seconds"] or float("inf")) if bound else None
+        step["bound"] = bound
+    return found
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

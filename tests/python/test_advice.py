@@ -13,7 +13,7 @@ import oxidiff
 from nets import Net, image
 from oxidiff.__main__ import main
 from oxidiff.advice import DEVICES, Device, device_of, place, sentences
-from oxidiff.report import _advice
+from oxidiff.report import _advice, _look
 
 FAST = Device("x", f32_flops=1e12, half_flops=4e12, bandwidth=1e11, launch_s=1e-6)
 
@@ -139,7 +139,7 @@ def test_each_memory_option_has_its_bytes_on_a_gpu() -> None:
         if memory_bytes:
             asked = dataclasses.replace(DEVICES["t4"], memory_bytes=memory_bytes)
             (variant,) = oxidiff.module.dispatcher_of(compiled).engines()[0].variants
-            return "\n".join(_advice(variant, asked))
+            return "\n".join(_advice(variant, _look(variant, asked)))
         return "\n".join(oxidiff.explain(compiled, device=device).advice)
 
     said = advice(net, "T4")

@@ -312,6 +312,45 @@ def test_onediff_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert oxidiff.module.dispatcher_of(compiled).options.max_specializations == 5
     with pytest.raises(TypeError, match="unknown option"):
         OneflowCompileOptions(zzz=1)
+    # What was not set reads as it does there, and changes nothing.
+    options = OneflowCompileOptions()
+    assert (options.max_cached_graph_size, options.use_graph, options.debug_level, options.dynamic) == (
+        9,
+        True,
+        -1,
+        True,
+    )
+    assert options.graph_file is None and options.graph_file_device is None and options.run_graph_by_vm is None
+    with pytest.raises(AttributeError, match="zzz"):
+        _ = options.zzz
+    assert CompileOptions.of(options) == CompileOptions()
+    options.oneflow.max_cached_graph_size = 4
+    assert CompileOptions.of(copy.deepcopy(options)).max_specializations == options.max_cached_graph_size == 4
+
+
+@torch.no_grad()
+def test_onediff_methods_and_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("onediff", "onediffx")]:
+        monkeypatch.delitem(sys.modules, name)
+    import oxidiff.compat.onediff as compat
+
+    if not compat.install():
+        pytest.skip("the real OneDiff is installed")
+    from onediff.infer_compiler import oneflow_backend, oneflow_compile
+
+    net = Net().eval()
+    compiled, path = oneflow_compile(net), str(tmp_path / "unet.graph")
+    expected = compiled(image())
+    with pytest.warns(UserWarning, match="process_state_dict has no meaning here"):
+        compiled.save_graph(path, process_state_dict=lambda state: state)
+    compiled.save_graph(path)
+    loaded = oneflow_compile(net)
+    loaded.load_graph(path, "cpu", True)
+    loaded.load_graph(path, device="cpu", run_warmup=False)
+    with pytest.warns(UserWarning, match="state_dict has no meaning here"):
+        loaded.load_graph(path, None, state_dict={"graph": b""})
+    assert torch.equal(loaded(image()), expected)
+    torch.testing.assert_close(torch.compile(net, mode="reduce-overhead", backend=oneflow_backend)(image()), expected)
 
 
 @torch.no_grad()

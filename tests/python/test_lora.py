@@ -738,3 +738,144 @@ def test_fused_again_with_another_factor() -> None:
         expected = module.q.base_layer(x)
         assert testing.relative_error(compiled(x), expected) < 2e-6
         module.q.unmerge()
+
+
+# --- weight sets ----------------------------------------------------------------------------------------------------
+
+
+def with_weights(module: Any, state: dict[str, Tensor]) -> Any:
+    """A copy of a module with other weights and the same adapters, merged where these are."""
+    eager = copy.deepcopy(module)
+    merged = [
+        (layer, list(layer.merged_adapters)) for layer in eager.modules() if getattr(layer, "merged_adapters", ())
+    ]
+    for layer, _ in merged:
+        layer.unmerge()
+    for name, parameter in eager.named_parameters():
+        if (given := state.get(name.replace(".base_layer", ""))) is not None:
+            parameter.copy_(given)
+    for layer, names in merged:
+        layer.merge(adapter_names=names)
+    return eager
+
+
+def test_a_set_has_the_adapters_of_the_module() -> None:
+    subject = Subject()
+    state = {name: tensor * 1.1 for name, tensor in subject.module.state_dict().items()}
+    subject.compiled.bind(state, "set")
+    subject.compiled.use("set")
+    before = subject.result()
+
+    def check() -> Tensor:
+        ours = subject.result()
+        assert testing.relative_error(ours, subject.result(with_weights(subject.module, state))) < 2e-5
+        return ours
+
+    assert torch.equal(check(), before)
+    counts = subject.counts()
+    subject.add("one")
+    one = check()
+    assert testing.relative_error(one, before) > 1e-3
+    subject.set("one", 0.3)
+    assert testing.relative_error(check(), one) > 1e-3
+    subject.add("two", 3)
+    subject.set(["one", "two"], [0.7, -0.4])
+    check()
+    for layer in subject.layers():
+        layer.enable_adapters(False)
+    assert torch.equal(check(), before)
+    for layer in subject.layers():
+        layer.enable_adapters(True)
+        layer.merge(adapter_names=["one"])
+    check()
+    for layer in subject.layers():
+        layer.unmerge()
+    subject.set("one")
+    assert torch.equal(check(), one)
+    for layer in subject.layers():
+        layer.lora_B["one"].weight.mul_(2)
+    assert testing.relative_error(check(), one) > 1e-3
+    for layer in subject.layers():
+        layer.delete_adapter("one")
+        layer.delete_adapter("two")
+    assert torch.equal(check(), before)
+    assert subject.counts() == counts
+    # All that were the module's own.
+    subject.compiled.use(None)
+    subject.check()
+
+
+@pytest.mark.parametrize("kind", ["LoraConfig", "LoHaConfig", "IA3Config"])
+def test_adapters_of_other_kinds_in_a_set(kind: str) -> None:
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(32, 32))
+    state = {name: torch.randn_like(tensor) * 0.2 for name, tensor in module.state_dict().items()}
+    compiled: Any = oxidiff.compile(module.eval(), strict=True)
+    compiled.use(compiled.bind(state))
+    x = torch.randn(4, 32)
+    plain = compiled(x)
+
+    def check(is_plain: bool = False) -> None:
+        expected = with_weights(module, state)(x)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
+        assert (testing.relative_error(expected, plain) < 1e-6) == is_plain
+
+    extra: dict[str, Any] = {"feedforward_modules": []} if kind == "IA3Config" else {"r": 4}
+    peft.inject_adapter_in_model(getattr(peft, kind)(target_modules=["0"], **extra), module)
+    for name, parameter in module.named_parameters():
+        if "base_layer" not in name:
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    module.eval()
+    layer: Any = module[0]
+    check()
+    layer.merge()
+    check()
+    layer.enable_adapters(False)
+    check(is_plain=True)
+    layer.enable_adapters(True)
+    check()
+    layer.unmerge()
+    check()
+    # Another one of the same name and form.
+    layer.delete_adapter("default")
+    peft.inject_adapter_in_model(getattr(peft, kind)(target_modules=["0"], **extra), module)
+    for name, parameter in module.named_parameters():
+        if "base_layer" not in name:
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    module.eval()
+    check()
+
+
+def test_a_set_that_names_weights_of_adapters() -> None:
+    module = _adapted(Layer(lambda q, x: q(x)), ["q"])
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = torch.randn(3, 8)
+    compiled(x)
+    # With PEFT's names: all weights are the set's, how much of an adapter is added is the module's.
+    state = {name: torch.randn_like(tensor) for name, tensor in module.state_dict().items()}
+    other = copy.deepcopy(module)
+    other.load_state_dict(state)
+    oxidiff.use(compiled, compiled.bind(state, "all"))
+    assert testing.relative_error(compiled(x), other(x)) < 2e-6
+    for one in (module, other):
+        one.q.set_scale("one", 0.25)
+    assert testing.relative_error(compiled(x), other(x)) < 2e-6
+    # Those that only the set has changed.
+    state["q.lora_B.one.weight"].mul_(3)
+    other.q.lora_B["one"].weight.mul_(3)
+    assert testing.relative_error(compiled(x), other(x)) < 2e-6
+    with pytest.raises(oxidiff.ShapeError, match=r"q.lora_A.zzz.weight: not a tensor of the module"):
+        compiled.bind({**state, "q.lora_A.zzz.weight": x})
+
+
+def test_a_set_of_the_modules_own_tensors_when_adapters_are_merged() -> None:
+    """They are in these already."""
+    module = _adapted(Layer(lambda q, x: q(x)), ["q"])
+    compiled: Any = oxidiff.compile(module, strict=True)
+    x = torch.randn(3, 8)
+    oxidiff.use(compiled, compiled.bind(dict(module.state_dict()), "own"))
+    expected = module(x)
+    assert testing.relative_error(compiled(x), expected) < 2e-6
+    module.q.merge()
+    assert testing.relative_error(compiled(x), expected) < 2e-6

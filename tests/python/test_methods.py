@@ -168,6 +168,16 @@ def test_what_is_not_compiled_is_told_once_per_call() -> None:
     assert (report.calls, report.eager_calls, len(report.fallbacks)) == (3, 1, 1)
 
 
+@torch.no_grad()
+def test_a_weight_set_is_for_calls_of_the_module() -> None:
+    compiled, other, x = oxidiff.compile(Halves().eval()), Halves().eval(), torch.ones(2, 4)
+    oxidiff.use(compiled, oxidiff.bind(compiled, other.state_dict()))
+    assert_close(compiled.twice(x), other.twice(x))
+    assert oxidiff.report(compiled).fallbacks == []
+    with pytest.warns(oxidiff.FallbackWarning, match="its method encode is called, with the module's own weights"):
+        assert_close(compiled.encode(x), compiled._orig_mod.encode(x))
+
+
 def test_strict_raises_for_a_method() -> None:
     compiled = oxidiff.compile(Halves().eval().requires_grad_(False), strict=True)
     with pytest.raises(oxidiff.UnsupportedError, match="its method encode is called"):

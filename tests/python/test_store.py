@@ -382,6 +382,33 @@ def test_an_edited_module_is_captured_anew() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("is_module", [False, True])
+def test_what_ran_with_a_weight_set_alone_is_saved(is_module: bool, tmp_path: Path) -> None:
+    path = tmp_path / "net.oxi"
+    module = Net().eval()
+    compiled: Any = oxidiff.compile(module, cache=False, strict=True)
+    other = Net().eval()
+    compiled.bind(other if is_module else other.state_dict(), "other")
+    with pytest.raises(oxidiff.ArtifactError, match="nothing is compiled yet"):
+        compiled.save_graph(path)
+    compiled.use("other")
+    # A number that becomes an argument, too.
+    for scale in (1.5, 1.75, 2.5):
+        module.scale = other.scale = scale
+        compiled(image())
+    compiled.use(None)
+    compiled(image(), factor=2)
+    compiled.save_graph(path)
+    del compiled
+    gc.collect()
+    loaded: Any = oxidiff.compile(module, cache=False, strict=True)
+    loaded.load_graph(path)
+    for kwargs in ({}, {"factor": 2}):
+        assert_close(loaded(image(), **kwargs), module(image(), **kwargs))
+    assert oxidiff.report(loaded).captures == 0
+
+
+@torch.no_grad()
 def test_save_and_load(net: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "net.oxi"
     compiled: Any = oxidiff.compile(net, strict=True, cache=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import gc
+import itertools
 import pickle
 import random
 import threading
@@ -629,6 +630,124 @@ def test_what_does_not_fit_is_listed() -> None:
         compiled.bind({name: tensor.to("meta") for name, tensor in Net().state_dict().items()})
     with pytest.raises(oxidiff.ShapeError, match=r"conv.weight: negated or conjugated when it is read"):
         compiled.bind({**Net().state_dict(), "conv.weight": negated(Net().conv.weight)})
+
+
+def test_a_set_keeps_its_counts_when_the_module_changes() -> None:
+    module, compiled = compiled_net()
+    module.scale = 1.4375
+    other = Net().eval()
+    compiled.use(compiled.bind(other.state_dict(), "other"))
+    counts = []
+    for scale in (1.4375, 2.25, 3.0, 1.4375):
+        module.scale = other.scale = scale
+        for _ in range(3):
+            assert_close(compiled(image()), other(image()))
+        report = oxidiff.report(compiled)
+        counts.append((report.calls, report.captures, report.programs, report.compile_s))
+    assert [calls for calls, *_ in counts] == [3, 6, 9, 12]
+    for before, after in itertools.pairwise(counts):
+        assert all(mine <= theirs for mine, theirs in zip(before, after, strict=True))
+    # A set stays one module, whatever that becomes.
+    module.act = other.act = nn.GELU()
+    assert_close(compiled(image()), other(image()))
+    module.__class__ = other.__class__ = Doubled
+    assert_close(compiled._orig_mod(image()), module(image()))
+    assert_close(compiled(image()), other(image()))
+    assert oxidiff.report(compiled).calls == 14
+
+
+class Doubled(Net):
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return super().forward(x, factor) * 2
+
+
+def test_a_set_of_a_module_that_says_how_it_is_copied() -> None:
+    class Saying(Net):
+        def __getstate__(self) -> Any:
+            return {**self.__dict__, "copies": getattr(self, "copies", 0) + 1}
+
+    module, other = Saying().eval(), Net().eval()
+    compiled: Any = oxidiff.compile(module, strict=True)
+    compiled.use(compiled.bind(other.state_dict(), "other"))
+    for scale in (1.5, 2.25):
+        module.scale = other.scale = scale
+        assert_close(compiled(image()), other(image()))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_set_is_converted_as_the_module_is(mode: Any) -> None:
+    module, compiled = compiled_net()
+    state = {name: torch.randn_like(tensor) for name, tensor in module.state_dict().items()}
+    expected = Net().eval()
+    expected.load_state_dict(state)
+    compiled.use(compiled.bind(state, "other"))
+    with mode():
+        first = compiled(image())
+        for dtype in (torch.float16, torch.bfloat16, torch.float64):
+            compiled.to(dtype)
+            x = image().to(dtype)
+            wanted = copy.deepcopy(expected).to(dtype)(x)
+            for _ in range(2):
+                assert testing.relative_error(compiled(x), wanted) < 16 * torch.finfo(dtype).eps
+        # Not what was rounded on the way.
+        compiled.float()
+        assert torch.equal(compiled(image()), first)
+        compiled.half()
+        compiled(image().half())
+    # The tensors that were given are what counts still.
+    state["linear.weight"].mul_(3)
+    expected.linear.weight.mul_(3)
+    wanted = copy.deepcopy(expected).half()(image().half())
+    assert testing.relative_error(compiled(image().half()), wanted) < 16 * torch.finfo(torch.float16).eps
+    assert oxidiff.report(compiled).eager_calls == 0
+
+
+def test_a_set_is_converted_where_a_part_of_the_module_is() -> None:
+    module, compiled = compiled_net()
+    other = Net().eval()
+    compiled.use(compiled.bind(other.state_dict(), "other"))
+    compiled(image())
+    for net in (module, other):
+        net.linear.weight.data = net.linear.weight.data.double()
+        net.linear.bias.data = net.linear.bias.data.double()
+        net.act = Widened()
+    assert_close(compiled(image()), other(image()))
+
+
+class Widened(nn.SiLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).double()
+
+
+def test_a_module_that_is_bound_and_no_longer_fits() -> None:
+    _, compiled = compiled_net()
+    other = Net().eval()
+    compiled.use(compiled.bind(other, "other"))
+    expected = compiled(image())
+    compiled.half()
+    # It is a module of its own, and takes what it takes.
+    assert torch.equal(compiled(image()), expected)
+    problem = r"bound as 'other'.*conv\.weight: expected float16\[8, 3, 3, 3\], got float32.*convert both alike"
+    with pytest.raises(oxidiff.ShapeError, match=problem):
+        compiled(image().half())
+    other.half()
+    assert testing.relative_error(compiled(image().half()), expected.half()) < 1e-2
+    # Its own faults are its own.
+    with pytest.raises(RuntimeError, match="channels"):
+        compiled(image(1, 5, 8, 8).half())
+
+
+def test_a_set_that_no_longer_fits() -> None:
+    module, compiled = compiled_net()
+    compiled.use(compiled.bind(Net().state_dict(), "other"))
+    compiled(image())
+    module.linear = nn.Linear(8, 12)
+    problem = r"linear\.weight is float32\[8, 8\] in what is bound as 'other' and float32\[12, 8\] in the module"
+    for _ in range(2):
+        with pytest.raises(oxidiff.ShapeError, match=problem):
+            compiled(image())
+    compiled.use(None)
+    assert_close(compiled(image()), module(image()))
 
 
 # --- tensors whose memory is not what they say ------------------------------------------------------------------------

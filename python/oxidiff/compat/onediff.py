@@ -1,9 +1,10 @@
 """OneDiff's import names: after ``import oxidiff.compat.onediff``, scripts written for OneDiff run unchanged.
 
-``onediff.infer_compiler`` gives ``compile``, ``oneflow_compile``, ``OneflowCompileOptions``, ``CompileOptions``,
-``compile_options`` and ``DeployableModule``; ``onediff.torch_utils`` gives ``TensorInplaceAssign``; ``onediffx`` gives
-``compile_pipe``, ``save_pipe`` and ``load_pipe``; ``onediffx.lora`` the functions that load, fuse and delete adapters, which
-are plain diffusers calls here because weights may change at any time. Where the real OneDiff is installed nothing happens.
+``onediff.infer_compiler`` gives ``compile``, ``oneflow_compile``, ``oneflow_backend``, ``OneflowCompileOptions``,
+``CompileOptions``, ``compile_options`` and ``DeployableModule``; ``onediff.torch_utils`` gives ``TensorInplaceAssign``;
+``onediffx`` gives ``compile_pipe``, ``save_pipe`` and ``load_pipe``; ``onediffx.lora`` the functions that load, fuse and
+delete adapters, which are plain diffusers calls here because weights may change at any time. Where the real OneDiff is
+installed nothing happens.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from .. import pipelines
+from ..backend import oxidiff as _backend
 from ..module import CompiledModule
 from ..module import compile as _compile
 from ..options import ONEDIFF_FIELDS
@@ -36,6 +39,7 @@ __all__ = [
     "load_and_fuse_lora",
     "load_lora_and_optionally_fuse",
     "load_pipe",
+    "oneflow_backend",
     "oneflow_compile",
     "save_pipe",
     "set_and_fuse_adapters",
@@ -48,11 +52,22 @@ DeployableModule = CompiledModule
 
 
 class OneflowCompileOptions(types.SimpleNamespace):
-    """OneDiff's options by their names; which have a meaning here is decided where they are used.
+    """OneDiff's options by their names; which have a meaning here is decided where they are used. Those that were not set
+    read as OneDiff's defaults, and mean nothing: :class:`oxidiff.CompileOptions` has the defaults here.
 
     Raises:
         TypeError: A name is not one of OneDiff's.
     """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ONEDIFF_FIELDS:
+            return _DEFAULTS.get(name)
+        raise AttributeError(f"OneDiff has no option {name!r}")
+
+    @property
+    def oneflow(self) -> OneflowCompileOptions:
+        """The options themselves: ``compile_options.oneflow.name`` and ``compile_options.name`` are one here."""
+        return self
 
     def __init__(self, **fields: Any) -> None:
         unknown = [name for name in fields if name not in ONEDIFF_FIELDS]
@@ -60,6 +75,9 @@ class OneflowCompileOptions(types.SimpleNamespace):
             raise TypeError(f"unknown option {unknown[0]!r}; OneDiff has {', '.join(sorted(ONEDIFF_FIELDS))}")
         super().__init__(**fields)
 
+
+_DEFAULTS = {"dynamic": True, "use_graph": True, "debug_level": -1, "max_cached_graph_size": 9}
+"""Of OneDiff's options; that of all others is ``None``."""
 
 compile_options = OneflowCompileOptions()
 """OneDiff's global options: what is set here holds for every compile without options of its own."""
@@ -88,6 +106,11 @@ def oneflow_compile(
         options: See :func:`oxidiff.compile`.
     """
     return _compile(torch_module, dynamic=dynamic, options=_options(options))
+
+
+def oneflow_backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """OneDiff's backend for ``torch.compile(module, backend=oneflow_backend)``: that of the name ``"oxidiff"``."""
+    return _backend(graph, example_inputs, **options)
 
 
 def compile_pipe(
@@ -200,7 +223,13 @@ def install() -> bool:
         return False
     served: dict[str, list[Any]] = {
         "onediff": [],
-        "onediff.infer_compiler": [compile, oneflow_compile, OneflowCompileOptions, DeployableModule],
+        "onediff.infer_compiler": [
+            compile,
+            oneflow_compile,
+            oneflow_backend,
+            OneflowCompileOptions,
+            DeployableModule,
+        ],
         "onediffx": [compile_pipe, save_pipe, load_pipe, OneflowCompileOptions],
         "onediff.torch_utils": [TensorInplaceAssign],
         "onediffx.lora": [
