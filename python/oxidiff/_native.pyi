@@ -282,8 +282,8 @@ class TuningSite:
         """Makes a choice hold for this process; false if the text is none."""
 
 def tuning_sites(program: Program, sizes: Sequence[int], weights: Sequence[Tensor] = ()) -> list[TuningSite]:
-    """What can be tuned at these sizes, each once. They are planned, and stay so for the next run. Of `weights`, the program's
-    in slot order, trials read those for which they have no room of their own."""
+    """What can be tuned at these sizes, each once. They are planned, and stay so for the next run. Of `weights`, the
+    program's in slot order, trials read those for which they have no room of their own."""
 
 @final
 class DeviceSite:
@@ -551,5 +551,5 @@ class KernelBench:
 def ceilings() -> dict[str, Any]:
     """What this machine does at most at the present number of threads, measured once in about 50 ms: `isa`, `threads`,
     `f32_flops`, `bf16_dot_flops`, `f16_flops`, `int8_ops` and, with AMX, `bf16_amx_flops`, `f16_amx_flops`, `int8_amx_ops`
-    (0 where there is no such instruction), `memory` and `cache` with `working_set`, `read`, `copy` and `stream_copy` in bytes
-    per second, and `l2_bytes` (of a core) and `l3_bytes` (that it has a part of)."""
+    (0 where there is no such instruction), `memory` and `cache` with `working_set`, `read`, `copy` and `stream_copy` in
+    bytes per second, and `l2_bytes` (of a core) and `l3_bytes` (that it has a part of)."""

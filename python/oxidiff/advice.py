@@ -3,8 +3,8 @@
 Every step of a program has its operations (those that its form of a convolution leaves) and its bytes at given sizes, so
 the least time it can take on a device is plain arithmetic: the larger of operations over the device's rate and bytes over
 its bandwidth, and on a GPU what a launch costs. What fits into a processor's caches may never come from its memory, so
-there the caches' bandwidth counts, or none. The device need not be there: :data:`DEVICES` has the published figures of common GPUs, :func:`this_device`
-measures the processor at hand.
+there the caches' bandwidth counts, or none. The device need not be there: :data:`DEVICES` has the published figures of
+common GPUs, :func:`this_device` measures the processor at hand.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def _measured(threads: int) -> Device:
     # How fast the cores' own caches are is not measured: what they hold takes no time.
     caches = ((threads * float(found["l2_bytes"]), float("inf")), (float(found["l3_bytes"]), rates[1]))
     return Device(f"this CPU ({found['isa']}, {threads} threads)", f32, half, rates[0], caches=caches)
+
 
 def this_device() -> Device:
     """The processor at hand, measured once for each number of threads, in about 50 ms."""
@@ -280,7 +281,9 @@ def _memory(memory: Mapping[str, Any], device: Device, facts: Mapping[str, Any],
     elif low > device.memory_bytes:
         fewer = low - int(facts["weight_bytes"]) / 2
         also = ", and then it fits" if fewer <= device.memory_bytes else ""
-        out.append(f"With its weights in 8 bits (GGUF's Q8_0, layerwise casting) it would need about {_bytes(fewer)}{also}.")
+        out.append(
+            f"With its weights in 8 bits (GGUF's Q8_0, layerwise casting) it would need about {_bytes(fewer)}{also}."
+        )
     return out
 
 

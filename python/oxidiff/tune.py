@@ -98,8 +98,8 @@ def processor_of(cpuinfo: str) -> str:
 
 
 _held: dict[tuple[str, str, str, str], bundle.Row] = {}
-"""The measurements behind what is installed in this process, by op and bucket, and what the times depend on: a choice for one
-thread is none for two."""
+"""The measurements behind what is installed in this process, by op and bucket, and what the times depend on: a choice for
+one thread is none for two."""
 
 
 _Site: TypeAlias = _native.TuningSite | _native.DeviceSite

@@ -62,7 +62,9 @@ def test_no_step_takes_less_than_its_bound(dtype: torch.dtype) -> None:
     assert {step["kernel"] for step in profiles[0].steps} >= {"convolution", "gather"}
     convolutions = [step for step in profiles[0].steps if step["kernel"] == "convolution"]
     saved = {round(step["work"] / step["flops"], 3) for step in convolutions}
-    assert saved <= ({0.25, 0.444} if dtype == torch.float32 else {0.25, 0.444, 1.0}), "Winograd's forms, or the direct one"
+    assert saved <= ({0.25, 0.444} if dtype == torch.float32 else {0.25, 0.444, 1.0}), (
+        "Winograd's forms, or the direct one"
+    )
     (gather,) = (step for step in profiles[0].steps if step["kernel"] == "gather")
     assert gather["bytes"] <= 77 * (2 * 1024 * dtype.itemsize + 8)
     for steps in zip(*(profile.steps for profile in profiles), strict=True):
@@ -204,7 +206,8 @@ def test_doctor_asks_about_a_card_that_is_not_there(capsys: pytest.CaptureFixtur
     assert main(["doctor", "--device", "abacus"]) == 1
     assert "no profile" in capsys.readouterr().err
     assert main(["doctor", "--model", "clip-l", "--device", "L4", "--batch", "3", "--size", "50"]) == 0
-    assert "= 3" in (said := capsys.readouterr().out) and "= 50" in said
+    asked = capsys.readouterr().out
+    assert "= 3" in asked and "= 50" in asked
     assert main(["doctor", "--model", "clip-l", "--size", "50", "60"]) == 1
     assert "clip-l takes sizes like (77,)" in capsys.readouterr().err
 

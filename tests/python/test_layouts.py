@@ -348,7 +348,11 @@ def test_one_image_behind_an_attention_that_is_scaled() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention, self.norm, self.conv = nn.Linear(16, 16), nn.GroupNorm(2, 16), nn.Conv2d(16, 8, 3, padding=1)
+            self.attention, self.norm, self.conv = (
+                nn.Linear(16, 16),
+                nn.GroupNorm(2, 16),
+                nn.Conv2d(16, 8, 3, padding=1),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             tokens = self.attention(x.flatten(2).transpose(1, 2))

@@ -920,7 +920,7 @@ def test_choices_travel_with_the_artifact(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_convolution_whose_weight_fits_no_trial_reads_the_modules() -> None:
-    """It has more bytes than the workspace of the whole program, and is read where it lies: with channels as neighbours, too."""
+    """It has more bytes than the workspace of the whole program, and is read as it lies, also channels-last."""
     for form in (torch.contiguous_format, torch.channels_last):
         module = nn.Sequential(nn.Conv2d(768, 768, 3, padding=1)).eval().to(memory_format=form).requires_grad_(False)
         compiled = compiled_of(module, tune="full")

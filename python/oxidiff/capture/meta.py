@@ -93,8 +93,8 @@ def _pointwise(dtype: torch.dtype, *given: Any) -> Tensor | None:
             if broadcast is None:
                 return None
             shape = broadcast
-    # Before their strides are looked at: of a dimension of size 1 these say nothing, and those of the result are the usual. Not
-    # where a number or another shape is among them: then they say where that dimension goes.
+    # Before their strides are looked at: of a dimension of size 1 these say nothing, and those of the result are the usual.
+    # Not where a number or another shape is among them: then they say where that dimension goes.
     if len(operands) == len(given) and all(x.shape == shape for x in operands):
         if all(x.is_contiguous() for x in operands):
             return _empty(shape, dtype)

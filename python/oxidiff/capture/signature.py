@@ -281,8 +281,8 @@ class Binder:
 
 
 class PassedGenerator(torch.Generator):
-    """What a trace has for a generator that is passed: where it is can be asked, but nothing that is another's for another one.
-    Ops that are given one to draw from refuse it themselves."""
+    """What a trace has for a generator that is passed: where it is can be asked, but nothing that is otherwise for another
+    one. Ops that are given one to draw from refuse it themselves."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError("forward asks a generator that is passed to it for its state, or sets that")
