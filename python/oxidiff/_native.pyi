@@ -281,7 +281,7 @@ class TuningSite:
     def install(self, choice: str) -> bool:
         """Makes a choice hold for this process; false if the text is none."""
 
-def tuning_sites(program: Program, sizes: Sequence[int], weights: Sequence[Tensor] = ()) -> list[TuningSite]:
+def tuning_sites(program: Program, sizes: Sequence[int], weights: Sequence[Tensor] | None = None) -> list[TuningSite]:
     """What can be tuned at these sizes, each once. They are planned, and stay so for the next run. Of `weights`, the
     program's in slot order, trials read those for which they have no room of their own."""
 

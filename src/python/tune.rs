@@ -219,14 +219,15 @@ impl TuningSite {
 }
 
 #[pyfunction]
-#[pyo3(signature = (program, sizes, weights=Vec::new()))]
+#[pyo3(signature = (program, sizes, weights=None))]
 fn tuning_sites(
     py: Python<'_>,
     program: &Program,
     sizes: Vec<i64>,
-    weights: Vec<Bound<'_, PyAny>>,
+    weights: Option<Vec<Bound<'_, PyAny>>>,
 ) -> PyResult<Vec<TuningSite>> {
     let (program, dl) = (program.inner(), program.place().dl);
+    let weights = weights.unwrap_or_default();
     let (mut found, slots) = py.detach(|| {
         guarded("looking for choices", || {
             let specialized = program.specialize(&sizes)?;
