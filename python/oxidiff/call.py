@@ -107,9 +107,6 @@ def _other(value: Any, leaves: list[Leaf]) -> Any:
     if is_constant(value):
         # Equal ones of two kinds, as `1+0j` and 1, are not one.
         return kind, repr(value)
-    if kind is torch.Generator:
-        # Whichever it is: a program that would ask it for anything is none.
-        return kind, value.device
     if isinstance(value, tuple):
         return kind, *[_DESCRIBE.get(type(item), _other)(item, leaves) for item in value]
     if isinstance(value, dict):

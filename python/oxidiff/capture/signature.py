@@ -280,17 +280,6 @@ class Binder:
         return (*args, *rest), {**values, **extra}
 
 
-class PassedGenerator(torch.Generator):
-    """What a trace has for a generator that is passed: where it is can be asked, but nothing that is otherwise for another
-    one. Ops that are given one to draw from refuse it themselves."""
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise CaptureError("forward asks a generator that is passed to it for its state, or sets that")
-
-    initial_seed = seed = manual_seed = get_state = set_state = get_offset = set_offset = _refuse
-    clone_state = graphsafe_get_state = graphsafe_set_state = _refuse
-
-
 class Double(float):
     """What stands for a ``numpy.float64`` that is passed: a float of which torch makes a tensor of 64 bits."""
 
@@ -348,8 +337,6 @@ def _take_apart(value: Any, key: list[Any], tensors: list[Tensor], numbers: list
         key.append(value)
     elif is_constant(value):
         key.append((type(value), repr(value)))
-    elif type(value) is torch.Generator:
-        key.append((torch.Generator, value.device))
     elif has_members(value):
         members = members_of(value)
         key.append((type(value), *members))
@@ -499,7 +486,7 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
         return dict_like(value)((name, fresh[name]) for name in value)
     if has_members(value):
         return with_members(value, {name: rebuild(item, replace) for name, item in members_of(value).items()})
-    return PassedGenerator(value.device) if type(value) is torch.Generator else value
+    return value
 
 
 def labels(bound: Mapping[str, Any]) -> list[str]:
