@@ -401,7 +401,8 @@ impl<'a> BoundProgram<'a> {
             Node::Unary(Op1::Plain(Unary::Silu | Unary::GeluTanh), _) => !self.is_narrow(i as usize),
             _ => false,
         };
-        if !gains || !self.past_caches || (i as usize) < self.program.loads.len() {
+        // Tiles of interleaved rows are as wide as their number allows: not whole lines.
+        if !gains || !self.past_caches || self.interleaved || (i as usize) < self.program.loads.len() {
             return false;
         }
         let o = &self.operands[i as usize];
