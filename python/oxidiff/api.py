@@ -34,9 +34,8 @@ __all__ = [
 
 
 def warmup(compiled: Any, /, *args: Any, shapes: Iterable[Any] | None = None, **kwargs: Any) -> None:
-    """Compiles now, for example arguments and optionally further sizes; runs nothing, but for a module that has no program
-    of the whole: that is called once for each size, with copies of the tensors, which makes the programs of its parts. With
-    ``OXIDIFF_DISABLE=1`` it compiles nothing either, and says so.
+    """Compiles now, for example arguments and optionally further sizes; runs nothing. With ``OXIDIFF_DISABLE=1`` it compiles
+    nothing either, and says so.
 
     Args:
         compiled: What ``compile`` returned.
@@ -83,8 +82,7 @@ def estimate(compiled: Any, /, *args: Any, **kwargs: Any) -> Estimate:
 
 
 def profile(compiled: Any, /, *args: Any, **kwargs: Any) -> Profile:
-    """Runs one call and times each step of it. Of a module that has no program of the whole, the steps of its parts; Python
-    between them is not among these.
+    """Runs one call and times each step of it.
 
     Raises:
         Error: Why this call cannot run compiled.

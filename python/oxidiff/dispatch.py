@@ -11,12 +11,10 @@ call could trip over; an exception at any point, ``KeyboardInterrupt`` included,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
 import re
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -26,7 +24,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from . import _native
 from .adapters import disabled_while_merged, named_modules, split_scale
@@ -384,25 +381,13 @@ class Dispatcher:
         return ready.parts(ready.complete(leaves))
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-        """One timed run of this call; where it has no program of the whole, of the programs of its parts, one after the
-        other. Raises as :meth:`prepare` if nothing of it has one."""
+        """One timed run of this call; raises as :meth:`prepare`."""
         if self.disabled:
             raise UnsupportedError(f"{self.name} has no program to time: {DISABLED}")
         if self._used is not None:
             return self._following(self._used).profile(args, kwargs)
-        try:
-            return self._profile_whole(args, kwargs)
-        except CaptureError as error:
-            steps: list[dict[str, Any]] = []
-            # The first call finds the parts.
-            is_ready = self.run_in_parts(error, args, kwargs) and self.run_in_parts(error, args, kwargs, steps)
-            if not is_ready or not steps:
-                raise
-            return steps
-
-    def _profile_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         args, kwargs = self._as_captured(args, kwargs)
-        if (carried := self.detours.ask_carried(Dispatcher._profile_whole, args, kwargs)) is not None:
+        if (carried := self.detours.ask_carried(Dispatcher.profile, args, kwargs)) is not None:
             return carried[0]
         with torch.no_grad(), self._as_a_whole():
             ready = self.prepare(args, kwargs)
@@ -416,72 +401,6 @@ class Dispatcher:
             self._warned.add((DISABLED,))
             warnings.warn(f"{self.name}: nothing is compiled: {DISABLED}", FallbackWarning, stacklevel=caller_level())
 
-    def run_in_parts(
-        self,
-        error: CaptureError,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        steps: list[dict[str, Any]] | None = None,
-    ) -> bool:
-        """Runs a call that has no program of the whole, for the programs of parts that are ready then. The tensors that are
-        passed and torch's, Python's and numpy's generators stay as they are; a call that is seen to leave something else
-        behind is not run.
-
-        Args:
-            error: Why it has none.
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-            steps: Gets the steps of the programs, timed.
-
-        Returns:
-            Whether anything of it ran compiled.
-        """
-        if self._used is not None:
-            return self._following(self._used).run_in_parts(error, args, kwargs, steps)
-        is_possible = not (self.options.strict or self.obstacle or isinstance(ambient_mode(), str))
-        if not is_possible or isinstance(error.__cause__, LeftError):
-            return False
-        with torch.no_grad():
-            args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-        states, before = drawing_states(), self.eager_calls
-        pieces = [] if steps is None else self.named_pieces()
-        try:
-            for path, piece in pieces:
-                piece.__dict__["_call"] = piece._profiling(path, cast("list[dict[str, Any]]", steps))
-            with torch.no_grad():
-                self(args, kwargs)
-        except Exception as raised:
-            if is_interrupt(raised):
-                raise
-            # Why it has no program is what was asked.
-            return False
-        finally:
-            for _, piece in pieces:
-                piece.__dict__.pop("_call", None)
-            for put, state in states:
-                put(state)
-        return self.eager_calls == before
-
-    def _profiling(self, path: str, steps: list[dict[str, Any]]) -> Callable[..., Any]:
-        """What takes the place of :meth:`_call` while the module that this is a part of is profiled, by this thread.
-
-        Args:
-            path: Where it is in that module.
-            steps: Gets the steps.
-        """
-        call, thread = self._call, threading.get_ident()
-
-        def profiled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if threading.get_ident() != thread:
-                return call(args, kwargs)
-            with contextlib.suppress(CaptureError):
-                # It may have parts itself, or run eager.
-                own = self._profile_whole(args, kwargs)
-                steps.extend({**step, "module": ".".join(filter(None, (path, step["module"])))} for step in own)
-            return call(args, kwargs)
-
-        return profiled
-
     @contextmanager
     def _as_a_whole(self) -> Iterator[None]:
         """Says of a module that has no program of the whole what there is, and what its user can do."""
@@ -490,7 +409,7 @@ class Dispatcher:
         except CaptureError as error:
             hint = "what can be compiled of it is when it is called"
             if self.pieces():
-                hint = "its calls run in parts, each with a program: profile() times these, explain() lists them"
+                hint = "its calls run in parts, each with a program: compile the parts one by one to look at them"
             kind = UnsupportedError if isinstance(error, UnsupportedError) else CaptureError
             what = f"{self.name} has no program of the whole: {error}; {hint}"
             raise kind(what, module=error.module, op=error.op) from error
@@ -989,18 +908,12 @@ class Dispatcher:
     def pieces(self) -> list[Dispatcher]:
         """The dispatchers of the pieces and parts that this module runs in where it cannot be captured whole, and of their
         own."""
-        return [piece for _, piece in self.named_pieces()]
-
-    def named_pieces(self, prefix: str = "") -> list[tuple[str, Dispatcher]]:
-        """The same with their paths behind ``prefix``, and numbers of pieces that are no modules."""
         splits = [split for epoch in self.states.remembered if (split := epoch.split) is not None]
-        pieces = enumerate(piece for split in splits for piece in list(split.pieces))
-        found = [(f"{prefix or self.name}, piece {i}", piece) for i, piece in pieces]
+        found = [piece for split in splits for piece in list(split.pieces)]
         parts = {id(part): part for regions in self.states.regions for part in regions.parts.values()}
         if (carried := self.detours.carried) is not None:
             parts[id(carried.part)] = carried.part
-        named = [(".".join(filter(None, (prefix, part.path))), part) for part in parts.values()]
-        return [*found, *named, *(piece for path, part in named for piece in part.named_pieces(path))]
+        return [*found, *parts.values(), *(piece for part in parts.values() for piece in part.pieces())]
 
     def save_graph(self, path: AnyPath) -> None:
         """Saves what is compiled; see :func:`oxidiff.save_graph`."""

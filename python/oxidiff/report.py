@@ -338,9 +338,10 @@ def explain_of(dispatcher: Dispatcher, device: str | None = None) -> Explanation
             looked = _look(variant, target)
             variants.append({"module": path or member.name, **variant.explain(), **_costs(looked)})
             advice += _advice(variant, looked)
-        for name, piece in member.named_pieces(path):
+        for i, piece in enumerate(member.pieces()):
             held = piece.engines()
             for variant in held[-1].variants if held else []:
+                name = ".".join(filter(None, (path, piece.path))) if piece.path else f"{path or member.name}, piece {i}"
                 variants.append({"module": name, **variant.explain(), **_costs(_look(variant, target))})
     # Weight sets share a program, of which the same can be said.
     return Explanation(dispatcher.name, variants, _fallbacks(dispatcher), list(dict.fromkeys(advice)))

