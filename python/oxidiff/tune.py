@@ -190,8 +190,8 @@ class Tuner:
                     if is_done:
                         self.tuned[here] = None
             finally:
-                held = ((site, _held.get((*_key(site), *key))) for site in sites)
-                self.rows |= {_key(site): row for site, row in held if row is not None}
+                held = (_held.get(_key(site, key)) for site in sites)
+                self.rows |= {row[:2]: row for row in held if row is not None}
                 if self._is_stale:
                     self._is_stale = False
                     # Other sizes of the same bucket would have made the choice; those of other buckets stay as they are.
@@ -238,7 +238,7 @@ class Tuner:
             self._known |= {row[:4]: row for row in rows}
             self._asked.add(key)
         for site in sites:
-            row = self._known.get((*_key(site), *key))
+            row = self._known.get(_key(site, key))
             if row is not None:
                 self._install(site, row)
 
@@ -260,7 +260,7 @@ class Tuner:
             return True
         is_done = True
         rows: list[bundle.Row] = []
-        gains = [1 - row[5] / row[6] for site in sites if (row := _held.get((*_key(site), *key))) is not None]
+        gains = [1 - row[5] / row[6] for site in sites if (row := _held.get(_key(site, key))) is not None]
         pace = _Pace(is_on_device=self._is_on_device)
         try:
             with _progress(name, len(wanted)) as bar:
@@ -286,7 +286,7 @@ class Tuner:
                     choice, seconds, default_seconds, workspace, trials, is_whole = measured
                     is_done &= is_whole
                     pace.note(_effort(site) * trials, took)
-                    row = (*_key(site), *key, choice, seconds, default_seconds, workspace, int(time.time()))
+                    row = (*_key(site, key), choice, seconds, default_seconds, workspace, int(time.time()))
                     if self._install(site, row):
                         rows.append(row)
                         gains.append(1 - seconds / default_seconds)
@@ -328,8 +328,9 @@ def _moved_aside() -> str | None:
         return None
 
 
-def _key(site: _Site) -> tuple[str, str]:
-    return site.op, site.bucket
+def _key(site: _Site, key: tuple[str, str]) -> tuple[str, str, str, str]:
+    """Of a measurement: what was measured, and what the times depend on."""
+    return site.op, site.bucket, *key
 
 
 def _effort(site: _Site) -> float:

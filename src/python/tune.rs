@@ -53,7 +53,8 @@ pub struct TuningSite {
     isa: Isa,
     /// Memory of trials that the arena does not hold; that of all sites of a program, as long as these live.
     block: Arc<Mutex<Option<Block>>>,
-    /// The weight of one of its steps, as it is bound.
+    /// The slot of the weight of one of its steps, and that weight.
+    slot: Option<usize>,
     weight: Option<Lent>,
     /// By form: how far its result was from the direct form's; it is compared once.
     errors: [OnceLock<f64>; ALGORITHMS.len()],
@@ -227,8 +228,7 @@ fn tuning_sites(
     weights: Option<Vec<Bound<'_, PyAny>>>,
 ) -> PyResult<Vec<TuningSite>> {
     let (program, dl) = (program.inner(), program.place().dl);
-    let weights = weights.unwrap_or_default();
-    let (mut found, slots) = py.detach(|| {
+    let mut found = py.detach(|| {
         guarded("looking for choices", || {
             let specialized = program.specialize(&sizes)?;
             let arena_bytes = specialized.workspace().bytes();
@@ -241,7 +241,6 @@ fn tuning_sites(
             let mut found: Vec<TuningSite> = Vec::new();
             let isa = program.plan.target.isa;
             let mut index: HashMap<Site, usize> = HashMap::new();
-            let mut slots: Vec<Option<usize>> = Vec::new();
             for Open { observed, is_kept, slot } in specialized.choices() {
                 let site = Site::of(&observed.conv, observed.dtype, observed.weight);
                 let at = *index.entry(site).or_insert_with(|| {
@@ -257,26 +256,27 @@ fn tuning_sites(
                         limit_bytes,
                         isa,
                         block,
+                        slot: None,
                         weight: None,
                         errors,
                     });
-                    slots.push(None);
                     found.len() - 1
                 });
                 found[at].count += 1;
                 found[at].kept += usize::from(is_kept);
-                slots[at] = slots[at].or(slot);
+                found[at].slot = found[at].slot.or(slot);
             }
-            Ok((found, slots))
+            found.retain(TuningSite::is_open);
+            Ok(found)
         })
     })?;
-    for (site, slot) in found.iter_mut().zip(slots) {
-        if let Some(tensor) = slot.and_then(|slot| weights.get(slot)).filter(|_| site.is_open()) {
+    let weights = weights.unwrap_or_default();
+    for site in &mut found {
+        if let Some(tensor) = site.slot.and_then(|slot| weights.get(slot)) {
             // One that cannot be borrowed is none to lend: a run says why.
             site.weight = lent(tensor, dl, &site.observed).unwrap_or(None);
         }
     }
-    found.retain(TuningSite::is_open);
     Ok(found)
 }
 

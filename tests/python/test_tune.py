@@ -677,7 +677,7 @@ def test_what_was_learned_before_decides_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tune._Pace, "expect", lambda self, flops: flops / 1e12)
     sites: list[Any] = [Site(1.0, 2.0, name=str(i), count=3, flops=1e13) for i in range(9)]
     key, row = ("device", "library"), ("0 0", 1.0, 1.0, 8, 1)
-    monkeypatch.setattr(tune, "_held", {(*tune._key(s), *key): (*tune._key(s), *key, *row) for s in sites[:8]})
+    monkeypatch.setattr(tune, "_held", {tune._key(s, key): (*tune._key(s, key), *row) for s in sites[:8]})
     for site in sites[:8]:
         site.installed = "0 0"
     assert measured_sites(sites, tune_budget_s=60.0) == [], "eight of nine gained nothing"

@@ -205,7 +205,7 @@ pub fn tolerance(dtype: DType, weight: DType) -> f64 {
 const CHUNK_BYTES: usize = 2 << 20;
 const LARGE_CHUNK_BYTES: usize = 6 << 20;
 const LARGE_L2: usize = 2 << 20;
-/// Chunks are multiples of this many columns: whole panels of every kernel.
+/// Chunks are multiples of this many columns: whole panels of every kernel. So many are compared at a time.
 const CHUNK_STEP: usize = 64;
 
 /// Of `columns` whose panels take `bytes`: as many as take about `most`.
@@ -235,9 +235,6 @@ pub fn for_all_threads(bytes: usize) -> usize {
 /// Bytes between the parts of the lent memory.
 const ALIGN: usize = 4096;
 
-/// Columns of the result that are compared with the direct form's at a time.
-const COMPARED: usize = 64;
-
 /// Bytes of memory that [`measure`] needs, what it compares with included, and a weight where none is given.
 pub fn memory_bytes(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool) -> usize {
     memory_bytes_by(of, algorithm, isa, is_given, most_bytes())
@@ -262,7 +259,7 @@ fn parts(of: &Observed, algorithm: Algorithm, isa: Isa, is_given: bool, most_byt
         weight,
         packed,
         result(conv.out_channels),
-        result(COMPARED.min(conv.out_channels)),
+        result(CHUNK_STEP.min(conv.out_channels)),
     ]
 }
 
@@ -401,8 +398,8 @@ pub unsafe fn measure_by(
         return Ok(Trial { run, pack, error: 0.0 });
     }
     let (mut distance, mut norm) = (0f64, 0f64);
-    for first in (0..conv.out_channels).step_by(COMPARED) {
-        let chunk = Conv { out_channels: COMPARED.min(conv.out_channels - first), ..conv };
+    for first in (0..conv.out_channels).step_by(CHUNK_STEP) {
+        let chunk = Conv { out_channels: CHUNK_STEP.min(conv.out_channels - first), ..conv };
         let store = StoreEpilogue::new(expected, DType::F32, chunk.out_channels as isize);
         // SAFETY: as above; where panels are packed all of them fit, or at least as many columns.
         unsafe {

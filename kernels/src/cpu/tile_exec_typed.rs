@@ -5,10 +5,9 @@
 //! instruction set takes whatever its operands are, which is decided four vectors at a time, by branches that always go one
 //! way.
 
-use super::simd::Portable;
-use super::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
+use super::simd::{Portable, Simd};
 use super::tile_exec_ops::{Args, BinaryOp, OpFn, TernaryOp, UnaryOp, dense, levels};
 use crate::dtype::DType;
 use crate::isa::Isa;

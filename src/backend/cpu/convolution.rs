@@ -17,9 +17,8 @@ use super::read_through::{NormRows, Way};
 use super::run::{Call, Ctx, Slot, whole_parameter};
 use super::specialize::{Maker, Operand, Role, Through};
 use crate::Result;
-use crate::backend::KeptForm;
-use crate::backend::Open;
 use crate::backend::tensor::{Memory, SystemMemory};
+use crate::backend::{KeptForm, Open};
 use crate::ir::Op;
 use crate::plan::ConcreteAccess;
 
