@@ -335,6 +335,8 @@ class Dispatcher:
         Raises:
             Error: Why the call cannot run compiled.
         """
+        # A module may be prepared before anything was called; choices are those of a number of threads.
+        follow_threads()
         if self._used is not None:
             return self._following(self._used).prepare(args, kwargs)
         if self._is_scripted is None:

@@ -104,9 +104,12 @@ class WeightSet:
                         with self.dispatcher.states.lock:
                             self._copy(self.dispatcher.module)
                     self._structure, self._seen = structure, seen
-        if self._originals is not None and self._originals.poll():
+        originals = self._originals
+        if originals is not None and originals.poll():
             with lock:
-                self._convert_again()
+                # Unless another thread was faster, or the module was converted back.
+                if self._originals is originals:
+                    self._convert_again(originals)
         return self.dispatcher
 
     def explain(self, error: Exception) -> None:
@@ -115,7 +118,8 @@ class WeightSet:
         Raises:
             ShapeError: It does not fit the compiled module any more.
         """
-        if self._source is not None and not isinstance(error, ShapeError):
+        # Torch's errors and those of programs; what else forward raises is its own.
+        if self._source is not None and isinstance(error, RuntimeError) and not isinstance(error, ShapeError):
             try:
                 check_fit(self._module, self._source)
             except ShapeError as misfit:
@@ -185,10 +189,9 @@ class WeightSet:
         converted = self._converted()
         self._originals = Watch(Structure(nn.Module()), [given for given, _ in converted]) if converted else None
 
-    def _convert_again(self) -> None:
+    def _convert_again(self, originals: Watch) -> None:
         """After tensors were written that the copy has converted."""
-        assert self._originals is not None, "there are such tensors"
-        changed = self._originals.changed_tensors()
+        changed = originals.changed_tensors()
         self._watch_originals()
         with torch.inference_mode(False), torch.no_grad():
             for given, used in self._converted():

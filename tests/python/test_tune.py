@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import oxidiff
+from files import python
 from nets import assert_close
 from oxidiff import _native, testing, tune
 from oxidiff.__main__ import main
@@ -956,6 +957,27 @@ def test_choices_are_those_of_a_number_of_threads() -> None:
         assert oxidiff.report(compiled[-1]).shared_with == 1
     finally:
         torch.set_num_threads(threads)
+
+
+def test_what_is_measured_before_a_first_call_is_of_torchs_threads() -> None:
+    """`warmup`, and `oxidiff tune`, which has no other call: the pool had all processors until one came."""
+    threads = torch.get_num_threads()
+    script = (
+        "import sys, torch\n"
+        "torch.set_num_threads(int(sys.argv[1]))\n"
+        "import oxidiff\n"
+        "from oxidiff import _native, dispatch\n"
+        "from test_tune import X, dispatcher_of, net, _symbols\n"
+        "compiled = oxidiff.compile(net(), tune='full', cache=False)\n"
+        "oxidiff.warmup(compiled, X)\n"
+        "print(_native.target()['threads'])\n"
+        "compiled(X)\n"
+        "(variant,) = dispatcher_of(compiled).engines()[0].variants\n"
+        "sites = _native.tuning_sites(variant.program, [1, 24, 24][: _symbols(compiled)])\n"
+        "print(all(site.installed for site in sites), len(sites))\n"
+    )
+    for count in {1, threads + 1}:
+        assert python(script, str(count)).split() == [str(count), "True", "2"]
 
 
 def test_one_database_one_result() -> None:

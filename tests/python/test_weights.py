@@ -803,6 +803,31 @@ class Beside(nn.Module):
         return self.layer(x)
 
 
+@torch.no_grad()
+def test_an_error_of_forward_is_its_own_though_the_bound_module_has_another_dtype() -> None:
+    class Few(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] > 3:
+                raise ValueError("too many images")
+            return self.layer(x)
+
+    other = Few().eval()
+    compiled: Any = oxidiff.compile(Few().eval(), cache=False, tune="off")
+    compiled.bind(other, "other")
+    compiled.use("other")
+    other.to(torch.bfloat16)
+    assert compiled(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="too many images"):
+        compiled(torch.ones(5, 4, dtype=torch.bfloat16))
+    with pytest.raises(oxidiff.ShapeError, match="convert both alike"):
+        compiled(torch.ones(2, 4))
+
+
+@torch.no_grad()
 def test_tensors_without_a_storage_may_be_there() -> None:
     plain = torch.eye(4)
     module = Beside(plain.to_sparse())
