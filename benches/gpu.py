@@ -375,9 +375,14 @@ def replayed_seconds(run: Callable[[int], Any], count: int) -> float:
 def bandwidth() -> Answer:
     """Norms at SDXL's sizes: bytes read and written once, over what a copy of the same bytes reaches."""
     rows: Answer = {}
-    activated = ActivatedNorm(320).half().cuda().eval()
-    image, wide = (2, 128, 128, 320), Modulate(640).eval()
-    for name, module, shape in (("GroupNorm+SiLU", activated, image), ("LayerNorm+modulate", wide, (2, 4096, 640))):
+    cases: list[tuple[str, nn.Module, tuple[int, ...]]] = [
+        ("GroupNorm+SiLU", ActivatedNorm(320).half().cuda().eval(), (2, 128, 128, 320)),
+        # A block has room for a group of these.
+        ("GroupNorm+SiLU at 64x64", ActivatedNorm(640).half().cuda().eval(), (2, 64, 64, 640)),
+        ("GroupNorm+SiLU at 32x32", ActivatedNorm(640).half().cuda().eval(), (2, 32, 32, 640)),
+        ("LayerNorm+modulate", Modulate(640).eval(), (2, 4096, 640)),
+    ]
+    for name, module, shape in cases:
         ours = oxidiff.compile(module)
         size = torch.Size(shape).numel() * 2
         count = max(4, L2_BYTES // size)

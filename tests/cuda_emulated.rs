@@ -37,6 +37,14 @@ fn schedules() -> usize {
     asked.map_or(SCHEDULES, |n| n.parse().unwrap_or_else(|e| panic!("OXIDIFF_CUDA_SCHEDULES={n}: {e}")))
 }
 
+/// A backend on a device whose blocks may ask for so many bytes of shared memory; 0 for as many as its architecture has.
+fn backend_with(block_bytes: i32, edit: fn(String) -> String) -> Option<Cuda> {
+    fake_driver()?.block_bytes(block_bytes);
+    let cuda = backend(edit);
+    fake_driver()?.block_bytes(0);
+    cuda
+}
+
 /// Launched, then replayed, warps in another order each time. What is read or written beside an allocation shows, behind it
 /// and before it in turn.
 fn check(cuda: &Cuda, graph: &Graph, precision: Precision, terms: usize) -> Result<(), String> {
@@ -67,6 +75,21 @@ fn cases_on_cuda() {
         }
     }
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Group norms of images that a block has no room for.
+#[test]
+fn large_group_norms() {
+    let _alone = alone();
+    let Some(cuda) = backend_with(1, |text| text) else { return };
+    let mut count = 0;
+    for case in CASES.iter().filter(|case| case.lines.iter().any(|line| line.contains("group_norm("))) {
+        let texts = case.texts();
+        check(&cuda, &parse_graph(texts.get(1).unwrap_or(&texts[0])).unwrap(), Precision::Fast, case.terms)
+            .unwrap_or_else(|e| panic!("`{}`: {e}", case.name));
+        count += 1;
+    }
+    assert!(count > 10, "{count} cases");
 }
 
 /// Attention in bf16 is another instruction of the tensor cores.
@@ -385,6 +408,11 @@ type Edit = fn(String) -> String;
 
 /// The intact kernels of a graph pass, also after `same`, which must not change what they mean; each edit after it is noticed.
 fn each_is_noticed(graph: &str, terms: usize, same: Edit, broken: &[(&str, Edit)]) {
+    each_is_noticed_with(0, graph, terms, same, broken);
+}
+
+/// The same where blocks may ask for so many bytes of shared memory.
+fn each_is_noticed_with(block_bytes: i32, graph: &str, terms: usize, same: Edit, broken: &[(&str, Edit)]) {
     static BEFORE: Mutex<(Edit, Edit)> = Mutex::new((|text| text, |text| text));
     let _alone = alone();
     let graph = parse_graph(graph).unwrap();
@@ -394,7 +422,7 @@ fn each_is_noticed(graph: &str, terms: usize, same: Edit, broken: &[(&str, Edit)
             let (same, edit) = *BEFORE.lock().unwrap();
             edit(same(text))
         };
-        let Some(cuda) = backend(edits) else { return };
+        let Some(cuda) = backend_with(block_bytes, edits) else { return };
         let outcome = check(&cuda, &graph, Precision::Fast, terms);
         match *name {
             "nothing" => outcome.unwrap(),
@@ -416,6 +444,67 @@ fn without_statement(text: &str, from: &str, start: &str) -> String {
         let end = at + rest[at..].find(';').expect("the end of a statement") + 1;
         format!("{}{}", &rest[..at], &rest[end..])
     })
+}
+
+/// A block for each of eight groups of two images, in packs of four, whose threads have pixels of their own, some more than others.
+const WHOLE_GROUPS: &str = r#"symbol s0 "height" = [20]
+input 0 "x": f16[2,s0,11,96]
+input 1 "r": f16[2,1,1,96]
+parameter 0 "w": f16[96]
+parameter 1 "b": f16[96]
+%0: f16[2,s0,11,96] = input() {index=0}
+%1: f16[2,1,1,96] = input() {index=1}
+%2: f16[96] = parameter() {index=0}
+%3: f16[96] = parameter() {index=1}
+%4: f16[2,s0,11,96] = group_norm(%0, %2, %3) {num_groups=8, eps=1e-5, channel_dim=3}
+%5: f16[2,s0,11,96] = add(%4, %1)
+return %5
+"#;
+
+#[test]
+fn a_wrong_norm_of_whole_groups_is_noticed() {
+    // In the prelude: those of `block_sum`.
+    let edits: [(&str, Edit); 8] = [
+        ("the barrier before partial sums are overwritten", |text| without(&text, "__syncthreads();", 0)),
+        ("the barrier before partial sums are read", |text| without(&text, "__syncthreads();", 1)),
+        ("the group of another block", |text| {
+            replaced(&text, "const u32 col = blockIdx.x %", "const u32 col = 0 * blockIdx.x %")
+        }),
+        ("the image of another block", |text| {
+            replaced(&text, "image = blockIdx.x / (u32)", "image = 0 * blockIdx.x / (u32)")
+        }),
+        ("a pixel too many", |text| replaced(&text, "end = y < down ? (u32)", "end = y < down ? 1 + (u32)")),
+        ("a place that another thread keeps something in", |text| {
+            replaced(&text, "(kept + (pixel * packs + at) * V) = pack", "(kept + (pixel * packs + at / 2) * V) = pack")
+        }),
+        ("the mean of a warp", |text| {
+            replaced(&text, "const float mean = block_sum(sum, partial)", "const float mean = warp_sum(sum)")
+        }),
+        ("swapped arguments", |text| text.replace("_body<4>(p0, ", "_body<4>(p1, ")),
+    ];
+    each_is_noticed(WHOLE_GROUPS, 1024, |text| text, &edits);
+}
+
+/// Where a block has room for a group, beyond what it need not ask for, a norm is one launch; else it is three.
+#[test]
+fn the_device_says_which_groups_are_kept() {
+    let _alone = alone();
+    let text = "symbol s0 \"height\" = [10, 20]\ninput 0 \"x\": f16[1,s0,32,96]\n%0: f16[1,s0,32,96] = input() {index=0}\n\
+                %1: f16[1,s0,32,96] = group_norm(%0) {num_groups=2, eps=1e-5, channel_dim=3}\nreturn %1\n";
+    let graph = parse_graph(text).unwrap();
+    let mut random = Random(3);
+    for (block_bytes, launches) in [(0, [1, 1]), (60 << 10, [1, 3]), (1, [3, 3])] {
+        let Some(cuda) = backend_with(block_bytes, |text| text) else { return };
+        let ours = OnDevice::new(&cuda, &graph, Precision::Fast, &[]);
+        for (height, wanted) in [10, 20].into_iter().zip(launches) {
+            let x = [support::random(&mut random, DType::F16, &[1, height, 32, 96], 900)];
+            let before = fake_driver().unwrap().count(Count::Launches);
+            let got = ours.run(&[height], &x).remove(0);
+            assert_eq!(fake_driver().unwrap().count(Count::Launches) - before, wanted, "{block_bytes}, {height}");
+            let want = interp::run_f64(&graph, &[height], &x, &[]).unwrap().remove(0);
+            assert!(relative(&got, &want) < 1e-3);
+        }
+    }
 }
 
 /// Four chunks of pixels, of which the last is short, and two slices of the channels.
@@ -448,7 +537,7 @@ fn a_wrong_group_norm_is_noticed() {
         ("an offset", |text| replaced(&text, "first = at * (u32)chunk;", "first = at * (u32)chunk + 1;")),
         ("swapped arguments", |text| text.replace("p0, p1, p2, p3);", "p0, p2, p1, p3);")),
     ];
-    each_is_noticed(GROUP_NORM, 512, |text| text, &edits);
+    each_is_noticed_with(1, GROUP_NORM, 512, |text| text, &edits);
 }
 
 /// Rows of more than two warps.

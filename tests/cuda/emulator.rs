@@ -236,6 +236,12 @@ impl FakeDriver {
         unsafe { self.0.get::<Describe>(b"fake_device").expect("there")(name.as_ptr(), attributes.as_ptr()) }
     }
 
+    /// Shared memory that a block of devices that are opened from now on may ask for; 0 for as much as the architecture has.
+    pub fn block_bytes(&self, bytes: i32) {
+        // SAFETY: as above.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(b"fake_block_bytes").expect("there")(bytes) }
+    }
+
     /// Makes a device's context current in this thread, as a caller may.
     pub fn enter(&self, device: i32) {
         // SAFETY: as above.

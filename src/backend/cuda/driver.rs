@@ -12,7 +12,7 @@ use cudarc::driver::{result, sys};
 
 use super::{NAME, library};
 use crate::backend::tensor::{Block, Memory};
-use crate::codegen::cuda::Geometry;
+use crate::codegen::cuda::{Geometry, SHARED_BYTES};
 use crate::target::Attributes;
 use crate::{Error, Result};
 
@@ -40,6 +40,7 @@ fn checked<T>(result: std::result::Result<T, result::DriverError>, what: &str) -
 pub struct Device {
     ordinal: u32,
     attributes: Attributes,
+    shared_bytes: u32,
     context: sys::CUcontext,
 }
 
@@ -79,7 +80,11 @@ impl Device {
             // SAFETY: as above.
             memory_bytes: checked(unsafe { result::device::total_mem(device) }, "the device's memory")? as u64,
         };
-        Ok(Arc::new(Self { ordinal, attributes, context }))
+        let shared_bytes = match told(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) {
+            0 => SHARED_BYTES,
+            bytes => bytes,
+        };
+        Ok(Arc::new(Self { ordinal, attributes, shared_bytes, context }))
     }
 
     /// Number of the device.
@@ -100,6 +105,11 @@ impl Device {
     /// Number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.attributes.multiprocessors
+    }
+
+    /// Shared memory that a block may ask for.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
     }
 
     /// What the driver says of it.
@@ -415,6 +425,18 @@ impl Module {
         // SAFETY: the module is live.
         let raw = unsafe { result::module::get_function(self.raw, c_name) };
         Ok(Function(checked(raw, name)?))
+    }
+
+    /// The same of a kernel that may be launched with all the shared memory that a block of the device has.
+    pub(super) fn roomy_function(&self, name: &str) -> Result<Function> {
+        let function = self.function(name)?;
+        let bytes = self.device.shared_bytes();
+        if bytes > SHARED_BYTES {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a function of a live module.
+            check(unsafe { sys::cuFuncSetAttribute(function.0, which, bytes.cast_signed()) }, name)?;
+        }
+        Ok(function)
     }
 }
 

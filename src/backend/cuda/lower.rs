@@ -52,8 +52,17 @@ pub struct Launch {
     pub vector: Option<Vector>,
     /// The kernel's operands.
     pub places: Vec<Place>,
-    /// Runs instead of the next launch, which is skipped, where this many rows are at most [`GEMV_ROWS`].
-    pub few_rows: Option<Dim>,
+    /// When it stands for launches behind it.
+    pub instead: Option<Instead>,
+}
+
+/// When a launch stands for others.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Instead {
+    /// For the next one, where so many rows are at most [`GEMV_ROWS`].
+    OfNext(Dim),
+    /// For all behind it and their scratch memory, where a block of the device has the shared memory that it asks for.
+    OfAll,
 }
 
 /// Scratch memory of a step.
@@ -256,7 +265,7 @@ impl Lowering<'_> {
             self.kernels.push(kernel);
             self.kernels.len() - 1
         });
-        Launch { kernel: at, args, grid, least, vector, places, few_rows: None }
+        Launch { kernel: at, args, grid, least, vector, places, instead: None }
     }
 
     fn refuse<T>(&self, step: &Step, why: &str) -> Result<T> {
@@ -356,7 +365,7 @@ impl Lowering<'_> {
             let rows = Dim::product(&step.space[..step.space.len() - 1]);
             let is_large = rows.as_constant().is_some_and(|r| r > GEMV_ROWS as i64);
             if !is_large {
-                launches.push(Launch { few_rows: Some(rows), ..self.launch(gemv, all.clone()) });
+                launches.push(Launch { instead: Some(Instead::OfNext(rows)), ..self.launch(gemv, all.clone()) });
             }
         }
         launches.push(self.launch(cuda::lower_product(&product, fused, &from), all));
@@ -433,10 +442,16 @@ impl Lowering<'_> {
         let from = self.provenance(step);
         let [moments, finish] = cuda::lower_group_norm(&norm, &from);
         let vector = |at: usize| vectors.get(at).map_or(Place::Missing, Place::of);
+        let mut launches = Vec::new();
+        if let Some(whole) = self.whole_groups(step, &norm, &from)? {
+            let own = [Place::of(x), vector(0), vector(1)];
+            let all = own.into_iter().chain(places(step.loads.iter().chain(&step.stores))).collect();
+            launches.push(Launch { instead: Some(Instead::OfAll), ..self.launch(whole, all) });
+        }
         let apply = self.pointwise(step)?;
         let statistics = vec![Place::Scratch(0), Place::of(scale), Place::of(shift), vector(0), vector(1)];
-        let mut launches =
-            vec![self.launch(moments, vec![Place::of(x), Place::Scratch(0)]), self.launch(finish, statistics)];
+        launches.push(self.launch(moments, vec![Place::of(x), Place::Scratch(0)]));
+        launches.push(self.launch(finish, statistics));
         launches.extend(apply.launches);
         let rank = x.shape.len();
         let scratch = Scratch::Moments {
@@ -444,6 +459,17 @@ impl Lowering<'_> {
             pixels: Dim::product(&x.shape[1..rank - 1]),
         };
         Ok(Launches { launches, scratch: vec![scratch], ..Launches::default() })
+    }
+
+    /// A group norm's one kernel for groups that a block has room for.
+    fn whole_groups(&self, step: &Step, norm: &GroupNorm<'_>, from: &Provenance) -> Result<Option<Text>> {
+        let body = self.body(step)?;
+        let x = step.root.and_then(|r| self.plan.graph.node(r).inputs.first().copied());
+        let (loads, stores) = (views(&step.loads), views(&step.stores));
+        let fused = Fused { program: &body.program, space: &step.space, loads: &loads, stores: &stores };
+        let at = |own: TileLoad| body.loads.iter().position(|load| *load == own);
+        let own = [x.and_then(|x| at(TileLoad::Value(x))), at(TileLoad::Scale), at(TileLoad::Shift)];
+        Ok(cuda::lower_whole_groups(norm, fused, own, from))
     }
 
     fn row_norm(&mut self, step: &Step) -> Result<Launches> {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::derived::Form;
 use super::tensor::{Block, Memory};
 use super::{Backend, Loaded, Specialized};
+use crate::codegen::cuda::Grid;
 use crate::plan::Plan;
 use crate::target::{DeviceKind, Profile, Target};
 use crate::{Error, Result};
@@ -268,8 +269,12 @@ impl Program {
         let modules = images.iter().map(|i| Module::load(&device, i, &users)).collect::<Result<Vec<_>>>()?;
         let entry = |(at, kernel): (usize, &crate::codegen::cuda::Kernel)| {
             let module = &modules[at / UNIT];
-            let vector = kernel.vector.as_ref().map(|_| module.function(&format!("{}_v", kernel.name)));
-            Ok(Entry { scalar: module.function(&kernel.name)?, vector: vector.transpose()? })
+            let function = |name: &str| match kernel.grid {
+                Grid::Groups { .. } => module.roomy_function(name),
+                _ => module.function(name),
+            };
+            let vector = kernel.vector.as_ref().map(|_| function(&format!("{}_v", kernel.name)));
+            Ok(Entry { scalar: function(&kernel.name)?, vector: vector.transpose()? })
         };
         let entries = lowered.kernels.iter().enumerate().map(entry).collect::<Result<Vec<_>>>()?;
         let (memory, delegates) = (cuda.memory.clone(), cuda.delegates.clone());

@@ -93,8 +93,8 @@ pub(super) struct Operands<'a> {
     pub offsets: Vec<String>,
     /// Column stride of each.
     pub columns: Vec<Dim>,
-    /// A load that is at hand already: index, and an expression of the column `COL + j`.
-    pub at_hand: Option<(usize, String)>,
+    /// Loads that are at hand already: index, and an expression of the column `COL + j`.
+    pub at_hand: Vec<(usize, String)>,
     /// Expression of the first column.
     pub col: &'a str,
     /// Neighbours: `V` or `1`.
@@ -111,7 +111,7 @@ pub(super) fn emit(w: &mut Writer, o: &Operands<'_>) {
     let (load, store) = if rotates(program) { ("load_pairs", "store_pairs") } else { ("load", "store") };
     let loads = o.fused.loads.len();
     for (i, view) in o.fused.loads.iter().enumerate() {
-        if o.at_hand.as_ref().is_some_and(|(at, _)| *at == i) {
+        if o.at_hand.iter().any(|(at, _)| *at == i) {
             continue;
         }
         let p = w.pointer(o.first + i, view.dtype, false);
@@ -193,9 +193,9 @@ fn emit_arithmetic(w: &mut Writer, program: &TileProgram, o: &Operands<'_>) {
                 Source::Acc => (dst, "acc".to_owned(), o.acc.unwrap_or("0.0f").to_owned()),
                 Source::RowScalar(i) => (dst, "row".to_owned(), o.row_scalars[i as usize & 1].to_owned()),
                 Source::Const(c) => (dst, "const".to_owned(), literal(f64::from(c))),
-                Source::Memory(i) => match &o.at_hand {
-                    Some((load, value)) if *load == i as usize => (dst, "x".to_owned(), value.clone()),
-                    _ => (dst, "load".to_owned(), format!("a{i}[j]")),
+                Source::Memory(i) => match o.at_hand.iter().find(|(load, _)| *load == i as usize) {
+                    Some((_, value)) => (dst, "x".to_owned(), value.clone()),
+                    None => (dst, "load".to_owned(), format!("a{i}[j]")),
                 },
             },
             Instr::Unary { dst, op, a } => {

@@ -63,6 +63,17 @@ pub enum Grid {
         /// Slices of the channels.
         slices: i64,
     },
+    /// A block per group of an image's channels, which it keeps in shared memory behind a float per warp.
+    Groups {
+        /// Images times groups.
+        count: Dim,
+        /// Pixels of an image.
+        pixels: Dim,
+        /// Channels of a group, at most [`GROUP_THREADS`].
+        wide: i64,
+        /// Bytes of an element.
+        size: usize,
+    },
     /// Results that are folded from many terms each: a power of two of threads per result, along the block's first axis.
     Folds {
         /// Number of results.
@@ -87,6 +98,11 @@ pub(super) const FOLD_THREADS: u32 = 1024;
 const FOLD_TERMS: u64 = 4;
 /// Warps, or blocks, from which on a device is busy without more threads to a result: about what the largest runs at once.
 const BUSY: u64 = 4096;
+
+/// Most threads that share a group of an image: registers for whatever follows a norm.
+pub(super) const GROUP_THREADS: u32 = 512;
+/// What a block that keeps a group has in shared memory before it.
+const PARTIAL_BYTES: u64 = 4 * WARP as u64;
 
 /// Most packs that a lane of a short row has.
 pub(super) const SHORT_PACKS: u64 = 5;
@@ -190,6 +206,15 @@ impl Grid {
                 }
                 let slices = slices.unsigned_abs();
                 plain(images.saturating_mul(chunk_count(at(pixels)?)).saturating_mul(slices), THREADS, bytes as u32)
+            }
+            Grid::Groups { count, pixels, wide, size } => {
+                let (pixels, wide) = (at(pixels)?, wide.unsigned_abs());
+                let packs = wide / (width as u64);
+                let threads = pixels.saturating_mul(packs).div_ceil(2).clamp(packs, u64::from(GROUP_THREADS));
+                let threads = threads.next_multiple_of(u64::from(WARP)) as u32;
+                let bytes = pixels.saturating_mul(wide * *size as u64).saturating_add(PARTIAL_BYTES);
+                // What is more than any block has is not launched.
+                plain(at(count)?, threads, u32::try_from(bytes).unwrap_or(u32::MAX))
             }
             Grid::Folds { results, terms } => {
                 let (results, terms) = (at(results)?, at(terms)?);
@@ -314,6 +339,19 @@ mod tests {
         assert_eq!(bytes(6144, 1, 1), Some(6144 * 8));
         assert_eq!(bytes(4096, 1, 8), Some(4096 * 8));
         assert_eq!(bytes(6145, 1, 1), None);
+    }
+
+    #[test]
+    fn groups_that_are_kept_have_room_and_a_thread_for_each_pack_of_a_pixel() {
+        let seen = |pixels: i64, wide: i64, width: usize| {
+            let grid = Grid::Groups { count: 64.into(), pixels: pixels.into(), wide, size: 2 };
+            geometry(&grid, width).map(|g| (g.grid[0], g.block[0], g.shared_bytes))
+        };
+        assert_eq!(seen(4096, 10, 2), Some((64, 512, 4096 * 20 + 128)));
+        assert_eq!(seen(64, 40, 8), Some((64, 160, 64 * 80 + 128)));
+        // A pixel is never more than a block.
+        assert_eq!(seen(1, 500, 1), Some((64, 512, 1128)));
+        assert_eq!(seen(1 << 40, 40, 8).map(|seen| seen.2), Some(u32::MAX));
     }
 
     #[test]

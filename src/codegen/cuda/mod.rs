@@ -23,10 +23,11 @@ mod writer;
 pub use attention::{Attention, lower_added_mask, lower_attention, lower_hidden};
 pub use contraction::{Convolution, GEMV_ROWS, Product, lower_convolution, lower_gemv, lower_product};
 pub use flash::{flash_arch, lower_flash};
-pub use grid::{Geometry, Grid, chunk_count, chunk_pixels};
+pub use grid::{Geometry, Grid, SHARED_BYTES, chunk_count, chunk_pixels};
 pub use movement::{lower_channels_last, lower_copy, lower_tap_sums};
 pub use norm::{
-    Chunk, GroupNorm, Moments, RowNorm, Shares, lower_group_norm, lower_row_norm, lower_shares, lower_softmax,
+    Chunk, GroupNorm, Moments, OwnLoads, RowNorm, Shares, lower_group_norm, lower_row_norm, lower_shares,
+    lower_softmax, lower_whole_groups,
 };
 pub use pointwise::lower_loop;
 pub use reduce::{Reduction, lower_reduce};

@@ -1,15 +1,16 @@
 //! Group norm statistics, layer and RMS norm, softmax.
 //!
 //! *Group norm* (channels last) is three launches: chunks of pixels to moments per group; the moments of an image to one
-//! scale and shift per channel; a pointwise loop that applies them and whatever follows. *Row norms* are one: a block holds
+//! scale and shift per channel; a pointwise loop that applies them and whatever follows. Where a group of an image fits into
+//! a block's shared memory it is one, which reads the image once. *Row norms* are one: a block holds
 //! its row in shared memory as f32 where it fits, else reads it again; short rows have a warp or a part of one each, whose
 //! lanes keep their packs (a softmax's read them again). Moments are joined by Chan's formula, never as
 //! `E[x^2] - E[x]^2` over more values than one thread has seen, and those are shifted by the first of them.
 
 use super::body::{Operands, Space, emit, least_width, result_type, rotates, vector};
-use super::grid::{CACHED_COLS, SHARED_BYTES, SHORT_PACKS, chunk_bytes};
+use super::grid::{CACHED_COLS, GROUP_THREADS, SHARED_BYTES, SHORT_PACKS, chunk_bytes};
 use super::writer::Writer;
-use super::{Arg, Fused, Grid, Kernel, Provenance, THREADS, Vector, View};
+use super::{Arg, Fused, Grid, Kernel, Provenance, THREADS, Vector, View, c_type};
 use crate::ir::{DType, Dim};
 
 /// A group norm's operands.
@@ -242,6 +243,106 @@ fn lower_finish(norm: &GroupNorm<'_>, from: &Provenance) -> Kernel {
     w.finish(&part(from, "group_norm_finish"), DType::F32, grid, THREADS)
 }
 
+/// The loads of a group norm's body that its kernel has at hand: the normalised operand, scale and shift.
+pub type OwnLoads = [Option<usize>; 3];
+
+/// A group norm with its body, a block to each group of an image; `None` where channels have no number, a group has more of them
+/// than a block has threads, or the body has another shape. Operands: x, gamma, beta, loads, stores.
+pub fn lower_whole_groups(norm: &GroupNorm<'_>, fused: Fused<'_>, own: OwnLoads, from: &Provenance) -> Option<Kernel> {
+    let (x, rank) = (norm.x, norm.x.shape.len());
+    let channels = x.shape[rank - 1].as_constant().filter(|c| c % norm.groups == 0)?;
+    let wide = channels / norm.groups;
+    if fused.space != x.shape || rotates(fused.program) || !(1..=i64::from(GROUP_THREADS)).contains(&wide) {
+        return None;
+    }
+    let spatial =
+        View { shape: x.shape[1..rank - 1].to_vec(), strides: x.strides[1..rank - 1].to_vec(), dtype: x.dtype };
+    let pixel_stride = Space::new(&spatial.shape, [&spatial], 0).strides[0].last().cloned().unwrap_or_default();
+    let pixels = pixels_of(x);
+    // What is not at hand is read and written where the row is.
+    let views: Vec<&View> = fused.loads.iter().chain(fused.stores).collect();
+    let elsewhere: Vec<usize> = (0..views.len()).filter(|&k| !own.contains(&Some(k))).collect();
+    let space = Space::new(fused.space, elsewhere.iter().map(|&k| views[k]), 1);
+    let mut w = Writer::new();
+    let (p, c_type) = (w.pointer(0, x.dtype, false), c_type(x.dtype));
+    let (n, groups, wide_word) = (w.size(&pixels), w.size(&norm.groups.into()), w.size(&wide.into()));
+    let (stride, image) = (w.size(&pixel_stride), w.size(&x.strides[0]));
+    let eps = w.float(norm.eps as f32);
+    let mut per_channel = |index: usize, view: Option<&View>, missing: &str| match view {
+        Some(v) => {
+            let (p, stride) = (w.pointer(index, v.dtype, false), w.size(&v.strides[0]));
+            format!("to_float({p}[(i64)(col + j) * {stride}])")
+        }
+        None => missing.to_owned(),
+    };
+    let (gamma, beta) = (per_channel(1, norm.gamma, "1.0f"), per_channel(2, norm.beta, "0.0f"));
+    w.lines(&format!(
+        "OX_DYNAMIC_SHARED(float, partial);
+        {c_type}* kept = ({c_type}*)(partial + 32);
+        const u32 image = blockIdx.x / (u32){groups}, packs = (u32){wide_word} / V, down = blockDim.x / packs;
+        const u32 at = threadIdx.x % packs, y = threadIdx.x / packs;
+        const u32 col = blockIdx.x % (u32){groups} * (u32){wide_word} + at * V;
+        // A thread has the same channels of every so many pixels, and keeps them itself; what is left of the block has none.
+        const u32 end = y < down ? (u32){n} : 0;
+        const auto* from = {p} + (i64)image * {image} + col;
+        float sum = 0.0f;
+        #pragma unroll 4
+        for (u32 pixel = y; pixel < end; pixel += down) {{
+        float x[V];
+        const auto pack = *(const Pack<{c_type}, V>*)(from + (i64)pixel * {stride});
+        *(Pack<{c_type}, V>*)(kept + (pixel * packs + at) * V) = pack;
+        #pragma unroll
+        for (int j = 0; j < V; ++j) sum += to_float(pack.of[j]);
+        }}
+        const float count = (float)((u32){n} * (u32){wide_word});
+        const float mean = block_sum(sum, partial) / count;
+        sum = 0.0f;
+        #pragma unroll 4
+        for (u32 pixel = y; pixel < end; pixel += down) {{
+        float x[V];
+        load<V>(x, kept + (pixel * packs + at) * V);
+        #pragma unroll
+        for (int j = 0; j < V; ++j) sum += (x[j] - mean) * (x[j] - mean);
+        }}
+        const float inverse = m_rsqrt(block_sum(sum, partial) / count + {eps});
+        float scale[V], shift[V];
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {{
+        scale[j] = inverse * {gamma}; shift[j] = {beta} - mean * scale[j];
+        }}
+        for (u32 pixel = y; pixel < end; pixel += down) {{
+        const u32 row = image * (u32){n} + pixel;
+        float x[V];
+        load<V>(x, kept + (pixel * packs + at) * V);"
+    ));
+    let mut offsets = vec![String::new(); views.len()];
+    let mut columns = vec![Dim::default(); views.len()];
+    for ((&k, offset), strides) in elsewhere.iter().zip(space.emit_offsets(&mut w, "row", 1, "")).zip(&space.strides) {
+        (offsets[k], columns[k]) = (offset, strides[strides.len() - 1].clone());
+    }
+    let values = ["x[j]", "scale[j]", "shift[j]"];
+    let at_hand = own.iter().zip(values).filter_map(|(load, value)| Some(((*load)?, value.to_owned()))).collect();
+    let row_scalars = ["0.0f", "0.0f"];
+    emit(
+        &mut w,
+        &Operands { fused, first: 3, offsets, columns, at_hand, col: "col", width: "V", acc: None, row_scalars },
+    );
+    w.line("}");
+    // Packs of neighbours begin with the groups.
+    let most = (16 / x.dtype.size_bytes()).min(MOST_WIDTH as usize);
+    let width = 1 << wide.trailing_zeros().min(most.trailing_zeros());
+    let mut vector = Vector { width, cols: wide.into(), operands: Vec::new() };
+    vector.operands.push((0, x.dtype.size_bytes(), vec![pixel_stride, x.strides[0].clone()]));
+    for (&k, strides) in elsewhere.iter().zip(&space.strides) {
+        with_operand(&mut vector, 3 + k, views[k], strides);
+    }
+    let count = &x.shape[0] * &norm.groups.into();
+    let grid = Grid::Groups { count, pixels, wide, size: x.dtype.size_bytes() };
+    let ops = std::iter::once("group_norm_whole".to_owned()).chain(from.ops.iter().skip(1).cloned()).collect();
+    let from = Provenance { ops, lines: from.lines.clone() };
+    Some(w.finish_pairs(&from, result_type(&fused), grid, GROUP_THREADS, (1, vector)))
+}
+
 /// What a norm divides by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moments {
@@ -338,7 +439,7 @@ pub fn lower_row_norm(norm: &RowNorm<'_>, fused: Fused<'_>, from: &Provenance) -
         first: 1,
         offsets: offsets[1..].to_vec(),
         columns: columns[1..].to_vec(),
-        at_hand: norm.x_load.map(|at| (at, x.to_owned())),
+        at_hand: norm.x_load.iter().map(|&at| (at, x.to_owned())).collect(),
         col: "col",
         width: "V",
         acc: None,

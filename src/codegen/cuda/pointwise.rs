@@ -27,7 +27,7 @@ pub fn lower_loop(fused: Fused<'_>, from: &Provenance) -> Kernel {
         first: 0,
         offsets,
         columns,
-        at_hand: None,
+        at_hand: Vec::new(),
         col: "col",
         width: "V",
         acc: None,

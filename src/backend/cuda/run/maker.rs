@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::super::delegate::{self, Asked, Operands, Planned, WORKSPACE_ALIGN_BYTES};
-use super::super::lower::{self, Launch, Launches, Place};
+use super::super::lower::{self, Instead, Launch, Launches, Place};
 use super::super::{NAME, Program};
 use super::call::{Call, Word, unsigned, vector_form, words};
 use super::item::{Delegated, Item, Parts};
@@ -38,9 +38,9 @@ impl<'a> Maker<'a> {
 
     /// Whether the kernel for few rows takes the step.
     fn is_few(launches: &Launches, bindings: &[i64]) -> Result<bool> {
-        let few = |l: &Launch| match &l.few_rows {
-            Some(rows) => Ok(rows.eval(bindings)? <= GEMV_ROWS as i64),
-            None => Ok(false),
+        let few = |l: &Launch| match &l.instead {
+            Some(Instead::OfNext(rows)) => Ok(rows.eval(bindings)? <= GEMV_ROWS as i64),
+            Some(Instead::OfAll) | None => Ok(false),
         };
         Ok(launches.launches.iter().map(few).collect::<Result<Vec<bool>>>()?.contains(&true))
     }
@@ -253,6 +253,12 @@ impl Maker<'_> {
             return Ok(());
         }
         let first = self.next_scratch();
+        if let Some(whole) = launches.launches.first().filter(|l| l.instead == Some(Instead::OfAll))
+            && self.has_room(whole)?
+        {
+            calls.extend(self.call(at, whole, first)?);
+            return Ok(());
+        }
         for scratch in &launches.scratch {
             let bytes = self.scratch_bytes(scratch)?;
             self.scratch.push(Scratch { step: at, bytes, what: "moments" });
@@ -262,14 +268,20 @@ impl Maker<'_> {
             if std::mem::take(&mut skip) {
                 continue;
             }
-            if let Some(rows) = &launch.few_rows {
-                if rows.eval(self.bindings)? > GEMV_ROWS as i64 {
-                    continue;
-                }
-                skip = true;
+            match &launch.instead {
+                Some(Instead::OfAll) => continue,
+                Some(Instead::OfNext(rows)) if rows.eval(self.bindings)? > GEMV_ROWS as i64 => continue,
+                Some(Instead::OfNext(_)) => skip = true,
+                None => {}
             }
             calls.extend(self.call(at, launch, first)?);
         }
         Ok(())
+    }
+
+    /// Whether a block of the device has the shared memory that a launch asks for.
+    fn has_room(&self, launch: &Launch) -> Result<bool> {
+        let geometry = launch.grid.geometry(self.bindings, launch.least)?;
+        Ok(geometry.is_none_or(|geometry| geometry.shared_bytes <= self.program.device.shared_bytes()))
     }
 }
