@@ -161,7 +161,7 @@ const BALANCED_BYTES: usize = 4 << 20;
 pub enum MemoryMode {
     /// Pack every weight.
     Fast,
-    /// Pack weights where packing on the fly would cost a measurable share of the step.
+    /// Keep packed weights while they are few: all of a small model's. Others are packed by the call.
     #[default]
     Balanced,
     /// Keep nothing but the user's tensors.
