@@ -131,6 +131,52 @@ impl Case {
     }
 }
 
+/// The pool may get more threads between when scratch memory is measured out and when it is used.
+#[test]
+fn scratch_memory_of_fewer_threads_does() {
+    let [heads, seq_q, seq_k, dim] = [4, 24, 4500, 64];
+    let mut data = [(seq_q, 1), (seq_k, 2), (seq_k, 3)].map(|(rows, seed)| values(DType::F32, heads * rows * dim, seed));
+    let [q, k, v] = &mut data;
+    let heads_of = |data: &mut Vec<u8>, rows: usize| Heads {
+        ptr: data.as_mut_ptr(),
+        dtype: DType::F32,
+        strides: [(heads * rows * dim) as isize, (rows * dim) as isize, dim as isize, 1],
+    };
+    let [mut expected, mut out] = [(); 2].map(|()| vec![0u8; heads * seq_q * dim * 4]);
+    let mut a = Attention {
+        batch: 1,
+        heads,
+        kv_heads: heads,
+        seq_q,
+        seq_k,
+        dim,
+        dim_v: dim,
+        scale: 0.125,
+        causal: false,
+        q: heads_of(q, seq_q),
+        k: heads_of(k, seq_k),
+        v: heads_of(v, seq_k),
+        mask: None,
+        out: heads_of(&mut expected, seq_q),
+    };
+    for isa in isas() {
+        let bytes = scratch_bytes(&Pool::new(1), isa, &a);
+        assert!(bytes < scratch_bytes(&Pool::new(4), isa, &a), "a case in which it matters");
+        let mut scratch = vec![0xa5u8; bytes + 4096];
+        a.out = heads_of(&mut expected, seq_q);
+        // SAFETY: the buffers hold the sizes.
+        unsafe { attention(&Pool::new(4), isa, &a) }.unwrap();
+        a.out = heads_of(&mut out, seq_q);
+        // SAFETY: as above; the scratch memory has more than these bytes.
+        unsafe { attention_in(&Pool::new(4), isa, &a, (scratch.as_mut_ptr(), bytes)) }.unwrap();
+        assert!(scratch[bytes..].iter().all(|&byte| byte == 0xa5), "written beside it");
+        assert_eq!(decode(DType::F32, &out), decode(DType::F32, &expected));
+        // SAFETY: as above.
+        let none = unsafe { attention_in(&Pool::new(4), isa, &a, (scratch.as_mut_ptr(), 64)) };
+        assert!(none.is_err(), "room for no head");
+    }
+}
+
 #[test]
 fn head_sizes_and_lengths() {
     for dim in [1, 8, 20, 40, 64, 72, 80, 96, 128, 160, 200, 512] {

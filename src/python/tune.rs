@@ -75,9 +75,9 @@ struct Lent {
 unsafe impl Send for Lent {}
 
 impl TuningSite {
-    /// Bytes that a trial of a form needs, and the weight that it reads unless that is one of its own.
-    fn needs(&self, algorithm: Algorithm) -> (usize, Option<Weight>) {
-        let bytes = |is_given| conv_choice::memory_bytes(&self.observed, algorithm, self.isa, is_given);
+    /// Bytes that a trial of a form needs that packs so much at a time, and the weight that it reads unless that is one of its own.
+    fn needs(&self, algorithm: Algorithm, most_bytes: usize) -> (usize, Option<Weight>) {
+        let bytes = |is_given| conv_choice::memory_bytes_by(&self.observed, algorithm, self.isa, is_given, most_bytes);
         match &self.weight {
             Some(lent) if bytes(false) > self.limit_bytes => (bytes(true), Some(lent.weight)),
             _ => (bytes(false), None),
@@ -157,9 +157,10 @@ impl TuningSite {
     /// Indices of the forms that can be tried.
     fn candidates(&self) -> PyResult<Vec<usize>> {
         shielded("listing candidates", || {
+            let most_bytes = conv_choice::most_bytes();
             let fits = |&i: &usize| {
                 let algorithm = ALGORITHMS[i];
-                algorithm.applies(&self.observed.conv) && self.needs(algorithm).0 <= self.limit_bytes
+                algorithm.applies(&self.observed.conv) && self.needs(algorithm, most_bytes).0 <= self.limit_bytes
             };
             Ok((0..ALGORITHMS.len()).filter(fits).collect())
         })
@@ -170,7 +171,9 @@ impl TuningSite {
         let Some(&algorithm) = ALGORITHMS.get(candidate).filter(|_| is_one) else {
             return Ok(None);
         };
-        let (bytes, weight) = self.needs(algorithm);
+        // Asked once: the pool may get other threads meanwhile.
+        let most_bytes = conv_choice::most_bytes();
+        let (bytes, weight) = self.needs(algorithm, most_bytes);
         let is_compared = self.errors[candidate].get().is_none();
         let trial = py.detach(|| {
             guarded("tuning", || {
@@ -178,7 +181,7 @@ impl TuningSite {
                     let (pool, of) = (Pool::global(), &self.observed);
                     // SAFETY: the arena and the block below have `bytes`, and are this call's alone; the weight is the one of
                     // a step that was observed, and lent as long as the site lives.
-                    unsafe { conv_choice::measure(pool, self.isa, of, algorithm, is_compared, weight, memory) }
+                    unsafe { conv_choice::measure_by(pool, self.isa, of, algorithm, is_compared, weight, most_bytes, memory) }
                         .map_err(|e| Error::Backend { backend: "cpu", what: e.to_string() })
                 };
                 if bytes <= self.arena_bytes {

@@ -130,6 +130,9 @@ impl Attention {
 /// Bytes of packed keys and values held at a time per thread, as far as whole heads allow: half of an L2.
 const PACKED_BYTES: usize = 2 << 20;
 
+/// Where packed heads begin.
+const SCRATCH_ALIGN: usize = 64;
+
 /// Key-value heads packed together.
 fn heads_together(pool: &Pool, a: &Attention, packing: &Packing) -> usize {
     let cap = PACKED_BYTES * pool.threads();
@@ -147,7 +150,7 @@ pub(crate) fn scratch_bytes_of(products: &'static Kernel, pool: &Pool, a: &Atten
         return 0;
     }
     let packing = Packing::new(products, a);
-    heads_together(pool, a, &packing) * packing.bytes() + 64
+    heads_together(pool, a, &packing) * packing.bytes() + SCRATCH_ALIGN
 }
 
 /// Computes attention, allocating its scratch memory.
@@ -162,17 +165,19 @@ pub unsafe fn attention(pool: &Pool, isa: Isa, a: &Attention) -> Result<(), Kern
     let mut scratch: Vec<u8> = Vec::new();
     scratch.try_reserve_exact(bytes).map_err(|_| OutOfMemory { bytes })?;
     // SAFETY: the caller's promise; the capacity is what was asked for.
-    unsafe { attention_in(pool, isa, a, scratch.as_mut_ptr()) }
+    unsafe { attention_in(pool, isa, a, (scratch.as_mut_ptr(), bytes)) }
 }
 
-/// Computes attention in scratch memory of [`scratch_bytes`].
+/// Computes attention in scratch memory of so many bytes. As many as [`scratch_bytes`] said at some time do, whatever number of
+/// threads the pool has by now.
 ///
 /// # Errors
-/// For element types, head counts or head sizes that are not supported, and if per-thread memory runs out.
+/// For element types, head counts or head sizes that are not supported, if there is room for no head, and if per-thread memory
+/// runs out.
 ///
 /// # Safety
 /// As for [`attention`]; `scratch` must be valid for writes.
-pub unsafe fn attention_in(pool: &Pool, isa: Isa, a: &Attention, scratch: *mut u8) -> Result<(), KernelError> {
+pub unsafe fn attention_in(pool: &Pool, isa: Isa, a: &Attention, scratch: (*mut u8, usize)) -> Result<(), KernelError> {
     // SAFETY: forwarded.
     unsafe { attention_with(kernel::best_kernel(isa, a), pool, isa, a, scratch) }
 }
@@ -180,13 +185,13 @@ pub unsafe fn attention_in(pool: &Pool, isa: Isa, a: &Attention, scratch: *mut u
 /// [`attention_in`] with a given kernel of products, which must be available and fit the operands.
 ///
 /// # Safety
-/// As for [`attention_in`], in scratch memory of [`scratch_bytes_of`].
+/// As for [`attention_in`].
 pub(crate) unsafe fn attention_with(
     products: &'static Kernel,
     pool: &Pool,
     isa: Isa,
     a: &Attention,
-    scratch: *mut u8,
+    (scratch, bytes): (*mut u8, usize),
 ) -> Result<(), KernelError> {
     a.check()?;
     if a.is_empty() {
@@ -198,8 +203,13 @@ pub(crate) unsafe fn attention_with(
         return Ok(unsafe { few_queries(pool, isa, a) }?);
     }
     let packing = Packing::new(products, a);
-    let together = heads_together(pool, a, &packing);
-    let packed = Shared(scratch.wrapping_add(scratch.align_offset(64)));
+    // Of the memory, not of the pool, which may have other threads than when that was measured out.
+    let room = bytes.saturating_sub(SCRATCH_ALIGN).checked_div(packing.bytes()).unwrap_or(usize::MAX);
+    let together = heads_together(pool, a, &packing).min(room);
+    if together == 0 {
+        return Err(OutOfMemory { bytes: packing.bytes() + SCRATCH_ALIGN }.into());
+    }
+    let packed = Shared(scratch.wrapping_add(scratch.align_offset(SCRATCH_ALIGN)));
     let (units, per_kv) = (a.batch * a.kv_heads, a.heads / a.kv_heads);
     let rows = block_rows(pool, a, &packing, together.min(units) * per_kv);
     let blocks = a.seq_q.div_ceil(rows);

@@ -226,7 +226,7 @@ fn start_attention(
             scratch = Buffer::zeroed(DType::U8, bytes);
         }
         // SAFETY: the buffers hold the sizes.
-        unsafe { attention_with(kernel, pool, isa, &a, scratch.ptr_mut()) }
+        unsafe { attention_with(kernel, pool, isa, &a, (scratch.ptr_mut(), bytes)) }
     }))
 }
 

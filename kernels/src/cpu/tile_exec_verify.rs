@@ -133,8 +133,9 @@ pub(super) fn verify_attention_of(kernel: &'static Kernel, isa: Isa, dtype: DTyp
         // SAFETY: the buffers hold the sizes.
         unsafe {
             let pool = Pool::new(2);
-            let mut scratch = Buffer::zeroed(DType::U8, scratch_bytes_of(kernel, &pool, &a));
-            attention_with(kernel, &pool, isa, &a, scratch.ptr_mut()).map_err(|e| e.to_string())?;
+            let bytes = scratch_bytes_of(kernel, &pool, &a);
+            let mut scratch = Buffer::zeroed(DType::U8, bytes);
+            attention_with(kernel, &pool, isa, &a, (scratch.ptr_mut(), bytes)).map_err(|e| e.to_string())?;
             attention_reference(&Attention { out: of(&mut exact, seq_q), ..a });
         }
         let expected: Vec<f64> = (0..batch * heads * seq_q * dim).map(|i| exact.get(i)).collect();

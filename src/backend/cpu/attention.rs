@@ -1,6 +1,6 @@
 //! Scaled dot product attention.
 
-use oxidiff_kernels::cpu::attention::{Attention, Heads, MAX_DIM, Mask, attention, attention_in, scratch_bytes};
+use oxidiff_kernels::cpu::attention::{Attention, Heads, MAX_DIM, Mask, attention_in, scratch_bytes};
 use oxidiff_kernels::dtype::DType as KernelType;
 use oxidiff_kernels::pool::Pool;
 
@@ -150,15 +150,9 @@ impl Call for AttentionCall {
                 out: heads(self.shape.out, self.out, out),
                 ..self.shape
             };
-            // SAFETY: operands are valid by the caller's promise, at every index of their dimensions. The scratch memory was
-            // sized for the threads there were at specialization; with more of them the kernel allocates its own.
-            unsafe {
-                match scratch_bytes(ctx.pool, ctx.isa, &shape) <= bytes {
-                    true => attention_in(ctx.pool, ctx.isa, &shape, ctx.at(scratch)),
-                    false => attention(ctx.pool, ctx.isa, &shape),
-                }
-            }
-            .map_err(kernel_error)
+            // SAFETY: operands are valid by the caller's promise, at every index of their dimensions; the scratch memory has
+            // these bytes.
+            unsafe { attention_in(ctx.pool, ctx.isa, &shape, (ctx.at(scratch), bytes)) }.map_err(kernel_error)
         })
     }
 }
